@@ -54,7 +54,7 @@ Outcome outcome_of(const manual_spmd::Losses& losses, std::int64_t warmup) {
 Outcome run_dtensor(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,
                     const train::Options& options, const train::Corpus& corpus) {
   if (mode != "own_data") return of_records(train::train_on_mesh(world, options, corpus, {}), bench.warmup);
-  return outcome_of(manual_spmd::own_data(world, options)->run(options, corpus), bench.warmup);
+  return outcome_of(manual_spmd::local_semantics(world, options)->run(options, corpus), bench.warmup);
 }
 
 Outcome run_manual_spmd(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,

@@ -112,7 +112,7 @@ void measure(const dtensor::Communicator& world, std::int64_t hidden) {
       bench::side_by_side([&] { decode([&] { manual.forward(token); }, manual); },
                           [&] { decode([&] { ours.forward(placed(token), &cache); }, cache); }, 1, kRounds);
   std::printf("hidden %4ld: %.1f us a token, by hand %.1f us, ratio %.3f; decisions made after the first token: %lu\n",
-              static_cast<long>(hidden), pair.ours / kTokens, pair.plain / kTokens, 1 + pair.overhead / pair.plain,
+              static_cast<long>(hidden), pair.ours / kTokens, pair.regular / kTokens, 1 + pair.overhead / pair.regular,
               static_cast<unsigned long>(dtensor::cache_stats().misses - misses));
   std::fflush(stdout);
 }

@@ -35,7 +35,7 @@ struct Operands {
   std::vector<at::Tensor> params, grads, averages, squares, steps;
 };
 
-Operands make_plain(const Options& options) {
+Operands make_regular(const Options& options) {
   const std::int64_t n = options.size;
   const at::TensorOptions there(options.device_type());
   const auto normal = [&](at::IntArrayRef sizes) { return at::randn(sizes, there); };
@@ -48,26 +48,26 @@ Operands make_plain(const Options& options) {
   return o;
 }
 
-Operands distribute(const Operands& plain, const DeviceMesh& mesh, const Placement& placement) {
+Operands distribute(const Operands& regular, const DeviceMesh& mesh, const Placement& placement) {
   const auto place = [&](const at::Tensor& t, const Placement& p) -> at::Tensor {
     return distribute_tensor(t.clone(), mesh, {p});
   };
-  Operands o{place(plain.x, placement),
-             place(plain.y, Replicate()),
-             place(plain.weight, Replicate()),
-             place(plain.x_grad, placement),
-             place(plain.y_grad, Replicate()),
+  Operands o{place(regular.x, placement),
+             place(regular.y, Replicate()),
+             place(regular.weight, Replicate()),
+             place(regular.x_grad, placement),
+             place(regular.y_grad, Replicate()),
              {},
              {},
              {},
              {},
              {}};
-  for (std::size_t i = 0; i < plain.params.size(); ++i) {
-    o.params.push_back(place(plain.params[i], placement));
-    o.grads.push_back(place(plain.grads[i], placement));
-    o.averages.push_back(place(plain.averages[i], placement));
-    o.squares.push_back(place(plain.squares[i], placement));
-    o.steps.push_back(place(plain.steps[i], Replicate()));
+  for (std::size_t i = 0; i < regular.params.size(); ++i) {
+    o.params.push_back(place(regular.params[i], placement));
+    o.grads.push_back(place(regular.grads[i], placement));
+    o.averages.push_back(place(regular.averages[i], placement));
+    o.squares.push_back(place(regular.squares[i], placement));
+    o.steps.push_back(place(regular.steps[i], Replicate()));
   }
   return o;
 }
@@ -84,20 +84,20 @@ class Report {
     const double overhead = pair.overhead / outputs;
     if (options_.json) {
       const nlohmann::json row{
-          {"bench", "dispatch"},    {"op", name},           {"kind", kind},           {"outputs", outputs},
-          {"plain_us", pair.plain}, {"ours_us", pair.ours}, {"overhead_us", overhead}};
+          {"bench", "dispatch"},      {"op", name},           {"kind", kind},           {"outputs", outputs},
+          {"plain_us", pair.regular}, {"ours_us", pair.ours}, {"overhead_us", overhead}};
       std::puts(row.dump().c_str());
     } else {
-      std::printf("%-28s %-10s %7.2fx %18.3f\n", name.c_str(), kind.c_str(), pair.ours / pair.plain, overhead);
+      std::printf("%-28s %-10s %7.2fx %18.3f\n", name.c_str(), kind.c_str(), pair.ours / pair.regular, overhead);
     }
   }
 
   // The same call on both kinds of operands.
   template <class F>
-  void compare(const std::string& name, const std::string& kind, const Operands& plain, const Operands& ours,
+  void compare(const std::string& name, const std::string& kind, const Operands& regular, const Operands& ours,
                const F& call, int outputs = 1, int calls_per_block = 0) const {
     const int calls = calls_per_block > 0 ? calls_per_block : options_.calls;
-    line(name, kind, bench::side_by_side([&] { call(plain); }, [&] { call(ours); }, calls, options_.blocks), outputs);
+    line(name, kind, bench::side_by_side([&] { call(regular); }, [&] { call(ours); }, calls, options_.blocks), outputs);
   }
 
  private:
@@ -109,53 +109,53 @@ void keep(const T& value) {
   benchmark::DoNotOptimize(&value);
 }
 
-void single_operators(const Report& report, const std::string& kind, const Operands& plain, const Operands& ours) {
-  const std::int64_t n = plain.x.size(0);
+void single_operators(const Report& report, const std::string& kind, const Operands& regular, const Operands& ours) {
+  const std::int64_t n = regular.x.size(0);
   const at::NoGradGuard no_grad;
-  report.compare("add", kind, plain, ours, [](const Operands& o) { keep(at::add(o.x, o.y)); });
-  report.compare("add_", kind, plain, ours, [](const Operands& o) { keep(at::Tensor(o.x).add_(o.y, 1e-6)); });
-  report.compare("mm", kind, plain, ours, [](const Operands& o) { keep(at::mm(o.x, o.y)); });
-  report.compare("view", kind, plain, ours, [n](const Operands& o) { keep(o.x.view({n, n / 2, 2})); });
-  report.compare("t", kind, plain, ours, [](const Operands& o) { keep(o.x.t()); });
-  report.compare("sum", kind, plain, ours, [](const Operands& o) { keep(at::sum(o.x)); });
-  report.compare("to bfloat16", kind, plain, ours, [](const Operands& o) { keep(o.x.to(at::kBFloat16)); });
-  report.compare("gelu", kind, plain, ours, [](const Operands& o) { keep(at::gelu(o.x)); });
+  report.compare("add", kind, regular, ours, [](const Operands& o) { keep(at::add(o.x, o.y)); });
+  report.compare("add_", kind, regular, ours, [](const Operands& o) { keep(at::Tensor(o.x).add_(o.y, 1e-6)); });
+  report.compare("mm", kind, regular, ours, [](const Operands& o) { keep(at::mm(o.x, o.y)); });
+  report.compare("view", kind, regular, ours, [n](const Operands& o) { keep(o.x.view({n, n / 2, 2})); });
+  report.compare("t", kind, regular, ours, [](const Operands& o) { keep(o.x.t()); });
+  report.compare("sum", kind, regular, ours, [](const Operands& o) { keep(at::sum(o.x)); });
+  report.compare("to bfloat16", kind, regular, ours, [](const Operands& o) { keep(o.x.to(at::kBFloat16)); });
+  report.compare("gelu", kind, regular, ours, [](const Operands& o) { keep(at::gelu(o.x)); });
   report.compare(
-      "layer_norm", kind, plain, ours,
+      "layer_norm", kind, regular, ours,
       [n](const Operands& o) { keep(at::native_layer_norm(o.x, {n}, o.weight, o.weight, 1e-5)); }, 3);
 }
 
-void with_grad(const Report& report, const std::string& kind, Operands plain, Operands ours) {
-  const std::int64_t n = plain.x.size(0);
-  for (Operands* o : {&plain, &ours}) {
+void with_grad(const Report& report, const std::string& kind, Operands regular, Operands ours) {
+  const std::int64_t n = regular.x.size(0);
+  for (Operands* o : {&regular, &ours}) {
     o->x_grad.requires_grad_();
     o->y_grad.requires_grad_();
   }
-  report.compare("add, grad", kind, plain, ours, [](const Operands& o) { keep(at::add(o.x_grad, o.y_grad)); });
-  report.compare("mm, grad", kind, plain, ours, [](const Operands& o) { keep(at::mm(o.x_grad, o.y_grad)); });
-  report.compare("view, grad", kind, plain, ours, [n](const Operands& o) { keep(o.x_grad.view({n, n / 2, 2})); });
-  report.compare("sum, grad", kind, plain, ours, [](const Operands& o) { keep(at::sum(o.x_grad)); });
+  report.compare("add, grad", kind, regular, ours, [](const Operands& o) { keep(at::add(o.x_grad, o.y_grad)); });
+  report.compare("mm, grad", kind, regular, ours, [](const Operands& o) { keep(at::mm(o.x_grad, o.y_grad)); });
+  report.compare("view, grad", kind, regular, ours, [n](const Operands& o) { keep(o.x_grad.view({n, n / 2, 2})); });
+  report.compare("sum, grad", kind, regular, ours, [](const Operands& o) { keep(at::sum(o.x_grad)); });
   report.compare(
-      "mm, forward and backward", kind, plain, ours,
+      "mm, forward and backward", kind, regular, ours,
       [](const Operands& o) {
         at::mm(o.x_grad, o.y_grad).backward(o.x);
         at::Tensor(o.x_grad).mutable_grad().reset();
         at::Tensor(o.y_grad).mutable_grad().reset();
       },
       3, 500);
-  for (Operands* o : {&plain, &ours}) o->x_grad = at::neg(o->x_grad), o->y_grad = at::neg(o->y_grad);
-  report.compare("add, grad, of results", kind, plain, ours,
+  for (Operands* o : {&regular, &ours}) o->x_grad = at::neg(o->x_grad), o->y_grad = at::neg(o->y_grad);
+  report.compare("add, grad, of results", kind, regular, ours,
                  [](const Operands& o) { keep(at::add(o.x_grad, o.y_grad)); });
 }
 
-void lists(const Report& report, const std::string& kind, const Operands& plain, const Operands& ours) {
+void lists(const Report& report, const std::string& kind, const Operands& regular, const Operands& ours) {
   const at::NoGradGuard no_grad;
-  const int count = static_cast<int>(plain.params.size());
+  const int count = static_cast<int>(regular.params.size());
   report.compare(
-      "_foreach_add_ of 100", kind, plain, ours, [](const Operands& o) { at::_foreach_add_(o.params, o.grads, 1e-6); },
-      count, 50);
+      "_foreach_add_ of 100", kind, regular, ours,
+      [](const Operands& o) { at::_foreach_add_(o.params, o.grads, 1e-6); }, count, 50);
   report.compare(
-      "_fused_adamw_ of 100", kind, plain, ours,
+      "_fused_adamw_ of 100", kind, regular, ours,
       [](const Operands& o) {
         at::_fused_adamw_(o.params, o.grads, o.averages, o.squares, {}, o.steps, 1e-4, 0.9, 0.999, 0.01, 1e-8, false,
                           false);
@@ -220,14 +220,14 @@ void gathered(const Options& options, const Communicator& world) {
   at::set_num_threads(1);
   const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
   const std::int64_t n = options.size;
-  Operands plain{at::randn({n, n}), at::randn({n, n}), at::randn({n}), {}, {}, {}, {}, {}, {}, {}}, ours = plain;
+  Operands regular{at::randn({n, n}), at::randn({n, n}), at::randn({n}), {}, {}, {}, {}, {}, {}, {}}, ours = regular;
   ours.x = distribute_tensor(at::randn({2 * n, n}), mesh, {Shard(0)});
   for (at::Tensor* parameter : {&ours.y, &ours.weight}) *parameter = parameter->clone().requires_grad_();
   const auto unit =
       fully_shard(NamedTensors{{"y", &ours.y}, {"weight", &ours.weight}}, mesh, {.reshard_after_forward = false});
   const at::NoGradGuard no_grad;
   const auto compare = [&](const char* name, const auto& call) {
-    const Pair pair = bench::side_by_side([&] { call(plain); }, [&] { call(ours); }, options.calls, options.blocks);
+    const Pair pair = bench::side_by_side([&] { call(regular); }, [&] { call(ours); }, options.calls, options.blocks);
     if (world.rank() == 0) Report(options).line(name, "gathered", pair, 1);
   };
   compare("linear", [](const Operands& o) { keep(at::linear(o.x, o.y, o.weight)); });
@@ -239,13 +239,13 @@ void run(const Options& options, const Communicator& world) {
   const DeviceMesh mesh = init_device_mesh(world, options.device_type(), {1}, {"dp"});
   const Report report(options);
   report.head();
-  const Operands plain = make_plain(options);
+  const Operands regular = make_regular(options);
   const std::pair<const char*, Placement> kinds[] = {{"replicate", Replicate()}, {"shard0", Shard(0)}};
   for (const auto& [kind, placement] : kinds) {
-    const Operands ours = distribute(plain, mesh, placement);
-    single_operators(report, kind, plain, ours);
-    with_grad(report, kind, make_plain(options), distribute(plain, mesh, placement));
-    lists(report, kind, plain, ours);
+    const Operands ours = distribute(regular, mesh, placement);
+    single_operators(report, kind, regular, ours);
+    with_grad(report, kind, make_regular(options), distribute(regular, mesh, placement));
+    lists(report, kind, regular, ours);
   }
   misses(report, mesh);
   list_misses(report, mesh);

@@ -29,8 +29,8 @@ struct Weight {
 // fully_shard rows alone; or whole on all ranks.
 std::vector<Weight> weights(std::int64_t bytes, const std::string& split) {
   constexpr std::int64_t kHidden = 2048, kInner = 5632;
-  const Placements whole = {dtensor::Replicate()};
-  const Placements rows = split == "none" ? whole : Placements{dtensor::Shard(0)};
+  const Placements full = {dtensor::Replicate()};
+  const Placements rows = split == "none" ? full : Placements{dtensor::Shard(0)};
   const Placements columns = split == "tp" ? Placements{dtensor::Shard(1)} : rows;
   std::vector<Weight> all;
   for (std::int64_t layer = 0, made = 0; made < bytes; ++layer) {
@@ -38,7 +38,7 @@ std::vector<Weight> weights(std::int64_t bytes, const std::string& split) {
       made += 4 * c10::multiply_integers(sizes);
       all.push_back({c10::str("layers.", layer, ".", name), std::move(sizes), placements});
     };
-    add("norm", {kHidden}, whole);
+    add("norm", {kHidden}, full);
     add("q", {kHidden, kHidden}, rows);
     add("o", {kHidden, kHidden}, columns);
     add("up", {kInner, kHidden}, rows);
@@ -130,12 +130,12 @@ int main(int argc, char** argv) {
   const std::string cat = "cat " + (folder / "model.safetensors").string() + " > /dev/null";
   std::vector<double> cats, loads;
   for (int turn = 0; turn < turns; ++turn) {
-    const double plain = seconds([&] {
+    const double regular = seconds([&] {
       if (std::system(cat.c_str()) != 0) std::exit(1);
     });
     const auto [own, peak] = load(folder, all, ranks);
-    cats.push_back(plain), loads.push_back(own);
-    std::printf("cat %.2f GB/s, load %.2f GB/s on %d ranks, %.1f MiB beside the tensors\n", bytes / plain / 1e9,
+    cats.push_back(regular), loads.push_back(own);
+    std::printf("cat %.2f GB/s, load %.2f GB/s on %d ranks, %.1f MiB beside the tensors\n", bytes / regular / 1e9,
                 bytes / own / 1e9, ranks, static_cast<double>(peak) / (1 << 20));
   }
   std::printf("medians of %d: %.2f of cat's speed\n", turns, median(cats) / median(loads));

@@ -56,13 +56,13 @@ void own_cost(const DeviceMesh& mesh, const Communicator& world, int iterations)
     }
     step_microseconds(run, world, 5);
     const double step = step_microseconds(run, world, iterations);
-    std::vector<double> plain;
+    std::vector<double> regular;
     for (int i = 0; i < iterations; ++i) {
       const auto begin = bench::Clock::now();
       for (int m = 0; m < kCount; ++m) (row * weight).mean().backward();
-      plain.push_back(bench::microseconds_since(begin));
+      regular.push_back(bench::microseconds_since(begin));
     }
-    const double each = (step - bench::median(plain)) / kCount;
+    const double each = (step - bench::median(regular)) / kCount;
     if (world.rank() == 0) {
       std::printf("%-6s %-12s own cost of a microbatch and stage %6.1f us\n", world.backend_name(), schedule.c_str(),
                   each);

@@ -23,7 +23,7 @@ inline double median(std::vector<double> values) {
 
 // Of one call of one thread, in microseconds.
 struct Pair {
-  double plain = 0, ours = 0;
+  double regular = 0, ours = 0;
   double overhead = 0;  // median of the differences, block by block
 };
 
@@ -48,12 +48,12 @@ double time_block(const F& call, int calls) {
   return (now_microseconds() - begin) / calls;
 }
 
-template <class Plain, class Ours>
-Pair side_by_side(const Plain& plain, const Ours& ours, int calls, int blocks) {
-  time_block(plain, calls), time_block(ours, calls);
+template <class Regular, class Ours>
+Pair side_by_side(const Regular& regular, const Ours& ours, int calls, int blocks) {
+  time_block(regular, calls), time_block(ours, calls);
   std::vector<double> a, b, difference;
   for (int i = 0; i < blocks; ++i) {
-    a.push_back(time_block(plain, calls));
+    a.push_back(time_block(regular, calls));
     b.push_back(time_block(ours, calls));
     difference.push_back(b.back() - a.back());
   }

@@ -9,11 +9,11 @@ namespace {
 // Whole parameters of one block at a time lie in `memory`, which blocks share in turns.
 class Unit {
  public:
-  Unit(dtensor::Communicator world, const std::vector<at::Tensor>& whole) : world_(std::move(world)) {
-    for (const auto& w : whole) sizes_.push_back(w.sizes().vec()), count_ += w.numel();
+  Unit(dtensor::Communicator world, const std::vector<at::Tensor>& full) : world_(std::move(world)) {
+    for (const auto& w : full) sizes_.push_back(w.sizes().vec()), count_ += w.numel();
     const std::int64_t ranks = world_.size(), padded = (count_ + ranks - 1) / ranks * ranks;
     std::vector<at::Tensor> parts{at::zeros({padded - count_})};
-    for (auto w = whole.rbegin(); w != whole.rend(); ++w) parts.insert(parts.begin(), w->flatten());
+    for (auto w = full.rbegin(); w != full.rend(); ++w) parts.insert(parts.begin(), w->flatten());
     shard_ = at::cat(parts).chunk(ranks)[world_.rank()].clone();
     gradient_ = at::empty_like(shard_);
     padding_ = at::zeros({padded - count_});
@@ -26,19 +26,19 @@ class Unit {
     for (const auto& sizes : sizes_) {
       const auto numel = c10::multiply_integers(sizes);
       // With a version counter of its own, so that autograd does not take a gather for a change.
-      whole_.push_back(memory_.narrow(0, at, numel).view(sizes).variable_data().requires_grad_());
+      full_.push_back(memory_.narrow(0, at, numel).view(sizes).variable_data().requires_grad_());
       at += numel;
     }
   }
   void gather() { world_.all_gather(memory_.chunk(world_.size()), shard_).wait(); }
-  const std::vector<at::Tensor>& whole() const { return whole_; }
+  const std::vector<at::Tensor>& full() const { return full_; }
 
   void reduce() {
     std::vector<at::Tensor> gradients;
-    for (auto& w : whole_) gradients.push_back(w.grad().flatten());
+    for (auto& w : full_) gradients.push_back(w.grad().flatten());
     gradients.push_back(padding_);
     world_.reduce_scatter(gradient_, at::cat(gradients).chunk(world_.size()), dtensor::ReduceOp::avg).wait();
-    for (auto& w : whole_) w.mutable_grad().reset();
+    for (auto& w : full_) w.mutable_grad().reset();
   }
 
   const at::Tensor& shard() const { return shard_; }
@@ -49,7 +49,7 @@ class Unit {
   std::vector<std::vector<std::int64_t>> sizes_;
   std::int64_t count_ = 0;
   at::Tensor shard_, gradient_, memory_, padding_;
-  std::vector<at::Tensor> whole_;
+  std::vector<at::Tensor> full_;
 };
 
 class FullySharded final : public Training {
@@ -72,15 +72,15 @@ class FullySharded final : public Training {
     const auto part = [&](const at::Tensor& t) { return t.chunk(world_.size())[world_.rank()]; };
     auto& rest = units_.back();
     rest.gather();
-    const at::Tensor embedded = at::embedding(rest.whole()[0], part(batch.ids));
+    const at::Tensor embedded = at::embedding(rest.full()[0], part(batch.ids));
     std::vector<at::Tensor> in{embedded.detach().requires_grad_()}, out;
     for (std::size_t i = 0; i < blocks(); ++i) {
       units_[i].gather();
-      out.push_back(block(in.back(), units_[i].whole(), heads_, {}));
+      out.push_back(block(in.back(), units_[i].full(), heads_, {}));
       in.push_back(out.back().detach().requires_grad_());
     }
-    const at::Tensor normal = at::layer_norm(in.back(), {in.back().size(-1)}, rest.whole()[1], rest.whole()[2]);
-    const at::Tensor loss = cross_entropy(at::linear(normal, rest.whole()[3]), part(batch.targets));
+    const at::Tensor normal = at::layer_norm(in.back(), {in.back().size(-1)}, rest.full()[1], rest.full()[2]);
+    const at::Tensor loss = cross_entropy(at::linear(normal, rest.full()[3]), part(batch.targets));
     loss.backward();
     for (std::size_t i = blocks(); i-- > 0;) {
       if (i + 1 < blocks()) units_[i].gather();

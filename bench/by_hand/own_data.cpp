@@ -34,9 +34,9 @@ struct Transformer : dtensor::nn::Module {
   std::vector<std::unique_ptr<Layer>> layers;
 };
 
-class OwnData final : public Training {
+class LocalSemantics final : public Training {
  public:
-  OwnData(const dtensor::Communicator& world, const train::Options& options)
+  LocalSemantics(const dtensor::Communicator& world, const train::Options& options)
       : world_(world), model_(make_weights(options), train::gpt_config(options).heads) {
     const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {world.size()}, {"shard"});
     for (auto& layer : model_.layers) dtensor::fully_shard(*layer, mesh);
@@ -79,8 +79,8 @@ class OwnData final : public Training {
 
 }  // namespace
 
-std::unique_ptr<Training> own_data(const dtensor::Communicator& world, const train::Options& options) {
-  return std::make_unique<OwnData>(world, options);
+std::unique_ptr<Training> local_semantics(const dtensor::Communicator& world, const train::Options& options) {
+  return std::make_unique<LocalSemantics>(world, options);
 }
 
 }  // namespace manual_spmd

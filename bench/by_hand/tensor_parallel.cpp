@@ -48,9 +48,9 @@ struct Gather : torch::autograd::Function<Gather> {
     context->saved_data["world"] = reinterpret_cast<std::int64_t>(world);
     auto sizes = x.sizes().vec();
     sizes.back() = size;
-    const at::Tensor whole = at::empty(sizes, x.options());
-    world->all_gather(split(whole, *world, -1), x).wait();
-    return whole;
+    const at::Tensor full = at::empty(sizes, x.options());
+    world->all_gather(split(full, *world, -1), x).wait();
+    return full;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto& world = communicator(context);
@@ -79,10 +79,10 @@ class TensorParallel final : public Training {
 
  private:
   // This rank's part, split along `dim`; -1: the whole.
-  at::Tensor own(const at::Tensor& whole, int dim) {
-    const auto part = dim < 0 ? whole : split(whole, world_, dim)[world_.rank()];
+  at::Tensor own(const at::Tensor& full, int dim) {
+    const auto part = dim < 0 ? full : split(full, world_, dim)[world_.rank()];
     const auto parameter = part.clone(at::MemoryFormat::Contiguous).requires_grad_();
-    (dim < 0 ? whole_ : split_).push_back(parameter);
+    (dim < 0 ? full_ : split_).push_back(parameter);
     return parameter;
   }
 
@@ -105,7 +105,7 @@ class TensorParallel final : public Training {
 
   std::vector<at::Tensor> parameters() override {
     auto all = split_;
-    all.insert(all.end(), whole_.begin(), whole_.end());
+    all.insert(all.end(), full_.begin(), full_.end());
     return all;
   }
   std::vector<at::Tensor> gradients() override {
@@ -126,7 +126,7 @@ class TensorParallel final : public Training {
 
   dtensor::Communicator world_;
   std::int64_t heads_, vocabulary_ = 0;
-  std::vector<at::Tensor> split_, whole_;  // parameters
+  std::vector<at::Tensor> split_, full_;  // parameters
   at::Tensor embedding_, norm_, norm_bias_, head_;
   std::vector<std::vector<at::Tensor>> blocks_;
   TensorParallelComm tp_comm_;

@@ -52,6 +52,6 @@ std::unique_ptr<Training> fully_sharded(const dtensor::Communicator& world, cons
 // Columns and rows of the matrices split in pairs, words of the vocabulary over ranks; whole logits.
 std::unique_ptr<Training> tensor_parallel(const dtensor::Communicator& world, const train::Options& options);
 // The library's fully_shard, called on each rank's own part of the batch (regular tensors): beside fully_sharded().
-std::unique_ptr<Training> own_data(const dtensor::Communicator& world, const train::Options& options);
+std::unique_ptr<Training> local_semantics(const dtensor::Communicator& world, const train::Options& options);
 
 }  // namespace manual_spmd

@@ -38,7 +38,7 @@ at::Tensor loss_of(const at::Tensor& y, int ranks) {
   return y.square().sum() * (1.0 / static_cast<double>(kRowsPerRank * ranks * kSequence * kHidden));
 }
 
-at::Tensor whole(const at::Tensor& t) {
+at::Tensor full(const at::Tensor& t) {
   return (is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach()).to(at::kDouble).clone();
 }
 
@@ -87,19 +87,19 @@ TrainingRun train(const Job& job, int ranks, at::ScalarType dtype) {
     if (job.after_backward) job.after_backward();
     course.outputs.push_back(job.gather(y.detach()));
     for (const auto& p : job.parameters) {
-      if (step == 0) course.gradients.push_back(whole(p.grad()));
+      if (step == 0) course.gradients.push_back(full(p.grad()));
     }
     course.norms.push_back(clip_grad_norm_(job.parameters, 1.0).item<double>());
     optimizer.step();
     optimizer.zero_grad();
   }
-  for (const auto& p : job.parameters) course.parameters.push_back(whole(p));
+  for (const auto& p : job.parameters) course.parameters.push_back(full(p));
   return course;
 }
 
 TrainingRun run_formulas(const Communicator& world, bool parallel, at::ScalarType dtype) {
   const Formulas formulas(dtype);
-  Job job{formulas.parameters, formulas, whole, {}};
+  Job job{formulas.parameters, formulas, full, {}};
   if (parallel) {
     job.forward = [&](const at::Tensor& x) { return formulas(x.chunk(world.size())[world.rank()]); };
     job.gather = [&](const at::Tensor& y) {
@@ -154,7 +154,7 @@ TrainingRun run_layer(const Communicator& world, Variant form, at::ScalarType dt
     return layer.forward(distribute_tensor(x, mesh, {Shard(0), Shard(0)}));
   };
   const auto gather = [&](const at::Tensor& y) {
-    if (is_dtensor(y)) return whole(y);
+    if (is_dtensor(y)) return full(y);
     return all_gather_rows(y, std::vector<std::int64_t>(world.size(), y.size(0)), world).to(at::kDouble);
   };
   return train({layer.parameters(), forward, gather, {}}, world.size(), dtype);
@@ -194,7 +194,9 @@ TrainingRun run(const Communicator& world, Variant form, at::ScalarType dtype) {
   return formulas ? run_formulas(world, form == Variant::data_parallel, dtype) : run_layer(world, form, dtype);
 }
 
-double Difference::largest() const { return max_propagate_nan(max_propagate_nan(output, gradient), max_propagate_nan(norm, parameter)); }
+double Difference::largest() const {
+  return max_propagate_nan(max_propagate_nan(output, gradient), max_propagate_nan(norm, parameter));
+}
 
 Difference difference(const TrainingRun& course, const TrainingRun& reference) {
   Difference d;

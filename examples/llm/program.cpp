@@ -44,10 +44,10 @@ void run_generate(const Options& options, const Family& family, const dtensor::C
     std::cout << options.prompt << std::flush;
     stream.emplace(*tokenizer, options.tokens);
   }
-  const auto tell = [&](std::int64_t token) {
+  const auto report = [&](std::int64_t token) {
     if (stream) std::cout << stream->add(token) << std::flush;
   };
-  const auto tokens = generate(model, world, options.tokens, options.sample, family.end_tokens, tell);
+  const auto tokens = generate(model, world, options.tokens, options.sample, family.end_tokens, report);
   if (!tells) return;
   if (stream) std::cout << stream->finish() << "\n";
   if (tokenizer == nullptr || options.sample.print_tokens) std::cout << c10::Join(",", tokens) << std::endl;

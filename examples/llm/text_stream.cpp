@@ -27,12 +27,12 @@ std::string TextStream::add(std::int64_t token) {
 
 std::string TextStream::finish() { return take(/*only_whole=*/false); }
 
-std::string TextStream::take(bool only_whole) {
-  const auto end_of_told = window_.begin() + static_cast<std::ptrdiff_t>(emitted_);
-  const std::string before = tokenizer_.decode({window_.begin(), end_of_told}, /*with_special=*/false);
+std::string TextStream::take(bool only_full) {
+  const auto end_of_reported = window_.begin() + static_cast<std::ptrdiff_t>(emitted_);
+  const std::string before = tokenizer_.decode({window_.begin(), end_of_reported}, /*with_special=*/false);
   const std::string all = tokenizer_.decode(window_, /*with_special=*/false);
-  if (all.size() <= before.size() || (only_whole && ends_within_character(all))) return "";
-  window_.erase(window_.begin(), end_of_told);
+  if (all.size() <= before.size() || (only_full && ends_within_character(all))) return "";
+  window_.erase(window_.begin(), end_of_reported);
   emitted_ = window_.size();
   return all.substr(before.size());
 }

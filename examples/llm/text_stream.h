@@ -18,7 +18,7 @@ class TextStream {
   std::string finish();                 // what is left, whole or not
 
  private:
-  std::string take(bool only_whole);
+  std::string take(bool only_full);
 
   const tokenizer::Tokenizer& tokenizer_;
   // The tokens since the text before the last one that was told; those after it are not told yet.

@@ -8,8 +8,8 @@ namespace long_sequence {
 std::int64_t tokens_of(std::string_view text) {
   std::int64_t tokens = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), tokens);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  return whole && tokens >= kFewest && tokens <= kMost ? tokens : 0;
+  const bool full = error == std::errc() && end == text.data() + text.size();
+  return full && tokens >= kFewest && tokens <= kMost ? tokens : 0;
 }
 
 }  // namespace long_sequence

@@ -139,7 +139,7 @@ std::vector<double> run(Network& network, const Data& d, const Experiment& e, bo
                         std::int64_t pieces = 1) {
   const auto parameters = network.parameters();
   std::vector<at::Tensor> parts;
-  if (e.method != Method::whole_blocks) {
+  if (e.method != Method::full_blocks) {
     const at::NoGradGuard no_grad;
     parts = own_parts(parameters);
   }

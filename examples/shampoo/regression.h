@@ -25,7 +25,7 @@ enum class Initialization : std::uint8_t {
 
 // What else could be done, wrongly.
 enum class Method : std::uint8_t {
-  whole_blocks,     // the library's Shampoo
+  full_blocks,      // the library's Shampoo
   shard_blocks,     // every rank runs Shampoo on its own shards
   first_shard_only  // the library's, but only the first rank keeps its update
 };
@@ -35,7 +35,7 @@ struct Experiment {
   at::ScalarType dtype = at::kFloat;
   std::int64_t steps = 100;
   Initialization initialization = Initialization::scope;
-  Method method = Method::whole_blocks;
+  Method method = Method::full_blocks;
 };
 
 // The options of the three stored runs: grafted with a late and rare root, grafted with a root each step, ungrafted.

@@ -34,13 +34,13 @@ class Bpe : public Model {
     for (const json& merge : d.at("merges")) add_merge(merge);
     by_bytes_ = d.value("byte_fallback", false);
     joins_unknown_ = d.value("fuse_unk", false);
-    whole_first_ = d.value("ignore_merges", false);
+    full_first_ = d.value("ignore_merges", false);
     const json unknown = d.value("unk_token", json());
     if (unknown.is_string()) unknown_ = id_of(unknown);
   }
 
   Ids encode(const std::string& piece) const override {
-    if (whole_first_ && find(piece) >= 0) return {find(piece)};
+    if (full_first_ && find(piece) >= 0) return {find(piece)};
     Ids ids = characters(piece);
     merge(ids);
     return ids;
@@ -116,7 +116,7 @@ class Bpe : public Model {
 
   std::unordered_map<std::uint64_t, Merge> merges_;
   std::optional<std::int32_t> unknown_;
-  bool by_bytes_ = false, joins_unknown_ = false, whole_first_ = false;
+  bool by_bytes_ = false, joins_unknown_ = false, full_first_ = false;
 };
 
 }  // namespace

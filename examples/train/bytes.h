@@ -13,8 +13,8 @@ namespace train {
 inline std::int64_t local_bytes(const at::Tensor& tensor) {
   if (!tensor.defined()) return 0;
   if (!dtensor::is_dtensor(tensor)) return static_cast<std::int64_t>(tensor.nbytes());
-  const dtensor::DTensor whole(tensor.detach());
-  return whole.mesh().is_member() ? static_cast<std::int64_t>(whole.to_local().nbytes()) : 0;
+  const dtensor::DTensor full(tensor.detach());
+  return full.mesh().is_member() ? static_cast<std::int64_t>(full.to_local().nbytes()) : 0;
 }
 
 }  // namespace train

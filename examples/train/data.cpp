@@ -147,9 +147,11 @@ Batch Corpus::batch(std::uint64_t seed, std::int64_t step, const BatchShape& sha
   return {ids, targets, shape.documents ? documents_of(ids, shape.end) : at::Tensor()};
 }
 
-at::Tensor place_batch(const at::Tensor& whole, const dtensor::DeviceMesh& mesh, const dtensor::Placements& where) {
+at::Tensor place_batch(const at::Tensor& full_tensor, const dtensor::DeviceMesh& mesh,
+                       const dtensor::Placements& where) {
   const dtensor::Placements everywhere(static_cast<std::size_t>(mesh.ndim()));
-  const auto placed = dtensor::DTensor::from_local(whole.to(mesh.device_type()), mesh, everywhere, whole.sizes());
+  const auto placed =
+      dtensor::DTensor::from_local(full_tensor.to(mesh.device_type()), mesh, everywhere, full_tensor.sizes());
   return where == everywhere ? placed : placed.redistribute(where);
 }
 

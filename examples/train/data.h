@@ -77,6 +77,6 @@ class Corpus {
 };
 
 // A tensor of a batch, which each rank has whole and the same: nothing is agreed, so there is no collective.
-at::Tensor place_batch(const at::Tensor& whole, const dtensor::DeviceMesh& mesh, const dtensor::Placements& where);
+at::Tensor place_batch(const at::Tensor& full, const dtensor::DeviceMesh& mesh, const dtensor::Placements& where);
 
 }  // namespace train

@@ -132,7 +132,7 @@ std::vector<std::vector<dtensor::FsdpUnit>> distribute(const Stages& stages, con
   std::vector<std::vector<dtensor::FsdpUnit>> all;
   for (int stage = 0; stage < stages.count(); ++stage) {
     auto& units = all.emplace_back();
-    dtensor::NamedTensors whole;
+    dtensor::NamedTensors full;
     dtensor::DeviceMesh mesh;
     for (const Stages::Part& part : stages.parts()) {
       if (part.stage != stage) continue;
@@ -141,9 +141,9 @@ std::vector<std::vector<dtensor::FsdpUnit>> distribute(const Stages& stages, con
       if (block) distribute_experts(*part.module, mesh, options);
       parallelize(*part.module, mesh, part_of_plan(plan, part.name));
       if (block) shard_block(*part.module, mesh, how, units);
-      for (auto& item : part.module->named_parameters(part.name)) whole.push_back(std::move(item));
+      for (auto& item : part.module->named_parameters(part.name)) full.push_back(std::move(item));
     }
-    if (!whole.empty()) units.push_back(fully_shard(whole, mesh, how));  // what is left, and one schedule for all
+    if (!full.empty()) units.push_back(fully_shard(full, mesh, how));  // what is left, and one schedule for all
   }
   return all;
 }

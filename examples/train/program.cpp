@@ -39,9 +39,9 @@ void check_heads(const Options& options) {
 Corpus read_corpus(Options& options) {
   if (options.tokenizer.empty()) return Corpus::read(options.data, options.seq);
   const auto tokenizer = read_tokenizer(options.tokenizer);
-  const auto room = gpt_config(options).vocabulary;
-  if (options.model != "tiny" && tokenizer.size() > room) {
-    throw UsageError(fmt::format("--tokenizer: {} tokens for a vocabulary of {}", tokenizer.size(), room));
+  const auto space = gpt_config(options).vocabulary;
+  if (options.model != "tiny" && tokenizer.size() > space) {
+    throw UsageError(fmt::format("--tokenizer: {} tokens for a vocabulary of {}", tokenizer.size(), space));
   }
   options.vocabulary = tokenizer.size();
   if (options.documents) {

@@ -251,7 +251,7 @@ bool draws_random_numbers(const Options& options) {
   return options.dropout > 0 || (options.experts && options.experts->jitter > 0);
 }
 
-void make_plain(Gpt& model) {
+void make_regular(Gpt& model) {
   for (const auto& [name, tensor] : model.named_parameters()) {
     *tensor = dtensor::DTensor(tensor->detach()).full_tensor().clone().requires_grad_();
   }
@@ -289,8 +289,8 @@ std::vector<StepRecord> train_in_stages(const dtensor::Communicator& world, cons
   if (memory != nullptr) memory->predict_in_stages(units, stages.own(), stages.schedule(), options);
   auto records = run_job(job, on_step);
   if (options.schedule_plot.empty()) return records;
-  const std::string picture = stages.diagram();
-  if (world.rank() == 0) write_file(options.schedule_plot, picture);
+  const std::string plot = stages.diagram();
+  if (world.rank() == 0) write_file(options.schedule_plot, plot);
   return records;
 }
 
@@ -317,10 +317,10 @@ std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus
     parallelize(model, mesh, {});
     dtensor::manual_seed(mesh, options.seed);
     model.reset();
-    const bool plain = !draws_random_numbers(options);
-    if (plain) make_plain(model);
+    const bool regular = !draws_random_numbers(options);
+    if (regular) make_regular(model);
     Job job{.options = options, .corpus = corpus, .model = model};
-    if (!plain) job.batch_mesh = mesh;
+    if (!regular) job.batch_mesh = mesh;
     std::optional<LoadCount> load;
     if (options.experts && options.experts->show_load) job.load = &load.emplace(model);
     job.pieces = pieces == 0 ? pieces_of_batch(options) : equal_parts(options.batch, pieces);

@@ -120,8 +120,9 @@ pipeline::StageFunction Stages::stage_function(int stage) const {
 
 double Stages::run(const Batch& piece, double share) {
   const auto mesh = pipeline_.stage_mesh();
-  const auto add = [&](std::vector<pipeline::Tensors>& to, const at::Tensor& whole, const dtensor::Placements& where) {
-    const auto parts = pipeline::microbatches(whole, options_.microbatches);
+  const auto add = [&](std::vector<pipeline::Tensors>& to, const at::Tensor& full_tensor,
+                       const dtensor::Placements& where) {
+    const auto parts = pipeline::microbatches(full_tensor, options_.microbatches);
     to.resize(parts.size());
     for (std::size_t i = 0; i < parts.size(); ++i) to[i].push_back(place_batch(parts[i], mesh, where));
   };
@@ -155,9 +156,9 @@ double Stages::on_every_rank(const at::Tensor& number) const {
     return number.item<double>();
   }
   const auto mesh = pipeline_.stage_mesh(0);
-  const at::Tensor told = at::full({1}, number.defined() ? number.item<double>() : 0.0, at::kDouble);
-  mesh.world().broadcast(told, static_cast<int>(mesh.ranks().front())).wait();
-  return told.item<double>();
+  const at::Tensor reported = at::full({1}, number.defined() ? number.item<double>() : 0.0, at::kDouble);
+  mesh.world().broadcast(reported, static_cast<int>(mesh.ranks().front())).wait();
+  return reported.item<double>();
 }
 
 }  // namespace train

@@ -42,7 +42,7 @@ class Stages {
   // it is `share`.
   double run(const Batch& piece, double share);
   // Called after each forward pass, with each part of the model that this rank ran.
-  void on_forward(std::function<void(dtensor::nn::Module&)> told) { on_forward_ = std::move(told); }
+  void on_forward(std::function<void(dtensor::nn::Module&)> reported) { on_forward_ = std::move(reported); }
   // What this rank did since it was last asked: since when, and what in which of the seconds from then.
   using Actions = std::vector<dtensor::pipeline::TimedAction>;
   std::pair<std::chrono::steady_clock::time_point, Actions> take_actions();

@@ -82,7 +82,7 @@ void bind_values(py::class_<DeviceMesh>& mesh) {
       .def_property_readonly(
           "mesh",
           [](const DeviceMesh& m) {
-            const NoMeshScopeGuard plain;  // within a MeshScope, too
+            const NoMeshScopeGuard regular;  // within a MeshScope, too
             return at::tensor(m.ranks(), at::kLong).reshape(m.shape());
           },
           "World ranks, an int64 tensor of the mesh's shape.")

@@ -56,7 +56,7 @@ at::Tensor distribute(const at::Tensor& tensor, const DeviceMesh& mesh, MaybePla
 at::Tensor to_local(const at::Tensor& tensor, Placements grad_placements) {
   const DTensor source(tensor);
   if (C10_LIKELY(source.mesh().is_member())) return source.to_local(std::move(grad_placements));
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   return at::empty({0}, at::TensorOptions(tensor.dtype()).device(source.mesh().device_type()));
 }
 

@@ -41,12 +41,12 @@ void check_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
   if (!o.mask.defined()) return;
   TORCH_CHECK(o.mask.scalar_type() == at::kBool || o.mask.is_floating_point(),
               "attention: the mask is bool or floating, not ", o.mask.scalar_type());
-  const auto whole = std::vector<std::int64_t>{q.size(0), q.size(1), q.size(2), k.size(2)};
+  const auto full = std::vector<std::int64_t>{q.size(0), q.size(1), q.size(2), k.size(2)};
   bool fits = o.mask.dim() <= 4;
   for (std::int64_t d = 1; fits && d <= o.mask.dim(); ++d) {
-    fits = o.mask.size(-d) == 1 || o.mask.size(-d) == whole[static_cast<std::size_t>(4 - d)];
+    fits = o.mask.size(-d) == 1 || o.mask.size(-d) == full[static_cast<std::size_t>(4 - d)];
   }
-  TORCH_CHECK(fits, "attention: a mask of sizes ", o.mask.sizes(), " does not broadcast to ", at::IntArrayRef(whole));
+  TORCH_CHECK(fits, "attention: a mask of sizes ", o.mask.sizes(), " does not broadcast to ", at::IntArrayRef(full));
 }
 
 }  // namespace dtensor::attention_impl

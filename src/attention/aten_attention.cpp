@@ -51,15 +51,15 @@ at::Tensor weights_of(const at::Tensor& scores, const at::Tensor& sinks) {
   return at::_safe_softmax(wide, -1).narrow(3, 0, scores.size(3));
 }
 
-bool is_plain(const at::Tensor& t) { return !t.defined() || dtensor_or_null(t) == nullptr; }
+bool is_regular(const at::Tensor& t) { return !t.defined() || dtensor_or_null(t) == nullptr; }
 
 // Whether documents can be computed one by one. DTensors stay whole: what is cut out of a split sequence moves; and so
 // do weights of which some are dropped, since each document would draw its own.
 bool goes_by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o,
                        const at::Tensor& kept) {
-  const bool plain = is_plain(q) && is_plain(k) && is_plain(v) && is_plain(o.mask) && is_plain(o.sinks);
+  const bool regular = is_regular(q) && is_regular(k) && is_regular(v) && is_regular(o.mask) && is_regular(o.sinks);
   const bool several = o.documents.size() > 1 || (o.row_cu_seqlens.defined() && q.size(0) > 0 && k.size(2) > 0);
-  return several && plain && is_plain(o.row_cu_seqlens) && !kept.defined() && o.dropout == 0;
+  return several && regular && is_regular(o.row_cu_seqlens) && !kept.defined() && o.dropout == 0;
 }
 
 // Of a mask that broadcasts to [B, H, L, S].

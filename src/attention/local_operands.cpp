@@ -199,9 +199,9 @@ at::Tensor sinks_gradient(const Setup& s, const at::Tensor& local, const SpecPtr
 at::Tensor dropout_mask(const Setup& s) {
   if (s.scores.dropout == 0) return {};
   const at::IntArrayRef sizes = s.scores.region.sizes;
-  at::DimVector whole(s.q->sizes);
-  whole[3] = s.k->sizes[2];
-  const auto spec = intern_spec(s.q->mesh, s.layout.q, whole, c10::contiguous_strides(whole), at::kBool);
+  at::DimVector full(s.q->sizes);
+  full[3] = s.k->sizes[2];
+  const auto spec = intern_spec(s.q->mesh, s.layout.q, full, c10::contiguous_strides(full), at::kBool);
   if (!s.q->mesh->is_member) return make_dtensor(spec, {});
   auto region = region_of(*spec);
   region.sizes = at::DimVector(sizes);

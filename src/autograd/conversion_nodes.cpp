@@ -66,8 +66,8 @@ at::Tensor local_gradient(const at::Tensor& grad, const TensorSpec& spec) {
   TORCH_CHECK(spec.replicated_axes() == spec.mesh->nontrivial_axes, "to_local: the local part of ", spec.str(),
               " was used among DTensors, where it counts as the same tensor on every rank, and a gradient of it cannot "
               "be told apart by rank; use the DTensor itself, or local tensors alone");
-  const DTensor whole(grad);
-  return whole.redistribute(Placements(whole.placements().size())).to_local();
+  const DTensor full(grad);
+  return full.redistribute(Placements(full.placements().size())).to_local();
 }
 
 // A rank's gradient lies in memory as its own computation left it; all take the order of the tensor that went out.
@@ -228,7 +228,7 @@ namespace {
 at::Tensor split_meta(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements) {
   at::Tensor local;
   if (mesh->is_member) {
-    const LocalBelowAutogradGuard plain;
+    const LocalBelowAutogradGuard regular;
     local = at::empty(local_sizes(tensor.sizes(), placements, mesh->layout.shape, mesh->coordinate), tensor.options());
   }
   auto spec = intern_spec(mesh, std::move(placements), tensor.sizes(), c10::contiguous_strides(tensor.sizes()),
@@ -241,11 +241,10 @@ at::Tensor split_meta(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImp
 at::Tensor distribute_regular_tensor(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh,
                                      Placements placements) {
   if (tensor.is_meta()) return split_meta(tensor, mesh, std::move(placements));
-  auto whole = tensor.device().type() == mesh->device ? tensor : tensor.to(mesh->device);
-  if (!whole.is_non_overlapping_and_dense()) whole = whole.contiguous();
-  auto replicated =
-      intern_spec(mesh, Placements(placements.size()), whole.sizes(), whole.strides(), whole.scalar_type());
-  auto result = redistribute_tensors({wrap_local(whole, std::move(replicated))}, {std::move(placements)})[0];
+  auto full = tensor.device().type() == mesh->device ? tensor : tensor.to(mesh->device);
+  if (!full.is_non_overlapping_and_dense()) full = full.contiguous();
+  auto replicated = intern_spec(mesh, Placements(placements.size()), full.sizes(), full.strides(), full.scalar_type());
+  auto result = redistribute_tensors({wrap_local(full, std::move(replicated))}, {std::move(placements)})[0];
   auto* impl = dtensor_or_null(result);
   // Thread ranks are given one and the same tensor: each must own its part.
   if (impl->local().defined() && impl->local().is_alias_of(tensor)) {

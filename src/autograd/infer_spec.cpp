@@ -34,7 +34,7 @@ std::vector<LocalShape> exchange_shapes(const MeshImpl& mesh, const at::Tensor& 
                                         std::int64_t hash = 0) {
   constexpr std::int64_t kHeader = 3, kRow = kHeader + 2 * kMaxDims;
   const auto& comm = all_ranks(mesh);
-  const LocalBelowAutogradGuard plain;
+  const LocalBelowAutogradGuard regular;
   auto mine = at::full({kRow}, -1, at::kLong);
   auto* out = mine.mutable_data_ptr<std::int64_t>();
   out[0] = local.dim();

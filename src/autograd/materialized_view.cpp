@@ -12,19 +12,19 @@
 namespace dtensor {
 namespace {
 
-Placements whole(const TensorSpec& spec) { return Placements(spec.placements.size()); }
+Placements full(const TensorSpec& spec) { return Placements(spec.placements.size()); }
 
 at::Tensor gathered(const DTensorImpl& tensor) {
-  return redistribute_local(tensor.local(), *tensor.spec(), whole(*tensor.spec()));
+  return redistribute_local(tensor.local(), *tensor.spec(), full(*tensor.spec()));
 }
 
 at::Tensor scattered(const at::Tensor& values, const TensorSpec& spec) {
-  return redistribute_local(values, *with_placements(spec, whole(spec)), spec.placements);
+  return redistribute_local(values, *with_placements(spec, full(spec)), spec.placements);
 }
 
 at::Tensor memory_of(const DTensorImpl& base) {
   const auto values = gathered(base);
-  const LocalBelowAutogradGuard plain;
+  const LocalBelowAutogradGuard regular;
   return at::empty_strided(base.spec()->sizes, base.spec()->strides, values.options()).copy_(values);
 }
 
@@ -98,7 +98,7 @@ void write_to_base(DTensorImpl& view) {
 
 at::Tensor full_value(const at::Tensor& tensor) {
   auto* impl = dtensor_or_null(tensor);
-  return impl == nullptr ? tensor : redistribute_local(up_to_date_local(*impl), *impl->spec(), whole(*impl->spec()));
+  return impl == nullptr ? tensor : redistribute_local(up_to_date_local(*impl), *impl->spec(), full(*impl->spec()));
 }
 
 }  // namespace dtensor

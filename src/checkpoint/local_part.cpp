@@ -95,14 +95,14 @@ bool is_contiguous_host_memory(const at::Tensor& local, at::ScalarType dtype) {
   return local.is_cpu() && local.scalar_type() == dtype && local.is_contiguous() && !local.is_conj() && !local.is_neg();
 }
 
-void split_by_sizes(const at::Tensor& whole, std::int64_t most, const OnPart& fn, std::int64_t first) {
-  if (whole.dim() == 0 || whole.numel() <= most) return fn(whole, first);
-  const std::int64_t inner = whole.numel() / whole.size(0), rows = std::max<std::int64_t>(1, most / inner);
-  for (std::int64_t row = 0; row < whole.size(0); row += rows) {
+void split_by_sizes(const at::Tensor& full, std::int64_t most, const OnPart& fn, std::int64_t first) {
+  if (full.dim() == 0 || full.numel() <= most) return fn(full, first);
+  const std::int64_t inner = full.numel() / full.size(0), rows = std::max<std::int64_t>(1, most / inner);
+  for (std::int64_t row = 0; row < full.size(0); row += rows) {
     if (inner > most) {
-      split_by_sizes(whole.select(0, row), most, fn, first + row * inner);
+      split_by_sizes(full.select(0, row), most, fn, first + row * inner);
     } else {
-      fn(whole.narrow(0, row, std::min(rows, whole.size(0) - row)), first + row * inner);
+      fn(full.narrow(0, row, std::min(rows, full.size(0) - row)), first + row * inner);
     }
   }
 }

@@ -44,7 +44,7 @@ bool is_contiguous_host_memory(const at::Tensor& local, at::ScalarType dtype);
 // fn(part, first) for parts of at most so many elements that follow each other row-major, by sizes alone: alike on all
 // ranks, whatever the strides.
 using OnPart = std::function<void(const at::Tensor& part, std::int64_t first)>;
-void split_by_sizes(const at::Tensor& whole, std::int64_t most, const OnPart& fn, std::int64_t first = 0);
+void split_by_sizes(const at::Tensor& full, std::int64_t most, const OnPart& fn, std::int64_t first = 0);
 
 // fn(first, data, count) for pieces of the flat local elements [begin, end), row-major, on the host: the tensor's own
 // memory where it is that, else copies of at most kBufferBytes.

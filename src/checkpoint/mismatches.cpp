@@ -30,7 +30,8 @@ std::string list(const char* title, const std::vector<std::string>& names, const
 
 std::string LoadProblems::str() const {
   return list("missing in the checkpoint", missing, &available) +
-         list("in the checkpoint but not asked for", unexpected, &requested) + list("of another kind", mismatched, nullptr);
+         list("in the checkpoint but not asked for", unexpected, &requested) +
+         list("of another kind", mismatched, nullptr);
 }
 
 void LoadProblems::raise(const Communicator& ranks, const std::string& what) const {

@@ -275,7 +275,7 @@ Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
 at::Tensor Communicator::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
   if (options.device().is_cpu()) return pooled_empty(sizes, c10::typeMetaToScalarType(options.dtype()));
   const at::AutoDispatchBelowADInplaceOrView below;
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   return at::empty(sizes, options);
 }
 

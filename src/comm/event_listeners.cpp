@@ -10,7 +10,7 @@ namespace dtensor {
 namespace {
 
 struct Listener {
-  std::shared_ptr<const std::function<void(const Event&)>> hear;
+  std::shared_ptr<const std::function<void(const Event&)>> on_event;
   std::uint8_t kinds;
   // Autograd's threads tell of their part of a pass at the same time; a listener may run operators of its own.
   std::shared_ptr<std::recursive_mutex> mutex = std::make_shared<std::recursive_mutex>();
@@ -28,8 +28,8 @@ EventListener::EventListener(std::function<void(const Event&)> listener, Kinds k
   std::uint8_t bits = 0;
   for (const auto kind : kinds) bits |= bit_of(kind);
   const bool hears_operators = (bits & bit_of(Event::Kind::op)) != 0;
-  auto hear = std::make_shared<const std::function<void(const Event&)>>(std::move(listener));
-  state_ = std::make_unique<State>(Listener{std::move(hear), bits}, hears_operators);
+  auto on_event = std::make_shared<const std::function<void(const Event&)>>(std::move(listener));
+  state_ = std::make_unique<State>(Listener{std::move(on_event), bits}, hears_operators);
 }
 
 EventListener::~EventListener() = default;
@@ -68,10 +68,10 @@ void emit_event(Event event) {
   event.phase = place.phase;
   ScopedValue<Listener>::for_each([&](const Listener& listener) {
     if ((listener.kinds & bit_of(event.kind)) == 0) return;
-    const auto hear = listener.hear;  // which may close itself
+    const auto on_event = listener.on_event;  // which may close itself
     const auto mutex = listener.mutex;
     const std::lock_guard lock(*mutex);
-    (*hear)(event);
+    (*on_event)(event);
   });
 }
 

@@ -117,7 +117,8 @@ struct Findings {
 
 class NonfiniteRecorder {
  public:
-  void add(const at::RecordFunction& op, std::int64_t call, const ModuleAndPhase& place, const Values& read, const Values& put) {
+  void add(const at::RecordFunction& op, std::int64_t call, const ModuleAndPhase& place, const Values& read,
+           const Values& put) {
     if (!read.any_tensor || (!read.nan && !read.infinite && !put.nan && !put.infinite)) return;
     if ((put.nan || put.infinite) && uninitialized_results(op)) return;
     const std::int64_t name = read.dtensor.defined() ? name_of_call(op, read.dtensor) : 0;
@@ -269,7 +270,7 @@ std::optional<NonFinite> first_of_all(const Findings& mine, bool also_given, con
     return given == nullptr ? std::nullopt : std::optional(as_given(given->what));
   }
   // What a MeshScope makes DTensors of is the program's.
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   for (std::size_t next = 0;;) {
     const SeenValue* made = next < mine.made.size() ? &mine.made[next] : nullptr;
     const std::int64_t first = first_order(ranks, made);

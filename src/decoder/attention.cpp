@@ -163,7 +163,7 @@ at::Tensor local_at(const at::Tensor& x, const Placements& placements, bool spli
 }  // namespace
 
 at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& pass) const {
-  const NoMeshScopeGuard plain;  // masks are this rank's
+  const NoMeshScopeGuard regular;  // masks are this rank's
   if (!is_dtensor(p.q)) {
     pass.cache->set_layout(layer_);
     return fold_heads_into_batch(p, pass);

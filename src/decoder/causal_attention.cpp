@@ -46,8 +46,8 @@ at::Tensor shared_mask(std::int64_t first, std::int64_t queries, const at::Tenso
                        const Communicator& sequence_group, std::int64_t window) {
   if (queries == 1 && window == 0) return {};
   const auto options = at::TensorOptions(at::kLong).device(k.device());
-  const at::Tensor places = at::arange(k.size(2), options) * sequence_group.size() + sequence_group.rank();
-  const at::Tensor behind = at::arange(first, first + queries, options).unsqueeze(1) - places;
+  const at::Tensor positions = at::arange(k.size(2), options) * sequence_group.size() + sequence_group.rank();
+  const at::Tensor behind = at::arange(first, first + queries, options).unsqueeze(1) - positions;
   return window > 0 ? at::logical_and(behind >= 0, behind < window) : behind >= 0;
 }
 

@@ -52,7 +52,7 @@ KVCache::KVCache(const KVCache& other)
       capacity_(other.capacity_),
       length_(other.length_),
       sequence_axis_(other.sequence_axis_) {
-  const RegularTensorScope plain;
+  const RegularTensorScope regular;
   for (Entry& e : entries_) {
     if (!e.keys.defined()) continue;
     e.keys = e.keys.clone();
@@ -97,7 +97,7 @@ std::pair<at::Tensor, at::Tensor> KVCache::append(std::int64_t layer, const at::
   TORCH_CHECK(length_ + n <= capacity_, "KVCache: ", length_, " tokens and ", n, " more are beyond its capacity of ",
               capacity_);
   const auto make = [&](const at::Tensor& like) {
-    const RegularTensorScope plain;
+    const RegularTensorScope regular;
     return at::empty({like.size(0), like.size(1), own_count(capacity_, e.sequence_group), like.size(3)},
                      like.options());
   };

@@ -63,7 +63,7 @@ namespace {
 // The hashes that each rank gives, in rank order. Collective.
 std::vector<std::vector<std::int64_t>> exchange_hashes(const Communicator& comm,
                                                        const std::vector<std::uint64_t>& mine) {
-  const LocalBelowAutogradGuard plain;
+  const LocalBelowAutogradGuard regular;
   const auto count = static_cast<std::int64_t>(mine.size());
   const auto sent = at::empty({count}, at::kLong), gathered = at::empty({comm.size(), count}, at::kLong);
   std::memcpy(sent.mutable_data_ptr(), mine.data(), mine.size() * sizeof(std::uint64_t));

@@ -33,10 +33,10 @@ const Communicator& MeshImpl::communicator(AxisMask axes) const {
 const Communicator& MeshImpl::make_communicator(AxisMask axes) const {
   TORCH_CHECK(is_member, "rank ", world_rank, " is not in ", str(), " and so has no communicator there");
   const auto ranks = line_ranks(layout, axes, coordinate);
-  std::vector<std::int64_t> whole_world(world_.size());
-  std::iota(whole_world.begin(), whole_world.end(), 0);
+  std::vector<std::int64_t> full_world(world_.size());
+  std::iota(full_world.begin(), full_world.end(), 0);
   const auto label = axes_label(layout, axes);
-  const auto shared = ranks == whole_world ? world_ : state_->communicator(world_, ranks, label);
+  const auto shared = ranks == full_world ? world_ : state_->communicator(world_, ranks, label);
   const std::lock_guard lock(owned_communicators_mutex_);
   owned_communicators_.push_back(std::make_unique<Communicator>(shared.with_label(label).with_history(history_)));
   communicators_by_axes_[axes].store(owned_communicators_.back().get(), std::memory_order_release);

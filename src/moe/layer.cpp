@@ -175,7 +175,7 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
 MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep) {
   const auto& mapping = seen_->mappings.of(x, parallel_ ? parallel_->mesh : DeviceMesh(),
                                            parallel_ ? parallel_->etp_ranks : std::vector<std::int64_t>());
-  const NoMeshScopeGuard plain;  // strategies and dispatchers of the user's own see local tensors, too
+  const NoMeshScopeGuard regular;  // strategies and dispatchers of the user's own see local tensors, too
   check_equal_tokens(*dispatcher_, mapping);
   const auto tokens = moe::to_tokens(x, mapping);
   const auto part = moe::local_part(tokens, mapping);

@@ -125,8 +125,8 @@ at::Tensor rows_to_fill(const at::Tensor& position, std::int64_t kept, std::int6
 SortedBins sort_with_aten(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept) {
   const auto [sorted, by_bin] = at::sort(at::clamp_max(ids, counts.size(0)), /*stable=*/true, 0, /*descending=*/false);
   if (kept < 0) kept = counts.sum().item<std::int64_t>();
-  const auto places = at::arange(ids.numel(), ids.options());
-  auto position = at::empty_like(ids).scatter_(0, by_bin, at::where(places < kept, places, -1));
+  const auto positions = at::arange(ids.numel(), ids.options());
+  auto position = at::empty_like(ids).scatter_(0, by_bin, at::where(positions < kept, positions, -1));
   return {by_bin.narrow(0, 0, kept), position, counts};
 }
 
@@ -180,14 +180,14 @@ at::Tensor permute_kernel(const at::Tensor& x, const at::Tensor& position, std::
     return result;
   }
   if (!x.is_cpu()) return rows_of_entries(x, entry_of_row(position, kept), position.size(1));
-  const auto from = x.contiguous(), places = position.contiguous();
-  auto result = rows_to_fill(places, kept, x.size(1), x.options());
+  const auto from = x.contiguous(), positions = position.contiguous();
+  auto result = rows_to_fill(positions, kept, x.size(1), x.options());
   const auto bytes = static_cast<std::int64_t>(x.size(1) * x.element_size());
   const auto choices = position.size(1);
-  const auto* place = places.const_data_ptr<std::int64_t>();
+  const auto* place = positions.const_data_ptr<std::int64_t>();
   const auto* source = static_cast<const char*>(from.const_data_ptr());
   auto* out = static_cast<char*>(result.mutable_data_ptr());
-  at::parallel_for(0, places.numel(), grain_rows(x.size(1)), [&](std::int64_t begin, std::int64_t end) {
+  at::parallel_for(0, positions.numel(), grain_rows(x.size(1)), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t entry = begin; entry < end; ++entry) {
       if (place[entry] >= 0) std::memcpy(out + place[entry] * bytes, source + entry / choices * bytes, bytes);
     }
@@ -199,11 +199,11 @@ namespace {
 
 void unpermute_on_cpu(const at::Tensor& result, const at::Tensor& rows, const at::Tensor& position,
                       const at::Tensor& weight, bool adds) {
-  const auto from = rows.contiguous(), places = position.contiguous();
+  const auto from = rows.contiguous(), positions = position.contiguous();
   const auto factor = in_sum_type(weight, rows);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "unpermute_tokens", [&] {
     using Sum = at::opmath_type<scalar_t>;
-    unpermute_loop(Extent(position, rows), from.const_data_ptr<scalar_t>(), places.const_data_ptr<std::int64_t>(),
+    unpermute_loop(Extent(position, rows), from.const_data_ptr<scalar_t>(), positions.const_data_ptr<std::int64_t>(),
                    factor.defined() ? factor.const_data_ptr<Sum>() : nullptr, result.mutable_data_ptr<scalar_t>(),
                    adds);
   });
@@ -254,13 +254,13 @@ std::pair<at::Tensor, at::Tensor> unpermute_backward_kernel(const at::Tensor& gr
     const auto factor = weights.index_select(0, entry).to(sum_type(rows)).unsqueeze(1);
     return {(spread * factor).to(rows.scalar_type()), by_entry.to(weight.scalar_type())};
   }
-  const auto g = grad.contiguous(), from = rows.contiguous(), places = position.contiguous();
+  const auto g = grad.contiguous(), from = rows.contiguous(), positions = position.contiguous();
   const auto factor = weight.to(sum_type(rows)).contiguous();
-  auto d_rows = rows_to_fill(places, rows.size(0), rows.size(1), rows.options()), d_weight = at::empty_like(factor);
+  auto d_rows = rows_to_fill(positions, rows.size(0), rows.size(1), rows.options()), d_weight = at::empty_like(factor);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "combine_rows_backward", [&] {
     using Sum = at::opmath_type<scalar_t>;
     unpermute_backward_loop(Extent(position, rows), g.const_data_ptr<scalar_t>(), from.const_data_ptr<scalar_t>(),
-                            places.const_data_ptr<std::int64_t>(), factor.const_data_ptr<Sum>(),
+                            positions.const_data_ptr<std::int64_t>(), factor.const_data_ptr<Sum>(),
                             d_rows.mutable_data_ptr<scalar_t>(), d_weight.mutable_data_ptr<Sum>());
   });
   return {d_rows, d_weight.to(weight.scalar_type())};

@@ -102,10 +102,10 @@ Placement gradient_of_replicated(const DeviceMesh& mesh, std::int64_t axis) {
 
 at::Tensor regular_parameter(const at::Tensor& parameter, const TokenMapping& mapping) {
   if (!mapping.mesh) return parameter;
-  const Placements whole(mapping.mesh.ndim());
+  const Placements full(mapping.mesh.ndim());
   Placements gradient;
   for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) gradient.push_back(gradient_of_replicated(mapping.mesh, a));
-  return DTensor::from_local(parameter, mapping.mesh, whole, parameter.sizes()).to_local(gradient);
+  return DTensor::from_local(parameter, mapping.mesh, full, parameter.sizes()).to_local(gradient);
 }
 
 }  // namespace
@@ -246,7 +246,7 @@ struct SumReplicasBackward final : Node {
   explicit SumReplicasBackward(Communicator c) : copies(std::move(c)) {}
   variable_list apply(variable_list&& grads) override {
     const at::NoGradGuard no_grad;
-    const NoMeshScopeGuard plain;
+    const NoMeshScopeGuard regular;
     auto sum = grads[0].defined() ? grads[0].clone(at::MemoryFormat::Contiguous) : input_metadata(0).zeros_like();
     copies.all_reduce(sum, ReduceOp::sum).wait();
     return {sum};
@@ -265,9 +265,9 @@ Communicator replicas_of(const DeviceMesh& mesh, const DeviceMesh& tokens) {
   std::int64_t kept = 1;
   for (std::int64_t a = 0; a < tokens.ndim(); ++a) {
     const auto line = slice_of(tokens, {axis_name(tokens, a)});
-    const bool whole = std::all_of(line.ranks().begin(), line.ranks().end(), holds);
-    if (whole) kept *= line.size();
-    if (!whole) lacking.push_back(axis_name(tokens, a));
+    const bool full = std::all_of(line.ranks().begin(), line.ranks().end(), holds);
+    if (full) kept *= line.size();
+    if (!full) lacking.push_back(axis_name(tokens, a));
   }
   TORCH_CHECK(kept == mesh.size(), "a parameter of a mixture of experts lies on ", mesh.str(),
               ", which is no slice of the ranks that have tokens, ", tokens.str());

@@ -19,21 +19,21 @@ double yarn_bound(const RopeOptions& o, double turns) {
   return static_cast<double>(o.size) * std::log(positions / (turns * 2 * std::numbers::pi)) / (2 * std::log(o.base));
 }
 
-double yarn_frequency(const RopeOptions& o, double plain, std::int64_t i) {
+double yarn_frequency(const RopeOptions& o, double regular, std::int64_t i) {
   double low = yarn_bound(o, o.beta_fast), high = yarn_bound(o, o.beta_slow);
   if (o.truncate) low = std::floor(low), high = std::ceil(high);
   low = std::max(low, 0.0), high = std::min(high, static_cast<double>(o.size - 1));
   if (low == high) high += 0.001;
   const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
-  return plain / o.factor * ramp + plain * (1 - ramp);
+  return regular / o.factor * ramp + regular * (1 - ramp);
 }
 
-double llama3_frequency(const RopeOptions& o, double plain) {
-  const double turns = static_cast<double>(o.original_positions) * plain / (2 * std::numbers::pi);
-  if (turns < o.low_frequency) return plain / o.factor;
-  if (turns > o.high_frequency) return plain;
+double llama3_frequency(const RopeOptions& o, double regular) {
+  const double turns = static_cast<double>(o.original_positions) * regular / (2 * std::numbers::pi);
+  if (turns < o.low_frequency) return regular / o.factor;
+  if (turns > o.high_frequency) return regular;
   const double smooth = (turns - o.low_frequency) / (o.high_frequency - o.low_frequency);
-  return (1 - smooth) * plain / o.factor + smooth * plain;
+  return (1 - smooth) * regular / o.factor + smooth * regular;
 }
 
 double base_of(const RopeOptions& o, std::int64_t length) {
@@ -44,18 +44,18 @@ double base_of(const RopeOptions& o, std::int64_t length) {
 }
 
 double frequency(const RopeOptions& o, std::int64_t i, std::int64_t length) {
-  const double plain = std::pow(base_of(o, length), -2 * static_cast<double>(i) / static_cast<double>(o.size));
+  const double regular = std::pow(base_of(o, length), -2 * static_cast<double>(i) / static_cast<double>(o.size));
   switch (o.scaling) {
     case RopeScaling::linear:
-      return plain / o.factor;
+      return regular / o.factor;
     case RopeScaling::yarn:
-      return yarn_frequency(o, plain, i);
+      return yarn_frequency(o, regular, i);
     case RopeScaling::longrope:
-      return plain / (length > o.original_positions ? o.long_factors : o.short_factors)[static_cast<std::size_t>(i)];
+      return regular / (length > o.original_positions ? o.long_factors : o.short_factors)[static_cast<std::size_t>(i)];
     case RopeScaling::llama3:
-      return llama3_frequency(o, plain);
+      return llama3_frequency(o, regular);
     default:
-      return plain;
+      return regular;
   }
 }
 
@@ -84,7 +84,7 @@ void check(const RopeOptions& o) {
 Rope::Rope(RopeOptions options) : options_(std::move(options)) { check(options_); }
 
 at::Tensor Rope::frequencies(std::int64_t length) const {
-  const NoMeshScopeGuard plain;  // angles serve every mesh, within a MeshScope and after it
+  const NoMeshScopeGuard regular;  // angles serve every mesh, within a MeshScope and after it
   std::vector<double> values;
   for (std::int64_t i = 0; i < options_.size / 2; ++i) values.push_back(frequency(options_, i, length));
   return at::tensor(values, at::kDouble);
@@ -109,7 +109,7 @@ Rope::Angles Rope::make(std::int64_t first, std::int64_t count, std::int64_t len
 }
 
 Rope::Angles Rope::angles(std::int64_t first, std::int64_t count, at::TensorOptions like) const {
-  const NoMeshScopeGuard plain;  // angles serve every mesh, within a MeshScope and after it
+  const NoMeshScopeGuard regular;  // angles serve every mesh, within a MeshScope and after it
   const std::int64_t length = first + count;
   if (depends_on_length(options_.scaling)) return make(first, count, length, like);
   const bool kept = kept_.cos.defined() && kept_.cos.size(0) >= length && kept_.cos.scalar_type() == like.dtype() &&

@@ -314,8 +314,8 @@ void Shampoo::extra_state_targets(Entry& entry, std::int64_t steps, const std::s
       const auto take = [&](const std::vector<at::Tensor>& from, std::vector<at::Tensor>& to) {
         to.clear();
         for (const at::Tensor& target : from) {
-          at::Tensor whole = collect(target);
-          if (state_->exchange.owned(block.block)) to.push_back(std::move(whole));
+          at::Tensor full = collect(target);
+          if (state_->exchange.owned(block.block)) to.push_back(std::move(full));
         }
       };
       take(factors, block.factors);

@@ -106,7 +106,7 @@ StatePtr joined(std::vector<StatePtr> plans) {
 }
 
 // A plan within the scopes of others adds to them, as a further one of an nn::Module does.
-StatePtr put_in_force(const StatePtr& plan) {
+StatePtr make_current(const StatePtr& plan) {
   if (!plan || !plan->plans.empty()) return plan;
   const StatePtr around = current_state();
   std::vector<StatePtr> plans = around ? around->plans : std::vector<StatePtr>();
@@ -119,7 +119,7 @@ StatePtr put_in_force(const StatePtr& plan) {
 
 ParallelModel ParallelModel::current() { return ParallelModel(current_state()); }
 
-ParallelModel::Scope::Scope(const ParallelModel& model) : scope_(open_scope(put_in_force(model.state_))) {}
+ParallelModel::Scope::Scope(const ParallelModel& model) : scope_(open_scope(make_current(model.state_))) {}
 
 at::Tensor constrain(const char* point, const at::Tensor& x) {
   const auto* plan = ScopedValue<StatePtr>::current();

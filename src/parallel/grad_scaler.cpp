@@ -37,11 +37,11 @@ Ranks sorted_ranks(const DeviceMesh& mesh) {
 struct Members {
   DeviceMesh given;                // all of them, where the caller has said it
   std::vector<DeviceMesh> meshes;  // each once
-  bool plain = false;
+  bool regular = false;
 
   void add(const at::Tensor& tensor) {
     if (!is_dtensor(tensor)) {
-      plain = true;
+      regular = true;
       return;
     }
     const DeviceMesh mesh = DTensor(tensor).mesh();
@@ -90,7 +90,7 @@ void agree(const at::Tensor& found, const Members& members) {
   const DeviceMesh& first = members.meshes.front();
   const Ranks all = members.all();
   const auto count = static_cast<std::int64_t>(all.size());
-  if (members.plain && count < first.world().size()) return take_largest(found, first.world());
+  if (members.regular && count < first.world().size()) return take_largest(found, first.world());
   if (members.reached() != all) {
     if (!std::binary_search(all.begin(), all.end(), first.world().rank())) return;
     return take_largest(found, device_mesh(first.world(), first.device_type(), all, {count}).communicator());
@@ -127,7 +127,7 @@ void multiply(const std::vector<at::Tensor>& parameters, const std::vector<at::T
 // is changed: it can be unscaled later.
 bool unscale(const std::vector<at::Tensor>& parameters, double inverse, const DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   Members members{mesh, {}};
   std::vector<at::Tensor> locals;
   std::exception_ptr refused;

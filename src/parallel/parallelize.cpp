@@ -115,14 +115,14 @@ void apply(Matcher& m, const ColwiseParallel& s) { split_features(m, s, 0, &nn::
 
 void apply(Matcher& m, const RowwiseParallel& s) { split_features(m, s, 1, &nn::Module::input_dim); }
 
-Placement whole(const std::string&, const at::Tensor&) { return Replicate(); }
+Placement full(const std::string&, const at::Tensor&) { return Replicate(); }
 
 void apply(Matcher& m, const SequenceParallel& s) {
   m.each_module([&](const std::string& name) {
     m.activation(name, "in", Shard(s.dim), true);
     m.activation(name, "out", Shard(s.dim), true);
   });
-  m.each_parameter(true, whole);
+  m.each_parameter(true, full);
 }
 
 void apply(Matcher& m, const PrepareModuleInput& s) {
@@ -141,7 +141,7 @@ void apply(Matcher& m, const ShardParameter& s) {
   });
 }
 
-void apply(Matcher& m, const ReplicateParameter&) { m.each_parameter(true, whole); }
+void apply(Matcher& m, const ReplicateParameter&) { m.each_parameter(true, full); }
 
 void apply(Matcher& m, const ConstrainActivation& s) {
   for (const std::string& name : m.names.points) {

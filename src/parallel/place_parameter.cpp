@@ -63,11 +63,11 @@ DTensor lifted(const DTensor& tensor, const DeviceMesh& mesh, const std::string&
 
 at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t axis, Placement placement,
                   const std::string& name) {
-  const Placements whole(at(mesh.ndim()));
+  const Placements full(at(mesh.ndim()));
   if (tensor.is_meta()) {
-    return dtensor::empty(tensor.sizes(), mesh, combined(whole, mesh, axis, placement), tensor.scalar_type());
+    return dtensor::empty(tensor.sizes(), mesh, combined(full, mesh, axis, placement), tensor.scalar_type());
   }
-  if (!is_dtensor(tensor)) return distribute_tensor(tensor, mesh, combined(whole, mesh, axis, placement));
+  if (!is_dtensor(tensor)) return distribute_tensor(tensor, mesh, combined(full, mesh, axis, placement));
   const bool there = DTensor(tensor).mesh() == mesh;
   DTensor result = there ? DTensor(tensor) : lifted(DTensor(tensor), mesh, name);
   const Placements others = without_axis(result.placements(), mesh, axis);

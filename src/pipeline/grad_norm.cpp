@@ -13,9 +13,9 @@ at::Tensor norm_list_offsets(const std::vector<int>& own, const std::map<int, St
   at::Tensor counts = at::zeros({2, last + 1}, at::kLong);
   for (const int index : own) {
     const auto stage = stages.find(index);
-    const bool told = stage != stages.end() && stage->second.parameters;
-    counts[0][index] = told ? static_cast<std::int64_t>(stage->second.list().size()) : 0;
-    counts[1][index] = told ? 0 : 1;
+    const bool reported = stage != stages.end() && stage->second.parameters;
+    counts[0][index] = reported ? static_cast<std::int64_t>(stage->second.list().size()) : 0;
+    counts[1][index] = reported ? 0 : 1;
   }
   counts = counts.to(device);
   line.all_reduce(counts, ReduceOp::sum).wait();

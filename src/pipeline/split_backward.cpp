@@ -105,7 +105,7 @@ void forget_hooks(Node& node) {
   node.pre_hooks().clear();
 }
 
-Tensors whole_backward(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs, bool reduces) {
+Tensors full_backward(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs, bool reduces) {
   std::optional<NoGradientSync> later;
   if (!reduces) later.emplace();
   torch::autograd::backward(outputs, gradients);
@@ -124,7 +124,7 @@ Tensors SplitBackward::backward_input(const Tensors& outputs, const Tensors& gra
   torch::autograd::edge_list roots;
   for (const at::Tensor& output : outputs) roots.push_back(torch::autograd::impl::gradient_edge(output));
   const Between graph(roots, inputs);
-  if (graph.recomputes()) return whole_backward(outputs, gradients, inputs, reduces);
+  if (graph.recomputes()) return full_backward(outputs, gradients, inputs, reduces);
   const NoGradientSync later;  // to a schedule, this is no pass that should have brought gradients
   std::unordered_map<Node*, variable_list> arrived;
   Tensors results(inputs.size());

@@ -20,15 +20,15 @@ std::vector<int> balanced_stages(const std::vector<double>& costs, int stages) {
                 "; costs and their sum must be finite, and not negative");
   }
   const double never = std::numeric_limits<double>::infinity();
-  std::vector<std::vector<double>> dearest(count + 1, std::vector<double>(layers + 1, never));
+  std::vector<std::vector<double>> highest_cost(count + 1, std::vector<double>(layers + 1, never));
   std::vector<std::vector<std::size_t>> begin(count + 1, std::vector<std::size_t>(layers + 1));
-  dearest[0][0] = 0;
+  highest_cost[0][0] = 0;
   for (std::size_t k = 1; k <= count; ++k) {
     for (std::size_t n = k; n <= layers; ++n) {
       for (std::size_t first = k - 1; first < n; ++first) {
-        const double cost = std::max(dearest[k - 1][first], upto[n] - upto[first]);
-        if (cost < dearest[k][n]) {
-          dearest[k][n] = cost;
+        const double cost = std::max(highest_cost[k - 1][first], upto[n] - upto[first]);
+        if (cost < highest_cost[k][n]) {
+          highest_cost[k][n] = cost;
           begin[k][n] = first;
         }
       }

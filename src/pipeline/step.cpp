@@ -65,11 +65,11 @@ Step::Step(const StepContext& context, StageMessages& messages)
       trains_(context.schedule.has(ActionKind::backward) || context.schedule.has(ActionKind::backward_input)),
       random_(get_rng_state(context.mesh)) {
   for (const Action& action : context.schedule.ranks[static_cast<std::size_t>(context.rank)]) {
-    const bool whole = action.kind == ActionKind::backward;
+    const bool full = action.kind == ActionKind::backward;
     StageState& state = states_[action.stage];
     state.name = "stage " + std::to_string(action.stage);
-    state.inputs_left += whole || action.kind == ActionKind::backward_input;
-    state.weights_left += whole || action.kind == ActionKind::backward_weight;
+    state.inputs_left += full || action.kind == ActionKind::backward_input;
+    state.weights_left += full || action.kind == ActionKind::backward_weight;
     state.unshards |= action.kind == ActionKind::unshard;
     state.reduces |= action.kind == ActionKind::reduce_grad;
   }

@@ -4,7 +4,7 @@
 namespace dtensor {
 namespace {
 
-bool is_whole(const Segments& held, std::int64_t size) { return held.size() == 1 && held[0] == Segment{0, size}; }
+bool is_full(const Segments& held, std::int64_t size) { return held.size() == 1 && held[0] == Segment{0, size}; }
 
 // The global position of a local one, and what is left of its segment.
 ContiguousRanges::Range locate(const Segments& held, std::int64_t local) {
@@ -27,7 +27,7 @@ ContiguousRanges::ContiguousRanges(c10::IntArrayRef sizes, std::vector<Segments>
   for (const Segments& h : held) numel_ *= total_length(h);
   std::size_t split = sizes.size();
   std::int64_t inner = 1;
-  while (split > 0 && is_whole(held[split - 1], sizes[split - 1])) inner *= sizes[--split];
+  while (split > 0 && is_full(held[split - 1], sizes[split - 1])) inner *= sizes[--split];
   if (split == 0) {
     line_ = {{0, inner}};
   } else {

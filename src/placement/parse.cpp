@@ -99,7 +99,7 @@ Placement read_zigzag(Reader& in, std::int64_t dim) {
   return Placement::zigzag_shard(dim, read_strided(in, dim).split_factor());
 }
 
-Placement read_plain(Reader& in, std::int64_t dim) {
+Placement read_regular(Reader& in, std::int64_t dim) {
   in.expect(')');
   return Placement::shard(dim);
 }
@@ -107,7 +107,7 @@ Placement read_plain(Reader& in, std::int64_t dim) {
 Placement read_shard(Reader& in, std::string_view name) {
   in.expect('(');
   const auto dim = in.number<std::int32_t>();
-  const Placement shard = name == "S"    ? read_plain(in, dim)
+  const Placement shard = name == "S"    ? read_regular(in, dim)
                           : name == "SS" ? read_strided(in, dim)
                           : name == "Z"  ? read_zigzag(in, dim)
                                          : read_ragged(in, dim);

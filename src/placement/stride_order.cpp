@@ -63,7 +63,7 @@ at::Tensor to_stride_order(at::Tensor local, const TensorSpec& spec) {
     step *= std::max<std::int64_t>(local.size(*it), 1);
   }
   // A MeshScope would make a DTensor of it.
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   auto dense = at::empty_strided(local.sizes(), strides, local.options());
   return dense.copy_(local);
 }

@@ -211,7 +211,7 @@ void RedistributeBucket::add(const RedistributePlan& plan, const TensorSpec& fro
 bool RedistributeBucket::advance() {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const DisableDispatchModesGuard hidden;
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   if (under_way_.empty()) begin_ = std::chrono::steady_clock::now();
   for (const auto& finish : std::exchange(under_way_, {})) finish();
   in_background_ = false;

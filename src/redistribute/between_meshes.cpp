@@ -94,7 +94,7 @@ std::vector<at::Tensor> move_between_meshes(const std::vector<CrossMeshMove>& mo
   const std::int64_t self = moves.front().to->mesh->world_rank;
   if (!std::binary_search(ranks.begin(), ranks.end(), self)) return results;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   const DisableDispatchModesGuard hidden;
   WorldState& state = as_mesh_impl(*moves.front().to->mesh).state();
   BucketedAllToAll exchange;

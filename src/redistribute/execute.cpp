@@ -80,7 +80,7 @@ at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, c
               local.layout());
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A MeshScope would turn buffers into DTensors.
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   const DisableDispatchModesGuard hidden;
   if (!is_listening(Event::Kind::redistribute)) return run_edges(plan, local, from);
   Event event{Event::Kind::redistribute, one_line(plan), "", plan.bytes_moved, std::chrono::steady_clock::now(), {}};

@@ -47,9 +47,9 @@ std::int64_t concatenated_index(const Segments& held, std::int64_t index) {
   return before;
 }
 
-at::Tensor select_segments(const at::Tensor& whole, std::int64_t dim, const Segments& segments) {
+at::Tensor select_segments(const at::Tensor& full, std::int64_t dim, const Segments& segments) {
   std::vector<at::Tensor> parts;
-  for (const auto& s : segments) parts.push_back(whole.narrow(dim, s.offset, s.length));
+  for (const auto& s : segments) parts.push_back(full.narrow(dim, s.offset, s.length));
   return parts.size() == 1 ? parts.front() : at::cat(parts, dim);
 }
 

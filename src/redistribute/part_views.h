@@ -12,7 +12,7 @@ namespace dtensor {
 std::int64_t concatenated_index(const Segments& held, std::int64_t index);
 
 // The slices of `whole` along `dim` that the segments name.
-at::Tensor select_segments(const at::Tensor& whole, std::int64_t dim, const Segments& segments);
+at::Tensor select_segments(const at::Tensor& full, std::int64_t dim, const Segments& segments);
 
 // `part` of the region `held` that `local` stores: a view if it is one range of each dimension, else none.
 std::optional<at::Tensor> view_of(const at::Tensor& local, const Region& held, const Region& part);

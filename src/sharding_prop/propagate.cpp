@@ -29,16 +29,16 @@ bool hidden_write(const Problem& p, std::size_t index) { return index < 32 && (p
 
 void decide_operands(const CallPart& part, const Assignment& chosen, Decision& decision) {
   const Problem& p = part.problem;
-  const Placements plain(p.mesh_shape().size());
+  const Placements regular(p.mesh_shape().size());
   for (std::size_t i = 0; i < part.operands.size(); ++i) {
     const OperandState& state = p.operands[i];
     if (!state.operand->defined || !state.operand->spec) continue;
     Placements& target = decision.inputs[static_cast<std::size_t>(part.operands[i])];
     if (state.out && state.out_result >= 0) {
-      target = result_placements(p, static_cast<std::size_t>(state.out_result), chosen, plain).value();
+      target = result_placements(p, static_cast<std::size_t>(state.out_result), chosen, regular).value();
     } else {
       const std::size_t axes = state.operand->spec->mesh->layout.shape.size();
-      target = state.spec ? operand_placements(p, state, chosen, plain).value() : Placements(axes);
+      target = state.spec ? operand_placements(p, state, chosen, regular).value() : Placements(axes);
     }
     restore_operand_placements(p, i, target);
     if (hidden_write(p, i)) decision.mutated.push_back(part.operands[i]);

@@ -48,8 +48,8 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   static const std::string name = "from_local";
   return run_as_call(name, local, impl_of(mesh).get(), [&] {
     // What is given outside the mesh has no dimensions that count.
-    const bool told = !mesh.is_member() && !sizes.empty();
-    const auto ndim = told ? static_cast<std::int64_t>(sizes.size()) : local.dim();
+    const bool reported = !mesh.is_member() && !sizes.empty();
+    const auto ndim = reported ? static_cast<std::int64_t>(sizes.size()) : local.dim();
     placements = normalize_placements(std::move(placements), ndim, mesh.shape());
     return DTensor(wrap_local(local, infer_spec(local, impl_of(mesh), std::move(placements), sizes, strides)));
   });
@@ -60,10 +60,10 @@ at::Tensor DTensor::full_tensor(Placements grad_placements) const {
   TORCH_CHECK(spec->mesh->is_member, "full_tensor: world rank ", spec->mesh->world_rank, " is outside the mesh of ",
               spec->str());
   // Every rank then holds the same values and, unless told otherwise, the same gradient.
-  const bool told = !grad_placements.empty();
+  const bool reported = !grad_placements.empty();
   static const std::string name = "full_tensor";
   return run_as_call(name, *this, nullptr, [&] {
-    return unwrap_local(redistribute(Placements(placements().size())), std::move(grad_placements), !told);
+    return unwrap_local(redistribute(Placements(placements().size())), std::move(grad_placements), !reported);
   });
 }
 
@@ -120,9 +120,9 @@ DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh,
   return run_as_call(name, tensor, impl_of(mesh).get(), [&] {
     placements = normalize_placements(std::move(placements), tensor.dim(), mesh.shape());
     if (tensor.is_meta()) return DTensor(distribute_regular_tensor(tensor, impl_of(mesh), std::move(placements)));
-    auto whole = tensor.detach().to(mesh.device_type()).clone(at::MemoryFormat::Contiguous);
-    if (mesh.is_member()) mesh.communicator().broadcast(whole, static_cast<int>(root - ranks.begin())).wait();
-    return DTensor(distribute_regular_tensor(whole, impl_of(mesh), std::move(placements)));
+    auto full = tensor.detach().to(mesh.device_type()).clone(at::MemoryFormat::Contiguous);
+    if (mesh.is_member()) mesh.communicator().broadcast(full, static_cast<int>(root - ranks.begin())).wait();
+    return DTensor(distribute_regular_tensor(full, impl_of(mesh), std::move(placements)));
   });
 }
 

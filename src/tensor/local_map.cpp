@@ -65,9 +65,9 @@ std::vector<at::Tensor> local_map(const LocalFunction& fn, const std::vector<at:
   std::vector<at::Tensor> locals = moved;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!is_dtensor(moved[i])) continue;
-    const bool told = !options.in_grad_placements.empty();
-    locals[i] = DTensor(moved[i]).to_local(told ? options.in_grad_placements[i]
-                                                : gradient_of_input(i, placements, out_placements));
+    const bool reported = !options.in_grad_placements.empty();
+    locals[i] = DTensor(moved[i]).to_local(reported ? options.in_grad_placements[i]
+                                                    : gradient_of_input(i, placements, out_placements));
   }
   auto results = fn(locals);
   TORCH_CHECK(results.size() == out_placements.size(), "local_map: the function returned ", results.size(),

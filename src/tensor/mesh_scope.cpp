@@ -96,10 +96,10 @@ at::Tensor make_writable(const OpInfo& op, const Stack& stack, const SpecPtr& sp
   Segments mine{{0, 0}};
   if (mesh.is_member) mine = shard_segments(spec->sizes[0], 0, spec->placements, mesh.layout.shape, mesh.coordinate);
   if (mine.size() != 1) return {};
-  const auto whole = call(op, stack);
-  const auto part = whole.narrow(0, mine[0].offset, mine[0].length);
+  const auto full = call(op, stack);
+  const auto part = full.narrow(0, mine[0].offset, mine[0].length);
   auto result = make_dtensor(spec, mesh.is_member ? part : at::Tensor());
-  dtensor_or_null(result)->set_temporary_storage(whole.storage());
+  dtensor_or_null(result)->set_temporary_storage(full.storage());
   return result;
 }
 
@@ -126,11 +126,11 @@ at::Tensor make_random(const Scope& scope, const OpInfo& op, const Stack& stack,
   return result;
 }
 
-at::Tensor make_whole(const Scope& scope, const OpInfo& op, const Stack& args) {
+at::Tensor make_full(const Scope& scope, const OpInfo& op, const Stack& args) {
   const auto kind = kind_of(op);
   if (kind == Factory::positional) {
-    const auto whole = call(op, on_device(scope.mesh->device, op, args));
-    return distribute_regular_tensor(whole, scope.mesh, placements_for(scope, whole.dim()));
+    const auto full = call(op, on_device(scope.mesh->device, op, args));
+    return distribute_regular_tensor(full, scope.mesh, placements_for(scope, full.dim()));
   }
   const auto shape = global_shape(op, args);
   const auto spec =
@@ -143,10 +143,10 @@ at::Tensor make_whole(const Scope& scope, const OpInfo& op, const Stack& args) {
 // On a Partial axis the whole tensor is what was asked for, not what each rank holds.
 at::Tensor make_in_scope(const Scope& scope, const OpInfo& op, const Stack& args) {
   const auto is_partial = [](const Placement& p) { return p.is_partial(); };
-  if (std::none_of(scope.placements.begin(), scope.placements.end(), is_partial)) return make_whole(scope, op, args);
-  Scope whole = scope;
-  std::replace_if(whole.placements.begin(), whole.placements.end(), is_partial, Replicate());
-  const DTensor made(make_whole(whole, op, args));
+  if (std::none_of(scope.placements.begin(), scope.placements.end(), is_partial)) return make_full(scope, op, args);
+  Scope full = scope;
+  std::replace_if(full.placements.begin(), full.placements.end(), is_partial, Replicate());
+  const DTensor made(make_full(full, op, args));
   return made.redistribute(placements_for(scope, made.dim()));
 }
 

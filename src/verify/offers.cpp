@@ -43,11 +43,11 @@ PartialGroup partial_group_of(const Problem& p, std::size_t group, ReduceOp op) 
 // Whether shares of the type can be made here, and what they come to differs only where a rule is wrong: sums in types
 // of 16 bits show their rounding, and nothing computes an average of whole numbers.
 bool has_shares(c10::ScalarType type, ReduceOp op) {
-  const bool whole = c10::isIntegralType(type, true) && !c10::isBarebonesUnsignedType(type);
+  const bool full = c10::isIntegralType(type, true) && !c10::isBarebonesUnsignedType(type);
   const bool summed = op == ReduceOp::sum || op == ReduceOp::avg, ordered = op == ReduceOp::max || op == ReduceOp::min;
   if (type == at::kComplexFloat || type == at::kComplexDouble) return !ordered;
   if (type == at::kHalf || type == at::kBFloat16) return !summed;
-  return type == at::kFloat || type == at::kDouble || (whole && op != ReduceOp::avg);
+  return type == at::kFloat || type == at::kDouble || (full && op != ReduceOp::avg);
 }
 
 class StrategyTrial {

@@ -110,7 +110,7 @@ class Verifier {
   Verdict verify() {
     Verdict verdict;
     try {
-      whole_ = sample_operands(sample_);
+      full_ = sample_operands(sample_);
       decision_ = decide_at(0);
       if (!decision_.local_kernel.empty()) return {Verdict::Kind::needs_kernel, decision_text(decision_)};
     } catch (const c10::NotImplementedError& e) {
@@ -139,7 +139,7 @@ class Verifier {
   }
 
   void compare() {
-    const std::vector<at::Tensor> copies = cloned(whole_);
+    const std::vector<at::Tensor> copies = cloned(full_);
     const Outcome one = run(sample_.op, with_tensors(sample_, copies), copies, decision_.mutated);
     std::vector<Outcome> ranks;
     for (std::int64_t r = 0; r < c10::multiply_integers(shape_); ++r) ranks.push_back(run_rank(r));
@@ -154,11 +154,11 @@ class Verifier {
   Outcome run_rank(std::int64_t rank) {
     const Decision decision = rank == 0 ? decision_ : decide_at(rank);
     std::vector<at::Tensor> local;
-    for (std::size_t i = 0; i < whole_.size(); ++i) {
-      const bool placed = !decision.inputs[i].empty() && whole_[i].defined();
+    for (std::size_t i = 0; i < full_.size(); ++i) {
+      const bool placed = !decision.inputs[i].empty() && full_[i].defined();
       local.push_back(
-          placed ? to_stride_order(part_of_rank(whole_[i], decision.inputs[i], shape_, rank, 17 + i), *specs_[i])
-                 : whole_[i]);
+          placed ? to_stride_order(part_of_rank(full_[i], decision.inputs[i], shape_, rank, 17 + i), *specs_[i])
+                 : full_[i]);
     }
     local = cloned(local);
     std::vector<c10::IValue> args = with_tensors(sample_, local);
@@ -213,7 +213,7 @@ class Verifier {
   std::vector<std::int64_t> shape_;
   std::vector<Placements> placements_;
   Chooser chooser_;
-  std::vector<at::Tensor> whole_;
+  std::vector<at::Tensor> full_;
   std::vector<SpecPtr> specs_;  // per operand
   Decision decision_;
 };

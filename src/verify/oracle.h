@@ -62,7 +62,7 @@ std::vector<Verdict> verify_all_strategies(const Sample& sample, std::int64_t ra
 Chooser nth_candidate(std::size_t k, std::size_t& count);
 
 // What a rank holds of a tensor, and the inverse. `seed` varies the contributions of Partials.
-at::Tensor part_of_rank(const at::Tensor& whole, const Placements& placements, at::IntArrayRef mesh_shape,
+at::Tensor part_of_rank(const at::Tensor& full, const Placements& placements, at::IntArrayRef mesh_shape,
                         std::int64_t rank, std::uint64_t seed);
 bool all_finite(const at::Tensor& tensor);
 // Equal but for the rounding of the type; of whole numbers, equal. NaN equals NaN.

@@ -18,29 +18,29 @@ at::Tensor noise(at::IntArrayRef sizes, std::uint64_t seed) {
 }
 
 // The product of these is `whole`: numbers of either sign, in fractions twice as much, whose inverses are exact.
-at::Tensor product_share(const at::Tensor& whole, std::int64_t parts, std::int64_t index, std::uint64_t seed) {
-  const bool fractions = whole.is_floating_point() || whole.is_complex();
+at::Tensor product_share(const at::Tensor& full, std::int64_t parts, std::int64_t index, std::uint64_t seed) {
+  const bool fractions = full.is_floating_point() || full.is_complex();
   const auto factor = [&](std::int64_t r) {
-    const at::Tensor negative = noise(whole.sizes(), seed + static_cast<std::uint64_t>(r)).lt(0);
-    return at::where(negative, fractions ? -2 : -1, fractions ? 2 : 1).to(whole.scalar_type());
+    const at::Tensor negative = noise(full.sizes(), seed + static_cast<std::uint64_t>(r)).lt(0);
+    return at::where(negative, fractions ? -2 : -1, fractions ? 2 : 1).to(full.scalar_type());
   };
   if (index > 0) return factor(index);
-  at::Tensor rest = whole;
+  at::Tensor rest = full;
   for (std::int64_t r = 1; r < parts; ++r) rest = fractions ? rest / factor(r) : rest * factor(r);
   return rest;
 }
 
 // Rank `index` of `parts` contributes this; the contributions differ and their combination is `whole`.
-at::Tensor contribution(const at::Tensor& whole, ReduceOp op, std::int64_t parts, std::int64_t index,
+at::Tensor contribution(const at::Tensor& full, ReduceOp op, std::int64_t parts, std::int64_t index,
                         std::uint64_t seed) {
   const auto at_rank = [&](std::int64_t r) {
-    return noise(whole.sizes(), seed * 31 + static_cast<std::uint64_t>(r)).to(whole.scalar_type());
+    return noise(full.sizes(), seed * 31 + static_cast<std::uint64_t>(r)).to(full.scalar_type());
   };
-  if (whole.scalar_type() == at::kBool) return whole;
+  if (full.scalar_type() == at::kBool) return full;
   switch (op) {
     case ReduceOp::sum:
     case ReduceOp::avg: {
-      const at::Tensor target = op == ReduceOp::avg ? whole * parts : whole;
+      const at::Tensor target = op == ReduceOp::avg ? full * parts : full;
       if (index + 1 < parts) return at_rank(index);
       at::Tensor rest = target.clone();
       for (std::int64_t r = 0; r + 1 < parts; ++r) rest = rest - at_rank(r);
@@ -51,38 +51,37 @@ at::Tensor contribution(const at::Tensor& whole, ReduceOp op, std::int64_t parts
       const at::Tensor away = at_rank(index).abs();
       const at::Tensor holder = at_rank(parts).abs().to(at::kLong).remainder(parts).eq(index);
       // Of whole numbers, the difference may lie on the other side.
-      const at::Tensor other =
-          op == ReduceOp::max ? at::minimum(whole - away, whole) : at::maximum(whole + away, whole);
-      return at::where(holder, whole, other);
+      const at::Tensor other = op == ReduceOp::max ? at::minimum(full - away, full) : at::maximum(full + away, full);
+      return at::where(holder, full, other);
     }
     case ReduceOp::product:
-      return product_share(whole, parts, index, seed * 31);
+      return product_share(full, parts, index, seed * 31);
   }
-  return whole;
+  return full;
 }
 
-struct Places {
+struct Positions {
   std::vector<at::Tensor> index;  // per dimension, the global indices
 };
 
-Places places_of(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef shape,
-                 at::IntArrayRef coordinate) {
-  Places places;
+Positions positions_of(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef shape,
+                       at::IntArrayRef coordinate) {
+  Positions positions;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
     const at::Tensor all = at::arange(sizes[d], at::kLong);
-    places.index.push_back(
+    positions.index.push_back(
         select_segments(all, 0, shard_segments(sizes[d], static_cast<std::int64_t>(d), placements, shape, coordinate)));
   }
-  return places;
+  return positions;
 }
 
 // Advanced indices that address the outer product of the places.
-c10::List<std::optional<at::Tensor>> grid(const Places& places) {
+c10::List<std::optional<at::Tensor>> grid(const Positions& positions) {
   c10::List<std::optional<at::Tensor>> indices;
-  for (std::size_t d = 0; d < places.index.size(); ++d) {
-    std::vector<std::int64_t> shape(places.index.size(), 1);
+  for (std::size_t d = 0; d < positions.index.size(); ++d) {
+    std::vector<std::int64_t> shape(positions.index.size(), 1);
     shape[d] = -1;
-    indices.push_back(places.index[d].view(shape));
+    indices.push_back(positions.index[d].view(shape));
   }
   return indices;
 }
@@ -92,14 +91,14 @@ struct Canvas {
   at::Tensor values, known;
 };
 
-void paint(Canvas& canvas, const at::Tensor& part, const Places& places) {
+void paint(Canvas& canvas, const at::Tensor& part, const Positions& positions) {
   if (part.dim() == 0) {
     TORCH_CHECK(!canvas.known.item<bool>() || same_values(canvas.values, part), "replicas differ");
     canvas.values.copy_(part);
     canvas.known.fill_(true);
     return;
   }
-  const auto at = grid(places);
+  const auto at = grid(positions);
   const at::Tensor known = canvas.known.index(at), before = canvas.values.index(at);
   TORCH_CHECK(same_values(at::where(known, before, part), part), "replicas differ");
   canvas.values.index_put_(at, part);
@@ -135,17 +134,17 @@ bool same_values(const at::Tensor& a, const at::Tensor& b) {
   return at::allclose(wide(a), wide(b), tolerance, tolerance, true);
 }
 
-at::Tensor part_of_rank(const at::Tensor& whole, const Placements& placements, at::IntArrayRef mesh_shape,
+at::Tensor part_of_rank(const at::Tensor& full, const Placements& placements, at::IntArrayRef mesh_shape,
                         std::int64_t rank, std::uint64_t seed) {
   const Coordinate coordinate = coordinate_at(mesh_shape, rank);
-  at::Tensor part = whole;
+  at::Tensor part = full;
   for (std::size_t a = 0; a < placements.size(); ++a) {
     if (!placements[a].is_partial()) continue;
     // The same for ranks that differ on other axes only.
     part = contribution(part, placements[a].reduce_op(), mesh_shape[a], coordinate[a], seed * 7 + a);
   }
-  for (std::int64_t d = 0; d < whole.dim(); ++d) {
-    part = select_segments(part, d, shard_segments(whole.size(d), d, placements, mesh_shape, coordinate));
+  for (std::int64_t d = 0; d < full.dim(); ++d) {
+    part = select_segments(part, d, shard_segments(full.size(d), d, placements, mesh_shape, coordinate));
   }
   return part;
 }
@@ -167,13 +166,13 @@ at::Tensor assemble_parts(const std::vector<at::Tensor>& parts, at::IntArrayRef 
     for (std::size_t a = 0; a < placements.size(); ++a) {
       index = index * partial_shape[a] + (placements[a].is_partial() ? coordinate[a] : 0);
     }
-    const Places places = places_of(sizes, placements, mesh_shape, coordinate);
+    const Positions positions = positions_of(sizes, placements, mesh_shape, coordinate);
     for (std::size_t d = 0; d < sizes.size(); ++d) {
       TORCH_CHECK(parts[r].dim() == static_cast<std::int64_t>(sizes.size()) &&
-                      parts[r].size(static_cast<std::int64_t>(d)) == places.index[d].numel(),
+                      parts[r].size(static_cast<std::int64_t>(d)) == positions.index[d].numel(),
                   "rank ", r, " has sizes ", parts[r].sizes(), " of ", sizes, " ", to_string(placements));
     }
-    paint(canvases[static_cast<std::size_t>(index)], parts[r], places);
+    paint(canvases[static_cast<std::size_t>(index)], parts[r], positions);
   }
   for (std::size_t a = placements.size(); a-- > 0;) {
     if (!placements[a].is_partial()) continue;

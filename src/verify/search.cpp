@@ -55,41 +55,41 @@ bool close(const at::Tensor& a, const at::Tensor& b) {
   return at::allclose(a, b, 1e-4, 1e-4, true);
 }
 
-bool fits(const std::vector<at::Tensor>& parts, const at::Tensor& whole, const Placements& placements,
+bool fits(const std::vector<at::Tensor>& parts, const at::Tensor& full, const Placements& placements,
           std::int64_t ranks) {
   try {
-    return close(assemble_parts(parts, whole.sizes(), placements, {ranks}), whole);
+    return close(assemble_parts(parts, full.sizes(), placements, {ranks}), full);
   } catch (const std::exception&) {
     return false;
   }
 }
 
 // Whether some placement tells what the ranks hold.
-bool has_placement(const std::vector<at::Tensor>& parts, const at::Tensor& whole, std::int64_t ranks) {
-  if (fits(parts, whole, {Replicate()}, ranks)) return true;
-  for (std::int64_t d = 0; d < whole.dim(); ++d) {
-    if (fits(parts, whole, {Shard(d)}, ranks)) return true;
+bool has_placement(const std::vector<at::Tensor>& parts, const at::Tensor& full, std::int64_t ranks) {
+  if (fits(parts, full, {Replicate()}, ranks)) return true;
+  for (std::int64_t d = 0; d < full.dim(); ++d) {
+    if (fits(parts, full, {Shard(d)}, ranks)) return true;
   }
-  return whole.is_floating_point() && fits(parts, whole, {Partial()}, ranks);
+  return full.is_floating_point() && fits(parts, full, {Partial()}, ranks);
 }
 
 bool is_true(const Sample& sample, const Inputs& inputs, std::int64_t ranks) {
   const auto operands = sample_operands(sample);
   try {
-    const auto whole = results_of(sample, operands);
-    std::vector<std::vector<at::Tensor>> parts(whole.size());
+    const auto full = results_of(sample, operands);
+    std::vector<std::vector<at::Tensor>> parts(full.size());
     for (std::int64_t r = 0; r < ranks; ++r) {
       std::vector<at::Tensor> local;
       for (std::size_t i = 0; i < operands.size(); ++i) {
         local.push_back(inputs[i].empty() ? operands[i] : part_of_rank(operands[i], inputs[i], {ranks}, r, i));
       }
       const auto results = results_of(sample, local);
-      for (std::size_t k = 0; k < whole.size(); ++k) parts[k].push_back(results.at(k));
+      for (std::size_t k = 0; k < full.size(); ++k) parts[k].push_back(results.at(k));
     }
-    for (std::size_t k = 0; k < whole.size(); ++k) {
-      if (!has_placement(parts[k], whole[k], ranks)) return false;
+    for (std::size_t k = 0; k < full.size(); ++k) {
+      if (!has_placement(parts[k], full[k], ranks)) return false;
     }
-    return !whole.empty();
+    return !full.empty();
   } catch (const std::exception&) {
     return false;
   }

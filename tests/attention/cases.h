@@ -165,10 +165,10 @@ inline at::Tensor attend(const Case& c, const std::vector<at::Tensor>& in, const
 // Inputs as DTensors that require gradients; sinks Replicate.
 inline std::vector<at::Tensor> distributed(const Case& c, const Tensors& t, const DeviceMesh& mesh) {
   std::vector<at::Tensor> in;
-  const auto plain = t.inputs(c);
-  for (std::size_t i = 0; i < plain.size(); ++i) {
+  const auto regular = t.inputs(c);
+  for (std::size_t i = 0; i < regular.size(); ++i) {
     const auto where = i < 3 ? c.where[i] : Placements(static_cast<std::size_t>(mesh.ndim()));
-    in.push_back(distribute_tensor(plain[i], mesh, where).detach().requires_grad_());
+    in.push_back(distribute_tensor(regular[i], mesh, where).detach().requires_grad_());
   }
   return in;
 }
@@ -182,12 +182,12 @@ inline at::Tensor mask_on(const Case& c, const DeviceMesh& mesh) {
 inline void check_case(const Case& c, const DeviceMesh& mesh) {
   manual_seed(mesh, c.seed);
   const auto t = tensors_of(c);
-  std::vector<at::Tensor> plain;  // exact for half types
+  std::vector<at::Tensor> regular;  // exact for half types
   const bool half = c.dtype == at::kBFloat16 || c.dtype == at::kHalf;
   const auto exact = half ? at::kDouble : c.dtype;
-  for (const auto& x : t.inputs(c)) plain.push_back(x.detach().to(exact, false, true).requires_grad_());
-  const auto expected = expected_result(c, plain, kept_of(c, mesh));
-  const auto gradients = torch::autograd::grad({expected}, plain, {t.grad.to(exact)}, {}, false, true);
+  for (const auto& x : t.inputs(c)) regular.push_back(x.detach().to(exact, false, true).requires_grad_());
+  const auto expected = expected_result(c, regular, kept_of(c, mesh));
+  const auto gradients = torch::autograd::grad({expected}, regular, {t.grad.to(exact)}, {}, false, true);
   const auto in = distributed(c, t, mesh);
   const AttentionStrategyScope scope(c.strategy);
   const auto result = attend(c, in, mask_on(c, mesh));
@@ -196,7 +196,7 @@ inline void check_case(const Case& c, const DeviceMesh& mesh) {
   const auto found = torch::autograd::grad({result}, in, {grad});
   const char* const names[] = {"dq", "dk", "dv", "dsinks"};
   for (std::size_t i = 0; i < in.size(); ++i) {
-    const auto wanted = gradients[i].defined() ? gradients[i] : at::zeros_like(plain[i]);
+    const auto wanted = gradients[i].defined() ? gradients[i] : at::zeros_like(regular[i]);
     const double unit = c.large > 0 && i < 2 ? c.large : 1;  // gradients of q and k are as large as k and q
     require(DTensor(found[i]).full_tensor() / unit, wanted / unit, c, names[i]);
   }

@@ -178,10 +178,10 @@ TEST(AttentionCommunication, TwiceDifferentiableByRecomputation) {
           for (std::size_t i = 1; i < first.size(); ++i) sum = sum + first[i].square().sum();
           return torch::autograd::grad({sum}, in);
         };
-        std::vector<at::Tensor> plain;
-        for (const auto& x : t.inputs(c)) plain.push_back(x.detach().clone().requires_grad_());
+        std::vector<at::Tensor> regular;
+        for (const auto& x : t.inputs(c)) regular.push_back(x.detach().clone().requires_grad_());
         const auto kept = kept_of(c, mesh);
-        const auto wanted = second(plain, expected_result(c, plain, kept));
+        const auto wanted = second(regular, expected_result(c, regular, kept));
         const auto in = distributed(c, t, mesh);
         const AttentionStrategyScope scope(strategy);
         const auto found = second(in, attend(c, in, {}));

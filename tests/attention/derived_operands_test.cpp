@@ -37,14 +37,14 @@ TEST(AttentionDerivedOperands, GradientsWithAGraphCountEachPathOnce) {
                                                 {"three of their own", [](const at::Tensor& x) {
                                                    return Operands{x * 2, x * 3, x - 1};
                                                  }}};
-  const auto whole = Draw(4).normal({1, 2, 6, 4});
+  const auto full = Draw(4).normal({1, 2, 6, 4});
   for (const auto& [what, make] : makes) {
-    const auto plain = whole.clone().requires_grad_();
-    const auto wanted = both(plain, by_formula(make(plain)));
+    const auto regular = full.clone().requires_grad_();
+    const auto wanted = both(regular, by_formula(make(regular)));
     for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
       on_mesh({2}, [&, what = what, make = make](const DeviceMesh& mesh) {
         const AttentionStrategyScope scope(strategy);
-        const auto x = distribute_tensor(whole, mesh, {Shard(2)}).detach().requires_grad_();
+        const auto x = distribute_tensor(full, mesh, {Shard(2)}).detach().requires_grad_();
         const auto in = make(x);
         const auto found = both(x, attention(in[0], in[1], in[2]));
         for (std::size_t i = 0; i < 2; ++i) {

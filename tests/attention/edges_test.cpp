@@ -63,14 +63,14 @@ TEST(AttentionEdgeCases, GradientsOfSomeOperands) {
     for (const std::size_t which : {0, 1, 2}) {
       const auto c = small();
       const auto t = tensors_of(c);
-      std::vector<at::Tensor> plain{t.q.clone(), t.k.clone(), t.v.clone()}, in;
-      for (const auto& x : plain) in.push_back(distribute_tensor(x, mesh, {Shard(2)}));
-      plain[which].requires_grad_();
+      std::vector<at::Tensor> regular{t.q.clone(), t.k.clone(), t.v.clone()}, in;
+      for (const auto& x : regular) in.push_back(distribute_tensor(x, mesh, {Shard(2)}));
+      regular[which].requires_grad_();
       in[which].requires_grad_();
       const AttentionStrategyScope scope(c.strategy);
       attend(c, in, {}).sum().backward();  // a gradient that is expanded
-      expected_result(c, plain, {}).sum().backward();
-      require(DTensor(in[which].grad()).full_tensor(), plain[which].grad(), c, "the gradient");
+      expected_result(c, regular, {}).sum().backward();
+      require(DTensor(in[which].grad()).full_tensor(), regular[which].grad(), c, "the gradient");
     }
   });
 }
@@ -83,23 +83,23 @@ TEST(AttentionEdgeCases, RegularOperandsCountAsReplicate) {
       c.by_aten = false;
       c.options.sinks = at::arange(4, at::kDouble);
       const auto t = tensors_of(c);
-      std::vector<at::Tensor> plain, in;
-      for (const auto& x : t.inputs(c)) plain.push_back(x.clone().requires_grad_());
+      std::vector<at::Tensor> regular, in;
+      for (const auto& x : t.inputs(c)) regular.push_back(x.clone().requires_grad_());
       for (std::size_t i = 0; i < 3; ++i) {
         const bool stays = i == which || which == 3;
-        in.push_back(stays ? plain[i].detach().clone().requires_grad_()
-                           : distribute_tensor(plain[i].detach(), mesh, {Shard(2)}).requires_grad_());
+        in.push_back(stays ? regular[i].detach().clone().requires_grad_()
+                           : distribute_tensor(regular[i].detach(), mesh, {Shard(2)}).requires_grad_());
       }
-      in.push_back(distribute_tensor(plain[3].detach(), mesh, {Replicate()}).requires_grad_());
+      in.push_back(distribute_tensor(regular[3].detach(), mesh, {Replicate()}).requires_grad_());
       const AttentionStrategyScope scope(c.strategy);
       const auto y = attend(c, in, {});
-      const auto wanted = expected_result(c, plain, {});
+      const auto wanted = expected_result(c, regular, {});
       require(DTensor(y).full_tensor(), wanted, c, "the result");
       const auto found = torch::autograd::grad({y.square().sum()}, in);
-      const auto gradients = torch::autograd::grad({wanted.square().sum()}, plain);
+      const auto gradients = torch::autograd::grad({wanted.square().sum()}, regular);
       for (std::size_t i = 0; i < in.size(); ++i) {
-        const auto whole = is_dtensor(found[i]) ? DTensor(found[i]).full_tensor() : found[i];
-        require(whole, gradients[i], c, c10::str("gradient ", i, " with ", which, " plain"));
+        const auto unsharded = is_dtensor(found[i]) ? DTensor(found[i]).full_tensor() : found[i];
+        require(unsharded, gradients[i], c, c10::str("gradient ", i, " with ", which, " plain"));
       }
     }
   });
@@ -182,10 +182,10 @@ TEST(AttentionEdgeCases, DocumentsOfRows) {
       const auto first = torch::autograd::grad({y.square().sum()}, in, {}, true, true);
       return torch::autograd::grad({first[0].square().sum() + first[1].sum()}, in);
     };
-    std::vector<at::Tensor> plain;
-    for (const auto& x : t.inputs(c)) plain.push_back(x.detach().clone().requires_grad_());
-    require(attend(c, plain, {}), expected_result(c, plain, {}), c, "plain tensors");
-    const auto wanted = twice(plain), found = twice(distributed(c, t, mesh));
+    std::vector<at::Tensor> regular;
+    for (const auto& x : t.inputs(c)) regular.push_back(x.detach().clone().requires_grad_());
+    require(attend(c, regular, {}), expected_result(c, regular, {}), c, "plain tensors");
+    const auto wanted = twice(regular), found = twice(distributed(c, t, mesh));
     for (std::size_t i = 0; i < 3; ++i) require(DTensor(found[i]).full_tensor(), wanted[i], c, "second derivative");
   });
 }
@@ -206,8 +206,8 @@ TEST(AttentionEdgeCases, MistakesInDocumentsOfRowsAreNamed) {
     says(rows({1, 5}), "from 0 up to 10, not at [1, 5]");
     says(rows({0, 5, 3}), "from 0 up to 10, not at [0, 5, 3]");
     says(rows({0, 11}), "from 0 up to 10, not at [0, 11]");
-    const auto plain = at::zeros({2, 4, 10, 4});
-    EXPECT_THROW(attention(plain, plain, plain, {.row_cu_seqlens = rows({1, 5})}), c10::Error);
+    const auto regular = at::zeros({2, 4, 10, 4});
+    EXPECT_THROW(attention(regular, regular, regular, {.row_cu_seqlens = rows({1, 5})}), c10::Error);
     EXPECT_THROW(attention(in[0], in[1], in[2], {.documents = {0, 11}}), c10::Error);
     says(at::zeros({3, 1}, at::kLong), "are int64 [2, D], not Long[3, 1]");
     says(at::zeros({2, 1}), "are int64 [2, D], not Float[2, 1]");
@@ -323,8 +323,8 @@ TEST(AttentionEdgeCases, ExplainsListOfMovesHoldsWhatAttentionMoves) {
     const AttentionStrategyScope scope(c.strategy);
     const std::int64_t others = 2 * c.batch * c.groups * c.keys * c.features * kItem / 2;  // keys and values
     at::Tensor y;
-    const auto says = [](const std::string& told, const std::string& part) {
-      EXPECT_NE(told.find(part), std::string::npos) << part << " in\n" << told;
+    const auto says = [](const std::string& reported, const std::string& part) {
+      EXPECT_NE(reported.find(part), std::string::npos) << part << " in\n" << reported;
     };
     const auto forward = explain([&] { y = attend(c, in, {}); });
     says(forward, "outside any module: " + std::to_string(others) + " bytes\n  dtensor::attention: ");

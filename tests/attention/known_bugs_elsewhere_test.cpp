@@ -131,9 +131,9 @@ TEST(AttentionIssuesOfOtherLibraries, Diffusers14265TransformerEngine1557Gradien
       auto c = of_length(32, 4);
       c.options.causal = causal;
       const auto t = tensors_of(c);
-      std::vector<at::Tensor> plain;
-      for (const auto& x : t.inputs(c)) plain.push_back(x.detach().clone().requires_grad_());
-      const auto wanted = torch::autograd::grad({expected_result(c, plain, {})}, plain, {t.grad});
+      std::vector<at::Tensor> regular;
+      for (const auto& x : t.inputs(c)) regular.push_back(x.detach().clone().requires_grad_());
+      const auto wanted = torch::autograd::grad({expected_result(c, regular, {})}, regular, {t.grad});
       const auto in = distributed(c, t, mesh);
       const AttentionStrategyScope scope(AttentionStrategy::ring);
       const auto y = attend(c, in, {});

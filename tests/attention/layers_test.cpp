@@ -177,9 +177,9 @@ void check_stages(const Trial& t, Communicator world, const Found& wanted) {
   const auto attend = attend_with(t.c);
   stages.set_stage(
       mine, [&](const Tensors& in) { return Tensors{layer.forward(t.c, in[0], attend)}; }, parameters);
-  const auto pieces = [&](const at::Tensor& whole) {
+  const auto pieces = [&](const at::Tensor& full) {
     std::vector<Tensors> all;
-    for (const auto& part : pipeline::microbatches(whole, t.microbatches)) {
+    for (const auto& part : pipeline::microbatches(full, t.microbatches)) {
       all.push_back({distribute_tensor(part, inside, batch_split(t))});
     }
     return all;

@@ -97,7 +97,7 @@ TEST(AttentionMemory, DocumentsOfRowsTakeNoScoresMatrix) {
 }
 
 // Of plain tensors: against the formula.
-void check_plain_gradients(const Case& c) {
+void check_regular_gradients(const Case& c) {
   const auto t = tensors_of(c);
   std::vector<at::Tensor> in;
   for (const auto& x : t.inputs(c)) in.push_back(x.detach().clone().requires_grad_());
@@ -137,7 +137,7 @@ TEST(AttentionMemory, DocumentsOfRegularTensorsUseTheirOwnMatrices) {
         EXPECT_LT(6 * scores + 4 * part, c.batch * kHeads * kLength * kLength * kItem);
         require(found, wanted, c, "the result");
       });
-      check_plain_gradients(c);
+      check_regular_gradients(c);
     }
   }
 }

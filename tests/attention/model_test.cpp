@@ -101,13 +101,13 @@ TEST(AttentionInPrograms, HalfTypesAreMergedInFloat) {
     c.features = c.values = 16;
     const auto t = tensors_of(c);
     const std::vector<at::Tensor> halves{t.q.to(dtype), t.k.to(dtype), t.v.to(dtype)};
-    std::vector<at::Tensor> exact, plain;
+    std::vector<at::Tensor> exact, regular;
     for (const auto& x : halves) exact.push_back(x.to(at::kDouble).requires_grad_());
-    for (const auto& x : halves) plain.push_back(x.clone().requires_grad_());
+    for (const auto& x : halves) regular.push_back(x.clone().requires_grad_());
     const auto wanted = expected_result(c, exact, {});
     const auto wanted_gradients = torch::autograd::grad({wanted}, exact, {t.grad});
-    const auto one = attend(c, plain, {});
-    const auto one_gradients = torch::autograd::grad({one}, plain, {t.grad.to(dtype)});
+    const auto one = attend(c, regular, {});
+    const auto one_gradients = torch::autograd::grad({one}, regular, {t.grad.to(dtype)});
     const auto far = [](const at::Tensor& x, const at::Tensor& of) {
       return (x.to(at::kDouble) - of).norm().item<double>();
     };
@@ -162,15 +162,15 @@ TEST(AttentionInPrograms, AutocastCastsWhatAttentionIsGiven) {
     const auto t = tensors_of(c);
     const auto in = distributed(c, t, mesh);
     const AttentionStrategyScope scope(c.strategy);
-    at::Tensor plain, found, mixed;
+    at::Tensor regular, found, mixed;
     {
       const Autocast autocast;
-      plain = attend(c, {t.q, t.k, t.v}, {});
+      regular = attend(c, {t.q, t.k, t.v}, {});
       found = attend(c, in, {});
       mixed = attend(c, {in[0], in[1], in[2].to(at::kBFloat16)}, {});
     }
-    for (const auto& y : {plain, found, mixed}) EXPECT_EQ(y.scalar_type(), at::kBFloat16);
-    const auto wide = plain.to(at::kDouble), far = DTensor(found).full_tensor().detach().to(at::kDouble) - wide;
+    for (const auto& y : {regular, found, mixed}) EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    const auto wide = regular.to(at::kDouble), far = DTensor(found).full_tensor().detach().to(at::kDouble) - wide;
     EXPECT_LT(far.norm().item<double>(), 0.05 * wide.norm().item<double>());
     EXPECT_TRUE(at::equal(DTensor(found).full_tensor(), DTensor(mixed).full_tensor()));
     found.sum().backward();
@@ -192,8 +192,8 @@ TEST(AttentionInPrograms, InATransformerOnlyKeysAndValuesMove) {
         const MeshScope scope(mesh);
         return make();
       }();
-      nn::Block plain = make();
-      const auto theirs = model.named_parameters(), ours = plain.named_parameters();
+      nn::Block regular = make();
+      const auto theirs = model.named_parameters(), ours = regular.named_parameters();
       {
         const at::NoGradGuard no_grad;
         for (std::size_t i = 0; i < ours.size(); ++i) ours[i].second->copy_(DTensor(*theirs[i].second).full_tensor());
@@ -207,9 +207,9 @@ TEST(AttentionInPrograms, InATransformerOnlyKeysAndValuesMove) {
       const std::int64_t block = 2 * 2 * tokens / ranks * hidden * 8;
       EXPECT_EQ(comms.total().bytes, mesh.coordinate()->front() * block) << comms.table();
       EXPECT_EQ(comms.total("", "", "").bytes, comms.total("recv").bytes) << comms.table();
-      expect_close(y, plain.forward(x), "the block");
+      expect_close(y, regular.forward(x), "the block");
       y.square().sum().backward();
-      plain.forward(x).square().sum().backward();
+      regular.forward(x).square().sum().backward();
       for (std::size_t i = 0; i < ours.size(); ++i) {
         expect_close(theirs[i].second->grad(), ours[i].second->grad(), ours[i].first);
       }
@@ -248,13 +248,13 @@ TEST(AttentionInPrograms, DropoutOfAMicrobatchIsThatOfItsRows) {
     const auto in = distributed(c, tensors_of(c), mesh);
     const AttentionStrategyScope scope(c.strategy);
     manual_seed(mesh, 7);
-    const auto whole = DTensor(attend(c, in, {})).full_tensor();
+    const auto full = DTensor(attend(c, in, {})).full_tensor();
     for (const std::int64_t first : {0, 2}) {
       manual_seed(mesh, 7);
       const MicrobatchRandomGuard rows({first, 2, 4});
       const auto part =
           attend(c, {in[0].narrow(0, first, 2), in[1].narrow(0, first, 2), in[2].narrow(0, first, 2)}, {});
-      EXPECT_TRUE(at::allclose(DTensor(part).full_tensor(), whole.narrow(0, first, 2)));
+      EXPECT_TRUE(at::allclose(DTensor(part).full_tensor(), full.narrow(0, first, 2)));
     }
   });
 }

@@ -23,7 +23,7 @@ Placement split(Draw& draw, std::int64_t length, std::int64_t ranks) {
   return RaggedShard(2, random_cut(length, ranks, draw.engine()));
 }
 
-void draw_places(Draw& draw, Case& c) {
+void draw_positions(Draw& draw, Case& c) {
   c.mesh = one_of<Shape>(draw, {{2}, {3}, {4}, {2, 2}, {2, 3}, {2, 2, 2}});
   const auto axes = c.mesh.size();
   for (auto& where : c.where) where = Placements(axes);
@@ -104,7 +104,7 @@ Case draw_case(std::uint64_t seed) {
   c.values = draw.integer(0, 3) == 0 ? draw.integer(1, 8) : c.features;
   c.dtype = one_of<at::ScalarType>(draw, {at::kDouble, at::kDouble, at::kFloat, at::kFloat, at::kBFloat16});
   c.by_aten = draw.coin();
-  draw_places(draw, c);
+  draw_positions(draw, c);
   draw_options(draw, c);
   c.strategy = static_cast<AttentionStrategy>(draw.integer(0, 3));
   return c;

@@ -26,8 +26,8 @@ TEST(AttentionOfRegularOperands, HasOneOrderOnAllRanks) {
 
 // Each rank would have a softmax of its own.
 TEST(AttentionOfRegularOperands, SinksAreComparedAsMasksAre) {
-  const auto whole = Draw(1).normal({2, 4, 6, 4});
-  const auto split = [&](const DeviceMesh& mesh) { return distribute_tensor(whole, mesh, {Shard(2)}); };
+  const auto full_tensor = Draw(1).normal({2, 4, 6, 4});
+  const auto split = [&](const DeviceMesh& mesh) { return distribute_tensor(full_tensor, mesh, {Shard(2)}); };
   EXPECT_THROW(on_mesh({2},
                        [&](const DeviceMesh& mesh) {
                          const at::Tensor x = split(mesh);
@@ -37,7 +37,8 @@ TEST(AttentionOfRegularOperands, SinksAreComparedAsMasksAre) {
                std::exception);
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const at::Tensor x = split(mesh), sinks = at::zeros({4}, at::kDouble);
-    expect_close(attention(x, x, x, {.sinks = sinks}), attention(whole, whole, whole, {.sinks = sinks}), "sinks");
+    expect_close(attention(x, x, x, {.sinks = sinks}),
+                 attention(full_tensor, full_tensor, full_tensor, {.sinks = sinks}), "sinks");
     const Strict strict;
     EXPECT_THROW(attention(x, x, x, {.sinks = sinks}), c10::Error);
   });

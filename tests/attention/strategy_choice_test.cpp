@@ -36,8 +36,9 @@ TEST(AttentionChoice, TheChoiceWeighsBalanceAgainstBytes) {
     std::string text;
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       const auto x = distribute_tensor(at::zeros({1, heads, length, 8}), mesh, {Shard(2)});
-      const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, causal); }, Explain::decisions);
-      if (mesh.coordinate()->front() == 0) text = told.substr(told.find("* "));
+      const auto reported =
+          explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, causal); }, Explain::decisions);
+      if (mesh.coordinate()->front() == 0) text = reported.substr(reported.find("* "));
     });
     return text.substr(0, text.find('\n'));
   };
@@ -55,10 +56,11 @@ TEST(AttentionChoice, ARingWithinUlysses) {
   c.options.causal = true;
   on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
     const auto in = distributed(c, tensors_of(c), mesh);
-    const auto told = explain([&] { attend(c, in, {}); }, Explain::decisions);
-    const auto chosen = told.substr(told.find("* "), told.find('\n', told.find("* ")) - told.find("* "));
-    EXPECT_NE(chosen.find(": ring"), std::string::npos) << told;
-    EXPECT_NE(chosen.find(": ulysses"), std::string::npos) << told;
+    const auto reported = explain([&] { attend(c, in, {}); }, Explain::decisions);
+    const auto chosen =
+        reported.substr(reported.find("* "), reported.find('\n', reported.find("* ")) - reported.find("* "));
+    EXPECT_NE(chosen.find(": ring"), std::string::npos) << reported;
+    EXPECT_NE(chosen.find(": ulysses"), std::string::npos) << reported;
     const CommDebugMode comms;
     attend(c, in, {});
     EXPECT_GT(comms.total("all_to_all").calls, 0);
@@ -95,8 +97,8 @@ TEST(AttentionChoice, KeysOfAReplicatedQueryDoNotMove) {
 TEST(AttentionChoice, TheChoiceKnowsZigzagToBeBalanced) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::zeros({1, 2, 2048, 8}), mesh, {ZigzagShard(2)});
-    const auto told = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, true); }, Explain::decisions);
-    EXPECT_EQ(told.find("axis 0: ring", told.find("* ")), told.find("* ") + 2) << told;
+    const auto reported = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, true); }, Explain::decisions);
+    EXPECT_EQ(reported.find("axis 0: ring", reported.find("* ")), reported.find("* ") + 2) << reported;
   });
 }
 

@@ -18,13 +18,13 @@ std::string folder_of(const Communicator& world) {
   return (std::filesystem::temp_directory_path() / ("dtensor_checkpoint_mpi_" + std::to_string(world.size()))).string();
 }
 
-at::Tensor whole() { return at::arange(601 * 300, at::kFloat).view({601, 300}); }
+at::Tensor unsharded() { return at::arange(601 * 300, at::kFloat).view({601, 300}); }
 
 StateTensors state(const Communicator& world, const Placements& placements, double factor) {
   const DeviceMesh all = init_device_mesh(world, at::kCPU, {world.size()});
   const DeviceMesh last = device_mesh(world, at::kCPU, {world.size() - 1}, {1});
-  return {{"w", distribute_tensor(whole() * factor, all, placements)},
-          {"far", distribute_tensor(whole() * factor, last, {Shard(1)})},
+  return {{"w", distribute_tensor(unsharded() * factor, all, placements)},
+          {"far", distribute_tensor(unsharded() * factor, last, {Shard(1)})},
           {"plain", at::full({3}, factor)}};
 }
 
@@ -32,7 +32,7 @@ void expect_values(const StateTensors& tensors, double factor) {
   for (const auto& [name, t] : tensors) {
     if (is_dtensor(t) && !DTensor(t).mesh().is_member()) continue;
     const at::Tensor got = is_dtensor(t) ? DTensor(t).full_tensor() : t;
-    TORCH_CHECK(at::equal(got, is_dtensor(t) ? whole() * factor : at::full({3}, factor)), name, " is wrong");
+    TORCH_CHECK(at::equal(got, is_dtensor(t) ? unsharded() * factor : at::full({3}, factor)), name, " is wrong");
   }
 }
 

@@ -110,8 +110,8 @@ TEST(Disk, AFullOneLeavesTheCheckpointBefore) {
         2, [&](const Communicator& world) { save_state(folder / "c", world, state(world, value), {}, kQuick); });
   };
   EXPECT_EQ(save(1)[0], "");
-  for (std::int64_t room = 0;; room += 100) {
-    bytes_left = room;
+  for (std::int64_t space = 0;; space += 100) {
+    bytes_left = space;
     const auto errors = save(2);
     bytes_left = 1LL << 60;
     if (errors[0].empty()) break;
@@ -122,7 +122,7 @@ TEST(Disk, AFullOneLeavesTheCheckpointBefore) {
       load_state(folder / "c", mesh.world(), {{"w", w}}, {.allow_unexpected = true});
       EXPECT_TRUE(at::equal(DTensor(w).full_tensor(), at::full({8, 3}, 1.0F)));
     });
-    ASSERT_LT(room, 100'000);
+    ASSERT_LT(space, 100'000);
   }
   EXPECT_TRUE(verify_checkpoint(folder / "c").empty());
   for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(folder / "c").parent_path())) {

@@ -64,17 +64,17 @@ TEST(G8, AChecksumDoesNotDependOnTheCutAndFindsFlipsAndSwaps) {
     const auto n = *rc::gen::inRange<std::int64_t>(2, 300);
     auto bytes = *rc::gen::container<std::string>(static_cast<std::size_t>(n * item), rc::gen::arbitrary<char>());
     const auto first = *rc::gen::inRange<std::int64_t>(0, std::int64_t{1} << 40);
-    const auto whole = files::checksum(bytes.data(), item, n, first);
-    RC_ASSERT(whole == by_definition(bytes, item, first));
+    const auto unsharded = files::checksum(bytes.data(), item, n, first);
+    RC_ASSERT(unsharded == by_definition(bytes, item, first));
     const auto cut = *rc::gen::inRange<std::int64_t>(0, n + 1);
     auto sum = files::checksum(bytes.data(), item, cut, first);
     sum += files::checksum(bytes.data() + cut * item, item, n - cut, first + cut);
-    RC_ASSERT(sum == whole);
+    RC_ASSERT(sum == unsharded);
     auto swapped = bytes;
     std::swap_ranges(swapped.begin(), swapped.begin() + item, swapped.end() - item);
-    RC_ASSERT((swapped == bytes) == (files::checksum(swapped.data(), item, n, first) == whole));
+    RC_ASSERT((swapped == bytes) == (files::checksum(swapped.data(), item, n, first) == unsharded));
     bytes[*rc::gen::inRange<std::size_t>(0, bytes.size())] ^= static_cast<char>(1 << *rc::gen::inRange(0, 8));
-    RC_ASSERT(files::checksum(bytes.data(), item, n, first) != whole);
+    RC_ASSERT(files::checksum(bytes.data(), item, n, first) != unsharded);
   }));
 }
 

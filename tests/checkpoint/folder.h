@@ -49,8 +49,8 @@ inline at::Tensor any_bits(Draw& draw, const Shape& sizes, at::ScalarType dtype)
 }
 
 inline std::string bits_of(const at::Tensor& t) {
-  const at::Tensor plain = t.detach().contiguous();
-  return {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()};
+  const at::Tensor regular = t.detach().contiguous();
+  return {static_cast<const char*>(regular.const_data_ptr()), regular.nbytes()};
 }
 
 // Replicate, Shard, StridedShard, ZigzagShard, at most one RaggedShard.

@@ -75,7 +75,7 @@ void change_header(const std::string& path, const std::function<void(Json&)>& ch
 }
 
 // G8: a corrupted learning rate, note, version or second name is found.
-TEST(Whole, ValuesAndNamesHaveAChecksum) {
+TEST(Full, ValuesAndNamesHaveAChecksum) {
   const Folder folder;
   save_to(folder / "c", 1);
   const std::string path = folder / "c/checkpoint.json", good = read(path);
@@ -97,7 +97,7 @@ TEST(Whole, ValuesAndNamesHaveAChecksum) {
   EXPECT_TRUE(verify_checkpoint(folder / "c").empty());
 }
 
-TEST(Whole, AFolderWithoutItsCheckpointJsonIsRefusedAndAPlainOneIsNot) {
+TEST(Full, AFolderWithoutItsCheckpointJsonIsRefusedAndAPlainOneIsNot) {
   const Folder folder;
   save_to(folder / "c", 1);
   fs::remove(folder / "c/checkpoint.json");
@@ -108,7 +108,7 @@ TEST(Whole, AFolderWithoutItsCheckpointJsonIsRefusedAndAPlainOneIsNot) {
   EXPECT_EQ(read_checkpoint_index(folder / "c").entries.size(), 3U);  // now another program's
 }
 
-TEST(Whole, AHeaderThatSaysAnotherTypeOrShapeIsFound) {
+TEST(Full, AHeaderThatSaysAnotherTypeOrShapeIsFound) {
   const Folder folder;
   save_to(folder / "c", 1);
   const std::string path = folder / "c/model.safetensors", good = read(path);
@@ -123,7 +123,7 @@ TEST(Whole, AHeaderThatSaysAnotherTypeOrShapeIsFound) {
 }
 
 // One file of it, by its own name, is verified by what stands beside it.
-TEST(Whole, AFileOfACheckpointIsVerifiedToo) {
+TEST(Full, AFileOfACheckpointIsVerifiedToo) {
   const Folder folder;
   save_to(folder / "c", 1);
   const std::string path = folder / "c/model.safetensors";
@@ -133,7 +133,7 @@ TEST(Whole, AFileOfACheckpointIsVerifiedToo) {
   EXPECT_EQ(verify_checkpoint(path).size(), 1U);
 }
 
-TEST(Whole, CheckpointsOfVersion1StillLoad) {
+TEST(Full, CheckpointsOfVersion1StillLoad) {
   const Folder folder;
   save_to(folder / "c", 1);
   change_header(folder / "c/model.safetensors", [](Json& header) { header["__metadata__"] = {{"format", "pt"}}; });
@@ -145,7 +145,7 @@ TEST(Whole, CheckpointsOfVersion1StillLoad) {
   EXPECT_EQ(value_in(folder / "c"), 1);
 }
 
-TEST(Whole, ASaveThroughALinkLeavesTheLink) {
+TEST(Full, ASaveThroughALinkLeavesTheLink) {
   const Folder folder;
   save_to(folder / "real/c", 1);
   fs::create_directory_symlink(folder / "real/c", folder / "link");
@@ -156,7 +156,7 @@ TEST(Whole, ASaveThroughALinkLeavesTheLink) {
   EXPECT_EQ(value_in(folder / "link"), 2);
 }
 
-TEST(Whole, WhatCannotBeSavedToIsSeenBeforeTheWork) {
+TEST(Full, WhatCannotBeSavedToIsSeenBeforeTheWork) {
   const Folder folder;
   fs::create_directory_symlink(folder / "nowhere", folder / "dangling");
   for (const std::string& path : {folder / "dangling", std::string("/proc/x"), std::string("/proc/self/x/y")}) {
@@ -168,7 +168,7 @@ TEST(Whole, WhatCannotBeSavedToIsSeenBeforeTheWork) {
 }
 
 // A disk that cannot hold the files is told before a rank writes, and the previous checkpoint stands.
-TEST(Whole, AFileBeyondTheLimitIsAnErrorAndNoSignal) {
+TEST(Full, AFileBeyondTheLimitIsAnErrorAndNoSignal) {
   const Folder folder;
   save_to(folder / "c", 1);
   rlimit before{};
@@ -183,7 +183,7 @@ TEST(Whole, AFileBeyondTheLimitIsAnErrorAndNoSignal) {
   EXPECT_EQ(value_in(folder / "c"), 1);
 }
 
-TEST(Whole, OthersFilesStayOrMakeItAnError) {
+TEST(Full, OthersFilesStayOrMakeItAnError) {
   const Folder folder;
   save_to(folder / "c", 1);
   write(folder / "c/model-extra.safetensors", "mine");
@@ -203,7 +203,7 @@ TEST(Whole, OthersFilesStayOrMakeItAnError) {
 }
 
 // What one file too many of the last save would be.
-TEST(Whole, FilesOfTheCheckpointBeforeDoNotStay) {
+TEST(Full, FilesOfTheCheckpointBeforeDoNotStay) {
   const Folder folder;
   SaveOptions options = kQuick;
   options.keep_foreign = true;
@@ -216,7 +216,7 @@ TEST(Whole, FilesOfTheCheckpointBeforeDoNotStay) {
   EXPECT_EQ(value_in(folder / "c"), 2);
 }
 
-TEST(Whole, SpecialFilesAreRefusedAtOnce) {
+TEST(Full, SpecialFilesAreRefusedAtOnce) {
   const Folder folder;
   fs::create_directories(folder / "c");
   ASSERT_EQ(::mkfifo((folder / "c/model.safetensors.index.json").c_str(), 0600), 0);
@@ -229,7 +229,7 @@ TEST(Whole, SpecialFilesAreRefusedAtOnce) {
   EXPECT_TRUE(says(load_error(folder / "c"), "is no ordinary file"));
 }
 
-TEST(Whole, AWeightMapDoesNotLeadOutOfTheFolder) {
+TEST(Full, AWeightMapDoesNotLeadOutOfTheFolder) {
   const Folder folder;
   save_to(folder / "c", 1);
   fs::create_directories(folder / "d");

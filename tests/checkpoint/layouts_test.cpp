@@ -9,13 +9,13 @@
 namespace dtensor::test {
 namespace {
 
-struct Whole {
+struct Full {
   std::string name;
   at::Tensor value;
 };
 
-std::vector<Whole> any_tensors(Draw& draw) {
-  std::vector<Whole> all;
+std::vector<Full> any_tensors(Draw& draw) {
+  std::vector<Full> all;
   for (auto n = draw.integer(0, 6); n > 0; --n) {
     const auto dtype = all_dtypes()[static_cast<std::size_t>(draw.integer(0, 10))];
     const Shape sizes = draw.sizes(draw.integer(0, 4));
@@ -25,30 +25,30 @@ std::vector<Whole> any_tensors(Draw& draw) {
 }
 
 // Over all ranks, over some, over two out of order; sometimes with permuted memory.
-at::Tensor place(Draw& draw, const at::Tensor& whole, const Communicator& world, const Shape& shape) {
+at::Tensor place(Draw& draw, const at::Tensor& unsharded, const Communicator& world, const Shape& shape) {
   const auto kind = draw.integer(0, 3);
-  if (kind == 0) return whole.clone();
+  if (kind == 0) return unsharded.clone();
   DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
   if (kind == 1 && world.size() > 1) mesh = device_mesh(world, at::kCPU, {world.size() - 1, 0}, {2});
   if (kind == 2) mesh = device_mesh(world, at::kCPU, {world.size() - 1}, {1});
-  const Placements placements = any_layout(draw, mesh, whole.sizes().vec());
-  const bool permuted = whole.dim() > 1 && draw.coin();
-  const at::Tensor given = permuted ? whole.transpose(0, 1).contiguous().transpose(0, 1) : whole;
+  const Placements placements = any_layout(draw, mesh, unsharded.sizes().vec());
+  const bool permuted = unsharded.dim() > 1 && draw.coin();
+  const at::Tensor given = permuted ? unsharded.transpose(0, 1).contiguous().transpose(0, 1) : unsharded;
   return distribute_tensor(given, mesh, placements);
 }
 
-StateTensors place_all(std::uint64_t seed, const std::vector<Whole>& wholes, const Communicator& world,
+StateTensors place_all(std::uint64_t seed, const std::vector<Full>& wholes, const Communicator& world,
                        const Shape& shape, bool blank) {
   Draw draw(seed);
   StateTensors result;
-  for (const Whole& w : wholes) {
+  for (const Full& w : wholes) {
     const at::Tensor value = blank ? at::zeros_like(w.value) : w.value;
     result.emplace_back(w.name, place(draw, value, world, shape));
   }
   return result;
 }
 
-void expect_whole(const StateTensors& got, const std::vector<Whole>& wholes) {
+void expect_full(const StateTensors& got, const std::vector<Full>& wholes) {
   for (std::size_t i = 0; i < wholes.size(); ++i) {
     at::Tensor t = got[i].second;
     const std::string what = got[i].first + (is_dtensor(t) ? " " + DTensor(t).spec_str() : "");
@@ -77,7 +77,7 @@ TEST(G8, WhatIsSavedOnAnyLayoutLoadsOnAnyOther) {
       const auto targets = place_all(seed + 1, wholes, world, to, true);
       const auto values = load_state(folder / "c", world, targets);
       EXPECT_EQ(std::get<std::int64_t>(values.at("step")), 7);
-      expect_whole(targets, wholes);
+      expect_full(targets, wholes);
     });
     RC_ASSERT(!testing::Test::HasFailure());
   }));
@@ -86,11 +86,11 @@ TEST(G8, WhatIsSavedOnAnyLayoutLoadsOnAnyOther) {
 // Larger than a share and a buffer, so that replicas divide the work and pieces follow each other.
 TEST(G8, LargeTensorsAreDividedAmongReplicas) {
   const Folder folder;
-  const std::vector<Whole> wholes = {
+  const std::vector<Full> wholes = {
       {"w", at::randn({1031, 1500})}, {"v", at::randn({700, 37}).to(at::kBFloat16)}, {"narrow", at::randn({50000, 3})}};
   const auto placed = [&](const DeviceMesh& mesh, const Placements& p, bool blank) {
     StateTensors tensors;
-    for (const Whole& w : wholes) {
+    for (const Full& w : wholes) {
       const at::Tensor value = blank ? at::zeros_like(w.value) : w.value;
       tensors.emplace_back(w.name, distribute_tensor(value.t().contiguous().t(), mesh, p));
     }
@@ -106,11 +106,11 @@ TEST(G8, LargeTensorsAreDividedAmongReplicas) {
       save_state(folder / "c", mesh.world(), placed(mesh, layouts[i], false), {}, kQuick);
       const auto targets = placed(mesh, layouts[(i + 1) % layouts.size()], true);
       load_state(folder / "c", mesh.world(), targets);
-      expect_whole(targets, wholes);
+      expect_full(targets, wholes);
     });
     for (const auto& [name, raw] : parse_safetensors(folder / "c/model.safetensors")) {
-      const auto whole = std::find_if(wholes.begin(), wholes.end(), [&](const Whole& w) { return w.name == name; });
-      EXPECT_TRUE(raw.bytes == bits_of(whole->value)) << name << " from " << to_string(layouts[i]);
+      const auto unsharded = std::find_if(wholes.begin(), wholes.end(), [&](const Full& w) { return w.name == name; });
+      EXPECT_TRUE(raw.bytes == bits_of(unsharded->value)) << name << " from " << to_string(layouts[i]);
     }
   }
 }
@@ -122,8 +122,8 @@ TEST(G8, SavingAndLoadingHoldNoMoreThanABuffer) {
     for (const bool permuted : {false, true}) {
       StateTensors tensors;
       for (const Placement& p : {Shard(0), Shard(1), Replicate()}) {
-        const at::Tensor whole = at::ones({2048, 1024});
-        tensors.emplace_back(p.str(), distribute_tensor(permuted ? whole.t() : whole, mesh, {p}));
+        const at::Tensor unsharded = at::ones({2048, 1024});
+        tensors.emplace_back(p.str(), distribute_tensor(permuted ? unsharded.t() : unsharded, mesh, {p}));
       }
       const MemoryTimeline memory;
       save_state(folder / "c", mesh.world(), tensors, {}, kQuick);
@@ -150,21 +150,21 @@ TEST(G8, PartialTensorsAreReducedAndRefusedAsTargets) {
 // A tensor on the lines of one axis: each line holds the whole, and lines that differ are noticed.
 TEST(G8, OneNameOnSeveralSlicesOfAMesh) {
   const Folder folder;
-  const at::Tensor whole = at::arange(10, at::kFloat);
+  const at::Tensor unsharded = at::arange(10, at::kFloat);
   on_mesh({2, 2}, [&](const DeviceMesh& square) {
     const DeviceMesh mesh = init_device_mesh(square.world(), at::kCPU, {2, 2}, {"dp", "tp"});
     const DeviceMesh line = mesh["tp"];
-    save_state(folder / "c", mesh.world(), {{"x", distribute_tensor(whole, line, {Shard(0)})}}, {}, kQuick);
+    save_state(folder / "c", mesh.world(), {{"x", distribute_tensor(unsharded, line, {Shard(0)})}}, {}, kQuick);
     const at::Tensor back = distribute_tensor(at::zeros({10}), mesh["dp"], {Shard(0)});
     load_state(folder / "c", mesh.world(), {{"x", back}});
-    EXPECT_TRUE(at::equal(DTensor(back).full_tensor(), whole));
+    EXPECT_TRUE(at::equal(DTensor(back).full_tensor(), unsharded));
   });
   expect_error(
       errors_on(
           4,
           [&](const Communicator& world) {
             const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
-            const at::Tensor other = whole + (world.rank() >= 2 ? 1 : 0);
+            const at::Tensor other = unsharded + (world.rank() >= 2 ? 1 : 0);
             save_state(folder / "d", world, {{"x", distribute_tensor(other, mesh["tp"], {Shard(0)})}}, {}, kQuick);
           }),
       {"'x'", "not the same on all"});
@@ -192,8 +192,8 @@ TEST(G9, RanksThatHoldNothingTakePart) {
     load_state(folder / "c", world, back);
     for (const auto& [name, t] : back) {
       if (name == "nothing" || (is_dtensor(t) && !DTensor(t).mesh().is_member())) continue;
-      const at::Tensor whole = is_dtensor(t) ? DTensor(t).full_tensor() : t;
-      EXPECT_TRUE(at::equal(whole, name == "one" || name == "far" ? one : scalar)) << name;
+      const at::Tensor unsharded = is_dtensor(t) ? DTensor(t).full_tensor() : t;
+      EXPECT_TRUE(at::equal(unsharded, name == "one" || name == "far" ? one : scalar)) << name;
     }
   });
   run_local(3, [&](Communicator world) {  // nothing at all, nowhere
@@ -233,7 +233,7 @@ TEST(G10, AnyReaderFindsTheWholeTensorWhateverItsShards) {
     });
     const auto raw = parse_safetensors(folder / "c/model.safetensors");
     RC_ASSERT(raw.size() == wholes.size());
-    for (const Whole& w : wholes) {
+    for (const Full& w : wholes) {
       const Raw& r = raw.at(w.name);
       RC_ASSERT(r.dtype == format_of(w.value.scalar_type()));
       RC_ASSERT(r.sizes == w.value.sizes().vec());
@@ -255,9 +255,9 @@ TEST(G10, SeveralFilesHaveTheIndexOfHuggingFace) {
   const auto index = nlohmann::json::parse(in);
   EXPECT_EQ(index.at("metadata").at("total_size"), 284);
   const std::map<std::string, at::Tensor> wholes = {{"a", a}, {"b", b}, {"c", c}};
-  for (const auto& [name, whole] : wholes) {
+  for (const auto& [name, unsharded] : wholes) {
     const auto raw = parse_safetensors(folder / ("c/" + index.at("weight_map").at(name).get<std::string>()));
-    EXPECT_TRUE(raw.at(name).bytes == bits_of(whole)) << name;
+    EXPECT_TRUE(raw.at(name).bytes == bits_of(unsharded)) << name;
   }
   EXPECT_EQ(index.at("weight_map").at("a"), "model-00001-of-00002.safetensors");
   EXPECT_EQ(index.at("weight_map").at("c"), "model-00002-of-00002.safetensors");

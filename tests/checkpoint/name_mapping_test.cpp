@@ -17,13 +17,13 @@ struct TransformedModel {
 TransformedModel make_transformed_model(Draw& draw, at::ScalarType dtype) {
   const std::int64_t rows = draw.integer(1, 6), columns = draw.integer(1, 6), experts = draw.integer(1, 4);
   const auto value = [&](const Shape& sizes) { return draw.normal(sizes, dtype); };
-  const auto plain = value({rows, columns}), turned = value({rows, columns}), stack = value({experts, rows, columns});
+  const auto regular = value({rows, columns}), turned = value({rows, columns}), stack = value({experts, rows, columns});
   const auto q = value({rows, columns}), k = value({rows + 1, columns}), fused = value({rows + 2, columns});
   const auto scalar = value({});
   TransformedModel t;
-  t.ours = {{"a.0.w", plain}, {"a.0.turned", turned}, {"a.0.stack", stack}, {"a.0.q", q},
-            {"a.0.k", k},     {"a.0.fused", fused},   {"scalar", scalar}};
-  t.theirs = {{"x.0.weight", plain},
+  t.ours = {{"a.0.w", regular}, {"a.0.turned", turned}, {"a.0.stack", stack}, {"a.0.q", q},
+            {"a.0.k", k},       {"a.0.fused", fused},   {"scalar", scalar}};
+  t.theirs = {{"x.0.weight", regular},
               {"x.0.turned", turned.t().contiguous()},
               {"x.0.qk", at::cat({q, k}).t().contiguous()},
               {"x.0.up", fused.narrow(0, 0, 2).contiguous()},

@@ -30,16 +30,16 @@ TEST(Broadcast, WhatHasNoValuesInItsMemoryIsRefused) {
 TEST(Tied, EachRankMayAskForOtherNames) {
   const Folder folder;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    const at::Tensor whole = at::arange(6), other = at::arange(6) + 1;
-    save_state(folder / "tied", mesh.world(), {{"a", whole}, {"b", whole}}, {}, kQuick);
-    save_state(folder / "apart", mesh.world(), {{"a", whole}, {"b", other}}, {}, kQuick);
-    for (const bool plain : {true, false}) {
+    const at::Tensor unsharded = at::arange(6), other = at::arange(6) + 1;
+    save_state(folder / "tied", mesh.world(), {{"a", unsharded}, {"b", unsharded}}, {}, kQuick);
+    save_state(folder / "apart", mesh.world(), {{"a", unsharded}, {"b", other}}, {}, kQuick);
+    for (const bool regular : {true, false}) {
       at::Tensor target = at::zeros({6}, at::kLong);
-      if (!plain) target = distribute_tensor(target, mesh, {Shard(0)});
+      if (!regular) target = distribute_tensor(target, mesh, {Shard(0)});
       StateTensors targets{{"a", target}};
       if (mesh.world().rank() == 0) targets.emplace_back("b", target);
       load_state(folder / "tied", mesh.world(), targets);
-      EXPECT_TRUE(at::equal(plain ? target : DTensor(target).full_tensor(), whole));
+      EXPECT_TRUE(at::equal(regular ? target : DTensor(target).full_tensor(), unsharded));
       EXPECT_THROW(load_state(folder / "apart", mesh.world(), targets), c10::Error);
     }
   });

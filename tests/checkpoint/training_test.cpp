@@ -149,18 +149,18 @@ TEST(Registry, ValuesKeepTypeAndBits) {
 TEST(Registry, TiedTensorsAreStoredOnce) {
   const Folder folder;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    const at::Tensor whole = at::arange(12, at::kFloat).view({4, 3});
-    at::Tensor in = distribute_tensor(whole, mesh, {Shard(0)}), out = in;
+    const at::Tensor unsharded = at::arange(12, at::kFloat).view({4, 3});
+    at::Tensor in = distribute_tensor(unsharded, mesh, {Shard(0)}), out = in;
     Checkpoint tied;
     tied.add("", NamedTensors{{"in", &in}, {"out", &out}});
     tied.save(folder / "tied", mesh.world(), kQuick);
     EXPECT_EQ(parse_safetensors(folder / "tied/model.safetensors").size(), 1u);
     in.zero_();
     tied.load(folder / "tied", mesh.world());
-    EXPECT_TRUE(at::equal(DTensor(out).full_tensor(), whole));
+    EXPECT_TRUE(at::equal(DTensor(out).full_tensor(), unsharded));
     at::Tensor apart = distribute_tensor(at::zeros({4, 3}), mesh, {Shard(1)});
     load_state(folder / "tied", mesh.world(), {{"in", in}, {"out", apart}});
-    EXPECT_TRUE(at::equal(DTensor(apart).full_tensor(), whole));
+    EXPECT_TRUE(at::equal(DTensor(apart).full_tensor(), unsharded));
     apart.add_(1);
     save_state(folder / "apart", mesh.world(), {{"in", in}, {"out", apart}}, {}, kQuick);
     EXPECT_THROW(tied.load(folder / "apart", mesh.world()), c10::Error);
@@ -170,21 +170,21 @@ TEST(Registry, TiedTensorsAreStoredOnce) {
 TEST(Async, WhatChangesAfterwardsIsNotSaved) {
   const Folder folder;
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
-    const at::Tensor whole = Draw(3).normal({301, 203});
-    const at::Tensor x = distribute_tensor(whole, mesh, {Replicate(), Shard(1)}), plain = whole.clone();
+    const at::Tensor unsharded = Draw(3).normal({301, 203});
+    const at::Tensor x = distribute_tensor(unsharded, mesh, {Replicate(), Shard(1)}), regular = unsharded.clone();
     const at::Tensor sum = DTensor::from_local(at::ones({2}), mesh, {Partial(), Replicate()}, {2});
-    PendingSave pending =
-        save_state_async(folder / "c", mesh.world(), {{"x", x}, {"plain", plain}, {"sum", sum}}, {{"n", 1.5}}, kQuick);
+    PendingSave pending = save_state_async(folder / "c", mesh.world(), {{"x", x}, {"plain", regular}, {"sum", sum}},
+                                           {{"n", 1.5}}, kQuick);
     x.zero_();
-    plain.zero_();
+    regular.zero_();
     EXPECT_FALSE(std::filesystem::exists(folder / "c"));
     pending.wait();
     EXPECT_TRUE(pending.done());
     const at::Tensor back = distribute_tensor(at::zeros({301, 203}, at::kDouble), mesh, {Shard(0), Shard(0)});
     const at::Tensor two = at::zeros({2});
-    load_state(folder / "c", mesh.world(), {{"x", back}, {"plain", plain}, {"sum", two}});
-    EXPECT_TRUE(at::equal(DTensor(back).full_tensor(), whole));
-    EXPECT_TRUE(at::equal(plain, whole));
+    load_state(folder / "c", mesh.world(), {{"x", back}, {"plain", regular}, {"sum", two}});
+    EXPECT_TRUE(at::equal(DTensor(back).full_tensor(), unsharded));
+    EXPECT_TRUE(at::equal(regular, unsharded));
     EXPECT_TRUE(at::equal(two, at::full({2}, 2.0)));
     {
       const PendingSave dropped = save_state_async(folder / "c", mesh.world(), {{"x", x}}, {}, kQuick);

@@ -20,9 +20,9 @@ Fused fused(const DeviceMesh& mesh, const Placements& placements, bool parameter
   return f;
 }
 
-StateTensors parts_of(const at::Tensor& whole) {
+StateTensors parts_of(const at::Tensor& full) {
   StateTensors parts;
-  for (int i = 0; i < 3; ++i) parts.emplace_back(kNames[i], whole.narrow(0, 4 * i, 4));
+  for (int i = 0; i < 3; ++i) parts.emplace_back(kNames[i], full.narrow(0, 4 * i, 4));
   return parts;
 }
 

@@ -19,18 +19,18 @@ using ControlQueues = std::vector<std::deque<ControlMessage>>;
 
 class FakeTransport final : public Transport {
  public:
-  FakeTransport(ControlQueues& told, int rank) : told_(told), rank_(rank) {}
+  FakeTransport(ControlQueues& reported, int rank) : reported_(reported), rank_(rank) {}
   const char* name() const override { return "voice"; }
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(told_.size()); }
+  int size() const override { return static_cast<int>(reported_.size()); }
   int local_size() const override { return 1; }
   int max_tag() const override { return 1000; }
   std::unique_ptr<Batch> batch(Channel, int) override { return nullptr; }
   void send_control(int peer, int tag, const std::string& text) override {
-    told_[static_cast<std::size_t>(peer)].push_back({rank_, tag, text});
+    reported_[static_cast<std::size_t>(peer)].push_back({rank_, tag, text});
   }
   std::optional<ControlMessage> poll_control() override {
-    auto& mine = told_[static_cast<std::size_t>(rank_)];
+    auto& mine = reported_[static_cast<std::size_t>(rank_)];
     if (mine.empty()) return std::nullopt;
     ControlMessage word = mine.front();
     mine.pop_front();
@@ -42,13 +42,13 @@ class FakeTransport final : public Transport {
   bool abort_ends_all() const override { return false; }
 
  private:
-  ControlQueues& told_;
+  ControlQueues& reported_;
   int rank_;
 };
 
 class Rank {
  public:
-  Rank(ControlQueues& told, int rank) : job_(std::make_unique<FakeTransport>(told, rank), {}) {}
+  Rank(ControlQueues& reported, int rank) : job_(std::make_unique<FakeTransport>(reported, rank), {}) {}
   ~Rank() { job_.close(); }
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -69,8 +69,8 @@ class Rank {
 
 // What it told before is not what it does: the other has come since, and has gone on to the next barrier.
 TEST(Waits, ARankThatIsStoppedForAWhileIsNotOnACycle) {
-  ControlQueues told(2);
-  Rank stopped(told, 0), other(told, 1);
+  ControlQueues reported(2);
+  Rank stopped(reported, 0), other(reported, 1);
   EXPECT_FALSE(stopped.looks("barrier #1"));
   const auto end = Clock::now() + milliseconds(900);
   for (; Clock::now() < end; std::this_thread::sleep_for(milliseconds(5))) EXPECT_FALSE(other.looks("barrier #2"));
@@ -81,8 +81,8 @@ TEST(Waits, ARankThatIsStoppedForAWhileIsNotOnACycle) {
 }
 
 TEST(Waits, RanksThatGoOnWaitingForEachOtherFindOut) {
-  ControlQueues told(2);
-  Rank first(told, 0), second(told, 1);
+  ControlQueues reported(2);
+  Rank first(reported, 0), second(reported, 1);
   const auto begin = Clock::now();
   bool found = false;
   while (!found && Clock::now() - begin < std::chrono::seconds(30)) {

@@ -130,8 +130,8 @@ TEST(Failure, AbortWakesEveryoneWithTheReason) {
     EXPECT_EQ(backend_of(world)->failure(), "");
     world.barrier();
     if (world.rank() == 0) world.abort("out of data");
-    const auto told = [&] { return has(backend_of(world)->failure(), {"rank 0 aborted", "out of data"}); };
-    while (!told()) std::this_thread::yield();
+    const auto reported = [&] { return has(backend_of(world)->failure(), {"rank 0 aborted", "out of data"}); };
+    while (!reported()) std::this_thread::yield();
     world.barrier();
   });
   for (int r : {0, 1, 2}) EXPECT_TRUE(has(out.of_rank[r], {"rank 0 aborted", "out of data"}));

@@ -71,8 +71,8 @@ TEST(LateFailure, AMessageThatCannotComeIsDone) {
 // Whoever drops a receive goes on with what the tensor held before: that cannot be a success. Into a conjugated view it
 // goes by way of another tensor.
 TEST(LateFailure, ADroppedMessageThatNeverCameIsNoSuccess) {
-  const at::Tensor plain = at::zeros({2}), conjugated = at::zeros({2}, at::kComplexFloat).conj();
-  for (const at::Tensor& target : {plain, conjugated}) {
+  const at::Tensor regular = at::zeros({2}), conjugated = at::zeros({2}, at::kComplexFloat).conj();
+  for (const at::Tensor& target : {regular, conjugated}) {
     for (const bool polls : {false, true}) {
       const auto body = [&](Communicator world) {
         if (world.rank() == 1) return;
@@ -86,7 +86,7 @@ TEST(LateFailure, ADroppedMessageThatNeverCameIsNoSuccess) {
 
 // Of the first to come and of the second. Who is told and goes on has been told.
 TEST(LateFailure, ADroppedMessageThatDidNotFitIsNoSuccess) {
-  for (const bool told : {false, true}) {
+  for (const bool reported : {false, true}) {
     for (const int first : {0, 1}) {
       std::atomic<bool> posted{false}, met{false};
       const auto body = [&](Communicator world) {
@@ -94,11 +94,11 @@ TEST(LateFailure, ADroppedMessageThatDidNotFitIsNoSuccess) {
         Work half = world.rank() == 0 ? world.send(at::ones({4}), 1) : world.recv(at::zeros({5}), 0);
         (world.rank() == first ? posted : met) = true;
         within(milliseconds(5000), [&] { return met.load(); });
-        if (told) {
+        if (reported) {
           EXPECT_THROW(half.wait(), CommError);
         }
       };
-      if (told) {
+      if (reported) {
         EXPECT_NO_THROW(run_local(2, body));
       } else {
         EXPECT_THROW(run_local(2, body), CommError);

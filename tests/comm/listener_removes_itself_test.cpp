@@ -17,14 +17,14 @@ TEST(OneEvent, AListenerMayCloseItselfWhileItHears) {
     const EventListener outer([&](const Event&) { ++others; }, {Event::Kind::collective});
     auto owned = std::make_shared<int>(7);
     const std::weak_ptr<int> seen = owned;
-    auto hear = [&once, &heard, &seen, kept = std::move(owned)](const Event&) {
+    auto listener = [&once, &heard, &seen, kept = std::move(owned)](const Event&) {
       auto& count = heard;
       const auto& of_listener = seen;
       once.reset();
       ++count;
       EXPECT_FALSE(of_listener.expired());  // what it has is there until it returns
     };
-    once = std::make_unique<EventListener>(std::move(hear), EventListener::Kinds{Event::Kind::collective});
+    once = std::make_unique<EventListener>(std::move(listener), EventListener::Kinds{Event::Kind::collective});
     for (int i = 0; i < 2; ++i) world.all_reduce(at::ones({4}), ReduceOp::sum).wait();
     EXPECT_EQ(heard, 1);
     EXPECT_EQ(others, 2);

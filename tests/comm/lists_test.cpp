@@ -40,17 +40,17 @@ TEST_P(Lists, AreReduced) {
       const auto part = [&](int from, int to, std::size_t k) {
         return sample({rows(to, static_cast<std::int64_t>(k)), 2}, at::kDouble, from * 10 + to);
       };
-      std::vector<at::Tensor> inputs, outputs, whole;
+      std::vector<at::Tensor> inputs, outputs, full;
       for (int to = 0; to < world.size(); ++to) {
         for (std::size_t k = 0; k < n; ++k)
           inputs.push_back(strided_like(part(world.rank(), to, k), static_cast<int>(to + n) % 4));
       }
       for (std::size_t k = 0; k < n; ++k) {
         outputs.push_back(strided_like(at::zeros_like(part(0, world.rank(), k)), static_cast<int>(k) % 4));
-        whole.push_back(strided_like(part(world.rank(), 0, k), static_cast<int>(k + 1) % 4));
+        full.push_back(strided_like(part(world.rank(), 0, k), static_cast<int>(k + 1) % 4));
       }
       world.reduce_scatter_list(outputs, inputs, ReduceOp::sum).wait();
-      world.all_reduce_list(whole, ReduceOp::sum).wait();
+      world.all_reduce_list(full, ReduceOp::sum).wait();
       for (std::size_t k = 0; k < n; ++k) {
         at::Tensor scattered = part(0, world.rank(), k), reduced = part(0, 0, k);
         for (int i = 1; i < world.size(); ++i) {
@@ -58,7 +58,7 @@ TEST_P(Lists, AreReduced) {
           reduced = reduced + part(i, 0, k);
         }
         EXPECT_TRUE(at::equal(outputs[k], scattered)) << n << ' ' << k;
-        EXPECT_TRUE(at::equal(whole[k], reduced)) << n << ' ' << k;
+        EXPECT_TRUE(at::equal(full[k], reduced)) << n << ' ' << k;
       }
     }
   });

@@ -73,7 +73,7 @@ class OnDevice final : public CommBackend {
 
   // Of the same strides.
   at::Tensor there(const at::Tensor& t) const {
-    const LocalBelowAutogradGuard plain;
+    const LocalBelowAutogradGuard regular;
     return at::empty_strided(t.sizes(), t.strides(), t.options().device(device_)).copy_(t);
   }
   Tensors on_device_list(at::TensorList list) const {
@@ -88,7 +88,7 @@ class OnDevice final : public CommBackend {
     Work work;
     void wait() override {
       work.wait();
-      const LocalBelowAutogradGuard plain;
+      const LocalBelowAutogradGuard regular;
       for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
       to.clear();
     }

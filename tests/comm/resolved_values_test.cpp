@@ -67,9 +67,9 @@ TEST_P(LazyBits, AreMovedAsValues) {
       EXPECT_TRUE(has_values(gathered[i], numbers(i)));
       EXPECT_TRUE(has_values(exchanged[i], numbers(i)));
     }
-    const at::Tensor told = me == 0 ? conjugated(numbers(7)) : me == 1 ? numbers(1) : conjugated(numbers(2));
-    world.broadcast(told, 0).wait();
-    EXPECT_TRUE(has_values(told, numbers(7)));
+    const at::Tensor reported = me == 0 ? conjugated(numbers(7)) : me == 1 ? numbers(1) : conjugated(numbers(2));
+    world.broadcast(reported, 0).wait();
+    EXPECT_TRUE(has_values(reported, numbers(7)));
     const at::Tensor taken = conjugated(nothing());
     Work sent = world.send(conjugated(numbers(me)), (me + 1) % n);
     Work received = world.recv(taken, (me + n - 1) % n);

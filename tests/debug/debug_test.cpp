@@ -182,7 +182,7 @@ TEST(Explain, TellsOnlyWhatMovesByModuleAndWhatWouldAvoidIt) {
     const at::Tensor shares = DTensor::from_local(at::ones({4, 6}), mesh, {Partial(), Replicate()});
     const auto still = explain([&] { at::relu(at::mul(x, x)); });
     EXPECT_EQ(still, "nothing moves\n");
-    const auto told = explain([&] {
+    const auto reported = explain([&] {
       {
         const ModuleScope scope(name);
         at::gelu(shares);
@@ -190,7 +190,7 @@ TEST(Explain, TellsOnlyWhatMovesByModuleAndWhatWouldAvoidIt) {
       DTensor(w).full_tensor();
     });
     // An all_reduce of 4 x 6 floats brings 2 (n - 1) / n of them; the gather of halves one half.
-    EXPECT_EQ(told,
+    EXPECT_EQ(reported,
               "outside any module: 96 bytes\n  full_tensor: 1 all_gather over tp, 96 bytes\n"
               "h.0: 96 bytes\n  aten::gelu: 1 all_reduce over dp, 96 bytes\n"
               "    avoided by operand 0 in [R, R] (it is f32[4, 6] on [2, 2] [P(sum), R])\ntogether: 192 bytes\n");
@@ -225,7 +225,7 @@ TEST(Events, CarryOperandsModulesPhasesAndMembers) {
 }
 
 // Dark words on pale ground, whatever the page: the page's own colour is not inherited.
-TEST(Picture, ColoursItsWordsItself) {
+TEST(Plot, ColoursItsWordsItself) {
   on_2x2([](const DeviceMesh& mesh) {
     const auto svg = visualize_sharding_svg(ones({8, 8}, mesh, {Shard(0), Shard(1)}));
     EXPECT_NE(svg.find("fill=\"#222\""), std::string::npos);
@@ -238,7 +238,7 @@ TEST(Picture, ColoursItsWordsItself) {
   });
 }
 
-TEST(Picture, NamesTheRanksOfEachPart) {
+TEST(Plot, NamesTheRanksOfEachPart) {
   on_2x2([](const DeviceMesh& mesh) {
     EXPECT_EQ(visualize_sharding({5, 4}, mesh, {Shard(0), Shard(1)}),
               "[5, 4] on DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]) [S(0), S(1)]\n"
@@ -260,7 +260,7 @@ TEST(Picture, NamesTheRanksOfEachPart) {
 }
 
 // Every element of the picture is held by exactly the ranks that it names.
-TEST(Picture, AgreesWithTheLocalParts) {
+TEST(Plot, AgreesWithTheLocalParts) {
   for (const auto& shape : {test::Shape{3}, test::Shape{2, 3}}) {
     test::on_mesh(shape, [&](const DeviceMesh& mesh) {
       test::Draw draw(3);

@@ -53,7 +53,7 @@ at::Tensor rows_with(double value, std::int64_t row, const DeviceMesh& mesh) {
 
 TEST(FindNonfinite, AllRanksNameTheModuleThatOneRanksShardMadeNan) {
   std::mutex mutex;
-  std::set<std::string> told;
+  std::set<std::string> reported;
   run_local(4, [&](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
     const Net net = net_on(mesh);
@@ -67,9 +67,9 @@ TEST(FindNonfinite, AllRanksNameTheModuleThatOneRanksShardMadeNan) {
     EXPECT_FALSE(report.nan->from_operand);
     EXPECT_FALSE(report.infinite);
     const std::lock_guard lock(mutex);
-    told.insert(report.str());
+    reported.insert(report.str());
   });
-  EXPECT_EQ(told, std::set<std::string>({"NaN first in net.root, forward, by aten::sqrt on rank 2"}));
+  EXPECT_EQ(reported, std::set<std::string>({"NaN first in net.root, forward, by aten::sqrt on rank 2"}));
 }
 
 TEST(FindNonfinite, BackwardIsAttributedToTheModuleOfItsForward) {
@@ -198,7 +198,7 @@ TEST(CheckStepFinite, RunsNothingWhileNumbersAreFiniteAndSaysWhatTheyWere) {
 // A loop as a user writes it: the batch goes bad at step 2, on one rank's rows only.
 TEST(CheckStepFinite, StopsEveryRankBeforeTheParametersChange) {
   std::mutex mutex;
-  std::set<std::string> told;
+  std::set<std::string> reported;
   run_local(4, [&](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
     const Net net = net_on(mesh);
@@ -219,14 +219,15 @@ TEST(CheckStepFinite, StopsEveryRankBeforeTheParametersChange) {
       }
     } catch (const NonFiniteError& error) {
       const std::lock_guard lock(mutex);
-      told.insert(error.what());
+      reported.insert(error.what());
     }
     EXPECT_EQ(step, 2);
     EXPECT_TRUE(at::equal(DTensor(net.first.detach()).full_tensor(), before));
     EXPECT_FALSE(at::equal(before, at::ones({4, 4})));  // the steps before changed them
   });
-  EXPECT_EQ(told, std::set<std::string>({"step 2: the loss is NaN: NaN first in net.root, forward, by aten::sqrt on "
-                                         "rank 2. No parameter was changed."}));
+  EXPECT_EQ(reported,
+            std::set<std::string>({"step 2: the loss is NaN: NaN first in net.root, forward, by aten::sqrt on "
+                                   "rank 2. No parameter was changed."}));
 }
 
 }  // namespace

@@ -76,13 +76,13 @@ TEST(MemoryTimeline, CountsWhatCollectivesPutOut) {
     const at::Tensor halves = distribute_tensor(at::ones({1 << 20}), mesh, {Shard(0)});
     for (const std::int64_t count : {std::int64_t{3}, std::int64_t{1} << 20}) {
       const MemoryTimeline memory;
-      auto whole = world.empty({count}, at::kFloat);
+      auto full = world.empty({count}, at::kFloat);
       EXPECT_EQ(memory.live(), 4 * count);
-      whole.reset();
+      full.reset();
       EXPECT_EQ(memory.live(), 0);
     }
     const MemoryTimeline memory;
-    const at::Tensor whole = DTensor(halves).full_tensor();
+    const at::Tensor full = DTensor(halves).full_tensor();
     EXPECT_GE(memory.live(), 4 << 20);
     EXPECT_LT(memory.live(), 5 << 20);
   });

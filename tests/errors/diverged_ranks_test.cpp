@@ -17,7 +17,7 @@ at::Tensor sums(const DeviceMesh& mesh, const std::string& axis) {
   return DTensor::from_local(at::ones({4, 8}), mesh, placements);
 }
 
-TEST(PartedRanks, DifferentOperatorsOnOneAxis) {
+TEST(DivergedRanks, DifferentOperatorsOnOneAxis) {
   expect_error(
       {"ranks disagree on", " tp {0, 1}: ", "rank 0 called all_reduce #", "for aten::gelu in h.0.mlp.attn; rank 1 ",
        "called all_gather #", "for full_tensor in h.0.mlp.mlp; last of rank 0: "},
@@ -31,7 +31,7 @@ TEST(PartedRanks, DifferentOperatorsOnOneAxis) {
       Alike::message);
 }
 
-TEST(PartedRanks, OneAloneCallsAnOperator) {
+TEST(DivergedRanks, OneAloneCallsAnOperator) {
   const auto texts = texts_of(2, [](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
     const at::Tensor x = sums(mesh, "dp");
@@ -45,7 +45,7 @@ TEST(PartedRanks, OneAloneCallsAnOperator) {
 }
 
 // 0 and 3 begin along one axis, 1 and 2 along the other.
-TEST(PartedRanks, AxesInDifferentOrder) {
+TEST(DivergedRanks, AxesInDifferentOrder) {
   expect_error(
       {"ranks wait for each other", "waits in all_reduce #", "for aten::gelu in h.0.mlp", "aten::gelu"},
       [](const DeviceMesh& mesh) {
@@ -58,7 +58,7 @@ TEST(PartedRanks, AxesInDifferentOrder) {
 }
 
 // Only the rank that holds the wrong index sees it, and its program goes on with something else.
-TEST(PartedRanks, OneCaughtWhatTheOthersDidNotMeet) {
+TEST(DivergedRanks, OneCaughtWhatTheOthersDidNotMeet) {
   const auto look_up = [](const DeviceMesh& mesh) {
     const at::Tensor table = ones({4, 8}, mesh, {Replicate()});
     const at::Tensor ids = distribute_tensor(at::tensor({1, 2, 3, 99}, at::kLong), mesh, {Shard(0)});
@@ -79,7 +79,7 @@ TEST(PartedRanks, OneCaughtWhatTheOthersDidNotMeet) {
 }
 
 // What all met, and caught, is no reason.
-TEST(PartedRanks, AnErrorOfAllIsNotTold) {
+TEST(DivergedRanks, AnErrorOfAllIsNotTold) {
   const auto texts = texts_of(2, [&](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
     EXPECT_THROW(at::mm(sums(mesh, "dp"), sums(mesh, "dp")), c10::Error);
@@ -89,7 +89,7 @@ TEST(PartedRanks, AnErrorOfAllIsNotTold) {
   for (const auto& text : texts) EXPECT_EQ(text.find("failed"), std::string::npos) << text;
 }
 
-TEST(PartedRanks, TensorOfAnotherRank) {
+TEST(DivergedRanks, TensorOfAnotherRank) {
   at::Tensor shared;
   const auto texts = texts_of(2, [&](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});

@@ -176,8 +176,8 @@ inline Tensors make_tensors(const Communicator& world) {
   const auto mesh = init_device_mesh(world, at::kCPU, {world.size()}, {"dp"});
   manual_seed(mesh, 1);
   const auto leaf = [&](double begin) -> at::Tensor {
-    const auto whole = at::arange(begin, begin + 64, at::kDouble).view({8, 8}) / 64;
-    return distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+    const auto full = at::arange(begin, begin + 64, at::kDouble).view({8, 8}) / 64;
+    return distribute_tensor(full, mesh, {Shard(0)}).requires_grad_();
   };
   return {mesh, leaf(-8), leaf(-16)};
 }

@@ -35,9 +35,9 @@ TEST_F(GpuNorms, BatchNormInEvaluation) {
       const auto replicated = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
       const auto got = at::native_batch_norm(distribute_tensor(x, mesh, {where}), {}, {}, replicated(mean),
                                              replicated(variance), false, 0.1, 1e-5);
-      const auto expect_same = [&](const at::Tensor& ours, const at::Tensor& plain) {
-        EXPECT_EQ(ours.sizes(), plain.sizes());
-        EXPECT_TRUE(at::allclose(DTensor(ours).full_tensor(), plain, 1e-5, 1e-5)) << where.str();
+      const auto expect_same = [&](const at::Tensor& ours, const at::Tensor& regular) {
+        EXPECT_EQ(ours.sizes(), regular.sizes());
+        EXPECT_TRUE(at::allclose(DTensor(ours).full_tensor(), regular, 1e-5, 1e-5)) << where.str();
       };
       expect_same(std::get<0>(got), std::get<0>(expected));
       expect_same(std::get<1>(got), std::get<1>(expected));

@@ -18,15 +18,15 @@ at::Tensor host_values(const at::Tensor& t) { return DTensor(t.detach()).full_te
 // Its buffer for backward has no elements there.
 TEST_F(GpuOperators, LogSigmoidForwardAndBackward) {
   const at::Tensor x = Draw(3).normal({6, 5});
-  const at::Tensor plain = x.clone().requires_grad_();
-  at::log_sigmoid(plain).square().sum().backward();
+  const at::Tensor regular = x.clone().requires_grad_();
+  at::log_sigmoid(regular).square().sum().backward();
   for (const Placement& where : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     on_two([&](const DeviceMesh& mesh) {
       const at::Tensor ours = distribute_tensor(x, mesh, {where}).requires_grad_();
       const at::Tensor y = at::log_sigmoid(ours);
       EXPECT_TRUE(at::allclose(host_values(y), at::log_sigmoid(x)));
       y.square().sum().backward();
-      EXPECT_TRUE(at::allclose(host_values(ours.grad()), plain.grad()));
+      EXPECT_TRUE(at::allclose(host_values(ours.grad()), regular.grad()));
     });
   }
 }
@@ -34,12 +34,12 @@ TEST_F(GpuOperators, LogSigmoidForwardAndBackward) {
 // Half types with parameters of their own.
 TEST_F(GpuOperators, GroupNormsStatisticsAreInTheParametersType) {
   const at::Tensor x = Draw(3).normal({4, 6, 5}).to(at::kBFloat16), weight = at::ones({6}, at::kBFloat16);
-  const auto plain = at::native_group_norm(x.cuda(), weight.cuda(), weight.cuda(), 4, 6, 5, 3, 1e-5);
+  const auto regular = at::native_group_norm(x.cuda(), weight.cuda(), weight.cuda(), 4, 6, 5, 3, 1e-5);
   on_two([&](const DeviceMesh& mesh) {
     const at::Tensor scale = distribute_tensor(weight, mesh, {Replicate()});
     const auto ours = at::native_group_norm(distribute_tensor(x, mesh, {Shard(0)}), scale, scale, 4, 6, 5, 3, 1e-5);
-    EXPECT_EQ(std::get<1>(ours).scalar_type(), std::get<1>(plain).scalar_type());
-    EXPECT_TRUE(at::allclose(host_values(std::get<1>(ours)), std::get<1>(plain).cpu()));
+    EXPECT_EQ(std::get<1>(ours).scalar_type(), std::get<1>(regular).scalar_type());
+    EXPECT_TRUE(at::allclose(host_values(std::get<1>(ours)), std::get<1>(regular).cpu()));
   });
 }
 
@@ -65,11 +65,11 @@ TEST_F(GpuOperators, SequentialDrawsAreAlikeOnAllRanks) {
 TEST_F(GpuOperators, UnevenCallsAreJudgedOffTheGpu) {
   const at::Tensor a = Draw(3).normal({3, 5, 5});
   const auto [lu, pivots] = at::linalg_lu_factor(a.cuda());
-  const auto plain = at::lu_unpack(lu, pivots);
+  const auto regular = at::lu_unpack(lu, pivots);
   on_two([&, lu = lu, pivots = pivots](const DeviceMesh& mesh) {
     const auto ours =
         at::lu_unpack(distribute_tensor(lu, mesh, {Shard(0)}), distribute_tensor(pivots, mesh, {Shard(0)}));
-    EXPECT_TRUE(at::allclose(host_values(std::get<2>(ours)), std::get<2>(plain).cpu()));
+    EXPECT_TRUE(at::allclose(host_values(std::get<2>(ours)), std::get<2>(regular).cpu()));
   });
 }
 

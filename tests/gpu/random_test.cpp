@@ -9,13 +9,13 @@ namespace {
 using Fill = std::function<at::Tensor(const DeviceMesh&, const Placements&)>;
 
 at::Tensor on_one_cpu(const Fill& fill) {
-  at::Tensor whole;
+  at::Tensor full;
   run_local(1, [&](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {1});
     manual_seed(mesh, 4);
-    whole = DTensor(fill(mesh, {Replicate()})).full_tensor();
+    full = DTensor(fill(mesh, {Replicate()})).full_tensor();
   });
-  return whole;
+  return full;
 }
 
 void expect_same(const Fill& fill, double tolerance, const std::string& what) {
@@ -27,9 +27,9 @@ void expect_same(const Fill& fill, double tolerance, const std::string& what) {
       manual_seed(mesh, 4);
       const at::Tensor drawn = fill(mesh, where);
       EXPECT_TRUE(DTensor(drawn).to_local().is_cuda());
-      const at::Tensor whole = DTensor(drawn).full_tensor().cpu();
-      EXPECT_TRUE(tolerance == 0 ? at::equal(whole, expected) : at::allclose(whole, expected, tolerance, tolerance))
-          << what << " " << (whole.to(at::kDouble) - expected.to(at::kDouble)).abs().max().item<double>();
+      const at::Tensor full = DTensor(drawn).full_tensor().cpu();
+      EXPECT_TRUE(tolerance == 0 ? at::equal(full, expected) : at::allclose(full, expected, tolerance, tolerance))
+          << what << " " << (full.to(at::kDouble) - expected.to(at::kDouble)).abs().max().item<double>();
     });
   }
 }

@@ -78,8 +78,8 @@ std::string error_of(const std::function<void()>& fn) {
 // One prompt, gone on with in two ways.
 TEST(KvCache, CopiesHaveMemoryOfTheirOwn) {
   const Model model;
-  KVCache whole(2, 8), one(2, 8), other(2, 8);
-  const at::Tensor wanted = model({1, 2, 3, 4, 5}, whole);
+  KVCache full(2, 8), one(2, 8), other(2, 8);
+  const at::Tensor wanted = model({1, 2, 3, 4, 5}, full);
   model({1, 2, 3}, one);
   KVCache two = one;
   other = one;
@@ -139,18 +139,18 @@ TEST(KvCache, ABatchThatIsSplitOtherwiseIsOneErrorOnAllRanks) {
 TEST(KvCache, TakesPlainTokensAfterThoseOfAMeshOnceItIsEmpty) {
   run_local(2, [&](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"sp"});
-    const Model model(mesh), plain;
-    KVCache cache(2, 8, "sp"), whole(2, 8);
+    const Model model(mesh), regular;
+    KVCache cache(2, 8, "sp"), full(2, 8);
     model(distribute_tensor(prompt(), mesh, {Replicate()}), cache);
-    const auto error = error_of([&] { plain({4}, cache); });
+    const auto error = error_of([&] { regular({4}, cache); });
     EXPECT_NE(error.find("it has 3 tokens"), std::string::npos) << error;
     EXPECT_NE(error.find("further ones are plain"), std::string::npos) << error;
     cache.truncate(0);
     if (world.rank() == 1) return;
     for (const auto& tokens : std::vector<std::vector<std::int64_t>>{{1, 2, 3}, {4}}) {
-      EXPECT_TRUE(near(plain(tokens, cache), plain(tokens, whole)));
+      EXPECT_TRUE(near(regular(tokens, cache), regular(tokens, full)));
     }
-    EXPECT_TRUE(at::equal(cache.keys(1), whole.keys(1)));
+    EXPECT_TRUE(at::equal(cache.keys(1), full.keys(1)));
   });
 }
 
@@ -158,12 +158,12 @@ TEST(KvCache, RanksOutsideTheMeshTakeNoPart) {
   for (const bool latent : {false, true}) {
     run_local(3, [&](Communicator world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
-      const Model plain(latent), model(mesh, latent);
-      KVCache whole(2, 8), cache(2, 8);
-      const at::Tensor wanted = plain({0, 1, 2}, whole);
+      const Model regular(latent), model(mesh, latent);
+      KVCache full(2, 8), cache(2, 8);
+      const at::Tensor wanted = regular({0, 1, 2}, full);
       const at::Tensor found = model(distribute_tensor(prompt(), mesh, {Replicate()}), cache);
       EXPECT_EQ(found.sizes(), wanted.sizes());
-      EXPECT_EQ(cache.keys(1).sizes(), whole.keys(1).sizes());
+      EXPECT_EQ(cache.keys(1).sizes(), full.keys(1).sizes());
       EXPECT_EQ(cache.length(), 3);
       if (mesh.is_member()) {
         EXPECT_TRUE(near(DTensor(found).full_tensor(), wanted));
@@ -176,15 +176,15 @@ TEST(KvCache, RanksOutsideTheMeshTakeNoPart) {
 TEST(KvCache, AMeshScopeChangesNothing) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
-    const Model plain, model(mesh);
-    KVCache whole(2, 8), within(2, 8), afterwards(2, 8);
-    const at::Tensor wanted = plain({0, 1, 2}, whole), ids = prompt();
+    const Model regular, model(mesh);
+    KVCache full(2, 8), within(2, 8), afterwards(2, 8);
+    const at::Tensor wanted = regular({0, 1, 2}, full), ids = prompt();
     const DTensor tokens = distribute_tensor(ids, mesh, {Replicate()});
     {
       const MeshScope scope(mesh);
       EXPECT_TRUE(near(DTensor(model(tokens, within)).full_tensor(), wanted));
       const KVCache copy = within;
-      EXPECT_TRUE(near(DTensor(copy.keys(0)).full_tensor(), whole.keys(0)));
+      EXPECT_TRUE(near(DTensor(copy.keys(0)).full_tensor(), full.keys(0)));
       EXPECT_FALSE(is_dtensor(nn::Rope({.size = 4}).angles(0, 3, at::TensorOptions(at::kFloat)).cos));
     }
     EXPECT_TRUE(near(DTensor(model(tokens, afterwards)).full_tensor(), wanted));

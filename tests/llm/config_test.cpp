@@ -21,7 +21,7 @@ TEST(Config, SizesBelowOneAreRefused) {
                                 {"max_position_embeddings", 8}};
   const nlohmann::json gpt2 = {{"model_type", "gpt2"}, {"vocab_size", 8}, {"n_embd", 8},
                                {"n_layer", 1},         {"n_head", 2},     {"n_positions", 8}};
-  const auto told = [&](nlohmann::json config, const char* key, int size) -> std::string {
+  const auto reported = [&](nlohmann::json config, const char* key, int size) -> std::string {
     config[key] = size;
     std::ofstream(folder / "config.json") << config;
     try {
@@ -33,13 +33,13 @@ TEST(Config, SizesBelowOneAreRefused) {
   };
   for (const int size : {-1, 0}) {
     for (const char* key : {"num_hidden_layers", "intermediate_size"}) {
-      EXPECT_NE(told(llama, key, size).find(key), std::string::npos) << told(llama, key, size);
+      EXPECT_NE(reported(llama, key, size).find(key), std::string::npos) << reported(llama, key, size);
     }
     for (const char* key : {"n_layer", "n_inner"}) {
-      EXPECT_NE(told(gpt2, key, size).find(key), std::string::npos) << told(gpt2, key, size);
+      EXPECT_NE(reported(gpt2, key, size).find(key), std::string::npos) << reported(gpt2, key, size);
     }
   }
-  EXPECT_EQ(told(llama, "num_hidden_layers", 2), "taken");
+  EXPECT_EQ(reported(llama, "num_hidden_layers", 2), "taken");
   fs::remove_all(folder);
 }
 

@@ -34,8 +34,8 @@ TEST(DecoderEdges, NoTokensGiveNoLogits) {
   for (const double cap : {0.0, 5.0}) {
     auto c = config();
     c.attention_softcap = cap;
-    nn::Decoder plain(c);
-    EXPECT_EQ(plain.forward(none).sizes(), at::IntArrayRef(sizes)) << cap;
+    nn::Decoder regular(c);
+    EXPECT_EQ(regular.forward(none).sizes(), at::IntArrayRef(sizes)) << cap;
     run_local(2, [&](Communicator world) {
       const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"sp"});
       nn::Decoder decoder(c);
@@ -53,20 +53,20 @@ TEST(DecoderEdges, NoTokensGiveNoLogits) {
 }
 
 TEST(DecoderEdges, SizesThatDoNotFitAreNamed) {
-  const auto told = [](const std::function<void(nn::DecoderConfig&)>& change) {
+  const auto reported = [](const std::function<void(nn::DecoderConfig&)>& change) {
     auto c = config();
     change(c);
     return error_of([&] { (void)c.checked(); });
   };
   const auto heads = [&](std::int64_t hidden, std::int64_t count, std::int64_t size) {
-    return told([&](nn::DecoderConfig& c) { c.hidden = hidden, c.heads = count, c.head_size = size; });
+    return reported([&](nn::DecoderConfig& c) { c.hidden = hidden, c.heads = count, c.head_size = size; });
   };
   EXPECT_NE(heads(4, 8, 0).find("hidden 4 in heads 8 of head_size 0"), std::string::npos) << heads(4, 8, 0);
   EXPECT_NE(heads(10, 4, 0).find("hidden 10 in heads 4 of head_size 0"), std::string::npos) << heads(10, 4, 0);
   EXPECT_NE(heads(8, 2, -2).find("head_size -2"), std::string::npos) << heads(8, 2, -2);
   EXPECT_EQ(heads(10, 4, 4), "no error");
   const auto latent = [&](const nn::LatentAttention& l) {
-    return told([&](nn::DecoderConfig& c) { c.kv_heads = 2, c.ropes[0].size = 2, c.latent = l; });
+    return reported([&](nn::DecoderConfig& c) { c.kv_heads = 2, c.ropes[0].size = 2, c.latent = l; });
   };
   const nn::LatentAttention fits{.kv_rank = 4, .rope_size = 2, .nope_size = 2, .value_size = 3};
   EXPECT_EQ(latent(fits), "no error");

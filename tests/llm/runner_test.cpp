@@ -69,11 +69,11 @@ TEST_F(LlmTrain, IsTakenUpFromTheNewestCheckpointOnAnotherMesh) {
   EXPECT_EQ(dtensor::checkpoint_steps(path("run")), (std::vector<std::int64_t>{3, 2}));
   EXPECT_TRUE(fs::file_size(path("loss.svg")) > 0 && !fs::is_empty(path("board")));
   ASSERT_EQ(run("tp=2", with({"--steps", "5", "--log", path("b.jsonl")})), 0) << error_;
-  const auto whole = losses("whole.jsonl"), rest = losses("b.jsonl");
+  const auto full = losses("whole.jsonl"), rest = losses("b.jsonl");
   auto both = losses("a.jsonl");
   both.insert(both.end(), rest.begin(), rest.end());
-  ASSERT_EQ(both.size(), whole.size());
-  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(both[i], whole[i], 1e-9) << i;
+  ASSERT_EQ(both.size(), full.size());
+  for (std::size_t i = 0; i < full.size(); ++i) EXPECT_NEAR(both[i], full[i], 1e-9) << i;
   EXPECT_EQ(run("tp=2", {"--steps", "5", "--keep", "2", "--save", path("run")}), 2);  // without --resume
   EXPECT_NE(error_.find("go on from it with --resume"), std::string::npos) << error_;
 }

@@ -79,7 +79,7 @@ TEST(Text, APromptIsContinuedOnEveryMesh) {
   const std::string prompt = "the thé 漢";
   const auto ids = tokenizer.encode(prompt, true);
   EXPECT_EQ(ids, (tokenizer::Ids{1, 4, 11, 3, 4, 36, 37, 3, 33, 34, 35}));
-  std::vector<std::string> told;
+  std::vector<std::string> reported;
   for (const char* mesh : {"tp=1", "tp=2"}) {
     const std::vector<std::string> common = {"generate", "--model", folder.str(), "--max-new-tokens",
                                              "20",       "--mesh",  mesh,         "--print-tokens"};
@@ -93,9 +93,9 @@ TEST(Text, APromptIsContinuedOnEveryMesh) {
     for (std::string id; std::getline(list, id, ',');) all.push_back(std::stoi(id));
     EXPECT_EQ(all.size(), ids.size() + 20);
     EXPECT_EQ(text.text, tokenizer.decode(all, false) + "\n" + numbers.text);
-    told.push_back(text.text);
+    reported.push_back(text.text);
   }
-  EXPECT_EQ(told[0], told[1]);
+  EXPECT_EQ(reported[0], reported[1]);
 }
 
 TEST(Text, TheCacheIsSplitOverTheAxisThatIsAskedFor) {
@@ -117,17 +117,17 @@ TEST(Text, FilesAndLinesBecomeFramedAndEndedTokens) {
   const auto tokens = [&](const std::string& path, const char* field = "text") {
     return llm::read_tokens({path}, field, family, folder.str());
   };
-  const auto plain = folder.write_text("corpus.txt", "the a");
+  const auto regular = folder.write_text("corpus.txt", "the a");
   const auto lines = folder.write_text("corpus.jsonl", R"({"text": "the", "said": "a b"})"
                                                        "\n\n"
                                                        R"({"text": [7, 8], "said": "c"})"
                                                        "\n");
-  EXPECT_EQ(tokens(plain), (std::vector<std::int32_t>{1, 4, 11, 3, 7, 2}));
+  EXPECT_EQ(tokens(regular), (std::vector<std::int32_t>{1, 4, 11, 3, 7, 2}));
   EXPECT_EQ(tokens(lines), (std::vector<std::int32_t>{1, 4, 11, 2, 7, 8, 2}));
   EXPECT_EQ(tokens(lines, "said"), (std::vector<std::int32_t>{1, 7, 3, 8, 2, 1, 9, 2}));
   EXPECT_THROW(tokens(lines, "other"), llm::UsageError);
   // What the program does with them: a step of training a kind of file, the field asked for by a flag.
-  for (const auto& [path, field] : {std::pair(plain, "text"), std::pair(lines, "said")}) {
+  for (const auto& [path, field] : {std::pair(regular, "text"), std::pair(lines, "said")}) {
     const auto out = run({"train", "--model", folder.str(), "--data", path, "--text-field", field, "--steps", "2",
                           "--seq", "4", "--batch", "2", "--mesh", "shard=2", "--log", folder.str() + "/log.jsonl"});
     EXPECT_EQ(out.status, 0);
@@ -179,7 +179,7 @@ TEST(Text, FlagsThatNobodyWouldHeedAreRefused) {
   }
 }
 
-bool ends_whole(const std::string& text) {
+bool ends_full(const std::string& text) {
   std::size_t at = 0;
   std::uint32_t last = 0;
   while (at < text.size()) {
@@ -212,14 +212,14 @@ RC_GTEST_PROP(Text, PartsOfAStreamAreTheWhole, ()) {
   const std::vector<std::int64_t> prompt(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(cut));
   const auto before = own.decode({prompt.begin(), prompt.end()}, false);
   llm::TextStream stream(own, prompt);
-  std::string told;
+  std::string reported;
   for (std::size_t i = cut; i < ids.size(); ++i) {
     const auto part = stream.add(ids[i]);
-    told += part;
-    RC_ASSERT(!text || part.empty() || ends_whole(before + told));
+    reported += part;
+    RC_ASSERT(!text || part.empty() || ends_full(before + reported));
   }
-  told += stream.finish();
-  RC_ASSERT(before + told == own.decode(ids, false));
+  reported += stream.finish();
+  RC_ASSERT(before + reported == own.decode(ids, false));
 }
 
 }  // namespace

@@ -107,13 +107,13 @@ TEST(TrainingOverflow, StopsBeforeTheOptimizerTakesWhatIsNotFinite) {
     const auto model = recorded::model("llama3", {.tp = 2}, world, {.always_mesh = true});
     llm::Trainer trainer(model, options);
     const auto batch = batch_of(expected);
-    const auto whole = [&] { return dtensor::DTensor(model.decoder->parameters().front()).full_tensor().clone(); };
+    const auto full = [&] { return dtensor::DTensor(model.decoder->parameters().front()).full_tensor().clone(); };
     at::Tensor before;
     const auto train = [&] {
-      for (int step = 0; step < 4; ++step) before = whole(), trainer.step(batch);
+      for (int step = 0; step < 4; ++step) before = full(), trainer.step(batch);
     };
     EXPECT_THROW(train(), dtensor::NonFiniteError);
-    EXPECT_TRUE(at::allclose(whole(), before, 0, 0, true));
+    EXPECT_TRUE(at::allclose(full(), before, 0, 0, true));
     EXPECT_GE(trainer.steps_done(), 1);
   });
 }
@@ -290,11 +290,11 @@ TEST(Run, HeedsScheduleClipAndWeightDecay) {
       trainer.step(batch_of(expected));
       return trainer.loss(batch_of(expected));
     };
-    const double plain = second_loss([](auto&) {});
-    EXPECT_NEAR(plain, expected.at("losses")[1].get<double>(), 1e-4);
-    EXPECT_NE(second_loss([](auto& o) { o.weight_decay = 1; }), plain);
-    EXPECT_NE(second_loss([](auto& o) { o.clip = 1e-9; }), plain);  // beside AdamW's epsilon
-    EXPECT_NE(second_loss([](auto& o) { o.schedule = "linear", o.steps = 1, o.warmup = 1; }), plain);
+    const double regular = second_loss([](auto&) {});
+    EXPECT_NEAR(regular, expected.at("losses")[1].get<double>(), 1e-4);
+    EXPECT_NE(second_loss([](auto& o) { o.weight_decay = 1; }), regular);
+    EXPECT_NE(second_loss([](auto& o) { o.clip = 1e-9; }), regular);  // beside AdamW's epsilon
+    EXPECT_NE(second_loss([](auto& o) { o.schedule = "linear", o.steps = 1, o.warmup = 1; }), regular);
   });
 }
 

@@ -98,13 +98,13 @@ TEST(Work, TokensOfACacheMayBeSharedOut) {
   run_local(3, [](Communicator world) {
     const auto model = recorded::model("llama3", {.dp = 3}, world);
     const auto& config = model.decoder->config();
-    Steps steps{model, dtensor::nn::KVCache(config.layers, 32, "dp")}, whole{model};
+    Steps steps{model, dtensor::nn::KVCache(config.layers, 32, "dp")}, full{model};
     const auto decode = [&](Steps& by) { by({1, 2, 3, 4}), by({5}); };
-    decode(steps), decode(whole);
+    decode(steps), decode(full);
     const std::int64_t own = world.rank() < 2 ? 11 : 10;
     EXPECT_EQ(steps.cache.bytes(), config.layers * 2 * config.kv_heads * own * config.head_size * 4);
-    EXPECT_EQ(whole.cache.bytes(), config.layers * 2 * config.kv_heads * 32 * config.head_size * 4);
-    EXPECT_LE((DTensor(steps.cache.keys(0)).full_tensor() - DTensor(whole.cache.keys(0)).full_tensor())
+    EXPECT_EQ(full.cache.bytes(), config.layers * 2 * config.kv_heads * 32 * config.head_size * 4);
+    EXPECT_LE((DTensor(steps.cache.keys(0)).full_tensor() - DTensor(full.cache.keys(0)).full_tensor())
                   .abs()
                   .max()
                   .item<double>(),

@@ -9,7 +9,7 @@ using Names = std::vector<std::string>;
 const Names kTwoReduces{"all_reduce", "all_reduce"}, kOneReduce{"all_reduce"}, kTwoGathers{"all_gather", "all_gather"},
     kOneGather{"all_gather"}, kNothing{};
 
-const Placements kSplit{Shard(1)}, kWhole{Replicate()}, kPartial{Partial()};
+const Placements kSplit{Shard(1)}, kFull{Replicate()}, kPartial{Partial()};
 
 TEST(Communication, Softmax) {
   const auto x = at::rand({3, 5});
@@ -27,13 +27,13 @@ TEST(Communication, Softmax) {
 TEST(Communication, LossesAndEmbeddings) {
   const auto x = at::rand({3, 5});
   const auto target = at::zeros({3}, at::kLong);
-  for (const auto& [of_self, of_target] : {std::pair{kSplit, kWhole}, {Placements{Shard(0)}, Placements{Shard(0)}}}) {
+  for (const auto& [of_self, of_target] : {std::pair{kSplit, kFull}, {Placements{Shard(0)}, Placements{Shard(0)}}}) {
     EXPECT_EQ(collectives_of({"nll_loss_forward",
                               "",
                               "nll_loss_forward",
                               {x, target, c10::IValue(), 1, -100},
                               {of_self, of_target, {}},
-                              {kWhole, kWhole},
+                              {kFull, kFull},
                               {2}}),
               kOneReduce)
         << "the number and its total weight together";
@@ -42,13 +42,13 @@ TEST(Communication, LossesAndEmbeddings) {
                             "",
                             "nll_loss_backward",
                             {at::ones({}), x, target, c10::IValue(), 1, -100, at::full({}, 3.f)},
-                            {kWhole, kSplit, kWhole, {}, kWhole},
+                            {kFull, kSplit, kFull, {}, kFull},
                             {kSplit},
                             {2}}),
             kNothing);
   EXPECT_EQ(
       collectives_of(
-          {"embedding", "", "embedding_vocab", {x, target, -1, false, false}, {{Shard(0)}, kWhole}, {kPartial}, {2}}),
+          {"embedding", "", "embedding_vocab", {x, target, -1, false, false}, {{Shard(0)}, kFull}, {kPartial}, {2}}),
       kNothing);
   EXPECT_EQ(collectives_of({"mse_loss", "", "loss_mean_global", {x, x, 1}, {kSplit, kSplit}, {kPartial}, {2}}),
             kNothing);
@@ -63,7 +63,7 @@ TEST(Communication, Reductions) {
   EXPECT_EQ(
       collectives_of({"amax", "", "max_with_identity", {x, one, false}, {kSplit}, {{Partial(ReduceOp::max)}}, {2}}),
       kNothing);
-  EXPECT_EQ(collectives_of({"argmax", "", "argmax_sharded", {x, 1, false}, {kSplit}, {kWhole}, {2}}), kTwoGathers);
+  EXPECT_EQ(collectives_of({"argmax", "", "argmax_sharded", {x, 1, false}, {kSplit}, {kFull}, {2}}), kTwoGathers);
   EXPECT_EQ(collectives_of({"cumsum", "", "cumsum_sharded", {x, 1, c10::IValue()}, {kSplit}, {kSplit}, {2}}),
             kOneGather);
   EXPECT_EQ(collectives_of({"linalg_vector_norm",
@@ -71,7 +71,7 @@ TEST(Communication, Reductions) {
                             "vector_norm_sharded",
                             {x, at::Scalar(2), c10::IValue(), false, c10::IValue()},
                             {kSplit},
-                            {kWhole},
+                            {kFull},
                             {2}}),
             kOneReduce);
 }

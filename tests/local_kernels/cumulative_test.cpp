@@ -25,14 +25,14 @@ TEST(Scan, ProductsThatLeaveTheRangeAndComeBackAreThoseOfOneDevice) {
   for (const auto& [type, huge] : {std::pair{at::kFloat, 1e30}, {at::kDouble, 1e200}, {at::kHalf, 2e4}}) {
     const auto x = at::tensor(rows(huge), at::kDouble).view({5, 6}).t().contiguous().to(type);
     const auto finite = x.narrow(1, 0, 3).to(at::kDouble);
-    for (const auto& whole : {x, at::complex(finite, at::zeros_like(finite))}) {
-      const auto expected = at::cumprod(whole, 0);
+    for (const auto& full : {x, at::complex(finite, at::zeros_like(finite))}) {
+      const auto expected = at::cumprod(full, 0);
       for (const auto& placement : split()) {
         for (const Shape& shape : {Shape{2}, Shape{3}, Shape{4}}) {
           on_mesh(shape, [&](const DeviceMesh& mesh) {
-            const auto product = at::cumprod(distribute_tensor(whole, mesh, {placement}), 0);
+            const auto product = at::cumprod(distribute_tensor(full, mesh, {placement}), 0);
             EXPECT_EQ(DTensor(product).placements(), Placements{placement});
-            EXPECT_TRUE(at::allclose(whole_of(product), expected, 0, 0, /*equal_nan=*/true)) << placement.str();
+            EXPECT_TRUE(at::allclose(full_of(product), expected, 0, 0, /*equal_nan=*/true)) << placement.str();
           });
         }
       }

@@ -56,16 +56,16 @@ RC_GTEST_PROP(Embedding, Backward, ()) {
 }
 
 TEST(Embedding, IndexOutOfRangeIsRefused) {
-  const KernelCase whole{"embedding",
-                         "",
-                         "embedding_vocab",
-                         {at::ones({4, 2}), at::full({1}, 3), -1, false, false},
-                         {{Shard(0)}, {Replicate()}},
-                         {{Partial()}},
-                         {2}};
-  auto bad = whole;
+  const KernelCase full_tensor{"embedding",
+                               "",
+                               "embedding_vocab",
+                               {at::ones({4, 2}), at::full({1}, 3), -1, false, false},
+                               {{Shard(0)}, {Replicate()}},
+                               {{Partial()}},
+                               {2}};
+  auto bad = full_tensor;
   bad.args[1].toTensor().fill_(3);
-  EXPECT_NO_THROW(run_sharded(whole));
+  EXPECT_NO_THROW(run_sharded(full_tensor));
   EXPECT_ANY_THROW({
     bad.args[1] = at::full({1}, 4);
     run_sharded(bad);

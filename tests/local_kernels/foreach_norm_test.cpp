@@ -10,7 +10,7 @@ namespace dtensor::testing {
 namespace {
 
 struct Entry {
-  at::Tensor whole;
+  at::Tensor full_tensor;
   Placements placements;
   int mesh;  // 0: all four ranks as 2 x 2; 1: the same as one line; 2: ranks 0 and 1 only
 };
@@ -27,8 +27,8 @@ std::vector<at::Tensor> norms_on_rank(const std::vector<Entry>& entries, double 
   std::vector<SpecPtr> inputs, outputs;
   for (const auto& e : entries) {
     const auto& mesh = meshes[e.mesh];
-    locals.push_back(mesh.is_member() ? slice_for(e.whole, e.placements, *impl_of(mesh)) : at::Tensor());
-    inputs.push_back(spec_for(e.whole, e.placements, mesh));
+    locals.push_back(mesh.is_member() ? slice_for(e.full_tensor, e.placements, *impl_of(mesh)) : at::Tensor());
+    inputs.push_back(spec_for(e.full_tensor, e.placements, mesh));
     outputs.push_back(spec_for(at::zeros({}), Placements(e.placements.size()), mesh));
   }
   torch::jit::Stack stack{locals, at::Scalar(p), c10::IValue()};
@@ -43,7 +43,7 @@ std::vector<at::Tensor> norms_on_rank(const std::vector<Entry>& entries, double 
 Entry any_entry() {
   Entry e{at::randn(any_sizes(1, 2, 1)), {}, static_cast<int>(pick(0, 2))};
   const std::vector<std::vector<std::int64_t>> shapes{{2, 2}, {4}, {2}};
-  e.placements = any_shards(shapes[e.mesh], all_dims(e.whole.dim()));
+  e.placements = any_shards(shapes[e.mesh], all_dims(e.full_tensor.dim()));
   return e;
 }
 
@@ -58,7 +58,7 @@ RC_GTEST_PROP(ForeachNorm, MixedMeshes, ()) {
     for (int rank = 0; rank < 4; ++rank) {
       const bool member = entries[i].mesh != 2 || rank < 2;
       RC_ASSERT(results[rank][i].defined() == member);
-      if (member) check_close(at::linalg_vector_norm(entries[i].whole, p), results[rank][i], "norm");
+      if (member) check_close(at::linalg_vector_norm(entries[i].full_tensor, p), results[rank][i], "norm");
     }
   }
 }

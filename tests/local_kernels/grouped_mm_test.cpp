@@ -64,15 +64,15 @@ void check(const DeviceMesh& mesh, Draw d, const Operands& x, bool partial, doub
   const auto b = distribute_tensor(x.b, mesh, at_b).requires_grad_(!partial);
   const bool everywhere = x.ends.defined() && d.coin();
   const auto ends = everywhere ? distribute_tensor(x.ends, mesh, Placements(at_a.size())) : x.ends;
-  const auto plain_a = x.a.clone().requires_grad_(), plain_b = x.b.clone().requires_grad_();
-  const auto result = at::_grouped_mm(a, b, given(ends)), whole = expected(x, plain_a, plain_b);
-  expect_close(result.detach(), whole.detach(), text, tolerance);
+  const auto regular_a = x.a.clone().requires_grad_(), regular_b = x.b.clone().requires_grad_();
+  const auto result = at::_grouped_mm(a, b, given(ends)), full = expected(x, regular_a, regular_b);
+  expect_close(result.detach(), full.detach(), text, tolerance);
   if (partial) return;
-  const auto weight = Draw(3).normal(whole.sizes().vec(), x.a.scalar_type());
+  const auto weight = Draw(3).normal(full.sizes().vec(), x.a.scalar_type());
   (result * weight).sum().backward();
-  (whole * weight).sum().backward();
-  expect_close(a.grad(), plain_a.grad(), text + ": gradient of self", tolerance);
-  expect_close(b.grad(), plain_b.grad(), text + ": gradient of mat2", tolerance);
+  (full * weight).sum().backward();
+  expect_close(a.grad(), regular_a.grad(), text + ": gradient of self", tolerance);
+  expect_close(b.grad(), regular_b.grad(), text + ": gradient of mat2", tolerance);
 }
 
 TEST(GroupedProducts, EqualOneDeviceOnEveryLayout) {

@@ -26,7 +26,7 @@ Tensors run(const std::function<at::Tensor(const Tensors&)>& op, const Tensors& 
 }
 
 struct Setup {
-  std::int64_t places, batch, in, out, groups;
+  std::int64_t positions, batch, in, out, groups;
   Shape sizes, kernel, stride, padding, dilation, extra;  // extra: output_padding
   bool bias, transposed;
 };
@@ -37,16 +37,16 @@ std::vector<std::int64_t> any(std::int64_t count, std::int64_t low, std::int64_t
 
 Setup any_setup() {
   Setup s;
-  s.places = *rc::gen::inRange<std::int64_t>(1, 4);
+  s.positions = *rc::gen::inRange<std::int64_t>(1, 4);
   s.batch = *rc::gen::inRange<std::int64_t>(1, 3);
   s.groups = *rc::gen::inRange<std::int64_t>(1, 3);
   s.in = s.groups * *rc::gen::inRange<std::int64_t>(1, 3);
   s.out = s.groups * *rc::gen::inRange<std::int64_t>(1, 3);
-  s.kernel = any(s.places, 1, 3);
-  s.stride = any(s.places, 1, 2);
-  s.padding = any(s.places, 0, 3);
-  s.dilation = any(s.places, 1, 2);
-  s.sizes = any(s.places, 1, s.places == 1 ? 14 : 7);
+  s.kernel = any(s.positions, 1, 3);
+  s.stride = any(s.positions, 1, 2);
+  s.padding = any(s.positions, 0, 3);
+  s.dilation = any(s.positions, 1, 2);
+  s.sizes = any(s.positions, 1, s.positions == 1 ? 14 : 7);
   for (std::size_t d = 0; d < s.sizes.size(); ++d) {  // room for one window
     s.sizes[d] = std::max(s.sizes[d], s.dilation[d] * (s.kernel[d] - 1) + 1 - 2 * s.padding[d]);
   }
@@ -86,18 +86,18 @@ RC_GTEST_PROP(Windows, ConvolutionsOverSplitPlacesAreThoseOfOneDevice, ()) {
     if (s.bias) values.push_back(draw.normal({s.out}));
     Placements placements;
     for (std::size_t a = 0; a < shape.size(); ++a) {
-      const auto dim = 2 + draw.integer(0, s.places - 1);
+      const auto dim = 2 + draw.integer(0, s.positions - 1);
       placements.push_back(draw.integer(0, 4) == 0 ? Shard(0) : draw.coin() ? Shard(dim) : ZigzagShard(dim));
     }
-    Tensors plain, placed;
+    Tensors regular, placed;
     for (std::size_t i = 0; i < values.size(); ++i) {
-      plain.push_back(leaf(values[i]));
+      regular.push_back(leaf(values[i]));
       const auto where = i == 0 ? placements : Placements(shape.size());
       placed.push_back(at::Tensor(distribute_tensor(values[i], mesh, where)).requires_grad_());
     }
     const auto op = [&](const Tensors& leaves) { return convolve(s, leaves); };
     const at::Tensor factors = draw.normal(convolve(s, values).sizes().vec());
-    const auto expected = run(op, plain, factors, [](const at::Tensor& t) { return t; });
+    const auto expected = run(op, regular, factors, [](const at::Tensor& t) { return t; });
     const auto got = run(op, placed, factors,
                          [&](const at::Tensor& t) { return distribute_tensor(t, mesh, Placements(shape.size())); });
     RC_ASSERT(DTensor(got[0]).placements() == placements);

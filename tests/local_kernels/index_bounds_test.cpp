@@ -143,9 +143,9 @@ TEST(IndexBounds, AreReportedOnEveryRankThatHoldsTheFullIndex) {
         at::Tensor index = index_of(kind, {0}, at::kLong);
         index.view({-1})[at] = beyond;
         for (const Placement& self : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
-          for (const bool plain : {false, true}) {
+          for (const bool regular : {false, true}) {
             const auto errors =
-                errors_with(kind, index, self, plain ? std::nullopt : std::optional<Placement>(Replicate()));
+                errors_with(kind, index, self, regular ? std::nullopt : std::optional<Placement>(Replicate()));
             for (const auto& error : errors) {
               EXPECT_NE(error, "no error") << kind.name << " of " << self.str() << ", " << beyond << " at " << at;
               EXPECT_EQ(error, errors[0]) << kind.name << " of " << self.str();
@@ -197,11 +197,11 @@ TEST(IndexBounds, WhatLiesWithinIsTakenAsOnOneDevice) {
     const at::Tensor x = at::arange(c10::multiply_integers(kind.self), at::kDouble).reshape(kind.self);
     for (const auto type : {at::kLong, at::kInt}) {
       if (type == at::kInt && !takes_int(kind)) continue;
-      const at::Tensor index = index_of(kind, values, type), whole = kind.run(x, index);
+      const at::Tensor index = index_of(kind, values, type), full = kind.run(x, index);
       for_each_placement(kind, [&](const Placement& self, const Placement& placement) {
         on_mesh({3}, [&](const DeviceMesh& m) {
           const at::Tensor got = kind.run(distribute_tensor(x, m, {self}), distribute_tensor(index, m, {placement}));
-          if (!repeats) expect_close(got, whole, kind.name);
+          if (!repeats) expect_close(got, full, kind.name);
         });
       });
     }
@@ -223,11 +223,11 @@ TEST(IndexBounds, IgnoredTargetsAreNone) {
 // A mask among the indices may stand for several dimensions.
 TEST(IndexBounds, MasksBesideIndicesKeepTheirDimensions) {
   const at::Tensor x = at::arange(2 * 3 * 9, at::kDouble).reshape({2, 3, 9}), mask = at::eye(2, 3).to(at::kBool);
-  const at::Tensor index = at::tensor({8, 7}, at::kLong), whole = at::index(x, {mask, index});
+  const at::Tensor index = at::tensor({8, 7}, at::kLong), full = at::index(x, {mask, index});
   on_mesh({3}, [&](const DeviceMesh& m) {
     for (std::int64_t dim = 0; dim < 3; ++dim) {
       const at::Tensor placed = distribute_tensor(x, m, {Shard(dim)});
-      expect_close(at::index(placed, {mask, index}), whole, "index");
+      expect_close(at::index(placed, {mask, index}), full, "index");
     }
   });
 }

@@ -294,10 +294,11 @@ TEST(Mistakes, ALinearMapsGradientIsOfItsInputAndWeight) {
 
 // A target that only one rank sees is told to all before any throws.
 TEST(Mistakes, ATargetOutOfBoundsIsOneErrorWhereTargetsAreSplit) {
-  for (const bool places : {false, true}) {
+  for (const bool positions : {false, true}) {
     expect_same_error(
         [&](const DeviceMesh& m) {
-          const Shape sizes = places ? Shape{6, 2, 1, 2} : Shape{6, 2}, targets = places ? Shape{6, 1, 2} : Shape{6};
+          const Shape sizes = positions ? Shape{6, 2, 1, 2} : Shape{6, 2},
+                      targets = positions ? Shape{6, 1, 2} : Shape{6};
           const at::Tensor wrong = at::zeros(targets, at::kLong);
           wrong.view({-1})[-1] = 7;
           at::cross_entropy_loss(split(m, sizes), distribute_tensor(wrong, m, {Shard(0)}));

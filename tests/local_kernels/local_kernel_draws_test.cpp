@@ -32,13 +32,13 @@ Placements any_shards(const std::vector<std::int64_t>& mesh, const std::vector<s
 
 at::ScalarType any_float() { return *rc::gen::element(at::kFloat, at::kDouble, at::kBFloat16); }
 
-Placements reduced(const Placements& in, const std::vector<std::int64_t>& dims, bool keepdim, bool whole, ReduceOp op) {
+Placements reduced(const Placements& in, const std::vector<std::int64_t>& dims, bool keepdim, bool full, ReduceOp op) {
   const std::set<std::int64_t> gone(dims.begin(), dims.end());
   Placements out = in;
   for (auto& p : out) {
     if (!p.is_shard()) continue;
     if (gone.count(p.dim())) {
-      p = whole ? Replicate() : Partial(op);
+      p = full ? Replicate() : Partial(op);
     } else if (!keepdim) {
       p = p.with_dim(p.dim() - std::distance(gone.begin(), gone.lower_bound(p.dim())));
     }

@@ -28,7 +28,7 @@ struct KernelCase {
   std::vector<std::int64_t> mesh;
 };
 
-std::vector<at::Tensor> run_whole(const KernelCase& c);
+std::vector<at::Tensor> run_full(const KernelCase& c);
 std::vector<at::Tensor> run_sharded(const KernelCase& c);
 // What rank 0 of the case's mesh communicates, in order: names of collectives.
 std::vector<std::string> collectives_of(const KernelCase& c);
@@ -38,8 +38,8 @@ void check_case(const KernelCase& c);  // both runs, every output; skipped where
 std::string describe(const KernelCase& c);
 
 // Pieces of run_sharded, for tests that need more than one mesh.
-at::Tensor slice_for(const at::Tensor& whole, const Placements& placements, const MeshInfo& mesh);
-SpecPtr spec_for(const at::Tensor& whole, const Placements& placements, const DeviceMesh& mesh);
+at::Tensor slice_for(const at::Tensor& full, const Placements& placements, const MeshInfo& mesh);
+SpecPtr spec_for(const at::Tensor& full, const Placements& placements, const DeviceMesh& mesh);
 
 // Random parts of cases. any_mesh comes first: it seeds ATen's generator.
 std::vector<std::int64_t> any_mesh();
@@ -51,7 +51,7 @@ bool flip();
 std::int64_t pick(std::int64_t low, std::int64_t high);  // both included
 
 // Placements of the result of reducing `dims`: shards of those become Partial(op), or Replicate where `whole`.
-Placements reduced(const Placements& in, const std::vector<std::int64_t>& dims, bool keepdim, bool whole,
+Placements reduced(const Placements& in, const std::vector<std::int64_t>& dims, bool keepdim, bool full,
                    ReduceOp op = ReduceOp::sum);
 std::vector<std::int64_t> all_dims(std::int64_t ndim);
 Placements replicated(const std::vector<std::int64_t>& mesh);

@@ -22,11 +22,11 @@ std::vector<at::Tensor> flatten(const torch::jit::Stack& results) {
   return flat;
 }
 
-at::Tensor slice_at(const at::Tensor& whole, const Placements& placements, at::IntArrayRef shape, at::IntArrayRef at) {
-  auto part = whole;
-  for (std::int64_t d = 0; d < whole.dim(); ++d) {
+at::Tensor slice_at(const at::Tensor& full, const Placements& placements, at::IntArrayRef shape, at::IntArrayRef at) {
+  auto part = full;
+  for (std::int64_t d = 0; d < full.dim(); ++d) {
     std::vector<at::Tensor> pieces;
-    for (const auto& s : shard_segments(whole.size(d), d, placements, shape, at)) {
+    for (const auto& s : shard_segments(full.size(d), d, placements, shape, at)) {
       pieces.push_back(part.narrow(d, s.offset, s.length));
     }
     part = pieces.size() == 1 ? pieces[0] : at::cat(pieces, d);
@@ -34,16 +34,16 @@ at::Tensor slice_at(const at::Tensor& whole, const Placements& placements, at::I
   return part.clone(at::MemoryFormat::Contiguous);
 }
 
-void place(at::Tensor& whole, const at::Tensor& part, const Placements& placements, at::IntArrayRef shape,
+void place(at::Tensor& full, const at::Tensor& part, const Placements& placements, at::IntArrayRef shape,
            at::IntArrayRef at, std::int64_t d = 0) {
-  if (d == whole.dim()) {
-    whole.copy_(part);
+  if (d == full.dim()) {
+    full.copy_(part);
     return;
   }
   std::int64_t before = 0;
-  for (const auto& s : shard_segments(whole.size(d), d, placements, shape, at)) {
+  for (const auto& s : shard_segments(full.size(d), d, placements, shape, at)) {
     // Placement of the other dimensions looks at their own sizes only, which narrowing this one keeps.
-    auto target = whole.narrow(d, s.offset, s.length);
+    auto target = full.narrow(d, s.offset, s.length);
     auto source = part.narrow(d, before, s.length);
     place(target, source, placements, shape, at, d + 1);
     before += s.length;
@@ -103,13 +103,13 @@ at::Tensor glue(std::vector<at::Tensor> parts, const Placements& placements, con
     parts = close_axis(moved, shape[a], placements[a]);
     shape[a] = 1;
   }
-  auto whole = at::zeros(like.sizes(), parts[0].options());
+  auto full = at::zeros(like.sizes(), parts[0].options());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     auto at_ = coordinate(static_cast<std::int64_t>(i), shape);
-    auto target = whole;
+    auto target = full;
     place(target, parts[i], placements, mesh, at_);
   }
-  return whole;
+  return full;
 }
 
 struct Bound {
@@ -181,12 +181,12 @@ std::vector<at::Tensor> run_on_rank(const KernelCase& c, const std::vector<at::T
 
 }  // namespace
 
-at::Tensor slice_for(const at::Tensor& whole, const Placements& placements, const MeshInfo& mesh) {
-  return slice_at(whole, placements, mesh.layout.shape, mesh.coordinate);
+at::Tensor slice_for(const at::Tensor& full, const Placements& placements, const MeshInfo& mesh) {
+  return slice_at(full, placements, mesh.layout.shape, mesh.coordinate);
 }
 
-SpecPtr spec_for(const at::Tensor& whole, const Placements& placements, const DeviceMesh& mesh) {
-  return intern_spec(impl_of(mesh), placements, whole.sizes(), whole.strides(), whole.scalar_type());
+SpecPtr spec_for(const at::Tensor& full, const Placements& placements, const DeviceMesh& mesh) {
+  return intern_spec(impl_of(mesh), placements, full.sizes(), full.strides(), full.scalar_type());
 }
 
 // var() warns where it gives NaN, for some hundred cases.
@@ -194,7 +194,7 @@ struct Silent : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-std::vector<at::Tensor> run_whole(const KernelCase& c) {
+std::vector<at::Tensor> run_full(const KernelCase& c) {
   Silent silent;
   c10::WarningUtils::WarningHandlerGuard guard(&silent);
   torch::jit::Stack stack = c.args;
@@ -203,7 +203,7 @@ std::vector<at::Tensor> run_whole(const KernelCase& c) {
 }
 
 std::vector<at::Tensor> run_sharded(const KernelCase& c) {
-  const auto like = run_whole(c);
+  const auto like = run_full(c);
   std::int64_t ranks = 1;
   for (const auto n : c.mesh) ranks *= n;
   std::vector<std::vector<at::Tensor>> results(ranks);
@@ -222,7 +222,7 @@ std::vector<at::Tensor> run_sharded(const KernelCase& c) {
 }
 
 std::vector<std::string> collectives_of(const KernelCase& c) {
-  const auto like = run_whole(c);
+  const auto like = run_full(c);
   std::vector<std::string> names;
   run_local(static_cast<int>(c.mesh[0]), [&](Communicator world) {
     at::AutoDispatchBelowADInplaceOrView below;
@@ -268,7 +268,7 @@ void check_close(const at::Tensor& expected, const at::Tensor& actual, const std
 void check_case(const KernelCase& c) {
   std::vector<at::Tensor> expected;
   try {
-    expected = run_whole(c);
+    expected = run_full(c);
   } catch (const c10::Error&) {
     RC_DISCARD("the plain operator refuses");
   }
@@ -289,12 +289,12 @@ RC_GTEST_PROP(LocalKernelFixture, GlueInvertsSlice, ()) {
   const auto mesh = any_mesh();
   const auto sizes = any_sizes(0, 3);
   const auto placements = any_shards(mesh, all_dims(static_cast<std::int64_t>(sizes.size())));
-  const auto whole = at::rand(sizes);
+  const auto full = at::rand(sizes);
   std::int64_t ranks = 1;
   for (const auto n : mesh) ranks *= n;
   std::vector<at::Tensor> parts;
-  for (std::int64_t i = 0; i < ranks; ++i) parts.push_back(slice_at(whole, placements, mesh, coordinate(i, mesh)));
-  RC_ASSERT(at::equal(glue(parts, placements, mesh, whole), whole));
+  for (std::int64_t i = 0; i < ranks; ++i) parts.push_back(slice_at(full, placements, mesh, coordinate(i, mesh)));
+  RC_ASSERT(at::equal(glue(parts, placements, mesh, full), full));
 }
 
 }  // namespace dtensor::testing

@@ -18,7 +18,7 @@ at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(
 
 struct Setup {
   bool maximum, ceil, count_padding, batch;
-  std::int64_t places, divisor;  // divisor 0: none
+  std::int64_t positions, divisor;  // divisor 0: none
   Shape sizes, kernel, stride, padding, dilation;
   at::ScalarType dtype;
 
@@ -43,29 +43,31 @@ Setup any_setup(Draw& draw) {
           {},
           {},
           draw.integer(0, 3) > 0 ? at::kDouble : at::kBFloat16};
-  if (s.places == 1) s.divisor = 0;
-  if (s.places == 3) s.dtype = at::kDouble;  // ATen averages no half types over three places
-  for (std::int64_t d = 0; d < s.places; ++d) {
+  if (s.positions == 1) s.divisor = 0;
+  if (s.positions == 3) s.dtype = at::kDouble;  // ATen averages no half types over three places
+  for (std::int64_t d = 0; d < s.positions; ++d) {
     s.kernel.push_back(draw.integer(1, 3));
     s.stride.push_back(draw.integer(1, 3));
     s.padding.push_back(draw.integer(0, s.kernel.back() / 2));
     s.dilation.push_back(s.maximum ? draw.integer(1, 2) : 1);
     // Of windows that see no element at all, which padding and dilation make of few, ATen writes beyond its memory.
     const auto span = s.dilation.back() * (s.kernel.back() - 1) + 1;
-    s.sizes.push_back(std::max(draw.integer(1, s.places == 1 ? 14 : 7), span));
+    s.sizes.push_back(std::max(draw.integer(1, s.positions == 1 ? 14 : 7), span));
   }
   return s;
 }
 
 Tensors pool(const Setup& s, const at::Tensor& x) {
   const auto divisor = s.divisor == 0 ? std::nullopt : std::optional(s.divisor);
-  if (!s.maximum && s.places == 1) return {at::avg_pool1d(x, s.kernel, s.stride, s.padding, s.ceil, s.count_padding)};
-  if (!s.maximum && s.places == 2)
+  if (!s.maximum && s.positions == 1)
+    return {at::avg_pool1d(x, s.kernel, s.stride, s.padding, s.ceil, s.count_padding)};
+  if (!s.maximum && s.positions == 2)
     return {at::avg_pool2d(x, s.kernel, s.stride, s.padding, s.ceil, s.count_padding, divisor)};
   if (!s.maximum) return {at::avg_pool3d(x, s.kernel, s.stride, s.padding, s.ceil, s.count_padding, divisor)};
-  const auto both = s.places == 1   ? at::max_pool1d_with_indices(x, s.kernel, s.stride, s.padding, s.dilation, s.ceil)
-                    : s.places == 2 ? at::max_pool2d_with_indices(x, s.kernel, s.stride, s.padding, s.dilation, s.ceil)
-                                    : at::max_pool3d_with_indices(x, s.kernel, s.stride, s.padding, s.dilation, s.ceil);
+  const auto both = s.positions == 1 ? at::max_pool1d_with_indices(x, s.kernel, s.stride, s.padding, s.dilation, s.ceil)
+                    : s.positions == 2
+                        ? at::max_pool2d_with_indices(x, s.kernel, s.stride, s.padding, s.dilation, s.ceil)
+                        : at::max_pool3d_with_indices(x, s.kernel, s.stride, s.padding, s.dilation, s.ceil);
   return {std::get<0>(both), std::get<1>(both)};
 }
 
@@ -87,11 +89,11 @@ void check(const Setup& s, const Shape& shape, std::uint64_t seed) {
     const at::Tensor x = values_of(draw, sizes, s.dtype, s.maximum);
     Placements placements;
     for (std::size_t a = 0; a < shape.size(); ++a) {
-      const auto dim = draw.integer(0, 5) == 0 ? 0 : first + draw.integer(0, s.places - 1);
+      const auto dim = draw.integer(0, 5) == 0 ? 0 : first + draw.integer(0, s.positions - 1);
       placements.push_back(draw.coin() ? Shard(dim) : ZigzagShard(dim));
     }
-    const at::Tensor plain = leaf(x), placed = at::Tensor(distribute_tensor(x, mesh, placements)).requires_grad_();
-    const Tensors wanted = pool(s, plain), found = pool(s, placed);
+    const at::Tensor regular = leaf(x), placed = at::Tensor(distribute_tensor(x, mesh, placements)).requires_grad_();
+    const Tensors wanted = pool(s, regular), found = pool(s, placed);
     ASSERT_EQ(DTensor(found[0]).placements(), placements) << s.str();
     const double tolerance = s.dtype == at::kDouble ? 1e-12 : 2e-2;
     for (std::size_t i = 0; i < wanted.size(); ++i) {
@@ -100,7 +102,7 @@ void check(const Setup& s, const Shape& shape, std::uint64_t seed) {
     const at::Tensor grad = draw.normal(wanted[0].sizes().vec(), s.dtype);
     wanted[0].backward(grad);
     found[0].backward(distribute_tensor(grad, mesh, placements));
-    expect_close(placed.grad(), plain.grad(), s.str() + " gradient " + to_string(placements), tolerance);
+    expect_close(placed.grad(), regular.grad(), s.str() + " gradient " + to_string(placements), tolerance);
   });
 }
 

@@ -16,7 +16,7 @@ struct Reduction {
   std::vector<std::int64_t> dims = some_dims();  // not empty unless 0-dim
   std::int64_t dim = dims.empty() ? 0 : dims[0];
   bool keepdim = flip();
-  bool whole = flip();  // results asked for whole rather than Partial
+  bool full = flip();  // results asked for whole rather than Partial
   Placements placements = any_shards(mesh, all_dims(ndim));
 
   std::vector<std::int64_t> some_dims() const {
@@ -26,8 +26,8 @@ struct Reduction {
     }
     return chosen.empty() && ndim > 0 ? std::vector<std::int64_t>{pick(0, ndim - 1)} : chosen;
   }
-  Placements out(ReduceOp op) const { return reduced(placements, dims, keepdim, whole, op); }
-  Placements out_whole() const { return reduced(placements, dims, keepdim, true); }
+  Placements out(ReduceOp op) const { return reduced(placements, dims, keepdim, full, op); }
+  Placements out_full() const { return reduced(placements, dims, keepdim, true); }
   Placements out_dim(bool w, ReduceOp op = ReduceOp::sum) const { return reduced(placements, {dim}, keepdim, w, op); }
   Placements out_all(bool w, ReduceOp op = ReduceOp::sum) const {
     return reduced(placements, all_dims(ndim), false, w, op);
@@ -51,7 +51,7 @@ RC_GTEST_PROP(Mean, All, ()) {
               "mean_global_count",
               {at::randn(r.sizes).to(any_float()), c10::IValue()},
               {r.placements},
-              {r.out_all(r.whole)},
+              {r.out_all(r.full)},
               r.mesh});
 }
 
@@ -89,7 +89,7 @@ RC_GTEST_PROP(Identity, MaxMinOfAll, ()) {
               max ? "max_with_identity" : "min_with_identity",
               {any_values(r.sizes)},
               {r.placements},
-              {r.out_all(r.whole, max ? ReduceOp::max : ReduceOp::min)},
+              {r.out_all(r.full, max ? ReduceOp::max : ReduceOp::min)},
               r.mesh});
 }
 
@@ -102,7 +102,7 @@ RC_GTEST_PROP(Identity, Aminmax, ()) {
                 "aminmax_with_identity",
                 {x, r.dim, r.keepdim},
                 {r.placements},
-                {r.out_dim(r.whole, ReduceOp::min), r.out_dim(r.whole, ReduceOp::max)},
+                {r.out_dim(r.full, ReduceOp::min), r.out_dim(r.full, ReduceOp::max)},
                 r.mesh});
   }
 }
@@ -153,7 +153,7 @@ RC_GTEST_PROP(Norm, Vector, ()) {
               "vector_norm_sharded",
               {x, at::Scalar(p), r.dims, r.keepdim, c10::IValue()},
               {r.placements},
-              {r.out_whole()},
+              {r.out_full()},
               r.mesh});
   check_case({"norm", "Scalar", "vector_norm_sharded", {x, at::Scalar(p)}, {r.placements}, {r.out_all(true)}, r.mesh});
 }
@@ -166,14 +166,14 @@ RC_GTEST_PROP(Norm, ComplexAndDtype, ()) {
               "vector_norm_sharded",
               {x, at::Scalar(2), r.dims, r.keepdim, c10::IValue(at::kComplexDouble)},
               {r.placements},
-              {r.out_whole()},
+              {r.out_full()},
               r.mesh});
   check_case({"norm",
               "ScalarOpt_dim",
               "vector_norm_sharded",
               {x, c10::IValue(), r.dims, r.keepdim},
               {r.placements},
-              {r.out_whole()},
+              {r.out_full()},
               r.mesh});
 }
 
@@ -198,7 +198,7 @@ RC_GTEST_PROP(Variance, EveryForm, ()) {
   const auto correction = *rc::gen::element<c10::IValue>(at::Scalar(0), at::Scalar(1), at::Scalar(2.5), c10::IValue());
   auto x = at::randn(r.sizes) + (flip() ? 1000 : 0);
   x = flip() ? x.to(any_float()) : at::complex(x, at::randn(r.sizes));
-  const auto out = r.out_whole();
+  const auto out = r.out_full();
   const std::string kernel = op.starts_with("std") ? "std_sharded" : "var_sharded";
   check_case({op, "correction", kernel, {x, r.dims, correction, r.keepdim}, {r.placements}, {out, out}, r.mesh});
 }

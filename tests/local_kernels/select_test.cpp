@@ -20,7 +20,7 @@ RC_GTEST_PROP(Rows, EqualOneDeviceWhateverIsSplit, ()) {
   const auto size = sizes[static_cast<std::size_t>(dim < 0 ? dim + ndim : dim)];
   const auto index = data.integer(-size, size - 1);
   const auto dtype = data.coin() ? at::kDouble : at::kBFloat16;
-  const auto whole = data.normal(sizes, dtype);
+  const auto full = data.normal(sizes, dtype);
   const auto scale = data.normal({}, dtype);
   const auto program = [&](const at::Tensor& leaf) {
     leaf.requires_grad_();
@@ -31,10 +31,10 @@ RC_GTEST_PROP(Rows, EqualOneDeviceWhateverIsSplit, ()) {
     written.select(dim, index).mul_(3);
     return std::vector<at::Tensor>{row.detach(), moved.detach(), leaf.grad(), written};
   };
-  const auto expected = program(whole.clone());
+  const auto expected = program(full.clone());
   on_mesh(shape, [&](const DeviceMesh& mesh) {
-    Draw places(seed);
-    const auto actual = program(distribute_tensor(whole.clone(), mesh, places.placements_of(mesh, sizes)));
+    Draw positions(seed);
+    const auto actual = program(distribute_tensor(full.clone(), mesh, positions.placements_of(mesh, sizes)));
     for (std::size_t i = 0; i < actual.size(); ++i) {
       expect_close(actual[i], expected[i], c10::str("seed ", seed, ", tensor ", i), dtype == at::kDouble ? 1e-9 : 0.05);
     }
@@ -70,8 +70,8 @@ TEST(Rows, OneEntryMovesAndNothingBackward) {
 // The bits are the owner's: no sum with zeros.
 TEST(Rows, KeepTheirBits) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    const auto whole = at::tensor({-0.0, 1.0, std::numeric_limits<double>::quiet_NaN(), -0.0}, at::kDouble);
-    const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)});
+    const auto full = at::tensor({-0.0, 1.0, std::numeric_limits<double>::quiet_NaN(), -0.0}, at::kDouble);
+    const at::Tensor x = distribute_tensor(full, mesh, {Shard(0)});
     EXPECT_TRUE(std::signbit(x.select(0, 0).item<double>()) && std::signbit(x.select(0, 3).item<double>()));
     const at::Tensor flags = distribute_tensor(at::tensor({1, 0, 1, 0}).to(at::kBool), mesh, {Shard(0)});
     EXPECT_EQ(flags.select(0, 2).item<bool>(), true);

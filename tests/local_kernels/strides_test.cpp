@@ -46,11 +46,11 @@ TEST(Strides, OfFourierTransformsAreOneDevices) {
 
 TEST(Strides, OfPoolsAreOneDevices) {
   const at::Tensor last = channels_last(images()), volumes = volumes_last();
-  const at::Tensor places = channels_last(at::zeros({2, 8, 4, 6}, at::kLong));
+  const at::Tensor positions = channels_last(at::zeros({2, 8, 4, 6}, at::kLong));
   expect_strides_of_one_device({
       {"max_unpool2d",
        [&](auto& place) {
-         return at::max_unpool2d(place(last), place(places), {8, 12});
+         return at::max_unpool2d(place(last), place(positions), {8, 12});
        }},
       {"max_pool2d_backward",
        [&](auto& place) {

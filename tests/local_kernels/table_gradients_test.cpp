@@ -23,8 +23,8 @@ struct Lookup {
   std::int64_t padding;
   bool by_count;
 
-  at::Tensor run(const at::Tensor& weight, const at::Tensor& places) const {
-    return at::embedding(weight, places, padding, by_count).sin();
+  at::Tensor run(const at::Tensor& weight, const at::Tensor& positions) const {
+    return at::embedding(weight, positions, padding, by_count).sin();
   }
 };
 
@@ -41,18 +41,18 @@ RC_GTEST_PROP(TableGradients, Embedding, ()) {
   on_mesh(shape, [&](const DeviceMesh& mesh) {
     Draw draw(seed);
     const Lookup look(draw);
-    const auto plain = look.table.clone().requires_grad_();
+    const auto regular = look.table.clone().requires_grad_();
     const auto placements = rows_split(draw, mesh);
     const auto weight = distribute_tensor(look.table.clone(), mesh, placements).requires_grad_();
-    const auto places = distribute_tensor(look.indices, mesh, draw.placements(mesh, look.indices.dim(), false));
+    const auto positions = distribute_tensor(look.indices, mesh, draw.placements(mesh, look.indices.dim(), false));
     const auto cast = draw.coin();
     const auto used = [&](const at::Tensor& w) { return cast ? w.to(at::kFloat) : w; };
-    const auto expected = look.run(used(plain), look.indices), actual = look.run(used(weight), places);
-    const auto what = c10::str(to_string(placements), " ", DTensor(places).spec_str(), " padding ", look.padding);
+    const auto expected = look.run(used(regular), look.indices), actual = look.run(used(weight), positions);
+    const auto what = c10::str(to_string(placements), " ", DTensor(positions).spec_str(), " padding ", look.padding);
     expect_close(actual.detach(), expected.detach(), what, 1e-5);
     expected.cos().sum().backward();
     actual.cos().sum().backward();
-    expect_close(weight.grad(), plain.grad(), what + " grad", cast ? 1e-5 : 1e-9);
+    expect_close(weight.grad(), regular.grad(), what + " grad", cast ? 1e-5 : 1e-9);
     EXPECT_EQ(DTensor(weight.grad()).placements(), placements);
   });
   RC_ASSERT(!testing::Test::HasFailure());
@@ -73,27 +73,27 @@ RC_GTEST_PROP(TableGradients, EmbeddingBag, ()) {
       const std::optional<at::Tensor> per_sample = weighted ? std::optional<at::Tensor>(f) : std::nullopt;
       return std::get<0>(at::embedding_bag(w, i, o, by_count, mode, false, per_sample, false, padding)).sin();
     };
-    const Placements whole(static_cast<std::size_t>(mesh.ndim()));
-    const auto plain = table.clone().requires_grad_();
+    const Placements full(static_cast<std::size_t>(mesh.ndim()));
+    const auto regular = table.clone().requires_grad_();
     const auto placements = rows_split(draw, mesh);
     const auto weight = distribute_tensor(table.clone(), mesh, placements).requires_grad_();
-    const auto on = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, whole); };
-    const auto plain_factors = factors.clone().requires_grad_(), split_factors = on(factors).requires_grad_();
-    const auto expected = run(plain, indices, offsets, plain_factors);
+    const auto on = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, full); };
+    const auto regular_factors = factors.clone().requires_grad_(), split_factors = on(factors).requires_grad_();
+    const auto expected = run(regular, indices, offsets, regular_factors);
     const auto actual = run(weight, on(indices), on(offsets), split_factors);
     const auto what = c10::str(to_string(placements), " mode ", mode, " padding ", padding, " ", indices, offsets);
     expect_close(actual.detach(), expected.detach(), what);
     expected.cos().sum().backward();
     actual.cos().sum().backward();
-    expect_close(weight.grad(), plain.grad(), what + " grad");
-    if (weighted) expect_close(split_factors.grad(), plain_factors.grad(), what + " grad of the factors");
+    expect_close(weight.grad(), regular.grad(), what + " grad");
+    if (weighted) expect_close(split_factors.grad(), regular_factors.grad(), what + " grad of the factors");
   });
   RC_ASSERT(!testing::Test::HasFailure());
 }
 
 // The peak of both passes stays below half the table, where the whole table or its gradient would be all of it.
 TEST(TableGradients, NoRankMakesTheWholeTable) {
-  constexpr std::int64_t kRows = 1 << 16, kWidth = 8, kWhole = kRows * kWidth * 4;
+  constexpr std::int64_t kRows = 1 << 16, kWidth = 8, kFull = kRows * kWidth * 4;
   for (const bool bag : {false, true}) {
     on_mesh({4}, [&](const DeviceMesh& mesh) {
       const auto weight = distribute_tensor(at::ones({kRows, kWidth}), mesh, {Shard(0)}).requires_grad_();
@@ -102,7 +102,7 @@ TEST(TableGradients, NoRankMakesTheWholeTable) {
       const MemoryTimeline timeline;
       const auto y = bag ? std::get<0>(at::embedding_bag(weight, indices, offsets)) : at::embedding(weight, indices);
       y.sum().backward();
-      EXPECT_LT(timeline.peak().bytes, kWhole / 2) << (bag ? "bag" : "lookup");
+      EXPECT_LT(timeline.peak().bytes, kFull / 2) << (bag ? "bag" : "lookup");
       EXPECT_EQ(DTensor(weight.grad()).placements(), Placements{Shard(0)});
     });
   }

@@ -167,7 +167,7 @@ TEST(MeshLayout, Text) {
   EXPECT_EQ(layout_str(make_layout(2, {2}, {}), c10::DeviceType::CPU), "DeviceMesh(cpu, 0=2, ranks=[0, 1])");
 }
 
-TEST(MeshLayout, Picture) {
+TEST(MeshLayout, Plot) {
   EXPECT_EQ(draw_layout(make_layout(8, {2, 2, 2}, kThree), c10::DeviceType::CPU, 5),
             R"(DeviceMesh(cpu, replicate=2, shard=2, tp=2, ranks=[0, 1, 2, 3, 4, 5, 6, 7])
 +- replicate=0 -----+  +- replicate=1 -----+
@@ -190,8 +190,8 @@ dim0=3  3
 
 RC_GTEST_PROP(MeshLayout, PictureShowsEachRankOnce, ()) {
   const auto layout = random_layout();
-  const auto picture = draw_layout(layout, c10::DeviceType::CPU);
-  const auto body = picture.substr(picture.find('\n'));
+  const auto plot = draw_layout(layout, c10::DeviceType::CPU);
+  const auto body = plot.substr(plot.find('\n'));
   std::multiset<std::int64_t> seen;
   for (std::size_t i = 0; i < body.size(); ++i) {
     const bool starts = std::isdigit(body[i]) && body[i - 1] == ' ';  // titles have '=' before their number

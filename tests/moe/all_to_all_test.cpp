@@ -199,11 +199,11 @@ RC_GTEST_PROP(UnpermuteTokens, EqualsAMatrixProductWithItsGradients, (const std:
   const auto ours = gradients([&](const at::Tensor& a, const at::Tensor& b) {
     return unpermute_tokens(permute_tokens(a, position, kept).sin(), position, b);
   });
-  const auto plain = gradients([&](const at::Tensor& a, const at::Tensor& b) {
+  const auto regular = gradients([&](const at::Tensor& a, const at::Tensor& b) {
     const auto rows = at::einsum("tjk,td->kd", {map, a}).sin();
     return at::einsum("tjk,tj,kd->td", {map, b, rows});
   });
-  for (std::size_t i = 0; i < ours.size(); ++i) expect_close(ours[i], plain[i], c10::str("result ", i));
+  for (std::size_t i = 0; i < ours.size(); ++i) expect_close(ours[i], regular[i], c10::str("result ", i));
   // without create_graph, the hand-written backward
   auto rows = draw.normal({kept, 3}).requires_grad_(), weight = w.clone().requires_grad_();
   (unpermute_tokens(rows, position, weight) * cotangent).sum().backward();

@@ -43,17 +43,17 @@ const std::vector<Form> kForms = {
 };
 
 // `plain`: each rank gives its own tokens as a plain tensor.
-void expect_norm(const DeviceMesh& mesh, const Form& form, bool plain, double wanted) {
+void expect_norm(const DeviceMesh& mesh, const Form& form, bool regular, double wanted) {
   MixtureOfExperts layer(small_options());
   fill(layer, 3);
   apply_expert_parallel(layer, mesh);
   const auto on = form.axes.empty() ? mesh.flatten("all") : mesh[form.axes];
   nn::distribute({{"gate.weight", &layer.gate.weight}}, on, [&](const auto&, const auto&) { return form.placements; });
   const auto x = batch();
-  const auto mine = plain ? x.chunk(mesh.size())[mesh.world().rank()].clone()
-                          : at::Tensor(distribute_tensor(x, mesh, {Shard(0), Shard(0)}));
+  const auto mine = regular ? x.chunk(mesh.size())[mesh.world().rank()].clone()
+                            : at::Tensor(distribute_tensor(x, mesh, {Shard(0), Shard(0)}));
   EXPECT_NEAR(norm_of(layer, mine), wanted, 1e-10 * wanted)
-      << form.name << (plain ? ", plain tokens, " : ", ") << mesh.str();
+      << form.name << (regular ? ", plain tokens, " : ", ") << mesh.str();
   EXPECT_NEAR(clip_grad_norm_(layer.parameters(), 1).item<double>(), wanted, 1e-10 * wanted) << form.name;
   EXPECT_NEAR(clip_grad_norm_(layer.parameters(), 1).item<double>(), 1, 1e-6) << form.name;
 }
@@ -64,7 +64,7 @@ TEST(ClipOfExperts, EveryFormGivesTheNormOfOneDevice) {
     run_local(count(shape), [&](Communicator world) {
       const auto mesh = init_device_mesh(world, at::kCPU, shape, {"edp", "ep"});
       for (const auto& form : kForms) {
-        for (const bool plain : {false, true}) expect_norm(mesh, form, plain, wanted);
+        for (const bool regular : {false, true}) expect_norm(mesh, form, regular, wanted);
       }
     });
   }

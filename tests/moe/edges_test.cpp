@@ -97,19 +97,19 @@ TEST(MoeEdges, PackedWeightsAreKeptWhereverTheExpertsAreStored) {
       const auto mesh = init_device_mesh(world, at::kCPU, shape, {"edp", "ep"});
       auto options = small_options();
       options.router.choice = RouterChoice::round_robin;
-      MixtureOfExperts layer(options), plain(options);
-      fill(layer, 5), fill(plain, 5);
+      MixtureOfExperts layer(options), regular(options);
+      fill(layer, 5), fill(regular, 5);
       apply_expert_parallel(layer, mesh);
       const auto values = Draw(7).normal({8, 8});
       const auto x = distribute_tensor(values, mesh, {Shard(0), Shard(0)});
       const at::NoGradGuard no_grad;
       for (std::uint64_t pass = 0; pass < 5; ++pass) {
-        expect_close(layer.forward(x), plain.forward(values), "y");
+        expect_close(layer.forward(x), regular.forward(values), "y");
         EXPECT_EQ(layer.weight_cache().misses(), 1U);
         EXPECT_EQ(layer.weight_cache().hits(), pass);
       }
-      layer.experts.w2.mul_(2), plain.experts.w2.mul_(2);
-      expect_close(layer.forward(x), plain.forward(values), "y after a write");
+      layer.experts.w2.mul_(2), regular.experts.w2.mul_(2);
+      expect_close(layer.forward(x), regular.forward(values), "y after a write");
       EXPECT_EQ(layer.weight_cache().misses(), 2U);
     });
   }

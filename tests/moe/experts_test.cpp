@@ -7,7 +7,7 @@
 namespace dtensor::test {
 namespace {
 
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
+at::Tensor full(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
 
 // Packed and separate experts, every backend: one result.
 TEST(Experts, PackedAndSeparateByEveryBackendAreEqual) {
@@ -210,7 +210,7 @@ TEST(LoadBalancer, CountsOnceUnderRecomputationAndOverMicroBatches) {
         (again ? checkpoint(run, x) : run(x)).square().sum().backward();
       }
       gradients.emplace_back();
-      for (const auto& p : layer.parameters()) gradients.back().push_back(whole(p.grad()));
+      for (const auto& p : layer.parameters()) gradients.back().push_back(full(p.grad()));
       layer.eval();
       layer.forward(distribute_tensor(Draw(4).normal({6, 8}), mesh, {Shard(0)}));
       EXPECT_EQ(layer.balancer()->counts.sum().item<std::int64_t>(), 2 * 3 * 2);

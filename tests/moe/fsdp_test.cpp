@@ -31,7 +31,7 @@ struct Tower final : nn::Module {
   std::vector<std::unique_ptr<Block>> blocks;
 };
 
-enum class Units { whole_block, experts_apart };
+enum class Units { full_block, experts_apart };
 
 std::vector<FsdpUnit> shard(Tower& tower, const DeviceMesh& mesh, Units kind, const FsdpOptions& options) {
   std::vector<FsdpUnit> units;
@@ -91,7 +91,7 @@ Run expect_resharding(const DeviceMesh& mesh, Units kind, const FsdpOptions& opt
 }
 
 TEST(MoeFsdp, UnitsReshardAndANarrowDtypeChangesNothingButTheBytes) {
-  for (const auto kind : {Units::whole_block, Units::experts_apart}) {
+  for (const auto kind : {Units::full_block, Units::experts_apart}) {
     for (const bool reshards : {true, false}) {
       on_mesh({2}, [&](const DeviceMesh& mesh) {
         FsdpOptions options;

@@ -118,24 +118,24 @@ inline void set_parameters(MixtureOfExperts& layer, const Values& v) {
   for (const auto& [name, p] : layer.named_parameters()) *p = v.parameters[i++].clone().requires_grad_();
 }
 
-inline at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
+inline at::Tensor full(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
 
 inline Outcome run_layer(MixtureOfExperts& layer, const at::Tensor& x, const at::Tensor& cotangent) {
   const auto out = layer.run(x);
   auto total = (out.y * cotangent).sum();
   if (out.loss.defined()) total = total + out.loss;
   total.backward();
-  Outcome o{whole(out.y),          out.loss.defined() ? whole(out.loss) : at::zeros({}, at::kDouble),
-            whole(x.grad()),       layer.stats().load.clone(),
+  Outcome o{full(out.y),           out.loss.defined() ? full(out.loss) : at::zeros({}, at::kDouble),
+            full(x.grad()),        layer.stats().load.clone(),
             layer.stats().dropped, {}};
   for (const auto& p : layer.parameters()) {
     TORCH_CHECK(p.grad().defined(), "a parameter has no gradient");
-    o.gradients.push_back(whole(p.grad()));
+    o.gradients.push_back(full(p.grad()));
   }
   return o;
 }
 
-inline Outcome run_plain(const Case& c, const Values& v) {
+inline Outcome run_regular(const Case& c, const Values& v) {
   MixtureOfExperts layer(c.options);
   set_parameters(layer, v);
   layer.set_dispatch(c.kind, c.capacity);

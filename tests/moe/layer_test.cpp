@@ -13,7 +13,7 @@ using namespace layer;
 void check_case(std::uint64_t seed) {
   const auto c = draw_case(seed);
   const auto v = draw_values(c);
-  const auto wanted = run_plain(c, v);
+  const auto wanted = run_regular(c, v);
   try {
     run_local(c.ranks(), [&](Communicator world) { expect_equal(run_on(c, v, world), wanted, c); });
   } catch (const std::exception& e) {
@@ -63,7 +63,7 @@ TEST(MoeLayer, IsTheSumOfAllExpertsByWeight) {
     auto c = draw_case(seed);
     c.kind = DispatchKind::all_to_all;
     const auto v = draw_values(c);
-    expect_close(run_plain(c, v).y, dense_layer(c, v, v.x), c.str());
+    expect_close(run_regular(c, v).y, dense_layer(c, v, v.x), c.str());
   }
 }
 

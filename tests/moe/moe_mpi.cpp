@@ -16,7 +16,7 @@ int check_layers(const Communicator& world) {
     const auto c = test::layer::draw_case(seed);
     if (c.ranks() != world.size()) continue;
     const auto values = test::layer::draw_values(c);
-    test::layer::expect_equal(test::layer::run_on(c, values, world), test::layer::run_plain(c, values), c);
+    test::layer::expect_equal(test::layer::run_on(c, values, world), test::layer::run_regular(c, values), c);
     TORCH_CHECK(!testing::Test::HasFailure(), "differs from one device: ", c.str());
     ++cases;
   }

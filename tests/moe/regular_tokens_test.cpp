@@ -35,20 +35,20 @@ void expect_one_device(const MoeOptions& options, const at::Tensor& x, std::int6
   });
 }
 
-TEST(PlainTokens, MayBeUnequalNumbersOfSequences) {
+TEST(RegularTokens, MayBeUnequalNumbersOfSequences) {
   auto options = small_options();
   options.router.sequence_aux_loss = 1;
   for (const std::int64_t first : {2, 3, 4}) expect_one_device(options, Draw(2).normal({4, 3, 8}), first);
 }
 
-TEST(PlainTokens, AreCountedWhereExpertsChoose) {
+TEST(RegularTokens, AreCountedWhereExpertsChoose) {
   auto options = small_options();
   options.router.choice = RouterChoice::experts;
   options.router.z_loss = 1;
   for (const std::int64_t first : {4, 3}) expect_one_device(options, Draw(2).normal({8, 8}), first);
 }
 
-TEST(PlainTokens, AreBalancedByForceInTheirOrder) {
+TEST(RegularTokens, AreBalancedByForceInTheirOrder) {
   auto options = small_options();
   options.router.choice = RouterChoice::round_robin;
   options.router.top_k = 1;
@@ -67,7 +67,7 @@ class DropsLastToken final : public RoutingStrategy {
   const char* name() const override { return "DropsLastToken"; }
 };
 
-TEST(PlainTokens, MayHavePlacesWithoutAnExpert) {
+TEST(RegularTokens, MayHavePlacesWithoutAnExpert) {
   auto options = small_options();
   options.router.strategy = std::make_shared<DropsLastToken>();
   options.router.z_loss = 1;
@@ -76,7 +76,7 @@ TEST(PlainTokens, MayHavePlacesWithoutAnExpert) {
   }
 }
 
-TEST(PlainTokens, EntriesWithoutAnExpertAreCountedAfterDropping) {
+TEST(RegularTokens, EntriesWithoutAnExpertAreCountedAfterDropping) {
   RouterOptions o;
   o.experts = 4, o.top_k = 2;
   o.strategy = std::make_shared<DropsLastToken>();
@@ -86,7 +86,7 @@ TEST(PlainTokens, EntriesWithoutAnExpertAreCountedAfterDropping) {
 }
 
 // Whose weights are DTensors: gathered for this rank's tokens, as the gate's are.
-TEST(PlainTokens, MeetAShardedSharedExpert) {
+TEST(RegularTokens, MeetAShardedSharedExpert) {
   auto options = small_options();
   options.shared_ffn = 4;
   const auto x = Draw(1).normal({4, 8});

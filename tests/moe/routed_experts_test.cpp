@@ -200,12 +200,12 @@ TEST(RoutedExperts, UnitsOfWholeBlocksReshardAfterExpertParallelism) {
 }
 
 TEST(RoutedExperts, StepsAndClipsAsOneDevice) {
-  Tower plain(1);
-  AdamW reference(plain.parameters());
+  Tower regular(1);
+  AdamW reference(regular.parameters());
   std::vector<double> norms;
   for (int step = 0; step < 3; ++step) {
-    plain.forward(tokens()).square().sum().backward();
-    norms.push_back(clip_grad_norm_(plain.parameters(), 0.5).item<double>());
+    regular.forward(tokens()).square().sum().backward();
+    norms.push_back(clip_grad_norm_(regular.parameters(), 0.5).item<double>());
     reference.step();
     reference.zero_grad();
   }
@@ -233,12 +233,12 @@ TEST(RoutedExperts, IdsBeyondTheExpertsAreAnError) {
     ids[11][1] = id;
     return ids;
   };
-  Block plain;
-  EXPECT_EQ(error_of([&] { plain.experts.forward(rows, ids_with(4), weights); }), "no error");
+  Block regular;
+  EXPECT_EQ(error_of([&] { regular.experts.forward(rows, ids_with(4), weights); }), "no error");
   for (const std::int64_t id : {-1, 5, 9}) {
     const auto text =
         c10::str("ids from ", std::min<std::int64_t>(id, 0), " to ", std::max<std::int64_t>(id, 3), " for 4 experts");
-    const auto error = error_of([&] { plain.experts.forward(rows, ids_with(id), weights); });
+    const auto error = error_of([&] { regular.experts.forward(rows, ids_with(id), weights); });
     EXPECT_NE(error.find(text), std::string::npos) << error;
     run_local(2, [&](Communicator world) {
       const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
@@ -246,8 +246,9 @@ TEST(RoutedExperts, IdsBeyondTheExpertsAreAnError) {
       apply_expert_parallel(block, mesh);
       const auto on_all = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
       // Ranks share out the tokens that both have; each has seen the id.
-      const auto told = error_of([&] { block.experts.forward(on_all(rows), on_all(ids_with(id)), on_all(weights)); });
-      EXPECT_NE(told.find(text), std::string::npos) << "rank " << world.rank() << ": " << told;
+      const auto reported =
+          error_of([&] { block.experts.forward(on_all(rows), on_all(ids_with(id)), on_all(weights)); });
+      EXPECT_NE(reported.find(text), std::string::npos) << "rank " << world.rank() << ": " << reported;
       EXPECT_EQ(error_of([&] { block.experts.forward(on_all(rows), on_all(ids_with(4)), on_all(weights)); }),
                 "no error");
     });

@@ -94,11 +94,11 @@ TEST(MoeState, TheGateIsNotNarrowedByAutocast) {
   RouterOptions o;
   o.experts = 4;
   const auto x = Draw(1).normal({6, 8}, at::kFloat), gate = Draw(2).normal({4, 8}, at::kFloat);
-  const auto plain = route(x, gate, o);
+  const auto regular = route(x, gate, o);
   at::autocast::set_autocast_enabled(at::kCPU, true);
   const auto cast = route(x, gate, o);
   at::autocast::set_autocast_enabled(at::kCPU, false);
-  EXPECT_TRUE(at::equal(cast.scores, plain.scores));
+  EXPECT_TRUE(at::equal(cast.scores, regular.scores));
 }
 
 // Rows that no position names.

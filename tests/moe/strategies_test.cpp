@@ -114,13 +114,13 @@ class Wrong final : public RoutingStrategy {
 TEST(Strategies, AUsersOwnRunsOnRanksAsOnOneDevice) {
   auto options = small_options();
   options.router.strategy = std::make_shared<ByNumber>();
-  MixtureOfExperts plain(options);
-  fill(plain, 3);
+  MixtureOfExperts regular(options);
+  fill(regular, 3);
   auto x = tokens(8);
   RouterOptions router = options.router;
   TokenLayout layout;
   layout.first = 0, layout.total = 8;
-  const auto routing = route(x, plain.gate.weight, router, layout);
+  const auto routing = route(x, regular.gate.weight, router, layout);
   EXPECT_TRUE(
       at::equal(routing.experts.flatten(), at::tensor({0, 1, 3, 0, 2, 3, 1, 2, 0, 1, 3, 0, 2, 3, 1, 2}, at::kLong)));
   at::Tensor wanted;
@@ -203,15 +203,15 @@ TEST(Strategies, ResultsAreAddedInPlaceOnDTensors) {
     MixtureOfExperts layer(options);
     fill(layer, 3);
     apply_expert_parallel(layer, mesh.view({4}, {"ep"}));
-    const auto whole = tokens(8);
-    const auto x = distribute_tensor(whole, mesh, {Shard(0), Replicate()});
+    const auto full = tokens(8);
+    const auto x = distribute_tensor(full, mesh, {Shard(0), Replicate()});
     const auto recorded = count_pass(layer, x);
     EXPECT_EQ(recorded.counters.in_place_combines, 0);
     const at::NoGradGuard no_grad;
     const auto quick = count_pass(layer, x);
     EXPECT_EQ(quick.counters.in_place_combines, 1);
     EXPECT_TRUE(at::equal(DTensor(quick.y).full_tensor(), DTensor(recorded.y.detach()).full_tensor()));
-    EXPECT_TRUE(at::equal(x.full_tensor(), whole));
+    EXPECT_TRUE(at::equal(x.full_tensor(), full));
   });
 }
 
@@ -289,7 +289,7 @@ TEST(AlignedExperts, ABlockThatIsNoMultipleOf16BytesIsAnError) {
 TEST(EqualExchange, UnevenTokensAreOneClearError) {
   auto options = small_options();
   options.router.choice = RouterChoice::round_robin;
-  for (const bool plain : {false, true}) {
+  for (const bool regular : {false, true}) {
     std::array<std::string, 2> errors;
     try {
       run_local(2, [&](Communicator world) {
@@ -299,7 +299,7 @@ TEST(EqualExchange, UnevenTokensAreOneClearError) {
         apply_expert_parallel(layer, mesh);
         layer.set_dispatch(DispatchKind::equal);
         const auto mine = tokens(world.rank() == 0 ? 5 : 2);
-        const auto x = plain ? mine : at::Tensor(distribute_tensor(tokens(7), mesh, {Shard(0)}));
+        const auto x = regular ? mine : at::Tensor(distribute_tensor(tokens(7), mesh, {Shard(0)}));
         try {
           layer.forward(x);
         } catch (const c10::Error& error) {
@@ -310,7 +310,8 @@ TEST(EqualExchange, UnevenTokensAreOneClearError) {
       });
     } catch (const std::exception&) {  // the world is over where ranks disagreed
     }
-    for (const auto& error : errors) EXPECT_NE(error.find("EqualAllToAll"), std::string::npos) << plain << " " << error;
+    for (const auto& error : errors)
+      EXPECT_NE(error.find("EqualAllToAll"), std::string::npos) << regular << " " << error;
     for (const auto& error : errors)
       EXPECT_NE(error.find("all_to_all_dispatcher takes any"), std::string::npos) << error;
   }

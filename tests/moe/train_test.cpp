@@ -137,12 +137,12 @@ TEST(MoeTraining, G8GoesOnAtAnotherExpertParallelism) {
     return records;
   };
   const std::vector<MeshLayout> layouts = {{{1, 2, 2}, 4, 1}, {{1, 2, 1}, 1, 1}, {{1, 2, 2}, 2, 2}, {{2, 1, 1}, 2, 1}};
-  const auto whole = run(layouts[0], "", "", 8);
+  const auto full = run(layouts[0], "", "", 8);
   run(layouts[0], "", folder.c_str(), 4);
   for (const MeshLayout& layout : layouts) {
     const auto rest = run(layout, folder.c_str(), "", 8);
     ASSERT_EQ(rest.front().step, 4);
-    EXPECT_LE(largest_difference(rest, {whole.begin() + 4, whole.end()}), 1e-9) << layout.mesh.str();
+    EXPECT_LE(largest_difference(rest, {full.begin() + 4, full.end()}), 1e-9) << layout.mesh.str();
   }
   std::filesystem::remove_all(folder);
 }

@@ -101,8 +101,8 @@ TEST(Module, ADistributedBlockEqualsThePlainOne) {
   for (const auto& shape : test::mesh_shapes()) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       test::Draw draw(3);
-      nn::Block plain = make_block(), sharded = make_block();
-      auto from = plain.named_parameters(), to = sharded.named_parameters();
+      nn::Block regular = make_block(), sharded = make_block();
+      auto from = regular.named_parameters(), to = sharded.named_parameters();
       for (std::size_t i = 0; i < from.size(); ++i) {
         const at::Tensor value = draw.normal(from[i].second->sizes().vec());
         *from[i].second = value.clone().requires_grad_();
@@ -111,7 +111,7 @@ TEST(Module, ADistributedBlockEqualsThePlainOne) {
       sharded.distribute(
           mesh, [&](const std::string&, const at::Tensor& t) { return draw.placements(mesh, t.dim(), false); });
       const at::Tensor x = draw.normal({3, 5, 12});
-      const at::Tensor expected = plain.forward(x);
+      const at::Tensor expected = regular.forward(x);
       const at::Tensor actual = sharded.forward(distribute_tensor(x, mesh, draw.placements(mesh, 3, false)));
       test::expect_close(actual, expected, "block");
       expected.square().sum().backward();

@@ -85,10 +85,10 @@ TEST(CachedCalls, ADecisionByAFormerBookIsNotKept) {
     const std::vector<c10::IValue> args{x};
     const CallView view(entry, args);
     ASSERT_EQ(cache_find(entry.index, view.key), nullptr);
-    const auto insert = [&](const std::function<void()>& meanwhile) {
+    const auto insert = [&](const std::function<void()>& overlapped) {
       const std::uint64_t book = book_version;
       auto decided = compile_call(entry, args, view);
-      meanwhile();
+      overlapped();
       return cache_insert(entry.index, std::move(decided), book);
     };
     EXPECT_NE(insert([] { RuleBook::get().rule("known_calls::between", "X -> X").no_meta(); }), nullptr);

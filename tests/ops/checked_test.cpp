@@ -25,8 +25,9 @@ at::Tensor flip_rows(const at::Tensor& x) {
 TEST(Checked, FindsAWrongRule) {
   RuleBook::get().rule("checked_mode::flip_rows", "mn -> mn").no_meta();
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto whole = Draw(1).normal({4, 4});
-    const auto rows = distribute_tensor(whole, mesh, {Shard(0)}), columns = distribute_tensor(whole, mesh, {Shard(1)});
+    const auto full_tensor = Draw(1).normal({4, 4});
+    const auto rows = distribute_tensor(full_tensor, mesh, {Shard(0)}),
+               columns = distribute_tensor(full_tensor, mesh, {Shard(1)});
     EXPECT_EQ(error_of([&] { flip_rows(rows); }), "no error");
     const Checked checked;
     EXPECT_EQ(error_of([&] { flip_rows(columns); }), "no error");
@@ -73,9 +74,9 @@ TEST(Checked, LeavesRightProgramsAlone) {
     const auto expected = program(leaf(x), leaf(w), leaf(b), index);
     on_mesh(mesh_shapes()[seed % mesh_shapes().size()], [&](const DeviceMesh& mesh) {
       manual_seed(mesh, 1);
-      Draw places(seed);
+      Draw positions(seed);
       const auto place = [&](const at::Tensor& t) -> at::Tensor {
-        return distribute_tensor(t.clone(), mesh, places.placements_of(mesh, t.sizes(), t.is_floating_point()));
+        return distribute_tensor(t.clone(), mesh, positions.placements_of(mesh, t.sizes(), t.is_floating_point()));
       };
       const Checked checked;
       const auto actual =

@@ -107,12 +107,12 @@ TEST(DoubleBackward, OfNormsTakesARegularUpstreamGradient) {
 
 TEST(Indices, TensorSplitTakesADTensorOfThem) {
   const at::Tensor x = at::arange(24, at::kDouble).reshape({8, 3}),
-                   places = at::tensor(std::vector<std::int64_t>{1, 5});
+                   positions = at::tensor(std::vector<std::int64_t>{1, 5});
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const at::Tensor mine = distribute_tensor(x, mesh, {Shard(0)});
-    const at::Tensor indices = distribute_tensor(places, mesh, {Shard(0)});
+    const at::Tensor indices = distribute_tensor(positions, mesh, {Shard(0)});
     for (const at::Tensor& data : {mine, x}) {
-      const auto parts = at::tensor_split(data, indices), expected = at::tensor_split(x, places);
+      const auto parts = at::tensor_split(data, indices), expected = at::tensor_split(x, positions);
       ASSERT_EQ(parts.size(), expected.size());
       for (std::size_t i = 0; i < parts.size(); ++i) expect_close(parts[i], expected[i], "part");
     }
@@ -125,11 +125,11 @@ TEST(Indices, TensorSplitTakesADTensorOfThem) {
 
 TEST(Indices, CopyIntoANumber) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto whole = [&](const at::Tensor& t) { return at::Tensor(distribute_tensor(t, mesh, {Replicate()})); };
+    const auto full = [&](const at::Tensor& t) { return at::Tensor(distribute_tensor(t, mesh, {Replicate()})); };
     const at::Tensor number = at::tensor(2.0, at::kDouble), zero = at::tensor(std::vector<std::int64_t>{0});
     const at::Tensor source = at::tensor(7.0, at::kDouble);
-    expect_close(at::index_copy(whole(number), 0, whole(zero), whole(source)), source, "0-d");
-    expect_close(at::index_copy(whole(number), 0, whole(zero.squeeze()), whole(source)), source, "0-d index");
+    expect_close(at::index_copy(full(number), 0, full(zero), full(source)), source, "0-d");
+    expect_close(at::index_copy(full(number), 0, full(zero.squeeze()), full(source)), source, "0-d index");
   });
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 std::atomic<int> zeros_seen = 0;
 
-TORCH_LIBRARY(whole_call, m) {
+TORCH_LIBRARY(full_call, m) {
   for (const char* operands : {"by_pivots(Tensor x, Tensor pivots)", "by_rows(Tensor x, Tensor rows)"}) {
     m.def(c10::str(operands, " -> Tensor").c_str());
   }
@@ -37,7 +37,7 @@ void call(const char* name) {
 }
 
 // With a pivot of 0, LAPACK writes in front of a matrix: no kernel is asked about such.
-TEST(WholeCall, NothingStandsInForPivots) {
+TEST(FullCall, NothingStandsInForPivots) {
   zeros_seen = 0;
   call("by_pivots");
   EXPECT_EQ(zeros_seen, 0);

@@ -9,20 +9,20 @@ namespace {
 
 TEST(InferenceViews, OfOrdinaryTensorsAreOrdinary) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const at::Tensor whole = at::arange(24, at::kDouble).reshape({6, 4});
+    const at::Tensor full_tensor = at::arange(24, at::kDouble).reshape({6, 4});
     for (const Placement placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
-      at::Tensor x = distribute_tensor(whole, mesh, {placement});
+      at::Tensor x = distribute_tensor(full_tensor, mesh, {placement});
       const c10::InferenceMode mode;
       for (const bool leaf : {false, true}) {
         if (leaf) x.requires_grad_();
-        expect_close(x.detach(), whole, "detach");
-        expect_close(x.view({24}), whole.view({24}), "view");
-        expect_close(x.t(), whole.t(), "t");
-        expect_close(x.narrow(0, 1, 3), whole.narrow(0, 1, 3), "narrow");
-        expect_close(x.select(1, 2), whole.select(1, 2), "select");
-        expect_close(x.unsqueeze(0) + 1, whole.unsqueeze(0) + 1, "unsqueeze");
+        expect_close(x.detach(), full_tensor, "detach");
+        expect_close(x.view({24}), full_tensor.view({24}), "view");
+        expect_close(x.t(), full_tensor.t(), "t");
+        expect_close(x.narrow(0, 1, 3), full_tensor.narrow(0, 1, 3), "narrow");
+        expect_close(x.select(1, 2), full_tensor.select(1, 2), "select");
+        expect_close(x.unsqueeze(0) + 1, full_tensor.unsqueeze(0) + 1, "unsqueeze");
       }
-      EXPECT_EQ(x.detach().is_inference(), whole.detach().is_inference());
+      EXPECT_EQ(x.detach().is_inference(), full_tensor.detach().is_inference());
       EXPECT_TRUE((x * 2).is_inference());
     }
   });

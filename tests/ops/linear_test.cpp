@@ -54,29 +54,30 @@ RC_GTEST_PROP(Linear, BothOrdersAreOneDevices, ()) {
   const bool complex = draw.coin();
   Shape sizes = draw.sizes(draw.integer(1, 4), 0, 5);
   const auto out = draw.integer(0, 6);
-  Tensors plain{values(draw, sizes, complex), values(draw, {out, sizes.back()}, complex)};
-  if (draw.coin()) plain.push_back(values(draw, {out}, complex));
+  Tensors regular{values(draw, sizes, complex), values(draw, {out, sizes.back()}, complex)};
+  if (draw.coin()) regular.push_back(values(draw, {out}, complex));
   sizes.back() = out;
   const auto upstream = values(draw, sizes, complex);
   const auto seed = static_cast<std::uint64_t>(draw.integer(0, 1 << 20));
   Draw needs(seed);
-  for (auto& t : plain) t.requires_grad_(needs.coin());
-  plain[static_cast<std::size_t>(needs.integer(0, static_cast<std::int64_t>(plain.size()) - 1))].requires_grad_(true);
-  const auto expected = two_orders(plain, upstream);
+  for (auto& t : regular) t.requires_grad_(needs.coin());
+  regular[static_cast<std::size_t>(needs.integer(0, static_cast<std::int64_t>(regular.size()) - 1))].requires_grad_(
+      true);
+  const auto expected = two_orders(regular, upstream);
   on_mesh(shape, [&](const DeviceMesh& mesh) {
-    Draw places(seed);
+    Draw positions(seed);
     const auto put = [&](const at::Tensor& t) {
-      return at::Tensor(distribute_tensor(t.detach().clone(), mesh, places.placements(mesh, t.dim(), false)));
+      return at::Tensor(distribute_tensor(t.detach().clone(), mesh, positions.placements(mesh, t.dim(), false)));
     };
     Tensors placed;
-    for (const auto& t : plain) placed.push_back(put(t).requires_grad_(t.requires_grad()));
-    const auto given = places.coin() ? put(upstream) : upstream;
+    for (const auto& t : regular) placed.push_back(put(t).requires_grad_(t.requires_grad()));
+    const auto given = positions.coin() ? put(upstream) : upstream;
     const auto actual = two_orders(placed, given);
     RC_ASSERT(actual.size() == expected.size());
     for (std::size_t i = 0; i < actual.size(); ++i) {
-      const auto whole = DTensor(actual[i]).full_tensor();
-      RC_ASSERT(whole.sizes() == expected[i].sizes());
-      RC_ASSERT(at::allclose(whole, expected[i], 1e-9, 1e-9));
+      const auto full = DTensor(actual[i]).full_tensor();
+      RC_ASSERT(full.sizes() == expected[i].sizes());
+      RC_ASSERT(at::allclose(full, expected[i], 1e-9, 1e-9));
     }
   });
 }

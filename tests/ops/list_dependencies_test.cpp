@@ -14,17 +14,17 @@ using Step = std::function<void(const Tensors&)>;
 // Of plain tensors and of DTensors whose shares differ, all Partial or all placed at random.
 void equals_one_device(const char* name, const Step& step, double tolerance = 1e-8) {
   for_all(name, [&](const DeviceMesh& mesh, Draw& draw) {
-    Tensors plain, placed;
+    Tensors regular, placed;
     const bool shares = draw.coin();
     for (int i = 0; i < 3; ++i) {
-      plain.push_back(draw.normal({3, 2}).abs().add(0.5));
+      regular.push_back(draw.normal({3, 2}).abs().add(0.5));
       const auto placements = shares ? all_axes(mesh, Partial()) : any_placements(draw, mesh, 2);
-      placed.push_back(place_unequal(draw, plain.back(), mesh, placements));
+      placed.push_back(place_unequal(draw, regular.back(), mesh, placements));
     }
-    step(plain);
+    step(regular);
     step(placed);
-    for (std::size_t i = 0; i < plain.size(); ++i)
-      require_close(placed[i], plain[i], c10::str(name, " ", i), tolerance);
+    for (std::size_t i = 0; i < regular.size(); ++i)
+      require_close(placed[i], regular[i], c10::str(name, " ", i), tolerance);
   });
 }
 

@@ -169,19 +169,19 @@ RC_GTEST_PROP(ListMoves, CatAndStack, ()) {
   on_mesh(shape, [&](const DeviceMesh& mesh) {
     Draw draw(seed);
     const auto sizes = draw.sizes(2, 0, 5);
-    Tensors plain, placed;
+    Tensors regular, placed;
     for (std::int64_t i = 0, n = draw.integer(1, 6); i < n; ++i) {
-      plain.push_back(draw.normal(sizes).requires_grad_());
-      placed.push_back(distribute_tensor(plain.back().detach(), mesh, draw.placements(mesh, 2)).requires_grad_());
+      regular.push_back(draw.normal(sizes).requires_grad_());
+      placed.push_back(distribute_tensor(regular.back().detach(), mesh, draw.placements(mesh, 2)).requires_grad_());
     }
     const auto dim = draw.integer(0, 1);
     for (const bool stacks : {false, true}) {
       const auto run = [&](const Tensors& list) { return stacks ? at::stack(list, dim) : at::cat(list, dim); };
-      const auto whole = run(plain), split = run(placed);
-      expect_close(split.detach(), whole.detach(), "forward");
-      whole.sin().sum().backward();
+      const auto full = run(regular), split = run(placed);
+      expect_close(split.detach(), full.detach(), "forward");
+      full.sin().sum().backward();
       split.sin().sum().backward();
-      for (std::size_t i = 0; i < plain.size(); ++i) expect_close(placed[i].grad(), plain[i].grad(), "grad");
+      for (std::size_t i = 0; i < regular.size(); ++i) expect_close(placed[i].grad(), regular[i].grad(), "grad");
     }
   });
   RC_ASSERT(!testing::Test::HasFailure());

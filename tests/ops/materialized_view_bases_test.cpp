@@ -12,8 +12,8 @@ namespace {
 
 at::Tensor eight(at::ScalarType type = at::kDouble) { return at::arange(8, type).view({4, 2}); }
 
-at::Tensor shards(const DeviceMesh& mesh, const at::Tensor& whole) {
-  return distribute_tensor(whole, mesh, {Shard(0)});
+at::Tensor shards(const DeviceMesh& mesh, const at::Tensor& full_tensor) {
+  return distribute_tensor(full_tensor, mesh, {Shard(0)});
 }
 
 at::Tensor moved_rows(const at::Tensor& x) {

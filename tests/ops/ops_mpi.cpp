@@ -53,12 +53,12 @@ void check_sort(const DeviceMesh& mesh) {
 
 void check_table(const DeviceMesh& mesh) {
   const auto table = wave({11, 3}, 0.9), indices = at::arange(20).remainder(7);
-  const auto plain = table.clone().requires_grad_();
+  const auto regular = table.clone().requires_grad_();
   const auto split = distribute_tensor(table, mesh, {Shard(0)}).requires_grad_();
-  at::embedding(plain, indices, 2).sin().sum().backward();
+  at::embedding(regular, indices, 2).sin().sum().backward();
   at::embedding(split, distribute_tensor(indices, mesh, {Replicate()}), 2).sin().sum().backward();
   TORCH_CHECK(DTensor(split.grad()).placements() == Placements{Shard(0)}, "placements");
-  TORCH_CHECK(at::allclose(DTensor(split.grad()).full_tensor(), plain.grad()), "gradient");
+  TORCH_CHECK(at::allclose(DTensor(split.grad()).full_tensor(), regular.grad()), "gradient");
 }
 
 }  // namespace

@@ -54,10 +54,10 @@ TEST(GivenResults, HoldTheResult) {
 TEST(GivenResults, AreRefusedWhereGradientsOrTypesWouldBeLost) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::eye(4, at::kDouble), mesh, {Shard(0)});
-    at::Tensor out = zeros({4, 4}, mesh, {}, at::kDouble), whole = zeros({4, 4}, mesh, {}, at::kLong);
+    at::Tensor out = zeros({4, 4}, mesh, {}, at::kDouble), full = zeros({4, 4}, mesh, {}, at::kLong);
     EXPECT_NE(error_of([&] { at::matmul_out(out, at::Tensor(x).detach().requires_grad_(), x); }).find("matmul()"),
               std::string::npos);
-    EXPECT_NE(error_of([&] { at::matmul_out(whole, x, x); }).find("Long"), std::string::npos);
+    EXPECT_NE(error_of([&] { at::matmul_out(full, x, x); }).find("Long"), std::string::npos);
   });
 }
 

@@ -7,7 +7,7 @@ namespace {
 using Cast = std::function<at::Tensor(const at::Tensor&)>;
 
 // The sum of `first` and `second`, shares of two ranks, becomes what the whole becomes.
-void expect_as_whole(double first, double second, at::ScalarType type, const Cast& cast, const std::string& what) {
+void expect_as_full(double first, double second, at::ScalarType type, const Cast& cast, const std::string& what) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto share = at::full({3}, mesh.coordinate()->front() == 0 ? first : second, type);
     const auto sum = DTensor::from_local(share, mesh, {Partial()}, {3}, {1});
@@ -21,7 +21,7 @@ TEST(PartialCasts, TruthIsThatOfTheSum) {
                         [](const auto& t) { return t.sum(at::IntArrayRef{0}, false, at::kBool); }};
   for (const auto type : {at::kLong, at::kInt, at::kByte, at::kDouble}) {
     for (const auto& cast : casts) {
-      expect_as_whole(1, type == at::kByte ? 255 : -1, type, cast, c10::str("a sum of ", type));
+      expect_as_full(1, type == at::kByte ? 255 : -1, type, cast, c10::str("a sum of ", type));
     }
   }
 }
@@ -31,8 +31,8 @@ TEST(PartialCasts, TypesOf8BitsTakeTheSum) {
   for (const auto to : {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kFloat8_e4m3fnuz, at::kFloat8_e5m2fnuz}) {
     const auto cast = [&](const at::Tensor& t) { return t.to(to).to(at::kFloat); };
     for (const auto from : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-      expect_as_whole(500, -400, from, cast, c10::str(from, " to ", to));
-      expect_as_whole(1.1, 2.2, from, cast, c10::str(from, " to ", to));
+      expect_as_full(500, -400, from, cast, c10::str(from, " to ", to));
+      expect_as_full(1.1, 2.2, from, cast, c10::str(from, " to ", to));
     }
   }
 }

@@ -8,34 +8,34 @@
 namespace dtensor::test {
 namespace {
 
-DTensor shard_rows(const at::Tensor& whole, const DeviceMesh& mesh) {
-  return distribute_tensor(whole, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Shard(0)));
+DTensor shard_rows(const at::Tensor& full_tensor, const DeviceMesh& mesh) {
+  return distribute_tensor(full_tensor, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Shard(0)));
 }
 
 TEST(Pitfalls, ListArgumentsOfTheCallerAreLeftAlone) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(12, at::kDouble).reshape({4, 3});
-    std::vector<at::Tensor> list = {shard_rows(whole, mesh), shard_rows(whole, mesh)};
-    expect_close(at::cat(list, 1), at::cat({whole, whole}, 1), "cat");
+    const auto full_tensor = at::arange(12, at::kDouble).reshape({4, 3});
+    std::vector<at::Tensor> list = {shard_rows(full_tensor, mesh), shard_rows(full_tensor, mesh)};
+    expect_close(at::cat(list, 1), at::cat({full_tensor, full_tensor}, 1), "cat");
     EXPECT_TRUE(is_dtensor(list[0]));
     EXPECT_TRUE(is_dtensor(list[1]));
     c10::List<std::optional<at::Tensor>> indices;
     indices.push_back(std::nullopt);
     indices.push_back(distribute_tensor(at::tensor({0, 2}), mesh, {Replicate()}));
-    expect_close(at::index(list[0], indices), whole.index({at::indexing::Slice(), at::tensor({0, 2})}), "index");
+    expect_close(at::index(list[0], indices), full_tensor.index({at::indexing::Slice(), at::tensor({0, 2})}), "index");
     EXPECT_TRUE(is_dtensor(*indices.get(1)));
   });
 }
 
 TEST(Pitfalls, ViewThenInPlaceUnderGradWritesTheRightRow) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(12, at::kDouble).reshape({4, 3});
-    auto reference = whole.clone().requires_grad_();
+    const auto full_tensor = at::arange(12, at::kDouble).reshape({4, 3});
+    auto reference = full_tensor.clone().requires_grad_();
     auto expected = reference * 2;
     expected.select(0, 1).mul_(5);
     expected.square().sum().backward();
     for (const auto& placement : {Shard(1), Replicate()}) {
-      auto x = distribute_tensor(whole, mesh, {placement}).requires_grad_();
+      auto x = distribute_tensor(full_tensor, mesh, {placement}).requires_grad_();
       auto y = x * 2;
       y.select(0, 1).mul_(5);
       expect_close(y.detach(), expected.detach(), "value " + placement.str());
@@ -77,16 +77,16 @@ TEST(Pitfalls, AMovedViewSeesWhatBecomesOfItsBase) {
 
 TEST(Pitfalls, InPlaceViewOperatorsKeepSpecAndLocalInStep) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(12, at::kDouble).reshape({1, 4, 3});
-    auto x = distribute_tensor(whole, mesh, {Shard(1)});
+    const auto full_tensor = at::arange(12, at::kDouble).reshape({1, 4, 3});
+    auto x = distribute_tensor(full_tensor, mesh, {Shard(1)});
     const auto handle = x;
     x.squeeze_(0);
     x.t_();
     EXPECT_EQ(DTensor(handle).placements(), (Placements{Shard(1)}));
     EXPECT_EQ(DTensor(handle).to_local().sizes(), (at::IntArrayRef{3, 2}));
-    expect_close(handle, whole.squeeze(0).t(), "t_");
+    expect_close(handle, full_tensor.squeeze(0).t(), "t_");
     x.unsqueeze_(0);
-    expect_close(handle, whole.squeeze(0).t().unsqueeze(0), "unsqueeze_");
+    expect_close(handle, full_tensor.squeeze(0).t().unsqueeze(0), "unsqueeze_");
   });
 }
 
@@ -119,22 +119,22 @@ TEST(Pitfalls, PrintingAHandleDoesNotCrash) {
     out << x;
     EXPECT_NE(out.str().find("S(0)"), std::string::npos) << out.str();
     const at::Tensor handle = x;
-    std::ostringstream plain;
-    EXPECT_THROW(plain << handle, c10::Error);
+    std::ostringstream regular;
+    EXPECT_THROW(regular << handle, c10::Error);
   });
 }
 
 TEST(Pitfalls, InPlaceNeverChangesPlacements) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(12, at::kDouble).reshape({4, 3}) - 5;
+    const auto full_tensor = at::arange(12, at::kDouble).reshape({4, 3}) - 5;
     for (const auto& own : {Shard(0), Shard(1), Replicate(), Partial()}) {
       for (const auto& other : {Shard(0), Shard(1), Replicate(), Partial()}) {
-        auto x = distribute_tensor(whole, mesh, {own});
-        x.add_(distribute_tensor(whole, mesh, {other}));
+        auto x = distribute_tensor(full_tensor, mesh, {own});
+        x.add_(distribute_tensor(full_tensor, mesh, {other}));
         x.relu_();
         x.mul_(3);
         EXPECT_EQ(x.placements(), (Placements{own}));
-        expect_close(x, (whole + whole).relu().mul(3), own.str() + " " + other.str());
+        expect_close(x, (full_tensor + full_tensor).relu().mul(3), own.str() + " " + other.str());
       }
     }
   });
@@ -142,9 +142,9 @@ TEST(Pitfalls, InPlaceNeverChangesPlacements) {
 
 TEST(Pitfalls, UnusedOutputsGiveGradients) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(12, at::kDouble).reshape({4, 3});
+    const auto full_tensor = at::arange(12, at::kDouble).reshape({4, 3});
     for (const auto& placement : {Shard(0), Shard(1)}) {
-      auto x = distribute_tensor(whole, mesh, {placement}).requires_grad_();
+      auto x = distribute_tensor(full_tensor, mesh, {placement}).requires_grad_();
       (x * 2).unbind(1)[1].sum().backward();
       auto expected = at::zeros({4, 3}, at::kDouble);
       expected.select(1, 1).fill_(2);
@@ -181,10 +181,10 @@ TEST(Pitfalls, RegularOperandsThatDifferBetweenRanksAreAnError) {
 TEST(Pitfalls, KernelsThatRelyOnContiguousStatisticsGetThem) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Draw draw(5);
-    const auto whole = draw.normal({6, 5, 5}), cotangent = draw.normal({6, 5, 5});
-    auto reference = whole.clone().requires_grad_();
+    const auto full_tensor = draw.normal({6, 5, 5}), cotangent = draw.normal({6, 5, 5});
+    auto reference = full_tensor.clone().requires_grad_();
     (at::layer_norm(reference, {5}) * cotangent).sum().backward();
-    auto x = distribute_tensor(whole, mesh, {Replicate()}).requires_grad_();
+    auto x = distribute_tensor(full_tensor, mesh, {Replicate()}).requires_grad_();
     (at::layer_norm(x, {5}) * distribute_tensor(cotangent, mesh, {Shard(1)})).sum().backward();
     expect_close(x.grad(), reference.grad(), "layer norm");
   });

@@ -90,9 +90,9 @@ std::vector<at::Tensor> with_grad(std::vector<at::Tensor> tensors) {
 
 void check_program(const Case& c, const Shape& mesh_shape, std::uint64_t seed) {
   Draw draw(seed);
-  std::vector<at::Tensor> plain;
-  for (const auto& shape : c.shapes(draw)) plain.push_back(draw.normal(shape));
-  const auto reference = with_grad(plain);
+  std::vector<at::Tensor> regular;
+  for (const auto& shape : c.shapes(draw)) regular.push_back(draw.normal(shape));
+  const auto reference = with_grad(regular);
   const auto expected = c.run(reference);
   const auto weight = draw.normal(expected.sizes().vec());
   (expected * weight).sum().backward();
@@ -100,7 +100,7 @@ void check_program(const Case& c, const Shape& mesh_shape, std::uint64_t seed) {
     Draw mine(seed + 1);
     std::vector<at::Tensor> inputs;
     std::string what = c10::str(c.name, " seed ", seed, " mesh ", at::IntArrayRef(mesh_shape));
-    for (const auto& t : plain) {
+    for (const auto& t : regular) {
       inputs.push_back(distribute_tensor(t.detach(), mesh, mine.placements_of(mesh, t.sizes())));
       what += " " + DTensor(inputs.back()).spec_str();
     }

@@ -191,9 +191,9 @@ std::string describe(const std::vector<Link>& chain) {
 void expect_same(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
   TORCH_CHECK(actual.defined() == expected.defined(), what, ": defined on one side only");
   if (!actual.defined()) return;
-  const auto plain = is_dtensor(actual) ? DTensor(actual).full_tensor() : actual;
-  const bool close = plain.sizes() == expected.sizes() && at::allclose(plain, expected, 1e-5, 1e-5);
-  TORCH_CHECK(close, what, "\nexpected\n", expected, "\nactual\n", plain);
+  const auto regular = is_dtensor(actual) ? DTensor(actual).full_tensor() : actual;
+  const bool close = regular.sizes() == expected.sizes() && at::allclose(regular, expected, 1e-5, 1e-5);
+  TORCH_CHECK(close, what, "\nexpected\n", expected, "\nactual\n", regular);
 }
 
 // Where one device itself meets NaN or infinity on the way, the formulas that ATen takes for tensor subclasses may give

@@ -65,21 +65,23 @@ RC_GTEST_PROP(RecentCall, CallsThatDifferInOneArgumentAreTold, ()) {
   const auto order = *rc::gen::container<std::vector<std::size_t>>(120, rc::gen::inRange<std::size_t>(0, 1000));
   on_mesh({ranks}, [&](const DeviceMesh& mesh) {
     const auto calls = variants();
-    const Operands whole = {at::arange(24, at::kFloat).view({4, 6}), at::arange(24, at::kFloat).view({4, 6}) * 3 - 7,
-                            at::arange(6, at::kFloat) + 1, at::arange(12, at::kFloat).view({2, 6})};
+    const Operands unsharded = {at::arange(24, at::kFloat).view({4, 6}),
+                                at::arange(24, at::kFloat).view({4, 6}) * 3 - 7, at::arange(6, at::kFloat) + 1,
+                                at::arange(12, at::kFloat).view({2, 6})};
     std::vector<Operands> placed;
     for (std::size_t i = 0; i < first.size(); ++i) {
       const auto put = [&](const at::Tensor& t, const Placement& p) {
         const bool splits = p.is_shard() && p.dim() < t.dim();
-        const auto whole_on_ranks = distribute_tensor(t, mesh, {Replicate()});
-        return at::Tensor(p.is_partial() || splits ? whole_on_ranks.redistribute({p}) : whole_on_ranks);
+        const auto full_on_ranks = distribute_tensor(t, mesh, {Replicate()});
+        return at::Tensor(p.is_partial() || splits ? full_on_ranks.redistribute({p}) : full_on_ranks);
       };
-      placed.push_back({put(whole[0], first[i]), put(whole[1], second[i]), put(whole[2], second[i]), whole[3]});
+      placed.push_back(
+          {put(unsharded[0], first[i]), put(unsharded[1], second[i]), put(unsharded[2], second[i]), unsharded[3]});
     }
     for (const auto number : order) {
       const auto& call = calls[number % calls.size()];
       const auto got = call(placed[number / calls.size() % placed.size()]);
-      RC_ASSERT(at::allclose(DTensor(got).full_tensor(), call(whole), 1e-5, 1e-5));
+      RC_ASSERT(at::allclose(DTensor(got).full_tensor(), call(unsharded), 1e-5, 1e-5));
     }
   });
 }
@@ -178,21 +180,21 @@ TEST(RecentCall, CallsWithOneFirstOperandTakeTurns) {
 // of one rank, which moves nothing.
 void expect_gathered_in_the_short_way(const DeviceMesh& line, const Placement& one) {
   const auto mesh = init_device_mesh(line.world(), at::kCPU, {1, 2}, {"tp", "shard"});
-  const at::Tensor weight = Draw(3).normal({6, 4}), bias = Draw(4).normal({6}), plain = Draw(5).normal({8, 4});
+  const at::Tensor weight = Draw(3).normal({6, 4}), bias = Draw(4).normal({6}), regular = Draw(5).normal({8, 4});
   at::Tensor w = distribute_tensor(weight, mesh, {one, Replicate()}).requires_grad_();
   at::Tensor b = distribute_tensor(bias, mesh, {one, Replicate()}).requires_grad_();
   at::Tensor alone = distribute_tensor(weight, mesh, {one, Shard(0).as_storage()});
   fully_shard(NamedTensors{{"w", &w}, {"b", &b}}, mesh);
-  const auto x = distribute_tensor(plain, mesh, {Replicate(), Shard(0)}).requires_grad_();
+  const auto x = distribute_tensor(regular, mesh, {Replicate(), Shard(0)}).requires_grad_();
   const auto ones = distribute_tensor(at::ones({8, 6}, at::kDouble), mesh, {Replicate(), Shard(0)});
   const auto step = [&] { at::sum(at::linear(x, w, b) * ones).backward(); };  // the gradient comes in shards
   step();
   EXPECT_EQ(times_recorded("aten::linear", step), 1) << one;
   EXPECT_EQ(times_recorded("aten::linear_backward", step), 0) << one << ": its node asks no dispatcher";
-  const at::Tensor gradient = at::mm(at::ones({6, 8}, at::kDouble), plain);
+  const at::Tensor gradient = at::mm(at::ones({6, 8}, at::kDouble), regular);
   EXPECT_TRUE(at::allclose(DTensor(w.grad()).full_tensor(), 3 * gradient));
   EXPECT_TRUE(at::allclose(DTensor(b.grad()).full_tensor(), at::full({6}, 24., at::kDouble)));
-  const auto expected = [&] { return at::linear(plain, DTensor(w).full_tensor(), bias); };
+  const auto expected = [&] { return at::linear(regular, DTensor(w).full_tensor(), bias); };
   EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w, b)).full_tensor(), expected()));
   {
     const at::NoGradGuard no_grad;
@@ -200,7 +202,7 @@ void expect_gathered_in_the_short_way(const DeviceMesh& line, const Placement& o
   }
   EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w, b)).full_tensor(), expected()));
   for (int i = 0; i < 2; ++i) {  // no schedule has this one
-    EXPECT_TRUE(at::allclose(DTensor(at::linear(x, alone)).full_tensor(), at::linear(plain, weight)));
+    EXPECT_TRUE(at::allclose(DTensor(at::linear(x, alone)).full_tensor(), at::linear(regular, weight)));
   }
 }
 
@@ -284,10 +286,10 @@ TEST(RecentCall, AListenerToCollectivesLeavesOperatorsTheirShortWay) {
 // on it are written in place.
 TEST(RecentCall, AWriteOverAnAxisOfOneRankNeedsNoCopy) {
   on_mesh({1, 2}, [](const DeviceMesh& mesh) {
-    const at::Tensor whole = at::arange(24, at::kFloat).view({4, 6});
+    const at::Tensor unsharded = at::arange(24, at::kFloat).view({4, 6});
     for (const Placement& on_two : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
       const auto placed = [&](const Placement& on_one) {
-        return std::vector<at::Tensor>{distribute_tensor(whole, mesh, {on_one, on_two})};
+        return std::vector<at::Tensor>{distribute_tensor(unsharded, mesh, {on_one, on_two})};
       };
       const auto parameter = placed(Shard(0).as_storage()), gradient = placed(Shard(1));
       const auto first = placed(Replicate()), second = placed(Shard(1));
@@ -296,9 +298,10 @@ TEST(RecentCall, AWriteOverAnAxisOfOneRankNeedsNoCopy) {
       const std::vector<c10::IValue> args{parameter, gradient, first, second, none,  step, 0.1, 0.9,
                                           0.99,      0.0,      1e-8,  false,  false, {},   {}};
       EXPECT_TRUE(compile_call(entry, args, CallView(entry, args))->executor == Executor::simple) << c10::str(on_two);
-      const std::vector<at::Tensor> same{whole.clone()}, plain{whole.clone()}, m{whole.clone()}, v{whole.clone()};
+      const std::vector<at::Tensor> same{unsharded.clone()}, regular{unsharded.clone()}, m{unsharded.clone()},
+          v{unsharded.clone()};
       at::_fused_adamw_(parameter, gradient, first, second, {}, step, 0.1, 0.9, 0.99, 0.0, 1e-8, false, false);
-      at::_fused_adamw_(same, plain, m, v, {}, step, 0.1, 0.9, 0.99, 0.0, 1e-8, false, false);
+      at::_fused_adamw_(same, regular, m, v, {}, step, 0.1, 0.9, 0.99, 0.0, 1e-8, false, false);
       EXPECT_TRUE(at::equal(DTensor(parameter[0]).full_tensor(), same[0]));
       EXPECT_TRUE(at::equal(DTensor(first[0]).full_tensor(), m[0]));
     }

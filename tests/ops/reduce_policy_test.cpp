@@ -12,9 +12,9 @@ namespace {
 double halves_of_a_unit(const at::Tensor& actual, const at::Tensor& exact) {
   const double rounding = actual.scalar_type() == at::kHalf ? 1.0 / 2048 : 1.0 / 256;
   if (exact.numel() == 0) return 0;
-  const auto whole = (is_dtensor(actual) ? DTensor(actual.detach()).full_tensor() : actual).to(at::kDouble);
+  const auto full = (is_dtensor(actual) ? DTensor(actual.detach()).full_tensor() : actual).to(at::kDouble);
   const auto allowed = exact.abs() * rounding * 1.01 + 2e-6 * exact.abs().max() + 1e-7;
-  return ((whole - exact).abs() / allowed).max().item<double>();
+  return ((full - exact).abs() / allowed).max().item<double>();
 }
 
 at::Tensor place(const at::Tensor& t, const DeviceMesh& mesh, Placements p) {
@@ -177,8 +177,8 @@ TEST(ReducePolicy, WritesAreSeen) {
     const ReduceScope scope(kInFloat);
     const auto product = [&] { return at::mm(place(x, mesh, {Shard(1)}), place(w, mesh, {Shard(0)})); };
     const auto near = [&](const at::Tensor& y, const at::Tensor& expected, const char* what) {
-      const auto whole = DTensor(y).full_tensor().to(at::kDouble);
-      EXPECT_LE((whole - expected).abs().max().item<double>(), 0.02 * exact.abs().max().item<double>() * 8) << what;
+      const auto full = DTensor(y).full_tensor().to(at::kDouble);
+      EXPECT_LE((full - expected).abs().max().item<double>(), 0.02 * exact.abs().max().item<double>() * 8) << what;
     };
     auto a = product();
     a.mul_(2);
@@ -202,10 +202,10 @@ TEST(ReducePolicy, FloatIsCarriedInDouble) {
   const auto exact = at::mm(x.to(at::kDouble), w.to(at::kDouble)).to(at::kFloat);
   on_mesh({3}, [&](const DeviceMesh& mesh) {
     const auto product = [&] { return at::mm(place(x, mesh, {Shard(1)}), place(w, mesh, {Shard(0)})); };
-    const auto plain = DTensor(product()).full_tensor();
+    const auto regular = DTensor(product()).full_tensor();
     const ReduceScope scope({.accumulate = at::kDouble});
     EXPECT_TRUE(at::equal(DTensor(product()).full_tensor(), exact));
-    EXPECT_FALSE(at::equal(plain, exact));
+    EXPECT_FALSE(at::equal(regular, exact));
   });
   EXPECT_ANY_THROW(ReduceScope({.accumulate = at::kBFloat16}));
   EXPECT_FALSE(ReduceScope::current().accumulate.has_value());

@@ -11,45 +11,45 @@ namespace {
 at::Tensor turned(const at::Tensor& matrix) { return matrix.t().contiguous().t(); }
 
 TEST(RegularOperands, EqualOnesMayDifferInStrides) {
-  const auto whole = Draw(1).normal({4, 4});
+  const auto full_tensor = Draw(1).normal({4, 4});
   const auto mask = at::ones({4, 4}, at::kBool).tril();
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(whole, mesh, {Shard(0)});
+    const auto x = distribute_tensor(full_tensor, mesh, {Shard(0)});
     for (int call = 0; call < 6; ++call) {
       const bool odd = mesh.coordinate()->front() == 1 && call > 0;
-      expect_close(x.masked_fill(odd ? turned(mask) : mask, 0), whole.masked_fill(mask, 0), "masked");
+      expect_close(x.masked_fill(odd ? turned(mask) : mask, 0), full_tensor.masked_fill(mask, 0), "masked");
     }
   });
 }
 
 TEST(RegularOperands, ACacheClearedOnOneRankChangesNoCollective) {
-  const auto whole = Draw(1).normal({4, 4});
+  const auto full_tensor = Draw(1).normal({4, 4});
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    const auto x = distribute_tensor(whole, mesh, {Shard(0)});
+    const auto x = distribute_tensor(full_tensor, mesh, {Shard(0)});
     for (int call = 0; call < 10; ++call) {
       if (mesh.coordinate()->front() == call % 3) clear_cache();
-      expect_close(x * whole[0], whole * whole[0], "product");
+      expect_close(x * full_tensor[0], full_tensor * full_tensor[0], "product");
     }
   });
 }
 
 // As one device reads it, which may be uninitialised memory: `out` of a product is often its `self`, too.
 TEST(RegularOperands, SelfOfAProductMayBeAnythingWhereBetaIsZero) {
-  const auto whole = Draw(1).normal({4, 6});
-  const auto product = whole.mm(whole.t());
+  const auto full_tensor = Draw(1).normal({4, 6});
+  const auto product = full_tensor.mm(full_tensor.t());
   for (const bool checked : {false, true}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       const auto mode = checked ? std::make_unique<Checked>() : nullptr;
-      const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}), xt = x.t();
+      const at::Tensor x = distribute_tensor(full_tensor, mesh, {Shard(0)}), xt = x.t();
       const double nothing = mesh.coordinate()->front() == 1 ? NAN : 1;
       const auto self = at::full({4, 4}, nothing, at::kDouble), row = at::full({4}, nothing, at::kDouble);
       expect_close(at::addmm(self, x, xt, 0), product, "addmm");
       expect_close(at::baddbmm(self[0], x.unsqueeze(0), xt.unsqueeze(0), 0), product.unsqueeze(0),
                    "baddbmm, self broadcast");
       expect_close(at::addbmm(self, x.unsqueeze(0), xt.unsqueeze(0), 0), product, "addbmm");
-      expect_close(at::addmv(row, x, whole[0], 0), product[0], "addmv");
-      expect_close(at::addr(self, x.select(1, 0), x.select(1, 0), 0), whole.select(1, 0).outer(whole.select(1, 0)),
-                   "addr");
+      expect_close(at::addmv(row, x, full_tensor[0], 0), product[0], "addmv");
+      expect_close(at::addr(self, x.select(1, 0), x.select(1, 0), 0),
+                   full_tensor.select(1, 0).outer(full_tensor.select(1, 0)), "addr");
       auto out = self.clone();
       at::addmm_out(out, out, x, xt, 0);
       expect_close(out, product, "addmm, out is self");
@@ -123,8 +123,8 @@ TEST(RegularOperands, MayLieInAnyOrderOnEachRank) {
     }
     const auto wholes = redistribute(results, {{Replicate()}, {Replicate()}});
     for (const double k : {0, 1}) {
-      const auto whole = wholes[static_cast<std::size_t>(k)].to_local();
-      EXPECT_TRUE(at::equal(whole, values * (2 * (k + 1)))) << whole;
+      const auto full_tensor = wholes[static_cast<std::size_t>(k)].to_local();
+      EXPECT_TRUE(at::equal(full_tensor, values * (2 * (k + 1)))) << full_tensor;
     }
   });
 }

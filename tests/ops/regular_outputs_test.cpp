@@ -90,9 +90,9 @@ TEST(RegularOutputs, HoldOneDevicesValuesOnEveryRank) {
       Draw data(seed);
       const auto expected = program.run(data, [](const at::Tensor& t) { return t; });
       on_mesh(mesh_shapes()[seed % mesh_shapes().size()], [&](const DeviceMesh& mesh) {
-        Draw same(seed), places(seed);
+        Draw same(seed), positions(seed);
         const auto place = [&](const at::Tensor& t) -> at::Tensor {
-          return distribute_tensor(t.clone(), mesh, places.placements_of(mesh, t.sizes(), t.is_floating_point()));
+          return distribute_tensor(t.clone(), mesh, positions.placements_of(mesh, t.sizes(), t.is_floating_point()));
         };
         const auto actual = program.run(same, place);
         for (std::size_t i = 0; i < actual.size(); ++i) {
@@ -130,15 +130,15 @@ TEST(RegularOutputs, AreRefusedUnderStrictAndOnRanksOutside) {
   run_local(3, [](Communicator world) {
     const auto mesh = device_mesh(world, at::kCPU, {0, 1}, {2});
     const auto x = ones({4}, mesh, {Shard(0)});
-    auto plain = at::zeros({4});
+    auto regular = at::zeros({4});
     if (world.rank() == 2) {
-      EXPECT_NE(error_of([&] { plain.copy_(x); }).find("outside the mesh"), std::string::npos);
+      EXPECT_NE(error_of([&] { regular.copy_(x); }).find("outside the mesh"), std::string::npos);
       return;
     }
-    plain.copy_(x);
-    EXPECT_EQ(plain.sum().item<float>(), 4);
+    regular.copy_(x);
+    EXPECT_EQ(regular.sum().item<float>(), 4);
     const Strict strict;
-    EXPECT_NE(error_of([&] { plain.copy_(x); }).find("Strict refuses"), std::string::npos);
+    EXPECT_NE(error_of([&] { regular.copy_(x); }).find("Strict refuses"), std::string::npos);
   });
 }
 

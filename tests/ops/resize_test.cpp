@@ -31,12 +31,12 @@ TEST(Resize, ReadsTheMemoryInTheFormatThatIsAskedFor) {
     on_mesh({2}, [&, name = name, &resize = resize](const DeviceMesh& mesh) {
       for (const Placement p : {Placement(Shard(1)), Placement(Shard(3)), Placement(Replicate())}) {
         for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
-          auto plain = at::arange(24.0).view({1, 2, 3, 4}).contiguous(format);
-          const auto x = distribute_tensor(plain.clone(), mesh, {p});
-          resize(plain);
+          auto regular = at::arange(24.0).view({1, 2, 3, 4}).contiguous(format);
+          const auto x = distribute_tensor(regular.clone(), mesh, {p});
+          resize(regular);
           resize(x);
-          EXPECT_EQ(x.strides(), plain.strides()) << name;
-          require_close(x, plain, name);
+          EXPECT_EQ(x.strides(), regular.strides()) << name;
+          require_close(x, regular, name);
         }
       }
     });

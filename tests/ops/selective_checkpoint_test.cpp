@@ -11,8 +11,8 @@ namespace {
 // Of the run that was recorded last; of one that threw nothing is left.
 TEST(SelectiveCheckpointCache, AreThoseOfTheLastRun) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(16, at::kDouble).view({4, 4});
-    const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}), y = x + 1;
+    const auto full = at::arange(16, at::kDouble).view({4, 4});
+    const at::Tensor x = distribute_tensor(full, mesh, {Shard(0)}), y = x + 1;
     const SelectiveCheckpointCache kept({"aten::mm"});
     const auto run = [&](const at::Tensor& t, bool throws) {
       const SelectiveCheckpointCache::Record record(kept);

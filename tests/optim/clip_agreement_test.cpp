@@ -10,9 +10,9 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-std::string error_beside(const DeviceMesh& mesh, const Placements& placements, const at::Tensor& plain, double p) {
+std::string error_beside(const DeviceMesh& mesh, const Placements& placements, const at::Tensor& regular, double p) {
   const at::Tensor placed = distribute_tensor(at::ones({4, 4}), mesh, placements);
-  return error_of([&] { get_total_norm({placed, plain}, {.norm_type = p}); });
+  return error_of([&] { get_total_norm({placed, regular}, {.norm_type = p}); });
 }
 
 // Also where DTensors alone would need no exchange, or one along another axis than the one on which the plain differ.
@@ -60,9 +60,9 @@ TEST(ClipAgreement, ARankOutsideScalesNothingByTheNormThatItDoesNotHave) {
     p.mutable_grad() = p.detach() * 4;
     clip_grads_with_norm_({p}, 1, get_total_norm({p.grad()}));
     if (first.is_member()) expect_close(p.grad(), at::full({4}, 0.5f), "clipped", 1e-5);
-    const at::Tensor plain = at::ones({2}).requires_grad_();
-    plain.mutable_grad() = at::ones({2});
-    EXPECT_NE(error_of([&] { clip_grads_with_norm_({plain}, 1, {}); }).find("no total norm"), std::string::npos);
+    const at::Tensor regular = at::ones({2}).requires_grad_();
+    regular.mutable_grad() = at::ones({2});
+    EXPECT_NE(error_of([&] { clip_grads_with_norm_({regular}, 1, {}); }).find("no total norm"), std::string::npos);
   });
 }
 
@@ -70,10 +70,10 @@ TEST(ClipAgreement, ARankThatIsNotAmongTheCallersIsToldOfTheGradientsThatItHolds
   run_local(2, [](Communicator world) {
     const DeviceMesh first = device_mesh(world, at::kCPU, {0}, {1});
     const at::Tensor placed = distribute_tensor(at::ones({4}), first, {Shard(0)}).requires_grad_();
-    const at::Tensor plain = at::ones({2}).requires_grad_();
+    const at::Tensor regular = at::ones({2}).requires_grad_();
     placed.mutable_grad() = placed.detach() * 4;
-    plain.mutable_grad() = at::ones({2});
-    const std::string error = error_of([&] { clip_grad_norm_({placed, plain}, 1, {.mesh = first}); });
+    regular.mutable_grad() = at::ones({2});
+    const std::string error = error_of([&] { clip_grad_norm_({placed, regular}, 1, {.mesh = first}); });
     if (first.is_member()) {
       EXPECT_EQ(error, "no error");
     } else {
@@ -100,9 +100,9 @@ TEST(ClipAgreement, SquaresThatOverflowDoSoOnNoLayout) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kComplexFloat}) {
       for (const double p : {2.0, 3.0}) {
         const double value = at::full({}, 1e20, dtype == at::kBFloat16 ? dtype : at::kFloat).item<double>();
-        const at::Tensor whole = at::full({20000}, value, dtype);
+        const at::Tensor full_tensor = at::full({20000}, value, dtype);
         const double expected = value * std::pow(20000, 1 / p);
-        for (const at::Tensor& t : {whole, at::Tensor(distribute_tensor(whole, mesh, {Shard(0)}))}) {
+        for (const at::Tensor& t : {full_tensor, at::Tensor(distribute_tensor(full_tensor, mesh, {Shard(0)}))}) {
           EXPECT_NEAR(get_total_norm({t}, {.norm_type = p}).item<double>(), expected, 1e-6 * expected) << dtype;
         }
       }
@@ -117,9 +117,9 @@ TEST(ClipAgreement, PowersThatVanishDoSoOnNoLayout) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kComplexFloat}) {
       for (const auto& [p, around] : {std::pair(2.0, 1e-25), std::pair(2.0, 2e-22), std::pair(8.0, 1e-6)}) {
         const double value = at::full({}, around, dtype == at::kBFloat16 ? dtype : at::kFloat).item<double>();
-        const at::Tensor whole = at::full({20000}, value, dtype);
+        const at::Tensor full_tensor = at::full({20000}, value, dtype);
         const double expected = value * std::pow(20000, 1 / p);
-        for (const at::Tensor& t : {whole, at::Tensor(distribute_tensor(whole, mesh, {Shard(0)}))}) {
+        for (const at::Tensor& t : {full_tensor, at::Tensor(distribute_tensor(full_tensor, mesh, {Shard(0)}))}) {
           EXPECT_NEAR(get_norms({t}, {.norm_type = p}).item<double>(), expected, 1e-6 * expected) << dtype << " " << p;
         }
       }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double plain_norm(const std::vector<at::Tensor>& tensors, double p) {
+double regular_norm(const std::vector<at::Tensor>& tensors, double p) {
   std::vector<at::Tensor> flat;
   for (const at::Tensor& t : tensors) flat.push_back(t.to(at::kDouble).reshape({-1}));
   const at::Tensor all = at::cat(flat);
@@ -18,20 +18,20 @@ double plain_norm(const std::vector<at::Tensor>& tensors, double p) {
 
 std::vector<at::Tensor> wholes(const std::vector<Item>& items) {
   std::vector<at::Tensor> result;
-  for (const Item& item : items) result.push_back(item.whole);
+  for (const Item& item : items) result.push_back(item.unsharded);
   return result;
 }
 
 // As `place`, but some axes are Partial: rank r of n holds (r + 1) / (1 + ... + n) of the value.
 at::Tensor place_partial(const Item& item, const std::vector<DeviceMesh>& meshes) {
-  const at::Tensor placed = place(item, item.whole, meshes, false);
-  if (item.mesh == kPlain || item.mesh == 0 || !item.placements[0].is_replicate()) return placed;
+  const at::Tensor placed = place(item, item.unsharded, meshes, false);
+  if (item.mesh == kRegular || item.mesh == 0 || !item.placements[0].is_replicate()) return placed;
   const DeviceMesh& mesh = meshes[static_cast<std::size_t>(item.mesh)];
   const auto n = static_cast<double>(mesh.size());
   const double share = mesh.is_member() ? 2 * static_cast<double>(mesh.coordinate()->at(0) + 1) / (n * (n + 1)) : 0;
-  const at::Tensor local = mesh.is_member() ? (item.whole * share).to(item.whole.scalar_type()) : at::Tensor();
+  const at::Tensor local = mesh.is_member() ? (item.unsharded * share).to(item.unsharded.scalar_type()) : at::Tensor();
   if (!mesh.is_member()) return placed;
-  return DTensor::from_local(local, mesh, {Partial()}, item.whole.sizes(), item.whole.strides());
+  return DTensor::from_local(local, mesh, {Partial()}, item.unsharded.sizes(), item.unsharded.strides());
 }
 
 struct Count {
@@ -51,15 +51,15 @@ TEST(TotalNorm, EqualsOneDeviceOnMixedMeshesF1F3) {
     const auto items = any_items(draw, dtype);
     const double p = *rc::gen::element(1.0, 2.0, 3.0, kInfinity);
     const bool partial = draw.coin(),
-               plain = std::any_of(items.begin(), items.end(), [](auto&i) { return i.mesh == kPlain; });
-    const double expected = plain_norm(wholes(items), p);
+               regular = std::any_of(items.begin(), items.end(), [](auto&i) { return i.mesh == kRegular; });
+    const double expected = regular_norm(wholes(items), p);
     run_local(4, [&](Communicator world) {
       const auto meshes = meshes_of(world);
       std::vector<at::Tensor> tensors;
       for (const Item& item : items) {
-        tensors.push_back(partial ? place_partial(item, meshes) : place(item, item.whole, meshes));
+        tensors.push_back(partial ? place_partial(item, meshes) : place(item, item.unsharded, meshes));
       }
-      const bool here = plain || std::any_of(tensors.begin(), tensors.end(), is_local_member);
+      const bool here = regular || std::any_of(tensors.begin(), tensors.end(), is_local_member);
       Count count;
       const at::Tensor norm = get_total_norm(tensors, {.norm_type = p});
       EXPECT_EQ(norm.defined(), here);
@@ -94,12 +94,12 @@ TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto items = any_items(draw, at::kDouble);
     const double max_norm = *rc::gen::element(0.1, 1.0, 100.0);
-    const double norm = plain_norm(wholes(items), 2), factor = std::min(1.0, max_norm / (norm + 1e-6));
+    const double norm = regular_norm(wholes(items), 2), factor = std::min(1.0, max_norm / (norm + 1e-6));
     run_local(4, [&](Communicator world) {
       const auto meshes = meshes_of(world);
       std::vector<at::Tensor> parameters;
       for (const Item& item : items) {
-        parameters.push_back(at::zeros_like(place(item, item.whole, meshes)).requires_grad_());
+        parameters.push_back(at::zeros_like(place(item, item.unsharded, meshes)).requires_grad_());
         parameters.back().mutable_grad() = place_partial(item, meshes);
       }
       const at::Tensor got = clip_grad_norm_(parameters, max_norm);
@@ -108,7 +108,7 @@ TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
       }
       for (std::size_t i = 0; i < items.size(); ++i) {
         if (is_local_member(parameters[i]))
-          expect_close(parameters[i].grad(), items[i].whole * factor, "gradient", 1e-9);
+          expect_close(parameters[i].grad(), items[i].unsharded * factor, "gradient", 1e-9);
       }
     });
     RC_ASSERT(!::testing::Test::HasFailure());
@@ -166,7 +166,7 @@ TEST(TotalNorm, TenThousandTensorsInOnePass) {
     EXPECT_EQ(count.collectives, 1);
     optimizer.step();
     EXPECT_EQ(count.collectives, 1);
-    EXPECT_NEAR(whole_of(parameters[9999].grad())[0].item<double>(), 1 / std::sqrt(30000), 1e-6);
+    EXPECT_NEAR(full_of(parameters[9999].grad())[0].item<double>(), 1 / std::sqrt(30000), 1e-6);
   });
 }
 
@@ -177,7 +177,7 @@ TEST(TotalNorm, SmallAndLargeTensors) {
     for (const double p : {1.0, 2.0, 3.0, 2.5, kInfinity}) {
       const std::vector<at::Tensor> tensors{draw.normal({200, 100}, dtype), draw.normal({7, 3}, dtype).t(),
                                             draw.normal({30, 40}, dtype).slice(1, 0, 40, 3)};
-      const double expected = plain_norm(tensors, p);
+      const double expected = regular_norm(tensors, p);
       EXPECT_NEAR(get_total_norm(tensors, {.norm_type = p}).item<double>(), expected, 1e-5 * expected)
           << p << " " << dtype;
     }

@@ -41,7 +41,7 @@ TEST(Combined, WhatOnePartRefusesIsAnErrorBeforeAnyHasStepped) {
       make(dynamic_cast<SGD&>(optimizer.part(1)), second, mesh);
       const std::string error = error_of([&] { optimizer.step(); });
       EXPECT_NE(error.find(says), std::string::npos) << error;
-      EXPECT_TRUE(at::equal(whole_of(first), start)) << says;
+      EXPECT_TRUE(at::equal(full_of(first), start)) << says;
       EXPECT_TRUE(optimizer.state_dict().tensors.empty()) << says;
     }
   });

@@ -43,7 +43,7 @@ Case any_case(Draw& draw, at::ScalarType dtype, int steps) {
   for (int step = 0; step < steps; ++step) {
     auto& gradients = c.gradients.emplace_back();
     for (const Item& item : c.items) {
-      gradients.push_back(draw.integer(0, 4) == 0 ? at::Tensor() : draw.normal(item.whole.sizes().vec(), dtype));
+      gradients.push_back(draw.integer(0, 4) == 0 ? at::Tensor() : draw.normal(item.full.sizes().vec(), dtype));
     }
   }
   return c;
@@ -52,16 +52,16 @@ Case any_case(Draw& draw, at::ScalarType dtype, int steps) {
 void set_gradients(const Case& c, std::size_t step, const std::vector<at::Tensor>& parameters,
                    const std::vector<DeviceMesh>* meshes) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const at::Tensor& whole = c.gradients[step][i];
-    parameters[i].mutable_grad() = !whole.defined()    ? at::Tensor()
-                                   : meshes == nullptr ? whole.clone()
-                                                       : place(c.items[i], whole, *meshes, false);
+    const at::Tensor& full = c.gradients[step][i];
+    parameters[i].mutable_grad() = !full.defined()     ? at::Tensor()
+                                   : meshes == nullptr ? full.clone()
+                                                       : place(c.items[i], full, *meshes, false);
   }
 }
 
 std::vector<at::Tensor> one_device(const Case& c, const Make& make) {
   std::vector<at::Tensor> parameters;
-  for (const Item& item : c.items) parameters.push_back(item.whole.clone().requires_grad_());
+  for (const Item& item : c.items) parameters.push_back(item.full.clone().requires_grad_());
   const auto optimizer = make(parameters);
   for (std::size_t step = 0; step < c.gradients.size(); ++step) {
     set_gradients(c, step, parameters, nullptr);
@@ -87,9 +87,9 @@ void run_on_rank(const Case& c, const Make& make, const std::vector<at::Tensor>&
                  const Communicator& world) {
   const auto meshes = meshes_of(world);
   std::vector<at::Tensor> parameters;
-  for (const Item& item : c.items) parameters.push_back(place(item, item.whole, meshes).requires_grad_());
+  for (const Item& item : c.items) parameters.push_back(place(item, item.full, meshes).requires_grad_());
   auto optimizer = make(parameters);
-  const bool plain = std::any_of(c.items.begin(), c.items.end(), [](const Item& i) { return i.mesh == kPlain; });
+  const bool regular = std::any_of(c.items.begin(), c.items.end(), [](const Item& i) { return i.mesh == kRegular; });
   for (std::size_t step = 0; step < c.gradients.size(); ++step) {
     if (step == c.gradients.size() / 2) {
       const OptimizerState state = optimizer->state_dict();
@@ -98,13 +98,13 @@ void run_on_rank(const Case& c, const Make& make, const std::vector<at::Tensor>&
     }
     set_gradients(c, step, parameters, &meshes);
     const int collectives = collectives_in([&] { optimizer->step(); });
-    EXPECT_TRUE(collectives == 0 || plain);  // a new list with plain tensors is compared over the ranks once
+    EXPECT_TRUE(collectives == 0 || regular);  // a new list with plain tensors is compared over the ranks once
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!is_local_member(parameters[i])) continue;
-    EXPECT_TRUE(same(whole_of(parameters[i]), expected[i].detach(), exact))
+    EXPECT_TRUE(same(full_of(parameters[i]), expected[i].detach(), exact))
         << "item " << i << " " << (is_dtensor(parameters[i]) ? DTensor(parameters[i]).spec_str() : "plain") << "\n"
-        << whole_of(parameters[i]) << "\nexpected\n"
+        << full_of(parameters[i]) << "\nexpected\n"
         << expected[i].detach();
   }
 }
@@ -130,8 +130,8 @@ void check_list_operators(const std::vector<Item>& items, const Communicator& wo
   const auto meshes = meshes_of(world);
   std::vector<at::Tensor> a, b, wa, wb;
   for (const Item& item : items) {
-    wa.push_back(item.whole.clone());
-    wb.push_back(item.whole.abs() + 1);
+    wa.push_back(item.full.clone());
+    wb.push_back(item.full.abs() + 1);
     a.push_back(place(item, wa.back(), meshes));
     b.push_back(place(item, wb.back(), meshes, false));
   }
@@ -139,7 +139,7 @@ void check_list_operators(const std::vector<Item>& items, const Communicator& wo
                            const char* op) {
     for (std::size_t i = 0; i < wholes.size(); ++i) {
       if (is_local_member(lists[i])) {
-        EXPECT_TRUE(at::equal(whole_of(lists[i]), wholes[i])) << op << " " << i;
+        EXPECT_TRUE(at::equal(full_of(lists[i]), wholes[i])) << op << " " << i;
       }
     }
   };
@@ -209,7 +209,7 @@ TEST(Elementwise, StateHasTheParametersPlacements) {
     for (const auto& [name, tensor] : optimizer.state(p))
       EXPECT_EQ(DTensor(tensor).placements(), (Placements{Shard(0), Shard(1)})) << name;  // nothing gathers it
     optimizer.zero_grad(false);
-    EXPECT_EQ(whole_of(p.grad()).abs().sum().item<double>(), 0);
+    EXPECT_EQ(full_of(p.grad()).abs().sum().item<double>(), 0);
     optimizer.zero_grad();
     EXPECT_FALSE(p.grad().defined());
   });
@@ -302,9 +302,9 @@ TEST(Elementwise, StateMovesBetweenLayouts) {
     step(optimizer, p, distribute_tensor(gradient, mesh, placements));
     OptimizerState state = optimizer.state_dict();
     for (auto& [name, tensor] : state.tensors) tensor = DTensor(tensor).full_tensor();
-    const at::Tensor here = whole_of(p);
+    const at::Tensor here = full_of(p);
     step(optimizer, p, distribute_tensor(gradient, mesh, placements));
-    const at::Tensor there = whole_of(p);
+    const at::Tensor there = full_of(p);
     if (mesh.world().rank() == 0) saved = state, middle = here, end = there;
   });
   on_mesh({3}, [&](const DeviceMesh& mesh) {
@@ -313,7 +313,7 @@ TEST(Elementwise, StateMovesBetweenLayouts) {
     optimizer.load_state_dict(saved);
     EXPECT_EQ(optimizer.lr(), 0.1);
     step(optimizer, p, distribute_tensor(gradient, mesh, {Shard(1)}));
-    EXPECT_TRUE(same(whole_of(p), end, false));
+    EXPECT_TRUE(same(full_of(p), end, false));
   });
 }
 
@@ -324,8 +324,8 @@ TEST(Elementwise, SecondStepPropagatesNothingF6) {
     std::vector<at::Tensor> parameters;
     for (int i = 0; i < 20; ++i) {
       const Item item = any_item(draw, at::kFloat, false);
-      parameters.push_back(place(item, item.whole, meshes).requires_grad_());
-      parameters.back().mutable_grad() = place(item, item.whole, meshes, false);
+      parameters.push_back(place(item, item.full, meshes).requires_grad_());
+      parameters.back().mutable_grad() = place(item, item.full, meshes, false);
     }
     AdamW optimizer(parameters);
     for (int i = 0; i < 2; ++i) optimizer.step();

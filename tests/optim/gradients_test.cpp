@@ -9,8 +9,8 @@ TEST(Gradients, OfAParameterThatIsListedTwiceAreClippedOnce) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const bool placed : {true, false}) {
       const auto put = [&](double value) {
-        const at::Tensor whole = at::full({4}, value, at::kDouble);
-        return placed ? at::Tensor(distribute_tensor(whole, mesh, {Shard(0)})) : whole;
+        const at::Tensor full_tensor = at::full({4}, value, at::kDouble);
+        return placed ? at::Tensor(distribute_tensor(full_tensor, mesh, {Shard(0)})) : full_tensor;
       };
       const at::Tensor p = put(1).requires_grad_();
       p.mutable_grad() = put(8);
@@ -32,7 +32,7 @@ TEST(Gradients, ThatAreViewsCanBeZeroed) {
       p.mutable_grad() = buffer.narrow(0, 2, 4);
       SGD optimizer({p});
       EXPECT_EQ(error_of([&] { optimizer.zero_grad(false); }), "no error");
-      EXPECT_EQ(whole_of(buffer).sum().item<double>(), 4);
+      EXPECT_EQ(full_of(buffer).sum().item<double>(), 4);
     }
   });
 }

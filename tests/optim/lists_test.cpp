@@ -43,7 +43,7 @@ TEST(Lists, RanksWithoutAHandleToAnothersGradientStepAlike) {
     for (const auto& [name, make] : spreading()) {
       const List with = three_of_two_types(two, all, true), without = three_of_two_types(two, all, false);
       for (const List* parameters : {&with, &without}) make(*parameters)->step();
-      for (std::size_t i = 1; i < 3; ++i) EXPECT_TRUE(at::equal(whole_of(with[i]), whole_of(without[i]))) << name;
+      for (std::size_t i = 1; i < 3; ++i) EXPECT_TRUE(at::equal(full_of(with[i]), full_of(without[i]))) << name;
     }
   });
   if (checked != nullptr) ::setenv("DTENSOR_CHECKED", former.c_str(), 1);

@@ -7,7 +7,7 @@
 
 namespace dtensor::test {
 
-inline constexpr int kPlain = 3;  // Item::mesh of a plain tensor
+inline constexpr int kRegular = 3;  // Item::mesh of a plain tensor
 
 // Over 4 ranks: all of them as a square; three of them; two of them, out of order.
 inline std::vector<DeviceMesh> meshes_of(const Communicator& world) {
@@ -16,7 +16,7 @@ inline std::vector<DeviceMesh> meshes_of(const Communicator& world) {
 }
 
 struct Item {
-  at::Tensor whole;
+  at::Tensor full;
   int mesh = 0;
   Placements placements;
 };
@@ -30,33 +30,33 @@ inline Placements any_shards(Draw& draw, std::int64_t axes, std::int64_t ndim, b
   return result;
 }
 
-inline Item any_item(Draw& draw, at::ScalarType dtype, bool plain = true) {
+inline Item any_item(Draw& draw, at::ScalarType dtype, bool regular = true) {
   Item item;
   const auto ndim = draw.integer(0, 3);
-  item.whole = draw.normal(draw.sizes(ndim), dtype);
-  if (ndim > 1 && draw.coin()) item.whole = item.whole.transpose(0, -1);  // not row-major
-  item.mesh = static_cast<int>(draw.integer(0, plain ? kPlain : kPlain - 1));
+  item.full = draw.normal(draw.sizes(ndim), dtype);
+  if (ndim > 1 && draw.coin()) item.full = item.full.transpose(0, -1);  // not row-major
+  item.mesh = static_cast<int>(draw.integer(0, regular ? kRegular : kRegular - 1));
   item.placements = any_shards(draw, item.mesh == 0 ? 2 : 1, ndim, true);
   return item;
 }
 
-inline std::vector<Item> any_items(Draw& draw, at::ScalarType dtype, std::int64_t most = 8, bool plain = true) {
+inline std::vector<Item> any_items(Draw& draw, at::ScalarType dtype, std::int64_t most = 8, bool regular = true) {
   std::vector<Item> items;
-  for (auto n = draw.integer(1, most); n > 0; --n) items.push_back(any_item(draw, dtype, plain));
+  for (auto n = draw.integer(1, most); n > 0; --n) items.push_back(any_item(draw, dtype, regular));
   return items;
 }
 
-inline at::Tensor place(const Item& item, const at::Tensor& whole, const std::vector<DeviceMesh>& meshes,
+inline at::Tensor place(const Item& item, const at::Tensor& full, const std::vector<DeviceMesh>& meshes,
                         bool storage = true) {
-  if (item.mesh == kPlain) return whole.clone();
+  if (item.mesh == kRegular) return full.clone();
   auto placements = item.placements;
   for (auto& p : placements) p = p.as_storage(storage && p.is_storage());
-  return distribute_tensor(whole, meshes[static_cast<std::size_t>(item.mesh)], placements);
+  return distribute_tensor(full, meshes[static_cast<std::size_t>(item.mesh)], placements);
 }
 
 inline bool is_local_member(const at::Tensor& t) { return !is_dtensor(t) || DTensor(t).mesh().is_member(); }
 
-inline at::Tensor whole_of(const at::Tensor& t) {
+inline at::Tensor full_of(const at::Tensor& t) {
   return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach();
 }
 

@@ -55,8 +55,8 @@ struct Autocast {
 // `placed`: DTensors, else plain ones.
 void expect_the_same(const DeviceMesh& mesh, bool placed, const std::function<std::shared_ptr<void>()>& surround) {
   const auto put = [&](std::uint64_t seed) -> at::Tensor {
-    const at::Tensor whole = Draw(seed).normal({6, 5}, at::kFloat);
-    return placed ? at::Tensor(distribute_tensor(whole, mesh, {Shard(0)})) : whole;
+    const at::Tensor full = Draw(seed).normal({6, 5}, at::kFloat);
+    return placed ? at::Tensor(distribute_tensor(full, mesh, {Shard(0)})) : full;
   };
   const at::Tensor start = put(1);
   const std::vector<at::Tensor> gradients{put(2), put(3), put(4)};
@@ -69,7 +69,7 @@ void expect_the_same(const DeviceMesh& mesh, bool placed, const std::function<st
     }
     for (std::size_t i = 0; i < expected.size(); ++i) {
       EXPECT_EQ(is_dtensor(actual[i]), is_dtensor(expected[i])) << name;
-      EXPECT_TRUE(at::equal(whole_of(actual[i]), whole_of(expected[i]))) << name << " " << i;
+      EXPECT_TRUE(at::equal(full_of(actual[i]), full_of(expected[i]))) << name << " " << i;
     }
   }
 }

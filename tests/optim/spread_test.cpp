@@ -58,8 +58,8 @@ Make muon() {
 }
 
 // A gradient that depends on the step and the place only.
-at::Tensor gradient_at(const at::Tensor& whole, std::size_t step, std::size_t i) {
-  return Draw(step * 1000 + i + 1).normal(whole.sizes().vec(), whole.scalar_type());
+at::Tensor gradient_at(const at::Tensor& full, std::size_t step, std::size_t i) {
+  return Draw(step * 1000 + i + 1).normal(full.sizes().vec(), full.scalar_type());
 }
 
 struct Training {
@@ -69,10 +69,10 @@ struct Training {
 
 std::vector<at::Tensor> expected_after(const std::vector<Item>& items, const Make& make, std::size_t steps) {
   std::vector<at::Tensor> parameters;
-  for (const Item& item : items) parameters.push_back(item.whole.clone().requires_grad_());
+  for (const Item& item : items) parameters.push_back(item.full.clone().requires_grad_());
   const auto optimizer = make(parameters);
   for (std::size_t step = 0; step < steps; ++step) {
-    for (std::size_t i = 0; i < items.size(); ++i) parameters[i].mutable_grad() = gradient_at(items[i].whole, step, i);
+    for (std::size_t i = 0; i < items.size(); ++i) parameters[i].mutable_grad() = gradient_at(items[i].full, step, i);
     optimizer->step();
   }
   return parameters;
@@ -81,7 +81,7 @@ std::vector<at::Tensor> expected_after(const std::vector<Item>& items, const Mak
 void step_placed(const std::vector<Item>& items, const std::vector<DeviceMesh>& meshes, Training& run,
                  std::size_t step) {
   for (std::size_t i = 0; i < items.size(); ++i) {
-    run.parameters[i].mutable_grad() = place(items[i], gradient_at(items[i].whole, step, i), meshes, false);
+    run.parameters[i].mutable_grad() = place(items[i], gradient_at(items[i].full, step, i), meshes, false);
   }
   run.optimizer->step();
 }
@@ -91,7 +91,7 @@ void check_mixture(const std::vector<Item>& items, const Make& make, double tole
   run_local(4, [&](Communicator world) {
     const auto meshes = meshes_of(world);
     Training run;
-    for (const Item& item : items) run.parameters.push_back(place(item, item.whole, meshes).requires_grad_());
+    for (const Item& item : items) run.parameters.push_back(place(item, item.full, meshes).requires_grad_());
     run.optimizer = make(run.parameters);
     for (std::size_t step = 0; step < 4; ++step) {
       step_placed(items, meshes, run, step);
@@ -102,7 +102,7 @@ void check_mixture(const std::vector<Item>& items, const Make& make, double tole
     }
     for (std::size_t i = 0; i < items.size(); ++i) {
       if (is_local_member(run.parameters[i])) {
-        expect_close(whole_of(run.parameters[i]), expected[i].detach(), "item " + std::to_string(i), tolerance);
+        expect_close(full_of(run.parameters[i]), expected[i].detach(), "item " + std::to_string(i), tolerance);
       }
     }
   });
@@ -121,7 +121,7 @@ TEST(Spread, MuonOnThreeMeshesAndPlain) {
   EXPECT_TRUE(rc::check("matrices are orthogonalised whole", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     auto items = any_items(draw, at::kDouble, 5);
-    std::erase_if(items, [](const Item& i) { return i.whole.dim() != 2 && i.whole.dim() != 3; });
+    std::erase_if(items, [](const Item& i) { return i.full.dim() != 2 && i.full.dim() != 3; });
     check_mixture(items, muon(), 1e-9);
     RC_ASSERT(!::testing::Test::HasFailure());
   }));
@@ -152,7 +152,7 @@ TEST(Spread, MuonTakesEachMatrixOfAStackByItself) {
       const auto optimizer = muon()({p});
       p.mutable_grad() = p.detach().square();
       optimizer->step();
-      expect_close(whole_of(p), at::stack(expected).detach(), placement.str(), 1e-9);
+      expect_close(full_of(p), at::stack(expected).detach(), placement.str(), 1e-9);
     });
   }
 }
@@ -168,11 +168,11 @@ int collectives_of_second_step(const DeviceMesh& mesh, const Placements& placeme
   std::vector<Item> items;
   for (int i = 0; i < 6; ++i) items.push_back({Draw(7).normal({6, 5}), 0, placements});
   Training run;
-  for (const Item& item : items) run.parameters.push_back(place(item, item.whole, {mesh}).requires_grad_());
+  for (const Item& item : items) run.parameters.push_back(place(item, item.full, {mesh}).requires_grad_());
   run.optimizer = make(run.parameters);
   step_placed(items, {mesh}, run, 0);
   for (std::size_t i = 0; i < items.size(); ++i) {
-    run.parameters[i].mutable_grad() = place(items[i], gradient_at(items[i].whole, 1, i), {mesh}, false);
+    run.parameters[i].mutable_grad() = place(items[i], gradient_at(items[i].full, 1, i), {mesh}, false);
   }
   int count = 0;
   const EventListener listener([&](const Event& e) { count += e.kind == Event::Kind::collective ? 1 : 0; });
@@ -210,7 +210,7 @@ TEST(Spread, WorkIsShared) {
 TEST(Spread, ShardLocalBlocksDiffer) {
   const at::Tensor start = Draw(1).normal({6, 5});
   // Detached, since the ranks would make the node of a shared leaf all at once.
-  const auto expected = expected_after({{start, kPlain, {}}}, shampoo(1024), 3)[0].detach();
+  const auto expected = expected_after({{start, kRegular, {}}}, shampoo(1024), 3)[0].detach();
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto part = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Shard(0)}).to_local().clone(); };
     const at::Tensor local = part(start).requires_grad_();
@@ -242,13 +242,13 @@ TEST(Spread, ShampooStateMovesBetweenLayouts) {
   OptimizerState saved;
   at::Tensor middle;
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
-    Training run{{place(square[0], square[0].whole, {mesh}).requires_grad_()}, nullptr};
+    Training run{{place(square[0], square[0].full, {mesh}).requires_grad_()}, nullptr};
     run.optimizer = shampoo(3, 2)(run.parameters);
     for (std::size_t step = 0; step < 4; ++step) step_placed(square, {mesh}, run, step);
     OptimizerState state = run.optimizer->state_dict();
-    for (auto& [name, tensor] : state.tensors) tensor = whole_of(tensor);
-    const at::Tensor whole = whole_of(run.parameters[0]);
-    if (mesh.world().rank() == 0) saved = state, middle = whole;
+    for (auto& [name, tensor] : state.tensors) tensor = full_of(tensor);
+    const at::Tensor full = full_of(run.parameters[0]);
+    if (mesh.world().rank() == 0) saved = state, middle = full;
   });
   const std::vector<Item> line{{middle, 0, {Shard(1)}}};
   on_mesh({3}, [&](const DeviceMesh& mesh) {
@@ -256,7 +256,7 @@ TEST(Spread, ShampooStateMovesBetweenLayouts) {
     run.optimizer = shampoo(3, 2)(run.parameters);
     run.optimizer->load_state_dict(saved);
     for (std::size_t step = 4; step < 6; ++step) step_placed(line, {mesh}, run, step);
-    expect_close(whole_of(run.parameters[0]), expected.detach(), "resumed", 1e-9);
+    expect_close(full_of(run.parameters[0]), expected.detach(), "resumed", 1e-9);
     EXPECT_THROW(shampoo(4, 2)(run.parameters)->load_state_dict(saved), c10::Error);  // another block size
   });
 }
@@ -266,12 +266,12 @@ TEST(Spread, ParametersMayMove) {
   const std::vector<Item> items{{Draw(1).normal({6, 5}), 0, {Shard(0)}}};
   const auto expected = expected_after(items, shampoo(3), 4)[0];
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    Training run{{place(items[0], items[0].whole, {mesh}).requires_grad_()}, nullptr};
+    Training run{{place(items[0], items[0].full, {mesh}).requires_grad_()}, nullptr};
     run.optimizer = shampoo(3)(run.parameters);
     for (std::size_t step = 0; step < 2; ++step) step_placed(items, {mesh}, run, step);
     DTensor(run.parameters[0]).redistribute_({Shard(1)});
     for (std::size_t step = 2; step < 4; ++step) step_placed(items, {mesh}, run, step);
-    expect_close(whole_of(run.parameters[0]), expected.detach(), "moved", 1e-9);
+    expect_close(full_of(run.parameters[0]), expected.detach(), "moved", 1e-9);
   });
 }
 
@@ -284,12 +284,12 @@ TEST(Spread, ParametersMayBeInAnyOrderOfMemory) {
     for (const Shape& shape : {Shape{1}, Shape{2}}) {
       on_mesh(shape, [&](const DeviceMesh& mesh) {
         Training run;
-        for (const Item& item : items) run.parameters.push_back(place(item, item.whole, {mesh}).requires_grad_());
+        for (const Item& item : items) run.parameters.push_back(place(item, item.full, {mesh}).requires_grad_());
         run.optimizer = make(run.parameters);
         for (std::size_t step = 0; step < 2; ++step) step_placed(items, {mesh}, run, step);
         for (std::size_t i = 0; i < items.size(); ++i) {
-          EXPECT_EQ(run.parameters[i].strides(), items[i].whole.strides());
-          expect_close(whole_of(run.parameters[i]), expected[i].detach(), "item " + std::to_string(i), 1e-9);
+          EXPECT_EQ(run.parameters[i].strides(), items[i].full.strides());
+          expect_close(full_of(run.parameters[i]), expected[i].detach(), "item " + std::to_string(i), 1e-9);
         }
       });
     }
@@ -332,7 +332,7 @@ TEST(Combined, MuonForMatricesAdamWForTheRest) {
     const auto again = muon_with_adamw({w}, {}, {b}, {});
     again->load_state_dict(optimizer->state_dict());
     EXPECT_EQ(again->lr(1), 0.5);
-    expect_close(again->state(w).at(0).second, whole_of(optimizer->state(w).at(0).second), "momentum");
+    expect_close(again->state(w).at(0).second, full_of(optimizer->state(w).at(0).second), "momentum");
   });
 }
 

@@ -91,10 +91,10 @@ TEST(State, WithoutMomentaOrGraftingIsWhole) {
   const at::Tensor p = trained({3, 2});
   const ShampooOptions bare{.beta1 = 0, .grafting = Grafting::none};
   Shampoo shampoo({p}, bare), again({p}, bare);
-  SGD plain({p}), with_momentum({p}, {.momentum = 0.9});
-  shampoo.step(), plain.step();
+  SGD regular({p}), with_momentum({p}, {.momentum = 0.9});
+  shampoo.step(), regular.step();
   EXPECT_EQ(error_of([&] { again.load_state_dict(shampoo.state_dict()); }), "no error");
-  EXPECT_EQ(error_of([&] { with_momentum.load_state_dict(plain.state_dict()); }), "no error");
+  EXPECT_EQ(error_of([&] { with_momentum.load_state_dict(regular.state_dict()); }), "no error");
 }
 
 // torch::optim::SGD counts no steps.
@@ -124,8 +124,8 @@ TEST(State, RootsThatWereNotTakenYetAreSavedAsOne) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const bool placed : {true, false}) {
       const auto put = [&](std::uint64_t seed) -> at::Tensor {
-        const at::Tensor whole = Draw(seed).normal({4, 3});
-        return placed ? at::Tensor(distribute_tensor(whole, mesh, {Shard(0)})) : whole;
+        const at::Tensor full = Draw(seed).normal({4, 3});
+        return placed ? at::Tensor(distribute_tensor(full, mesh, {Shard(0)})) : full;
       };
       const auto step = [&](Optimizer& optimizer, const at::Tensor& p, std::uint64_t number) {
         p.mutable_grad() = put(10 + number);
@@ -140,7 +140,7 @@ TEST(State, RootsThatWereNotTakenYetAreSavedAsOne) {
       Shampoo again({q}, {.frequency = 100, .start = 3});
       again.load_state_dict(optimizer.state_dict());
       step(optimizer, p, 5), step(again, q, 5);
-      expect_close(whole_of(q), whole_of(p), placed ? "placed" : "plain");
+      expect_close(full_of(q), full_of(p), placed ? "placed" : "plain");
     }
   });
 }

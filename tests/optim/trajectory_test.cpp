@@ -25,10 +25,10 @@ Trajectory run(const Config& config, at::ScalarType dtype, const Place& place, c
   result.losses.resize(all.size());
   for (int step = 0; step <= kSteps; ++step) {
     for (std::size_t j = 0; j < all.size(); ++j) {
-      const at::Tensor whole = whole_of(parameters[j]);
-      result.losses[j].push_back(all[j].loss(whole));
-      if (step == kSteps) result.final.push_back(whole);
-      parameters[j].mutable_grad() = place_gradient(j, all[j].gradient(whole));
+      const at::Tensor full = full_of(parameters[j]);
+      result.losses[j].push_back(all[j].loss(full));
+      if (step == kSteps) result.final.push_back(full);
+      parameters[j].mutable_grad() = place_gradient(j, all[j].gradient(full));
     }
     if (step < kSteps) optimizer->step();
   }
@@ -36,8 +36,8 @@ Trajectory run(const Config& config, at::ScalarType dtype, const Place& place, c
 }
 
 Trajectory one_device(const Config& config, at::ScalarType dtype) {
-  const auto plain = [](std::size_t, const at::Tensor& t) { return t.clone(); };
-  return run(config, dtype, plain, plain);
+  const auto regular = [](std::size_t, const at::Tensor& t) { return t.clone(); };
+  return run(config, dtype, regular, regular);
 }
 
 void expect_near(const std::vector<double>& actual, const nlohmann::json& expected, double tolerance,
@@ -87,9 +87,9 @@ void check_layout(const Config& config, at::ScalarType dtype, const Shape& mesh_
     }
     const Place place = [&](std::size_t j, const at::Tensor& t) { return distribute_tensor(t, mesh, placements[j]); };
     const Place place_gradient = [&](std::size_t j, const at::Tensor& t) {
-      auto plain = placements[j];
-      for (auto& p : plain) p = p.as_storage(false);
-      return distribute_tensor(t, mesh, plain);
+      auto regular = placements[j];
+      for (auto& p : regular) p = p.as_storage(false);
+      return distribute_tensor(t, mesh, regular);
     };
     std::string what = config.name;
     for (const auto& p : placements) what += " " + to_string(p);

@@ -264,7 +264,7 @@ TEST(OtherDevice, CheckedComparesOneOfAutogradsThreads) {
 }
 
 // Parameters, gradients and states in host memory.
-struct Places {
+struct Positions {
   bool on_host(const at::Tensor& t) const { return DTensor(t).to_local().is_cpu(); }
   std::int64_t local_numel(const at::Tensor& t) const { return DTensor(t.detach()).to_local().numel(); }
   void expect_on_host(const Net& net) const {
@@ -282,7 +282,7 @@ TEST(CpuOffload, TrainsAsOneDevice) {
     for (const bool reshard : {true, false}) {
       on_device_mesh(shape, [&](const DeviceMesh& mesh) {
         expect_trains(mesh, {.options = {.reshard_after_forward = reshard, .cpu_offload = true}},
-                      [](const Net& net) { Places().expect_on_host(net); });
+                      [](const Net& net) { Positions().expect_on_host(net); });
       });
     }
   }

@@ -51,17 +51,17 @@ TEST(DeviceRanks, DevicesAreNotMixed) {
     const auto lists = error_of([&] { world.all_gather_list({here, there, here, there}, {here, there}); });
     EXPECT_NE(lists.find("all_gather: tensors on cpu and on fake:0 in one call"), std::string::npos) << lists;
   });
-  std::string parted;
+  std::string diverged;
   try {
     run_local(2, [](const Communicator& world) {
       const at::Tensor here = at::ones({4});
       world.all_reduce(world.rank() == 0 ? here : on_fake(here), ReduceOp::sum).wait();
     });
   } catch (const CommError& error) {
-    parted = error.what();
+    diverged = error.what();
   }
-  EXPECT_NE(parted.find("ranks disagree"), std::string::npos) << parted;
-  EXPECT_NE(parted.find("Float [4] on fake:0)"), std::string::npos) << parted;
+  EXPECT_NE(diverged.find("ranks disagree"), std::string::npos) << diverged;
+  EXPECT_NE(diverged.find("Float [4] on fake:0)"), std::string::npos) << diverged;
 }
 
 // A device whose memory is the host's is served as the CPU is.

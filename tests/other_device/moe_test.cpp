@@ -34,8 +34,8 @@ Passes run(const MoeOptions& options, DispatchKind kind) {
       if (mesh.world().rank() == 0) result.host_reads = fake::host_reads;
       mesh.world().barrier();
     }
-    const auto whole = host_value(y), grad = host_value(x.grad());
-    if (mesh.world().rank() == 0) result.y = whole, result.grad = grad;
+    const auto full = host_value(y), grad = host_value(x.grad());
+    if (mesh.world().rank() == 0) result.y = full, result.grad = grad;
   });
   return result;
 }
@@ -48,10 +48,10 @@ MoeOptions options_with(RouterChoice choice, bool scales) {
 }
 
 void expect_one_device(const Passes& got, const MoeOptions& options) {
-  MixtureOfExperts plain(options);
-  fill(plain, 3);
+  MixtureOfExperts regular(options);
+  fill(regular, 3);
   const auto x = Draw(7).normal({8, 8}).requires_grad_();
-  const auto y = plain.forward(x);
+  const auto y = regular.forward(x);
   y.square().sum().backward();
   expect_close(got.y, y.detach(), "y");
   expect_close(got.grad, x.grad(), "gradient of x");
@@ -98,13 +98,13 @@ TEST(OtherDevice, PaddedGroupsReadNoCounts) {
       mesh.world().barrier();
       if (mesh.world().rank() == 0) reads = fake::host_reads.load();
       mesh.world().barrier();
-      const auto whole = host_value(y);
-      if (mesh.world().rank() == 0) got = whole;
+      const auto full = host_value(y);
+      if (mesh.world().rank() == 0) got = full;
     });
     EXPECT_EQ(reads, ranks == 1 ? 0 : ranks);
-    MixtureOfExperts plain(small_options(at::kFloat));
-    fill(plain, 3);
-    expect_close(got, plain.forward(Draw(7).normal({8, 8}, at::kFloat)).detach(), "y", 1e-5);
+    MixtureOfExperts regular(small_options(at::kFloat));
+    fill(regular, 3);
+    expect_close(got, regular.forward(Draw(7).normal({8, 8}, at::kFloat)).detach(), "y", 1e-5);
   }
 }
 

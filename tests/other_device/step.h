@@ -52,35 +52,35 @@ struct Training {
 // Losses, norms and parameters; `check` looks at the model after each backward pass.
 inline void expect_trains(const DeviceMesh& mesh, const Training& how,
                           const std::function<void(const Net&)>& check = {}) {
-  Net plain(how.seed), net(how.seed);
+  Net regular(how.seed), net(how.seed);
   const auto units = store(net, mesh, how.stored, how.options);
-  AdamW expected_optimizer(tensors_of(plain)), optimizer(tensors_of(net));
+  AdamW expected_optimizer(tensors_of(regular)), optimizer(tensors_of(net));
   const Placements batch(static_cast<std::size_t>(mesh.ndim()), Shard(0));
   for (int i = 0; i < how.steps * how.accumulate; ++i) {
-    const auto d = data(plain, how.seed * 31 + static_cast<std::uint64_t>(i), 5);
+    const auto d = data(regular, how.seed * 31 + static_cast<std::uint64_t>(i), 5);
     const bool last = (i + 1) % how.accumulate == 0;
     std::optional<NoGradientSync> off;
     std::optional<NoReplicaSync> replicas_off;
     if (!last) how.replicas_only ? static_cast<void>(replicas_off.emplace()) : static_cast<void>(off.emplace());
-    const auto expected = plain.loss(d.x, d.ids);
+    const auto expected = regular.loss(d.x, d.ids);
     const auto loss = net.loss(distribute_tensor(d.x, mesh, batch), distribute_tensor(d.ids, mesh, batch));
     expected.backward();
     loss.backward();
     expect_close(host_value(loss), expected.detach(), "loss " + std::to_string(i));
     if (check) check(net);
     if (!last) continue;
-    const auto want = clip_grad_norm_(tensors_of(plain), 0.5), norm = clip_grad_norm_(tensors_of(net), 0.5);
+    const auto want = clip_grad_norm_(tensors_of(regular), 0.5), norm = clip_grad_norm_(tensors_of(net), 0.5);
     expect_close(norm.cpu(), want, "norm");
     for (const auto& name : net.names) {
-      ASSERT_EQ(net.p[name].grad().defined(), plain.p[name].grad().defined()) << name;
-      if (plain.p[name].grad().defined()) expect_close(host_value(net.p[name].grad()), plain.p[name].grad(), name);
+      ASSERT_EQ(net.p[name].grad().defined(), regular.p[name].grad().defined()) << name;
+      if (regular.p[name].grad().defined()) expect_close(host_value(net.p[name].grad()), regular.p[name].grad(), name);
     }
     expected_optimizer.step();
     optimizer.step();
     expected_optimizer.zero_grad();
     optimizer.zero_grad();
   }
-  for (const auto& name : net.names) expect_close(host_value(net.p[name]), plain.p[name].detach(), name);
+  for (const auto& name : net.names) expect_close(host_value(net.p[name]), regular.p[name].detach(), name);
 }
 
 }  // namespace dtensor::test

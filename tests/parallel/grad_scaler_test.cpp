@@ -79,8 +79,8 @@ TEST(GradScaler, ThousandsOfOverflowsLeaveAScale) {
   }
 }
 
-at::Tensor with_gradient(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
-  const at::Tensor p = distribute_tensor(whole, mesh, placements).requires_grad_();
+at::Tensor with_gradient(const at::Tensor& full_tensor, const DeviceMesh& mesh, const Placements& placements) {
+  const at::Tensor p = distribute_tensor(full_tensor, mesh, placements).requires_grad_();
   p.mutable_grad() = p.detach() * 16;
   return p;
 }
@@ -95,9 +95,9 @@ TEST(GradScaler, AnOverflowIsHeardOnMeshesApartAndBesidePlainParameters) {
       const at::Tensor b = with_gradient(at::ones({4}), second, {Shard(0)});
       if (poison && world.rank() == 3) DTensor(b.grad()).to_local().fill_(std::nan(""));
       EXPECT_EQ(GradScaler().unscale_({a, b}), !poison) << "rank " << world.rank();
-      const at::Tensor plain = at::ones({2}).requires_grad_();
-      plain.mutable_grad() = at::ones({2});
-      EXPECT_EQ(GradScaler().unscale_({plain, b}), !poison) << "rank " << world.rank();
+      const at::Tensor regular = at::ones({2}).requires_grad_();
+      regular.mutable_grad() = at::ones({2});
+      EXPECT_EQ(GradScaler().unscale_({regular, b}), !poison) << "rank " << world.rank();
     }
   });
 }
@@ -152,12 +152,12 @@ TEST(GradScaler, AGradientThatOneStageRefusesIsRefusedByAllRanksOfTheMesh) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {4}), last = device_mesh(world, at::kCPU, {2, 3}, {2});
     const at::Tensor own = distribute_tensor(at::ones({4}), last, {Replicate()}).requires_grad_();
     if (last.is_member()) own.mutable_grad() = DTensor::from_local(at::full({4}, 8.f), last, {Partial()}, {4});
-    const at::Tensor plain = at::ones({2}).requires_grad_();
-    plain.mutable_grad() = at::full({2}, 16.f);
+    const at::Tensor regular = at::ones({2}).requires_grad_();
+    regular.mutable_grad() = at::full({2}, 16.f);
     GradScaler scaler({.init_scale = 8, .mesh = mesh});
-    const std::string error = test::error_of([&] { scaler.unscale_({last.is_member() ? own : plain}); });
+    const std::string error = test::error_of([&] { scaler.unscale_({last.is_member() ? own : regular}); });
     EXPECT_NE(error.find("not reduced yet"), std::string::npos) << error;
-    test::expect_close(plain.grad(), at::full({2}, 16.f), "as it was");
+    test::expect_close(regular.grad(), at::full({2}, 16.f), "as it was");
   });
 }
 

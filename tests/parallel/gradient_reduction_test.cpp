@@ -30,15 +30,15 @@ Sums make_sums(Draw& draw, int count, at::ScalarType dtype = at::kDouble) {
   return sums;
 }
 
-Sums placed(const Sums& plain, const DeviceMesh& mesh, const std::vector<Placements>& placements) {
+Sums placed(const Sums& regular, const DeviceMesh& mesh, const std::vector<Placements>& placements) {
   Sums sums;
-  for (std::size_t i = 0; i < plain.leaves.size(); ++i) {
-    sums.leaves.push_back(distribute_tensor(plain.leaves[i].detach(), mesh, placements[i]).requires_grad_());
+  for (std::size_t i = 0; i < regular.leaves.size(); ++i) {
+    sums.leaves.push_back(distribute_tensor(regular.leaves[i].detach(), mesh, placements[i]).requires_grad_());
   }
   return sums;
 }
 
-std::vector<Placements> whole(const DeviceMesh& mesh, std::size_t count) {
+std::vector<Placements> full_tensor(const DeviceMesh& mesh, std::size_t count) {
   return std::vector<Placements>(count, Placements(static_cast<std::size_t>(mesh.ndim())));
 }
 
@@ -57,20 +57,20 @@ RC_GTEST_PROP(LeafReduction, AnyPlacementsAndAnyPassesEqualOneDevice, ()) {
   const auto shape = *rc::gen::elementOf(mesh_shapes());
   on_mesh(shape, [&](const DeviceMesh& mesh) {
     Draw draw(seed);
-    const auto plain = make_sums(draw, 4);
+    const auto regular = make_sums(draw, 4);
     std::vector<Placements> placements;
     for (int i = 0; i < 4; ++i) placements.push_back(draw.placements(mesh, 1, false));
-    const auto split = placed(plain, mesh, placements);
+    const auto split = placed(regular, mesh, placements);
     const at::Tensor x = draw.normal({draw.integer(1, 7), 6}),
                      on = distribute_tensor(x, mesh, draw.placements(mesh, 1));
     for (int pass = 0; pass < 4; ++pass) {
       const bool recompute = draw.coin(), twice = draw.coin();
       std::optional<NoGradientSync> off;
       if (pass < 3 && draw.coin()) off.emplace();
-      const auto expected = plain.loss(x), loss = split.loss(on, recompute);
+      const auto expected = regular.loss(x), loss = split.loss(on, recompute);
       if (twice) torch::autograd::backward({expected}, {}, true), torch::autograd::backward({loss}, {}, true);
       torch::autograd::backward({expected}, {}), torch::autograd::backward({loss}, {});
-      if (!off) expect_reduced(split, plain, c10::str("seed ", seed, " pass ", pass, " leaf "));
+      if (!off) expect_reduced(split, regular, c10::str("seed ", seed, " pass ", pass, " leaf "));
     }
   });
   RC_ASSERT(!::testing::Test::HasFailure());
@@ -80,8 +80,8 @@ TEST(LeafReduction, OneCollectiveForAllLeavesOfAPass) {
   for (const Shape& shape : {Shape{2}, Shape{3}, Shape{2, 2}}) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       Draw draw(1);
-      const auto plain = make_sums(draw, 9);
-      const auto split = placed(plain, mesh, whole(mesh, 9));
+      const auto regular = make_sums(draw, 9);
+      const auto split = placed(regular, mesh, full_tensor(mesh, 9));
       const at::Tensor x = draw.normal({8, 6}), on = distribute_tensor(x, mesh, Placements(shape.size(), Shard(0)));
       for (const bool recompute : {false, true}) {
         const auto loss = split.loss(on, recompute);
@@ -89,8 +89,8 @@ TEST(LeafReduction, OneCollectiveForAllLeavesOfAPass) {
         loss.backward();
         EXPECT_EQ(comms.total("", Phase::backward).calls, 1) << comms.table();
       }
-      for (int i = 0; i < 2; ++i) plain.loss(x).backward();
-      expect_reduced(split, plain, "leaf ");
+      for (int i = 0; i < 2; ++i) regular.loss(x).backward();
+      expect_reduced(split, regular, "leaf ");
     });
   }
 }
@@ -114,7 +114,7 @@ TEST(LeafReduction, ManyBytesDoNotWaitForMore) {
 TEST(LeafReduction, ManyBytesOnOverlappingMeshesAreReducedAtTheSameMoments) {
   run_local(4, [](const Communicator& world) {
     const std::int64_t size = 4 << 20;  // of floats: 16 MiB
-    const auto part = init_device_mesh(world, at::kCPU, {2}), whole = init_device_mesh(world, at::kCPU, {4});
+    const auto part = init_device_mesh(world, at::kCPU, {2}), full_tensor = init_device_mesh(world, at::kCPU, {4});
     const auto leaf_on = [&](const DeviceMesh& mesh) {
       return at::Tensor(zeros({size}, mesh, {Replicate()})).requires_grad_();
     };
@@ -124,8 +124,8 @@ TEST(LeafReduction, ManyBytesOnOverlappingMeshesAreReducedAtTheSameMoments) {
     const auto a = leaf_on(part);
     std::vector<at::Tensor> leaves, losses;
     for (int i = 0; i < 4; ++i) {
-      leaves.push_back(leaf_on(whole));
-      losses.push_back(loss_of(leaves.back(), whole));
+      leaves.push_back(leaf_on(full_tensor));
+      losses.push_back(loss_of(leaves.back(), full_tensor));
     }
     losses.push_back(loss_of(a, part));
     torch::autograd::backward(losses, {});
@@ -163,9 +163,9 @@ TEST(LeafReduction, GradientsThatAreAskedForDoNotWait) {
   for (const bool create_graph : {false, true}) {
     on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
       Draw draw(3);
-      const auto plain = make_sums(draw, 3), split = placed(plain, mesh, whole(mesh, 3));
+      const auto regular = make_sums(draw, 3), split = placed(regular, mesh, full_tensor(mesh, 3));
       const at::Tensor x = draw.normal({5, 6}), on = distribute_tensor(x, mesh, {Shard(0), Replicate()});
-      const auto want = torch::autograd::grad({plain.loss(x)}, plain.leaves, {}, true, create_graph);
+      const auto want = torch::autograd::grad({regular.loss(x)}, regular.leaves, {}, true, create_graph);
       const auto have = torch::autograd::grad({split.loss(on)}, split.leaves, {}, true, create_graph);
       for (std::size_t i = 0; i < 3; ++i) {
         EXPECT_FALSE(split.leaves[i].grad().defined());
@@ -175,7 +175,7 @@ TEST(LeafReduction, GradientsThatAreAskedForDoNotWait) {
       if (!create_graph) return;
       (want[0].square().sum() + want[1].sum()).backward();
       (have[0].square().sum() + have[1].sum()).backward();
-      for (std::size_t i = 0; i < 2; ++i) expect_close(split.leaves[i].grad(), plain.leaves[i].grad(), "second");
+      for (std::size_t i = 0; i < 2; ++i) expect_close(split.leaves[i].grad(), regular.leaves[i].grad(), "second");
     });
   }
 }
@@ -183,7 +183,7 @@ TEST(LeafReduction, GradientsThatAreAskedForDoNotWait) {
 TEST(LeafReduction, BackwardWithAGraphAndForSomeLeavesOnly) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Draw draw(3);
-    const auto plain = make_sums(draw, 3), split = placed(plain, mesh, whole(mesh, 3));
+    const auto regular = make_sums(draw, 3), split = placed(regular, mesh, full_tensor(mesh, 3));
     const at::Tensor x = draw.normal({5, 6}), on = distribute_tensor(x, mesh, {Shard(0)});
     const auto run = [](const Sums& sums, const at::Tensor& in) {
       torch::autograd::backward({sums.loss(in)}, {}, true, false, {sums.leaves[0], sums.leaves[2]});
@@ -191,11 +191,11 @@ TEST(LeafReduction, BackwardWithAGraphAndForSomeLeavesOnly) {
       torch::autograd::backward({sums.loss(in)}, {}, true, true);
       torch::autograd::backward({sums.leaves[1].grad().square().sum()}, {}, true);
     };
-    run(plain, x);
+    run(regular, x);
     run(split, on);
-    expect_reduced(split, plain, "leaf ");
+    expect_reduced(split, regular, "leaf ");
     // A gradient with a graph keeps its leaf, which keeps it.
-    for (const Sums* sums : {&plain, &split}) {
+    for (const Sums* sums : {&regular, &split}) {
       for (const at::Tensor& leaf : sums->leaves) leaf.mutable_grad().reset();
     }
   });
@@ -205,9 +205,9 @@ TEST(LeafReduction, BackwardWithAGraphAndForSomeLeavesOnly) {
 TEST(LeafReduction, AfterAPassThatThrew) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Draw draw(3);
-    const auto plain = make_sums(draw, 3), split = placed(plain, mesh, whole(mesh, 3));
+    const auto regular = make_sums(draw, 3), split = placed(regular, mesh, full_tensor(mesh, 3));
     const at::Tensor x = draw.normal({5, 6}), on = distribute_tensor(x, mesh, {Shard(0)});
-    plain.loss(x).backward();
+    regular.loss(x).backward();
     split.loss(on).backward();
     {
       const auto source = distribute_tensor(draw.normal({6}), mesh, {Replicate()}).requires_grad_();
@@ -216,17 +216,17 @@ TEST(LeafReduction, AfterAPassThatThrew) {
       // The nodes made last run first.
       EXPECT_THROW((on * last + on * split.leaves[0] * split.leaves[1]).sum().backward(), c10::Error);
     }
-    expect_reduced(split, plain, "kept ");
-    plain.loss(x).backward();
+    expect_reduced(split, regular, "kept ");
+    regular.loss(x).backward();
     split.loss(on).backward();
-    expect_reduced(split, plain, "next ");
+    expect_reduced(split, regular, "next ");
   });
 }
 
 TEST(LeafReduction, HooksSeeTheReducedGradientOnce) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Draw draw(3);
-    const auto split = placed(make_sums(draw, 2), mesh, whole(mesh, 2));
+    const auto split = placed(make_sums(draw, 2), mesh, full_tensor(mesh, 2));
     std::vector<Placements> seen;
     for (const auto& leaf : split.leaves) {
       set_gradient_ready_hook(DTensor(leaf), [&](const DTensor& w) { seen.push_back(DTensor(w.grad()).placements()); });

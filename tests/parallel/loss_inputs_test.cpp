@@ -44,9 +44,9 @@ TEST(LinearCrossEntropy, OfATiedWeightHasItsGradientWithAGraph) {
       const at::Tensor first = torch::autograd::grad({loss}, {w}, {}, true, true)[0];
       return std::pair(first.detach(), torch::autograd::grad({first.square().sum()}, {w})[0]);
     };
-    const at::Tensor plain = words.clone().requires_grad_();
+    const at::Tensor regular = words.clone().requires_grad_();
     const auto wanted =
-        both(plain, at::cross_entropy_loss(at::linear(at::embedding(plain, ids).tanh(), plain), targets));
+        both(regular, at::cross_entropy_loss(at::linear(at::embedding(regular, ids).tanh(), regular), targets));
     for (const Placement& where : {Replicate(), Shard(0)}) {
       const at::Tensor w = distribute_tensor(words, mesh, {where}).requires_grad_();
       const at::Tensor hidden = at::embedding(w, distribute_tensor(ids, mesh, {Shard(0)})).tanh();
@@ -107,8 +107,9 @@ TEST(CrossEntropy, RanksOutsideTheMeshTakeNoPart) {
     const DeviceMesh mesh = device_mesh(world, at::kCPU, {0, 1}, {2}), last = device_mesh(world, at::kCPU, {2}, {1});
     test::Draw draw(5);
     const at::Tensor h = draw.normal({4, 3}), w = draw.normal({5, 3}), targets = draw.integers({4}, 5);
-    const at::Tensor plain_h = h.clone().requires_grad_(), plain_w = w.clone().requires_grad_();
-    const at::Tensor expected = at::cross_entropy_loss(at::linear(plain_h, plain_w), targets, {}, at::Reduction::None);
+    const at::Tensor regular_h = h.clone().requires_grad_(), regular_w = w.clone().requires_grad_();
+    const at::Tensor expected =
+        at::cross_entropy_loss(at::linear(regular_h, regular_w), targets, {}, at::Reduction::None);
     (expected.sum() + expected.mean()).backward();
     for (const bool linear : {false, true}) {
       const at::Tensor hidden = distribute_tensor(h, last, {Replicate()}).requires_grad_();
@@ -123,8 +124,8 @@ TEST(CrossEntropy, RanksOutsideTheMeshTakeNoPart) {
       EXPECT_EQ(each.sizes(), at::IntArrayRef({4}));
       EXPECT_EQ(mean.dim(), 0);
       (each.sum() + mean).backward();
-      if (mesh.is_member()) test::expect_close(weight.grad(), plain_w.grad(), "weight");
-      if (last.is_member()) test::expect_close(hidden.grad(), plain_h.grad(), "hidden");
+      if (mesh.is_member()) test::expect_close(weight.grad(), regular_w.grad(), "weight");
+      if (last.is_member()) test::expect_close(hidden.grad(), regular_h.grad(), "hidden");
     }
   });
 }

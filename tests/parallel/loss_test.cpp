@@ -68,8 +68,8 @@ TEST(CrossEntropy, EqualsPlainOnEveryLayout) {
         const Case c = draw_case(draw, classes);
         const at::Tensor values = draw.normal({b, s, classes}) * 3, targets = draw_targets(draw, {b, s}, classes, c);
         const at::Tensor share = draw.normal({b, s});
-        const at::Tensor plain = values.clone().requires_grad_();
-        const at::Tensor expected = reference(plain.flatten(0, 1), targets.flatten(), c.options);
+        const at::Tensor regular = values.clone().requires_grad_();
+        const at::Tensor expected = reference(regular.flatten(0, 1), targets.flatten(), c.options);
         total(expected, share.flatten()).backward();
         const Placements placements = draw.placements(mesh, 3);
         const std::string what = text(mesh, placements, c);
@@ -79,7 +79,7 @@ TEST(CrossEntropy, EqualsPlainOnEveryLayout) {
         const at::Tensor loss = cross_entropy(logits, targets, c.options);
         test::expect_close(loss.detach(), expected.detach().view(loss.sizes()), what);
         total(loss, share).backward();
-        test::expect_close(leaf.grad(), plain.grad(), "gradient " + what);
+        test::expect_close(leaf.grad(), regular.grad(), "gradient " + what);
       }
     });
   }
@@ -94,8 +94,9 @@ TEST(LinearCrossEntropy, EqualsPlainInChunks) {
         const Case c = draw_case(draw, classes);
         const at::Tensor h = draw.normal({b, s, 4}), w = draw.normal({classes, 4});
         const at::Tensor targets = draw_targets(draw, {b, s}, classes, c), share = draw.normal({b, s});
-        const at::Tensor plain_h = h.clone().requires_grad_(), plain_w = w.clone().requires_grad_();
-        const at::Tensor expected = reference(at::linear(plain_h, plain_w).flatten(0, 1), targets.flatten(), c.options);
+        const at::Tensor regular_h = h.clone().requires_grad_(), regular_w = w.clone().requires_grad_();
+        const at::Tensor expected =
+            reference(at::linear(regular_h, regular_w).flatten(0, 1), targets.flatten(), c.options);
         total(expected, share.flatten()).backward();
         const Placements hidden_at = draw.placements(mesh, 3, false);
         Placements weight_at = draw.placements(mesh, 2, false);
@@ -106,8 +107,8 @@ TEST(LinearCrossEntropy, EqualsPlainInChunks) {
         const at::Tensor loss = linear_cross_entropy(hidden, weight, targets, c.options, draw.integer(1, 6));
         test::expect_close(loss.detach(), expected.detach().view(loss.sizes()), what);
         total(loss, share).backward();
-        test::expect_close(hidden.grad(), plain_h.grad(), "hidden " + what);
-        test::expect_close(weight.grad(), plain_w.grad(), "weight " + what);
+        test::expect_close(hidden.grad(), regular_h.grad(), "hidden " + what);
+        test::expect_close(weight.grad(), regular_w.grad(), "weight " + what);
         EXPECT_EQ(DTensor(weight.grad()).placements().size(), weight_at.size());
       }
     });
@@ -138,20 +139,20 @@ TEST(CrossEntropy, GradientsOfGradientsEqualPlain) {
         const at::Tensor h = draw.normal({b, s, 4}), w = draw.normal({classes, 4}), share = draw.normal({b, s});
         const at::Tensor targets = draw_targets(draw, {b, s}, classes, c);
         const bool linear = draw.coin();
-        const Twice plain{{h.clone().requires_grad_(), w.clone().requires_grad_()},
-                          {draw.normal({b, s, 4}), draw.normal({classes, 4})}};
+        const Twice regular{{h.clone().requires_grad_(), w.clone().requires_grad_()},
+                            {draw.normal({b, s, 4}), draw.normal({classes, 4})}};
         const Placements hidden_at = draw.placements(mesh, 3, false), weight_at = draw.placements(mesh, 2, false);
         const Twice split{{distribute_tensor(h, mesh, hidden_at).requires_grad_(),
                            distribute_tensor(w, mesh, weight_at).requires_grad_()},
-                          plain.shares};
+                          regular.shares};
         const auto logits = [](const Twice& t) { return at::linear(t.leaves[0], t.leaves[1]); };
-        plain.run(total(reference(logits(plain).flatten(0, 1), targets.flatten(), c.options), share.flatten()));
+        regular.run(total(reference(logits(regular).flatten(0, 1), targets.flatten(), c.options), share.flatten()));
         const at::Tensor loss = linear ? linear_cross_entropy(split.leaves[0], split.leaves[1], targets, c.options, 3)
                                        : cross_entropy(logits(split), targets, c.options);
         split.run(total(loss, share));
         const std::string what = to_string(hidden_at) + to_string(weight_at) + text(mesh, {}, c);
         for (std::size_t i = 0; i < 2; ++i) {
-          test::expect_close(split.leaves[i].grad(), plain.leaves[i].grad(), what, 1e-8);
+          test::expect_close(split.leaves[i].grad(), regular.leaves[i].grad(), what, 1e-8);
         }
       }
     });
@@ -211,8 +212,8 @@ TEST(AtenCrossEntropy, EqualsPlainOnShardedClasses) {
         Case c = draw_case(draw, classes);
         c.options.z_loss = 0;
         const at::Tensor values = draw.normal({tokens, classes}), targets = draw_targets(draw, {tokens}, classes, c);
-        const at::Tensor share = draw.normal({tokens}), plain = values.clone().requires_grad_();
-        const at::Tensor expected = reference(plain, targets, c.options);
+        const at::Tensor share = draw.normal({tokens}), regular = values.clone().requires_grad_();
+        const at::Tensor expected = reference(regular, targets, c.options);
         total(expected, share).backward();
         Placements at_classes(shape.size(), Shard(0));
         at_classes.back() = Shard(1);
@@ -220,7 +221,7 @@ TEST(AtenCrossEntropy, EqualsPlainOnShardedClasses) {
         const at::Tensor loss = reference(logits, targets, c.options);
         test::expect_close(loss.detach(), expected.detach(), text(mesh, at_classes, c));
         total(loss, share).backward();
-        test::expect_close(logits.grad(), plain.grad(), "gradient " + text(mesh, at_classes, c));
+        test::expect_close(logits.grad(), regular.grad(), "gradient " + text(mesh, at_classes, c));
       }
     });
   }

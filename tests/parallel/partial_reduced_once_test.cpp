@@ -17,7 +17,7 @@ TEST(ReduceOnce, ForEveryReaderForwardAndBackward) {
   for (const auto& shape : {test::Shape{2}, test::Shape{2, 2}}) {
     test::on_mesh(shape, [](const DeviceMesh& mesh) {
       test::Draw draw(4);
-      const at::Tensor share = draw.normal({3, 4}), whole = (share * mesh.size()).requires_grad_();
+      const at::Tensor share = draw.normal({3, 4}), full = (share * mesh.size()).requires_grad_();
       const at::Tensor w = distribute_tensor(at::ones({}, at::kDouble), mesh, Placements(mesh.ndim())).requires_grad_();
       const at::Tensor x = partial(mesh, share) * w;
       const CommDebugMode comms;
@@ -25,11 +25,11 @@ TEST(ReduceOnce, ForEveryReaderForwardAndBackward) {
       y.sum().backward();
       EXPECT_EQ(comms.total("all_reduce", Phase::forward).calls, 1) << comms.table();
       EXPECT_EQ(comms.total("", Phase::backward).calls, 1) << comms.table();  // the gradient of the number w
-      const at::Tensor plain = (whole.detach() * 1).requires_grad_();
-      const at::Tensor expected = at::gelu(plain) + at::exp(plain) * plain;
+      const at::Tensor regular = (full.detach() * 1).requires_grad_();
+      const at::Tensor expected = at::gelu(regular) + at::exp(regular) * regular;
       expected.sum().backward();
       test::expect_close(y.detach(), expected.detach(), "value");
-      test::expect_close(w.grad(), (plain.grad() * whole.detach()).sum(), "gradient");
+      test::expect_close(w.grad(), (regular.grad() * full.detach()).sum(), "gradient");
     });
   }
 }

@@ -69,8 +69,8 @@ TEST(PlanScopes, ASegmentIsRecomputedUnderThePlansOfItsForward) {
       none.sum().backward();
       both.sum().backward();
     }
-    const Placements split{Shard(0), Shard(1)}, whole(2);
-    EXPECT_EQ(seen, (std::vector<Placements>{split, whole, whole, split}));
+    const Placements split{Shard(0), Shard(1)}, full(2);
+    EXPECT_EQ(seen, (std::vector<Placements>{split, full, full, split}));
   });
 }
 

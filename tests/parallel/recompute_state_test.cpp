@@ -142,17 +142,17 @@ TEST(Checkpoint, FactoriesAndRowsOfTheBatchAreThoseOfTheFirstRun) {
     };
     check("rows", in_scopes(mask));
     check("factories", in_scopes(draw));
-    bool plain = true;
+    bool regular = true;
     const at::Tensor outside = checkpoint(
         [&](const at::Tensor& t) {
-          plain = plain && !is_dtensor(at::ones({8}));
+          regular = regular && !is_dtensor(at::ones({8}));
           return mask(t);
         },
         x);
     const MicrobatchRandomGuard rows({4, 4, 8});
     const MeshScope scope(mesh);
     check("scopes of backward", outside);
-    EXPECT_TRUE(plain);
+    EXPECT_TRUE(regular);
     EXPECT_TRUE(is_dtensor(at::ones({8})));
   });
 }
@@ -204,8 +204,8 @@ TEST(Checkpoint, AnInputThatASegmentKeepsHasItsOwnGradientAfterwards) {
 // A mask or a weight that the segment hands on: tensors of the model, which are the same in the next step.
 TEST(Checkpoint, WhatASegmentCapturesMayBeItsResult) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
-    const at::Tensor values = test::Draw(1).normal({4, 3}), plain = test::Draw(2).normal({3, 3}).requires_grad_();
-    const at::Tensor w = distribute_tensor(plain.detach(), mesh, {Shard(0).as_storage()}).requires_grad_();
+    const at::Tensor values = test::Draw(1).normal({4, 3}), regular = test::Draw(2).normal({3, 3}).requires_grad_();
+    const at::Tensor w = distribute_tensor(regular.detach(), mesh, {Shard(0).as_storage()}).requires_grad_();
     const at::Tensor mask = distribute_tensor(at::ones({3}, at::kDouble) * 2, mesh, {Replicate()});
     const at::Tensor x = distribute_tensor(values, mesh, {Shard(0)}).requires_grad_();
     const auto segment = [](const at::Tensor& in, const at::Tensor& weight, const at::Tensor& scale) {
@@ -215,10 +215,10 @@ TEST(Checkpoint, WhatASegmentCapturesMayBeItsResult) {
       return (r[0] * r[2]).sum() + r[1].square().sum() + r[3].sum();
     };
     for (int step = 0; step < 2; ++step) {
-      loss_of(segment(values, plain, at::ones({3}, at::kDouble) * 2)).backward();
+      loss_of(segment(values, regular, at::ones({3}, at::kDouble) * 2)).backward();
       loss_of(checkpoint([&](const std::vector<at::Tensor>& in) { return segment(in[0], w, mask); }, {x})).backward();
       EXPECT_TRUE(w.is_leaf() && mask.is_leaf() && !mask.requires_grad());
-      test::expect_close(w.grad(), plain.grad(), c10::str("step ", step));
+      test::expect_close(w.grad(), regular.grad(), c10::str("step ", step));
     }
   });
 }

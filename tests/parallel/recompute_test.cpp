@@ -28,7 +28,7 @@ struct Result {
   std::int64_t calls = 0;  // collectives
 };
 
-enum class How { plain, whole, keeps, nested };
+enum class How { regular, full, keeps, nested };
 
 Result run(const DeviceMesh& mesh, How how) {
   manual_seed(mesh, 1);
@@ -53,8 +53,8 @@ Result run(const DeviceMesh& mesh, How how) {
   };
   const CommDebugMode comms;
   at::Tensor y;
-  if (how == How::plain) y = body(x * 1);
-  if (how == How::whole) y = checkpoint(body, x * 1);
+  if (how == How::regular) y = body(x * 1);
+  if (how == How::full) y = checkpoint(body, x * 1);
   if (how == How::keeps) y = checkpoint(body, x * 1, {.keep = {"aten::mm", "aten::addmm"}});
   if (how == How::nested) y = checkpoint(nested, x * 1, {.keep = {"aten::addmm"}});
   y.square().sum().backward();
@@ -67,8 +67,8 @@ TEST(Checkpoint, GradientsAreTheSameToTheLastBit) {
   for (const auto& shape : {test::Shape{1, 1}, test::Shape{1, 2}, test::Shape{2, 1}, test::Shape{2, 2}}) {
     run_local(test::count(shape), [&](Communicator world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape, {"dp", "tp"});
-      const Result expected = run(mesh, How::plain);
-      for (const How how : {How::whole, How::keeps, How::nested}) {
+      const Result expected = run(mesh, How::regular);
+      for (const How how : {How::full, How::keeps, How::nested}) {
         const Result actual = run(mesh, how);
         EXPECT_EQ(actual.random, expected.random);
         for (std::size_t i = 0; i < expected.grads.size(); ++i) {
@@ -96,8 +96,8 @@ TEST(Checkpoint, WhatIsBeforeASegmentHasItsGradient) {
   const auto segment = [](const std::vector<at::Tensor>& in) {
     return std::vector{at::mm(at::gelu(at::mm(in[0], in[1])), in[2])};
   };
-  at::Tensor plain = scale.clone().requires_grad_();
-  loss(segment({x * plain, up, down})[0]).backward();
+  at::Tensor regular = scale.clone().requires_grad_();
+  loss(segment({x * regular, up, down})[0]).backward();
   test::on_mesh({2}, [&](const DeviceMesh& mesh) {
     for (const bool unreduced : {false, true}) {
       const auto put = [&](const at::Tensor& t, const Placement& p) { return distribute_tensor(t, mesh, {p}); };
@@ -116,7 +116,7 @@ TEST(Checkpoint, WhatIsBeforeASegmentHasItsGradient) {
         EXPECT_LE(comms.total().bytes, (unreduced ? 1 : 2) * x.numel() * 8);
       }
       ASSERT_TRUE(own.grad().defined());
-      test::expect_close(own.grad(), plain.grad(), unreduced ? "without synchronisation" : "with it");
+      test::expect_close(own.grad(), regular.grad(), unreduced ? "without synchronisation" : "with it");
     }
   });
 }
@@ -170,9 +170,9 @@ TEST(Checkpoint, SegmentsShareParametersOfAUnit) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     test::Draw draw(7);
     const at::Tensor x = draw.normal({4, 6});
-    std::vector<at::Tensor> plain, split;
-    for (int i = 0; i < 3; ++i) plain.push_back(draw.normal({6, 6}).mul_(0.4).requires_grad_());
-    for (const auto& w : plain) split.push_back(w.detach().clone().requires_grad_());
+    std::vector<at::Tensor> regular, split;
+    for (int i = 0; i < 3; ++i) regular.push_back(draw.normal({6, 6}).mul_(0.4).requires_grad_());
+    for (const auto& w : regular) split.push_back(w.detach().clone().requires_grad_());
     const auto unit = fully_shard({{"a", &split[0]}, {"b", &split[1]}, {"c", &split[2]}}, mesh);
     const auto loss = [](const std::vector<at::Tensor>& w, const at::Tensor& in, bool again) {
       const auto segment = [&w, again](const at::Tensor& t, std::size_t k) {
@@ -185,10 +185,10 @@ TEST(Checkpoint, SegmentsShareParametersOfAUnit) {
     const at::Tensor on = distribute_tensor(x, mesh, {Shard(0)});
     for (int step = 0; step < 4; ++step) {
       const FsdpStats before = unit.stats();
-      loss(plain, x, false).backward();
+      loss(regular, x, false).backward();
       loss(split, on, true).backward();
       for (std::size_t i = 0; i < 3; ++i) {
-        test::expect_close(split[i].grad(), plain[i].grad(), c10::str("step ", step, " gradient ", i));
+        test::expect_close(split[i].grad(), regular[i].grad(), c10::str("step ", step, " gradient ", i));
       }
       EXPECT_EQ(unit.stats().unreduced_bytes, 0);
       EXPECT_EQ(unit.stats().gathered_bytes, 0);
@@ -303,12 +303,12 @@ TEST(Checkpoint, SaysWhichGradientsItCannotGive) {
     const at::Tensor w = distribute_tensor(factor, mesh, {Replicate()}).requires_grad_();
     const auto run = [&](const at::Tensor& in) { return at::mm(in, w).exp(); };
     const auto loss = [&] { return checkpoint(run, x * 2).sum(); };
-    const at::Tensor plain = value.clone().requires_grad_();
-    at::mm(plain * 2, factor).exp().sum().backward();
-    test::expect_close(torch::autograd::grad({loss()}, {x})[0], plain.grad(), "grad");
+    const at::Tensor regular = value.clone().requires_grad_();
+    at::mm(regular * 2, factor).exp().sum().backward();
+    test::expect_close(torch::autograd::grad({loss()}, {x})[0], regular.grad(), "grad");
     EXPECT_FALSE(w.grad().defined());
     torch::autograd::backward({loss()}, {}, false, false, {x});
-    test::expect_close(x.grad(), plain.grad(), "backward with inputs");
+    test::expect_close(x.grad(), regular.grad(), "backward with inputs");
     EXPECT_FALSE(w.grad().defined());
     const at::Tensor held = w * 1;  // else autograd does not know the leaf, and says itself that it was not used
     const std::string captured = error_of([&] { torch::autograd::grad({loss()}, {x, w}); });

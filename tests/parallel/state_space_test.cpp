@@ -143,12 +143,12 @@ Bytes compare(const Layer& layer, Tensors (*make)(Draw&), std::int64_t ranks, st
     Draw draw(3);
     const at::Tensor u = draw.normal({batch, length, kHidden});
     const Tensors weights = make(draw);
-    Tensors plain, placed;
+    Tensors regular, placed;
     for (const auto& w : weights) {
-      plain.push_back(leaf(w));
+      regular.push_back(leaf(w));
       placed.push_back(at::Tensor(distribute_tensor(w, mesh, {Replicate()})).requires_grad_());
     }
-    const Tensors expected = run(layer, leaf(u), plain);
+    const Tensors expected = run(layer, leaf(u), regular);
     const at::Tensor mine = at::Tensor(distribute_tensor(u, mesh, {placement})).requires_grad_();
     const auto rank = static_cast<std::size_t>(mesh.communicator().rank());
     auto& received = bytes[rank];

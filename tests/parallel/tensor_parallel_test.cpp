@@ -176,9 +176,9 @@ TEST(TensorParallel, GroupedQueriesGatedLayersAndBiases) {
             {.hidden = 16, .heads = 4, .kv_heads = 2, .bias = true, .tensor = at::kDouble},
             {.hidden = 16, .ffn = 24, .activation = nn::Activation::swiglu, .bias = true, .tensor = at::kDouble});
       };
-      nn::Block plain = make(), split = make();
+      nn::Block regular = make(), split = make();
       test::Draw draw(4);
-      auto from = plain.named_parameters(), to = split.named_parameters();
+      auto from = regular.named_parameters(), to = split.named_parameters();
       for (std::size_t i = 0; i < from.size(); ++i) {
         const at::Tensor value = draw.normal(from[i].second->sizes().vec());
         *from[i].second = value.clone().requires_grad_();
@@ -195,9 +195,9 @@ TEST(TensorParallel, GroupedQueriesGatedLayersAndBiases) {
                    {"mlp.down_proj", RowwiseParallel()}});
       const at::Tensor value = draw.normal({2, 5, 16});
       const at::Tensor x = distribute_tensor(value, mesh, {Replicate()}).requires_grad_();
-      const at::Tensor plain_x = value.clone().requires_grad_();
+      const at::Tensor regular_x = value.clone().requires_grad_();
       const CommDebugMode comms;
-      const at::Tensor y = split.forward(x), expected = plain.forward(plain_x);
+      const at::Tensor y = split.forward(x), expected = regular.forward(regular_x);
       y.square().sum().backward();
       if (ranks == 2) {
         EXPECT_EQ(comms.total("", Phase::forward).calls, 2) << comms.table();
@@ -205,7 +205,7 @@ TEST(TensorParallel, GroupedQueriesGatedLayersAndBiases) {
       }
       expected.square().sum().backward();
       test::expect_close(y.detach(), expected.detach(), "block on " + std::to_string(ranks));
-      test::expect_close(x.grad(), plain_x.grad(), "input", 1e-8);
+      test::expect_close(x.grad(), regular_x.grad(), "input", 1e-8);
       for (std::size_t i = 0; i < from.size(); ++i) {
         test::expect_close(to[i].second->grad(), from[i].second->grad(), to[i].first, 1e-8);
       }

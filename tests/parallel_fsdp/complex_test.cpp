@@ -16,16 +16,16 @@ at::Tensor scalar(const at::Tensor& y) { return at::real(y).square().sum() + at:
 void expect_as_on_one_device(const std::string& what, const Fn& loss, const Shape& sizes = {4, 4}) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Draw draw(1);
-    at::Tensor plain = at::complex(draw.normal(sizes), draw.normal(sizes)).requires_grad_();
-    at::Tensor w = plain.detach().clone().requires_grad_();
+    at::Tensor regular = at::complex(draw.normal(sizes), draw.normal(sizes)).requires_grad_();
+    at::Tensor w = regular.detach().clone().requires_grad_();
     fully_shard({{"w", &w}}, mesh);
     const auto x = draw.normal({8, 4});
     const auto in = at::complex(x, x * 0.3);
     for (int pass = 0; pass < 2; ++pass) {
-      const auto expected = loss(plain, in), actual = loss(w, distribute_tensor(in, mesh, {Shard(0)}));
+      const auto expected = loss(regular, in), actual = loss(w, distribute_tensor(in, mesh, {Shard(0)}));
       expect_close(actual.detach(), expected.detach(), what);
       expected.backward(), actual.backward();
-      expect_close(as_real(w.grad()), as_real(plain.grad()), what + ": gradient");
+      expect_close(as_real(w.grad()), as_real(regular.grad()), what + ": gradient");
     }
   });
 }
@@ -57,12 +57,12 @@ TEST(FsdpComplex, RealAndImaginaryParts) {
 TEST(FsdpComplex, BitsOfAWeight) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::NoGradGuard no_grad;
-    const auto plain = Draw(1).normal({4, 4}, at::kFloat);
-    at::Tensor w = plain.clone();
+    const auto regular = Draw(1).normal({4, 4}, at::kFloat);
+    at::Tensor w = regular.clone();
     fully_shard({{"w", &w}}, mesh);
     const auto zero = distribute_tensor(at::zeros({8, 1, 1}, at::kInt), mesh, {Shard(0)});
     const auto bits = DTensor(zero + w.view(at::kInt)).full_tensor();
-    EXPECT_TRUE(at::equal(bits, plain.view(at::kInt).expand({8, 4, 4}))) << bits[0];
+    EXPECT_TRUE(at::equal(bits, regular.view(at::kInt).expand({8, 4, 4}))) << bits[0];
   });
 }
 

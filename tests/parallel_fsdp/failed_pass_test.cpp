@@ -23,7 +23,7 @@ TEST(FsdpFailedPass, LeavesNothingToOneOverAnOlderGraph) {
     for (const bool one_unit : {false, true}) {
       run_local(2, [&](const Communicator& world) {
         const auto mesh = init_device_mesh(late ? delayed(world) : world, at::kCPU, {2}, {"shard"});
-        Tower plain(3), tower(3);
+        Tower regular(3), tower(3);
         one_unit ? static_cast<void>(fully_shard(tower.list(), mesh)) : static_cast<void>(tower.shard(mesh));
         const bool fails = true;
         const auto x = sharded(input(), mesh);
@@ -31,11 +31,11 @@ TEST(FsdpFailedPass, LeavesNothingToOneOverAnOlderGraph) {
         EXPECT_THROW(first.backward(), c10::Error);
         clear(tower);
         second.backward();
-        plain.loss(input()).backward();
-        expect_same_gradients(tower.w, plain.w);
+        regular.loss(input()).backward();
+        expect_same_gradients(tower.w, regular.w);
         third.backward();
-        plain.loss(input()).backward();
-        expect_same_gradients(tower.w, plain.w);
+        regular.loss(input()).backward();
+        expect_same_gradients(tower.w, regular.w);
         const auto stats = units_of(tower.w)[0].stats();
         EXPECT_EQ(stats.gathered_bytes, 0);
         EXPECT_EQ(stats.unreduced_bytes, 0);
@@ -46,15 +46,15 @@ TEST(FsdpFailedPass, LeavesNothingToOneOverAnOlderGraph) {
 
 TEST(FsdpFailedPass, MayRunAgain) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    Tower plain(3), tower(3);
+    Tower regular(3), tower(3);
     fully_shard(tower.list(), mesh);
     bool fails = true;
     const auto loss = fragile(tower, sharded(input(), mesh), fails);
     EXPECT_THROW(loss.backward({}, /*keep_graph=*/true), c10::Error);
     fails = false;
     loss.backward();
-    plain.loss(input()).backward();
-    expect_same_gradients(tower.w, plain.w);
+    regular.loss(input()).backward();
+    expect_same_gradients(tower.w, regular.w);
   });
 }
 
@@ -62,7 +62,7 @@ TEST(FsdpFailedPass, MayRunAgain) {
 TEST(FsdpFailedPass, LeavesWhatNoGradientSyncAccumulated) {
   for (const bool unit : {true, false}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
-      Tower plain(3), tower(3);
+      Tower regular(3), tower(3);
       if (unit) fully_shard(tower.list(), mesh);
       for (auto& w : tower.w) {
         if (!unit) w = distribute_tensor(w.detach(), mesh, {Replicate()}).requires_grad_();
@@ -72,11 +72,11 @@ TEST(FsdpFailedPass, LeavesWhatNoGradientSyncAccumulated) {
         const NoGradientSync later;
         tower.loss(x).backward();
       }
-      plain.loss(input()).backward();
+      regular.loss(input()).backward();
       const bool fails = true;
       EXPECT_THROW(fragile(tower, x, fails).backward(), c10::Error);
       reduce_gradients(tower.w);
-      expect_same_gradients(tower.w, plain.w);
+      expect_same_gradients(tower.w, regular.w);
     });
   }
 }
@@ -85,20 +85,20 @@ TEST(FsdpFailedPass, LeavesWhatNoGradientSyncAccumulated) {
 TEST(FsdpFailedPass, GivesBackWhatItsReductionTook) {
   run_local(2, [](const Communicator& world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2}, {"shard"});
-    Tower plain(3), tower(3);
+    Tower regular(3), tower(3);
     fully_shard(tower.list(), mesh, {.reshard_after_forward = false});
     const auto x = sharded(input(), mesh);
     {
       const NoGradientSync later;
       tower.loss(x).backward();
     }
-    plain.loss(input()).backward();
+    regular.loss(input()).backward();
     const auto loss = tower.loss(x);
     delayed_failures = 1;
     EXPECT_THROW(loss.backward(), c10::Error);
     EXPECT_EQ(delayed_failures, 0);
     reduce_gradients(tower.w);
-    expect_same_gradients(tower.w, plain.w);
+    expect_same_gradients(tower.w, regular.w);
   });
 }
 
@@ -106,19 +106,19 @@ TEST(FsdpFailedPass, GivesBackWhatItsReductionTook) {
 TEST(FsdpFailedPass, GivesBackWhatReductionsOfSeveralUnitsTook) {
   run_local(2, [](const Communicator& world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2}, {"shard"});
-    Tower plain(3), tower(3);
+    Tower regular(3), tower(3);
     const auto units = tower.shard(mesh);
     {
       const NoGradientSync later;
       tower.loss(sharded(input(), mesh)).backward();
     }
-    plain.loss(input()).backward();
+    regular.loss(input()).backward();
     delayed_failures = 1;
     EXPECT_THROW(reduce_gradients(tower.w), c10::Error);
     EXPECT_EQ(delayed_failures, 0);
     EXPECT_EQ(units[0].stats().unreduced_bytes, 0);
     reduce_gradients(tower.w);
-    expect_same_gradients(tower.w, plain.w);
+    expect_same_gradients(tower.w, regular.w);
     EXPECT_EQ(units[0].stats().unreduced_bytes, 0);
   });
 }
@@ -126,7 +126,7 @@ TEST(FsdpFailedPass, GivesBackWhatReductionsOfSeveralUnitsTook) {
 TEST(FsdpFailedPass, AGatherThatFailsInTheBackgroundCountsForNothing) {
   run_local(2, [](const Communicator& world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2}, {"shard"});
-    const Tower plain(3);
+    const Tower regular(3);
     Tower tower(3);
     const auto units = tower.shard(mesh);
     const auto x = sharded(input(), mesh);
@@ -135,14 +135,14 @@ TEST(FsdpFailedPass, AGatherThatFailsInTheBackgroundCountsForNothing) {
       EXPECT_THROW(tower.loss(x), c10::Error);
       EXPECT_EQ(units[0].stats().gathered_bytes, 0);
     }
-    expect_close(tower.loss(x).detach(), plain.loss(input()).detach(), "loss");
+    expect_close(tower.loss(x).detach(), regular.loss(input()).detach(), "loss");
   });
 }
 
 // The inner pass of a hook that catches what it throws.
 TEST(FsdpFailedPass, WithinAnotherOne) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    Tower plain(4), tower(4);
+    Tower regular(4), tower(4);
     tower.shard(mesh);
     const bool fails = true;
     const auto x = sharded(input(), mesh);
@@ -158,8 +158,8 @@ TEST(FsdpFailedPass, WithinAnotherOne) {
       return y.square().sum();
     };
     rest(h, tower).backward();
-    rest(at::linear(input(), plain.w[0]), plain).backward();
-    expect_same_gradients(tower.w, plain.w);
+    rest(at::linear(input(), regular.w[0]), regular).backward();
+    expect_same_gradients(tower.w, regular.w);
     EXPECT_EQ(units_of(tower.w)[0].stats().unreduced_bytes, 0);
   });
 }

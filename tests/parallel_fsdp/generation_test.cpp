@@ -57,14 +57,14 @@ TEST(Generation, AUnitServesAParameterOnlyWhereItPutIt) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const at::NoGradGuard no_grad;
     Draw draw(3);
-    const auto plain = draw.normal({4, 4}), x = draw.normal({6, 4});
-    at::Tensor w = plain.clone();
+    const auto regular = draw.normal({4, 4}), x = draw.normal({6, 4});
+    at::Tensor w = regular.clone();
     const auto unit = fully_shard({{"w", &w}}, mesh, {.reshard_after_forward = false});
     const auto split = distribute_tensor(x, mesh, {Shard(0)});
     for (const Placement& place : {Shard(0).as_storage(), Shard(1).as_storage(), Replicate(), Shard(0).as_storage()}) {
       DTensor(w).redistribute_({place});
       const auto before = unit.stats().all_gathers;
-      for (int use = 0; use < 2; ++use) expect_close(at::mm(split, w), at::mm(x, plain), place.str());
+      for (int use = 0; use < 2; ++use) expect_close(at::mm(split, w), at::mm(x, regular), place.str());
       EXPECT_EQ(unit.stats().all_gathers - before, place.is_shard(0) ? 1 : 0) << place.str();
     }
   });
@@ -73,20 +73,20 @@ TEST(Generation, AUnitServesAParameterOnlyWhereItPutIt) {
 // The others of its unit are gathered without it, and every gradient is that of one device.
 TEST(Generation, AParameterThatWasPutElsewhereLeavesTheGathersOfItsUnit) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    Tower plain(3), tower(3);
+    Tower regular(3), tower(3);
     const auto unit = fully_shard(tower.list(), mesh);
     const auto x = sharded(input(), mesh);
     for (const Placement& place : {Shard(0).as_storage(), Shard(1).as_storage(), Replicate(), Shard(0).as_storage()}) {
       {
         const at::NoGradGuard no_grad;
         DTensor(tower.w[1]).redistribute_({place});
-        tower.w[1].mutable_grad().reset(), plain.w[1].mutable_grad().reset();
+        tower.w[1].mutable_grad().reset(), regular.w[1].mutable_grad().reset();
       }
       for (int step = 0; step < 2; ++step) {
-        const auto loss = tower.loss(x), wanted = plain.loss(input());
+        const auto loss = tower.loss(x), wanted = regular.loss(input());
         expect_close(loss, wanted, place.str());
         loss.backward(), wanted.backward();
-        expect_same_gradients(tower.w, plain.w);
+        expect_same_gradients(tower.w, regular.w);
       }
       EXPECT_EQ(unit.stats().gathered_bytes, 0);
     }

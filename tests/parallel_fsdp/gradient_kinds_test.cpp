@@ -10,7 +10,7 @@ namespace {
 TEST(FsdpGradients, KeepTheirGraphWhereOneIsAskedFor) {
   for (const Shape& shape : {Shape{2}, Shape{2, 2}}) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
-      Tower plain(2, 4), tower(2, 4);
+      Tower regular(2, 4), tower(2, 4);
       fully_shard(tower.list(), mesh);
       const auto run = [](Tower& t, const at::Tensor& x) {
         t.loss(x).backward({}, /*keep_graph=*/true, /*create_graph=*/true);
@@ -18,9 +18,9 @@ TEST(FsdpGradients, KeepTheirGraphWhereOneIsAskedFor) {
         for (auto& w : t.w) penalty = penalty + std::exchange(w.mutable_grad(), at::Tensor()).square().sum();
         penalty.backward();
       };
-      run(plain, input(8, 4));
+      run(regular, input(8, 4));
       run(tower, distribute_tensor(input(8, 4), mesh, Placements(shape.size(), Shard(0))));
-      expect_same_gradients(tower.w, plain.w);
+      expect_same_gradients(tower.w, regular.w);
     });
   }
 }
@@ -30,7 +30,7 @@ TEST(FsdpGradients, UnreducedOnesOfOtherPlacementsJoin) {
   run_local(4, [](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"replicate", "shard"});
     Draw draw(1);
-    at::Tensor plain = draw.normal({5, 4}).requires_grad_(), w = plain.detach().clone().requires_grad_();
+    at::Tensor regular = draw.normal({5, 4}).requires_grad_(), w = regular.detach().clone().requires_grad_();
     fully_shard({{"w", &w}}, mesh);
     set_gradient_ready_hook(DTensor(w), [](const DTensor& p) {
       if (NoGradientSync::current() || NoReplicaSync::current()) return;
@@ -46,10 +46,10 @@ TEST(FsdpGradients, UnreducedOnesOfOtherPlacementsJoin) {
           if (!second) replicas_only ? static_cast<void>(later_replicas.emplace()) : static_cast<void>(later.emplace());
           const bool data = data_first != second;
           (data ? at::mm(on, w) : w).square().sum().backward();
-          (data ? at::mm(x, plain) : plain).square().sum().backward();
+          (data ? at::mm(x, regular) : regular).square().sum().backward();
         }
-        expect_close(w.grad(), plain.grad(), c10::str("replicas only ", replicas_only, ", data first ", data_first));
-        for (auto* t : {&w, &plain}) t->mutable_grad().reset();
+        expect_close(w.grad(), regular.grad(), c10::str("replicas only ", replicas_only, ", data first ", data_first));
+        for (auto* t : {&w, &regular}) t->mutable_grad().reset();
       }
     }
   });
@@ -58,12 +58,12 @@ TEST(FsdpGradients, UnreducedOnesOfOtherPlacementsJoin) {
 TEST(FsdpInTheBackground, AShareOfAGatherUnderWayIsWhole) {
   run_local(4, [](const Communicator& world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {4}, {"shard"});
-    Tower plain(1, 8), tower(1, 8);
+    Tower regular(1, 8), tower(1, 8);
     const auto unit = fully_shard(tower.list(), mesh, {.reshard_after_forward = 2});
     unit.unshard();
     unit.reshard();
     const auto x = input(4, 8);
-    expect_close(tower.loss(sharded(x, mesh)).detach(), plain.loss(x).detach(), "loss");
+    expect_close(tower.loss(sharded(x, mesh)).detach(), regular.loss(x).detach(), "loss");
   });
 }
 
@@ -72,7 +72,7 @@ TEST(FsdpInTheBackground, SchedulesAreFinishedInOneOrder) {
   for (int trial = 0; trial < 4; ++trial) {
     run_local(2, [&](const Communicator& world) {
       const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2, 1}, {"replicate", "shard"});
-      const Tower plain(6, 4);
+      const Tower regular(6, 4);
       Tower tower(6, 4);
       for (auto& w : tower.w) fully_shard({{"w", &w}}, mesh);
       const at::Tensor x = Draw(3).normal({8, 4}), on = distribute_tensor(x, mesh, {Shard(0), Shard(0)});
@@ -81,10 +81,10 @@ TEST(FsdpInTheBackground, SchedulesAreFinishedInOneOrder) {
           const NoGradientSync later;
           at::mm(on, tower.w[i]).square().sum().backward();
         }
-        at::mm(x, plain.w[i]).square().sum().backward();
+        at::mm(x, regular.w[i]).square().sum().backward();
       }
       reduce_gradients(tower.w);
-      expect_same_gradients(tower.w, plain.w);
+      expect_same_gradients(tower.w, regular.w);
     });
   }
 }

@@ -62,11 +62,11 @@ TEST(FsdpLocalData, GradientsAreMeansOfEachRanksOwn) {
   };
   for (const Case& c :
        {Case{{1}, true, false}, {{2}, false, false}, {{2}, true, true}, {{3}, true, false}, {{2, 2}, true, true}}) {
-    Stack plain(3, false);
-    fill(plain, 7);
+    Stack regular(3, false);
+    fill(regular, 7);
     std::int64_t ranks = 1;
     for (const auto n : c.shape) ranks *= n;
-    for (int r = 0; r < ranks; ++r) (plain.forward(data_of(r)).square().mean() / ranks).backward();
+    for (int r = 0; r < ranks; ++r) (regular.forward(data_of(r)).square().mean() / ranks).backward();
     on_mesh(c.shape, [&](const DeviceMesh& mesh) {
       Stack stack(3, c.recompute);
       fill(stack, 7);
@@ -80,9 +80,9 @@ TEST(FsdpLocalData, GradientsAreMeansOfEachRanksOwn) {
         for (auto& p : stack.parameters()) p.mutable_grad().reset();
         const auto y = call(stack, data_of(rank));
         EXPECT_FALSE(is_dtensor(y));
-        EXPECT_TRUE(at::allclose(y, plain.forward(data_of(rank))));
+        EXPECT_TRUE(at::allclose(y, regular.forward(data_of(rank))));
         y.square().mean().backward();
-        const auto sharded = stack.parameters(), expected = plain.parameters();
+        const auto sharded = stack.parameters(), expected = regular.parameters();
         for (std::size_t i = 0; i < sharded.size(); ++i) {
           ASSERT_TRUE(is_dtensor(sharded[i]));
           EXPECT_TRUE(at::allclose(DTensor(sharded[i].grad()).full_tensor(), expected[i].grad()));
@@ -94,8 +94,8 @@ TEST(FsdpLocalData, GradientsAreMeansOfEachRanksOwn) {
 }
 
 TEST(FsdpLocalData, DTensorsKeepGlobalSemantics) {
-  Stack plain(2, false);
-  fill(plain, 3);
+  Stack regular(2, false);
+  fill(regular, 3);
   const auto x = data_of(2);
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Stack stack(2, false);
@@ -103,7 +103,7 @@ TEST(FsdpLocalData, DTensorsKeepGlobalSemantics) {
     for (auto& layer : stack.layers) fully_shard(*layer, mesh);
     fully_shard(stack, mesh);
     const auto y = call(stack, at::Tensor(distribute_tensor(x, mesh, {Shard(0)})));
-    EXPECT_TRUE(at::allclose(DTensor(y).full_tensor(), plain.forward(x)));
+    EXPECT_TRUE(at::allclose(DTensor(y).full_tensor(), regular.forward(x)));
   });
 }
 

@@ -10,7 +10,7 @@ namespace {
 TEST(FsdpPrecision, ComputesInOneDtypeAndKeepsAnother) {
   for (const auto reduce : {at::kFloat, at::kBFloat16}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
-      Net plain(9, at::kFloat), net(9, at::kFloat);
+      Net regular(9, at::kFloat), net(9, at::kFloat);
       FsdpOptions options;
       options.precision = {.param_dtype = at::kBFloat16,
                            .reduce_dtype = reduce,
@@ -29,19 +29,19 @@ TEST(FsdpPrecision, ComputesInOneDtypeAndKeepsAnother) {
         EXPECT_EQ(h.scalar_type(), at::kBFloat16);  // the norm does not widen the stream
         const auto loss = scope.output(net.loss(sharded(d.x, mesh).to(at::kBFloat16), sharded(d.ids, mesh)));
         EXPECT_EQ(loss.scalar_type(), at::kFloat);
-        EXPECT_NEAR(DTensor(loss.detach()).full_tensor().item<float>(), plain.loss(d.x, d.ids).item<float>(),
-                    0.05 * plain.loss(d.x, d.ids).item<float>());
+        EXPECT_NEAR(DTensor(loss.detach()).full_tensor().item<float>(), regular.loss(d.x, d.ids).item<float>(),
+                    0.05 * regular.loss(d.x, d.ids).item<float>());
         const EventListener listener([&](const Event& e) { reduced += e.name == "reduce_scatter" ? e.bytes : 0; },
                                      {Event::Kind::collective});
         loss.backward();
       }
       EXPECT_EQ(net.p["a.w"].scalar_type(), at::kFloat);
       EXPECT_EQ(root.stats().reduce_scatters, 3);
-      plain.loss(d.x, d.ids).backward();
+      regular.loss(d.x, d.ids).backward();
       for (const auto& [name, t] : net.p) {
         if (!t.grad().defined()) continue;
         EXPECT_EQ(t.grad().scalar_type(), at::kFloat);
-        const auto expected = plain.p[name].grad();
+        const auto expected = regular.p[name].grad();
         const auto error = (DTensor(t.grad()).full_tensor() - expected).norm().item<float>();
         EXPECT_LE(error, 0.1 * expected.norm().item<float>() + 0.05) << name;
       }

@@ -16,21 +16,21 @@ struct Pair {
 };
 
 void expect_alone(const DeviceMesh& mesh, const at::Tensor& fresh, const at::Tensor& placed, bool unsynced = false) {
-  Pair plain, pair;
+  Pair regular, pair;
   fully_shard({{"w", &pair.w}, {"v", &pair.v}}, mesh);
   const auto x = Draw(3).normal({8, 4}), on = sharded(x, mesh);
   pair.loss(on).backward();
   for (auto* t : {&pair.w, &pair.v}) t->mutable_grad().reset();
   pair.w.set_data(placed);
-  plain.w.set_data(fresh);
+  regular.w.set_data(fresh);
   for (int pass = 0; pass < 3; ++pass) {
     std::optional<NoGradientSync> later;
     if (unsynced && pass < 2) later.emplace();
-    expect_close(pair.loss(on).detach(), plain.loss(x).detach(), "forward", 1e-5);
-    plain.loss(x).backward(), pair.loss(on).backward();
+    expect_close(pair.loss(on).detach(), regular.loss(x).detach(), "forward", 1e-5);
+    regular.loss(x).backward(), pair.loss(on).backward();
     if (later) continue;
-    expect_close(pair.w.grad(), plain.w.grad(), "w", 1e-5);
-    expect_close(pair.v.grad(), plain.v.grad(), "v", 1e-5);
+    expect_close(pair.w.grad(), regular.w.grad(), "w", 1e-5);
+    expect_close(pair.v.grad(), regular.v.grad(), "v", 1e-5);
     EXPECT_EQ(DTensor(pair.w.grad()).placements(), gradient_placements(DTensor(pair.w)));
   }
 }
@@ -69,12 +69,12 @@ TEST(FsdpPutElsewhere, InOtherPlacements) {
 TEST(FsdpPutElsewhere, OnAnotherMesh) {
   run_local(2, [](const Communicator& world) {
     const auto mesh = device_mesh(world, at::kCPU, {0, 1}, {2}), turned = device_mesh(world, at::kCPU, {1, 0}, {2});
-    const auto plain = Draw(1).normal({4, 4}), x = Draw(2).normal({6, 4});
-    at::Tensor w = at::zeros_like(plain).requires_grad_();
+    const auto regular = Draw(1).normal({4, 4}), x = Draw(2).normal({6, 4});
+    at::Tensor w = at::zeros_like(regular).requires_grad_();
     fully_shard({{"w", &w}}, mesh);
-    w.set_data(distribute_tensor(plain, turned, {Shard(0).as_storage()}));
+    w.set_data(distribute_tensor(regular, turned, {Shard(0).as_storage()}));
     const auto y = at::mm(sharded(x, turned), w);
-    expect_close(y.detach(), at::mm(x, plain), "on the other mesh");
+    expect_close(y.detach(), at::mm(x, regular), "on the other mesh");
     y.sum().backward();
     expect_close(w.grad(), x.t().mm(at::ones({6, 4}, at::kDouble)), "gradient");
   });
@@ -83,7 +83,7 @@ TEST(FsdpPutElsewhere, OnAnotherMesh) {
 // What is left unreduced is brought to where the parameter is now.
 TEST(FsdpPutElsewhere, WithAGradientThatWaits) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    Pair plain, pair;
+    Pair regular, pair;
     fully_shard({{"w", &pair.w}, {"v", &pair.v}}, mesh);
     {
       const at::NoGradGuard no_grad;
@@ -94,9 +94,9 @@ TEST(FsdpPutElsewhere, WithAGradientThatWaits) {
       const NoGradientSync later;
       pair.loss(sharded(x, mesh)).backward();
     }
-    plain.loss(x).backward();
+    regular.loss(x).backward();
     reduce_gradients({pair.w, pair.v});
-    expect_same_gradients({pair.w, pair.v}, {plain.w, plain.v});
+    expect_same_gradients({pair.w, pair.v}, {regular.w, regular.v});
     EXPECT_EQ(DTensor(pair.w.grad()).placements(), gradient_placements(DTensor(pair.w)));
   });
 }

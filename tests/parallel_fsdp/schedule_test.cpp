@@ -13,11 +13,11 @@ namespace {
 TEST(FsdpSchedule, SumsOverReplicasInTheBackground) {
   run_local(4, [](Communicator world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2, 2}, {"replicate", "shard"});
-    Tower plain(4), tower(4);
+    Tower regular(4), tower(4);
     tower.shard(mesh);
     for (int step = 0; step < 2; ++step) {
       const auto loss = tower.loss(distribute_tensor(input(), mesh, {Shard(0), Shard(0)}));
-      plain.loss(input()).backward();
+      regular.loss(input()).backward();
       std::vector<std::string> log;
       delayed_log = &log;
       loss.backward();
@@ -32,7 +32,7 @@ TEST(FsdpSchedule, SumsOverReplicasInTheBackground) {
       expected.insert(expected.end(),
                       {"all_reduce ends", "reduce_scatter ends", "all_reduce starts", "all_reduce ends"});
       EXPECT_EQ(log, expected);
-      expect_same_gradients(tower.w, plain.w);
+      expect_same_gradients(tower.w, regular.w);
     }
   });
 }
@@ -41,17 +41,17 @@ TEST(FsdpSchedule, SumsOverReplicasInTheBackground) {
 TEST(FsdpSchedule, WholeParametersAreSummedInTheBackgroundToo) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2});
-    Tower plain(3, 1300), tower(3, 1300);  // 13.5 MB each
+    Tower regular(3, 1300), tower(3, 1300);  // 13.5 MB each
     for (auto& w : tower.w) w = distribute_tensor(w.detach(), mesh, {Replicate()}).requires_grad_();
     const auto loss = tower.loss(sharded(input(4, 1300), mesh));
-    plain.loss(input(4, 1300)).backward();
+    regular.loss(input(4, 1300)).backward();
     std::vector<std::string> log;
     delayed_log = &log;
     loss.backward();
     delayed_log = nullptr;
     EXPECT_EQ(log, (std::vector<std::string>{"all_reduce starts", "all_reduce starts", "all_reduce ends",
                                              "all_reduce ends"}));
-    expect_same_gradients(tower.w, plain.w);
+    expect_same_gradients(tower.w, regular.w);
   });
 }
 
@@ -63,33 +63,33 @@ RC_GTEST_PROP(FsdpSchedule, EveryStepMayUseOtherParameters, ()) {
   const auto ahead = *rc::gen::inRange<std::int64_t>(0, 3);
   on_mesh({ranks}, [&](const DeviceMesh& mesh) {
     Draw draw(seed);
-    Tower plain(5), tower(5);
+    Tower regular(5), tower(5);
     tower.shard(mesh, {.reshard_after_forward = reshard, .prefetch_bytes = ahead * 320});
     for (int step = 0; step < 5; ++step) {
       const int skip = static_cast<int>(draw.integer(-1, 4));
       for (std::size_t i = 0; i < 5; ++i) {
         const bool wanted = draw.integer(0, 3) > 0 || i == 4;
-        plain.w[i].set_requires_grad(wanted);
+        regular.w[i].set_requires_grad(wanted);
         tower.w[i].set_requires_grad(wanted);
       }
       if (draw.coin()) {  // a forward pass for its own sake
         const at::NoGradGuard no_grad;
-        expect_close(tower.loss(sharded(input(), mesh)), plain.loss(input()), "evaluation");
+        expect_close(tower.loss(sharded(input(), mesh)), regular.loss(input()), "evaluation");
       }
       if (draw.integer(0, 4) == 0) (void)tower.loss(sharded(input(), mesh));  // one whose backward never comes
-      auto expected = plain.loss(input(), skip), loss = tower.loss(sharded(input(), mesh), skip);
+      auto expected = regular.loss(input(), skip), loss = tower.loss(sharded(input(), mesh), skip);
       expect_close(loss.detach(), expected.detach(), "loss");
       if (!expected.requires_grad()) continue;
       expected.backward();
       loss.backward();
-      expect_same_gradients(tower.w, plain.w);
+      expect_same_gradients(tower.w, regular.w);
       if (draw.coin()) continue;  // accumulates
       const at::NoGradGuard no_grad;
       for (std::size_t i = 0; i < 5; ++i) {
-        if (!plain.w[i].grad().defined()) continue;
-        plain.w[i].sub_(plain.w[i].grad(), 0.1);
+        if (!regular.w[i].grad().defined()) continue;
+        regular.w[i].sub_(regular.w[i].grad(), 0.1);
         tower.w[i].sub_(tower.w[i].grad(), 0.1);
-        plain.w[i].mutable_grad().reset();
+        regular.w[i].mutable_grad().reset();
         tower.w[i].mutable_grad().reset();
       }
     }
@@ -104,10 +104,10 @@ RC_GTEST_PROP(FsdpSchedule, ViewsAndCastsAreFoundInTheUnit, ()) {
     const auto mesh = mesh2.view({2, 2}, {"shard", "tp"});
     Draw draw(seed);
     const Shape sizes = {draw.integer(1, 5), 2 * draw.integer(1, 3), draw.integer(1, 4)};
-    at::Tensor plain = draw.normal(sizes, at::kFloat);
-    if (draw.coin()) plain = plain.permute({1, 0, 2});
+    at::Tensor regular = draw.normal(sizes, at::kFloat);
+    if (draw.coin()) regular = regular.permute({1, 0, 2});
     const Placement tp = draw.coin() ? Placement(Shard(draw.integer(0, 2))) : Placement(Replicate());
-    at::Tensor w = distribute_tensor(plain, mesh, {Replicate(), tp}).requires_grad_();
+    at::Tensor w = distribute_tensor(regular, mesh, {Replicate(), tp}).requires_grad_();
     const auto unit = fully_shard({{"w", &w}}, mesh);
     int gathers = 0, uses = 0;
     std::string log = c10::str("seed ", seed, ": ", DTensor(w).spec_str(), "\n");
@@ -151,7 +151,7 @@ RC_GTEST_PROP(FsdpSchedule, ViewsAndCastsAreFoundInTheUnit, ()) {
     };
     for (int i = 0; i < 3; ++i) {
       Draw same = draw;
-      const auto expected = view(plain, same), got = view(w, same);
+      const auto expected = view(regular, same), got = view(w, same);
       const at::NoGradGuard no_grad;
       // One that had to be moved, over tp or to shards that are no storage, stands for itself.
       const bool found = tp.is_replicate() && DTensor(got).placements()[0].is_storage();
@@ -185,46 +185,46 @@ TEST(FsdpSchedule, OneGatherServesLinearAndWhatItSavedForBackward) {
 
 TEST(FsdpSchedule, AGatheredCopyIsNoStaleCopy) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    Tower plain(2), tower(2);
+    Tower regular(2), tower(2);
     tower.shard(mesh, {.reshard_after_forward = false});
     const at::NoGradGuard no_grad;
-    expect_close(tower.loss(sharded(input(), mesh)), plain.loss(input()), "before");
+    expect_close(tower.loss(sharded(input(), mesh)), regular.loss(input()), "before");
     const auto fresh = Draw(77).normal({6, 6});
-    plain.w[0].copy_(fresh);
+    regular.w[0].copy_(fresh);
     tower.w[0].copy_(fresh);  // what loading a plain state does
-    expect_close(tower.loss(sharded(input(), mesh)), plain.loss(input()), "after copy_");
-    plain.w[1].view({36}).mul_(0.5);
+    expect_close(tower.loss(sharded(input(), mesh)), regular.loss(input()), "after copy_");
+    regular.w[1].view({36}).mul_(0.5);
     DTensor(tower.w[1]).to_local().mul_(0.5);
-    expect_close(tower.loss(sharded(input(), mesh)), plain.loss(input()), "after a write to the shard");
+    expect_close(tower.loss(sharded(input(), mesh)), regular.loss(input()), "after a write to the shard");
     const auto cast = tower.w[0].to(at::kFloat);
     tower.w[0].mul_(3);
-    expect_close(cast.sin(), plain.w[0].to(at::kFloat).sin(), "an old cast keeps its values", 1e-6);
+    expect_close(cast.sin(), regular.w[0].to(at::kFloat).sin(), "an old cast keeps its values", 1e-6);
   });
 }
 
 TEST(FsdpSchedule, AutogradGradLeavesTheAccumulatedGradient) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    Tower plain(2), tower(2);
+    Tower regular(2), tower(2);
     tower.shard(mesh);
-    plain.loss(input()).backward();
+    regular.loss(input()).backward();
     tower.loss(sharded(input(), mesh)).backward();
-    const auto expected = torch::autograd::grad({plain.loss(input())}, {plain.w[0]})[0];
+    const auto expected = torch::autograd::grad({regular.loss(input())}, {regular.w[0]})[0];
     const auto got = torch::autograd::grad({tower.loss(sharded(input(), mesh))}, {tower.w[0]})[0];
     expect_close(got, expected, "autograd::grad");
-    expect_same_gradients(tower.w, plain.w);
+    expect_same_gradients(tower.w, regular.w);
   });
 }
 
 TEST(FsdpSchedule, APassThatThrewIsForgotten) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    Tower plain(3), tower(3);
+    Tower regular(3), tower(3);
     const auto unit = fully_shard(tower.list(), mesh);
     auto h = at::gelu(at::linear(sharded(input(), mesh), tower.w[0]));
     h.register_hook([](const at::Tensor&) { TORCH_CHECK(false, "stop"); });
     EXPECT_THROW(at::linear(h, tower.w[1]).sum().backward(), c10::Error);  // the gradient of w1 has come, w0's has not
-    plain.loss(input(), /*skip=*/1).backward();
+    regular.loss(input(), /*skip=*/1).backward();
     tower.loss(sharded(input(), mesh), /*skip=*/1).backward();
-    expect_same_gradients(tower.w, plain.w);
+    expect_same_gradients(tower.w, regular.w);
     EXPECT_EQ(unit.stats().gathered_bytes, 0);
     EXPECT_EQ(unit.stats().unreduced_bytes, 0);
   });

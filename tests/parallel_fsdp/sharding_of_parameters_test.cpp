@@ -46,8 +46,8 @@ TEST(FsdpPlacing, MetaParametersGetTheirPartAndAreNaNUntilReset) {
 
 TEST(FsdpPlacing, TiedParametersBelongToTheirFirstUnitG2) {
   on_mesh({3}, [&](const DeviceMesh& mesh) {
-    at::Tensor plain = Draw(1).normal({5, 4}).requires_grad_();
-    at::Tensor embedding = plain.detach().clone().requires_grad_(), head = embedding;
+    at::Tensor regular = Draw(1).normal({5, 4}).requires_grad_();
+    at::Tensor embedding = regular.detach().clone().requires_grad_(), head = embedding;
     at::Tensor* slots[] = {&embedding, &head};
     const auto root = fully_shard({{"embedding", slots[0]}, {"head", slots[1]}}, mesh);
     const auto rest = fully_shard({{"head", slots[1]}}, mesh);
@@ -63,8 +63,8 @@ TEST(FsdpPlacing, TiedParametersBelongToTheirFirstUnitG2) {
         in.mutable_grad().reset();
         return loss.detach();
       };
-      expect_close(run(embedding, head, sharded(ids, mesh)), run(plain, plain, ids), "loss");
-      expect_close(embedding.detach(), plain.detach(), "every row is trained");
+      expect_close(run(embedding, head, sharded(ids, mesh)), run(regular, regular, ids), "loss");
+      expect_close(embedding.detach(), regular.detach(), "every row is trained");
     }
   });
 }
@@ -74,7 +74,7 @@ TEST(FsdpPlacing, UnitsOfOneModelMayDifferInMesh) {
   run_local(4, [&](Communicator world) {
     const auto dense = init_device_mesh(world, at::kCPU, {4}, {"shard"});
     const auto sparse = dense.view({2, 2}, {"shard", "ep"});
-    Tower plain(2), tower(2);
+    Tower regular(2), tower(2);
     tower.w[1] = distribute_tensor(tower.w[1].detach(), sparse["ep"], {Shard(1)}).requires_grad_();
     EXPECT_THROW(fully_shard(tower.list(), dense), c10::Error);
     fully_shard(tower.layer(1), sparse);
@@ -84,8 +84,8 @@ TEST(FsdpPlacing, UnitsOfOneModelMayDifferInMesh) {
     const auto moved = DTensor(h).to_local({Shard(0)});
     const auto back = DTensor::from_local(moved, dense.view({2, 2}, {"shard", "ep"}), {Shard(0), Shard(0)}, h.sizes());
     at::gelu(at::linear(DTensor(back).redistribute({Shard(0), Replicate()}), tower.w[1])).square().mean().backward();
-    plain.loss(input()).backward();
-    expect_same_gradients(tower.w, plain.w);
+    regular.loss(input()).backward();
+    expect_same_gradients(tower.w, regular.w);
   });
 }
 
@@ -106,9 +106,9 @@ TEST(FsdpPlacing, OnTopOfAPlan) {
   for (const bool on_slice : {false, true}) {
     run_local(4, [&](Communicator world) {
       const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"shard", "tp"});
-      Stack plain, model;
+      Stack regular, model;
       Draw draw(8);
-      auto from = plain.named_parameters(), to = model.named_parameters();
+      auto from = regular.named_parameters(), to = model.named_parameters();
       for (std::size_t i = 0; i < from.size(); ++i) {
         const at::NoGradGuard no_grad;
         from[i].second->copy_(draw.normal(from[i].second->sizes().vec()).mul_(0.3));
@@ -121,7 +121,7 @@ TEST(FsdpPlacing, OnTopOfAPlan) {
                 (Placements{StridedShard(0, 2).as_storage(), Shard(0)}));
       const auto x = draw.normal({4, 3, 8});
       for (int step = 0; step < 2; ++step) {
-        const auto expected = plain.second.forward(plain.first.forward(x)).square().mean();
+        const auto expected = regular.second.forward(regular.first.forward(x)).square().mean();
         expected.backward();
         const auto in = distribute_tensor(x, mesh, {Shard(0), Replicate()});
         const auto loss = model.second.forward(model.first.forward(in)).square().mean();
@@ -194,9 +194,9 @@ TEST(FsdpPlacing, AGradientOnASliceIsAnErrorBeforeAnythingMoves) {
     tower.w[0].mutable_grad().reset();
     tower.shard(mesh);
     tower.loss(distribute_tensor(input(), mesh, {Shard(0), Replicate()})).backward();
-    const Tower plain(1);
-    plain.loss(input()).backward();
-    expect_same_gradients(tower.w, plain.w);
+    const Tower regular(1);
+    regular.loss(input()).backward();
+    expect_same_gradients(tower.w, regular.w);
   });
 }
 

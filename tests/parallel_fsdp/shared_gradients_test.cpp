@@ -15,10 +15,10 @@ List parameters(const std::vector<Shape>& sizes) {
   return list;
 }
 
-List sharded_as_one_unit(const List& plain, const DeviceMesh& mesh) {
+List sharded_as_one_unit(const List& regular, const DeviceMesh& mesh) {
   List copy;
   NamedTensors list;
-  for (const auto& t : plain) copy.push_back(t.detach().clone().requires_grad_());
+  for (const auto& t : regular) copy.push_back(t.detach().clone().requires_grad_());
   for (std::size_t i = 0; i < copy.size(); ++i) list.emplace_back("p" + std::to_string(i), &copy[i]);
   fully_shard(list, mesh);
   return copy;
@@ -30,18 +30,18 @@ DeviceMesh hsdp(const Communicator& world, std::int64_t replicas, std::int64_t s
 
 // Several passes accumulate; then one gradient is written to, as clipping does. `one_device`: what is expected, where
 // plain autograd would not give it.
-void expect_as_on_one_device(const DeviceMesh& mesh, const List& plain, const Loss& loss, Loss one_device = {}) {
+void expect_as_on_one_device(const DeviceMesh& mesh, const List& regular, const Loss& loss, Loss one_device = {}) {
   if (!one_device) one_device = loss;
-  const auto mine = sharded_as_one_unit(plain, mesh);
+  const auto mine = sharded_as_one_unit(regular, mesh);
   const auto x = Draw(5).normal({8, 4});
   const auto on = distribute_tensor(x, mesh, {Shard(0), Shard(0)});
   for (int pass = 0; pass < 3; ++pass) {
-    one_device(plain, x).backward();
+    one_device(regular, x).backward();
     loss(mine, on).backward();
-    expect_same_gradients(mine, plain);
+    expect_same_gradients(mine, regular);
   }
-  for (const auto& list : {plain, mine}) list[0].grad().mul_(3);
-  expect_same_gradients(mine, plain);
+  for (const auto& list : {regular, mine}) list[0].grad().mul_(3);
+  expect_same_gradients(mine, regular);
 }
 
 TEST(FsdpSharedGradients, OfScalars) {
@@ -87,19 +87,19 @@ TEST(FsdpSharedGradients, AHookKeepsItsGradient) {
   for (const Shape& mesh : {Shape{2, 1}, Shape{1, 2}}) {
     run_local(2, [&](const Communicator& world) {
       const auto on = hsdp(world, mesh[0], mesh[1]);
-      const auto plain = parameters({{4, 4}, {}});
-      const auto mine = sharded_as_one_unit(plain, on);
+      const auto regular = parameters({{4, 4}, {}});
+      const auto mine = sharded_as_one_unit(regular, on);
       const auto x = Draw(5).normal({8, 4});
       at::Tensor kept[2], want[2];
       for (std::size_t i = 0; i < 2; ++i) {
         mine[i].register_hook([&kept, i](const at::Tensor& g) { kept[i] = g; });
-        plain[i].register_hook([&want, i](const at::Tensor& g) { want[i] = g; });
+        regular[i].register_hook([&want, i](const at::Tensor& g) { want[i] = g; });
       }
       const auto loss = [](const List& p, const at::Tensor& in) { return (at::mm(in, p[0]).square() * p[1]).sum(); };
-      loss(plain, x).backward();
+      loss(regular, x).backward();
       loss(mine, distribute_tensor(x, on, {Shard(0), Shard(0)})).backward();
       for (std::size_t i = 0; i < 2; ++i) expect_close(kept[i], want[i], "kept gradient " + std::to_string(i));
-      expect_same_gradients(mine, plain);
+      expect_same_gradients(mine, regular);
     });
   }
 }

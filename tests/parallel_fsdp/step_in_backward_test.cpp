@@ -13,7 +13,7 @@ std::int64_t live_gradients(const Tower& tower) {
 
 TEST(FsdpSchedule, AStepWithinBackwardEqualsOneAfterItAndHoldsOneUnitsGradients) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    Tower plain(kLayers), tower(kLayers);
+    Tower regular(kLayers), tower(kLayers);
     tower.shard(mesh);
     std::vector<std::unique_ptr<AdamW>> each;
     std::int64_t most = 0;
@@ -25,16 +25,16 @@ TEST(FsdpSchedule, AStepWithinBackwardEqualsOneAfterItAndHoldsOneUnitsGradients)
         parameter.mutable_grad() = at::Tensor();
       });
     }
-    AdamW after(plain.w);
+    AdamW after(regular.w);
     for (int i = 0; i < kSteps; ++i) {
-      plain.loss(input()).backward();
+      regular.loss(input()).backward();
       after.step();
       after.zero_grad();
       tower.loss(sharded(input(), mesh)).backward();
     }
     for (int i = 0; i < kLayers; ++i) {
       const auto k = static_cast<std::size_t>(i);
-      expect_close(tower.w[k].detach(), plain.w[k].detach(), "layer " + std::to_string(i));
+      expect_close(tower.w[k].detach(), regular.w[k].detach(), "layer " + std::to_string(i));
     }
     EXPECT_EQ(most, 1);
     EXPECT_EQ(live_gradients(tower), 0);

@@ -43,16 +43,16 @@ void expect_same_steps(const Setup& setup) {
   run_local(setup.axes.ranks(), [&](Communicator world) {
     SCOPED_TRACE(describe(setup));
     const auto mesh = make_mesh(setup.background ? delayed(world) : world, setup.axes);
-    Net plain(setup.seed), net(setup.seed);
+    Net regular(setup.seed), net(setup.seed);
     const auto units = shard(net, mesh, setup);
     for (int i = 0; i < 3; ++i) {
       for (int micro = 0; micro < setup.accumulate; ++micro) {
-        const auto d = data(plain, setup.seed * 31 + i * 7 + micro, setup.rows);
+        const auto d = data(regular, setup.seed * 31 + i * 7 + micro, setup.rows);
         std::optional<NoGradientSync> off;
         if (micro + 1 < setup.accumulate && setup.seed % 2 == 0) off.emplace();
         std::optional<NoReplicaSync> replicas_off;
         if (micro + 1 < setup.accumulate && setup.seed % 2 == 1) replicas_off.emplace();
-        const auto expected = plain.loss(d.x, d.ids);
+        const auto expected = regular.loss(d.x, d.ids);
         const auto loss = net.loss(place(d.x, mesh), place(d.ids, mesh));
         expected.backward();
         loss.backward();
@@ -61,15 +61,15 @@ void expect_same_steps(const Setup& setup) {
         expect_close(loss.detach(), expected.detach(), "loss " + std::to_string(i));
       }
       for (const auto& name : net.names) {
-        ASSERT_EQ(net.p[name].grad().defined(), plain.p[name].grad().defined()) << name;
-        if (!plain.p[name].grad().defined()) continue;
+        ASSERT_EQ(net.p[name].grad().defined(), regular.p[name].grad().defined()) << name;
+        if (!regular.p[name].grad().defined()) continue;
         EXPECT_EQ(DTensor(net.p[name].grad()).placements(), gradient_placements(DTensor(net.p[name]))) << name;
-        expect_close(net.p[name].grad(), plain.p[name].grad(), "gradient of " + name);
+        expect_close(net.p[name].grad(), regular.p[name].grad(), "gradient of " + name);
       }
-      step(plain);
+      step(regular);
       step(net);
     }
-    for (const auto& name : net.names) expect_close(net.p[name].detach(), plain.p[name].detach(), name);
+    for (const auto& name : net.names) expect_close(net.p[name].detach(), regular.p[name].detach(), name);
   });
 }
 

@@ -16,17 +16,17 @@ void train(const at::Tensor& in, const at::Tensor& out, const at::Tensor& ids) {
 
 TEST(FsdpTied, AnEmbeddingThatIsAUnitOfItsOwnStaysTheHead) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const at::Tensor plain = Draw(1).normal({5, 4}).requires_grad_();
+    const at::Tensor regular = Draw(1).normal({5, 4}).requires_grad_();
     const auto ids = Draw(2).integers({6}, 5);
-    at::Tensor embedding = plain.detach().clone().requires_grad_(), head = embedding;
+    at::Tensor embedding = regular.detach().clone().requires_grad_(), head = embedding;
     fully_shard({{"embedding", &embedding}}, mesh);
     const auto rest = fully_shard({{"head", &head}, {"embedding", &embedding}}, mesh);
     EXPECT_TRUE(head.is_same(embedding));
     EXPECT_TRUE(rest.names().empty());
     for (int step = 0; step < 2; ++step) {
       train(embedding, head, sharded(ids, mesh));
-      train(plain, plain, ids);
-      expect_close(head.detach(), plain.detach(), c10::str("step ", step));
+      train(regular, regular, ids);
+      expect_close(head.detach(), regular.detach(), c10::str("step ", step));
     }
   });
 }
@@ -46,9 +46,9 @@ TEST(FsdpTied, NamesThatCameApartAreAnError) {
 TEST(FsdpTied, ModelsThatArePlacedPieceByPieceStayTied) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
-    const auto whole = [](const auto&, const auto&) { return Placements{Replicate()}; };
+    const auto full = [](const auto&, const auto&) { return Placements{Replicate()}; };
     const std::vector<std::function<void(const NamedTensors&)>> ways = {
-        [&](const NamedTensors& list) { nn::distribute(list, mesh, whole); },
+        [&](const NamedTensors& list) { nn::distribute(list, mesh, full); },
         [&](const NamedTensors& list) {
           parallelize(list, mesh, {{list[0].first, ReplicateParameter{}}});
         },

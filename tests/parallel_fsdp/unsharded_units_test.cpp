@@ -36,7 +36,7 @@ TEST(FsdpSchedule, HoldsAsManyUnitsAsTheBudgetSays) {
 TEST(FsdpSchedule, WhatForwardEndsWithStaysForBackward) {
   const std::int64_t layer = 320;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    Tower plain(6), tower(6);
+    Tower regular(6), tower(6);
     const auto ends = fully_shard({tower.layer(0)[0], tower.layer(5)[0]}, mesh);
     for (int i = 1; i < 5; ++i) fully_shard(tower.layer(i), mesh);
     fully_shard(tower.list(), mesh);  // joins them
@@ -52,7 +52,7 @@ TEST(FsdpSchedule, WhatForwardEndsWithStaysForBackward) {
     // All five units, and three layers again: the first time too.
     for (int k = 0; k < 3; ++k) {
       EXPECT_EQ(gathers([&] { tower.loss(x).backward(); }), 5 + 3);
-      plain.loss(input()).backward();
+      regular.loss(input()).backward();
       EXPECT_EQ(ends.stats().gathered_bytes, 0);
     }
     at::Tensor first, second;
@@ -62,13 +62,13 @@ TEST(FsdpSchedule, WhatForwardEndsWithStaysForBackward) {
               5);  // the ends were used too often to stay, the layer is not used
     gathers([&] { (first + second).backward(); });
     EXPECT_EQ(ends.stats().gathered_bytes, 0);
-    (plain.loss(input()) * 2).backward();
+    (regular.loss(input()) * 2).backward();
     (void)tower.loss(x);
     {
       const at::NoGradGuard no_grad;
       gathers([&] { (void)tower.loss(x); });
     }
-    expect_same_gradients(tower.w, plain.w);
+    expect_same_gradients(tower.w, regular.w);
   });
 }
 

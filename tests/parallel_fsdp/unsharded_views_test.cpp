@@ -16,13 +16,13 @@ const fsdp::Parameter& parameter_of(const at::Tensor& tensor) {
 TEST(FsdpViews, ServeAgainInOtherMemory) {
   for (const std::variant<bool, std::int64_t> reshard : {std::variant<bool, std::int64_t>(true), {2L}}) {
     on_mesh({4}, [&](const DeviceMesh& mesh) {
-      Tower plain(3), tower(3);
+      Tower regular(3), tower(3);
       const auto units = tower.shard(mesh, {.reshard_after_forward = reshard});
       std::vector<const c10::TensorImpl*> views;
       for (int step = 0; step < 3; ++step) {
         tower.loss(sharded(input(), mesh)).backward();
-        plain.loss(input()).backward();
-        expect_same_gradients(tower.w, plain.w);
+        regular.loss(input()).backward();
+        expect_same_gradients(tower.w, regular.w);
         EXPECT_EQ(units[0].stats().gathered_bytes, 0);
         for (std::size_t i = 0; i < 3; ++i) {
           const auto& p = parameter_of(tower.w[i]);
@@ -37,28 +37,28 @@ TEST(FsdpViews, ServeAgainInOtherMemory) {
 
 TEST(FsdpViews, WhatSomebodyHoldsKeepsItsMemory) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    Tower plain(3), tower(3);
+    Tower regular(3), tower(3);
     const auto units = tower.shard(mesh);
     const at::NoGradGuard no_grad;
     const auto x = sharded(input(), mesh);
-    const auto former = plain.w[0].clone();
+    const auto former = regular.w[0].clone();
     const auto diagonal = tower.w[0].diagonal();  // of every rank's part, and so a view of the gathered copy
     EXPECT_EQ(DTensor(diagonal).to_local().storage().unsafeGetStorageImpl(),
               parameter_of(tower.w[0]).full.storage().unsafeGetStorageImpl());
     const auto held = DTensor(diagonal).to_local();
     for (int step = 0; step < 3; ++step) {
-      expect_close(tower.loss(x), plain.loss(input()), "other units take what memory is free");
-      for (auto* w : {&plain.w[0], &tower.w[0]}) w->mul_(1.5);
+      expect_close(tower.loss(x), regular.loss(input()), "other units take what memory is free");
+      for (auto* w : {&regular.w[0], &tower.w[0]}) w->mul_(1.5);
       expect_close(held, former.diagonal(), "a view of what was gathered first");
     }
-    expect_close(diagonal, plain.w[0].diagonal(), "a view of the parameter");
+    expect_close(diagonal, regular.w[0].diagonal(), "a view of the parameter");
   });
 }
 
 // Whoever catches that there was none, and makes room, uses the unit again.
 TEST(FsdpViews, AreMadeAnewAfterAGatherThatFoundNoMemory) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    const Tower plain(2);
+    const Tower regular(2);
     Tower tower(2);
     const auto units = tower.shard(mesh);
     const at::NoGradGuard no_grad;
@@ -67,7 +67,7 @@ TEST(FsdpViews, AreMadeAnewAfterAGatherThatFoundNoMemory) {
     units[0].reshard();
     std::size_t k = 0;
     fsdp::unit_of(tower.w[0], k)->abandon_gather();  // what the schedule does then
-    expect_close(tower.loss(x), plain.loss(input()), "loss");
+    expect_close(tower.loss(x), regular.loss(input()), "loss");
   });
 }
 

@@ -92,9 +92,9 @@ void on_four(const Schedule& schedule, const std::function<void(Chain&)>& body) 
 
 TEST(PipelineActions, UnshardGathersAndReshardFrees) {
   for (const std::string& name : pipeline::schedule_names()) {
-    for (const int room : {1, 2}) {
+    for (const int space : {1, 2}) {
       const auto schedule = pipeline::with_communication(pipeline::make_schedule(name, 2, kMicrobatches),
-                                                         {.unsharded_stages = room, .reduce_grad = false});
+                                                         {.unsharded_stages = space, .reduce_grad = false});
       on_four(schedule, [&](Chain& chain) {
         const int rank = chain.mesh.local_rank("pp");
         for (int step = 1; step <= 2; ++step) {
@@ -104,7 +104,7 @@ TEST(PipelineActions, UnshardGathersAndReshardFrees) {
             EXPECT_EQ(unit.stats().all_gathers, step * expected) << name << " stage " << stage;
             EXPECT_EQ(unit.stats().gathered_bytes, 0) << name;
           }
-          if (room == 1) {
+          if (space == 1) {
             EXPECT_EQ(chain.gathered_of_others, 0) << name;
           }
           if (step == 1) chain.expect_gradients(name);
@@ -247,17 +247,17 @@ TEST(PipelineActions, WhatTheLastMicrobatchDoesNotReachIsReduced) {
         const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "shard"});
         Pipeline pipe(mesh, pipeline::make_schedule(name, 2, 2), mean_loss);
         Draw draw(5);
-        const at::Tensor x = draw.normal({4, kSize}), whole = draw.normal({kSize, kSize});
-        at::Tensor expected = whole.clone().requires_grad_();
+        const at::Tensor x = draw.normal({4, kSize}), full = draw.normal({kSize, kSize});
+        at::Tensor expected = full.clone().requires_grad_();
         const at::Tensor first = x.narrow(0, 0, 2), second = x.narrow(0, 2, 2);
         const at::Tensor once = at::cat({at::mm(first, expected), second});
         at::mse_loss(at::pow(once, 2), x).backward();
 
-        at::Tensor weight = whole.clone().requires_grad_();
+        at::Tensor weight = full.clone().requires_grad_();
         if (sharded) {
           fully_shard(NamedTensors{{"w", &weight}}, pipe.stage_mesh(), {.shard_axis = "shard"});
         } else {
-          weight = distribute_tensor(whole, pipe.stage_mesh(), {Replicate()}).requires_grad_();
+          weight = distribute_tensor(full, pipe.stage_mesh(), {Replicate()}).requires_grad_();
         }
         const int stage = pipe.stages()[0];
         int calls = 0;

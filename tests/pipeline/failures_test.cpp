@@ -28,7 +28,7 @@ std::vector<Tensors> parts(const at::Tensor& batch) {
 }
 
 // Stages with a whole weight; with one that is gathered where it is used; with one that the schedule gathers.
-enum class Weights { whole, sharded, scheduled };
+enum class Weights { full, sharded, scheduled };
 
 pipeline::Schedule schedule_of(const std::string& name, Weights kind) {
   const auto schedule = pipeline::make_schedule(name, 2, kMicrobatches);
@@ -49,7 +49,7 @@ struct Model {
     for (const int stage : pipe.stages()) {
       at::Tensor& weight = weights[stage];
       weight = Draw(static_cast<std::uint64_t>(stage) + 1).normal({4, 4}).requires_grad_();
-      if (kind == Weights::whole) {
+      if (kind == Weights::full) {
         weight = distribute_tensor(weight.detach(), pipe.stage_mesh(), {Replicate()}).requires_grad_();
       } else {
         fully_shard({{"weight", &weight}}, pipe.stage_mesh());
@@ -94,7 +94,7 @@ Outcome outcome(Model& model) {
   return result;
 }
 
-void expect_recovers(const std::string& schedule, const Fault& fault, Weights kind = Weights::whole) {
+void expect_recovers(const std::string& schedule, const Fault& fault, Weights kind = Weights::full) {
   run_local(4,
             [&](const Communicator& world) {
               const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "dp"});

@@ -67,10 +67,10 @@ TEST(PipelineInputs, OneThatIsGivenSeveralTimesCountsAsOften) {
       pipe.set_stage(0, [&](const Tensors& in) { return Tensors{at::mm(in[0] * in[1], weight)}; });
       const at::Tensor x = rows_on(pipe, draw).requires_grad_(), y = rows_on(pipe, draw);
       pipe.step(std::vector<Tensors>(kMicrobatches, {x, x}), std::vector<Tensors>(kMicrobatches, {y}));
-      const at::Tensor plain = DTensor(x.detach()).full_tensor().clone().requires_grad_();
-      const at::Tensor out = at::mm(plain * plain, DTensor(weight.detach()).full_tensor());
+      const at::Tensor regular = DTensor(x.detach()).full_tensor().clone().requires_grad_();
+      const at::Tensor out = at::mm(regular * regular, DTensor(weight.detach()).full_tensor());
       at::mse_loss(out, DTensor(y).full_tensor()).backward();
-      test::expect_close(x.grad(), plain.grad(), schedule);
+      test::expect_close(x.grad(), regular.grad(), schedule);
     });
   }
 }

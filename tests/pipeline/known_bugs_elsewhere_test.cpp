@@ -240,14 +240,14 @@ TEST(PipelinePeers, InputsThatWantAGradientGetIt) {
       Chain chain(4), reference(4);
       chain.set(pipe);
       Draw draw(4);
-      const at::Tensor x = draw.normal({4, 4}), y = draw.normal({4, 4}), whole = x.clone().requires_grad_();
-      for (int step = 0; step < 2; ++step) reference.loss(whole, y).backward();
+      const at::Tensor x = draw.normal({4, 4}), y = draw.normal({4, 4}), full = x.clone().requires_grad_();
+      for (int step = 0; step < 2; ++step) reference.loss(full, y).backward();
       auto inputs = parts(x, 2);
       for (Tensors& input : inputs) input[0] = input[0].clone().requires_grad_();
       for (int step = 0; step < 2; ++step) pipe.step(inputs, parts(y, 2));
       for (std::int64_t m = 0; m < 2 && world.rank() == 0; ++m) {
         const at::Tensor& gradient = inputs[static_cast<std::size_t>(m)][0].grad();
-        test::expect_close(gradient, whole.grad().narrow(0, 2 * m, 2), schedule);
+        test::expect_close(gradient, full.grad().narrow(0, 2 * m, 2), schedule);
       }
     });
   }
@@ -301,8 +301,8 @@ TEST(PipelinePeers, TheClipNormHasTheSameBitsForAnyNumberOfStages) {
       EXPECT_EQ(total, norm) << ranks;  // bit for bit
       EXPECT_NEAR(total, expected, 1e-9);
       for (std::size_t i = 0; i < own.size(); ++i) {
-        const at::Tensor whole = DTensor(own[i].grad()).full_tensor();
-        if (mesh.local_rank("shard") == 0) results[stage * each + i] = whole;
+        const at::Tensor full = DTensor(own[i].grad()).full_tensor();
+        if (mesh.local_rank("shard") == 0) results[stage * each + i] = full;
       }
     });
     if (ranks == 1) clipped = results;

@@ -45,30 +45,30 @@ const std::vector<Way>& ways() {
 }
 
 TEST(PipelineMessages, KeepTheOrderOfMemory) {
-  for (const bool plain : {true, false}) {
+  for (const bool regular : {true, false}) {
     for (const Way& way : ways()) {
-      run_local(plain ? 2 : 4, [&](const Communicator& world) {
-        const DeviceMesh mesh = plain ? init_device_mesh(world, at::kCPU, {2}, {"pp"})
-                                      : init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "dp"});
+      run_local(regular ? 2 : 4, [&](const Communicator& world) {
+        const DeviceMesh mesh = regular ? init_device_mesh(world, at::kCPU, {2}, {"pp"})
+                                        : init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "dp"});
         Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
         const int stage = pipe.stages()[0];
         pipe.set_stage(stage, [&](const Tensors& in) { return Tensors{(stage == 0 ? way.there : way.back)(in[0])}; });
         const auto placed = [&](const at::Tensor& t) {
           std::vector<Tensors> parts;
           for (const at::Tensor& part : pipeline::microbatches(t, 2))
-            parts.push_back({plain ? part : distribute_tensor(part, pipe.stage_mesh(), {Shard(0)})});
+            parts.push_back({regular ? part : distribute_tensor(part, pipe.stage_mesh(), {Shard(0)})});
           return parts;
         };
         Draw draw(1);
         const at::Tensor x = draw.normal({4, 2, 3, 5}), y = at::zeros_like(way.back(way.there(x)));
-        const at::Tensor whole = x.clone().requires_grad_();
-        const at::Tensor loss = at::mse_loss(way.back(way.there(whole)), y);
+        const at::Tensor full = x.clone().requires_grad_();
+        const at::Tensor loss = at::mse_loss(way.back(way.there(full)), y);
         loss.backward();
         std::vector<Tensors> inputs = placed(x);
         for (Tensors& input : inputs) input[0].requires_grad_();
         EXPECT_NEAR(pipe.step(inputs, placed(y)).loss.item<double>(), loss.item<double>(), 1e-12) << way.name;
         for (std::int64_t m = 0; m < 2 && stage == 0; ++m)
-          test::expect_close(inputs[static_cast<std::size_t>(m)][0].grad(), whole.grad().narrow(0, 2 * m, 2), way.name);
+          test::expect_close(inputs[static_cast<std::size_t>(m)][0].grad(), full.grad().narrow(0, 2 * m, 2), way.name);
       });
     }
   }

@@ -25,17 +25,17 @@ enum class Recompute { none, some, all };
 
 struct Trial {
   std::string schedule;
-  bool sharded, told;
+  bool sharded, reported;
   Recompute again;
   std::string str() const {
-    return c10::str(schedule, sharded ? ", sharded" : ", whole", told ? ", told" : ", not told", ", again ",
+    return c10::str(schedule, sharded ? ", sharded" : ", whole", reported ? ", told" : ", not told", ", again ",
                     static_cast<int>(again));
   }
 };
 
-at::Tensor placed_weight(const at::Tensor& whole, const DeviceMesh& mesh, bool sharded) {
-  if (!sharded) return distribute_tensor(whole, mesh, {Replicate()}).requires_grad_();
-  at::Tensor weight = whole.clone().requires_grad_();
+at::Tensor placed_weight(const at::Tensor& full, const DeviceMesh& mesh, bool sharded) {
+  if (!sharded) return distribute_tensor(full, mesh, {Replicate()}).requires_grad_();
+  at::Tensor weight = full.clone().requires_grad_();
   fully_shard(NamedTensors{{"w", &weight}}, mesh, {.shard_axis = "shard"});
   return weight;
 }
@@ -50,16 +50,16 @@ void run_trial(const Trial& trial, const Communicator& world) {
   const auto schedule = pipeline::make_schedule(trial.schedule, 2, kMicrobatches);
   Pipeline pipe(mesh, schedule, mean_loss);
   Draw draw(1);
-  const at::Tensor whole = draw.normal({kSize, kSize}), x = draw.normal({2 * kMicrobatches, kSize});
+  const at::Tensor full = draw.normal({kSize, kSize}), x = draw.normal({2 * kMicrobatches, kSize});
   std::map<int, at::Tensor> own;
   std::map<int, int> calls;
   for (const int stage : pipe.stages()) {
-    own[stage] = placed_weight(whole, pipe.stage_mesh(), trial.sharded);
+    own[stage] = placed_weight(full, pipe.stage_mesh(), trial.sharded);
     const auto forward = [&, stage](const Tensors& in) {
       const bool odd = calls[stage]++ % 2 == 1;
       return layer(in[0], own[stage], trial.again == Recompute::all || (trial.again == Recompute::some && odd));
     };
-    trial.told ? pipe.set_stage(stage, forward, {own[stage]}) : pipe.set_stage(stage, forward);
+    trial.reported ? pipe.set_stage(stage, forward, {own[stage]}) : pipe.set_stage(stage, forward);
   }
   std::vector<Tensors> parts;
   for (const at::Tensor& part : pipeline::microbatches(x, kMicrobatches))
@@ -69,7 +69,7 @@ void run_trial(const Trial& trial, const Communicator& world) {
   Tensors leaves;
   at::Tensor out = x;
   for (int stage = 0; stage < schedule.stages(); ++stage) {
-    leaves.push_back(whole.clone().requires_grad_());
+    leaves.push_back(full.clone().requires_grad_());
     out = at::tanh(at::mm(out, leaves.back()));
   }
   at::mse_loss(out, x).backward();
@@ -83,9 +83,9 @@ void run_trial(const Trial& trial, const Communicator& world) {
 TEST(PipelineRecomputed, GradientsAreReducedWhetherOrNotParametersWereTold) {
   for (const std::string schedule : {"1f1b", "zb-h1", "zbv", "dualpipev"}) {
     for (const bool sharded : {false, true}) {
-      for (const bool told : {false, true}) {
+      for (const bool reported : {false, true}) {
         for (const Recompute again : {Recompute::none, Recompute::some, Recompute::all}) {
-          const Trial trial{schedule, sharded, told, again};
+          const Trial trial{schedule, sharded, reported, again};
           run_local(4, [&](const Communicator& world) { run_trial(trial, world); });
         }
       }

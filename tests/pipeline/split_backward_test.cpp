@@ -46,10 +46,10 @@ Tensors output_gradients(std::uint64_t seed) {
   return {draw.normal({kSize, kSize}), draw.normal({kSize, kSize}), draw.normal({kSize, kSize})};
 }
 
-Tensors placed(const Tensors& plain, const Tensors& like) {
+Tensors placed(const Tensors& regular, const Tensors& like) {
   Tensors result;
-  for (std::size_t i = 0; i < plain.size(); ++i) {
-    result.push_back(distribute_tensor(plain[i], DTensor(like[i]).mesh(), DTensor(like[i]).placements()));
+  for (std::size_t i = 0; i < regular.size(); ++i) {
+    result.push_back(distribute_tensor(regular[i], DTensor(like[i]).mesh(), DTensor(like[i]).placements()));
   }
   return result;
 }
@@ -66,9 +66,9 @@ int products_of(const F& run) {
 TEST(SplitBackward, HalvesMakeTheWhole) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     test::on_mesh({2}, [&](const DeviceMesh& mesh) {
-      Graph whole(seed, mesh), halves(seed, mesh);
+      Graph full(seed, mesh), halves(seed, mesh);
       const Tensors gradients = output_gradients(seed);
-      const int all = products_of([&] { torch::autograd::backward(whole.outputs, placed(gradients, whole.outputs)); });
+      const int all = products_of([&] { torch::autograd::backward(full.outputs, placed(gradients, full.outputs)); });
       std::vector<int> calls(halves.weights.size());
       for (std::size_t i = 0; i < halves.weights.size(); ++i) {
         halves.weights[i].register_hook([&calls, i](const at::Tensor&) { ++calls[i]; });
@@ -80,15 +80,15 @@ TEST(SplitBackward, HalvesMakeTheWhole) {
       };
       const int before = products_of(first);
       for (std::size_t i = 0; i < found.size(); ++i) {
-        ASSERT_EQ(found[i].defined(), whole.inputs[i].grad().defined()) << seed;
+        ASSERT_EQ(found[i].defined(), full.inputs[i].grad().defined()) << seed;
         if (found[i].defined())
-          test::expect_close(found[i], DTensor(whole.inputs[i].grad()).full_tensor(), c10::str("input of ", seed));
+          test::expect_close(found[i], DTensor(full.inputs[i].grad()).full_tensor(), c10::str("input of ", seed));
       }
       for (const at::Tensor& weight : halves.weights) EXPECT_FALSE(weight.grad().defined()) << seed;
       const int after = products_of([&] { split.backward_weight(); });
       EXPECT_EQ(before + after, all) << seed;
       for (std::size_t i = 0; i < halves.weights.size(); ++i) {
-        const at::Tensor expected = whole.weights[i].grad();
+        const at::Tensor expected = full.weights[i].grad();
         ASSERT_EQ(halves.weights[i].grad().defined(), expected.defined()) << seed << " weight " << i;
         EXPECT_EQ(calls[i], expected.defined() ? 1 : 0) << seed << " weight " << i;
         if (expected.defined())
@@ -120,8 +120,8 @@ TEST(SplitBackward, HooksOfIntermediateTensorsRunOnce) {
     EXPECT_EQ(calls, 1) << splits;
     return Tensors{x.grad(), a.grad(), b.grad(), h.grad()};
   };
-  const Tensors whole = gradients(false), halves = gradients(true);
-  for (std::size_t i = 0; i < whole.size(); ++i) test::expect_close(halves[i], whole[i], c10::str("gradient ", i));
+  const Tensors full = gradients(false), halves = gradients(true);
+  for (std::size_t i = 0; i < full.size(); ++i) test::expect_close(halves[i], full[i], c10::str("gradient ", i));
 }
 
 // What keeps gradients on their way is of the pass alone: the graph may be asked again after one that threw.

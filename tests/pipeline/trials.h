@@ -123,11 +123,11 @@ inline void place(Model& model, int layer, const DeviceMesh& slice, StageParalle
   }
 }
 
-inline at::Tensor on_slice(const at::Tensor& plain, const DeviceMesh& slice, StageParallelism inside) {
-  if (!slice) return plain;
-  if (inside == StageParallelism::hsdp) return distribute_tensor(plain, slice, {Shard(0), Shard(0)});
+inline at::Tensor on_slice(const at::Tensor& regular, const DeviceMesh& slice, StageParallelism inside) {
+  if (!slice) return regular;
+  if (inside == StageParallelism::hsdp) return distribute_tensor(regular, slice, {Shard(0), Shard(0)});
   const bool split = inside == StageParallelism::fsdp || inside == StageParallelism::replicate;
-  return distribute_tensor(plain, slice, {split ? Placement(Shard(0)) : Placement(Replicate())});
+  return distribute_tensor(regular, slice, {split ? Placement(Shard(0)) : Placement(Replicate())});
 }
 
 inline DeviceMesh mesh_of(const Trial& trial, const Communicator& world) {

@@ -177,13 +177,13 @@ TEST(Communication, WeightsAreGatheredAsSeldomAsTheRoomAllows) {
   EXPECT_TRUE(rc::check([] {
     std::mt19937_64 random(*rc::gen::arbitrary<std::uint64_t>());
     const Schedule schedule = some_schedule(random);
-    const int room = 1 + static_cast<int>(random() % 4);
-    const Schedule complete = with_communication(schedule, {.unsharded_stages = room});
+    const int space = 1 + static_cast<int>(random() % 4);
+    const Schedule complete = with_communication(schedule, {.unsharded_stages = space});
     for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
       const Unsharded got = unsharded(complete.ranks[rank]);
-      RC_ASSERT(got.most <= room);
+      RC_ASSERT(got.most <= space);
       RC_ASSERT(got.tight);
-      RC_ASSERT(got.gathers == fewest_gathers(schedule.ranks[rank], room));
+      RC_ASSERT(got.gathers == fewest_gathers(schedule.ranks[rank], space));
     }
   }));
 }

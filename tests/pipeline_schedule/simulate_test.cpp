@@ -41,8 +41,8 @@ TEST(Simulate, RandomSchedulesTakeTheTimeOfThePlainClock) {
         }
       }
       RC_ASSERT(timeline.makespan == makespan);
-      const double room = makespan * static_cast<double>(expected.size());
-      RC_ASSERT(timeline.bubble == (room > 0 ? 1 - computed / room : 0));
+      const double space = makespan * static_cast<double>(expected.size());
+      RC_ASSERT(timeline.bubble == (space > 0 ? 1 - computed / space : 0));
     }
   }));
 }

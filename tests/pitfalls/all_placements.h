@@ -14,13 +14,13 @@ namespace dtensor::test {
 
 using Function = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
-inline at::Tensor whole_of(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
+inline at::Tensor full_of(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
 
 inline void require_close(const at::Tensor& actual, const at::Tensor& expected, const std::string& what,
                           double tolerance = 1e-8) {
   TORCH_CHECK(actual.defined() == expected.defined(), what, ": defined on one side only");
   if (!expected.defined()) return;
-  const auto got = whole_of(actual);
+  const auto got = full_of(actual);
   const auto wide = [](const at::Tensor& t) { return t.to(t.is_complex() ? at::kComplexDouble : at::kDouble); };
   TORCH_CHECK(got.sizes() == expected.sizes(), what, ": sizes ", got.sizes(), ", expected ", expected.sizes());
   TORCH_CHECK(got.scalar_type() == expected.scalar_type(), what, ": ", got.dtype(), ", expected ", expected.dtype());
@@ -87,14 +87,14 @@ inline bool raises(const DeviceMesh& mesh, const std::function<void()>& fn) {
 }
 
 // This rank's part of a tensor that every rank holds whole.
-inline at::Tensor part_of(at::Tensor whole, const DeviceMesh& mesh, const Placements& placements) {
-  for (std::int64_t d = 0; d < whole.dim(); ++d) {
-    std::vector<at::Tensor> pieces{whole.narrow(d, 0, 0)};
-    for (const auto& s : shard_segments(whole.size(d), d, placements, mesh.shape(), *mesh.coordinate()))
-      pieces.push_back(whole.narrow(d, s.offset, s.length));
-    whole = at::cat(pieces, d);
+inline at::Tensor part_of(at::Tensor unsharded, const DeviceMesh& mesh, const Placements& placements) {
+  for (std::int64_t d = 0; d < unsharded.dim(); ++d) {
+    std::vector<at::Tensor> pieces{unsharded.narrow(d, 0, 0)};
+    for (const auto& s : shard_segments(unsharded.size(d), d, placements, mesh.shape(), *mesh.coordinate()))
+      pieces.push_back(unsharded.narrow(d, s.offset, s.length));
+    unsharded = at::cat(pieces, d);
   }
-  return whole;
+  return unsharded;
 }
 
 // As distribute_tensor, but every rank of a Partial axis holds another share, of any sign: what a wrong rule for
@@ -151,11 +151,11 @@ inline void run_backward(const at::Tensor& result, const at::Tensor& weight) {
 inline void equal_placed(const DeviceMesh& mesh, Draw& draw, std::string what, const std::vector<at::Tensor>& inputs,
                          const Function& fn, const std::function<Placements(const at::Tensor&)>& place,
                          const Everywhere& how = {}) {
-  std::vector<at::Tensor> plain, sharded;
+  std::vector<at::Tensor> regular, sharded;
   const auto trained = drawn_trained(draw, inputs.size(), how);
-  for (const auto& t : inputs) plain.push_back(t.clone());
-  plain = as_leaves(std::move(plain), trained);
-  const auto expected = fn(plain);
+  for (const auto& t : inputs) regular.push_back(t.clone());
+  regular = as_leaves(std::move(regular), trained);
+  const auto expected = fn(regular);
   for (const auto& t : inputs) {
     sharded.push_back(place_unequal(draw, t, mesh, place(t)));
     what += " " + DTensor(sharded.back()).spec_str();
@@ -169,7 +169,7 @@ inline void equal_placed(const DeviceMesh& mesh, Draw& draw, std::string what, c
   run_backward(expected, weight);
   run_backward(actual, distribute_tensor(weight, mesh, any_layout(draw, mesh, weight, false)));
   for (std::size_t k = 0; k < sharded.size(); ++k) {
-    if (trained[k]) require_close(sharded[k].grad(), plain[k].grad(), c10::str(what, " grad ", k), how.tolerance);
+    if (trained[k]) require_close(sharded[k].grad(), regular[k].grad(), c10::str(what, " grad ", k), how.tolerance);
   }
 }
 

@@ -59,34 +59,34 @@ struct Quiet {
   std::size_t forward = 0, backward = 0;  // collectives
 };
 
-at::Tensor whole(const Shape& sizes, const DeviceMesh& mesh) { return rand(sizes, mesh, {}, at::kDouble); }
+at::Tensor full(const Shape& sizes, const DeviceMesh& mesh) { return rand(sizes, mesh, {}, at::kDouble); }
 
 std::vector<Quiet> quiet_operators() {
   return {
-      {"add", {8, 6}, Shard(0), [](auto& x, auto& m) { return x + whole({6}, m); }},
+      {"add", {8, 6}, Shard(0), [](auto& x, auto& m) { return x + full({6}, m); }},
       {"matmul of rows",
        {8, 6},
        Shard(0),
        [](auto& x, auto& m) {
-         return at::matmul(x, whole({6, 4}, m));
+         return at::matmul(x, full({6, 4}, m));
        }},
       {"column parallel",
        {6, 8},
        Shard(1),
        [](auto& x, auto& m) {
-         return at::mm(whole({4, 6}, m), x);
+         return at::mm(full({4, 6}, m), x);
        }},
       {"row parallel",
        {4, 8},
        Shard(1),
        [](auto& x, auto& m) {
-         return at::mm(x, x.t()) + 0 * whole({4, 4}, m);
+         return at::mm(x, x.t()) + 0 * full({4, 4}, m);
        },
        1,
        0},
       {"batches", {8, 3, 6}, Shard(0), [](auto& x, auto&) { return at::bmm(x, x.transpose(1, 2)); }},
       {"softmax", {8, 6}, Shard(0), [](auto& x, auto&) { return x.softmax(1); }},
-      {"layer norm", {8, 3, 6}, Shard(0), [](auto& x, auto& m) { return at::layer_norm(x, {6}, whole({6}, m)); }},
+      {"layer norm", {8, 3, 6}, Shard(0), [](auto& x, auto& m) { return at::layer_norm(x, {6}, full({6}, m)); }},
       {"sum of the others", {8, 6}, Shard(0), [](auto& x, auto&) { return x.sum(1); }},
       {"sum of all", {8, 6}, Shard(0), [](auto& x, auto&) { return x.sum(); }},
       {"mean", {7, 6}, Shard(0), [](auto& x, auto&) { return x.mean(); }},
@@ -94,11 +94,11 @@ std::vector<Quiet> quiet_operators() {
       {"table of words",
        {8, 6},
        Shard(0),
-       [](auto& x, auto& m) { return at::embedding(x, whole({3}, m).abs().to(at::kLong)); }},
+       [](auto& x, auto& m) { return at::embedding(x, full({3}, m).abs().to(at::kLong)); }},
       {"table of features",
        {8, 6},
        Shard(1),
-       [](auto& x, auto& m) { return at::embedding(x, whole({3}, m).abs().to(at::kLong)); }},
+       [](auto& x, auto& m) { return at::embedding(x, full({3}, m).abs().to(at::kLong)); }},
       {"heads",
        {4, 6, 8},
        Shard(2),
@@ -114,7 +114,7 @@ std::vector<Quiet> quiet_operators() {
        {8, 2, 5, 5},
        Shard(0),
        [](auto& x, auto& m) {
-         return at::conv2d(x, whole({3, 2, 3, 3}, m));
+         return at::conv2d(x, full({3, 2, 3, 3}, m));
        }},
       {"pooling", {8, 2, 6, 6}, Shard(1), [](auto& x, auto&) { return at::max_pool2d(x, 2); }},
       {"cat",
@@ -153,10 +153,10 @@ TEST(Counts, ReductionsAlongTheSplitDimensionAreSmallH3) {
     on_mesh(shape, [](const DeviceMesh& mesh) {
       const auto others = mesh.size() - 1;
       const std::int64_t rows = 64, row = rows * 8;  // bytes of a number for each row
-      const auto plain = Draw(1).normal({64, 64});
-      const auto x = distribute_tensor(plain, mesh, {Shard(1)});
+      const auto regular = Draw(1).normal({64, 64});
+      const auto x = distribute_tensor(regular, mesh, {Shard(1)});
       const auto check = [&](const char* name, const Function& fn, std::size_t collectives, std::int64_t bytes) {
-        require_close(fn({x}), fn({plain}), name, 1e-9);
+        require_close(fn({x}), fn({regular}), name, 1e-9);
         const auto moved = moved_by([&] { fn({x}); });
         EXPECT_EQ(moved.collectives, collectives) << name << " " << moved.names;
         EXPECT_LE(moved.bytes, bytes) << name;
@@ -206,9 +206,9 @@ TEST(Counts, GroupedHeadsStayWhereTheyAreH2) {
           return std::get<0>(
               at::_scaled_dot_product_attention_math(t[0], t[1], t[2], {}, 0, true, {}, std::nullopt, true));
         };
-        std::vector<at::Tensor> plain{q, k, v}, inputs{distribute_tensor(q, mesh, {Shard(1)})};
+        std::vector<at::Tensor> regular{q, k, v}, inputs{distribute_tensor(q, mesh, {Shard(1)})};
         for (const auto& t : {k, v}) inputs.push_back(distribute_tensor(t, mesh, {heads.where}));
-        for (auto* list : {&plain, &inputs}) {
+        for (auto* list : {&regular, &inputs}) {
           for (auto& t : *list) t.requires_grad_();
         }
         std::vector<at::Tensor> gradients;
@@ -221,9 +221,9 @@ TEST(Counts, GroupedHeadsStayWhereTheyAreH2) {
         const auto what = c10::str(heads.query, " over ", heads.key, " heads, variant ", variant);
         // A leaf's gradient is summed where the leaf is replicated.
         EXPECT_EQ(moved.collectives, heads.where.is_replicate() ? 2u : 0u) << what << ": " << moved.names;
-        const auto y = run(plain);
+        const auto y = run(regular);
         require_close(run(inputs), y, what);
-        const auto expected = torch::autograd::grad({y}, plain, {at::ones_like(y)});
+        const auto expected = torch::autograd::grad({y}, regular, {at::ones_like(y)});
         for (std::size_t i = 0; i < 3; ++i) require_close(gradients[i], expected[i], what);
       }
     }

@@ -168,14 +168,14 @@ TEST(Families, SumsOfFewBitsThatChangeTypeC9) {
          {std::tuple{at::kByte, 200, 100}, {at::kChar, 100, 50}, {at::kShort, 30000, 3000}}) {
       const auto share = at::full({3}, mesh.coordinate()->front() == 0 ? a : b, type);
       const auto sum = [&] { return DTensor::from_local(share, mesh, {Partial()}, {3}, {1}); };
-      const auto whole = sum().full_tensor();
+      const auto unsharded = sum().full_tensor();
       for (const auto& fn :
            {Function([](const auto& t) { return t[0].to(at::kInt); }),
             Function([](const auto& t) { return t[0].to(at::kFloat); }),
             Function([](const auto& t) { return t[0].to(at::kChar); }),
             Function([](const auto& t) { return t[0].sum(); }), Function([](const auto& t) { return t[0] / 2; }),
             Function([](const auto& t) { return at::cumsum(t[0], 0); })}) {
-        require_same(whole_of(fn({sum()})), fn({whole}), c10::str("a sum of ", type));
+        require_same(full_of(fn({sum()})), fn({unsharded}), c10::str("a sum of ", type));
       }
       EXPECT_TRUE(DTensor(sum() * 3).placements()[0].is_partial());
     }

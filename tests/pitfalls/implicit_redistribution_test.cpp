@@ -47,14 +47,14 @@ TEST(ImplicitRedistribution, AreRefusedWarnedOrLoggedH5) {
 // What was asked for is no implicit redistribution.
 TEST(ImplicitRedistribution, AreNoneThatWereAskedForH5) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
-    const auto plain = Draw(1).normal({6, 5});
-    const auto x = distribute_tensor(plain, mesh, {Shard(0), Shard(1)});
-    const auto stored = distribute_tensor(plain, mesh, {Shard(0).as_storage(), Replicate()});
+    const auto regular = Draw(1).normal({6, 5});
+    const auto x = distribute_tensor(regular, mesh, {Shard(0), Shard(1)});
+    const auto stored = distribute_tensor(regular, mesh, {Shard(0).as_storage(), Replicate()});
     const ImplicitRedistributionScope strict;
-    require_same(x.full_tensor(), plain, "full_tensor");
-    require_same(x.redistribute({Shard(1), Replicate()}).full_tensor(), plain, "redistribute");
-    require_close(at::mm(stored, stored.t()), at::mm(plain, plain.t()), "a stored parameter");
-    TORCH_CHECK(std::abs(x.sum().item<double>() - plain.sum().item<double>()) < 1e-12);
+    require_same(x.full_tensor(), regular, "full_tensor");
+    require_same(x.redistribute({Shard(1), Replicate()}).full_tensor(), regular, "redistribute");
+    require_close(at::mm(stored, stored.t()), at::mm(regular, regular.t()), "a stored parameter");
+    TORCH_CHECK(std::abs(x.sum().item<double>() - regular.sum().item<double>()) < 1e-12);
     EXPECT_TRUE(raises(mesh, [&] { at::mm(x, x.t()).relu(); }));
   });
 }
@@ -62,12 +62,12 @@ TEST(ImplicitRedistribution, AreNoneThatWereAskedForH5) {
 // Whatever a placement says on an axis of one rank: a model that is tensor parallel there is one that is not.
 TEST(ImplicitRedistribution, AreNoneOnAnAxisOfOneRankH5) {
   on_mesh({2, 1}, [](const DeviceMesh& mesh) {
-    const auto plain = Draw(1).normal({6, 5});
-    const auto x = distribute_tensor(plain, mesh, {Shard(0), Shard(0)});
+    const auto regular = Draw(1).normal({6, 5});
+    const auto x = distribute_tensor(regular, mesh, {Shard(0), Shard(0)});
     const ImplicitRedistributionScope strict;
     for (const Placement& one : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
-      const auto stored = distribute_tensor(plain, mesh, {Shard(0).as_storage(), one});
-      require_close(at::linear(x, stored), at::linear(plain, plain), c10::str(one));
+      const auto stored = distribute_tensor(regular, mesh, {Shard(0).as_storage(), one});
+      require_close(at::linear(x, stored), at::linear(regular, regular), c10::str(one));
     }
   });
 }

@@ -38,24 +38,24 @@ struct Adafactor {
 TEST(Modules, AdafactorIsOneDeviceF4) {
   Draw draw(4);
   const auto start = draw.normal({5, 7}), x = draw.normal({7, 6});
-  auto plain = start.clone().requires_grad_();
+  auto regular = start.clone().requires_grad_();
   Adafactor reference{at::zeros({5}, at::kDouble), at::zeros({7}, at::kDouble)};
   for (int i = 0; i < 3; ++i) {
-    auto gradient = torch::autograd::grad({at::mm(plain, x).square().mean()}, {plain})[0];
-    reference.step(plain, gradient);
+    auto gradient = torch::autograd::grad({at::mm(regular, x).square().mean()}, {regular})[0];
+    reference.step(regular, gradient);
   }
   for (const Shape& shape : mesh_shapes()) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       Draw mine(9);
       at::Tensor weight = distribute_tensor(start, mesh, mine.placements(mesh, 2, false)).requires_grad_();
-      const Placements whole(static_cast<std::size_t>(mesh.ndim()));
-      Adafactor ours{distribute_tensor(at::zeros({5}, at::kDouble), mesh, whole),
-                     distribute_tensor(at::zeros({7}, at::kDouble), mesh, whole)};
+      const Placements full_tensor(static_cast<std::size_t>(mesh.ndim()));
+      Adafactor ours{distribute_tensor(at::zeros({5}, at::kDouble), mesh, full_tensor),
+                     distribute_tensor(at::zeros({7}, at::kDouble), mesh, full_tensor)};
       for (int i = 0; i < 3; ++i) {
-        const auto loss = at::mm(weight, distribute_tensor(x, mesh, whole)).square().mean();
+        const auto loss = at::mm(weight, distribute_tensor(x, mesh, full_tensor)).square().mean();
         ours.step(weight, torch::autograd::grad({loss}, {weight})[0]);
       }
-      expect_close(weight.detach(), plain.detach(), DTensor(weight).spec_str(), 1e-10);
+      expect_close(weight.detach(), regular.detach(), DTensor(weight).spec_str(), 1e-10);
     });
   }
 }
@@ -111,14 +111,14 @@ TEST(Modules, WholeTensorsLoadIntoShardsG6) {
 TEST(Modules, AReplicatedWeightAmongShardsGetsTheWholeGradientE1) {
   Draw draw(6);
   const auto w = draw.normal({3, 4}), x = draw.normal({6, 3});
-  auto plain = w.clone().requires_grad_();
-  at::mm(x, plain).square().sum().backward();
+  auto regular = w.clone().requires_grad_();
+  at::mm(x, regular).square().sum().backward();
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     auto weight = distribute_tensor(w, mesh, {Replicate()}).requires_grad_();
     const auto rows = distribute_tensor(x, mesh, {Shard(0)}).to_local();
     // Told what it means, the border sums the shares of the ranks.
     at::mm(rows, DTensor(weight).to_local({Partial()})).square().sum().backward();
-    expect_close(weight.grad(), plain.grad(), "told", 1e-12);
+    expect_close(weight.grad(), regular.grad(), "told", 1e-12);
     // Not told, it raises where PyTorch keeps one rank's share.
     auto untold = distribute_tensor(w, mesh, {Replicate()}).requires_grad_();
     EXPECT_THROW(at::mm(rows, DTensor(untold).to_local()).square().sum().backward(), c10::Error);

@@ -77,9 +77,9 @@ TEST(Ragged, OperatorsKeepThePartsA15) {
 TEST(Ragged, RandomFillsAreThoseOfOneDeviceA15) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     manual_seed(mesh, 5);
-    const auto whole = randn({7, 3}, mesh, {Replicate()});
+    const auto full = randn({7, 3}, mesh, {Replicate()});
     manual_seed(mesh, 5);
-    expect_close(randn({7, 3}, mesh, {RaggedShard(0, {6, 1})}), DTensor(whole).full_tensor(), "randn", 0);
+    expect_close(randn({7, 3}, mesh, {RaggedShard(0, {6, 1})}), DTensor(full).full_tensor(), "randn", 0);
   });
 }
 
@@ -114,9 +114,9 @@ TEST(Ragged, FullyShardKeepsBlocksA15) {
   for (const Shape& shape : {Shape{1, 2}, Shape{1, 3}, Shape{2, 2}}) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       Draw draw(3);
-      std::vector<at::Tensor> plain{draw.normal({10, 3}), draw.normal({5, 10})}, sharded;
-      for (auto& w : plain) sharded.push_back(w.clone().requires_grad_());
-      for (auto& w : plain) w.requires_grad_();
+      std::vector<at::Tensor> regular{draw.normal({10, 3}), draw.normal({5, 10})}, sharded;
+      for (auto& w : regular) sharded.push_back(w.clone().requires_grad_());
+      for (auto& w : regular) w.requires_grad_();
       NamedTensors names{{"up", &sharded[0]}, {"down", &sharded[1]}};
       FsdpOptions options;
       options.shard_block = [](const std::string& name, const at::Tensor&) { return name == "up" ? 4 : 1; };
@@ -124,7 +124,7 @@ TEST(Ragged, FullyShardKeepsBlocksA15) {
       const Placement expected = BlockShard(0, 10, 4, mesh.size(1)).as_storage();
       EXPECT_EQ(DTensor(sharded[0]).placements()[1], expected);
       const auto x = draw.normal({6, 3});
-      const auto want = train(plain, x), got = train(sharded, distribute_tensor(x, mesh, {Shard(0), Shard(0)}));
+      const auto want = train(regular, x), got = train(sharded, distribute_tensor(x, mesh, {Shard(0), Shard(0)}));
       for (std::size_t k = 0; k < want.size(); ++k) expect_close(got[k].detach(), want[k].detach(), "weight");
       EXPECT_EQ(DTensor(sharded[0]).placements()[1], expected);
     });

@@ -55,7 +55,7 @@ TEST(Reads, RandomValuesDependOnSeedAndGlobalIndexOnlyD9) {
       manual_seed(mesh, 5);
       std::vector<at::Tensor> results{run(zeros(sizes, mesh, first, at::kDouble)),
                                       run(zeros(sizes, mesh, second, at::kDouble))};
-      for (auto& t : results) t = whole_of(t);
+      for (auto& t : results) t = full_of(t);
       return results;
     };
     on_mesh({1}, [&](const DeviceMesh& mesh) { expected = twice(mesh, {Replicate()}, {Replicate()}); });

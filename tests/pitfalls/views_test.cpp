@@ -118,25 +118,25 @@ InPlaceView any_inplace_view(Draw& draw, const at::Tensor& x) {
 
 TEST(Views, InPlaceViewsKeepSpecAndLocalInStepB6) {
   for_all("squeeze_, unsqueeze_, t_, transpose_", [](const DeviceMesh& mesh, Draw& draw) {
-    auto plain = draw.normal(draw.sizes(draw.integer(1, 3), 0, 3));
-    at::Tensor x = distribute_tensor(plain.clone(), mesh, any_placements(draw, mesh, plain.dim()));
+    auto regular = draw.normal(draw.sizes(draw.integer(1, 3), 0, 3));
+    at::Tensor x = distribute_tensor(regular.clone(), mesh, any_placements(draw, mesh, regular.dim()));
     const at::Tensor handle = x;
     for (int i = 0; i < 3; ++i) {
       const auto what = c10::str("step ", i, " of ", DTensor(x).spec_str());
-      const auto step = any_inplace_view(draw, plain);
+      const auto step = any_inplace_view(draw, regular);
       if (raises(mesh, [&] { step(x); })) {
-        require_close(x, plain, "refused " + what);  // and untouched
+        require_close(x, regular, "refused " + what);  // and untouched
         continue;
       }
-      step(plain);
+      step(regular);
       const DTensor now(handle);
-      TORCH_CHECK(now.sizes() == plain.sizes(), what, " became ", now.spec_str());
-      require_close(now, plain, what);
+      TORCH_CHECK(now.sizes() == regular.sizes(), what, " became ", now.spec_str());
+      require_close(now, regular, what);
       const auto again = DTensor::from_local(now.to_local(), mesh, now.placements(), now.sizes());
-      require_close(again, plain, "local of " + what);
+      require_close(again, regular, "local of " + what);
       x.add_(1);
-      plain.add_(1);
-      require_close(handle, plain, "written after " + what);
+      regular.add_(1);
+      require_close(handle, regular, "written after " + what);
     }
   });
 }
@@ -149,11 +149,11 @@ TEST(Views, BitsOfAnotherTypeAreThoseOfTheWholeB8) {
     const double share = mesh.coordinate()->at(0) == 0 ? 1.5 : 1000.0;
     for (const auto& [from, to] : types) {
       const auto x = DTensor::from_local(at::full({4}, share).to(from), mesh, {Partial()}, {4}, {1});
-      require_same(whole_of(x.view(to)), DTensor(x).full_tensor().view(to), c10::str(from, " as ", to));
+      require_same(full_of(x.view(to)), DTensor(x).full_tensor().view(to), c10::str(from, " as ", to));
       EXPECT_TRUE(DTensor(x.view(from)).placements()[0].is_partial());
     }
     const auto most = DTensor::from_local(at::full({4}, share), mesh, {Partial(ReduceOp::max)}, {4}, {1});
-    require_same(whole_of(at::_neg_view(most)), at::full({4}, -1000.0), "negated");
+    require_same(full_of(at::_neg_view(most)), at::full({4}, -1000.0), "negated");
   });
 }
 

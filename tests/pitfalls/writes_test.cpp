@@ -35,19 +35,19 @@ TEST(Writes, ThroughEveryViewReachTheBaseOrRaiseB2) {
        }},
       {"expand", [](const auto& t) { return t.unsqueeze(0).select(0, 0); }}};
   for (const auto& [name, view] : views) {
-    const auto plain = real({8, 8});
-    auto expected = plain.clone();
+    const auto regular = real({8, 8});
+    auto expected = regular.clone();
     view(expected).fill_(7);
     for (const auto& placement : {Shard(0), Shard(1), Replicate(), Partial()}) {
       on_mesh({2}, [&, name = name, view = view](const DeviceMesh& mesh) {
-        auto x = distribute_tensor(plain.clone(), mesh, {placement});
+        auto x = distribute_tensor(regular.clone(), mesh, {placement});
         bool raised = false;
         try {
           view(x).fill_(7);
         } catch (const c10::Error&) {
           raised = true;
         }
-        expect_close(x, raised ? plain : expected, c10::str(name, " ", placement.str()));
+        expect_close(x, raised ? regular : expected, c10::str(name, " ", placement.str()));
         const auto all = at::full({1}, raised ? 1.0 : 0.0);
         mesh.communicator().all_reduce(all, ReduceOp::sum).wait();
         EXPECT_TRUE(all.item<float>() == 0 || all.item<float>() == 2) << name;
@@ -113,10 +113,10 @@ TEST(Writes, IndexPutB3ScatterB7) {
     for (const auto& values : {Shard(0), Shard(1), Replicate()}) {
       for (const bool accumulate : {false, true}) {
         on_mesh({2}, [&](const DeviceMesh& mesh) {
-          const auto plain = real({4, 4}), v = real({3, 4}, 2), i = at::tensor({3, 0, 2});
-          auto x = distribute_tensor(plain.clone(), mesh, {own});
+          const auto regular = real({4, 4}), v = real({3, 4}, 2), i = at::tensor({3, 0, 2});
+          auto x = distribute_tensor(regular.clone(), mesh, {own});
           x.index_put_({distribute_tensor(i, mesh, {Replicate()})}, distribute_tensor(v, mesh, {values}), accumulate);
-          expect_close(x, plain.clone().index_put_({i}, v, accumulate), own.str() + values.str());
+          expect_close(x, regular.clone().index_put_({i}, v, accumulate), own.str() + values.str());
           EXPECT_EQ(x.placements(), (Placements{own}));
         });
       }
@@ -174,14 +174,14 @@ TEST(Writes, OutKeepsItsPlacementsH14) {
 
 TEST(Writes, ArgumentsThatChangeAreNeverStaleC10) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto plain = real({4, 6});
-    const auto x = distribute_tensor(plain, mesh, {Shard(0)});
+    const auto regular = real({4, 6});
+    const auto x = distribute_tensor(regular, mesh, {Shard(0)});
     for (int i = 1; i < 4; ++i) {
-      expect_close(x.mean() * i, plain.mean() * i, "scalar");
-      expect_close(at::add(x, x, i), at::add(plain, plain, i), "alpha");
-      expect_close(x.sum(i % 2), plain.sum(i % 2), "dim");
-      expect_close(at::linalg_vector_norm(x, i), at::linalg_vector_norm(plain, i), "order");
-      expect_close(at::histc(x, 4, 0, i), at::histc(plain, 4, 0, i), "range");
+      expect_close(x.mean() * i, regular.mean() * i, "scalar");
+      expect_close(at::add(x, x, i), at::add(regular, regular, i), "alpha");
+      expect_close(x.sum(i % 2), regular.sum(i % 2), "dim");
+      expect_close(at::linalg_vector_norm(x, i), at::linalg_vector_norm(regular, i), "order");
+      expect_close(at::histc(x, 4, 0, i), at::histc(regular, 4, 0, i), "range");
     }
   });
 }
@@ -241,22 +241,22 @@ TEST(Writes, PlainConstantsCountAsReplicateH7) {
 TEST(Writes, DropoutOnPartialD11) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     manual_seed(mesh, 5);
-    const auto whole = at::dropout(distribute_tensor(at::ones({8, 4}), mesh, {Replicate()}), 0.5, true);
+    const auto unsharded = at::dropout(distribute_tensor(at::ones({8, 4}), mesh, {Replicate()}), 0.5, true);
     manual_seed(mesh, 5);
     const auto part = at::dropout(distribute_tensor(at::ones({8, 4}), mesh, {Partial()}), 0.5, true);
-    expect_close(part, DTensor(whole).full_tensor(), "dropout");
+    expect_close(part, DTensor(unsharded).full_tensor(), "dropout");
   });
 }
 
 TEST(Writes, TablesAreRenormalisedD4) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto& p : {Shard(0), Shard(1), Replicate()}) {
-      auto plain = real({6, 4});
+      auto regular = real({6, 4});
       const auto index = at::tensor({1, 4});
-      auto table = distribute_tensor(plain.clone(), mesh, {p});
+      auto table = distribute_tensor(regular.clone(), mesh, {p});
       at::embedding_renorm_(table, distribute_tensor(index, mesh, {Replicate()}), 0.5, 2);
-      at::embedding_renorm_(plain, index, 0.5, 2);
-      expect_close(table, plain, p.str());
+      at::embedding_renorm_(regular, index, 0.5, 2);
+      expect_close(table, regular, p.str());
     }
   });
 }

@@ -15,7 +15,7 @@ using test::error_of;
 
 constexpr RandomKey kKey{42, 7};
 
-GlobalRegion whole_region(at::IntArrayRef sizes) { return region_of(sizes, {Replicate()}, {1}, {0}); }
+GlobalRegion full_region(at::IntArrayRef sizes) { return region_of(sizes, {Replicate()}, {1}, {0}); }
 
 // Rounded to the dtype, an integer of the range may lie outside of it: 999 is 1000 in bfloat16.
 RC_GTEST_PROP(RandomRanges, IntegersAreInTheirRangeInEveryDtype, ()) {
@@ -25,7 +25,7 @@ RC_GTEST_PROP(RandomRanges, IntegersAreInTheirRangeInEveryDtype, ()) {
   const auto from = *rc::gen::inRange<std::int64_t>(-top, top);
   const auto to = from + *rc::gen::elementOf(std::vector<std::int64_t>{1, 2, 5, 40, top});
   auto t = at::empty({256}, dtype);
-  const auto error = error_of([&] { fill_integers(t, whole_region({256}), kKey, from, to); });
+  const auto error = error_of([&] { fill_integers(t, full_region({256}), kKey, from, to); });
   if (error != "no error") {
     RC_ASSERT(to - from < 8 * top / 256 + 8);  // as wide a range holds some
     RC_ASSERT(error.find("holds none of the integers") != std::string::npos);
@@ -41,22 +41,22 @@ RC_GTEST_PROP(RandomRanges, IntegersAreInTheirRangeInEveryDtype, ()) {
 
 TEST(RandomRanges, IntegersOfFewBitsReachWhatTheirDtypeHolds) {
   auto t = at::empty({1 << 16}, at::kBFloat16);
-  fill_integers(t, whole_region({1 << 16}), kKey, 0, 1000);
+  fill_integers(t, full_region({1 << 16}), kKey, 0, 1000);
   EXPECT_EQ(t.max().item<double>(), 996);
   EXPECT_EQ(t.min().item<double>(), 0);
-  fill_integers(t, whole_region({1 << 16}), kKey, -999, 5);
+  fill_integers(t, full_region({1 << 16}), kKey, -999, 5);
   EXPECT_EQ(t.min().item<double>(), -996);
-  EXPECT_EQ(error_of([&] { fill_integers(t, whole_region({1 << 16}), kKey, 999, 1000); }),
+  EXPECT_EQ(error_of([&] { fill_integers(t, full_region({1 << 16}), kKey, 999, 1000); }),
             "random_: BFloat16 holds none of the integers from 999 to 999");
   auto f = at::empty({64}, at::kFloat);
-  fill_integers(f, whole_region({64}), kKey, (1 << 24) + 1, (1 << 24) + 4);
+  fill_integers(f, full_region({64}), kKey, (1 << 24) + 1, (1 << 24) + 4);
   EXPECT_TRUE(f.eq((1 << 24) + 2).all().item<bool>()) << f;
 }
 
 TEST(RandomRanges, IntegersThatDoNotGoUpAreRefused) {
   auto t = at::empty({4}, at::kLong);
   EXPECT_NE(error_of([&] {
-              fill_integers(t, whole_region({4}), kKey, 0, std::numeric_limits<std::int64_t>::min());
+              fill_integers(t, full_region({4}), kKey, 0, std::numeric_limits<std::int64_t>::min());
             }).find("from = 0 and to = -9223372036854775808"),
             std::string::npos);
 }
@@ -65,7 +65,7 @@ TEST(RandomRanges, IntegersThatDoNotGoUpAreRefused) {
 TEST(RandomRanges, UniformNumbersHaveEndsThatTheDtypeHolds) {
   const auto says = [](at::ScalarType dtype, double from, double to, const std::string& part) {
     auto t = at::empty({2}, dtype);
-    const std::string error = error_of([&] { fill_uniform(t, whole_region({2}), kKey, from, to); });
+    const std::string error = error_of([&] { fill_uniform(t, full_region({2}), kKey, from, to); });
     EXPECT_NE(error.find(part), std::string::npos) << error;
   };
   says(at::kFloat, 0, INFINITY, "to = inf is out of range for Float");

@@ -49,11 +49,11 @@ std::vector<Case> cases() {
   };
 }
 
-GlobalRegion whole_region(at::IntArrayRef sizes) { return region_of(sizes, {Replicate()}, {1}, {0}); }
+GlobalRegion full_region(at::IntArrayRef sizes) { return region_of(sizes, {Replicate()}, {1}, {0}); }
 
-at::Tensor whole(const Case& c, at::IntArrayRef sizes, at::ScalarType dtype) {
+at::Tensor full_tensor(const Case& c, at::IntArrayRef sizes, at::ScalarType dtype) {
   auto t = at::empty(sizes, dtype);
-  c.fill(t, whole_region(sizes));
+  c.fill(t, full_region(sizes));
   return t;
 }
 
@@ -85,7 +85,7 @@ RC_GTEST_PROP(RandomFill, EveryLayoutHoldsItsPartOfOneTensor, ()) {
   const auto all = cases();
   const auto& c = *rc::gen::elementOf(all);
   const auto dtype = *rc::gen::elementOf(c.dtypes);
-  const auto global = whole(c, sizes, dtype);
+  const auto global = full_tensor(c, sizes, dtype);
   Sizes at(mesh.size());
   for (auto& x : at) x = *rc::gen::inRange<std::int64_t>(0, mesh[&x - at.data()]);
   const auto region = region_of(sizes, placements, mesh, at);
@@ -120,7 +120,7 @@ RC_GTEST_PROP(RandomFill, RunsCoverTheRegionInOrder, ()) {
 TEST(RandomFill, BatchesAndSingleBlocksAgree) {
   for (const auto& c : cases()) {
     for (const auto dtype : c.dtypes) {
-      const auto global = whole(c, {5000}, dtype);
+      const auto global = full_tensor(c, {5000}, dtype);
       for (const std::int64_t ranks : {3, 7, 100, 2000}) {
         for (const std::int64_t rank : {std::int64_t{0}, std::int64_t{1}, ranks - 2, ranks - 1}) {
           const auto region = region_of({5000}, {Shard(0)}, {ranks}, {rank});
@@ -142,19 +142,19 @@ TEST(RandomFill, BatchIsOneRun) {
 
 TEST(RandomFill, FirstUniformsAreTheKnownWords) {
   auto t = at::empty({4}, at::kFloat);
-  fill_uniform(t, whole_region({4}), {0, 0});
+  fill_uniform(t, full_region({4}), {0, 0});
   const std::uint32_t known[] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
   for (int i = 0; i < 4; ++i) EXPECT_EQ(t[i].item<float>(), static_cast<float>(known[i] >> 8) / (1 << 24));
   auto d = at::empty({2}, at::kDouble);
-  fill_uniform(d, whole_region({2}), {0, 0});
+  fill_uniform(d, full_region({2}), {0, 0});
   EXPECT_EQ(d[0].item<double>(), std::ldexp(static_cast<double>(0xe169c58d6627e8d5ULL >> 11), -53));
 }
 
 // Each product is rounded before it is added to: a machine that can do both at once would give other bits.
 TEST(RandomFill, ProductsAreRoundedBeforeTheyAreAdded) {
   auto unit = at::empty({1 << 12}, at::kFloat), t = at::empty({1 << 12}, at::kFloat);
-  fill_uniform(unit, whole_region({1 << 12}), kKey);
-  fill_uniform(t, whole_region({1 << 12}), kKey, 0.1F, 0.7F);
+  fill_uniform(unit, full_region({1 << 12}), kKey);
+  fill_uniform(t, full_region({1 << 12}), kKey, 0.1F, 0.7F);
   for (std::int64_t i = 0; i < t.numel(); ++i) {
     const volatile float product = unit.const_data_ptr<float>()[i] * (0.7F - 0.1F);
     const volatile float sum = product + 0.1F;
@@ -165,7 +165,7 @@ TEST(RandomFill, ProductsAreRoundedBeforeTheyAreAdded) {
 TEST(RandomFill, KeysGiveDifferentNumbers) {
   const auto draw = [](RandomKey key) {
     auto t = at::empty({64}, at::kFloat);
-    fill_uniform(t, whole_region({64}), key);
+    fill_uniform(t, full_region({64}), key);
     return t;
   };
   EXPECT_TRUE(draw({1, 2}).equal(draw({1, 2})));
@@ -192,7 +192,7 @@ void expect_distribution(const std::string& name, const std::function<double(dou
   for (const auto& c : cases()) {
     if (c.name != name) continue;
     for (const auto dtype : {at::kFloat, at::kDouble}) {
-      EXPECT_LT(kolmogorov_smirnov(whole(c, {300, 333}, dtype), cdf), 1.95) << name << " " << dtype;
+      EXPECT_LT(kolmogorov_smirnov(full_tensor(c, {300, 333}, dtype), cdf), 1.95) << name << " " << dtype;
     }
   }
 }
@@ -203,14 +203,15 @@ TEST(RandomFill, ContinuousDistributions) {
   expect_distribution("log_normal", [](double x) { return normal_cdf(std::log(x)); });
   expect_distribution("exponential", [](double x) { return 1 - std::exp(-2 * x); });
   expect_distribution("cauchy", [](double x) { return 0.5 + std::atan((x - 1) / 2) / 3.141592653589793; });
-  EXPECT_GT(kolmogorov_smirnov(whole(cases()[0], {100000}, at::kFloat), normal_cdf), 1.95);  // the test itself can fail
+  EXPECT_GT(kolmogorov_smirnov(full_tensor(cases()[0], {100000}, at::kFloat), normal_cdf),
+            1.95);  // the test itself can fail
 }
 
 // Neighbours are uncorrelated, along rows and columns and between the two coordinates of Box and Muller.
 TEST(RandomFill, NeighboursAreIndependent) {
   for (const auto* name : {"uniform", "normal"}) {
     const auto c = cases()[std::string(name) == "uniform" ? 0 : 1];
-    auto t = whole(c, {512, 512}, at::kDouble);
+    auto t = full_tensor(c, {512, 512}, at::kDouble);
     t = (t - t.mean()) / t.std();
     for (const std::int64_t lag : {1, 2, 3, 4, 512}) {
       const auto flat = t.flatten();
@@ -223,13 +224,13 @@ TEST(RandomFill, NeighboursAreIndependent) {
 
 TEST(RandomFill, NormalMoments) {
   auto t = at::empty({1 << 20}, at::kDouble);
-  fill_normal(t, whole_region({1 << 20}), kKey);
+  fill_normal(t, full_region({1 << 20}), kKey);
   EXPECT_NEAR(t.mean().item<double>(), 0, 5e-3);
   EXPECT_NEAR(t.var().item<double>(), 1, 1e-2);
   EXPECT_NEAR(t.pow(3).mean().item<double>(), 0, 2e-2);
   EXPECT_NEAR(t.pow(4).mean().item<double>(), 3, 5e-2);
   auto z = at::empty({1 << 16}, at::kComplexDouble);
-  fill_normal(z, whole_region({1 << 16}), kKey);
+  fill_normal(z, full_region({1 << 16}), kKey);
   EXPECT_NEAR(z.abs().square().mean().item<double>(), 1, 2e-2);
 }
 
@@ -239,16 +240,16 @@ TEST(RandomFill, DiscreteFrequencies) {
     EXPECT_LT(std::abs(count - expected), 5 * std::sqrt(expected));
   };
   auto b = at::empty({n}, at::kBool);
-  fill_bernoulli(b, whole_region({n}), kKey, 0.3);
+  fill_bernoulli(b, full_region({n}), kKey, 0.3);
   near(static_cast<double>(b.sum().item<std::int64_t>()), 0.3 * n);
   auto i = at::empty({n}, at::kLong);
-  fill_integers(i, whole_region({n}), kKey, -3, 7);
+  fill_integers(i, full_region({n}), kKey, -3, 7);
   EXPECT_EQ(i.min().item<std::int64_t>(), -3);
   EXPECT_EQ(i.max().item<std::int64_t>(), 6);
   const auto counts = (i + 3).bincount();
   for (int k = 0; k < 10; ++k) near(counts[k].item<double>(), n / 10.0);
   auto g = at::empty({n}, at::kLong);
-  fill_geometric(g, whole_region({n}), kKey, 0.25);
+  fill_geometric(g, full_region({n}), kKey, 0.25);
   for (int k = 1; k < 6; ++k) near(g.eq(k).sum().item<double>(), n * 0.25 * std::pow(0.75, k - 1));
   EXPECT_EQ(g.min().item<std::int64_t>(), 1);
 }
@@ -256,56 +257,56 @@ TEST(RandomFill, DiscreteFrequencies) {
 TEST(RandomFill, RoundingNeverReachesTheUpperEnd) {
   for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat}) {
     auto t = at::empty({1 << 20}, dtype);
-    fill_uniform(t, whole_region({1 << 20}), kKey);
+    fill_uniform(t, full_region({1 << 20}), kKey);
     EXPECT_LT(t.max().item<double>(), 1.0) << dtype;
     EXPECT_GE(t.min().item<double>(), 0.0) << dtype;
-    fill_uniform(t, whole_region({1 << 20}), kKey, -2, -1);
+    fill_uniform(t, full_region({1 << 20}), kKey, -2, -1);
     EXPECT_LT(t.max().item<double>(), -1.0) << dtype;
-    fill_uniform(t, whole_region({1 << 20}), kKey, 3, 3);
+    fill_uniform(t, full_region({1 << 20}), kKey, 3, 3);
     EXPECT_TRUE(t.eq(3).all().item<bool>());
   }
 }
 
 TEST(RandomFill, LowPrecisionIsFloatRounded) {
   const auto c = cases()[1];
-  const auto f = whole(c, {33, 5}, at::kFloat);
-  EXPECT_TRUE(whole(c, {33, 5}, at::kBFloat16).equal(f.to(at::kBFloat16)));
-  EXPECT_TRUE(whole(c, {33, 5}, at::kHalf).equal(f.to(at::kHalf)));
+  const auto f = full_tensor(c, {33, 5}, at::kFloat);
+  EXPECT_TRUE(full_tensor(c, {33, 5}, at::kBFloat16).equal(f.to(at::kBFloat16)));
+  EXPECT_TRUE(full_tensor(c, {33, 5}, at::kHalf).equal(f.to(at::kHalf)));
 }
 
 TEST(RandomFill, BernoulliMaskDoesNotDependOnTheDtypeOrTheFormOfP) {
   const auto draw = [](at::ScalarType dtype) {
     auto t = at::empty({1000}, dtype);
-    fill_bernoulli(t, whole_region({1000}), kKey, 0.4);
+    fill_bernoulli(t, full_region({1000}), kKey, 0.4);
     return t.to(at::kBool);
   };
   const auto mask = draw(at::kBool);
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong}) EXPECT_TRUE(mask.equal(draw(dtype)));
   auto t = at::empty({1000}, at::kFloat);
-  fill_bernoulli(t, whole_region({1000}), kKey, at::full({1000}, 0.4, at::kDouble));
+  fill_bernoulli(t, full_region({1000}), kKey, at::full({1000}, 0.4, at::kDouble));
   EXPECT_TRUE(mask.equal(t.to(at::kBool)));
-  fill_bernoulli(t, whole_region({1000}), kKey, 1.0);
+  fill_bernoulli(t, full_region({1000}), kKey, 1.0);
   EXPECT_TRUE(t.eq(1).all().item<bool>());
-  fill_bernoulli(t, whole_region({1000}), kKey, 0.0);
+  fill_bernoulli(t, full_region({1000}), kKey, 0.0);
   EXPECT_TRUE(t.eq(0).all().item<bool>());
 }
 
 TEST(RandomFill, IntegerRanges) {
   auto t = at::empty({4096}, at::kLong);
-  fill_integers(t, whole_region({4096}), kKey, std::numeric_limits<std::int64_t>::min(), std::nullopt);
+  fill_integers(t, full_region({4096}), kKey, std::numeric_limits<std::int64_t>::min(), std::nullopt);
   EXPECT_LT(t.min().item<std::int64_t>(), -(std::int64_t{1} << 62));
   EXPECT_GT(t.max().item<std::int64_t>(), std::int64_t{1} << 62);
-  fill_integers(t, whole_region({4096}), kKey);
+  fill_integers(t, full_region({4096}), kKey);
   EXPECT_GE(t.min().item<std::int64_t>(), 0);
   auto h = at::empty({4096}, at::kHalf);
-  fill_integers(h, whole_region({4096}), kKey);
+  fill_integers(h, full_region({4096}), kKey);
   EXPECT_LE(h.max().item<double>(), 2048);
   auto b = at::empty({4096}, at::kByte);
-  fill_integers(b, whole_region({4096}), kKey);
+  fill_integers(b, full_region({4096}), kKey);
   EXPECT_EQ(b.max().item<std::int64_t>(), 255);
-  EXPECT_ERROR(fill_integers(b, whole_region({4096}), kKey, 0, 257), "to - 1 = 256 is out of range for Byte");
-  EXPECT_ERROR(fill_integers(b, whole_region({4096}), kKey, -1, 7), "from = -1 is out of range");
-  EXPECT_ERROR(fill_integers(b, whole_region({4096}), kKey, 7, 7), "from = 7 and to = 7");
+  EXPECT_ERROR(fill_integers(b, full_region({4096}), kKey, 0, 257), "to - 1 = 256 is out of range for Byte");
+  EXPECT_ERROR(fill_integers(b, full_region({4096}), kKey, -1, 7), "from = -1 is out of range");
+  EXPECT_ERROR(fill_integers(b, full_region({4096}), kKey, 7, 7), "from = 7 and to = 7");
 }
 
 TEST(RandomFill, Permutation) {
@@ -323,12 +324,12 @@ TEST(RandomFill, Permutation) {
 
 TEST(RandomFill, Errors) {
   auto t = at::empty({2}, at::kFloat);
-  const auto r = whole_region({2});
+  const auto r = full_region({2});
   EXPECT_ERROR(fill_uniform(t, r, kKey, 2, 1), "from = 2 and to = 1");
   EXPECT_ERROR(fill_normal(t, r, kKey, 0, -1), "std = -1");
   EXPECT_ERROR(fill_bernoulli(t, r, kKey, 1.5), "p = 1.5");
   EXPECT_ERROR(fill_uniform(at::empty({2}, at::kLong), r, kKey), "expected a floating point tensor, got Long");
-  EXPECT_ERROR(fill_uniform(t, whole_region({3}), kKey), "sizes [2] does not fit its region, which has sizes [3]");
+  EXPECT_ERROR(fill_uniform(t, full_region({3}), kKey), "sizes [2] does not fit its region, which has sizes [3]");
   EXPECT_ERROR(region_of({4}, {Partial()}, {2}, {0}), "[P(sum)] cannot be filled with random numbers");
 }
 

@@ -35,12 +35,12 @@ Place draw_place(Draw& draw, const Communicator& world, const Shape& sizes, bool
 }
 
 // The elements of a rank's part, one number each, by definition.
-at::Tensor part_of(const Place& place, const at::Tensor& whole) {
-  at::Tensor part = whole;
-  for (std::int64_t d = 0; d < whole.dim(); ++d) {
+at::Tensor part_of(const Place& place, const at::Tensor& unsharded) {
+  at::Tensor part = unsharded;
+  for (std::int64_t d = 0; d < unsharded.dim(); ++d) {
     std::vector<at::Tensor> indices{at::empty({0}, at::kLong)};
     for (const Segment& s :
-         shard_segments(whole.size(d), d, place.placements, place.mesh.shape(), *place.mesh.coordinate())) {
+         shard_segments(unsharded.size(d), d, place.placements, place.mesh.shape(), *place.mesh.coordinate())) {
       indices.push_back(at::arange(s.offset, s.offset + s.length, at::kLong));
     }
     part = part.index_select(d, at::cat(indices));
@@ -48,9 +48,9 @@ at::Tensor part_of(const Place& place, const at::Tensor& whole) {
   return part;
 }
 
-std::int64_t lacked(const Place& from, const Place& to, const at::Tensor& whole) {
+std::int64_t lacked(const Place& from, const Place& to, const at::Tensor& unsharded) {
   if (!to.mesh.is_member()) return 0;
-  const auto numbers = at::arange(whole.numel()).view(whole.sizes());
+  const auto numbers = at::arange(unsharded.numel()).view(unsharded.sizes());
   const auto wanted = part_of(to, numbers).reshape({-1});
   if (!from.mesh.is_member()) return wanted.numel();
   return wanted.numel() - at::isin(wanted, part_of(from, numbers).reshape({-1})).sum().item<std::int64_t>();
@@ -65,10 +65,10 @@ TEST(BetweenMeshes, RandomPairsAreExactAndMoveWhatIsLacking) {
     run_local(kWorld, [&](const Communicator& world) {
       Draw draw(seed);
       const Shape sizes = draw.sizes(draw.integer(0, 3));
-      at::Tensor whole = draw.normal(sizes).round();  // sums of whole numbers are exact
+      at::Tensor unsharded = draw.normal(sizes).round();  // sums of whole numbers are exact
       const Place from = draw_place(draw, world, sizes, seed % 3 == 0),
                   to = draw_place(draw, world, sizes, seed % 5 == 0);
-      const DTensor source = distribute_tensor(whole, from.mesh, from.placements);
+      const DTensor source = distribute_tensor(unsharded, from.mesh, from.placements);
       std::int64_t bytes = 0;
       DTensor moved;
       {
@@ -79,14 +79,14 @@ TEST(BetweenMeshes, RandomPairsAreExactAndMoveWhatIsLacking) {
       ASSERT_EQ(moved.mesh(), to.mesh) << what;
       ASSERT_EQ(moved.placements(), to.placements) << what;
       if (to.mesh.is_member()) {
-        EXPECT_TRUE(moved.full_tensor().equal(whole)) << what;
+        EXPECT_TRUE(moved.full_tensor().equal(unsharded)) << what;
       }
       if (to.mesh.is_member() && !has_partial(to.placements)) {
-        EXPECT_TRUE(moved.to_local().equal(part_of(to, whole))) << what;
+        EXPECT_TRUE(moved.to_local().equal(part_of(to, unsharded))) << what;
       }
       const bool same = from.mesh == to.mesh;
       if (!same && !has_partial(from.placements)) {
-        EXPECT_EQ(bytes, 8 * lacked(from, to, whole)) << what;
+        EXPECT_EQ(bytes, 8 * lacked(from, to, unsharded)) << what;
       }
     });
   }
@@ -121,7 +121,7 @@ TEST(BetweenMeshes, AListOfDtypesIsOneExchange) {
                                          draw.integers({4, 4}, 9), draw.normal({2, 2}) > 0,
                                          at::complex(draw.normal({6}), draw.normal({6}))};
     std::vector<DTensor> tensors;
-    for (const auto& whole : wholes) tensors.push_back(distribute_tensor(whole, left, {Shard(0)}));
+    for (const auto& unsharded : wholes) tensors.push_back(distribute_tensor(unsharded, left, {Shard(0)}));
     int collectives = 0;
     std::vector<DTensor> moved;
     {
@@ -182,10 +182,10 @@ TEST(BetweenMeshes, ARegularGradientGoesBackToo) {
 TEST(BetweenMeshes, DistributeTensorTakesThemToo) {
   run_local(3, [](const Communicator& world) {
     const DeviceMesh left = device_mesh(world, at::kCPU, {0, 1}, {2}), right = device_mesh(world, at::kCPU, {2}, {1});
-    const at::Tensor whole = at::arange(5);
-    const DTensor moved = distribute_tensor(distribute_tensor(whole, left, {Shard(0)}), right, {Replicate()});
+    const at::Tensor unsharded = at::arange(5);
+    const DTensor moved = distribute_tensor(distribute_tensor(unsharded, left, {Shard(0)}), right, {Replicate()});
     if (right.is_member()) {
-      EXPECT_TRUE(moved.to_local().equal(whole));
+      EXPECT_TRUE(moved.to_local().equal(unsharded));
     }
   });
 }

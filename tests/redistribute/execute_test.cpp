@@ -271,9 +271,10 @@ TEST(Execute, ConjugateAndNegativeViewsAreResolved) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
     const at::Tensor z = at::view_as_complex(at::arange(8, at::kFloat).reshape({4, 2}));
     const SpecPtr spec = intern_spec(impl_of(mesh), {Shard(0)}, {8}, {1}, at::kComplexFloat);
-    const at::Tensor whole = redistribute_local(z.conj(), *spec, {Replicate()});
+    const at::Tensor full_tensor = redistribute_local(z.conj(), *spec, {Replicate()});
     const at::Tensor want = at::cat({z, z}).conj().resolve_conj();
-    if (!at::equal(at::view_as_real(whole.resolve_conj()), at::view_as_real(want))) throw std::runtime_error("conj");
+    if (!at::equal(at::view_as_real(full_tensor.resolve_conj()), at::view_as_real(want)))
+      throw std::runtime_error("conj");
   });
 }
 

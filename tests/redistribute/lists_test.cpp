@@ -15,8 +15,8 @@ struct Overlapping {
 };
 
 // Half of `whole` on each rank of the mesh, laid out as `whole`.
-DTensor halves(const at::Tensor& whole, const DeviceMesh& mesh) {
-  return DTensor::from_local(whole / 2, mesh, {Partial()}, whole.sizes(), whole.strides());
+DTensor halves(const at::Tensor& full, const DeviceMesh& mesh) {
+  return DTensor::from_local(full / 2, mesh, {Partial()}, full.sizes(), full.strides());
 }
 
 at::Tensor numbers(double first) { return at::arange(first, first + 9, at::kDouble).view({3, 3}); }
@@ -51,8 +51,8 @@ TEST(Lists, ConjugateBitsOfOneRankDoNotDivergeCalls) {
     const at::Tensor zeros = first ? at::_efficientzerotensor({3, 3}, a.options()) : at::zeros_like(a);
     for (const at::Tensor& local : {conjugate, zeros}) {
       const auto share = DTensor::from_local(local, mesh, {Partial()}, {3, 3}, a.strides());
-      const DTensor whole = DTensor::from_local(numbers(1), mesh, {Replicate()}, {3, 3});
-      const auto alone = redistribute({share, whole}, {{Replicate()}, {Replicate()}});
+      const DTensor full = DTensor::from_local(numbers(1), mesh, {Replicate()}, {3, 3});
+      const auto alone = redistribute({share, full}, {{Replicate()}, {Replicate()}});
       EXPECT_TRUE(at::equal(alone[0].to_local(), 2 * local));
       const auto packed = redistribute({share, share}, {{Replicate()}, {Replicate()}});
       EXPECT_TRUE(at::equal(packed[1].to_local(), 2 * local));

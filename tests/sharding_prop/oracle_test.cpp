@@ -194,8 +194,8 @@ TEST(Oracle, AssemblyAndIndexing) {
 
 // Kernels that LibTorch has no meta kernel for, in the types in which they differ.
 TEST(Oracle, MatrixKernelsAndRounding) {
-  const at::Tensor matrices = real({3, 4, 4}), square = real({4, 4}), whole = index({2, 3, 4, 4}, 9).sub(4);
-  const at::Tensor positive = at::bmm(matrices, matrices.mT()) + 4 * at::eye(4, at::kDouble), bytes = whole.abs();
+  const at::Tensor matrices = real({3, 4, 4}), square = real({4, 4}), full = index({2, 3, 4, 4}, 9).sub(4);
+  const at::Tensor positive = at::bmm(matrices, matrices.mT()) + 4 * at::eye(4, at::kDouble), bytes = full.abs();
   const at::Tensor rows = real({12, 32}).to(at::kFloat8_e4m3fn), columns = real({8, 32}).to(at::kFloat8_e4m3fn).t();
   const at::Tensor row_scales = real({12, 1}).abs().to(at::kFloat), scales = real({1, 8}).abs().to(at::kFloat);
   const c10::IValue none, bf16 = static_cast<std::int64_t>(at::kBFloat16);
@@ -207,9 +207,9 @@ TEST(Oracle, MatrixKernelsAndRounding) {
        {"aten::_int_mm", {index({8, 16}, 9).to(at::kChar), index({16, 24}, 9).to(at::kChar)}},
        {"aten::_scaled_mm", {rows, columns, row_scales, scales, none, none, bf16}},
        {"aten::fake_quantize_per_tensor_affine_cachemask", {real({5, 4}).to(at::kFloat).t(), 0.1, 0, -8, 7}},
-       {"aten::avg_pool2d", {whole, Ints{2, 2}}},
-       {"aten::avg_pool2d_backward", {whole, whole, Ints{1, 1}, Ints{1, 1}, Ints{0, 0}, false, true, 2}},
-       {"aten::avg_pool3d", {whole, Ints{2, 2, 2}}},
+       {"aten::avg_pool2d", {full, Ints{2, 2}}},
+       {"aten::avg_pool2d_backward", {full, full, Ints{1, 1}, Ints{1, 1}, Ints{0, 0}, false, true, 2}},
+       {"aten::avg_pool3d", {full, Ints{2, 2, 2}}},
        {"aten::upsample_bilinear2d", {(bytes * 25).to(at::kByte), Ints{3, 3}, false}},
        {"aten::upsample_nearest2d", {(bytes * 25).to(at::kByte), Ints{3, 3}}}});
 }

@@ -77,11 +77,11 @@ class Draw {
 
 inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, const std::string& what,
                          double tolerance = 1e-9) {
-  auto plain = is_dtensor(actual) ? DTensor(actual).full_tensor() : actual;
-  ASSERT_EQ(plain.sizes(), expected.sizes()) << what;
-  ASSERT_EQ(plain.scalar_type(), expected.scalar_type()) << what;
-  const bool close = at::allclose(plain.to(at::kDouble), expected.to(at::kDouble), tolerance, tolerance, true);
-  EXPECT_TRUE(close) << what << "\nexpected\n" << expected << "\nactual\n" << plain;
+  auto regular = is_dtensor(actual) ? DTensor(actual).full_tensor() : actual;
+  ASSERT_EQ(regular.sizes(), expected.sizes()) << what;
+  ASSERT_EQ(regular.scalar_type(), expected.scalar_type()) << what;
+  const bool close = at::allclose(regular.to(at::kDouble), expected.to(at::kDouble), tolerance, tolerance, true);
+  EXPECT_TRUE(close) << what << "\nexpected\n" << expected << "\nactual\n" << regular;
 }
 
 }  // namespace dtensor::test

@@ -7,19 +7,19 @@
 namespace dtensor::test {
 namespace {
 
-at::Tensor of_rank(const at::Tensor& whole, const DeviceMesh& mesh) {
-  return mesh.world().rank() == 0 ? whole.clone() : whole + static_cast<double>(mesh.world().rank());
+at::Tensor of_rank(const at::Tensor& unsharded, const DeviceMesh& mesh) {
+  return mesh.world().rank() == 0 ? unsharded.clone() : unsharded + static_cast<double>(mesh.world().rank());
 }
 
 TEST(Distribute, ValuesThatDifferAreTheFirstRanks) {
   for (const auto& shape : mesh_shapes()) {
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
       Draw draw(seed);
-      const auto whole = draw.normal(draw.sizes(draw.integer(0, 3), 0, 9));
+      const auto unsharded = draw.normal(draw.sizes(draw.integer(0, 3), 0, 9));
       on_mesh(shape, [&](const DeviceMesh& mesh) {
         Draw mine(seed);
-        const auto x = distribute_tensor(of_rank(whole, mesh), mesh, mine.placements(mesh, whole.dim()));
-        expect_close(x, whole, c10::str("seed ", seed, " ", x.spec_str()), 1e-12);
+        const auto x = distribute_tensor(of_rank(unsharded, mesh), mesh, mine.placements(mesh, unsharded.dim()));
+        expect_close(x, unsharded, c10::str("seed ", seed, " ", x.spec_str()), 1e-12);
       });
     }
   }
@@ -63,12 +63,12 @@ TEST(Distribute, ManyDimensions) {
     Shape sizes(static_cast<std::size_t>(ndim), 1);
     sizes.front() = 3;
     sizes.back() = 4;
-    const auto whole = at::arange(12, at::kDouble).view(sizes);
+    const auto unsharded = at::arange(12, at::kDouble).view(sizes);
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       for (const auto& p : {Replicate(), Shard(0), Shard(ndim - 1)}) {
-        const auto x = distribute_tensor(of_rank(whole, mesh), mesh, {p});
-        EXPECT_TRUE(x.full_tensor().equal(whole)) << x.spec_str();
-        EXPECT_EQ(DTensor::from_local(x.to_local(), mesh, {p}).sizes(), whole.sizes());
+        const auto x = distribute_tensor(of_rank(unsharded, mesh), mesh, {p});
+        EXPECT_TRUE(x.full_tensor().equal(unsharded)) << x.spec_str();
+        EXPECT_EQ(DTensor::from_local(x.to_local(), mesh, {p}).sizes(), unsharded.sizes());
       }
     });
   }
@@ -125,13 +125,13 @@ TEST(Distribute, ZerosWithoutMemory) {
 TEST(Distribute, RanksOutsideTheMeshHaveAHandleToo) {
   run_local(3, [](const Communicator& world) {
     const DeviceMesh pair = device_mesh(world, at::kCPU, {2, 0}, {2});
-    const auto whole = at::arange(5, at::kDouble);
-    const auto given = world.rank() == 0 ? whole : at::zeros({5}, at::kDouble);
+    const auto unsharded = at::arange(5, at::kDouble);
+    const auto given = world.rank() == 0 ? unsharded : at::zeros({5}, at::kDouble);
     const auto x = distribute_tensor_from(given, pair, {Shard(0)}, 0);
-    EXPECT_EQ(x.sizes(), whole.sizes());
-    EXPECT_FALSE(pair.is_member() && !at::equal(x.full_tensor(), whole));
+    EXPECT_EQ(x.sizes(), unsharded.sizes());
+    EXPECT_FALSE(pair.is_member() && !at::equal(x.full_tensor(), unsharded));
     const auto everywhere = x.redistribute(init_device_mesh(world, at::kCPU, {3}), {Replicate()});
-    EXPECT_TRUE(at::equal(everywhere.to_local(), whole));
+    EXPECT_TRUE(at::equal(everywhere.to_local(), unsharded));
   });
 }
 

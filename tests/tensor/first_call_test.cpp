@@ -17,15 +17,15 @@ struct Maker {
 };
 
 const std::vector<Maker>& makers() {
-  static const auto plain = [] { return at::ones({4, 2}); };
+  static const auto regular = [] { return at::ones({4, 2}); };
   static const Placements rows{Shard(0)};
   static const std::vector<Maker> all = {
       {"from_local",
        [](auto& m) {
          return DTensor::from_local(at::ones({4 / m.size(), 2}), m, rows);
        }},
-      {"distribute_tensor", [](auto& m) { return distribute_tensor(plain(), m, rows); }},
-      {"distribute_tensor_from", [](auto& m) { return distribute_tensor_from(plain(), m, rows, 0); }},
+      {"distribute_tensor", [](auto& m) { return distribute_tensor(regular(), m, rows); }},
+      {"distribute_tensor_from", [](auto& m) { return distribute_tensor_from(regular(), m, rows, 0); }},
       {"zeros",
        [](auto& m) {
          return DTensor(zeros({4, 2}, m, rows) + 1);
@@ -62,7 +62,7 @@ const std::vector<Maker>& makers() {
       {"broadcast_state",
        [](auto& m) {
          const auto place = [](const std::string&, at::IntArrayRef) { return rows; };
-         return DTensor(broadcast_state({{"x", plain()}}, m, place)[0].second);
+         return DTensor(broadcast_state({{"x", regular()}}, m, place)[0].second);
        }},
   };
   return all;

@@ -51,15 +51,15 @@ TEST(Hooks, ALocalGradientIsAccumulatedOrRefused) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto step = make_step(mesh);
     const DTensor w(step.w);
-    int told = 0;
-    set_gradient_ready_hook(w, [&](const DTensor&) { ++told; });
+    int reported = 0;
+    set_gradient_ready_hook(w, [&](const DTensor&) { ++reported; });
     const auto part = at::ones({2, 3}, at::kDouble);
     accumulate_gradient(w, part, gradient_placements(w));
     EXPECT_EQ(DTensor(w.grad()).to_local().data_ptr(), part.data_ptr());
     accumulate_gradient(w, at::ones({2, 3}, at::kDouble), gradient_placements(w));
     EXPECT_EQ(DTensor(w.grad()).placements(), Placements{Shard(0)});
     expect_close(w.grad(), at::full({4, 3}, 2.0, at::kDouble), "two parts");
-    EXPECT_EQ(told, 2);
+    EXPECT_EQ(reported, 2);
     w.mutable_grad().reset();
     accumulate_gradient(w, at::ones({4, 3}, at::kDouble), {Partial()});
     expect_close(w.grad(), at::full({4, 3}, 2.0, at::kDouble), "shares");

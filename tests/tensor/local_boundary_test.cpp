@@ -12,11 +12,11 @@ TEST(LocalGlobalBoundary, DistributeThenFullIsTheIdentityForAllLayouts) {
   for (const auto& shape : mesh_shapes()) {
     for (std::uint64_t seed = 0; seed < 40; ++seed) {
       Draw draw(seed);
-      const auto whole = draw.normal(draw.sizes(draw.integer(0, 3), 0, 9)).requires_grad_();
-      const auto cotangent = draw.normal(whole.sizes().vec());
+      const auto unsharded = draw.normal(draw.sizes(draw.integer(0, 3), 0, 9)).requires_grad_();
+      const auto cotangent = draw.normal(unsharded.sizes().vec());
       on_mesh(shape, [&](const DeviceMesh& mesh) {
         Draw mine(seed);
-        auto leaf = whole.detach().clone().requires_grad_();
+        auto leaf = unsharded.detach().clone().requires_grad_();
         auto x = distribute_tensor(leaf, mesh, mine.placements(mesh, leaf.dim()));
         const auto what = c10::str("seed ", seed, " ", x.spec_str());
         expect_close(x.detach(), leaf.detach(), what, 1e-12);
@@ -80,14 +80,14 @@ TEST(LocalGlobalBoundary, AReplicatedGradientThatDiffersBetweenRanksMustBeExplai
 TEST(LocalGlobalBoundary, LocalMapKeepsGlobalSizesAndSumsSharesOfReplicatedInputs) {
   for (const auto& shape : {Shape{2}, Shape{3}}) {
     on_mesh(shape, [](const DeviceMesh& mesh) {
-      const auto whole = at::arange(15, at::kDouble).reshape({5, 3});
-      auto x = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+      const auto unsharded = at::arange(15, at::kDouble).reshape({5, 3});
+      auto x = distribute_tensor(unsharded, mesh, {Shard(0)}).requires_grad_();
       auto w = distribute_tensor(at::ones({3}, at::kDouble), mesh, {Replicate()}).requires_grad_();
       const auto y =
           local_map([](const auto& in) { return std::vector<at::Tensor>{in[0] * in[1]}; }, {x, w}, {{Shard(0)}});
       EXPECT_EQ(y[0].sizes(), (at::IntArrayRef{5, 3}));
       y[0].sum().backward();
-      expect_close(w.grad(), whole.sum(0), "gradient of the replicated input");
+      expect_close(w.grad(), unsharded.sum(0), "gradient of the replicated input");
       expect_close(x.grad(), at::ones({5, 3}, at::kDouble), "gradient of the sharded input");
     });
   }
@@ -97,12 +97,12 @@ TEST(LocalGlobalBoundary, LocalMapKeepsGlobalSizesAndSumsSharesOfReplicatedInput
 TEST(LocalGlobalBoundary, LocalMapOfPartialInputsGivesTheFullGradient) {
   for (const auto& placement : {Partial(), Partial(ReduceOp::avg)}) {
     on_mesh({3}, [&](const DeviceMesh& mesh) {
-      const auto whole = at::arange(8, at::kDouble).reshape({4, 2});
-      auto x = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+      const auto unsharded = at::arange(8, at::kDouble).reshape({4, 2});
+      auto x = distribute_tensor(unsharded, mesh, {Shard(0)}).requires_grad_();
       const auto shares = DTensor(x).redistribute({placement});
       const auto y =
           local_map([](const auto& in) { return std::vector<at::Tensor>{in[0] * 2}; }, {shares}, {{placement}})[0];
-      expect_close(y.detach(), whole * 2, "twice " + placement.str());
+      expect_close(y.detach(), unsharded * 2, "twice " + placement.str());
       y.sum().backward();
       expect_close(x.grad(), at::full({4, 2}, 2.0, at::kDouble), "gradient " + placement.str());
     });
@@ -111,15 +111,15 @@ TEST(LocalGlobalBoundary, LocalMapOfPartialInputsGivesTheFullGradient) {
 
 TEST(LocalGlobalBoundary, RedistributeInPlaceIsSeenByEveryHandle) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(12, at::kDouble).reshape({4, 3});
-    DTensor x = distribute_tensor(whole, mesh, {Shard(0), Replicate()});
+    const auto unsharded = at::arange(12, at::kDouble).reshape({4, 3});
+    DTensor x = distribute_tensor(unsharded, mesh, {Shard(0), Replicate()});
     x.requires_grad_();
     const at::Tensor handle = x;
     x.redistribute_({Replicate(), Shard(1)});
     EXPECT_EQ(DTensor(handle).placements(), (Placements{Replicate(), Shard(1)}));
     (handle * handle).sum().backward();
     EXPECT_EQ(DTensor(handle.grad()).placements(), (Placements{Replicate(), Shard(1)}));
-    expect_close(handle.grad(), whole * 2, "gradient");
+    expect_close(handle.grad(), unsharded * 2, "gradient");
     EXPECT_THROW(DTensor(handle * 2).redistribute_({Replicate(), Replicate()}), c10::Error);
   });
 }
@@ -151,14 +151,14 @@ TEST(LocalGlobalBoundary, ScalarReadsGiveTheLogicalValueOnEveryRank) {
 // As a tensor of that graph: the leaf must not move without its gradient.
 TEST(LocalGlobalBoundary, RedistributeInPlaceTakesAGradientWithAGraphAlong) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(5, at::kDouble);
-    const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+    const auto unsharded = at::arange(5, at::kDouble);
+    const at::Tensor x = distribute_tensor(unsharded, mesh, {Shard(0)}).requires_grad_();
     (x * x * x).sum().backward({}, /*keep_graph=*/true, /*create_graph=*/true);
     DTensor(x).redistribute_({Replicate()});
     EXPECT_EQ(DTensor(x).placements(), (Placements{Replicate()}));
     EXPECT_EQ(DTensor(x.grad()).placements(), (Placements{Replicate()}));
     const auto second = torch::autograd::grad({x.grad().sum()}, {x})[0];
-    expect_close(second, 6 * whole, "second derivative");
+    expect_close(second, 6 * unsharded, "second derivative");
     x.mutable_grad() = at::Tensor();  // else it keeps itself alive
   });
 }

@@ -144,7 +144,7 @@ TEST(MeshScope, WrittenOutTensorsAndIndicesOfTriangles) {
         for (std::size_t i = 0; i < expected.size(); ++i) {
           ASSERT_TRUE(is_dtensor(actual[i])) << i;
           EXPECT_EQ(actual[i].scalar_type(), expected[i].scalar_type()) << i;
-          const NoMeshScopeGuard plain;
+          const NoMeshScopeGuard regular;
           expect_close(actual[i] * 2, expected[i] * 2, c10::str("tensor ", i, " ", placement.str()));
         }
       }
@@ -155,19 +155,19 @@ TEST(MeshScope, WrittenOutTensorsAndIndicesOfTriangles) {
 // What the library makes for itself on the way is plain: numbers that ranks exchange, copies in another memory order.
 TEST(MeshScope, TensorsMayEnterAndLeaveTheMesh) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto plain = at::arange(12, at::kDouble).view({4, 3}), turned = plain.t().contiguous().t();
+    const auto regular = at::arange(12, at::kDouble).view({4, 3}), turned = regular.t().contiguous().t();
     const MeshScope scope(mesh);
-    for (const auto& given : {plain, turned}) {
+    for (const auto& given : {regular, turned}) {
       const at::Tensor x = distribute_tensor(given, mesh, {Replicate()}).requires_grad_();
-      EXPECT_TRUE(at::equal(DTensor(x).to_local().detach(), plain));
+      EXPECT_TRUE(at::equal(DTensor(x).to_local().detach(), regular));
       (DTensor(x).to_local() * given).sum().backward();  // compares the ranks' gradients
-      EXPECT_TRUE(at::equal(DTensor(x.grad()).to_local(), plain));
+      EXPECT_TRUE(at::equal(DTensor(x.grad()).to_local(), regular));
       const auto joined = DTensor::from_local(given, mesh, {Shard(0)});
       EXPECT_EQ(joined.size(0), 8);
-      EXPECT_TRUE(at::equal(joined.full_tensor().narrow(0, 4, 4), plain));
+      EXPECT_TRUE(at::equal(joined.full_tensor().narrow(0, 4, 4), regular));
       const auto row_major = DTensor::from_local(given, mesh, {Shard(1)}, {4, 6}, {6, 1});
-      EXPECT_TRUE(at::equal(row_major.to_local(), plain));
-      EXPECT_TRUE(at::equal(distribute_tensor_from(given, mesh, {Shard(0)}, 1).full_tensor(), plain));
+      EXPECT_TRUE(at::equal(row_major.to_local(), regular));
+      EXPECT_TRUE(at::equal(distribute_tensor_from(given, mesh, {Shard(0)}, 1).full_tensor(), regular));
     }
   });
 }

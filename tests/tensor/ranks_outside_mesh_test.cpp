@@ -66,11 +66,11 @@ TEST(NonMemberRanks, GradientsOfDistributedTensors) {
 
 TEST(NonMemberRanks, InversesAreCheckedByTheMembers) {
   with_outsider([](const DeviceMesh& mesh) {
-    const auto whole = at::eye(4, at::kDouble).expand({2, 4, 4}) * 2;
-    const at::Tensor x = distribute_tensor(whole.contiguous(), mesh, {Shard(0)});
-    expect_here(at::linalg_inv(x), whole / 4, "inverse");
-    expect_here(at::linalg_cholesky(x), whole / std::sqrt(2.0), "cholesky");
-    expect_here(at::cholesky_inverse(x), whole / 8, "cholesky_inverse");
+    const auto full = at::eye(4, at::kDouble).expand({2, 4, 4}) * 2;
+    const at::Tensor x = distribute_tensor(full.contiguous(), mesh, {Shard(0)});
+    expect_here(at::linalg_inv(x), full / 4, "inverse");
+    expect_here(at::linalg_cholesky(x), full / std::sqrt(2.0), "cholesky");
+    expect_here(at::cholesky_inverse(x), full / 8, "cholesky_inverse");
   });
 }
 

@@ -19,12 +19,12 @@ bool odd(const DeviceMesh& mesh) { return mesh.world().rank() % 2 == 1; }
 
 TEST(Strides, OfRegularTensorsWithDifferentStridesPerRank) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(6, at::kDouble).view({2, 3});
-    const auto given = odd(mesh) ? column_major(whole) : whole;
+    const auto full = at::arange(6, at::kDouble).view({2, 3});
+    const auto given = odd(mesh) ? column_major(full) : full;
     for (const Placement& p : {Replicate(), Shard(1), Partial()}) {
       const auto x = distribute_tensor(given, mesh, {p});
       expect_one_order(mesh, x, x.spec_str());
-      expect_close(x.view({6}), whole.view({6}), x.spec_str());
+      expect_close(x.view({6}), full.view({6}), x.spec_str());
     }
   });
 }
@@ -44,13 +44,13 @@ TEST(Strides, OfSharesThatRanksLayOutOtherwiseAddUp) {
 TEST(Strides, OfPartsTooShortToShowAnOrder) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
     for (const std::int64_t rows : {1, 5, 8}) {
-      const auto whole = column_major(at::arange(3 * rows, at::kDouble).view({rows, 3}));
-      const auto mine = DTensor(distribute_tensor(whole, mesh, {Shard(0)})).to_local();
+      const auto full = column_major(at::arange(3 * rows, at::kDouble).view({rows, 3}));
+      const auto mine = DTensor(distribute_tensor(full, mesh, {Shard(0)})).to_local();
       const auto local = column_major(mine);
-      for (const auto& x : {DTensor::from_local(local, mesh, {Shard(0)}),
-                            DTensor::from_local(local, mesh, {Shard(0)}, whole.sizes())}) {
+      for (const auto& x :
+           {DTensor::from_local(local, mesh, {Shard(0)}), DTensor::from_local(local, mesh, {Shard(0)}, full.sizes())}) {
         expect_one_order(mesh, x, c10::str(rows, " rows"));
-        expect_close(x.reshape({3 * rows}), whole.reshape({3 * rows}), c10::str(rows, " rows"));
+        expect_close(x.reshape({3 * rows}), full.reshape({3 * rows}), c10::str(rows, " rows"));
       }
     }
   });
@@ -72,8 +72,8 @@ TEST(Strides, OfPartsWithADimensionOfOneElement) {
 
 TEST(Strides, OfGradientsThatArriveAtShortParts) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
-    const auto whole = at::arange(15, at::kDouble).view({5, 3}), weight = at::arange(15, at::kDouble).view({3, 5});
-    const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+    const auto full = at::arange(15, at::kDouble).view({5, 3}), weight = at::arange(15, at::kDouble).view({3, 5});
+    const at::Tensor x = distribute_tensor(full, mesh, {Shard(0)}).requires_grad_();
     const auto y = x * 1;
     y.register_hook([&](const at::Tensor& gradient) { expect_one_order(mesh, DTensor(gradient), "gradient"); });
     const auto part = DTensor::from_local(weight, mesh, {Replicate()}).redistribute({Shard(1)}).to_local();
@@ -87,8 +87,8 @@ TEST(Strides, OfGradientsOfWhatEachRankComputesByItself) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const Checked calls(Checks::calls);
     const auto rows = at::arange(24, at::kDouble).view({4, 6});
-    for (const auto& whole : {rows, column_major(rows)}) {
-      const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+    for (const auto& full : {rows, column_major(rows)}) {
+      const at::Tensor x = distribute_tensor(full, mesh, {Shard(0)}).requires_grad_();
       const auto y = x * x;
       y.register_hook([&](const at::Tensor& gradient) { expect_one_order(mesh, DTensor(gradient), "gradient"); });
       const auto part = DTensor(y).to_local();
@@ -96,7 +96,7 @@ TEST(Strides, OfGradientsOfWhatEachRankComputesByItself) {
       (odd(mesh) ? turned.mul(at::ones({6, 2}, at::kDouble)) : part_of_rows.mul(at::ones({2, 6}, at::kDouble)))
           .sum()
           .backward();
-      expect_close(x.grad(), 2 * whole, "gradient");
+      expect_close(x.grad(), 2 * full, "gradient");
     }
   });
 }

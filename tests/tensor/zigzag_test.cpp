@@ -42,15 +42,15 @@ RC_GTEST_PROP(Zigzag, DistributesAndGathersExactly, ()) {
   const auto ranks = *rc::gen::inRange(2, 5);
   const auto rows = *rc::gen::inRange<std::int64_t>(0, 20), columns = *rc::gen::inRange<std::int64_t>(0, 3);
   on_mesh({ranks}, [&](const DeviceMesh& mesh) {
-    const at::Tensor whole = at::arange(rows * columns, at::kDouble).view({rows, columns});
-    const DTensor x = distribute_tensor(whole, mesh, {ZigzagShard(0)});
+    const at::Tensor full = at::arange(rows * columns, at::kDouble).view({rows, columns});
+    const DTensor x = distribute_tensor(full, mesh, {ZigzagShard(0)});
     const auto mine = at::tensor(head_and_tail(rows, ranks, mesh.communicator().rank()), at::kLong);
-    RC_ASSERT(at::equal(x.to_local(), whole.index_select(0, mine)));
-    RC_ASSERT(at::equal(x.full_tensor(), whole));
-    RC_ASSERT(at::equal(DTensor::from_local(x.to_local(), mesh, {ZigzagShard(0)}).full_tensor(), whole));
+    RC_ASSERT(at::equal(x.to_local(), full.index_select(0, mine)));
+    RC_ASSERT(at::equal(x.full_tensor(), full));
+    RC_ASSERT(at::equal(DTensor::from_local(x.to_local(), mesh, {ZigzagShard(0)}).full_tensor(), full));
     RC_ASSERT(parse_placements(to_string(x.placements())) == x.placements());
     const DTensor there = x.redistribute({Shard(0)}), back = there.redistribute({ZigzagShard(0)});
-    RC_ASSERT(at::equal(there.to_local(), distribute_tensor(whole, mesh, {Shard(0)}).to_local()));
+    RC_ASSERT(at::equal(there.to_local(), distribute_tensor(full, mesh, {Shard(0)}).to_local()));
     RC_ASSERT(at::equal(back.to_local(), x.to_local()));
   });
 }
@@ -61,9 +61,9 @@ TEST(Zigzag, MovesTheSetDifferenceToAndFromShards) {
     for (const std::int64_t rows : {1, 7, 16, 64}) {
       on_mesh({ranks}, [&](const DeviceMesh& mesh) {
         const auto rank = mesh.communicator().rank();
-        const at::Tensor whole = at::arange(rows * 3, at::kFloat).view({rows, 3});
-        const DTensor zigzag = distribute_tensor(whole, mesh, {ZigzagShard(0)});
-        const DTensor chunks = distribute_tensor(whole, mesh, {Shard(0)});
+        const at::Tensor full = at::arange(rows * 3, at::kFloat).view({rows, 3});
+        const DTensor zigzag = distribute_tensor(full, mesh, {ZigzagShard(0)});
+        const DTensor chunks = distribute_tensor(full, mesh, {Shard(0)});
         const auto a = head_and_tail(rows, ranks, rank);
         const std::int64_t each = (rows + ranks - 1) / ranks;
         const std::int64_t begin = std::min(rows, each * rank), end = std::min(rows, each * (rank + 1));
@@ -153,14 +153,14 @@ RC_GTEST_PROP(Zigzag, PositionsAreThoseOfTheWholeSequence, ()) {
       const at::Tensor scanned = turned.cumsum(1) + at::logcumsumexp(turned, 1);
       return at::cross_entropy_loss(scanned.flatten(0, 1), goals.flatten(), {}, at::Reduction::Mean, 1);
     };
-    const at::Tensor plain = x.clone().requires_grad_();
-    const at::Tensor loss = model(plain, targets);
+    const at::Tensor regular = x.clone().requires_grad_();
+    const at::Tensor loss = model(regular, targets);
     loss.backward();
     const at::Tensor mine = at::Tensor(distribute_tensor(x, mesh, z)).requires_grad_();
     const at::Tensor ours = model(mine, distribute_tensor(targets, mesh, z));
     ours.backward();
     expect_close(ours, loss, "loss");
-    expect_close(mine.grad(), plain.grad(), "gradient");
+    expect_close(mine.grad(), regular.grad(), "gradient");
     expect_close(at::Tensor(distribute_tensor(x, mesh, z)).narrow(1, length / 2, length - length / 2),
                  x.narrow(1, length / 2, length - length / 2), "cut");
   });
@@ -169,14 +169,14 @@ RC_GTEST_PROP(Zigzag, PositionsAreThoseOfTheWholeSequence, ()) {
 // Random numbers go by global index, so a layout changes none.
 TEST(Zigzag, DropoutIsThatOfAShard) {
   const auto dropped = [](const Placement& p) {
-    at::Tensor whole;
+    at::Tensor full;
     on_mesh({3}, [&](const DeviceMesh& mesh) {
       manual_seed(mesh, 5);
       const at::Tensor x = distribute_tensor(at::ones({4, 17}), mesh, {p});
       const at::Tensor y = DTensor(at::dropout(x, 0.5, true)).full_tensor();
-      if (mesh.communicator().rank() == 0) whole = y;
+      if (mesh.communicator().rank() == 0) full = y;
     });
-    return whole;
+    return full;
   };
   const at::Tensor expected = dropped(Replicate());
   EXPECT_TRUE(at::equal(dropped(ZigzagShard(1)), expected));

@@ -41,7 +41,7 @@ Net net_on(const DeviceMesh& mesh, std::int64_t dim) {
       distribute_tensor(values({5}), mesh, {dim == 0 ? Placement(Shard(0)) : Placement(Replicate())}).requires_grad_()};
 }
 
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
+at::Tensor full(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
 
 // The gradient is the parameter's own value and a part that differs by step.
 template <class Optim>
@@ -55,9 +55,9 @@ void train(Net& net, Optim& optimizer, int first, int last) {
 template <class Optim, class Options>
 void expect_goes_on_elsewhere(const Options& options, const std::vector<std::string>& slots) {
   const Folder folder;
-  Net plain{values({5, 6}).requires_grad_(), values({5}).requires_grad_()};
-  Optim uninterrupted({plain.weight, plain.bias}, options);
-  train(plain, uninterrupted, 0, 10);
+  Net regular{values({5, 6}).requires_grad_(), values({5}).requires_grad_()};
+  Optim uninterrupted({regular.weight, regular.bias}, options);
+  train(regular, uninterrupted, 0, 10);
   run_local(3, [&](Communicator world) {
     Net net = net_on(init_device_mesh(world, at::kCPU, {3}), 0);
     Optim optimizer({net.weight, net.bias}, options);
@@ -82,8 +82,8 @@ void expect_goes_on_elsewhere(const Options& options, const std::vector<std::str
     EXPECT_EQ(saved.lr(), 0.02);
     saved.set_lr(uninterrupted.param_groups()[0].options().get_lr());
     train(net, optimizer, 5, 10);
-    expect_close(whole(net.weight), plain.weight.detach(), "weight", 1e-12);
-    expect_close(whole(net.bias), plain.bias.detach(), "bias", 1e-12);
+    expect_close(full(net.weight), regular.weight.detach(), "weight", 1e-12);
+    expect_close(full(net.bias), regular.bias.detach(), "bias", 1e-12);
     for (const auto& [name, tensor] : saved.state(net.weight)) {
       EXPECT_EQ(DTensor(tensor).placements(), DTensor(net.weight).placements()) << name;
     }
@@ -120,7 +120,7 @@ TEST(TorchOptimizer, AndTheLibrarysOwnTakeUpEachOthersRuns) {
     EXPECT_EQ(ours.lr(), 0.01);
     train(net, optimizer, 3, 6);
     train(other, ours, 3, 6);
-    expect_close(whole(other.weight), whole(net.weight), "weight", 1e-12);
+    expect_close(full(other.weight), full(net.weight), "weight", 1e-12);
   });
 }
 
@@ -158,13 +158,13 @@ TEST(TorchOptimizer, GoesBackToBeforeTheFirstStep) {
 TEST(TorchOptimizer, RefusesStepsWithoutMoments) {
   const at::Tensor p = values({5}).requires_grad_();
   p.mutable_grad() = at::ones_like(p);
-  SGD plain({{{p}, {}, {"p"}}});
-  plain.step();
+  SGD regular({{{p}, {}, {"p"}}});
+  regular.step();
   torch::optim::AdamW adamw(std::vector<at::Tensor>{p});
   torch::optim::SGD sgd(std::vector<at::Tensor>{p}, torch::optim::SGDOptions(0.1).momentum(0.9));
-  EXPECT_THROW(TorchOptimizer(adamw, StateTensors{{"p", p}}).load_state_dict(plain.state_dict()), c10::Error);
+  EXPECT_THROW(TorchOptimizer(adamw, StateTensors{{"p", p}}).load_state_dict(regular.state_dict()), c10::Error);
   EXPECT_TRUE(adamw.state().empty());
-  TorchOptimizer(sgd, StateTensors{{"p", p}}).load_state_dict(plain.state_dict());  // of no momentum: it begins now
+  TorchOptimizer(sgd, StateTensors{{"p", p}}).load_state_dict(regular.state_dict());  // of no momentum: it begins now
   sgd.step();
 }
 

@@ -62,7 +62,7 @@ std::vector<at::Tensor> state_of(tnn::Module& model) {
   return all;
 }
 
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor().clone() : t.detach(); }
+at::Tensor full(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor().clone() : t.detach(); }
 
 // Two steps of SGD with momentum; the loss of each and the state afterwards.
 template <class Model>
@@ -74,9 +74,9 @@ std::vector<at::Tensor> train(Model& model, const at::Tensor& x, const at::Tenso
     const at::Tensor loss = (model.forward(x) - target).square().mean();
     loss.backward();
     optimizer.step();
-    seen.push_back(whole(loss));
+    seen.push_back(full(loss));
   }
-  for (const at::Tensor& t : state_of(model)) seen.push_back(whole(t));
+  for (const at::Tensor& t : state_of(model)) seen.push_back(full(t));
   return seen;
 }
 
@@ -98,16 +98,16 @@ void expect_equal(const test::Shape& x_sizes, const test::Shape& y_sizes, std::i
         test::Draw draw(8);
         const at::Tensor x = draw.normal(x_sizes), y = draw.normal(y_sizes);
         // Thread ranks share ATen's generator, but every value is replaced.
-        Model plain;
-        plain.to(at::kDouble);
+        Model regular;
+        regular.to(at::kDouble);
         {
           const torch::NoGradGuard no_grad;
-          const auto from = state_of(*model), to = state_of(plain);
+          const auto from = state_of(*model), to = state_of(regular);
           ASSERT_EQ(from.size(), to.size());
-          for (std::size_t i = 0; i < from.size(); ++i) to[i].copy_(whole(from[i]));
+          for (std::size_t i = 0; i < from.size(); ++i) to[i].copy_(full(from[i]));
         }
         for (const at::Tensor& p : model->parameters()) ASSERT_TRUE(is_dtensor(p));
-        const auto expected = train(plain, x, y);
+        const auto expected = train(regular, x, y);
         const auto actual = train(*model, distribute_tensor(x, mesh, data), distribute_tensor(y, mesh, data));
         for (std::size_t i = 0; i < expected.size(); ++i) {
           test::expect_close(actual[i], expected[i],
@@ -149,12 +149,12 @@ TEST(TorchNn, IsSavedFromAMeshAndLoadedOnOneDevice) {
     }();
     Checkpoint().add("model", *model).save(folder, mesh.world(), {.sync = false});
     std::vector<at::Tensor> wholes;
-    for (const at::Tensor& t : state_of(*model)) wholes.push_back(whole(t.detach()));
+    for (const at::Tensor& t : state_of(*model)) wholes.push_back(full(t.detach()));
     if (mesh.world().rank() == 0) expected = wholes;
   });
-  ConvNet plain;
-  run_local(1, [&](Communicator world) { Checkpoint().add("model", plain).load(folder, world); });
-  const auto loaded = state_of(plain);
+  ConvNet regular;
+  run_local(1, [&](Communicator world) { Checkpoint().add("model", regular).load(folder, world); });
+  const auto loaded = state_of(regular);
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(loaded[i].detach(), expected[i])) << i;
   std::filesystem::remove_all(folder);
 }

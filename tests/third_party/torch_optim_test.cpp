@@ -36,14 +36,14 @@ std::vector<Parameter> mixture() {
 
 // The mixture on this rank, and the same on one device.
 struct Both {
-  Tensors plain, placed;
+  Tensors regular, placed;
   Both(const Communicator& world, const std::vector<Parameter>& list, at::ScalarType type) {
     const auto square = init_device_mesh(world, at::kCPU, {2, 2}, {"replicate", "shard"});
     const std::vector<DeviceMesh> meshes{square, square.view({2, 2}, {"edp", "ep"}), square.flatten()};
     Draw draw(4);
     for (const auto& p : list) {
-      plain.push_back(draw.normal(p.sizes, type));
-      const auto copy = plain.back().clone();
+      regular.push_back(draw.normal(p.sizes, type));
+      const auto copy = regular.back().clone();
       placed.push_back(p.mesh < 0 ? copy
                                   : distribute_tensor(copy, meshes[static_cast<std::size_t>(p.mesh)], p.placements));
     }
@@ -57,11 +57,11 @@ Tensors gradients(const Tensors& params, int step) {
   return grads;
 }
 
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
+at::Tensor full(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
 
 void expect_equal(const Both& both, double tolerance, const std::string& what) {
-  for (std::size_t i = 0; i < both.plain.size(); ++i) {
-    const auto actual = whole(both.placed[i]), expected = both.plain[i].detach();
+  for (std::size_t i = 0; i < both.regular.size(); ++i) {
+    const auto actual = full(both.placed[i]), expected = both.regular[i].detach();
     if (tolerance == 0) {
       EXPECT_TRUE(at::equal(actual, expected)) << what << " parameter " << i << (actual - expected).abs().max();
     } else {
@@ -107,9 +107,9 @@ TEST(TorchOptim, ForeachAndFusedOverThreeMeshes) {
       run_local(4, [&, &name = name, &make = make, exact = exact](const Communicator& world) {
         const at::NoGradGuard no_grad;
         const Both both(world, mixture(), type);
-        const auto one = make(both.plain), many = make(both.placed);
+        const auto one = make(both.regular), many = make(both.placed);
         for (int step = 0; step < kSteps; ++step) {
-          one->step(gradients(both.plain, step));
+          one->step(gradients(both.regular, step));
           many->step(gradients(both.placed, step));
         }
         expect_equal(both, type == at::kDouble ? 1e-12 : exact ? 0 : 1e-6, c10::str(name, " in ", type));
@@ -144,12 +144,12 @@ TEST(TorchOptim, AsShippedOverThreeMeshes) {
   for (const auto& [name, make] : torch_optimizers()) {
     run_local(4, [&, &name = name, &make = make](const Communicator& world) {
       const Both both(world, mixture(), at::kDouble);
-      for (const auto* list : {&both.plain, &both.placed}) {
+      for (const auto* list : {&both.regular, &both.placed}) {
         for (const auto& p : *list) at::Tensor(p).requires_grad_();
       }
-      const auto one = make(both.plain), many = make(both.placed);
+      const auto one = make(both.regular), many = make(both.placed);
       for (int step = 0; step < kSteps; ++step) {
-        set_gradients(both.plain, step);
+        set_gradients(both.regular, step);
         set_gradients(both.placed, step);
         one->step();
         many->step();
@@ -183,7 +183,7 @@ TEST(TorchOptim, LbfgsOnOneMesh) {
         });
       }
     };
-    minimise(both.plain);
+    minimise(both.regular);
     minimise(both.placed);
     expect_equal(both, 1e-9, "LBFGS");
   });

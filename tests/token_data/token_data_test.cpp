@@ -59,16 +59,16 @@ RC_GTEST_PROP(TokenBatches, AreTheSameOnEveryLayoutAndReadInParts, ()) {
   const auto step = choice.integer(0, 100);
   const std::vector<std::vector<std::int64_t>> meshes = {{1}, {2}, {3}, {2, 2}, {2, 3}};
   const auto shape = meshes[static_cast<std::size_t>(choice.integer(0, 4))];
-  const auto whole = TokenBatches(TokenFiles(paths), options).at(step);
-  EXPECT_TRUE(at::equal(whole.targets, whole.ids + 1));  // files that count
+  const auto full = TokenBatches(TokenFiles(paths), options).at(step);
+  EXPECT_TRUE(at::equal(full.targets, full.ids + 1));  // files that count
   on_mesh(shape, [&](const DeviceMesh& mesh) {
     Draw draw(seed);
     const auto placements = draw.placements_of(mesh, {options.batch, options.sequence}, false);
     const TokenFiles files(paths);
     const auto batch = TokenBatches(files, options).at(step, mesh, placements);
     EXPECT_EQ(DTensor(batch.ids).placements(), placements);
-    EXPECT_TRUE(at::equal(DTensor(batch.ids).full_tensor(), whole.ids));
-    EXPECT_TRUE(at::equal(DTensor(batch.targets).full_tensor(), whole.targets));
+    EXPECT_TRUE(at::equal(DTensor(batch.ids).full_tensor(), full.ids));
+    EXPECT_TRUE(at::equal(DTensor(batch.targets).full_tensor(), full.targets));
     // A target more for each run of a row.
     const auto own = DTensor(batch.ids).to_local();
     const auto runs = shard_segments(options.sequence, 1, placements, mesh.shape(), *mesh.coordinate()).size();
@@ -133,9 +133,9 @@ TEST(TokenBatches, AMeshScopePlacesNothing) {
     const TokenBatches batches(TokenFiles(paths), {2, 3, 0, true});
     const auto expected = batches.at(1);
     const MeshScope scope(mesh, {Shard(1)});
-    const auto whole = batches.at(1), placed = batches.at(1, mesh, {Shard(0)});
-    ASSERT_FALSE(is_dtensor(whole.ids) || is_dtensor(whole.targets));
-    EXPECT_TRUE(at::equal(whole.ids, expected.ids));
+    const auto full = batches.at(1), placed = batches.at(1, mesh, {Shard(0)});
+    ASSERT_FALSE(is_dtensor(full.ids) || is_dtensor(full.targets));
+    EXPECT_TRUE(at::equal(full.ids, expected.ids));
     EXPECT_EQ(DTensor(placed.targets).placements(), Placements{Shard(0)});
     EXPECT_TRUE(at::equal(DTensor(placed.targets).full_tensor(), expected.targets));
   });

@@ -173,8 +173,8 @@ TEST(Tokenizer, WhatItDoesNotServeIsAnError) {
       {with_pattern("\\p{Q}"), "invalid character property name {Q}"},
   };
   EXPECT_EQ(refusal(good.dump()), "none");
-  for (const auto& [told, expected] : refused)
-    EXPECT_NE(told.find(expected), std::string::npos) << told << "\n" << expected;
+  for (const auto& [reported, expected] : refused)
+    EXPECT_NE(reported.find(expected), std::string::npos) << reported << "\n" << expected;
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ void check_resume(const dtensor::Communicator& world) {
   const int n = world.size();
   train::Options options = resume::options();
   options.mesh = train::MeshShape{1, n, 1};
-  const auto whole = train::train_on_mesh(world, options, resume::corpus(), {});
+  const auto full = train::train_on_mesh(world, options, resume::corpus(), {});
   train::Options first = options, rest = options;
   first.steps = 4;
   first.save = rest.load = resume::folder("mpi_" + std::to_string(n));
@@ -64,7 +64,7 @@ void check_resume(const dtensor::Communicator& world) {
   for (const train::MeshShape& to : {train::MeshShape{1, n, 1}, train::MeshShape{1, 1, n}, train::MeshShape{n, 1, 1}}) {
     rest.mesh = to;
     const auto records = train::train_on_mesh(world, rest, resume::corpus(), {});
-    const double difference = resume::largest_difference(records, whole);
+    const double difference = resume::largest_difference(records, full);
     TORCH_CHECK(records.size() == 6 && difference <= (to.shard == n ? 0 : 1e-9), "resumed on ", to.str(), ": ",
                 records.size(), " steps, difference ", difference);
   }
@@ -78,7 +78,7 @@ void check_leave(const dtensor::Communicator& world, int signal) {
   const int n = world.size();
   train::Options options = resume::options();
   options.mesh = train::MeshShape{1, n, 1};
-  const auto whole = train::train_on_mesh(world, options, resume::corpus(), {});
+  const auto full = train::train_on_mesh(world, options, resume::corpus(), {});
   options.save = resume::folder("mpi_left_" + std::to_string(n));
   options.keep = 1;
   options.resume = "latest";
@@ -91,8 +91,7 @@ void check_leave(const dtensor::Communicator& world, int signal) {
   {
     const train::TerminationSignals again;  // forgets the signal
     const auto rest = train::train_on_mesh(world, options, resume::corpus(), {});
-    TORCH_CHECK(rest.size() == 6 && resume::largest_difference(rest, whole) == 0, "went on for ", rest.size(),
-                " steps");
+    TORCH_CHECK(rest.size() == 6 && resume::largest_difference(rest, full) == 0, "went on for ", rest.size(), " steps");
   }
   world.barrier();
   if (world.rank() == 0) std::filesystem::remove_all(options.save);

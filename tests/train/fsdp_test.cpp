@@ -56,8 +56,8 @@ Result run(const dtensor::Communicator& world, const Case& c) {
       loss = train::token_loss(scope.output(model->forward(ids)), targets);
       loss.backward();
     }
-    result.curves.grad_norm.push_back(oracle::whole(optimizer.step()));
-    result.curves.loss.push_back(oracle::whole(loss));
+    result.curves.grad_norm.push_back(oracle::full(optimizer.step()));
+    result.curves.loss.push_back(oracle::full(loss));
   }
   result.stats = result.units.back().stats();
   return result;

@@ -74,10 +74,10 @@ TEST_P(IdleRank, HoldsNothing) {
 TEST_P(IdleRank, GoesOnWithAnotherSchedule) {
   Options first = options(), rest = options();
   first.steps = 2, first.save = saved_, rest.load = saved_;
-  const auto whole = run({.pp = 2}, options());
+  const auto full = run({.pp = 2}, options());
   run({.pp = 2}, first);
   rest.schedule = "1f1b";
-  EXPECT_LE(resume::largest_difference(run({.pp = 2}, rest)[0], whole[0]), 1e-9);
+  EXPECT_LE(resume::largest_difference(run({.pp = 2}, rest)[0], full[0]), 1e-9);
 }
 
 TEST_P(IdleRank, BalancesExperts) {

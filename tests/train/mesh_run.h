@@ -25,7 +25,7 @@ struct Variant {
   bool sequence_parallel = false, checkpoint_activations = false;
 };
 
-inline double whole(const at::Tensor& t) {
+inline double full(const at::Tensor& t) {
   const at::Tensor value = t.detach();
   return dtensor::is_dtensor(value) ? dtensor::DTensor(value).full_tensor().item<double>() : value.item<double>();
 }
@@ -55,8 +55,8 @@ inline Curves run_on_mesh(const dtensor::Communicator& world, const Variant& var
     const Batch b = batch(step);
     const at::Tensor loss = train::token_loss(model->forward(place(b.ids)), place(b.targets));
     loss.backward();
-    curves.grad_norm.push_back(whole(optimizer.step()));
-    curves.loss.push_back(whole(loss));
+    curves.grad_norm.push_back(full(optimizer.step()));
+    curves.loss.push_back(full(loss));
   }
   return curves;
 }

@@ -12,16 +12,16 @@ namespace {
 // What the ranks threw, without the module, which depends on how the numbers overflow.
 std::set<std::string> stopped(const train::Options& options, int ranks) {
   std::mutex mutex;
-  std::set<std::string> told;
+  std::set<std::string> reported;
   dtensor::run_local(ranks, [&](dtensor::Communicator world) {
     try {
       train::train_on_mesh(world, options, resume::corpus(), {});
     } catch (const dtensor::NonFiniteError& error) {
       const std::lock_guard lock(mutex);
-      told.insert(error.what());
+      reported.insert(error.what());
     }
   });
-  return told;
+  return reported;
 }
 
 TEST(NonFinite, ARunThatOverflowsStopsOnEveryRankWithOneText) {
@@ -31,11 +31,11 @@ TEST(NonFinite, ARunThatOverflowsStopsOnEveryRankWithOneText) {
   options.lr = 1e38;  // the first step takes the parameters to infinity
   for (const train::MeshShape& mesh : std::vector<train::MeshShape>{{.shard = 2, .tp = 2}, {.shard = 2, .pp = 2}}) {
     options.mesh = mesh;
-    const auto told = stopped(options, 4);
-    ASSERT_EQ(told.size(), 1U) << mesh.str();
-    EXPECT_EQ(told.begin()->find("step 2: the loss is "), 0U) << *told.begin();
-    EXPECT_NE(told.begin()->find("h.0."), std::string::npos) << *told.begin();
-    EXPECT_NE(told.begin()->find("forward, by aten::"), std::string::npos) << *told.begin();
+    const auto reported = stopped(options, 4);
+    ASSERT_EQ(reported.size(), 1U) << mesh.str();
+    EXPECT_EQ(reported.begin()->find("step 2: the loss is "), 0U) << *reported.begin();
+    EXPECT_NE(reported.begin()->find("h.0."), std::string::npos) << *reported.begin();
+    EXPECT_NE(reported.begin()->find("forward, by aten::"), std::string::npos) << *reported.begin();
   }
 }
 

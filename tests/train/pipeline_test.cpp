@@ -143,7 +143,7 @@ TEST(Stages, MemoryIsPredictedOnEachRank) {
   };
   for (const bool experts : {false, true}) {
     if (experts) o.experts.emplace().ep = 1;
-    const auto whole = memory_of(o, {.shard = 2});
+    const auto full = memory_of(o, {.shard = 2});
     for (const char* schedule : {"gpipe", "1f1b", "zbv"}) {
       for (const char* reshard : {"true", "false"}) {
         SCOPED_TRACE(c10::str(schedule, ", reshard ", reshard, experts ? ", experts" : ""));
@@ -163,7 +163,7 @@ TEST(Stages, MemoryIsPredictedOnEachRank) {
           parameters += measured.parameters, gathered += measured.gathered;
         }
         EXPECT_EQ(memory.of_pipeline[1].rank, 2);
-        EXPECT_EQ(parameters, whole.measured.parameters);
+        EXPECT_EQ(parameters, full.measured.parameters);
         EXPECT_LE(gathered, 2 * parameters + 4096);
       }
     }
@@ -175,13 +175,13 @@ TEST(Stages, TheLoadOfExpertsIsThatOfTheWholeBatch) {
   Options o = narrow();
   auto& experts = o.experts.emplace();
   experts.ep = 2, experts.balance = "none", experts.dispatcher = "capacity", experts.capacity = 8;
-  const auto whole = run({.shard = 2}, o);
+  const auto full = run({.shard = 2}, o);
   for (const auto& shape : {MeshShape{.shard = 2, .pp = 2}, MeshShape{.tp = 2, .pp = 2}}) {
     const auto staged = run(shape, o);
-    for (std::size_t step = 0; step < whole.size(); ++step) {
+    for (std::size_t step = 0; step < full.size(); ++step) {
       ASSERT_EQ(staged[step].imbalance.size(), 4U);
       for (std::size_t layer = 0; layer < 4; ++layer) {
-        EXPECT_DOUBLE_EQ(staged[step].imbalance[layer], whole[step].imbalance[layer]) << shape.str() << " " << layer;
+        EXPECT_DOUBLE_EQ(staged[step].imbalance[layer], full[step].imbalance[layer]) << shape.str() << " " << layer;
       }
       EXPECT_EQ(staged[step].dropped, 0);
     }
@@ -224,7 +224,7 @@ TEST_P(StagesResume, AnyNumberOfStagesGoesOn) {
   Options o = options();
   o.optimizer = GetParam();
   o.steps = 8;
-  const auto whole = run({.shard = 2}, o);
+  const auto full = run({.shard = 2}, o);
   const std::vector<MeshShape> shapes{{.shard = 2}, {.shard = 2, .pp = 2}, {.pp = 4}};
   for (const MeshShape& from : shapes) {
     Options first = o, rest = o;
@@ -232,7 +232,7 @@ TEST_P(StagesResume, AnyNumberOfStagesGoesOn) {
     first.save = rest.load = folder;
     run(from, first);
     for (const MeshShape& to : shapes) {
-      EXPECT_LE(resume::largest_difference(run(to, rest), whole), 1e-9) << from.str() << " to " << to.str();
+      EXPECT_LE(resume::largest_difference(run(to, rest), full), 1e-9) << from.str() << " to " << to.str();
     }
     std::filesystem::remove_all(folder);
   }

@@ -31,10 +31,10 @@ inline std::string folder(const std::string& name) {
 }
 
 inline double largest_difference(const std::vector<train::StepRecord>& rest,
-                                 const std::vector<train::StepRecord>& whole) {
+                                 const std::vector<train::StepRecord>& full) {
   double largest = 0;
   for (const train::StepRecord& r : rest) {
-    const train::StepRecord& expected = whole.at(static_cast<std::size_t>(r.step));
+    const train::StepRecord& expected = full.at(static_cast<std::size_t>(r.step));
     largest = std::max(largest, std::abs(r.loss - expected.loss) / std::abs(expected.loss));
     largest = std::max(largest, std::abs(r.grad_norm - expected.grad_norm) / std::abs(expected.grad_norm));
     largest = std::max(largest, std::abs(r.lr - expected.lr));

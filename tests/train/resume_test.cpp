@@ -28,18 +28,18 @@ class Resume : public testing::TestWithParam<const char*> {
 TEST_P(Resume, G8SameCurveOnAnyMesh) {
   Options options = resume::options(GetParam());
   const MeshShape from{1, 2, 2};
-  const auto whole = run(from, options);
+  const auto full = run(from, options);
   Options first = options, rest = options;
   first.steps = 4;
   first.save = rest.load = folder_;
   run(from, first);
-  EXPECT_EQ(resume::largest_difference(run(from, rest), whole), 0);
+  EXPECT_EQ(resume::largest_difference(run(from, rest), full), 0);
   for (const MeshShape& to : {MeshShape{2, 1, 1}, MeshShape{1, 3, 1}, MeshShape{1, 1, 2}, MeshShape{2, 2, 2}}) {
     rest.parallel = to.tp > 1 ? "plain" : "fsdp";
     const auto records = run(to, rest);
     EXPECT_EQ(records.size(), 6u);
     EXPECT_EQ(records.front().step, 4);
-    EXPECT_LE(resume::largest_difference(records, whole), 1e-9) << to.str();
+    EXPECT_LE(resume::largest_difference(records, full), 1e-9) << to.str();
   }
 }
 
@@ -48,13 +48,13 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, Resume, testing::Values("adamw", "sgd", "sh
 // Saved in the background every three steps, the last of them at step 6; then the end.
 TEST_F(Resume, SavesOnTheWay) {
   Options options = resume::options();
-  const auto whole = run({1, 2, 1}, options);
+  const auto full = run({1, 2, 1}, options);
   Options first = options, rest = options;
   first.save = rest.load = folder_;
   first.save_every = 3;
   first.steps = 7;
-  EXPECT_EQ(resume::largest_difference(run({1, 2, 1}, first), whole), 0);
-  EXPECT_EQ(resume::largest_difference(run({1, 2, 1}, rest), whole), 0);
+  EXPECT_EQ(resume::largest_difference(run({1, 2, 1}, first), full), 0);
+  EXPECT_EQ(resume::largest_difference(run({1, 2, 1}, rest), full), 0);
   EXPECT_EQ(run({1, 2, 1}, rest).front().step, 7);
 }
 

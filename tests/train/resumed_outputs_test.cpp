@@ -129,9 +129,9 @@ TEST(TakenUpRun, IsComparedWithRoundingThatWasAmplifiedBefore) {
   o.hidden = 16, o.layers = 1, o.batch = 4, o.seq = 8, o.steps = 80, o.lr = 0.2, o.warmup = 1;
   const auto corpus = train::Corpus::read({dtensor::test::data_path("transformer.json")}, o.seq);
   auto records = train::train_on_one_device(o, corpus, /*pieces=*/2);
-  const auto whole = train::compare_with_one_device(o, corpus, records);
-  EXPECT_EQ(whole.first_bound, 1e-5);  // of step 0
-  EXPECT_TRUE(whole.equal());
+  const auto full_tensor = train::compare_with_one_device(o, corpus, records);
+  EXPECT_EQ(full_tensor.first_bound, 1e-5);  // of step 0
+  EXPECT_TRUE(full_tensor.equal());
   records.erase(records.begin(), records.begin() + 70);
   const auto rest = train::compare_with_one_device(o, corpus, records);
   EXPECT_GT(rest.first, 1e-5);

@@ -73,12 +73,12 @@ TEST(ShampooInTrain, ThePreconditionerActs) {
 TEST(ShampooInTrain, GoesOnFromACheckpointOnAnotherMesh) {
   const auto folder = std::filesystem::temp_directory_path() / ("dtensor_shampoo_" + std::to_string(::getpid()));
   auto o = options();
-  const auto whole = on(o, {1, 4, 1});
+  const auto full = on(o, {1, 4, 1});
   o.steps = 18, o.save = folder.string();
   on(o, {1, 4, 1});
   o.steps = kSteps, o.save = "", o.load = folder.string();
   const auto rest = on(o, {2, 1, 2});
-  EXPECT_LE(apart(rest, {whole.begin() + 18, whole.end()}), 1e-8);
+  EXPECT_LE(apart(rest, {full.begin() + 18, full.end()}), 1e-8);
   std::filesystem::remove_all(folder);
 }
 

@@ -48,7 +48,7 @@ class Leave : public testing::Test {
 };
 
 TEST_F(Leave, ARunLeftOnEitherSignalGoesOnOnOtherRanks) {
-  const auto whole = run(2, resume::options());
+  const auto full = run(2, resume::options());
   for (const std::int64_t keep : {0, 2}) {
     for (const int signal : {SIGTERM, SIGUSR1}) {
       fs::remove_all(folder_);
@@ -56,7 +56,7 @@ TEST_F(Leave, ARunLeftOnEitherSignalGoesOnOnOtherRanks) {
       // Ranks look after the step; the other one may have looked before the signal came.
       ASSERT_TRUE(first.size() == 5 || first.size() == 6) << first.size();
       EXPECT_EQ(first.back().stop_signal, signal);
-      EXPECT_LE(resume::largest_difference(first, whole), 1e-9);
+      EXPECT_LE(resume::largest_difference(first, full), 1e-9);
       if (keep > 0) {
         EXPECT_EQ(dtensor::checkpoint_steps(folder_).front(), std::ssize(first));
       }
@@ -64,7 +64,7 @@ TEST_F(Leave, ARunLeftOnEitherSignalGoesOnOnOtherRanks) {
       EXPECT_EQ(rest.front().step, std::ssize(first));
       EXPECT_EQ(rest.size(), 10 - first.size());
       EXPECT_EQ(rest.back().stop_signal, 0);
-      EXPECT_LE(resume::largest_difference(rest, whole), 1e-9);
+      EXPECT_LE(resume::largest_difference(rest, full), 1e-9);
     }
   }
 }
@@ -78,7 +78,7 @@ TEST_F(Leave, OnTheLastStepItIsDone) {
 TEST_F(Leave, RotatesAndPassesOverWhatIsDamaged) {
   Options first = saving(2);
   first.steps = 9;
-  const auto whole = run(2, resume::options());
+  const auto full = run(2, resume::options());
   run(2, first);
   EXPECT_EQ(dtensor::checkpoint_steps(folder_), (std::vector<std::int64_t>{9, 6}));
   fs::resize_file(dtensor::checkpoint_of_step(folder_, 9) + "/model.safetensors", 100);
@@ -89,7 +89,7 @@ TEST_F(Leave, RotatesAndPassesOverWhatIsDamaged) {
   EXPECT_NE(said.find("going on after step 6 from "), std::string::npos) << said;
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 2) << said;
   EXPECT_EQ(rest.front().step, 6);
-  EXPECT_LE(resume::largest_difference(rest, whole), 1e-9);
+  EXPECT_LE(resume::largest_difference(rest, full), 1e-9);
 }
 
 // What comes when all is saved ends the program: the comparison behind it is not worth waiting for.

@@ -114,8 +114,8 @@ TEST(Usage, ARunGoesOnWithTheModelThatItBeganWith) {
   };
   struct Change {
     Kind kind;
-    Words begun, taken_up;
-    std::string told;
+    Words begun, resumed;
+    std::string reported;
   };
   const std::string tokens = "no --rope --top-k 2 --router tokens";
   const Change changes[] = {
@@ -138,8 +138,8 @@ TEST(Usage, ARunGoesOnWithTheModelThatItBeganWith) {
   };
   for (const Change& c : changes) {
     ASSERT_EQ(run(c.kind, words(c.kind, "--save", "1", c.begun)).status, 0);
-    expect_rejected(c.kind, words(c.kind, "--load", "2", c.taken_up), saved + " was trained with " + c.told);
-    EXPECT_EQ(run(c.kind, words(c.kind, "--load", "2", c.begun)).status, 0) << c.told;
+    expect_rejected(c.kind, words(c.kind, "--load", "2", c.resumed), saved + " was trained with " + c.reported);
+    EXPECT_EQ(run(c.kind, words(c.kind, "--load", "2", c.begun)).status, 0) << c.reported;
     fs::remove_all(saved);
   }
 }

@@ -54,14 +54,14 @@ TEST(VerifyRules, FindsGroupsThatMayNotBePartial) {
     RuleBook::get().rule("wrong_groups::" + op, Rule(rule).no_meta());
     return verify_rule("wrong_groups::" + op, {at::randn({8})}, 2).unsound.size();
   };
-  const Rule plain("X -> X");
-  EXPECT_EQ(unsound("square", plain), 0U);
-  EXPECT_EQ(unsound("square", Rule(plain).linear({0})), 2U);  // sum and avg
-  EXPECT_EQ(unsound("square", Rule(plain).monotone({0}, ReduceOp::product)), 0U);
-  EXPECT_EQ(unsound("line", Rule(plain).monotone({0}, ReduceOp::product)), 1U);
-  EXPECT_EQ(unsound("line", Rule(plain).monotone({0}, ReduceOp::max)), 0U);
-  EXPECT_EQ(unsound("negative", Rule(plain).monotone({0}, ReduceOp::max)), 1U);
-  EXPECT_EQ(unsound("negative", Rule(plain).linear({0})), 0U);
+  const Rule regular("X -> X");
+  EXPECT_EQ(unsound("square", regular), 0U);
+  EXPECT_EQ(unsound("square", Rule(regular).linear({0})), 2U);  // sum and avg
+  EXPECT_EQ(unsound("square", Rule(regular).monotone({0}, ReduceOp::product)), 0U);
+  EXPECT_EQ(unsound("line", Rule(regular).monotone({0}, ReduceOp::product)), 1U);
+  EXPECT_EQ(unsound("line", Rule(regular).monotone({0}, ReduceOp::max)), 0U);
+  EXPECT_EQ(unsound("negative", Rule(regular).monotone({0}, ReduceOp::max)), 1U);
+  EXPECT_EQ(unsound("negative", Rule(regular).linear({0})), 0U);
 }
 
 // Two all_reduces of a number for each of 16 rows, of which a rank receives 2 (n - 1) / n; none where rows are split.

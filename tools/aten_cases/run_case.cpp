@@ -76,28 +76,28 @@ void compare(const at::Tensor& actual, const at::Tensor& expected, const std::st
       throw Mismatch(what + ": defined where it should not be, or the reverse");
     return;
   }
-  const at::Tensor whole = (is_dtensor(actual) ? DTensor(actual).full_tensor() : actual).cpu();
-  if (whole.sizes() != expected.sizes() || actual.sizes() != expected.sizes()) {
-    throw Mismatch(c10::str(what, ": sizes ", whole.sizes(), " for ", expected.sizes()));
+  const at::Tensor full = (is_dtensor(actual) ? DTensor(actual).full_tensor() : actual).cpu();
+  if (full.sizes() != expected.sizes() || actual.sizes() != expected.sizes()) {
+    throw Mismatch(c10::str(what, ": sizes ", full.sizes(), " for ", expected.sizes()));
   }
-  if (whole.scalar_type() != expected.scalar_type() || actual.scalar_type() != expected.scalar_type()) {
+  if (full.scalar_type() != expected.scalar_type() || actual.scalar_type() != expected.scalar_type()) {
     throw Mismatch(
-        c10::str(what, ": ", actual.scalar_type(), " (values ", whole.scalar_type(), ") for ", expected.scalar_type()));
+        c10::str(what, ": ", actual.scalar_type(), " (values ", full.scalar_type(), ") for ", expected.scalar_type()));
   }
   const auto type = expected.scalar_type();
   const auto wide = c10::isComplexType(type) ? at::kComplexDouble : at::kDouble;
   const bool exact = c10::isIntegralType(type, true);
   const double tol = tolerance(type);
-  const bool same = exact ? at::equal(whole, expected)
-                          : at::allclose(normalize_overflow(expected, whole).to(wide), expected.to(wide), tol, tol,
+  const bool same = exact ? at::equal(full, expected)
+                          : at::allclose(normalize_overflow(expected, full).to(wide), expected.to(wide), tol, tol,
                                          /*equal_nan=*/true);
   if (!same) {
-    throw Mismatch(c10::str(what, " differs: ", whole.flatten().slice(0, 0, 6), "\ninstead of ",
+    throw Mismatch(c10::str(what, " differs: ", full.flatten().slice(0, 0, 6), "\ninstead of ",
                             expected.flatten().slice(0, 0, 6)));
   }
 }
 
-c10::complex<double> plain_number(const c10::IValue& value) {
+c10::complex<double> regular_number(const c10::IValue& value) {
   return value.isBool() ? c10::Scalar(value.toBool()).toComplexDouble() : value.toScalar().toComplexDouble();
 }
 
@@ -113,7 +113,7 @@ void compare_values(const c10::IValue& actual, const c10::IValue& expected, cons
     return;
   }
   if (expected.isNone() && actual.isNone()) return;
-  if (std::abs(plain_number(actual) - plain_number(expected)) > 1e-4) throw Mismatch(what + ": another number");
+  if (std::abs(regular_number(actual) - regular_number(expected)) > 1e-4) throw Mismatch(what + ": another number");
 }
 
 // Placements of every DTensor of an argument.

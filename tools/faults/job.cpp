@@ -45,8 +45,8 @@ int free_port() {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
-  auto* const plain = reinterpret_cast<sockaddr*>(&address);
-  const bool found = ::bind(descriptor, plain, length) == 0 && ::getsockname(descriptor, plain, &length) == 0;
+  auto* const regular = reinterpret_cast<sockaddr*>(&address);
+  const bool found = ::bind(descriptor, regular, length) == 0 && ::getsockname(descriptor, regular, &length) == 0;
   ::close(descriptor);
   TORCH_CHECK(found, "no free port");
   return ntohs(address.sin_port);

@@ -43,8 +43,8 @@ void KnownState::go_to(std::int64_t step) {
   step_ = step, rate_ = rate_of(step), note_ = note_of(step);
   for (auto& [name, t] : tensors_) {
     if (name == "tied") continue;
-    const at::Tensor whole = content(name, t.sizes(), t.scalar_type(), step);
-    t.copy_(is_dtensor(t) ? at::Tensor(distribute_tensor(whole, DTensor(t).mesh(), DTensor(t).placements())) : whole);
+    const at::Tensor full = content(name, t.sizes(), t.scalar_type(), step);
+    t.copy_(is_dtensor(t) ? at::Tensor(distribute_tensor(full, DTensor(t).mesh(), DTensor(t).placements())) : full);
   }
 }
 

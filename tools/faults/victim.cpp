@@ -46,12 +46,12 @@ class Saves {
 };
 
 void run_victim_rank(const Communicator& world, const std::string& folder, std::int64_t keep, std::int64_t rows,
-                     const SharedProgress& progress, Progress::Process* told_in) {
-  if (told_in != nullptr) told_in->rank_plus_one = world.rank() + 1;
+                     const SharedProgress& progress, Progress::Process* reported_in) {
+  if (reported_in != nullptr) reported_in->rank_plus_one = world.rank() + 1;
   const auto enter = [&](Phase at) {
-    if (told_in == nullptr) return;
-    told_in->at = static_cast<std::int64_t>(at);
-    ++told_in->entered;
+    if (reported_in == nullptr) return;
+    reported_in->at = static_cast<std::int64_t>(at);
+    ++reported_in->entered;
   };
   enter(Phase::load);
   KnownState state(init_device_mesh(world, at::kCPU, {world.size()}), rows);
@@ -90,8 +90,8 @@ int run_victim(const std::string& folder, int ranks, std::int64_t keep, std::int
   std::string words[] = {"faults", "--ranks", std::to_string(ranks)};
   char* argv[] = {words[0].data(), words[1].data(), words[2].data(), nullptr};
   return launch(3, argv, [&](Communicator world) {
-    const bool is_told = world.backend_name() != std::string("local") || world.rank() == 0;
-    run_victim_rank(world, folder, keep, rows, progress, is_told ? &own : nullptr);
+    const bool is_reported = world.backend_name() != std::string("local") || world.rank() == 0;
+    run_victim_rank(world, folder, keep, rows, progress, is_reported ? &own : nullptr);
   });
 }
 

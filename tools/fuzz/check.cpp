@@ -37,9 +37,9 @@ Values place(const Values& args, const DeviceMesh& mesh, std::uint64_t seed) {
   Random random(seed);
   bool first = true;
   return replace_tensors(args, [&](const at::Tensor& tensor) -> at::Tensor {
-    const bool plain = !std::exchange(first, false) && draw(random, 0, 4) == 0;
+    const bool regular = !std::exchange(first, false) && draw(random, 0, 4) == 0;
     const auto placements = placements_for(tensor, static_cast<std::size_t>(mesh.ndim()), random);
-    return plain || tensor.is_meta() ? fresh(tensor) : at::Tensor(distribute_tensor(fresh(tensor), mesh, placements));
+    return regular || tensor.is_meta() ? fresh(tensor) : at::Tensor(distribute_tensor(fresh(tensor), mesh, placements));
   });
 }
 
@@ -79,7 +79,7 @@ Outcome outcome_of(Run&& run) {
   return outcome;
 }
 
-at::Tensor whole(const at::Tensor& tensor) {
+at::Tensor full(const at::Tensor& tensor) {
   if (!tensor.defined() || !is_dtensor(tensor)) return tensor;
   const DTensor d(tensor);
   return tensor.is_meta() || d.to_local().is_meta() ? at::Tensor() : d.full_tensor();
@@ -132,7 +132,7 @@ Outcome run_on_rank(const Communicator& world, const c10::OperatorHandle& op, co
   if (mine.error.empty()) mine.error = met.error;
   if (!mine.error.empty()) return mine;
   return outcome_of([&] {
-    for (auto& t : mine.tensors) t = whole(t);
+    for (auto& t : mine.tensors) t = full(t);
     world.barrier();
     return mine.tensors;
   });
@@ -192,16 +192,16 @@ bool contains(const std::vector<Outcome>& outcomes, const char* part) {
 }
 
 // The library has the operator where ATen has none for the device.
-bool is_missing(const DrawResult& plain) { return plain.text.rfind("Could not run '", 0) == 0; }
-bool accepts(const DrawResult& plain) { return plain.word == "ok" || plain.word == "unsteady"; }
+bool is_missing(const DrawResult& regular) { return regular.text.rfind("Could not run '", 0) == 0; }
+bool accepts(const DrawResult& regular) { return regular.word == "ok" || regular.word == "unsteady"; }
 
 // Whether one device raises for the values: it takes other ones, or zeros. A value is known only on the ranks that
 // hold it, and the others are told.
 bool depends_on_values(const Draw& draw) {
-  const PlainCall& plain = draw.mistaken;
-  if (plain.str() == draw.valid.str()) return true;
-  const auto zeros = replace_tensors(plain.args, [](const at::Tensor& t) { return at::zeros_like(t); });
-  return outcome_of([&] { return call(plain.op, zeros); }).error.empty();
+  const RegularCall& regular = draw.mistaken;
+  if (regular.str() == draw.valid.str()) return true;
+  const auto zeros = replace_tensors(regular.args, [](const at::Tensor& t) { return at::zeros_like(t); });
+  return outcome_of([&] { return call(regular.op, zeros); }).error.empty();
 }
 
 // What one device takes and a rank that sees it refuses (docs/design/coverage.md, Shortcomings).
@@ -209,17 +209,17 @@ bool is_documented_refusal(const std::vector<Outcome>& outcomes) {
   return contains(outcomes, "an index lies outside of its window");
 }
 
-DrawResult compare_outcomes(const Draw& draw, const DrawResult& plain, const std::vector<Outcome>& outcomes) {
+DrawResult compare_outcomes(const Draw& draw, const DrawResult& regular, const std::vector<Outcome>& outcomes) {
   const std::size_t raised = count_raised(outcomes);
-  const bool told = raised != 0 && contains(outcomes, " failed: ");
+  const bool reported = raised != 0 && contains(outcomes, " failed: ");
   for (const auto& outcome : outcomes) {
     if (error_signature(outcome.error) != error_signature(outcomes[0].error)) return {"diverged", list_of(outcomes)};
   }
-  if (told && accepts(plain) && is_documented_refusal(outcomes)) return {"refused", list_of({outcomes[0]})};
-  if (told && (accepts(plain) || !depends_on_values(draw))) return {"diverged", list_of(outcomes)};
-  if (raised != 0) return {accepts(plain) ? "refused" : "raises", list_of({outcomes[0]})};
-  if (!accepts(plain)) return {is_missing(plain) ? "ok" : "accepted", plain.text};
-  if (plain.word != "ok" || is_decided_by_rounding(draw.mistaken.op)) return {"ok", ""};
+  if (reported && accepts(regular) && is_documented_refusal(outcomes)) return {"refused", list_of({outcomes[0]})};
+  if (reported && (accepts(regular) || !depends_on_values(draw))) return {"diverged", list_of(outcomes)};
+  if (raised != 0) return {accepts(regular) ? "refused" : "raises", list_of({outcomes[0]})};
+  if (!accepts(regular)) return {is_missing(regular) ? "ok" : "accepted", regular.text};
+  if (regular.word != "ok" || is_decided_by_rounding(draw.mistaken.op)) return {"ok", ""};
   const auto expected = outcome_of([&] { return call(draw.mistaken.op, replace_tensors(draw.mistaken.args, fresh)); });
   const std::string differs = difference(outcomes[0], expected);
   return {differs.empty() ? "ok" : "differs", differs};
@@ -227,17 +227,18 @@ DrawResult compare_outcomes(const Draw& draw, const DrawResult& plain, const std
 
 // Ranks whose calls need each other end together; what is complete on each rank alone tells no other. Of a whole tensor
 // a rank looks at its part alone: values of other parts may be what one device refuses.
-DrawResult judge_outcome(const Draw& draw, const DrawResult& plain, const std::vector<Outcome>& outcomes) {
+DrawResult judge_outcome(const Draw& draw, const DrawResult& regular, const std::vector<Outcome>& outcomes) {
   const std::size_t raised = count_raised(outcomes);
   if (raised != 0 && raised != outcomes.size()) return {"diverged", list_of(outcomes)};
-  if (raised == 0 && !accepts(plain) && !is_missing(plain) && !depends_on_values(draw)) return {"accepted", plain.text};
+  if (raised == 0 && !accepts(regular) && !is_missing(regular) && !depends_on_values(draw))
+    return {"accepted", regular.text};
   return {raised != 0 ? "raises" : "ok", ""};
 }
 
 // The operator's valid call still gives what one device gives.
 std::string find_changed_operands(const Draw& draw) {
-  const DrawResult plain = run_plain(draw.valid);
-  if (plain.word != "ok" || is_decided_by_rounding(draw.valid.op)) return "";
+  const DrawResult regular = run_regular(draw.valid);
+  if (regular.word != "ok" || is_decided_by_rounding(draw.valid.op)) return "";
   const auto expected = outcome_of([&] { return call(draw.valid.op, replace_tensors(draw.valid.args, fresh)); });
   const auto outcomes = on_ranks(
       draw.mesh, [&](int) { return draw.valid.args; }, draw.valid.op, draw.seed);
@@ -257,7 +258,7 @@ Draw draw_call(const CallSource& source, std::uint64_t seed, std::uint64_t index
   Random random(seed * 1000003 + index);
   random.discard(8);
   static const std::vector<std::vector<std::int64_t>> meshes{{2}, {3}, {2, 2}};
-  const PlainCall& valid = source.draw_valid(random);
+  const RegularCall& valid = source.draw_valid(random);
   Draw d{valid, with_mistake(valid, random), meshes[static_cast<std::size_t>(draw(random, 0, 2))]};
   const auto ranks = c10::multiply_integers(d.mesh);
   d.only_rank = draw(random, 0, 2) == 0 ? static_cast<int>(draw(random, 0, ranks - 1)) : -1;
@@ -265,20 +266,20 @@ Draw draw_call(const CallSource& source, std::uint64_t seed, std::uint64_t index
   return d;
 }
 
-DrawResult run_plain(const PlainCall& plain) {
+DrawResult run_regular(const RegularCall& regular) {
   const auto once = [&](unsigned char byte) {
     fill_memory_with(byte);
-    return outcome_of([&] { return call(plain.op, replace_tensors(plain.args, fresh)); });
+    return outcome_of([&] { return call(regular.op, replace_tensors(regular.args, fresh)); });
   };
   const Outcome first = once(0x40), second = once(0xc1);
   if (wrote_out_of_bounds()) return {"beside", ""};
   if (!first.error.empty() && !second.error.empty()) return {"raises", first.error};
   const bool same = first.error.empty() == second.error.empty() && difference(first, second).empty() &&
-                    !plain.op.hasTag(at::Tag::nondeterministic_seeded);
+                    !regular.op.hasTag(at::Tag::nondeterministic_seeded);
   return {same ? "ok" : "unsteady", ""};
 }
 
-DrawResult run_on_ranks(const Draw& draw, const DrawResult& plain) {
+DrawResult run_on_ranks(const Draw& draw, const DrawResult& regular) {
   const auto args_of = [&](int rank) -> Values {
     return draw.only_rank < 0 || draw.only_rank == rank ? draw.mistaken.args : draw.valid.args;
   };
@@ -286,7 +287,7 @@ DrawResult run_on_ranks(const Draw& draw, const DrawResult& plain) {
   if (wrote_out_of_bounds()) return {"beside", list_of(outcomes)};
   if (contains(outcomes, "timeout after")) return {"hang", list_of(outcomes)};
   const DrawResult ending =
-      draw.only_rank < 0 ? compare_outcomes(draw, plain, outcomes) : judge_outcome(draw, plain, outcomes);
+      draw.only_rank < 0 ? compare_outcomes(draw, regular, outcomes) : judge_outcome(draw, regular, outcomes);
   if (!is_fine(ending)) return ending;
   const std::string after = find_changed_operands(draw);
   return after.empty() ? ending : DrawResult{"after", after};

@@ -46,10 +46,10 @@ std::string text_of(const c10::IValue& value) {
 std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
 
 // The arguments of `known` for the arguments of the same names; what only `op` has (out=) is an empty tensor.
-std::optional<PlainCall> as_relative(const PlainCall& known, const std::vector<at::Tensor>& results,
-                                     const c10::OperatorHandle& op) {
+std::optional<RegularCall> as_relative(const RegularCall& known, const std::vector<at::Tensor>& results,
+                                       const c10::OperatorHandle& op) {
   const auto& from = known.op.schema();
-  PlainCall call{op, {}};
+  RegularCall call{op, {}};
   std::size_t outs = 0;
   for (const auto& argument : op.schema().arguments()) {
     const auto index = from.argumentIndexWithName(argument.name());
@@ -129,7 +129,7 @@ bool is_excluded(const std::string& name) {
   return false;
 }
 
-std::string PlainCall::str() const {
+std::string RegularCall::str() const {
   std::string text = name_of(op) + "(";
   for (const auto& arg : args) text += text_of(arg) + ", ";
   return text + ")";
@@ -148,10 +148,10 @@ std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& args) {
 }
 
 CallSource::CallSource(const std::string& folder) {
-  std::map<std::string, std::vector<PlainCall>> by_name;
-  std::map<std::string, std::vector<std::pair<PlainCall, std::vector<at::Tensor>>>> by_base;
+  std::map<std::string, std::vector<RegularCall>> by_name;
+  std::map<std::string, std::vector<std::pair<RegularCall, std::vector<at::Tensor>>>> by_base;
   for (const auto& c : cases::load_cases(folder)) {
-    PlainCall call{c.handle(), c.arguments([](const at::Tensor& t) { return t; })};
+    RegularCall call{c.handle(), c.arguments([](const at::Tensor& t) { return t; })};
     std::int64_t elements = 0;
     for (const auto& t : tensors_of(call.args)) elements += t.numel();
     if (elements > 10000 || is_excluded(name_of(call.op))) continue;
@@ -172,27 +172,27 @@ CallSource::CallSource(const std::string& folder) {
   }
 }
 
-void CallSource::keep(const std::function<bool(const PlainCall&)>& wanted) {
-  std::vector<std::vector<PlainCall>> kept;
+void CallSource::keep(const std::function<bool(const RegularCall&)>& wanted) {
+  std::vector<std::vector<RegularCall>> kept;
   for (const auto& calls : calls_) {
-    std::vector<PlainCall> some;
+    std::vector<RegularCall> some;
     std::copy_if(calls.begin(), calls.end(), std::back_inserter(some), wanted);
     if (!some.empty()) kept.push_back(std::move(some));
   }
   calls_ = std::move(kept);
 }
 
-const PlainCall& CallSource::draw_valid(Random& random) const {
+const RegularCall& CallSource::draw_valid(Random& random) const {
   const auto& some = calls_[static_cast<std::size_t>(draw(random, 0, std::ssize(calls_) - 1))];
   return some[static_cast<std::size_t>(draw(random, 0, std::ssize(some) - 1))];
 }
 
-PlainCall with_mistake(const PlainCall& valid, Random& random) {
+RegularCall with_mistake(const RegularCall& valid, Random& random) {
   const auto count = std::ssize(tensors_of(valid.args));
   const auto at = draw(random, 0, std::max<std::int64_t>(count - 1, 0));
   const bool all = draw(random, 0, 5) == 0;
   std::int64_t i = 0;
-  PlainCall call{valid.op, {}};
+  RegularCall call{valid.op, {}};
   const auto& arguments = valid.op.schema().arguments();
   for (std::size_t k = 0; k < valid.args.size(); ++k) {
     call.args.push_back(replaced(valid.args[k], [&](const at::Tensor& t) {

@@ -18,7 +18,7 @@ inline std::int64_t draw(Random& random, std::int64_t low, std::int64_t high) { 
 bool is_excluded(const std::string& name);
 
 // One call on plain tensors.
-struct PlainCall {
+struct RegularCall {
   c10::OperatorHandle op;
   std::vector<c10::IValue> args;
   std::string str() const;  // operator, sizes, dtypes, other arguments
@@ -34,15 +34,15 @@ class CallSource {
  public:
   explicit CallSource(const std::string& folder);
   std::size_t overloads() const { return calls_.size(); }
-  const std::vector<PlainCall>& calls(std::size_t overload) const { return calls_[overload]; }
-  void keep(const std::function<bool(const PlainCall&)>& wanted);
-  const PlainCall& draw_valid(Random& random) const;
+  const std::vector<RegularCall>& calls(std::size_t overload) const { return calls_[overload]; }
+  void keep(const std::function<bool(const RegularCall&)>& wanted);
+  const RegularCall& draw_valid(Random& random) const;
 
  private:
-  std::vector<std::vector<PlainCall>> calls_;
+  std::vector<std::vector<RegularCall>> calls_;
 };
 
 // The same call with one to all of its tensors changed. The other arguments stay as they are.
-PlainCall with_mistake(const PlainCall& valid, Random& random);
+RegularCall with_mistake(const RegularCall& valid, Random& random);
 
 }  // namespace dtensor::fuzz

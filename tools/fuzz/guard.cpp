@@ -13,13 +13,13 @@
 namespace dtensor::fuzz {
 namespace {
 
-constexpr std::size_t kRoom = 4096;
+constexpr std::size_t kSpace = 4096;
 
 struct Header {
   std::size_t bytes;  // of the tensor
   unsigned char fill;
 };
-constexpr std::size_t kFront = 64 + kRoom;
+constexpr std::size_t kFront = 64 + kSpace;
 static_assert(sizeof(Header) <= 64);
 
 std::atomic<unsigned char> fill{0};
@@ -30,13 +30,13 @@ std::set<char*>& live() {  // blocks that nobody looked at yet
   return blocks;
 }
 
-bool holds_only(const char* room, unsigned char byte) {
-  return static_cast<unsigned char>(room[0]) == byte && std::memcmp(room, room + 1, kRoom - 1) == 0;
+bool holds_only(const char* space, unsigned char byte) {
+  return static_cast<unsigned char>(space[0]) == byte && std::memcmp(space, space + 1, kSpace - 1) == 0;
 }
 
 void look_at(const char* block) {
   const auto& header = *reinterpret_cast<const Header*>(block);
-  const char* front = block + kFront - kRoom;
+  const char* front = block + kFront - kSpace;
   if (!holds_only(front, header.fill) || !holds_only(block + kFront + header.bytes, header.fill)) damaged = true;
 }
 
@@ -52,7 +52,7 @@ void release(void* data) {
 
 struct GuardedAllocator : c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
-    const std::size_t all = (kFront + bytes + kRoom + 63) / 64 * 64;
+    const std::size_t all = (kFront + bytes + kSpace + 63) / 64 * 64;
     auto* block = static_cast<char*>(std::aligned_alloc(64, all));
     TORCH_CHECK(block != nullptr, "no memory for ", bytes, " bytes");
     std::memset(block, fill, all);

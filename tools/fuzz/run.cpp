@@ -10,10 +10,10 @@ constexpr int kSecondsPerDraw = 40;
 
 void run_block(const DrawAt& draw_at, int first, int count, Report& report) {
   const auto at = [&](int i) { return draw_at(first + i); };
-  const auto plain =
-      run_isolated(count, kSecondsPerDraw, [&](int i, const Note&) { return run_plain(at(i).mistaken); });
+  const auto regular =
+      run_isolated(count, kSecondsPerDraw, [&](int i, const Note&) { return run_regular(at(i).mistaken); });
   const auto endings = run_isolated(count, kSecondsPerDraw, [&](int i, const Note& note) {
-    const auto& one_device = plain[static_cast<std::size_t>(i)];
+    const auto& one_device = regular[static_cast<std::size_t>(i)];
     const std::string& word = one_device.word;
     if (word == "crash" || word == "hang" || word == "beside") return DrawResult{"left out", ""};
     const Draw draw = at(i);
@@ -32,17 +32,17 @@ void run_block(const DrawAt& draw_at, int first, int count, Report& report) {
 }  // namespace
 
 void keep_valid(CallSource& source) {
-  std::vector<const PlainCall*> all;
+  std::vector<const RegularCall*> all;
   for (std::size_t i = 0; i < source.overloads(); ++i) {
     for (const auto& call : source.calls(i)) all.push_back(&call);
   }
   const auto endings = run_isolated(static_cast<int>(all.size()), kSecondsPerDraw,
-                                    [&](int i, const Note&) { return run_plain(*all[static_cast<std::size_t>(i)]); });
-  std::set<const PlainCall*> valid;
+                                    [&](int i, const Note&) { return run_regular(*all[static_cast<std::size_t>(i)]); });
+  std::set<const RegularCall*> valid;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (endings[i].word == "ok") valid.insert(all[i]);
   }
-  source.keep([&](const PlainCall& call) { return valid.count(&call) != 0; });
+  source.keep([&](const RegularCall& call) { return valid.count(&call) != 0; });
 }
 
 Report run_draws(const DrawAt& draw_at, int first, int count) {

@@ -91,8 +91,8 @@ std::optional<c10::IValue> value_for(const c10::Argument& argument, const c10::T
 bool is_tensors(const c10::Argument& argument) { return holds_tensor(*argument.real_type()); }
 
 // `dims` of the tensors of argument `at`, or of all where it is -1.
-std::optional<PlainCall> call_with(const c10::OperatorHandle& op, int dims, int at) {
-  PlainCall call{op, {}};
+std::optional<RegularCall> call_with(const c10::OperatorHandle& op, int dims, int at) {
+  RegularCall call{op, {}};
   const auto& arguments = op.schema().arguments();
   for (int i = 0; i < std::ssize(arguments); ++i) {
     const auto& argument = arguments[static_cast<std::size_t>(i)];
@@ -105,13 +105,13 @@ std::optional<PlainCall> call_with(const c10::OperatorHandle& op, int dims, int 
   return call;
 }
 
-void add_calls(const c10::OperatorHandle& op, std::vector<PlainCall>& calls) {
-  std::vector<int> places;
+void add_calls(const c10::OperatorHandle& op, std::vector<RegularCall>& calls) {
+  std::vector<int> positions;
   for (int i = 0; i < std::ssize(op.schema().arguments()); ++i) {
-    if (is_tensors(op.schema().arguments()[static_cast<std::size_t>(i)])) places.push_back(i);
+    if (is_tensors(op.schema().arguments()[static_cast<std::size_t>(i)])) positions.push_back(i);
   }
-  if (places.size() > 1) places.push_back(-1);
-  for (const int at : places) {
+  if (positions.size() > 1) positions.push_back(-1);
+  for (const int at : positions) {
     for (int dims = 0; dims <= kMostDims; ++dims) {
       if (auto call = call_with(op, dims, at)) calls.push_back(std::move(*call));
     }
@@ -129,8 +129,8 @@ bool keeps_sizes(const std::string& name) {
 
 }  // namespace
 
-std::vector<PlainCall> sweep_calls() {
-  std::vector<PlainCall> calls;
+std::vector<RegularCall> sweep_calls() {
+  std::vector<RegularCall> calls;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (op && name.name.rfind("aten::", 0) == 0 && needs_kernel(*op) && !is_excluded(c10::toString(name)) &&
@@ -140,7 +140,7 @@ std::vector<PlainCall> sweep_calls() {
   return calls;
 }
 
-Draw sweep_draw(const std::vector<PlainCall>& calls, std::uint64_t seed, std::size_t i) {
+Draw sweep_draw(const std::vector<RegularCall>& calls, std::uint64_t seed, std::size_t i) {
   constexpr std::size_t step = 100003;  // a prime
 
   static const auto mm = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mm", "");

@@ -7,10 +7,10 @@ namespace dtensor::fuzz {
 
 // Overloads with arguments that can be made: all tensors of each number of dimensions, then each tensor alone of
 // another number than the others.
-std::vector<PlainCall> sweep_calls();
+std::vector<RegularCall> sweep_calls();
 
 // Draw i < calls.size() is one of them on two ranks, each once, in an order in which any few hundred are of all kinds;
 // afterwards a plain product must be right.
-Draw sweep_draw(const std::vector<PlainCall>& calls, std::uint64_t seed, std::size_t i);
+Draw sweep_draw(const std::vector<RegularCall>& calls, std::uint64_t seed, std::size_t i);
 
 }  // namespace dtensor::fuzz

@@ -15,7 +15,7 @@ constexpr const char* kHelp =
     "Exit status: 0 where all are whole, 1 where any is damaged, 2 where there is nothing of that name.\n";
 
 // Tensors that other programs wrote have no checksum: their files are read, and well-formed.
-std::string whole(const std::string& path) {
+std::string full(const std::string& path) {
   std::int64_t bytes = 0, unverified = 0;
   const auto index = dtensor::read_checkpoint_index(path);
   for (const auto& entry : index.entries) {
@@ -31,7 +31,7 @@ std::string whole(const std::string& path) {
 bool verify(const std::string& path) {
   const auto problems = dtensor::verify_checkpoint(path);
   for (const std::string& problem : problems) std::printf("%s: DAMAGED: %s\n", path.c_str(), problem.c_str());
-  if (problems.empty()) std::printf("%s: %s\n", path.c_str(), whole(path).c_str());
+  if (problems.empty()) std::printf("%s: %s\n", path.c_str(), full(path).c_str());
   return problems.empty();
 }
 

@@ -79,10 +79,10 @@ std::optional<Totals> verify_isolated(const cases::Case& c, const Flags& flags, 
   }
   close(ends[1]);
   Totals totals;
-  const bool whole = read(ends[0], &totals, sizeof totals) == sizeof totals;
+  const bool full = read(ends[0], &totals, sizeof totals) == sizeof totals;
   close(ends[0]);
   waitpid(child, nullptr, 0);
-  return whole ? std::optional(totals) : std::nullopt;
+  return full ? std::optional(totals) : std::nullopt;
 }
 
 void add(Totals& to, const Totals& t) {

@@ -29,8 +29,8 @@ std::vector<HeadRange> cut_heads(const Scores& scores, const SequenceParts& bloc
   std::int64_t rows = 0;
   for (const Segments& held : blocks.kv) rows = std::max(rows, total_length(held));
   const auto bytes = in.k.size(0) * heads * rows * (in.k.size(3) + in.v.size(3)) * 4;
-  const bool whole = bytes <= kBytesAtOnce || scores.dropout > 0 || !blocks.heads.empty();
-  const auto at_once = whole ? heads : std::max<std::int64_t>(1, (heads + kCuts - 1) / kCuts);
+  const bool full = bytes <= kBytesAtOnce || scores.dropout > 0 || !blocks.heads.empty();
+  const auto at_once = full ? heads : std::max<std::int64_t>(1, (heads + kCuts - 1) / kCuts);
   std::vector<HeadRange> all;
   for (std::int64_t g = 0; g < heads; g += at_once) all.push_back({g, std::min(at_once, heads - g)});
   return all;

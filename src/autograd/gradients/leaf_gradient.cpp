@@ -85,7 +85,7 @@ DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& gi
     impl->count_origin();
     return gradient;
   }
-  const LocalBelowAutogradGuard plain;
+  const LocalBelowAutogradGuard regular;
   const auto copy = at::empty_strided(local.sizes(), at::infer_dense_strides(local.sizes(), strides), local.options());
   return DTensor(
       make_dtensor(intern_spec(spec.mesh, spec.placements, spec.sizes, strides, spec.dtype), copy.copy_(local)));

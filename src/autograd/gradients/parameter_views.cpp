@@ -66,9 +66,9 @@ std::int64_t translate(std::int64_t distance, at::IntArrayRef sizes, at::IntArra
 at::Tensor view_in(const at::Tensor& gathered, const TensorSpec& parameter, const DTensorImpl& view,
                    const TensorSpec& local_as) {
   const auto& spec = *view.spec();
-  const bool whole = spec.sizes == parameter.sizes && spec.strides == parameter.strides &&
-                     gathered.sizes() == at::IntArrayRef(local_as.local_sizes) && view.storage_offset() == 0;
-  if (whole) return gathered;
+  const bool full = spec.sizes == parameter.sizes && spec.strides == parameter.strides &&
+                    gathered.sizes() == at::IntArrayRef(local_as.local_sizes) && view.storage_offset() == 0;
+  if (full) return gathered;
   at::DimVector strides;
   for (const auto stride : spec.strides) {
     strides.push_back(translate(stride, parameter.sizes, parameter.strides, gathered.strides()));
@@ -86,8 +86,8 @@ void inherit_source_slow(DTensorImpl& result, const DTensorImpl& operand) {
   const auto& parameter = *dtensor_or_null(owner);
   if (!holds(operand, parameter)) return;
   // A cast has memory of its own, in which only the whole parameter has the same strides and offset.
-  const bool whole = operand.storage_offset() == 0 && operand.numel() == parameter.numel();
-  if (is_cast(result, operand) && (is_cast(operand, parameter) || !whole)) return;
+  const bool full = operand.storage_offset() == 0 && operand.numel() == parameter.numel();
+  if (is_cast(result, operand) && (is_cast(operand, parameter) || !full)) return;
   result.make_extras().source = {source_of(operand).hooks, parameter.generation(), result.generation()};
 }
 
@@ -102,12 +102,12 @@ at::Tensor find_gathered_by_schedule(const DTensorImpl& operand, const TensorSpe
   const auto& parameter = *dtensor_or_null(owner);
   if (!holds(operand, parameter)) return {};
   const auto dtype = c10::typeMetaToScalarType(operand.dtype());
-  const auto& whole = source_of(operand).hooks->specs(parameter).gathered;
-  auto gathered = use(DTensor(owner), whole->placements, dtype);
+  const auto& full = source_of(operand).hooks->specs(parameter).gathered;
+  auto gathered = use(DTensor(owner), full->placements, dtype);
   if (!gathered.defined()) return {};
   if (gathered.scalar_type() != dtype) gathered = gathered.to(dtype);
   const auto& own = *operand.spec();
-  const auto from = &own == parameter.spec().get() ? whole : with_placements(own, gathered_placements(own.placements));
+  const auto from = &own == parameter.spec().get() ? full : with_placements(own, gathered_placements(own.placements));
   auto local = view_in(gathered, *parameter.spec(), operand, *from);
   return same_data(*from, to) ? local : to_stride_order(redistribute_local(local, *from, to.placements), to);
 }

@@ -23,8 +23,8 @@ std::unordered_map<std::string, std::string> read_weight_map(const std::string& 
   std::unordered_map<std::string, std::string> file_of;
   for (const auto& [name, file] : map.items()) {
     const std::string& text = string_value(file, path, "the file of '" + name + "'");
-    const bool plain = !text.empty() && text.find('/') == std::string::npos && text != "." && text != "..";
-    TORCH_CHECK(plain, path, " says that '", name, "' is in '", text, "', which is no file in the same folder");
+    const bool regular = !text.empty() && text.find('/') == std::string::npos && text != "." && text != "..";
+    TORCH_CHECK(regular, path, " says that '", name, "' is in '", text, "', which is no file in the same folder");
     file_of[name] = text;
   }
   return file_of;

@@ -154,8 +154,8 @@ void Loader::verify(const std::vector<LoadRequest>& requests, const std::vector<
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const LoadRequest& w = requests[i];
     const std::int64_t numel = numel_of(w.entry->sizes);
-    const bool whole = all[i].count == w.owner_groups * numel;  // else some rank of its mesh did not ask for it
-    if (!whole || !w.entry->checksum) continue;
+    const bool full = all[i].count == w.owner_groups * numel;  // else some rank of its mesh did not ask for it
+    if (!full || !w.entry->checksum) continue;
     if (all[i] != times({*w.entry->checksum, numel}, w.owner_groups)) damaged.push_back("'" + w.name + "'");
   }
   TORCH_CHECK(damaged.empty(), what_, ": the checksum of ", c10::Join(", ", damaged),
@@ -170,8 +170,8 @@ void Loader::check_tied(const std::vector<LoadRequest>& requests, const std::vec
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const std::size_t other = first.emplace(requests[i].tensor, i).first->second;
     const auto &said = requests[i].entry->checksum, &said_of_other = requests[other].entry->checksum;
-    const bool told = said && said_of_other;
-    const bool same = told ? *said == *said_of_other : all[i].count != all[other].count || all[i] == all[other];
+    const bool reported = said && said_of_other;
+    const bool same = reported ? *said == *said_of_other : all[i].count != all[other].count || all[i] == all[other];
     TORCH_CHECK(same, what_, ": '", requests[other].name, "' and '", requests[i].name,
                 "' are one tensor here and differ there");
   }

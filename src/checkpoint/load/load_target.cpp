@@ -40,14 +40,14 @@ Cut intersection(const Segments& held, const Segment& range) {
 }
 
 // What of `whole` the segments name, dimension 0 apart.
-at::Tensor columns_of(at::Tensor whole, const std::vector<Segments>& wanted) {
+at::Tensor columns_of(at::Tensor full, const std::vector<Segments>& wanted) {
   for (std::size_t d = 1; d < wanted.size(); ++d) {
     const auto dim = static_cast<std::int64_t>(d);
     std::vector<at::Tensor> parts;
-    for (const Segment& s : wanted[d]) parts.push_back(whole.narrow(dim, s.offset, s.length));
-    whole = parts.size() == 1 ? parts[0] : at::cat(parts, dim);
+    for (const Segment& s : wanted[d]) parts.push_back(full.narrow(dim, s.offset, s.length));
+    full = parts.size() == 1 ? parts[0] : at::cat(parts, dim);
   }
-  return whole;
+  return full;
 }
 
 }  // namespace
@@ -94,10 +94,10 @@ void ReadTarget::read(SharedReads& reads, std::size_t i, Files& files, NamedChec
         });
     return;
   }
-  std::vector<Segments> whole = {wanted[0]};
+  std::vector<Segments> full = {wanted[0]};
   const std::vector<std::int64_t> sizes = row_sizes();
-  for (std::size_t d = 1; d < sizes.size(); ++d) whole.push_back({{0, sizes[d]}});
-  const ContiguousRanges rows(entry->sizes, whole);
+  for (std::size_t d = 1; d < sizes.size(); ++d) full.push_back({{0, sizes[d]}});
+  const ContiguousRanges rows(entry->sizes, full);
   const std::int64_t inner = rows.numel() / sizes[0], own = ranges.numel() / sizes[0];
   reads.each_block(
       i, rows.numel(), inner, entry->dtype,

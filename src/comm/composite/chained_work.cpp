@@ -18,14 +18,14 @@ class ContinuationWork final : public Work::Impl {
       finish();
     } catch (...) {
       const bool unwinding = std::uncaught_exceptions() > 0;  // because of an error that somebody is told of
-      if (!told_ && !unwinding) record_->mark_unreported_failure();
+      if (!reported_ && !unwinding) record_->mark_unreported_failure();
     }
   }
   void wait() override {
     try {
       finish();
     } catch (...) {
-      told_ = true;
+      reported_ = true;
       throw;
     }
   }
@@ -53,7 +53,7 @@ class ContinuationWork final : public Work::Impl {
   std::function<void()> continuation_;
   std::shared_ptr<RankRecord> record_;
   std::exception_ptr failure_;  // met by who polled, for who waits
-  bool told_ = false;           // wait() has thrown
+  bool reported_ = false;       // wait() has thrown
 };
 
 }  // namespace

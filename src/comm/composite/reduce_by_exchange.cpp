@@ -26,7 +26,7 @@ at::Tensor reduced_part(CommBackend& backend, const CollectiveCall& call, at::Te
 
 void reduce_scatter_via_all_to_all(CommBackend& backend, const CollectiveCall& call, const at::Tensor& output,
                                    at::TensorList inputs, c10::Device device) {
-  const LocalBelowAutogradGuard plain;
+  const LocalBelowAutogradGuard regular;
   std::vector<at::Tensor> there;
   for (const at::Tensor& input : inputs) there.push_back(input.to(device));
   output.copy_(reduced_part(backend, call, there, device));
@@ -34,12 +34,12 @@ void reduce_scatter_via_all_to_all(CommBackend& backend, const CollectiveCall& c
 
 void all_reduce_via_all_to_all(CommBackend& backend, const CollectiveCall& call, const at::Tensor& tensor,
                                c10::Device device) {
-  const LocalBelowAutogradGuard plain;
+  const LocalBelowAutogradGuard regular;
   const at::Tensor flat = tensor.to(device).contiguous().view(-1);
   const at::Tensor part = reduced_part(backend, call, flat.tensor_split(backend.size()), device);
-  const at::Tensor whole = at::empty_like(flat);
-  backend.all_gather(as(call, CollectiveKind::all_gather), whole.tensor_split(backend.size()), part).wait();
-  tensor.copy_(whole.view(tensor.sizes()));
+  const at::Tensor full = at::empty_like(flat);
+  backend.all_gather(as(call, CollectiveKind::all_gather), full.tensor_split(backend.size()), part).wait();
+  tensor.copy_(full.view(tensor.sizes()));
 }
 
 }  // namespace dtensor

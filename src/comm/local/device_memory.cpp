@@ -32,7 +32,7 @@ void synchronize_streams(at::TensorList tensors) {
 
 void copy_across_devices(const at::Tensor& to, const at::Tensor& from) {
   if (!off_host(to) && !off_host(from)) return copy_tensor(to, from);
-  const LocalBelowAutogradGuard plain;
+  const LocalBelowAutogradGuard regular;
   if (!to.is_same(from)) to.copy_(from);
 }
 

@@ -122,7 +122,7 @@ class MpiTransport final : public p2p::Transport {
   void send_control(int peer, int tag, const std::string& text) override {
     const std::lock_guard lock(mutex_);
     forget_sent();
-    auto& [kept, request] = told_.emplace_back(text, api().no_request);
+    auto& [kept, request] = reported_.emplace_back(text, api().no_request);
     api().isend(kept.data(), static_cast<int>(kept.size()), api().byte, peer, tag, control_, &request);
   }
 
@@ -155,11 +155,11 @@ class MpiTransport final : public p2p::Transport {
 
  private:
   void forget_sent() {
-    for (int done = 1; done != 0 && !told_.empty();) {
+    for (int done = 1; done != 0 && !reported_.empty();) {
       int which = 0;
       MPI_Status status;
-      api().testsome(1, &told_.front().second, &done, &which, &status);
-      if (done != 0) told_.pop_front();
+      api().testsome(1, &reported_.front().second, &done, &which, &status);
+      if (done != 0) reported_.pop_front();
     }
   }
 
@@ -168,7 +168,7 @@ class MpiTransport final : public p2p::Transport {
   MPI_Comm control_{};
   MPI_Comm channels_[4] = {};  // by Channel
   std::mutex mutex_;
-  std::deque<std::pair<std::string, MPI_Request>> told_;  // until they are sent
+  std::deque<std::pair<std::string, MPI_Request>> reported_;  // until they are sent
 };
 
 }  // namespace

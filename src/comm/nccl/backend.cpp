@@ -188,7 +188,7 @@ class NcclBackend final : public CommBackend {
 
   // The only call for which the host waits, besides those with CPU tensors.
   void barrier(const CollectiveCall& call) override {
-    const NoMeshScopeGuard plain;
+    const NoMeshScopeGuard regular;
     const at::Tensor one = at::ones({1}, at::TensorOptions().dtype(at::kInt).device(device()));
     CollectiveCall as_sum = call;
     as_sum.dtype = at::kInt;

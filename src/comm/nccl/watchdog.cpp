@@ -147,8 +147,8 @@ void Watchdog::loop() {
     if (exiting) return;
     std::string text;
     try {
-      if (const std::string told = backend_of(cpu_)->failure(); !told.empty()) {
-        fail(told);
+      if (const std::string reported = backend_of(cpu_)->failure(); !reported.empty()) {
+        fail(reported);
       } else {
         text = find_failure();
       }

@@ -115,13 +115,13 @@ RankCalls unpacked(std::int64_t rank, const CallHeader& header, const PackedHist
 // Whether the members have parted is known to each of them alike, from the headers; then they tell each other what they
 // called. On a channel of its own: the data of the failed collective are on their way.
 std::string Collective::different_operators(const CallHeader& mine, const std::vector<CallHeader>& theirs) {
-  bool all_told = mine.signature != 0, differ = false;
+  bool all_reported = mine.signature != 0, differ = false;
   for (int i = 0; i < group_.size(); ++i) {
     if (i == group_.me) continue;
-    all_told = all_told && theirs[i].signature != 0;
+    all_reported = all_reported && theirs[i].signature != 0;
     differ = differ || theirs[i].signature != mine.signature;
   }
-  if (!all_told || !differ) return "";
+  if (!all_reported || !differ) return "";
   const auto sent = std::make_shared<PackedHistory>(packed_history(call_));
   const auto received = std::make_shared<std::vector<PackedHistory>>(group_.size());
   const int tag = static_cast<int>(group_.id % static_cast<std::uint64_t>(group_.job.max_tag()));

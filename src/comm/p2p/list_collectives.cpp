@@ -86,9 +86,9 @@ void reduce_shares(const ProcessGroup& members, Collective& collective, const Co
     for (const at::Tensor& flat : flats) {
       const auto bytes = static_cast<std::int64_t>(flat.element_size());
       const auto [theirs, count] = share(flat, i);
-      const at::Tensor room = pooled_empty({share(flat, members.me).second}, call.dtype);
-      collective.keep(received[i].emplace_back(room));
-      parts.push_back({theirs, count * bytes, room.data_ptr(), room.numel() * bytes});
+      const at::Tensor space = pooled_empty({share(flat, members.me).second}, call.dtype);
+      collective.keep(received[i].emplace_back(space));
+      parts.push_back({theirs, count * bytes, space.data_ptr(), space.numel() * bytes});
     }
     return parts;
   });

@@ -51,8 +51,9 @@ void MessageBatch::watch(c10::function_ref<std::string()> operation, Clock::time
   const bool late = now - begin > job_.options().timeout && !timeouts_suspended();
   check_exited_peers(operation, now, late);
   if (late) fail("timeout after " + duration_text(job_.options().timeout), operation);
-  const bool told = what != WaitReason::data && now - begin > kReportInterval && !timeouts_suspended();
-  if (told && job_.post_wait(operation(), batch_->missing(), sent_tag)) fail("ranks wait for each other", operation);
+  const bool reported = what != WaitReason::data && now - begin > kReportInterval && !timeouts_suspended();
+  if (reported && job_.post_wait(operation(), batch_->missing(), sent_tag))
+    fail("ranks wait for each other", operation);
 }
 
 // What a rank sent before it left may still be on its way, but not when time is up: then that it left is the reason.

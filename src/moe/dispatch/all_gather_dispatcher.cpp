@@ -26,7 +26,7 @@ class AllGather final : public Dispatcher {
   explicit AllGather(Communicator ranks) : Dispatcher(std::move(ranks)) {}
 
   DispatchPlan prepare(const Routing& routing, const TokenLayout&) const override {
-    const NoMeshScopeGuard plain;
+    const NoMeshScopeGuard regular;
     const auto local = routing.expert_count / size();
     TORCH_CHECK(local * size() == routing.expert_count, "AllGather: ", routing.expert_count, " experts on ", size(),
                 " ranks");

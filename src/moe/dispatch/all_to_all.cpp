@@ -48,7 +48,7 @@ at::Tensor exchange(const at::Tensor& input, at::IntArrayRef output_splits, at::
 // since peers may have one. (Autograd calls apply only of what the loss depends on, which is why outputs of a dispatch
 // are never left out of the graph.)
 at::Tensor arrived(const Node& node, const variable_list& grads) {
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   return grads[0].defined() ? grads[0] : node.input_metadata(0).zeros_like();
 }
 
@@ -118,7 +118,7 @@ at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at
 std::vector<std::int64_t> exchange_splits(at::IntArrayRef input_splits, const Communicator& comm) {
   check_splits("input splits", input_splits, comm);
   if (comm.size() == 1) return input_splits.vec();
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   const Splits ones(comm.size(), 1);
   const auto received = exchange(at::tensor(input_splits, at::kLong), ones, ones, comm);
   return {received.const_data_ptr<std::int64_t>(), received.const_data_ptr<std::int64_t>() + comm.size()};

@@ -187,7 +187,7 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
  private:
   DispatchPlan make_plan(const Routing& routing, const TokenLayout& layout) const {
     const c10::InferenceMode off(false);  // it serves passes with gradients, too
-    const NoMeshScopeGuard plain;
+    const NoMeshScopeGuard regular;
     auto plan = sort_entries(routing);
     plan.weights = at::Tensor();
     plan_rows(plan, counts_for_equal_tokens(routing, layout), rank_of(ranks_));
@@ -198,11 +198,11 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
 
   at::Tensor counts_for_equal_tokens(const Routing& routing, const TokenLayout& layout) const {
     const auto experts = routing.expert_count, entries = routing.experts.numel();
-    const auto places = indices_of_members(layout);
+    const auto positions = indices_of_members(layout);
     auto counts = at::empty({size_of(ranks_), experts}, at::kLong);
     auto* count = counts.mutable_data_ptr<std::int64_t>();
     for (int r = 0; r < size_of(ranks_); ++r) {
-      const auto first = places[static_cast<std::size_t>(r)] * entries % experts;
+      const auto first = positions[static_cast<std::size_t>(r)] * entries % experts;
       for (std::int64_t e = 0; e < experts; ++e) {
         const auto turn = (e - first + experts) % experts;  // when it is first taken
         count[r * experts + e] = entries > turn ? (entries - turn - 1) / experts + 1 : 0;
@@ -216,10 +216,10 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
   Sizes indices_of_members(const TokenLayout& layout) const {
     const auto members = static_cast<std::size_t>(size_of(ranks_));
     if (!layout.ranks || !ranks_) return Sizes(members, layout.ranks ? layout.ranks.rank() : 0);
-    auto places = moe::indices_among(ranks_, layout.ranks);
-    TORCH_CHECK(places.size() == members, "EqualAllToAll: of the ", members, " ranks that share the experts ",
-                members - places.size(), " have no tokens of their own (all_to_all_dispatcher takes any)");
-    return places;
+    auto positions = moe::indices_among(ranks_, layout.ranks);
+    TORCH_CHECK(positions.size() == members, "EqualAllToAll: of the ", members, " ranks that share the experts ",
+                members - positions.size(), " have no tokens of their own (all_to_all_dispatcher takes any)");
+    return positions;
   }
 
   void pad_segments(DispatchPlan& plan) const {

@@ -77,7 +77,7 @@ struct UnpermuteBackward final : Node {
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
     if (!weighted) return {permute_tokens(grads[0], position, kept), at::Tensor()};
-    const NoMeshScopeGuard plain;
+    const NoMeshScopeGuard regular;
     const auto y = rows.unpack(), w = weight.unpack();
     if (at::GradMode::is_enabled()) return twice(grads[0], y, w);
     auto [dy, dw] = moe::unpermute_backward_kernel(grads[0], y, position, w);

@@ -83,7 +83,7 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWe
     return run_packed(x, rows, cache->get(w), options.activation);
   }
   if (options.backend == ExpertBackend::grouped) {
-    const NoMeshScopeGuard plain;
+    const NoMeshScopeGuard regular;
     return run_grouped_experts(x, at::tensor(rows, at::kLong).to(x.device()), w, options);
   }
   auto h = activate(grouped_mm(x, w.w1, rows, options.backend, w.regather1), options.activation);

@@ -136,7 +136,7 @@ struct AlignedMmBackward final : Node {
 
 AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment) {
   TORCH_CHECK(alignment >= 1 && counts.dim() == 1, "align_groups: counts ", counts.sizes(), ", alignment ", alignment);
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   const auto ends = counts.cumsum(0);
   const auto padded_ends = counts.add(alignment - 1).div(alignment, "floor").mul(alignment).cumsum(0);
   const auto row = at::arange(rows, counts.options());
@@ -179,7 +179,7 @@ at::Tensor grouped_mm(const at::Tensor& input, const at::Tensor& weights, at::In
               "grouped_mm: rows ", rows, " of ", input.sizes(), " for weights ", weights.sizes());
   auto [x, weight, again] = as_autocast(input, weights, std::move(gather));
   if (backend == ExpertBackend::grouped && x.size(0) > 0) {
-    const NoMeshScopeGuard plain;
+    const NoMeshScopeGuard regular;
     const auto groups = align_groups(at::tensor(rows, at::kLong).to(x.device()), x.size(0), moe::row_alignment(x));
     return groups.unpad(grouped_mm(groups.pad(x), weight, groups, std::move(again)));
   }

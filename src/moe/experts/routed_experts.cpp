@@ -56,20 +56,20 @@ std::int64_t coordinate(const DeviceMesh& mesh, std::int64_t i, std::int64_t axi
 
 // Of an expert that was placed elsewhere (born in a MeshScope, or by a plan): what it was before. One that lies on
 // `there` is a copy of an expert that was spread. Collective.
-void make_plain(nn::Module& expert, const DeviceMesh& there) {
+void make_regular(nn::Module& expert, const DeviceMesh& there) {
   auto tensors = expert.named_parameters();
   const auto buffers = expert.named_buffers();
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   std::map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> done;  // tied ones stay tied
   for (const auto& [name, slot] : tensors) {
     if (!slot->defined() || !is_dtensor(*slot) || DTensor(*slot).mesh() == there) continue;
-    auto& [former, whole] = done[slot->unsafeGetTensorImpl()];
-    if (!whole.defined()) {
+    auto& [former, full] = done[slot->unsafeGetTensorImpl()];
+    if (!full.defined()) {
       former = *slot;
-      whole = DTensor(former.detach()).full_tensor().requires_grad_(former.requires_grad());
+      full = DTensor(former.detach()).full_tensor().requires_grad_(former.requires_grad());
       record_parameter_swap(former);
     }
-    *slot = whole;
+    *slot = full;
   }
 }
 
@@ -91,7 +91,7 @@ void RoutedExperts::set_expert_parallel(const DeviceMesh& mesh, std::int64_t ep_
                     {"expert_replicas"});  // a name that no slice of `mesh` has
     for (std::int64_t e = part * here; e < (part + 1) * here; ++e) {
       p.expert_mesh.push_back(slice);
-      make_plain(*p.modules[e], slice);
+      make_regular(*p.modules[e], slice);
       p.modules[e]->distribute(slice, [](const auto&, const auto&) { return Placements{Replicate()}; });
     }
   }

@@ -66,7 +66,7 @@ std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, con
   TORCH_CHECK(!routing.by_experts, "capacity: experts that choose have one already (expert_capacity_factor)");
   TORCH_CHECK(options.factor > 0, "capacity: factor ", options.factor);
   const at::NoGradGuard no_grad;
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   const auto choices = routing.experts.size(1);
   const auto tokens = token_range(routing, layout).total;
   const auto capacity = static_cast<std::int64_t>(options.factor * static_cast<double>(choices * tokens) /

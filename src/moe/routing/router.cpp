@@ -16,12 +16,12 @@ namespace dtensor {
 namespace moe {
 
 std::vector<std::int64_t> indices_among(const Communicator& some, const Communicator& all) {
-  std::vector<std::int64_t> places;
+  std::vector<std::int64_t> positions;
   for (const auto rank : some.ranks()) {
     const auto found = std::find(all.ranks().begin(), all.ranks().end(), rank);
-    if (found != all.ranks().end()) places.push_back(found - all.ranks().begin());
+    if (found != all.ranks().end()) positions.push_back(found - all.ranks().begin());
   }
-  return places;
+  return positions;
 }
 
 namespace {
@@ -37,13 +37,13 @@ RowCounts sum_losses(std::vector<std::int64_t> rows, int me) {
 
 RowCounts rows_of_ranks(std::int64_t here, const Communicator& ranks) {
   if (!ranks || ranks.size() == 1) return {{here}, 0, here};
-  const std::vector<std::int64_t> told(static_cast<std::size_t>(ranks.size()), here);
-  return sum_losses(exchange_splits(told, ranks), ranks.rank());
+  const std::vector<std::int64_t> reported(static_cast<std::size_t>(ranks.size()), here);
+  return sum_losses(exchange_splits(reported, ranks), ranks.rank());
 }
 
 RowCounts tokens_of_ranks(const Routing& routing, const Communicator& ranks) {
-  const bool counts_tell = routing.complete && !routing.by_experts && ranks && ranks.size() > 1;
-  if (!counts_tell) return rows_of_ranks(routing.experts.size(0), ranks);
+  const bool counts_report = routing.complete && !routing.by_experts && ranks && ranks.size() > 1;
+  if (!counts_report) return rows_of_ranks(routing.experts.size(0), ranks);
   const auto tokens = routing.counts->of_ranks(ranks).sum(1).div(routing.experts.size(1), "floor");
   const auto* count = tokens.const_data_ptr<std::int64_t>();
   return sum_losses({count, count + ranks.size()}, ranks.rank());
@@ -68,7 +68,7 @@ SharedCounts::Exchange& SharedCounts::exchange(const Communicator& ranks) {
     if (serves(done.ranks, ranks)) return done;
   }
   const at::NoGradGuard no_grad;
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   Exchange fresh{ranks, local_.unsqueeze(0), {}, {}};
   if (ranks && ranks.size() > 1) {
     fresh.counts = at::empty({ranks.size(), local_.size(0)}, local_.options());
@@ -81,7 +81,7 @@ void SharedCounts::begin(const Communicator& ranks) { exchange(ranks); }
 
 at::Tensor SharedCounts::rows_of(const at::Tensor& counts, const Exchange& done, const Communicator& ranks) {
   if (done.ranks == ranks || counts.size(0) == 1) return counts;
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   return counts.index_select(0, at::tensor(indices_among(ranks, done.ranks)).to(counts.device()));
 }
 
@@ -151,7 +151,7 @@ RoutingStrategy::Choice choose(const at::Tensor& scores, const RouterOptions& o,
 Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& options, const TokenLayout& layout,
               const at::Tensor& bias) {
   check_options(x, gate, options);
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   Routing routing;
   routing.expert_count = options.experts;
   const auto logits = gate_logits(x, gate);

@@ -9,9 +9,9 @@
 
 namespace dtensor {
 
-void CallKey::plain(const c10::TensorImpl& impl) {
+void CallKey::regular(const c10::TensorImpl& impl) {
   const auto sizes = impl.sizes();
-  push_back(kPlain | static_cast<std::uint64_t>(impl.is_wrapped_number()) << 8 |
+  push_back(kRegular | static_cast<std::uint64_t>(impl.is_wrapped_number()) << 8 |
             static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl.dtype())) << 16 | sizes.size() << 32 |
             static_cast<std::uint64_t>(impl.layout()) << 48);
   for (auto size : sizes) push_back(static_cast<std::uint64_t>(size));
@@ -96,7 +96,7 @@ void CallView::add_regular(c10::TensorImpl* impl) {
   operands.push_back(absent ? nullptr : impl);
   if (absent) return key.absent();
   has_regular = has_regular || impl->dim() > 0;
-  key.plain(*impl);
+  key.regular(*impl);
 }
 
 // By its reduced form, or by what stands for it on the device.

@@ -40,7 +40,7 @@ class KeyBuilder {
  protected:
   enum Tag : std::uint64_t {
     kAbsent = 1,
-    kPlain,
+    kRegular,
     kInt,
     kBool,
     kDouble,
@@ -62,7 +62,7 @@ class KeyBuilder {
 class CallKey : public c10::SmallVector<std::uint64_t, 40>, public KeyBuilder<CallKey> {
  public:
   void word(std::uint64_t word) { push_back(word); }
-  void plain(const c10::TensorImpl& impl);
+  void regular(const c10::TensorImpl& impl);
   void policy(c10::ScalarType accumulate) { push_back(kPolicy | static_cast<std::uint64_t>(accumulate) << 8); }
   void value(const c10::IValue& value, bool values);
   std::uint64_t hash() const;
@@ -80,7 +80,7 @@ struct CallView {
   bool has_moved_view = false;  // an operand's data may have to be fetched (autograd/materialized_view.h)
 
   explicit CallView(const OpEntry& entry) : CallView(entry.rule(), entry.special == nullptr) {}
-  CallView(const OpRule& rule, bool plain) : reads_only(plain && rule.reads_only), scalars(rule.reads_scalars) {
+  CallView(const OpRule& rule, bool regular) : reads_only(regular && rule.reads_only), scalars(rule.reads_scalars) {
     if (C10_UNLIKELY(any_observing_scope())) add_reduce_policy();
   }
   CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);

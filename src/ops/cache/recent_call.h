@@ -24,7 +24,7 @@ class KeyMatch : public KeyBuilder<KeyMatch> {
   }
   void value(const c10::IValue& /*value*/, bool /*values*/) { differ(); }  // of kinds that are rare
   void differ() { next_ = end_ = nullptr, differs_ = true; }
-  bool is_whole() const { return !differs_ && next_ == end_; }
+  bool is_full() const { return !differs_ && next_ == end_; }
 
  private:
   const std::uint64_t* next_ = nullptr;
@@ -74,7 +74,7 @@ class RecentCall {
 
   // The call, or null.
   const CachedCall* found() {
-    if (C10_UNLIKELY(!key.is_whole())) return nullptr;
+    if (C10_UNLIKELY(!key.is_full())) return nullptr;
     ++thread_->stats.hits;
     return call_;
   }

@@ -46,10 +46,10 @@ class MoveLog {
 
  private:
   Moved& here() {
-    static const std::string nobody = "the program itself";
+    static const std::string no_names = "the program itself";
     const auto* module = calling_module();
     const auto* caller = CallerScope::current();
-    return modules_[module == nullptr ? "" : *module][caller == nullptr ? nobody : *caller];
+    return modules_[module == nullptr ? "" : *module][caller == nullptr ? no_names : *caller];
   }
 
   std::mutex mutex_;

@@ -13,7 +13,7 @@ namespace {
 
 bool has_elements(at::IntArrayRef sizes) { return c10::multiply_integers(sizes) > 0; }
 
-bool is_whole(const SpecPtr& spec) { return spec && !spec->has_partial && shard_axes(spec.get()) == 0; }
+bool is_full(const SpecPtr& spec) { return spec && !spec->has_partial && shard_axes(spec.get()) == 0; }
 
 // Of a tensor with elements.
 bool some_part_is_empty(const SpecPtr& spec) {
@@ -122,7 +122,7 @@ std::vector<IndexBound> index_bounds(const OpEntry& entry, const OpCall& describ
     const auto& operand = described.operands[i];
     const auto& input = call.inputs[i];
     if (operand.arg != index_arg || !operand.defined || !input.from) continue;
-    const bool before = is_whole(input.from), after = is_whole(input.to);
+    const bool before = is_full(input.from), after = is_full(input.to);
     if (!(before && !after) && !(idle && (before || after))) continue;
     IndexBound bound{static_cast<std::uint32_t>(i), before, how.from_end};
     set_size(bound, how, operand, data, described);

@@ -15,9 +15,9 @@ namespace {
 // What was told of calls so far. Autograd's threads may tell at the same time.
 class Explanation {
  public:
-  void add(const std::string& told) {
+  void add(const std::string& reports) {
     const std::lock_guard lock(mutex_);
-    text_ += told + "\n";
+    text_ += reports + "\n";
   }
   const std::string& text() const { return text_; }
 
@@ -98,10 +98,10 @@ void report_implicit_redistributions(const OpEntry& entry, const CachedCall& cal
 }
 
 std::string explain_calls(const std::function<void()>& fn) {
-  Explanation told;
-  const ScopedValue<Explanation*> scope(&told, true);
+  Explanation reports;
+  const ScopedValue<Explanation*> scope(&reports, true);
   fn();
-  return told.text();
+  return reports.text();
 }
 
 }  // namespace dtensor

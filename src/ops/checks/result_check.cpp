@@ -95,8 +95,8 @@ void ResultCheck::compare(const Stack& stack) const {
   } catch (const c10::Error&) {
     return;  // what one device refuses is the operator's own matter
   }
-  const auto told = entry_.rule().data().saved_for_backward ? std::min<std::size_t>(count, 1) : count;
-  for (std::size_t r = 0; r < told; ++r) compare_full(c10::str("result ", r), stack[first + r], expected[r]);
+  const auto reported = entry_.rule().data().saved_for_backward ? std::min<std::size_t>(count, 1) : count;
+  for (std::size_t r = 0; r < reported; ++r) compare_full(c10::str("result ", r), stack[first + r], expected[r]);
 }
 
 void check_replicas(const std::string& what, const at::Tensor& tensor) {
@@ -130,9 +130,9 @@ void ResultCheck::compare_full(const std::string& what, const c10::IValue& actua
   const bool indices = expected.isTensor() && !expected.toTensor().is_floating_point() &&
                        entry_.returns.size() > 1;  // of equal values any
   for_each_tensor(actual, [&](const at::Tensor& tensor) {
-    const auto& whole = full_tensors.at(next++);
+    const auto& full = full_tensors.at(next++);
     const auto parts = full_value(tensor);
-    TORCH_CHECK(parts.sizes() == whole.sizes() && (indices || are_close(parts, whole)), entry_.name(), ": ", what,
+    TORCH_CHECK(parts.sizes() == full.sizes() && (indices || are_close(parts, full)), entry_.name(), ": ", what,
                 ", put together from its parts,", rule);
   });
 }

@@ -86,8 +86,8 @@ bool took_other_sizes(const InputAction& action, const at::Tensor& local) {
 // A plain destination counts as Replicate: each rank writes the whole of it.
 void overwrite(c10::TensorImpl& operand, SpecPtr spec, const at::Tensor& local) {
   if (has_dtensor_key(&operand)) return as_dtensor(&operand)->reset(std::move(spec), local);
-  const at::Tensor plain(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&operand));
-  plain.resize_(local.sizes()).copy_(local);
+  const at::Tensor regular(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&operand));
+  regular.resize_(local.sizes()).copy_(local);
 }
 
 // On a rank outside its mesh, which has nothing to write: a destination takes the sizes that it takes there.

@@ -58,12 +58,13 @@ at::Tensor input_for(const ExecutionFrame& frame, std::size_t index) {
   if (C10_UNLIKELY(has_dtensor_key(impl) && is_device_copy(*as_dtensor(impl))))
     return fetched_input(*as_dtensor(impl), action);
   if (action.out && action.write_back) return empty_like_spec(*action.result);
-  const bool plain = !has_dtensor_key(impl);
-  const auto& local = plain ? frame.operands[index] : local_of(impl);
-  TORCH_CHECK(!action.mutated || plain || !as_dtensor(impl)->is_detached_view() || is_base_writable(*as_dtensor(impl)),
-              frame.entry.name(), ": writes to a view whose base had to be redistributed, so the write would be lost (",
-              action.from->str(),
-              "). Redistribute the base first, so that the viewed dimension is whole, or write through the base.");
+  const bool regular = !has_dtensor_key(impl);
+  const auto& local = regular ? frame.operands[index] : local_of(impl);
+  TORCH_CHECK(
+      !action.mutated || regular || !as_dtensor(impl)->is_detached_view() || is_base_writable(*as_dtensor(impl)),
+      frame.entry.name(), ": writes to a view whose base had to be redistributed, so the write would be lost (",
+      action.from->str(),
+      "). Redistribute the base first, so that the viewed dimension is whole, or write through the base.");
   auto result = action.plan.empty() ? local : moved_input(frame, index, local);
   // The local call writes to its operand: not through a slice of the original, nor into shared memory.
   if (action.mutated && action.write_back && result.is_alias_of(local)) result = result.clone();

@@ -54,8 +54,8 @@ at::Tensor kept(const at::Tensor& values, const at::Tensor& where) {
 at::Tensor bags_of(const LocalArgs& args, const at::Tensor& indices) {
   auto bags = args.tensor("offset2bag");
   if (bags.numel() == indices.numel() || !args.has("offsets")) return bags;
-  const auto places = at::arange(indices.numel(), indices.options());
-  return at::searchsorted(args.tensor("offsets"), places, false, /*right=*/true).sub_(1).to(indices.scalar_type());
+  const auto positions = at::arange(indices.numel(), indices.options());
+  return at::searchsorted(args.tensor("offsets"), positions, false, /*right=*/true).sub_(1).to(indices.scalar_type());
 }
 
 // Each feature of a bag's maximum goes to the row that it came from. Rows that are not ours: one past the end.

@@ -16,11 +16,10 @@ at::Tensor laid_out(const at::Tensor& local, bool contiguous) {
 void factor_full_matrix(LocalCall& call) {
   if (return_zeros_if_empty(call)) return;
   const LocalArgs args(call);
-  if (const auto* whole = args.spec("A"); whole != nullptr) {
+  if (const auto* full = args.spec("A"); full != nullptr) {
     c10::IValue& matrices = torch::jit::peek(call.stack, 0, call.info.args.size());
-    const auto numel = c10::multiply_integers(whole->sizes);
-    matrices =
-        laid_out(matrices.toTensor(), c10::_compute_contiguous<std::int64_t>(whole->sizes, whole->strides, numel));
+    const auto numel = c10::multiply_integers(full->sizes);
+    matrices = laid_out(matrices.toTensor(), c10::_compute_contiguous<std::int64_t>(full->sizes, full->strides, numel));
   }
   call.info.op.callBoxed(call.stack);
 }

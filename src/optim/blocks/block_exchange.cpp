@@ -47,27 +47,27 @@ class Failures {
  public:
   void add(std::size_t result, const BlockExchange::Result& r, std::size_t bucket, const Communicator& members,
            int owner) {
-    FailureFlag& told = told_[{bucket, owner}];
-    told.members = members;
-    told.options = r.target.options();
-    told.results.push_back(result);
-    told.failed.push_back(r.failed ? 1 : 0);
+    FailureFlag& reported = reported_[{bucket, owner}];
+    reported.members = members;
+    reported.options = r.target.options();
+    reported.results.push_back(result);
+    reported.failed.push_back(r.failed ? 1 : 0);
   }
   void exchange(BucketedAllToAll& buckets) {
-    for (auto& [from, told] : told_) {
+    for (auto& [from, reported] : reported_) {
       const auto [bucket, owner] = from;
-      told.flags = at::empty({static_cast<std::int64_t>(told.failed.size())}, told.options);
-      buckets.receive(bucket, owner, told.flags);
-      if (owner != told.members.rank()) continue;
-      const at::Tensor flags = at::tensor(told.failed, at::kDouble).to(told.options);
-      for (int peer = 0; peer < told.members.size(); ++peer) buckets.send(bucket, peer, flags);
+      reported.flags = at::empty({static_cast<std::int64_t>(reported.failed.size())}, reported.options);
+      buckets.receive(bucket, owner, reported.flags);
+      if (owner != reported.members.rank()) continue;
+      const at::Tensor flags = at::tensor(reported.failed, at::kDouble).to(reported.options);
+      for (int peer = 0; peer < reported.members.size(); ++peer) buckets.send(bucket, peer, flags);
     }
   }
   void read(std::vector<bool>& failed) const {
-    for (const auto& [from, told] : told_) {
-      const at::Tensor flags = told.flags.to(at::TensorOptions(at::kDouble).device(at::kCPU));
-      for (std::size_t i = 0; i < told.results.size(); ++i)
-        failed[told.results[i]] = flags.const_data_ptr<double>()[i] != 0;
+    for (const auto& [from, reported] : reported_) {
+      const at::Tensor flags = reported.flags.to(at::TensorOptions(at::kDouble).device(at::kCPU));
+      for (std::size_t i = 0; i < reported.results.size(); ++i)
+        failed[reported.results[i]] = flags.const_data_ptr<double>()[i] != 0;
     }
   }
 
@@ -79,7 +79,7 @@ class Failures {
     std::vector<double> failed;  // of the owner
     at::Tensor flags;            // as they arrive
   };
-  std::map<std::pair<std::size_t, int>, FailureFlag> told_;  // by bucket and owner
+  std::map<std::pair<std::size_t, int>, FailureFlag> reported_;  // by bucket and owner
 };
 
 }  // namespace

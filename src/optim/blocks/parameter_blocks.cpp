@@ -53,7 +53,7 @@ std::vector<Block> split_along(const std::vector<Block>& blocks, const Group& gr
   return result;
 }
 
-Block whole(at::IntArrayRef sizes) {
+Block full(at::IntArrayRef sizes) {
   return {{at::DimVector(sizes.size(), 0), at::DimVector(sizes.begin(), sizes.end())}, {}};
 }
 
@@ -61,7 +61,7 @@ Block whole(at::IntArrayRef sizes) {
 
 std::vector<Block> split_into_blocks(at::IntArrayRef sizes, std::int64_t block_size, std::int64_t merge_to) {
   if (c10::multiply_integers(sizes) == 0) return {};
-  std::vector<Block> blocks{whole(sizes)};
+  std::vector<Block> blocks{full(sizes)};
   for (const Group& group : merge(sizes, block_size, merge_to)) blocks = split_along(blocks, group, block_size);
   for (Block& block : blocks) {
     if (block.shape.empty()) block.shape.push_back(1);
@@ -70,7 +70,7 @@ std::vector<Block> split_into_blocks(at::IntArrayRef sizes, std::int64_t block_s
 }
 
 std::vector<Block> matrices(at::IntArrayRef sizes) {
-  std::vector<Block> blocks{whole(sizes)};
+  std::vector<Block> blocks{full(sizes)};
   for (std::size_t d = 0; d + 2 < sizes.size(); ++d) blocks = split_along(blocks, {{d}, sizes[d]}, 1);
   for (Block& block : blocks) block.shape = at::DimVector(sizes.slice(sizes.size() - 2));
   return blocks;

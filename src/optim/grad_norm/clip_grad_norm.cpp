@@ -22,7 +22,7 @@ namespace {
 std::vector<at::Tensor> without_partials(std::vector<at::Tensor> tensors) {
   const auto is_partial = [](const Placement& p) { return p.is_partial(); };
   std::vector<DTensor> partial;
-  std::vector<Placements> whole;
+  std::vector<Placements> full;
   std::vector<std::size_t> positions;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!is_dtensor(tensors[i])) continue;
@@ -31,10 +31,10 @@ std::vector<at::Tensor> without_partials(std::vector<at::Tensor> tensors) {
     if (std::none_of(placements.begin(), placements.end(), is_partial)) continue;
     std::replace_if(placements.begin(), placements.end(), is_partial, Replicate());
     partial.push_back(tensor);
-    whole.push_back(std::move(placements));
+    full.push_back(std::move(placements));
     positions.push_back(i);
   }
-  const auto reduced = redistribute(partial, std::move(whole));
+  const auto reduced = redistribute(partial, std::move(full));
   for (std::size_t k = 0; k < positions.size(); ++k) tensors[positions[k]] = reduced[k];
   return tensors;
 }
@@ -76,7 +76,7 @@ void check_norm(at::TensorList tensors, double p) {
 struct Known {
   Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device);
   at::Tensor added, common;         // by tensor; undefined: the ranks have none alike
-  at::Tensor plain;                 // the norm of all plain tensors together; undefined: there are none
+  at::Tensor regular;               // the norm of all plain tensors together; undefined: there are none
   std::vector<std::int64_t> kinds;  // by tensor; that after the last: no copies
 };
 
@@ -110,12 +110,12 @@ Known::Known(at::TensorList tensors, const NormGroup& group, double p, c10::Devi
   }
   added = optim::power_sums(own, p, device);
   if (any_alike) common = optim::power_sums(alike, p, device);
-  if (group.has_regular_tensors()) plain = total_of(optim::power_sums(without_mesh, p, device), p);
+  if (group.has_regular_tensors()) regular = total_of(optim::power_sums(without_mesh, p, device), p);
 }
 
 // Plain tensors have no mesh that says who sums them: where ranks hold different ones, each would be clipped by another
 // norm and go its own way.
-void check_plain(bool same, double typical, const at::Tensor& mine) {
+void check_regular(bool same, double typical, const at::Tensor& mine) {
   TORCH_CHECK(same, "the total norm: plain tensors must be the same on every rank, and are not (their norm is ",
               typical, " on average, ", mine.item<double>(),
               " on this rank); sum gradients over the ranks first, or make ", "the parameters DTensors");
@@ -125,13 +125,13 @@ void check_plain(bool same, double typical, const at::Tensor& mine) {
 void check_sums(const at::Tensor& mine, const at::Tensor& sums, std::int64_t n) {
   const double count = static_cast<double>(n), mean = sums[0].item<double>() / count;
   const double squares = sums[1].item<double>() / count;  // of doubles may overflow
-  check_plain(!std::isfinite(squares) || squares - mean * mean <= 1e-10 * mean * mean, mean, mine);
+  check_regular(!std::isfinite(squares) || squares - mean * mean <= 1e-10 * mean * mean, mean, mine);
 }
 
 // `ends`: the largest norm and, negated, the smallest.
 void check_ends(const at::Tensor& mine, const at::Tensor& ends) {
   const double most = ends[0].item<double>(), least = -ends[1].item<double>();
-  check_plain(!std::isfinite(most) || !std::isfinite(least) || most - least <= 1e-5 * most, (most + least) / 2, mine);
+  check_regular(!std::isfinite(most) || !std::isfinite(least) || most - least <= 1e-5 * most, (most + least) / 2, mine);
 }
 
 // 1 for each kind of copies that this rank holds; the last of the plain tensors, which every rank has.
@@ -150,7 +150,7 @@ at::Tensor exchange(const Known& known, const NormGroup& group) {
   const bool copies = kinds > 0 || group.has_regular_tensors();
   std::vector<at::Tensor> parts{known.added};
   if (copies) parts.push_back(local_tensors_of(group).to(known.added.device()));
-  if (group.has_regular_tensors()) parts.push_back(at::stack({known.plain, known.plain.square()}));
+  if (group.has_regular_tensors()) parts.push_back(at::stack({known.regular, known.regular.square()}));
   const at::Tensor all = parts.size() == 1 ? known.added : at::cat(parts);
   comm.all_reduce(all, ReduceOp::sum).wait();
   at::Tensor sums = parts.size() == 1 ? all : all.narrow(0, 0, known.added.size(0));
@@ -159,7 +159,7 @@ at::Tensor exchange(const Known& known, const NormGroup& group) {
     sums = sums / held.index_select(0, at::tensor(known.kinds, at::kLong).to(all.device()));
   }
   if (group.has_regular_tensors() && all.is_cpu())
-    check_sums(known.plain, all.narrow(0, all.size(0) - 2, 2), comm.size());
+    check_sums(known.regular, all.narrow(0, all.size(0) - 2, 2), comm.size());
   return known.common.defined() ? sums + known.common : sums;
 }
 
@@ -170,9 +170,9 @@ at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
   }
   const auto count = known.added.size(0);
   at::Tensor all = known.added;
-  if (group.has_regular_tensors()) all = at::cat({all, at::stack({known.plain, known.plain.neg()})});
+  if (group.has_regular_tensors()) all = at::cat({all, at::stack({known.regular, known.regular.neg()})});
   comm.all_reduce(all, ReduceOp::max).wait();
-  if (group.has_regular_tensors() && all.is_cpu()) check_ends(known.plain, all.narrow(0, count, 2));
+  if (group.has_regular_tensors() && all.is_cpu()) check_ends(known.regular, all.narrow(0, count, 2));
   const at::Tensor largest = all.narrow(0, 0, count);
   return known.common.defined() ? at::maximum(largest, known.common) : largest;
 }

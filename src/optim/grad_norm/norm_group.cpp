@@ -15,10 +15,10 @@ std::vector<std::int64_t> sorted_ranks(const DeviceMesh& mesh) {
 }  // namespace
 
 NormGroup::NormGroup(at::TensorList tensors, const DeviceMesh& callers) {
-  bool plain = false;
+  bool regular = false;
   for (const at::Tensor& tensor : tensors) {
     if (!is_dtensor(tensor)) {
-      plain = plain || tensor.defined();
+      regular = regular || tensor.defined();
       continue;
     }
     const DTensor d(tensor);
@@ -28,16 +28,16 @@ NormGroup::NormGroup(at::TensorList tensors, const DeviceMesh& callers) {
       if (placements[a].is_shard() && member.mesh.size(static_cast<std::int64_t>(a)) > 1) member.split[a] = true;
     }
   }
-  has_regular_tensors_ = plain;
+  has_regular_tensors_ = regular;
   if (members_.empty()) return;
   const bool in_none =
       std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.coordinate.empty(); });
-  outside_all_meshes_ = callers ? !callers.is_member() : !plain && in_none;
+  outside_all_meshes_ = callers ? !callers.is_member() : !regular && in_none;
   if (outside_all_meshes_) return;
-  if (same_ranks(callers) && !plain) {
+  if (same_ranks(callers) && !regular) {
     choose_single_axis();
   } else {
-    choose_all_ranks(plain, callers);
+    choose_all_ranks(regular, callers);
     find_slices(callers);
   }
 }
@@ -92,14 +92,14 @@ void NormGroup::choose_single_axis() {
 
 // Ranks that are not in some mesh need its norms too. Plain tensors are on every rank that calls, which compare them:
 // the world, unless the callers are told.
-void NormGroup::choose_all_ranks(bool plain, const DeviceMesh& callers) {
+void NormGroup::choose_all_ranks(bool regular, const DeviceMesh& callers) {
   const DeviceMesh& first = members_.front().mesh;
   if (callers) {
     check_within(callers);
     communicator_ = callers.communicator();
     return;
   }
-  if (plain) {
+  if (regular) {
     communicator_ = first.world();
     return;
   }

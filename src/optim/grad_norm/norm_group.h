@@ -50,7 +50,7 @@ class NormGroup {
   bool same_ranks(const DeviceMesh& callers) const;
   void check_within(const DeviceMesh& callers) const;
   void choose_single_axis();
-  void choose_all_ranks(bool plain, const DeviceMesh& callers);
+  void choose_all_ranks(bool regular, const DeviceMesh& callers);
   void find_slices(const DeviceMesh& callers);
 
   std::vector<Member> members_;

@@ -82,7 +82,7 @@ at::Tensor materialise(const at::Tensor& meta, const DeviceMesh& mesh, const Pla
 
 // What from_local takes on a rank outside the mesh.
 at::Tensor is_outside_mesh(const DTensor& tensor, at::DeviceType device) {
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   return at::empty(at::DimVector(tensor.dim(), 0), at::TensorOptions(tensor.scalar_type()).device(device));
 }
 
@@ -93,13 +93,13 @@ at::Tensor kept_at(const DeviceMesh& home, const DTensor& placed) {
   return DTensor::from_local(local, home, placed.placements(), placed.sizes(), placed.strides());
 }
 
-at::Tensor place_plain(const std::string& name, const at::Tensor& plain, const DeviceMesh& mesh, const DeviceMesh& home,
-                       const Placements& placements) {
+at::Tensor place_regular(const std::string& name, const at::Tensor& regular, const DeviceMesh& mesh,
+                         const DeviceMesh& home, const Placements& placements) {
   const at::NoGradGuard no_grad;
-  TORCH_CHECK(plain.is_leaf() && !plain.grad().defined(), "fully_shard: parameter '", name,
+  TORCH_CHECK(regular.is_leaf() && !regular.grad().defined(), "fully_shard: parameter '", name,
               "' is the result of an operator, or has a gradient already; shard a model before it is used");
-  auto placed = plain.is_meta() ? materialise(plain, home, placements)
-                                : at::Tensor(distribute_tensor(plain.detach(), home, placements));
+  auto placed = regular.is_meta() ? materialise(regular, home, placements)
+                                  : at::Tensor(distribute_tensor(regular.detach(), home, placements));
   if (home != mesh) placed = kept_at(home, DTensor(placed));
   return placed;
 }
@@ -130,9 +130,9 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
   TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", name, "' is undefined");
   auto dim = dim_to_shard(name, tensor, options);
   if (!is_dtensor(tensor)) {
-    const Placements whole(static_cast<std::size_t>(mesh.ndim()));
-    const auto own = keep_last_blocks(add_shard(whole, mesh, axes, dim), name, tensor, mesh, axes, options);
-    return place_plain(name, tensor, mesh, home, own).requires_grad_(tensor.requires_grad());
+    const Placements full_tensor(static_cast<std::size_t>(mesh.ndim()));
+    const auto own = keep_last_blocks(add_shard(full_tensor, mesh, axes, dim), name, tensor, mesh, axes, options);
+    return place_regular(name, tensor, mesh, home, own).requires_grad_(tensor.requires_grad());
   }
   auto lifted = lift_placements(name, DTensor(tensor), mesh);
   bool stays = false;
@@ -168,11 +168,11 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   p.in_flat_buffer = p.sharded || (placed.mesh() != mesh && mesh.is_member());
   if (!p.in_flat_buffer) return p;
   const at::NoGradGuard no_grad;
-  const auto whole =
+  const auto full_tensor =
       empty(p.sizes, placed.mesh(), p.unsharded_placements, at::TensorOptions(p.dtype)).to_local().sizes().vec();
-  p.layout = p.sharded
-                 ? make_parameter_layout(whole, p.strides, shard.dim(), shard_shape(mesh, axes), shard.ragged_sizes())
-                 : make_parameter_layout(whole, p.strides);
+  p.layout = p.sharded ? make_parameter_layout(full_tensor, p.strides, shard.dim(), shard_shape(mesh, axes),
+                                               shard.ragged_sizes())
+                       : make_parameter_layout(full_tensor, p.strides);
   return p;
 }
 

@@ -115,29 +115,29 @@ at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef
   return view;
 }
 
-ParameterLayout make_parameter_layout(at::IntArrayRef whole, at::IntArrayRef order) {
-  ParameterLayout layout{whole.vec(), Shape(whole.size(), 1), 0, {}};
-  std::vector<std::size_t> dims(whole.size());
+ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order) {
+  ParameterLayout layout{full.vec(), Shape(full.size(), 1), 0, {}};
+  std::vector<std::size_t> dims(full.size());
   std::iota(dims.begin(), dims.end(), std::size_t{0});
   std::stable_sort(dims.begin(), dims.end(), [&](auto a, auto b) { return order[a] > order[b]; });
   std::int64_t step = 1;
   for (auto d = dims.rbegin(); d != dims.rend(); ++d) {
     layout.strides[*d] = step;
-    step *= std::max<std::int64_t>(whole[*d], 1);
+    step *= std::max<std::int64_t>(full[*d], 1);
   }
   return layout;
 }
 
-ParameterLayout make_parameter_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim,
+ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order, std::int64_t dim,
                                       at::IntArrayRef ranks, at::IntArrayRef shard_sizes) {
-  auto layout = make_parameter_layout(whole, order);
+  auto layout = make_parameter_layout(full, order);
   layout.dim = dim;
   const Placements shards(ranks.size(), shard_sizes.empty() ? Shard(dim) : RaggedShard(dim, shard_sizes));
   Shape at(ranks.size(), 0);
   for (std::int64_t r = 0; r < c10::multiply_integers(ranks); ++r) {
     std::int64_t rest = r;
     for (std::size_t axis = ranks.size(); axis-- > 0; rest /= ranks[axis]) at[axis] = rest % ranks[axis];
-    const Segment piece = shard_segments(whole[static_cast<std::size_t>(dim)], dim, shards, ranks, at)[0];
+    const Segment piece = shard_segments(full[static_cast<std::size_t>(dim)], dim, shards, ranks, at)[0];
     layout.pieces.push_back({piece.offset, piece.length});
   }
   return layout;

@@ -55,9 +55,9 @@ at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef
 
 // `whole`: the local tensor without the shard axes. `order`: global strides. `ranks`: of each shard axis, which split
 // in turn. `shard_sizes`: sizes of the pieces, of one axis; chunks if empty.
-ParameterLayout make_parameter_layout(at::IntArrayRef whole, at::IntArrayRef order, std::int64_t dim,
+ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order, std::int64_t dim,
                                       at::IntArrayRef ranks, at::IntArrayRef shard_sizes = {});
 // In one piece.
-ParameterLayout make_parameter_layout(at::IntArrayRef whole, at::IntArrayRef order);
+ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order);
 
 }  // namespace dtensor::fsdp

@@ -156,7 +156,7 @@ Placements partial_on(Placements placements, const std::vector<std::int64_t>& ax
 
 // On a rank outside the mesh: what the members have, of which it has nothing.
 at::Tensor absent(const Call& call, const Placements& placements, at::IntArrayRef sizes, at::ScalarType type) {
-  const NoMeshScopeGuard plain;
+  const NoMeshScopeGuard regular;
   const auto options = at::TensorOptions(type).device(call.shard.mesh.device_type());
   const at::Tensor nothing =
       sizes.empty() ? at::empty({}, options) : at::empty(std::vector<std::int64_t>(sizes.size()), options);
@@ -248,9 +248,9 @@ void set_weight(Call& call, at::ScalarType type) {
     weight = DTensor(weight).full_tensor();
   }
   if (call.shard.is_outside_mesh()) return;
-  const at::Tensor whole = local_part(weight);
-  call.weight_sum = whole.sum().item<double>();
-  call.weight = whole.narrow(0, call.shard.first, call.shard.own);
+  const at::Tensor full = local_part(weight);
+  call.weight_sum = full.sum().item<double>();
+  call.weight = full.narrow(0, call.shard.first, call.shard.own);
 }
 
 DeviceMesh mesh_of(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {

@@ -14,8 +14,8 @@ ScheduleIndex::ScheduleIndex(const Schedule& schedule)
     : schedule_(schedule), stages_(schedule.stages()), microbatches_(schedule.microbatches()) {
   check_numbers();
   stage_ranks_.resize(static_cast<std::size_t>(stages_));
-  for (std::vector<ActionPosition>& places : positions_) {
-    places.resize(static_cast<std::size_t>(stages_) * static_cast<std::size_t>(microbatches_));
+  for (std::vector<ActionPosition>& positions : positions_) {
+    positions.resize(static_cast<std::size_t>(stages_) * static_cast<std::size_t>(microbatches_));
   }
   for_each([&](ActionPosition place) { enter(place); });
 }

@@ -40,8 +40,8 @@ class Simulation {
 
   Timeline finish() {
     timeline_.makespan = last_ ? at(last_).end : 0;
-    const double room = timeline_.makespan * static_cast<double>(timeline_.ranks.size());
-    timeline_.bubble = room > 0 ? 1 - computed_ / room : 0;
+    const double space = timeline_.makespan * static_cast<double>(timeline_.ranks.size());
+    timeline_.bubble = space > 0 ? 1 - computed_ / space : 0;
     for (ActionPosition place = last_; place;
          place = causes_[static_cast<std::size_t>(place.rank)][static_cast<std::size_t>(place.at)]) {
       timeline_.critical_path.push_back(index_.at(place));

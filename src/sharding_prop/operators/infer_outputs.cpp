@@ -53,15 +53,15 @@ class MetaArguments {
   void push_list(int arg, const c10::IValue& value) {
     c10::List<at::Tensor> tensors;
     c10::List<std::optional<at::Tensor>> optionals;
-    const bool plain = value.isTensorList();
+    const bool regular = value.isTensorList();
     while (next_ < call_.operands.size() && call_.operands[next_].arg == arg) {
       at::Tensor tensor = bind_operand();
-      if (plain)
+      if (regular)
         tensors.push_back(std::move(tensor));
       else
         optionals.push_back(tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt);
     }
-    plain ? stack.emplace_back(std::move(tensors)) : stack.emplace_back(std::move(optionals));
+    regular ? stack.emplace_back(std::move(tensors)) : stack.emplace_back(std::move(optionals));
   }
 
   const OpCall& call_;

@@ -98,9 +98,9 @@ void elementwise_outputs(OpCall& call) {
 }
 
 bool is_elementwise(const RuleData& data) {
-  const auto plain = [](const Term& term) { return term.ellipsis == 0 && term.dims.empty(); };
-  return !data.results.empty() && std::all_of(data.operands.begin(), data.operands.end(), plain) &&
-         std::all_of(data.results.begin(), data.results.end(), plain);
+  const auto regular = [](const Term& term) { return term.ellipsis == 0 && term.dims.empty(); };
+  return !data.results.empty() && std::all_of(data.operands.begin(), data.operands.end(), regular) &&
+         std::all_of(data.results.begin(), data.results.end(), regular);
 }
 
 // Factor sizes by the operands alone.

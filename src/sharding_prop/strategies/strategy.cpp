@@ -115,11 +115,11 @@ void note_written(const Problem& p, const std::vector<std::optional<Placements>>
 
 bool price_operands(const Problem& p, const Assignment& chosen, Candidate& candidate) {
   const std::size_t axis = chosen.size() - 1;
-  const Placements plain(p.mesh_shape().size());
+  const Placements regular(p.mesh_shape().size());
   for (const OperandState& o : p.operands) {
     candidate.operands.emplace_back();
     if (o.operand == nullptr || !o.operand->defined || o.out) continue;
-    auto needed = operand_placements(p, o, chosen, o.spec ? own(o) : plain);
+    auto needed = operand_placements(p, o, chosen, o.spec ? own(o) : regular);
     if (!needed) return false;
     if (!o.spec) {
       if (!all_replicate(*needed)) return false;
@@ -166,9 +166,9 @@ double preference_price(const Problem& p, const std::vector<std::optional<Placem
   to[axis] = *wanted;
   const double bytes =
       static_cast<double>(c10::multiply_integers(meta.sizes)) * static_cast<double>(c10::elementSize(meta.dtype));
-  const double whole = (1 - 1.0 / static_cast<double>(p.mesh_shape()[axis])) * bytes / kBytesPerSecond;
-  if (!at_most_one_ragged(to)) return 2 * whole;  // no placement of its own: all of it moves
-  return redistribute_cost(*intern_spec(p.mesh, *results[0], meta.sizes, meta.strides, meta.dtype), to) + whole;
+  const double full = (1 - 1.0 / static_cast<double>(p.mesh_shape()[axis])) * bytes / kBytesPerSecond;
+  if (!at_most_one_ragged(to)) return 2 * full;  // no placement of its own: all of it moves
+  return redistribute_cost(*intern_spec(p.mesh, *results[0], meta.sizes, meta.strides, meta.dtype), to) + full;
 }
 
 // Operands that an operator writes and does not return are after the call what they were taken for.

@@ -72,16 +72,16 @@ class FirstFailure {
   void record_current(int rank) {
     std::lock_guard lock(mutex_);
     const Origin origin = current_origin();
-    if (result_.error && !(told_ && origin == Origin::own)) return;
+    if (result_.error && !(reported_ && origin == Origin::own)) return;
     result_ = {rank, std::current_exception()};
-    told_ = origin == Origin::peer;
+    reported_ = origin == Origin::peer;
   }
   RunResult result() const { return result_; }
 
  private:
   std::mutex mutex_;
   RunResult result_;
-  bool told_ = false;  // by another rank
+  bool reported_ = false;  // by another rank
 };
 
 }  // namespace

@@ -29,7 +29,7 @@ void combine_into(const at::Tensor& result, const at::Tensor& next, ReduceOp op)
 }  // namespace
 
 at::Tensor reduce_tensors(c10::Device device, at::TensorList sources, ReduceOp op) {
-  const LocalBelowAutogradGuard plain;
+  const LocalBelowAutogradGuard regular;
   const auto dtype = sources[0].scalar_type();
   const auto wide = at::TensorOptions(at::toOpMathType(dtype)).device(device);
   const at::Tensor result = at::empty(sources[0].sizes(), wide).copy_(sources[0]);

@@ -47,7 +47,8 @@ RendezvousOptions rendezvous_options(const LauncherEnvironment& e, std::chrono::
   std::string host = environment_variable("MASTER_ADDR"), number = environment_variable("MASTER_PORT");
   if (e.launcher == "srun") {
     if (host.empty()) {
-      host = first_host(environment_variable(environment_variable("SLURM_STEP_NODELIST").empty() ? "SLURM_NODELIST" : "SLURM_STEP_NODELIST"));
+      host = first_host(environment_variable(
+          environment_variable("SLURM_STEP_NODELIST").empty() ? "SLURM_NODELIST" : "SLURM_STEP_NODELIST"));
     }
     if (number.empty()) number = std::to_string(kFirstSlurmPort + hash_of(slurm_job) % kSlurmPorts);
   }
@@ -57,8 +58,9 @@ RendezvousOptions rendezvous_options(const LauncherEnvironment& e, std::chrono::
   }
   options.host = host;
   options.port = port(number);
-  options.job = hash_of(number + "|" + environment_variable("TORCHELASTIC_RUN_ID") + "|" + environment_variable("TORCHELASTIC_RESTART_COUNT") +
-                        "|" + (e.launcher == "srun" ? slurm_job : ""));
+  options.job =
+      hash_of(number + "|" + environment_variable("TORCHELASTIC_RUN_ID") + "|" +
+              environment_variable("TORCHELASTIC_RESTART_COUNT") + "|" + (e.launcher == "srun" ? slurm_job : ""));
   return options;
 }
 

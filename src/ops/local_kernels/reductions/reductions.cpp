@@ -38,11 +38,11 @@ std::vector<at::Tensor> identities(const LocalCall& call, const at::Tensor& self
 }
 
 // The whole tensor has a value, of which this part knows nothing.
-bool has_no_value(const at::Tensor& self, at::IntArrayRef whole, at::IntArrayRef dims) {
+bool has_no_value(const at::Tensor& self, at::IntArrayRef full_tensor, at::IntArrayRef dims) {
   const auto has_none = [&](at::IntArrayRef sizes) {
     return std::any_of(dims.begin(), dims.end(), [&](std::int64_t d) { return sizes[d] == 0; });
   };
-  return has_none(self.sizes()) && !has_none(whole);
+  return has_none(self.sizes()) && !has_none(full_tensor);
 }
 
 // `extremes`: of each result.

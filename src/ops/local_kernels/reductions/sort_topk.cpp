@@ -169,7 +169,7 @@ at::Tensor merge(const at::Tensor& keys, std::vector<std::int64_t> ends) {
   return order;
 }
 
-std::vector<at::Tensor> sorted_plain(const at::Tensor& x, const SortRequest& r) {
+std::vector<at::Tensor> sorted_regular(const at::Tensor& x, const SortRequest& r) {
   const auto [values, indices] = at::sort(x, /*stable=*/true, r.dim, r.descending);
   return {values, indices};
 }
@@ -177,7 +177,7 @@ std::vector<at::Tensor> sorted_plain(const at::Tensor& x, const SortRequest& r) 
 std::vector<at::Tensor> sort_full(const TensorSpec& spec, const at::Tensor& own, const SortRequest& r) {
   auto placements = spec.placements;
   for (auto& p : placements) p = Replicate();
-  auto results = sorted_plain(redistribute_local(own, spec, placements), r);
+  auto results = sorted_regular(redistribute_local(own, spec, placements), r);
   for (auto& result : results)
     result = select_segments(result, r.dim, own_segments(&spec, r.dim, spec.sizes[r.dim])).contiguous();
   return results;
@@ -196,7 +196,7 @@ bool in_order(const std::vector<Segments>& members) {
 
 std::vector<at::Tensor> sort_split(const Communicator& comm, const TensorSpec& spec, const at::Tensor& x,
                                    const SortRequest& r, const std::vector<Segments>& members) {
-  const auto parts = sorted_plain(x.reshape({-1}), {0, r.descending});
+  const auto parts = sorted_regular(x.reshape({-1}), {0, r.descending});
   const auto indices = to_global(parts[1], own_segments(&spec, r.dim, spec.sizes[r.dim]));
   Counts lengths, ends;
   for (const auto& m : members) lengths.push_back(total_length(m));
@@ -215,11 +215,11 @@ void sort(LocalCall& call) {
   const auto* spec = args.spec("self");
   const SortRequest r{args.dim(), args.flag("descending")};
   const AxisMask axes = shard_axes(spec, r.dim);
-  if (axes == 0) return set_results(call, sorted_plain(x, r));
+  if (axes == 0) return set_results(call, sorted_regular(x, r));
   const auto& comm = call.mesh.communicator(axes);
   const auto members = segments_of_ranks(*spec, r.dim, axes);
-  const bool whole = spec->sizes[r.dim] <= kSmall || !in_order(members) || x.scalar_type() == at::kUInt64;
-  set_results(call, whole ? sort_full(*spec, x, r) : sort_split(comm, *spec, x, r, members));
+  const bool full = spec->sizes[r.dim] <= kSmall || !in_order(members) || x.scalar_type() == at::kUInt64;
+  set_results(call, full ? sort_full(*spec, x, r) : sort_split(comm, *spec, x, r, members));
 }
 
 // topk along a split dimension: each rank offers its own best min(k, part) values with their global indices; the best k
@@ -263,8 +263,8 @@ std::vector<at::Tensor> topk_full(const TensorSpec& spec, const at::Tensor& own,
   for (auto& p : placements) {
     if (p.is_shard() && p.dim() == r.dim) p = Replicate();
   }
-  const auto whole = redistribute_local(own, spec, placements);
-  const auto [values, indices] = at::topk(whole, r.k, r.dim, r.largest, r.sorted);
+  const auto full = redistribute_local(own, spec, placements);
+  const auto [values, indices] = at::topk(full, r.k, r.dim, r.largest, r.sorted);
   return {values, indices};
 }
 

@@ -226,7 +226,7 @@ Statistics batch_statistics(LocalCall& call, const LocalArgs& args, const at::Te
 }
 
 // Nothing is split that the plain kernel looks at as a whole.
-bool can_run_plain_operator(const at::Tensor& input, const NormLayout& l, bool training) {
+bool can_run_regular_operator(const at::Tensor& input, const NormLayout& l, bool training) {
   return input.numel() > 0 && (l.axes == 0 || !training);
 }
 
@@ -235,7 +235,7 @@ void batch_norm(LocalCall& call) {
   const auto input = args.tensor("input");
   const NormLayout l = layout_of(args, input);
   const bool training = is_training(args, call.info.rule().data().written != 0);
-  if (can_run_plain_operator(input, l, training)) return call.info.op.callBoxed(call.stack);
+  if (can_run_regular_operator(input, l, training)) return call.info.op.callBoxed(call.stack);
   const auto x = input.to(at::kDouble);
   const Statistics s =
       training ? batch_statistics(call, args, x, l)

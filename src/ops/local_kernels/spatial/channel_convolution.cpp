@@ -9,8 +9,8 @@ namespace {
 // Groups of this part: its input channels over those of a group.
 std::int64_t local_groups(const LocalArgs& args) {
   if (args.integer("groups") == 1) return 1;
-  const auto in_part = args.tensor("input").size(1), in_whole = args.global_sizes("input")[1];
-  return args.integer("groups") * in_part / in_whole;
+  const auto in_part = args.tensor("input").size(1), in_full = args.global_sizes("input")[1];
+  return args.integer("groups") * in_part / in_full;
 }
 
 void skip_empty(LocalCall& call) {

@@ -211,7 +211,7 @@ void max_pool_split(LocalCall& call) {
   if (halos.empty()) return return_zeros_if_empty(call) ? void() : call.info.op.callBoxed(call.stack);
   const auto fetched = fetch_halo(halos, self);
   const auto values = zeros_of(call, call.outputs[0]), indices = zeros_of(call, call.outputs[1]);
-  const auto whole = pool.describe_recent_calls(args.global_sizes("self"));
+  const auto full_tensor = pool.describe_recent_calls(args.global_sizes("self"));
   const PieceKernel run = [&, stack = piece_arguments(call, args, pool, halos)](
                               const auto& results, const at::Tensor& rows, const Begins& begins) {
     Stack piece = stack;
@@ -225,7 +225,7 @@ void max_pool_split(LocalCall& call) {
       // Where all that a window sees is -inf, ATen names its first element that is no padding.
       found[i] = at::where(found[i].lt(0), found[i].remainder(pool.dilation[i]), found[i]);
     }
-    results[1].copy_(flat_index(found, whole));
+    results[1].copy_(flat_index(found, full_tensor));
   };
   if (values.numel() > 0)
     run_over_pieces(halos, pool, {values, indices}, fetched, below_all(self.scalar_type()), {}, run);

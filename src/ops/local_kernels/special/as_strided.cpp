@@ -127,15 +127,14 @@ at::Tensor view_of_full(const at::Tensor& base, const Strided& want) {
   const Placements replicate(impl->spec()->placements.size());
   const auto spec = with_placements(*impl->spec(), replicate);
   report_gather("as_strided", *impl->spec(), replicate);
-  const auto whole = to_stride_order(redistribute_local(up_to_date_local(*impl), *impl->spec(), replicate), *spec);
+  const auto full = to_stride_order(redistribute_local(up_to_date_local(*impl), *impl->spec(), replicate), *spec);
   const auto offset = want.offset - base.storage_offset();
   const auto part =
-      whole.defined() ? whole.as_strided(want.sizes, want.strides, whole.storage_offset() + offset) : at::Tensor();
+      full.defined() ? full.as_strided(want.sizes, want.strides, full.storage_offset() + offset) : at::Tensor();
   auto view =
       make_dtensor(intern_spec(spec->mesh, replicate, want.sizes, want.strides, spec->dtype), part, want.offset);
   auto* result = as_dtensor(view.unsafeGetTensorImpl());
-  const bool moved =
-      whole.defined() ? !whole.is_alias_of(impl->local()) : !find_plan(*impl->spec(), replicate)->empty();
+  const bool moved = full.defined() ? !full.is_alias_of(impl->local()) : !find_plan(*impl->spec(), replicate)->empty();
   moved ? result->detach_view_from(*impl) : result->set_view_base(*impl);
   return view;
 }

@@ -152,7 +152,7 @@ void force_kernel_order(const at::Tensor& q) {
   static std::once_flag once;
   if (q.device().type() != c10::kCUDA) return;
   std::call_once(once, [&] {
-    const LocalBelowAutogradGuard plain;
+    const LocalBelowAutogradGuard regular;
     const at::Tensor any = at::empty({1, 1, 8, 8}, at::TensorOptions(at::kHalf).device(q.device()));
     at::_fused_sdp_choice(any, any, any);
   });

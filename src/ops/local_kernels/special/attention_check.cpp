@@ -17,9 +17,9 @@ AttentionCheck::AttentionCheck(const at::Tensor& q, const at::Tensor& k, const a
   replicas("q", q), replicas("k", k), replicas("v", v);
   replicas("mask", options.mask), replicas("sinks", options.sinks), replicas("row_cu_seqlens", options.row_cu_seqlens);
   if (!picked || options.dropout > 0) return;
-  AttentionOptions whole = options;
-  for (auto* t : {&whole.mask, &whole.sinks, &whole.row_cu_seqlens}) *t = t->defined() ? full_value(*t) : *t;
-  expected_ = attention_impl::reference_attention(full_value(q), full_value(k), full_value(v), whole);
+  AttentionOptions full = options;
+  for (auto* t : {&full.mask, &full.sinks, &full.row_cu_seqlens}) *t = t->defined() ? full_value(*t) : *t;
+  expected_ = attention_impl::reference_attention(full_value(q), full_value(k), full_value(v), full);
 }
 
 void AttentionCheck::compare(const at::Tensor& out) const {

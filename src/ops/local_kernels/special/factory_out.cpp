@@ -8,12 +8,12 @@
 namespace dtensor {
 namespace {
 
-void copy_full(const at::Tensor& whole, const at::Tensor& out) {
-  if (out.sizes() != whole.sizes()) resize_global(out, whole.sizes());
+void copy_full(const at::Tensor& full, const at::Tensor& out) {
+  if (out.sizes() != full.sizes()) resize_global(out, full.sizes());
   const auto& spec = *as_dtensor(out.unsafeGetTensorImpl())->spec();
   out.copy_(make_dtensor(
-      intern_spec(spec.mesh, Placements(spec.placements.size()), whole.sizes(), whole.strides(), whole.scalar_type()),
-      whole));
+      intern_spec(spec.mesh, Placements(spec.placements.size()), full.sizes(), full.strides(), full.scalar_type()),
+      full));
 }
 
 const c10::IValue* argument(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const char* name) {

@@ -14,9 +14,9 @@ namespace dtensor {
 namespace {
 
 // A copy that lies as the global tensor does; row-major where that is expanded.
-at::Tensor memory_of(const at::Tensor& whole, const TensorSpec& spec) {
-  if (!has_dense_order(spec)) return whole.clone(at::MemoryFormat::Contiguous);
-  return at::empty_strided(spec.sizes, spec.strides, whole.options()).copy_(whole);
+at::Tensor memory_of(const at::Tensor& full, const TensorSpec& spec) {
+  if (!has_dense_order(spec)) return full.clone(at::MemoryFormat::Contiguous);
+  return at::empty_strided(spec.sizes, spec.strides, full.options()).copy_(full);
 }
 
 std::optional<at::MemoryFormat> asked_format(const c10::IValue& format, const c10::IValue& shape) {
@@ -35,9 +35,9 @@ void restride_global(const at::Tensor& tensor, at::MemoryFormat format) {
   if (wanted == at::IntArrayRef(spec.strides)) return;
   const Placements replicate(spec.placements.size());
   report_gather("resize_", spec, replicate);
-  at::Tensor whole = redistribute_local(up_to_date_local(*impl), spec, replicate);
-  if (whole.defined()) whole = memory_of(whole, spec).as_strided(spec.sizes, wanted);
-  impl->reset(intern_spec(spec.mesh, replicate, spec.sizes, wanted, spec.dtype), whole);
+  at::Tensor full = redistribute_local(up_to_date_local(*impl), spec, replicate);
+  if (full.defined()) full = memory_of(full, spec).as_strided(spec.sizes, wanted);
+  impl->reset(intern_spec(spec.mesh, replicate, spec.sizes, wanted, spec.dtype), full);
 }
 
 }  // namespace
@@ -48,10 +48,10 @@ void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes) {
   const auto& spec = *impl->spec();
   const Placements replicate(spec.placements.size());
   report_gather("resize_", spec, replicate);
-  at::Tensor whole = redistribute_local(up_to_date_local(*impl), spec, replicate);
-  if (whole.defined()) whole = memory_of(whole, spec).resize_(sizes);
+  at::Tensor full = redistribute_local(up_to_date_local(*impl), spec, replicate);
+  if (full.defined()) full = memory_of(full, spec).resize_(sizes);
   const at::DimVector strides = c10::contiguous_strides(sizes);
-  impl->reset(intern_spec(spec.mesh, replicate, sizes, strides, spec.dtype), whole);
+  impl->reset(intern_spec(spec.mesh, replicate, sizes, strides, spec.dtype), full);
 }
 
 void resize_special(const OpEntry& entry, torch::jit::Stack& stack) {

@@ -85,22 +85,23 @@ struct ModuleCall::CallSemantics {
 };
 
 struct ModuleCall::State {
-  State(fsdp::Slots slots, at::TensorList inputs) : places(std::make_shared<fsdp::ParameterSlots>(std::move(slots))) {
+  State(fsdp::Slots slots, at::TensorList inputs)
+      : positions(std::make_shared<fsdp::ParameterSlots>(std::move(slots))) {
     auto lent = std::make_shared<std::vector<at::Tensor>>();
-    call.emplace(places->owners(), inputs,
-                 [places = places, lent](bool inside) { inside ? places->put(*lent) : places->restore(); });
+    call.emplace(positions->owners(), inputs,
+                 [positions = positions, lent](bool inside) { inside ? positions->put(*lent) : positions->restore(); });
     *lent = call->tensors();
-    places->put(*lent);
+    positions->put(*lent);
   }
   ~State() { finish({}, false); }
   void finish(at::TensorList outputs, bool keep) {
     if (!call) return;
-    places->restore();
+    positions->restore();
     call->finish(outputs, keep);
     call.reset();
   }
 
-  std::shared_ptr<fsdp::ParameterSlots> places;
+  std::shared_ptr<fsdp::ParameterSlots> positions;
   std::optional<FsdpCall> call;
 };
 

@@ -49,14 +49,14 @@ std::vector<OutputMeta> suggested_gradient(const OpArgs& op) { return {suggested
 std::vector<OutputMeta> contiguous_gradient(const OpArgs& op) { return like_operands(op, {1}); }
 
 // Gradients of operators that pick or average: linear in the incoming gradient, of operand 1's sizes.
-void add_gradients(RuleBook& book, const Rule& whole, std::size_t count, std::initializer_list<const char*> ops,
+void add_gradients(RuleBook& book, const Rule& full, std::size_t count, std::initializer_list<const char*> ops,
                    Rule::Outputs outputs = suggested_gradient) {
-  const auto checked = [rule = linear_in_fractions(whole), count](const OpArgs& call) {
+  const auto checked = [rule = linear_in_fractions(full), count](const OpArgs& call) {
     return check_gradient(call, count), rule(call);
   };
   for (const char* op : ops) {
     book.rule(std::string("aten::") + op, checked,
-              Rule(whole).linear({0}).str() + ", indices of the gradient's sizes, linear in fractions")
+              Rule(full).linear({0}).str() + ", indices of the gradient's sizes, linear in fractions")
         .outputs(outputs);
   }
 }
