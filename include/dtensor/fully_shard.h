@@ -217,19 +217,20 @@ FsdpUnit fully_shard(Model& model, const DeviceMesh& mesh, const FsdpOptions& op
 // in the scopes that it was recorded in.
 class DTENSOR_API ComputeScope {
  public:
-  struct State;
   explicit ComputeScope(const NamedTensors& parameters);
-  explicit ComputeScope(const std::shared_ptr<const State>& again);  // those that were current()
   ~ComputeScope();
-  // The scopes of this thread.
-  static std::shared_ptr<const State> current();
   ComputeScope(const ComputeScope&) = delete;
   ComputeScope& operator=(const ComputeScope&) = delete;
 
   at::Tensor output(const at::Tensor& result) const;  // in output_dtype, where one was given
 
  private:
+  struct State;
+  using StatePtr = std::shared_ptr<const State>;
+  ComputeScope() = default;
+  void open(StatePtr state);
   void enter(const State& state);
+  static std::shared_ptr<const void> reopen(const std::shared_ptr<const void>& state);
 
   std::vector<std::pair<at::Tensor*, at::Tensor>> kept_;
   std::optional<at::ScalarType> output_dtype_;

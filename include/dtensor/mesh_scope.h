@@ -14,17 +14,12 @@ namespace dtensor {
 class DTENSOR_API MeshScope {
  public:
   explicit MeshScope(DeviceMesh mesh, Placements placements = {});
-  // What was current() where a function ran, for when it runs again; null: factories make plain tensors.
-  struct Setting;
-  explicit MeshScope(std::shared_ptr<const Setting> again);
-  static std::shared_ptr<const Setting> current();
   ~MeshScope();
   MeshScope(const MeshScope&) = delete;
   MeshScope& operator=(const MeshScope&) = delete;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<const void> scope_;
 };
 
 }  // namespace dtensor

@@ -30,7 +30,7 @@ c10::ScalarType communication_dtype(c10::ScalarType dtype) {
 
 // A scope of the usual policy only hides the one around it, by which operators look already.
 ReduceScope::ReduceScope(ReducePolicy policy)
-    : scope_(open_scope(checked(policy), /*watched=*/policy.accumulate.has_value())) {}
+    : scope_(open_scope(checked(policy), Recompute::restored, /*watched=*/policy.accumulate.has_value())) {}
 
 ReducePolicy ReduceScope::current() {
   const auto* policy = ScopedValue<ReducePolicy>::current();

@@ -305,7 +305,7 @@ NonFiniteReport find_nonfinite(const std::function<void()>& pass, const Communic
   NonfiniteRecorder watch;
   {
     const NodeRecorder modules;
-    const ScopedValue<NonfiniteRecorder*> watching(&watch);
+    const ScopedValue<NonfiniteRecorder*> watching(&watch, Recompute::unchanged);
     const ListenerRegistration listening;
     pass();
   }

@@ -1,7 +1,9 @@
-// Values that hold for a thread while an object lives, and in the backward passes that start meanwhile, on whatever
-// threads autograd runs them (a device's nodes run on a thread of their own). One per type, the innermost counts.
+// Values that are current on a thread while an object lives, and in the backward passes that start in that time, on
+// whichever threads autograd runs them (a device's nodes run on a thread of their own). The innermost of a type is
+// current.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <typeinfo>
@@ -10,13 +12,29 @@
 
 namespace dtensor {
 
+class ScopeSnapshot;
+
+// Which value a function sees that runs again in backward (checkpoint()). Each scope decides.
+enum class Recompute : std::uint8_t {
+  restored,   // that of the forward pass: the value decides what the function computes
+  unchanged,  // that of the backward pass: the value observes the thread, or belongs to the pass
+};
+
 namespace detail {
 
-// A value of some type that counts on this thread while it lives.
+// A value of some type that is current on this thread while the frame lives.
 class DTENSOR_API ScopeFrame {
  public:
-  // `watched`: operators look for such values at every call, which costs them their fast path.
-  ScopeFrame(const std::type_info& type, std::shared_ptr<const void> value, bool watched);
+  // Opens a scope of a restored value; null: one that hides the scopes around it.
+  using Reopen = std::shared_ptr<const void> (*)(const std::shared_ptr<const void>& value);
+
+  struct Kind {
+    const std::type_info& type;
+    Recompute recompute;
+    bool watched;   // operators look for such values at every call, which costs them their fast path
+    Reopen reopen;  // null: a frame with the value is all
+  };
+  ScopeFrame(const Kind& kind, std::shared_ptr<const void> value);
   ~ScopeFrame();  // in any order
   ScopeFrame(const ScopeFrame&) = delete;
   ScopeFrame& operator=(const ScopeFrame&) = delete;
@@ -25,18 +43,19 @@ class DTENSOR_API ScopeFrame {
   static void for_each(const std::type_info& type, const std::function<void(const void*)>& visit);
 
  private:
+  friend class dtensor::ScopeSnapshot;
   struct State;
   std::shared_ptr<State> state_;
 };
 
 }  // namespace detail
 
-// A value of its type that counts on this thread while it lives; the innermost one counts.
+// A value of its type that is current on this thread while the object lives, unless an inner one hides it.
 template <class T>
 class ScopedValue {
  public:
-  explicit ScopedValue(T value, bool watched = false)
-      : frame_(typeid(T), std::make_shared<const T>(std::move(value)), watched) {}
+  ScopedValue(T value, Recompute recompute, bool watched = false, detail::ScopeFrame::Reopen reopen = nullptr)
+      : frame_({typeid(T), recompute, watched, reopen}, std::make_shared<const T>(std::move(value))) {}
 
   // Null where no scope is open.
   static const T* current() { return static_cast<const T*>(detail::ScopeFrame::innermost(typeid(T))); }
@@ -52,8 +71,8 @@ class ScopedValue {
 // For classes of public headers, which do not name ScopedValue: the scope is open as long as the pointer or a copy
 // lives.
 template <class T>
-std::shared_ptr<const void> open_scope(T value, bool watched = false) {
-  return std::make_shared<const ScopedValue<T>>(std::move(value), watched);
+std::shared_ptr<const void> open_scope(T value, Recompute recompute, bool watched = false) {
+  return std::make_shared<const ScopedValue<T>>(std::move(value), recompute, watched);
 }
 
 }  // namespace dtensor

@@ -272,6 +272,6 @@ void update_load_balancers(nn::Module& model, const Communicator& ranks) {
   update_load_balancers(balancers, ranks);
 }
 
-MoeCountersScope::MoeCountersScope(MoeCounters& counters) : scope_(open_scope(&counters)) {}
+MoeCountersScope::MoeCountersScope(MoeCounters& counters) : scope_(open_scope(&counters, Recompute::unchanged)) {}
 
 }  // namespace dtensor

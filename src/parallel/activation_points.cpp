@@ -119,7 +119,8 @@ StatePtr make_current(const StatePtr& plan) {
 
 ParallelModel ParallelModel::current() { return ParallelModel(current_state()); }
 
-ParallelModel::Scope::Scope(const ParallelModel& model) : scope_(open_scope(make_current(model.state_))) {}
+ParallelModel::Scope::Scope(const ParallelModel& model)
+    : scope_(open_scope(make_current(model.state_), Recompute::restored)) {}
 
 at::Tensor constrain(const char* point, const at::Tensor& x) {
   const auto* plan = ScopedValue<StatePtr>::current();

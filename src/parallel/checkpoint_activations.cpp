@@ -12,17 +12,12 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "dtensor/attention.h"
-#include "dtensor/comm.h"
 #include "dtensor/debug.h"
-#include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
-#include "dtensor/mesh_scope.h"
-#include "dtensor/parallelize.h"
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
 #include "internal/gradient_hooks.h"
-#include "internal/scoped_value.h"
+#include "internal/scope_snapshot.h"
 #include "internal/selective_checkpoint_cache.h"
 
 namespace dtensor {
@@ -56,15 +51,10 @@ struct AutocastState {
 struct CheckpointedCall {
   CheckpointedFunction fn;
   std::string module;  // path of the ModuleScopes around it
-  ParallelModel plan = ParallelModel::current();
+  ScopeSnapshot scopes = ScopeSnapshot::current();
   AutocastState autocast = AutocastState::current();
   RandomDraws random;
   SelectiveCheckpointCache kept;
-  std::shared_ptr<const ComputeScope::State> compute = ComputeScope::current();
-  ReducePolicy reduce = ReduceScope::current();
-  AttentionStrategy strategy = AttentionStrategyScope::current();
-  MicrobatchRandomGuard::Range rows = MicrobatchRandomGuard::current();
-  std::shared_ptr<const MeshScope::Setting> factories = MeshScope::current();
   std::vector<std::string> results;  // what fn gave
 };
 
@@ -98,13 +88,8 @@ class RestoredForwardState {
   explicit RestoredForwardState(CheckpointedCall& call)
       : autocast_(AutocastState::current()),
         module_(call.module),
-        plan_(call.plan),
+        scopes_(call.scopes),
         kept_(call.kept),
-        compute_(call.compute),
-        reduce_(call.reduce),
-        strategy_(call.strategy),
-        rows_(call.rows),
-        factories_(call.factories),
         random_(call.random) {
     call.autocast.set();
   }
@@ -116,13 +101,8 @@ class RestoredForwardState {
   AutocastState autocast_;
   AutocastCacheDisabled casts_;
   ModuleScope module_;
-  ParallelModel::Scope plan_;
+  ScopeSnapshot::Restore scopes_;
   SelectiveCheckpointCache::Replay kept_;
-  ComputeScope compute_;
-  ReduceScope reduce_;
-  AttentionStrategyScope strategy_;
-  MicrobatchRandomGuard rows_;
-  MeshScope factories_;
   RandomDraws::Replay random_;
 };
 
@@ -229,7 +209,7 @@ variable_list run_backward(const variable_list& outputs, const variable_list& gr
   } else if (!wanted.empty()) {
     variable_list leaves;
     for (const auto i : wanted) leaves.push_back(inputs[i]);
-    const ScopedValue<RequestedGradients> around({asked});
+    const ScopedValue<RequestedGradients> around({asked}, Recompute::unchanged);
     const auto found = torch::autograd::grad(roots, leaves, root_grads, {}, false, /*allow_unused=*/true);
     for (std::size_t k = 0; k < wanted.size(); ++k) result[wanted[k]] = found[k];
   }

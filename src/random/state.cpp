@@ -31,7 +31,7 @@ void manual_seed(const DeviceMesh& mesh, std::uint64_t seed) { state_of(mesh).se
 RngState get_rng_state(const DeviceMesh& mesh) { return state_of(mesh).rng(); }
 void set_rng_state(const DeviceMesh& mesh, RngState state) { state_of(mesh).set_rng(state); }
 
-RandomDraws::Record::Record(RandomDraws& draws) : scope_(open_scope(&draws)) {}
+RandomDraws::Record::Record(RandomDraws& draws) : scope_(open_scope(&draws, Recompute::unchanged)) {}
 
 void RandomDraws::note(const DeviceMesh& mesh, RngState before) {
   const auto known = [&](const auto& entry) { return &state_of(entry.first) == &state_of(mesh); };
@@ -49,7 +49,7 @@ RandomDraws::Replay::~Replay() {
   for (const auto& [mesh, now] : now_) set_rng_state(mesh, now);
 }
 
-MicrobatchRandomGuard::MicrobatchRandomGuard(Range range) : scope_(open_scope(range)) {}
+MicrobatchRandomGuard::MicrobatchRandomGuard(Range range) : scope_(open_scope(range, Recompute::restored)) {}
 
 MicrobatchRandomGuard::Range MicrobatchRandomGuard::current() {
   const auto* rows = ScopedValue<Range>::current();

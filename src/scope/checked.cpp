@@ -11,7 +11,7 @@
 
 namespace dtensor {
 
-Checked::Checked(Checks checks) : scope_(open_scope(Mode{checks}, true)) {}
+Checked::Checked(Checks checks) : scope_(open_scope(Mode{checks}, Recompute::unchanged, true)) {}
 
 bool checked_calls() { return any_observing_scope() && ScopedValue<Checked::Mode>::current() != nullptr; }
 bool checked_values() {

@@ -78,7 +78,9 @@ NodeRecorder::RangesPtr NodeRecorder::current() {
 }
 
 // An inner recorder sees what an outer one has recorded.
-NodeRecorder::NodeRecorder() : scope_(current() ? current() : std::make_shared<Ranges>()) { ++recorders; }
+NodeRecorder::NodeRecorder() : scope_(current() ? current() : std::make_shared<Ranges>(), Recompute::unchanged) {
+  ++recorders;
+}
 NodeRecorder::~NodeRecorder() { --recorders; }
 
 std::string NodeRecorder::module_of_node(int pass) {

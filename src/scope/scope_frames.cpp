@@ -6,9 +6,12 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string_view>
 #include <type_traits>
+
+#include "internal/scope_snapshot.h"
 
 namespace dtensor::detail {
 namespace {
@@ -38,8 +41,8 @@ void register_fallthrough() {
 }  // namespace
 
 struct ScopeFrame::State final : c10::DebugInfoBase {
-  State(const std::type_info& of_type, std::shared_ptr<const void> of_value, bool is_watched)
-      : type(of_type), value(std::move(of_value)), watched(is_watched), below(DebugInfo::current()), outer(top()) {}
+  State(const Kind& of_kind, std::shared_ptr<const void> of_value)
+      : kind(of_kind), value(std::move(of_value)), below(DebugInfo::current()), outer(top()) {}
 
   static State* top() {
     auto* info = DebugInfo::get(own_kind<c10::DebugInfoKind>());
@@ -48,7 +51,7 @@ struct ScopeFrame::State final : c10::DebugInfoBase {
   }
   static void mark_thread() {
     bool any = false;
-    for (const auto* s = top(); s != nullptr && !any; s = s->outer) any = s->watched && s->open;
+    for (const auto* s = top(); s != nullptr && !any; s = s->outer) any = s->kind.watched && s->open;
     c10::impl::tls_set_dispatch_key_included(kObservingScopesKey, any);
   }
   static void drop_closed() {
@@ -57,18 +60,17 @@ struct ScopeFrame::State final : c10::DebugInfoBase {
     }
   }
 
-  const std::type_info& type;
-  const std::shared_ptr<const void> value;
-  const bool watched;
-  const std::shared_ptr<DebugInfo> below;  // keeps `outer` alive
+  const Kind kind;
+  const std::shared_ptr<const void> value;  // null: hides the frames around it
+  const std::shared_ptr<DebugInfo> below;   // keeps `outer` alive
   State* const outer;
   std::weak_ptr<DebugInfo> entry;
   std::atomic<bool> open{true};
 };
 
-ScopeFrame::ScopeFrame(const std::type_info& type, std::shared_ptr<const void> value, bool watched)
-    : state_(std::make_shared<State>(type, std::move(value), watched)) {
-  if (watched) register_fallthrough();
+ScopeFrame::ScopeFrame(const Kind& kind, std::shared_ptr<const void> value)
+    : state_(std::make_shared<State>(kind, std::move(value))) {
+  if (kind.watched) register_fallthrough();
   DebugInfo::_push(own_kind<c10::DebugInfoKind>(), state_);
   state_->entry = DebugInfo::current();
   State::mark_thread();
@@ -82,7 +84,7 @@ ScopeFrame::~ScopeFrame() {
 
 const void* ScopeFrame::innermost(const std::type_info& type) {
   for (const auto* s = State::top(); s != nullptr; s = s->outer) {
-    if (s->open && s->type == type) return s->value.get();
+    if (s->open && s->kind.type == type) return s->value.get();
   }
   return nullptr;
 }
@@ -90,8 +92,39 @@ const void* ScopeFrame::innermost(const std::type_info& type) {
 void ScopeFrame::for_each(const std::type_info& type, const std::function<void(const void*)>& visit) {
   const auto kept = DebugInfo::current();  // scopes that end while they are visited
   for (const auto* s = State::top(); s != nullptr; s = s->outer) {
-    if (s->open && s->type == type) visit(s->value.get());
+    if (!s->open || s->kind.type != type) continue;
+    if (s->value == nullptr) return;
+    visit(s->value.get());
   }
 }
 
 }  // namespace dtensor::detail
+
+namespace dtensor {
+
+ScopeSnapshot ScopeSnapshot::current() {
+  ScopeSnapshot snapshot;
+  auto& entries = snapshot.entries_;
+  for (const auto* s = detail::ScopeFrame::State::top(); s != nullptr; s = s->outer) {
+    if (!s->open || s->kind.recompute != Recompute::restored) continue;
+    const auto is_outer = [&](const Entry& inner) { return inner.kind.type == s->kind.type; };
+    if (std::none_of(entries.begin(), entries.end(), is_outer)) entries.push_back({s->kind, s->value});
+  }
+  return snapshot;
+}
+
+std::shared_ptr<const void> ScopeSnapshot::open(const Entry& entry) {
+  if (entry.kind.reopen != nullptr) return entry.kind.reopen(entry.value);
+  return std::make_shared<const detail::ScopeFrame>(entry.kind, entry.value);
+}
+
+ScopeSnapshot::Restore::Restore(const ScopeSnapshot& snapshot) {
+  for (const Entry& now : current().entries_) {
+    const auto has_type = [&](const Entry& entry) { return entry.kind.type == now.kind.type; };
+    const auto& entries = snapshot.entries_;
+    if (std::none_of(entries.begin(), entries.end(), has_type)) scopes_.push_back(open({now.kind, nullptr}));
+  }
+  for (const Entry& entry : snapshot.entries_) scopes_.push_back(open(entry));
+}
+
+}  // namespace dtensor

@@ -27,7 +27,7 @@ c10::impl::LocalDispatchKeySet keys_of_program() {
 void run_visible_as_op(const c10::OperatorHandle& op, torch::jit::Stack& stack, bool shown,
                        const Computation& compute) {
   if (!shown) return compute(stack);
-  const ScopedValue<VisibleOpCall> scope({&op, &compute}, /*watched=*/true);
+  const ScopedValue<VisibleOpCall> scope({&op, &compute}, Recompute::unchanged, /*watched=*/true);
   const c10::impl::ForceDispatchKeyGuard visible(keys_of_program());
   op.callBoxed(stack);
 }
@@ -37,7 +37,7 @@ bool run_visible_call(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto* found = ScopedValue<VisibleOpCall>::current();
   if (found == nullptr || found->op == nullptr || found->op->operator_name() != op.operator_name()) return false;
   const auto& compute = *found->compute;
-  const ScopedValue<VisibleOpCall> none({});
+  const ScopedValue<VisibleOpCall> none({}, Recompute::unchanged);
   const DisableDispatchModesGuard hidden;
   compute(stack);
   return true;

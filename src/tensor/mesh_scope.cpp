@@ -24,15 +24,12 @@
 
 namespace dtensor {
 
-struct MeshScope::Setting {
+namespace {
+
+struct Scope {
   c10::intrusive_ptr<MeshImpl> mesh;
   Placements placements;
 };
-
-namespace {
-
-using Scope = MeshScope::Setting;
-using ScopePtr = std::shared_ptr<const Scope>;
 
 using torch::jit::Stack;
 
@@ -152,7 +149,7 @@ at::Tensor make_in_scope(const Scope& scope, const OpInfo& op, const Stack& args
 
 void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(kMeshScopeKey);
-  const auto scope = MeshScope::current();
+  const auto* scope = ScopedValue<Scope>::current();
   if (scope == nullptr) return op.callBoxed(*stack);
   auto result = make_in_scope(*scope, entry_of(op), torch::jit::pop(*stack, op.schema().arguments().size()));
   stack->emplace_back(std::move(result));
@@ -189,23 +186,25 @@ void register_factories() {
   }
 }
 
+void mark_thread() {
+  const bool any = ScopedValue<Scope>::current() != nullptr;
+  c10::impl::tls_set_dispatch_key_included(kMeshScopeKey, any);
+}
+
+// Calls on this thread pass through the key of the factories while a scope is current.
+std::shared_ptr<const void> open_mesh_scope(const std::shared_ptr<const void>& scope) {
+  static constexpr detail::ScopeFrame::Kind kKind{typeid(Scope), Recompute::restored, /*watched=*/false,
+                                                  open_mesh_scope};
+  const auto close = [](const detail::ScopeFrame* frame) {
+    delete frame;
+    mark_thread();
+  };
+  const std::shared_ptr<const void> frame(new detail::ScopeFrame(kKind, scope), close);
+  mark_thread();
+  return frame;
+}
+
 }  // namespace
-
-struct MeshScope::State : ScopedValue<ScopePtr> {
-  using ScopedValue::ScopedValue;
-};
-
-ScopePtr MeshScope::current() {
-  const auto* scope = ScopedValue<ScopePtr>::current();
-  return scope == nullptr ? nullptr : *scope;
-}
-
-MeshScope::MeshScope(std::shared_ptr<const Setting> again) {
-  const bool none = again == nullptr && current() == nullptr;
-  if (none) return;
-  state_ = std::make_unique<State>(std::move(again));
-  c10::impl::tls_set_dispatch_key_included(kMeshScopeKey, true);
-}
 
 MeshScope::MeshScope(DeviceMesh mesh, Placements placements) {
   ensure_registered();
@@ -215,13 +214,9 @@ MeshScope::MeshScope(DeviceMesh mesh, Placements placements) {
   if (placements.empty()) placements.resize(static_cast<std::size_t>(mesh.ndim()));
   TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "MeshScope: ", placements.size(),
               " placements for ", mesh.str());
-  state_ = std::make_unique<State>(std::make_shared<const Scope>(Scope{impl_of(mesh), std::move(placements)}));
-  c10::impl::tls_set_dispatch_key_included(kMeshScopeKey, true);
+  scope_ = open_mesh_scope(std::make_shared<const Scope>(Scope{impl_of(mesh), std::move(placements)}));
 }
 
-MeshScope::~MeshScope() {
-  state_.reset();
-  if (ScopedValue<ScopePtr>::current() == nullptr) c10::impl::tls_set_dispatch_key_included(kMeshScopeKey, false);
-}
+MeshScope::~MeshScope() = default;
 
 }  // namespace dtensor

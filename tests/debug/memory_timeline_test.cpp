@@ -60,7 +60,7 @@ TEST(MemoryTimeline, TwoEndInAnyOrder) {
 TEST(MemoryTimeline, EndsBeforeAScopeThatWasOpenedLater) {
   auto memory = std::make_unique<MemoryTimeline>();
   {
-    const ScopedValue<double> scope(7);
+    const ScopedValue<double> scope(7, Recompute::unchanged);
     memory.reset();
     ASSERT_NE(ScopedValue<double>::current(), nullptr);
     EXPECT_EQ(*ScopedValue<double>::current(), 7);

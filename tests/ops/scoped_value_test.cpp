@@ -29,10 +29,10 @@ int level() {
 
 TEST(ScopedValue, TheInnermostOfATypeCounts) {
   EXPECT_EQ(level(), -1);
-  const ScopedValue<Level> outer({1});
+  const ScopedValue<Level> outer({1}, Recompute::unchanged);
   {
-    const ScopedValue<Other> other({7});
-    const ScopedValue<Level> inner({2});
+    const ScopedValue<Other> other({7}, Recompute::unchanged);
+    const ScopedValue<Level> inner({2}, Recompute::unchanged);
     EXPECT_EQ(level(), 2);
     EXPECT_EQ(ScopedValue<Other>::current()->value, 7);
     std::thread([] { EXPECT_EQ(level(), -1); }).join();
@@ -50,7 +50,7 @@ TEST(ScopedValue, EndInAnyOrder) {
     std::optional<at::AutoDispatchBelowADInplaceOrView> below;
     if (draw() % 2 == 0) below.emplace();
     if (open.empty() || draw() % 2 == 0) {
-      open.emplace_back(step, std::make_unique<ScopedValue<Level>>(Level{step}, step % 3 == 0));
+      open.emplace_back(step, std::make_unique<ScopedValue<Level>>(Level{step}, Recompute::unchanged, step % 3 == 0));
     } else {
       open.erase(open.begin() + static_cast<std::ptrdiff_t>(draw() % open.size()));
     }

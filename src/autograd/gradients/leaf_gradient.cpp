@@ -267,10 +267,10 @@ void queue_backward_callback(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
-RecomputeGuard::RecomputeGuard() : scope_({}) {}
+RecomputeGuard::RecomputeGuard() : scope_({}, Recompute::unchanged) {}
 bool RecomputeGuard::current() { return ScopedValue<Flag>::current() != nullptr; }
 
-NoGradientSync::NoGradientSync() : scope_(open_scope(Flag{})) {}
+NoGradientSync::NoGradientSync() : scope_(open_scope(Flag{}, Recompute::unchanged)) {}
 bool NoGradientSync::current() { return ScopedValue<Flag>::current() != nullptr; }
 
 }  // namespace dtensor

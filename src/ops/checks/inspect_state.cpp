@@ -54,9 +54,10 @@ std::string moves_text(const OpEntry& entry, const CachedCall& call) {
 
 }  // namespace
 
-Strict::Strict(Strictness strictness) : scope_(open_scope(strictness)) {}
+Strict::Strict(Strictness strictness) : scope_(open_scope(strictness, Recompute::restored)) {}
 
-ImplicitRedistributionScope::ImplicitRedistributionScope(ImplicitRedistribution moves) : scope_(open_scope(moves)) {}
+ImplicitRedistributionScope::ImplicitRedistributionScope(ImplicitRedistribution moves)
+    : scope_(open_scope(moves, Recompute::restored)) {}
 
 bool strict_mode() { return holds(Strictness::strict); }
 bool recording_explanations() { return any_observing_scope() && ScopedValue<Explanation*>::current() != nullptr; }
@@ -99,7 +100,7 @@ void report_implicit_redistributions(const OpEntry& entry, const CachedCall& cal
 
 std::string explain_calls(const std::function<void()>& fn) {
   Explanation reports;
-  const ScopedValue<Explanation*> scope(&reports, true);
+  const ScopedValue<Explanation*> scope(&reports, Recompute::unchanged, true);
   fn();
   return reports.text();
 }

@@ -68,12 +68,13 @@ SelectiveCheckpointCache::SelectiveCheckpointCache(std::set<std::string> operato
 
 // What an earlier run left, one that threw perhaps, is not this one's.
 SelectiveCheckpointCache::Record::Record(const SelectiveCheckpointCache& results)
-    : scope_({results.state_}, /*watched=*/results.state_ != nullptr) {
+    : scope_({results.state_}, Recompute::unchanged, /*watched=*/results.state_ != nullptr) {
   if (results.state_) results.state_->results.clear();
 }
 
 SelectiveCheckpointCache::Replay::Replay(const SelectiveCheckpointCache& results)
-    : scope_({results.state_}, /*watched=*/results.state_ != nullptr), no_record_({nullptr}) {
+    : scope_({results.state_}, Recompute::unchanged, /*watched=*/results.state_ != nullptr),
+      no_record_({nullptr}, Recompute::unchanged) {
   if (results.state_) results.state_->next = 0;
 }
 

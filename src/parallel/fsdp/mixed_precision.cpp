@@ -43,15 +43,11 @@ at::Tensor cast_of(const at::Tensor& parameter, at::ScalarType dtype) {
 }
 }  // namespace
 
-std::shared_ptr<const ComputeScope::State> ComputeScope::current() {
-  const auto* innermost = ScopedValue<std::shared_ptr<const State>>::current();
-  return innermost == nullptr ? nullptr : *innermost;
-}
-
 ComputeScope::ComputeScope(const NamedTensors& parameters) {
   std::map<const c10::TensorImpl*, at::Tensor> casts;  // tied ones stay tied
   auto state = std::make_shared<State>();
-  state->outer = current();
+  const auto* outer = ScopedValue<StatePtr>::current();
+  state->outer = outer == nullptr ? nullptr : *outer;
   for (const auto& [name, slot] : parameters) {
     std::size_t k = 0;
     const auto* unit = fsdp::unit_of(*slot, k);
@@ -63,15 +59,20 @@ ComputeScope::ComputeScope(const NamedTensors& parameters) {
     if (!cast.defined()) cast = cast_of(*slot, *dtype);
     state->casts.push_back({slot, *slot, cast});
   }
-  enter(*state);
-  scope_ = open_scope(std::shared_ptr<const State>(std::move(state)));
+  open(std::move(state));
 }
 
-ComputeScope::ComputeScope(const std::shared_ptr<const State>& again) {
+void ComputeScope::open(StatePtr state) {
   std::vector<const State*> chain;  // innermost first
-  for (const auto* state = again.get(); state != nullptr; state = state->outer.get()) chain.push_back(state);
-  std::for_each(chain.rbegin(), chain.rend(), [&](const State* state) { enter(*state); });
-  scope_ = open_scope(again);
+  for (const auto* s = state.get(); s != nullptr; s = s->outer.get()) chain.push_back(s);
+  std::for_each(chain.rbegin(), chain.rend(), [&](const State* s) { enter(*s); });
+  scope_ = std::make_shared<const ScopedValue<StatePtr>>(std::move(state), Recompute::restored, false, reopen);
+}
+
+std::shared_ptr<const void> ComputeScope::reopen(const std::shared_ptr<const void>& state) {
+  const std::shared_ptr<ComputeScope> scope(new ComputeScope());
+  scope->open(state == nullptr ? nullptr : *static_cast<const StatePtr*>(state.get()));
+  return scope;
 }
 
 // A slot that has the cast, or something else, by now stays as it is.

@@ -200,7 +200,8 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return attend_checked(q, k, v, options);
 }
 
-AttentionStrategyScope::AttentionStrategyScope(AttentionStrategy strategy) : scope_(open_scope(strategy)) {}
+AttentionStrategyScope::AttentionStrategyScope(AttentionStrategy strategy)
+    : scope_(open_scope(strategy, Recompute::restored)) {}
 
 AttentionStrategy AttentionStrategyScope::current() {
   const auto* scope = ScopedValue<AttentionStrategy>::current();

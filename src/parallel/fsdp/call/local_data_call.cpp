@@ -141,7 +141,7 @@ LocalCall::LocalCall(at::TensorList parameters, at::TensorList inputs, FsdpCall:
 void LocalCall::enter_forward() {
   for (const auto& unit : units_) unit->schedule->enter(*unit);
   local_data_call_ =
-      std::make_unique<ScopedValue<LocalDataCall>>(LocalDataCall{units_.empty() ? DeviceMesh() : units_.front()->mesh});
+      open_scope(LocalDataCall{units_.empty() ? DeviceMesh() : units_.front()->mesh}, Recompute::restored);
   watch_inputs();
   const auto parameters = tensors;
   bool trains = false;

@@ -49,7 +49,7 @@ class LocalCall : public std::enable_shared_from_this<LocalCall> {
   };
   std::vector<Input> inputs_;
   std::size_t watched_inputs_ = 0, inputs_done_ = 0;
-  std::unique_ptr<ScopedValue<LocalDataCall>> local_data_call_;  // while forward runs
+  std::shared_ptr<const void> local_data_call_;        // while forward runs
   torch::autograd::Node* unshard_backward_ = nullptr;  // what the lent tensors hold; null: nothing requires grad
   int pass_ = -1;
 };

@@ -112,7 +112,7 @@ ModuleCall::ModuleCall(const NamedTensors& parameters, at::TensorList inputs) {
       std::any_of(inputs.begin(), inputs.end(), [&](const auto& t) { return fsdp::is_global(t, slots); });
   const bool on_local_data = around != nullptr ? around->on_local_data : !global;
   outermost_ = around == nullptr;
-  scope_ = open_scope(CallSemantics{on_local_data});
+  scope_ = open_scope(CallSemantics{on_local_data}, Recompute::restored);
   if (on_local_data && !slots.empty()) state_ = std::make_unique<State>(std::move(slots), inputs);
 }
 

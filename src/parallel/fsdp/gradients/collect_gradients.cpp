@@ -9,7 +9,7 @@
 
 namespace dtensor {
 
-NoReplicaSync::NoReplicaSync() : scope_(open_scope(Flag{})) {}
+NoReplicaSync::NoReplicaSync() : scope_(open_scope(Flag{}, Recompute::unchanged)) {}
 bool NoReplicaSync::current() { return ScopedValue<Flag>::current() != nullptr; }
 
 namespace fsdp {
