@@ -88,8 +88,6 @@ class DTENSOR_API CommBackend {
   virtual const char* name() const = 0;
   virtual bool supports(c10::DeviceType device) const = 0;
   virtual bool asynchronous() const { return false; }
-  // The type in which sums of `dtype` over all members are formed before they are rounded, once.
-  virtual at::ScalarType accumulation_dtype(at::ScalarType dtype) const { return at::toOpMathType(dtype); }
 
   // As the functions of Communicator of the same names.
   virtual Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) = 0;

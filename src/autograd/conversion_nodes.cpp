@@ -164,12 +164,6 @@ at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bo
 
 namespace {
 
-// Under a ReducePolicy: the unrounded shares.
-const at::Tensor& moving_local(const DTensorImpl& tensor) {
-  const auto* unrounded = tensor.unrounded();
-  return unrounded == nullptr ? tensor.local() : *unrounded;
-}
-
 at::Tensor moved_local(at::Tensor moved, const DTensorImpl& tensor) {
   const at::AutoDispatchBelowADInplaceOrView below;
   moved = moved.to(tensor.spec()->dtype);
@@ -190,7 +184,7 @@ at::Tensor redistribute_local_of(DTensorImpl& tensor, const Placements& placemen
   if (!tensor.spec()->mesh->is_member) return {};
   const auto plan = find_plan(*tensor.spec(), placements);
   if (plan->empty()) return tensor.local();
-  return moved_local(execute_plan(*plan, moving_local(tensor), *tensor.spec()), tensor);
+  return moved_local(execute_plan(*plan, tensor.local(), *tensor.spec()), tensor);
 }
 
 std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
@@ -212,7 +206,7 @@ std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tens
   for (const auto& [i, plan] : packed) {
     auto& impl = *dtensor_or_null(tensors[i]);
     up_to_date_local(impl);
-    bucket.add(*plan, *impl.spec(), moving_local(impl));
+    bucket.add(*plan, *impl.spec(), impl.local());
   }
   bucket.finish();
   for (std::size_t k = 0; k < packed.size(); ++k) {

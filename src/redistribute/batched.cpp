@@ -9,7 +9,6 @@
 #include <bit>
 
 #include "comm/event_listeners.h"
-#include "comm/reduce_policy.h"
 #include "internal/aten_scopes.h"
 #include "internal/bucketed_all_to_all.h"
 #include "internal/dispatch_modes.h"
@@ -190,16 +189,10 @@ std::vector<Group> groups_of(std::deque<Pending>& pending) {
   return groups;
 }
 
-// Types that are carried in another while they are reduced go by themselves. A rank's own tensor decides nothing: those
-// of other ranks may have conjugate bits where this one has none.
-bool is_sent_separately(at::ScalarType type) {
-  return c10::isFloat8Type(type) || communication_dtype(type) != at::ScalarType::Undefined;
-}
-
 }  // namespace
 
 void RedistributeBucket::add(const RedistributePlan& plan, const TensorSpec& from, at::Tensor local) {
-  const bool alone = is_sent_separately(local.scalar_type());
+  const bool alone = c10::isFloat8Type(local.scalar_type());  // its sums are communicated in another dtype
   const TensorGeometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(local.element_size())};
   if (!alone && !plan.empty()) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -5,7 +5,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "comm/event_listeners.h"
-#include "comm/reduce_policy.h"
 #include "dtensor/comm_backend.h"
 #include "internal/aten_scopes.h"
 #include "internal/dispatch_modes.h"
@@ -34,21 +33,14 @@ at::Tensor run(const EdgeCall& call) {
 
 bool reduces(const Edge& edge) { return edge.kind == EdgeKind::all_reduce || edge.kind == EdgeKind::reduce_scatter; }
 
-// The type in which the tensor travels; its own where that is right.
-at::ScalarType wire_dtype(const RedistributePlan& plan, at::ScalarType own, const MeshImpl& mesh) {
-  const auto first = std::find_if(plan.edges.begin(), plan.edges.end(), reduces);
-  if (first == plan.edges.end()) return own;
-  if (c10::isFloat8Type(own)) return at::kFloat;  // types of 8 bits have no sums of their own
-  const auto asked = communication_dtype(own);
-  if (asked == at::ScalarType::Undefined) return own;
-  // One reduction is rounded once by most backends: then it travels in half the bytes.
-  const bool alone = std::none_of(first + 1, plan.edges.end(), reduces);
-  return alone && backend_of(mesh.communicator(first->axes))->accumulation_dtype(own) == asked ? own : asked;
+// The dtype in which a tensor is communicated. Types of 8 bits have no sums of their own.
+at::ScalarType communication_dtype(const RedistributePlan& plan, at::ScalarType own) {
+  return c10::isFloat8Type(own) && std::any_of(plan.edges.begin(), plan.edges.end(), reduces) ? at::kFloat : own;
 }
 
 // Only as far as the last reduction does the tensor travel in another type.
 at::Tensor run_edges(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {
-  const auto own = local.scalar_type(), type = wire_dtype(plan, own, as_mesh_impl(*from.mesh));
+  const auto own = local.scalar_type(), type = communication_dtype(plan, own);
   const auto last = std::find_if(plan.edges.rbegin(), plan.edges.rend(), reduces);
   const TensorGeometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(c10::elementSize(type))};
   at::Tensor current = resolve_conj_and_neg(local.to(type));

@@ -22,7 +22,6 @@ class OnDevice final : public CommBackend {
 
   const char* name() const override { return inner_->name(); }
   bool supports(c10::DeviceType device) const override { return device == c10::kCPU; }
-  at::ScalarType accumulation_dtype(at::ScalarType dtype) const override { return inner_->accumulation_dtype(dtype); }
 
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
     return ends(outputs, [&](at::TensorList out) { return inner_->all_gather(call, out, there(input)); });

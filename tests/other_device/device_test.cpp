@@ -179,7 +179,8 @@ TEST(OtherDevice, ModesAndListenersReachAutogradsThreads) {
       auto y = x * 2;
       y.register_hook([&](const at::Tensor& gradient) {
         EXPECT_NE(std::this_thread::get_id(), outside);
-        EXPECT_EQ(ReduceScope::current().accumulate, refused == 0 ? std::optional(at::kDouble) : std::nullopt);
+        EXPECT_EQ(AttentionStrategyScope::current(),
+                  refused == 0 ? AttentionStrategy::ring : AttentionStrategy::automatic);
         try {
           gradient + at::ones({3}).to(fake::kDevice);
         } catch (const c10::Error& error) {
@@ -190,7 +191,7 @@ TEST(OtherDevice, ModesAndListenersReachAutogradsThreads) {
       y.sum().backward();
     };
     {
-      const ReduceScope policy({at::kDouble});
+      const AttentionStrategyScope strategy(AttentionStrategy::ring);
       const Strict strict;
       const EventListener listener([&](const Event&) { heard_there += std::this_thread::get_id() != outside ? 1 : 0; });
       pass();

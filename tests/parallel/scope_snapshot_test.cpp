@@ -32,11 +32,6 @@ std::string error_or_none(const std::function<void()>& fn) {
   return "none";
 }
 
-RestoredScope reduce_scope() {
-  return {"ReduceScope", [](const at::Tensor&) { return std::make_shared<ReduceScope>(ReducePolicy{at::kDouble}); },
-          [](const at::Tensor&) { return c10::str(ReduceScope::current().accumulate.has_value()); }};
-}
-
 RestoredScope attention_strategy() {
   return {"AttentionStrategyScope",
           [](const at::Tensor&) { return std::make_shared<AttentionStrategyScope>(AttentionStrategy::ring); },
@@ -98,8 +93,8 @@ RestoredScope compute(at::Tensor& weight) {
 }
 
 std::vector<RestoredScope> restored_scopes(at::Tensor& weight) {
-  return {reduce_scope(), attention_strategy(),      microbatch(),   factories(), plan(),
-          strict(),       implicit_redistribution(), compute(weight)};
+  return {attention_strategy(),      microbatch(),   factories(), plan(), strict(),
+          implicit_redistribution(), compute(weight)};
 }
 
 // What `scope` shows to the first and the second run of a recomputed function.

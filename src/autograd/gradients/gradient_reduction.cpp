@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 
-#include "comm/reduce_policy.h"
 #include "dtensor/events.h"
 #include "dtensor/hooks.h"
 #include "internal/dispatch_modes.h"
@@ -36,11 +35,7 @@ struct Waiting {
     const auto strides = leaf.is_non_overlapping_and_dense() ? leaf.strides() : at::IntArrayRef(spec().strides);
     return intern_spec(spec().mesh, wanted, spec().sizes, strides, spec().dtype);
   }
-  // Under a ReducePolicy: the unrounded shares.
-  const at::Tensor& local() const {
-    const auto* unrounded = dtensor_or_null(gradient)->unrounded();
-    return unrounded == nullptr ? dtensor_or_null(gradient)->local() : *unrounded;
-  }
+  const at::Tensor& local() const { return dtensor_or_null(gradient)->local(); }
 };
 
 struct Flight {
@@ -163,10 +158,7 @@ bool is_sum(const TensorSpec& spec, const Placements& wanted, std::size_t axis) 
 // The placements in which `gradient` may wait: sums of one kind stay sums on the axes where the leaf is whole.
 std::optional<Placements> waiting_placements(const DTensor& gradient, const Placements& wanted) {
   const auto& spec = *dtensor_or_null(gradient)->spec();
-  const bool unrounded = dtensor_or_null(gradient)->unrounded() != nullptr;
   if (!spec.mesh->is_member || c10::isFloat8Type(spec.dtype)) return std::nullopt;
-  if (communication_dtype(spec.dtype) != at::ScalarType::Undefined && !unrounded)
-    return std::nullopt;  // the plan knows how
   Placements waits = wanted;
   const Placement* sum = nullptr;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
@@ -174,8 +166,7 @@ std::optional<Placements> waiting_placements(const DTensor& gradient, const Plac
     if (sum == nullptr) sum = &spec.placements[i];
     if (spec.placements[i] == *sum) waits[i] = *sum;
   }
-  // Shares that are not rounded yet are moved once: here, or all the way.
-  if (sum == nullptr || (unrounded && waits != spec.placements)) return std::nullopt;
+  if (sum == nullptr) return std::nullopt;
   return waits;
 }
 

@@ -93,8 +93,6 @@ class NcclBackend final : public CommBackend {
 
   const char* name() const override { return "nccl"; }
   bool asynchronous() const override { return true; }
-  // Rounds at every hop.
-  at::ScalarType accumulation_dtype(at::ScalarType dtype) const override { return dtype; }
   bool supports(c10::DeviceType device) const override {
     return device == c10::DeviceType::CUDA || device == c10::DeviceType::CPU;
   }

@@ -46,15 +46,12 @@ inline bool has_wrong_stride_order(const OutputAction& action, const at::Tensor&
   return action.ordered && !follows_order(local, *action.spec);
 }
 
-struct Fp32AccumulationCall;
-
 // How a decided call is carried out.
 enum class Executor : std::uint8_t {
   general,
-  simple,             // local tensors in, plain operator, wrapped tensors out: nothing else to do
-  fp32_accumulation,  // under a ReducePolicy (ops/execute/fp32_accumulation.h)
-  inplace_view,       // t_, squeeze_, ...: changes the operand's metadata
-  outside,            // on a rank outside the mesh, which takes part in nothing
+  simple,        // local tensors in, plain operator, wrapped tensors out: nothing else to do
+  inplace_view,  // t_, squeeze_, ...: changes the operand's metadata
+  outside,       // on a rank outside the mesh, which takes part in nothing
 };
 
 // A call in words, with a mark for each number that is no part of the key; and a hash over all but those.
@@ -96,7 +93,6 @@ struct CachedCall : std::enable_shared_from_this<CachedCall> {
   bool reduces = false;                // one of the inputs does
   bool reshards = false;               // one of the inputs does
   bool moves_list = false;             // entries of a list are redistributed, more than one
-  std::shared_ptr<const Fp32AccumulationCall> fp32_accumulation;  // Executor::fp32_accumulation only
   // Received by the rank that receives most, for operands that the program did not ask to move.
   std::int64_t implicit_bytes = 0;
   mutable CallFingerprint fingerprint;  // made when Checked first asks; the cache is this thread's

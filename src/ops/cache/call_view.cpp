@@ -5,7 +5,6 @@
 #include <c10/core/UndefinedTensorImpl.h>
 
 #include "comm/record/hash.h"
-#include "comm/reduce_policy.h"
 
 namespace dtensor {
 
@@ -53,11 +52,6 @@ std::uint64_t CallKey::hash() const {
 CallView::CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) : CallView(entry) {
   walk(entry, args);
   if (C10_UNLIKELY(has_host_operand())) move_operands_to_device(entry, args);
-}
-
-void CallView::add_reduce_policy() {
-  const auto type = accumulation_type();
-  if (type != c10::ScalarType::Undefined) key.policy(type);
 }
 
 // The DTensors at the beginning of a long list of which nothing has to be asked but their specs: how many there are.

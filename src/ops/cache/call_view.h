@@ -49,8 +49,7 @@ class KeyBuilder {
     kList,
     kString,
     kDevice,
-    kOther,
-    kPolicy
+    kOther
   };
   void number(Tag tag, std::uint64_t bits, bool values) {
     word(tag);
@@ -63,7 +62,6 @@ class CallKey : public c10::SmallVector<std::uint64_t, 40>, public KeyBuilder<Ca
  public:
   void word(std::uint64_t word) { push_back(word); }
   void regular(const c10::TensorImpl& impl);
-  void policy(c10::ScalarType accumulate) { push_back(kPolicy | static_cast<std::uint64_t>(accumulate) << 8); }
   void value(const c10::IValue& value, bool values);
   std::uint64_t hash() const;
 };
@@ -80,9 +78,7 @@ struct CallView {
   bool has_moved_view = false;  // an operand's data may have to be fetched (autograd/materialized_view.h)
 
   explicit CallView(const OpEntry& entry) : CallView(entry.rule(), entry.special == nullptr) {}
-  CallView(const OpRule& rule, bool regular) : reads_only(regular && rule.reads_only), scalars(rule.reads_scalars) {
-    if (C10_UNLIKELY(any_observing_scope())) add_reduce_policy();
-  }
+  CallView(const OpRule& rule, bool regular) : reads_only(regular && rule.reads_only), scalars(rule.reads_scalars) {}
   CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
 
   // A list, which may be of hundreds.
@@ -113,7 +109,6 @@ struct CallView {
   bool has_host_operand() const { return mixed || (mesh != nullptr && mesh->compute_mesh() != nullptr); }
 
  private:
-  void add_reduce_policy();
   std::size_t add_common_prefix(at::TensorList values);
   void add_regular(c10::TensorImpl* impl);
   DTensorImpl* substitute_operand(DTensorImpl& operand);

@@ -11,7 +11,6 @@
 #include "ops/checks/inspect_state.h"
 #include "ops/dispatch/for_each_tensor.h"
 #include "ops/execute/call_frame.h"
-#include "ops/execute/fp32_accumulation.h"
 #include "ops/plan/list_dependencies.h"
 #include "random/state.h"
 #include "redistribute/execute.h"
@@ -265,24 +264,6 @@ void execute_inplace_view(ExecutionFrame& frame, Stack& stack, std::size_t first
   stack.emplace_back(frame.operands[0]);
 }
 
-// Under a ReducePolicy: in the wider type, rounded, and the unrounded values kept beside.
-// A view moves both: its own memory is the base's.
-void execute_fp32_accumulation(ExecutionFrame& frame, Stack& stack, std::size_t first) {
-  const auto& wide = *frame.call.fp32_accumulation;
-  auto results = to_accumulation_dtype(frame.entry, frame.call, frame.view, stack, first);
-  run_kernel(frame, results, wide.inputs, wide.outputs);
-  const auto unrounded = round_to_result_dtype(frame.call, results);
-  if (wide.view) {
-    run_local_call(frame, stack, first);
-  } else {
-    stack.resize(first);
-    for (auto& result : results) stack.push_back(std::move(result));
-  }
-  if (frame.call.reduces) cache_reduced(frame, stack, first);
-  wrap_results(frame, stack, first);
-  store_unrounded(unrounded, stack, first);
-}
-
 // On ranks outside the mesh.
 void execute_outside(ExecutionFrame& frame, Stack& stack, std::size_t first) {
   for (auto* impl : frame.view.operands) {
@@ -319,9 +300,6 @@ void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& 
   if (!call.bounds.empty()) check_index_bounds(frame, /*before=*/true);
   unwrap_arguments(frame, stack, first);
   if (!call.bounds.empty()) check_index_bounds(frame, /*before=*/false);
-  const bool wide = call.executor == Executor::fp32_accumulation &&
-                    (!call.fp32_accumulation->view || has_unrounded_operand(call, view));
-  if (wide) return execute_fp32_accumulation(frame, stack, first);
   run_local_call(frame, stack, first);
   write_back_operands(frame);
   if (entry.mutates) after_writes(frame);

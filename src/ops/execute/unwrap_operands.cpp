@@ -36,9 +36,7 @@ at::Tensor moved_input(const ExecutionFrame& frame, std::size_t index, const at:
     if (auto ready = provided(*tensor, action); ready.defined()) return ready;
   }
   const CollectiveTag of([&local] { return std::vector<at::Tensor>{local}; });
-  const auto* unrounded = tensor == nullptr ? nullptr : tensor->unrounded();
-  auto moved = execute_plan(action.plan, unrounded == nullptr ? local : *unrounded, *action.from);
-  if (unrounded != nullptr) moved = moved.to(action.from->dtype);
+  auto moved = execute_plan(action.plan, local, *action.from);
   // Slices too: kernels rely on what is contiguous on one device (layer norm's statistics, for instance).
   return to_stride_order(std::move(moved), *action.to);
 }
@@ -74,8 +72,7 @@ at::Tensor input_for(const ExecutionFrame& frame, std::size_t index) {
 // What this rank has to move of a list's entries.
 bool travels(const InputAction& action, c10::TensorImpl* impl) {
   return impl != nullptr && action.from && action.from->mesh->is_member && !action.plan.empty() &&
-         !(action.out && action.write_back) && has_dtensor_key(impl) && !is_device_copy(*as_dtensor(impl)) &&
-         as_dtensor(impl)->unrounded() == nullptr;
+         !(action.out && action.write_back) && has_dtensor_key(impl) && !is_device_copy(*as_dtensor(impl));
 }
 
 // The entries of a list operator in as few collectives as their kinds, meshes and dtypes allow.

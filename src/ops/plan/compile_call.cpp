@@ -8,7 +8,6 @@
 #include "ops/checks/global_call_check.h"
 #include "ops/checks/index_bounds.h"
 #include "ops/checks/inspect_state.h"
-#include "ops/execute/fp32_accumulation.h"
 #include "ops/execute/gradient_target.h"
 #include "ops/local_kernels/special/special_kernel.h"
 
@@ -169,7 +168,6 @@ bool moves(const InputAction& i) { return i.write_back || i.out || !i.plan.empty
 Executor executor_of(const OpEntry& entry, const CachedCall& call, bool member) {
   if (entry.inplace_view) return Executor::inplace_view;
   if (!member) return Executor::outside;
-  if (call.fp32_accumulation != nullptr) return Executor::fp32_accumulation;
   const bool simple = is_simple_call(entry, call) && std::none_of(call.inputs.begin(), call.inputs.end(), moves);
   return simple ? Executor::simple : Executor::general;
 }
@@ -324,7 +322,6 @@ std::unique_ptr<CachedCall> compile_call(const OpEntry& entry, c10::ArrayRef<c10
   validate_full_call(entry, args, *call);
   const bool member = takes_part(entry, described, view, *call);
   call->moves_list = moves_list(described, *call);
-  if (member) call->fp32_accumulation = plan_fp32_accumulation(entry, *call, local_kernel);
   call->implicit_bytes = count_implicit_bytes(entry, *call);
   if (member) call->bounds = index_bounds(entry, described, *call);
   call->executor = executor_of(entry, *call, member);

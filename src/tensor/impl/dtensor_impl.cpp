@@ -130,16 +130,6 @@ void DTensorImpl::set_view_base(const DTensorImpl& base) {
   share_version_counter(local_, base.local_);
 }
 
-void DTensorImpl::store_unrounded(at::Tensor values) {
-  if (local_.is_inference()) return;  // whoever has the local tensor may write to it unseen
-  make_extras().unrounded = {std::move(values), generation()};
-}
-
-const at::Tensor* DTensorImpl::valid_unrounded() const {
-  const auto& kept = extras_->unrounded;
-  return kept.value.defined() && kept.generation == generation() && !base_has_changed() ? &kept.value : nullptr;
-}
-
 void DTensorImpl::cache_reduced(SpecPtr spec, at::Tensor local) {
   if (local_.is_inference()) return;  // whoever has the local tensor may write to it unseen
   make_extras().reduced = {c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), storage_offset_),
@@ -215,7 +205,6 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c
   if (C10_LIKELY(extras_ == nullptr)) return copy;
   auto& extras = copy->make_extras();
   extras.moved = extras_->moved;
-  extras.unrounded = extras_->unrounded;
   extras.source = extras_->source;
   if (extras_->hooks) extras.source.generation = extras.source.own = generation();
   return copy;

@@ -79,12 +79,6 @@ class DTensorImpl final : public c10::TensorImpl {
   // The tensor that an operator which only reads should take: the reduced form, or this.
   DTensorImpl* read_source() { return C10_UNLIKELY(extras_ != nullptr) ? valid_reduced() : this; }
 
-  // A Partial under a ReducePolicy: its local values before they were rounded to its dtype.
-  void store_unrounded(at::Tensor values);
-  const at::Tensor* unrounded() const {  // null for most
-    return C10_UNLIKELY(extras_ != nullptr) ? valid_unrounded() : nullptr;
-  }
-
   // The how many-th tensor of its mesh this is (detached copies: that of), the same number on all ranks that make the
   // same tensors in one order: tells equal ones apart where calls are compared. 0: not counted.
   std::uint32_t origin() const { return origin_; }
@@ -111,7 +105,6 @@ class DTensorImpl final : public c10::TensorImpl {
   bool base_has_changed() const;
   bool base_data_was_replaced() const;
   DTensorImpl* valid_reduced();
-  const at::Tensor* valid_unrounded() const;
 
   SpecPtr spec_;
   at::Tensor local_;
@@ -151,12 +144,11 @@ struct TensorExtras {
   c10::intrusive_ptr<DTensorImpl> stored = {};
   std::optional<MaterialisedView> moved = {};
   DerivedCopy<c10::intrusive_ptr<DTensorImpl>> reduced = {};
-  DerivedCopy<at::Tensor> unrounded = {};
   std::uint32_t data_changes = 0;  // by set_data: views that moved before keep the former data
 };
 
 inline bool DTensorImpl::stores_alternate_data() const {
-  return extras_->moved.has_value() || extras_->reduced.value || extras_->unrounded.value.defined() || extras_->stored;
+  return extras_->moved.has_value() || extras_->reduced.value || extras_->stored;
 }
 
 inline bool has_dtensor_key(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }
