@@ -8,7 +8,7 @@ from __future__ import annotations
 import array
 import base64
 import os
-from typing import Any, Callable, Iterable, Iterator, MutableMapping, NamedTuple, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Mapping, MutableMapping, NamedTuple, TypeVar
 
 import torch
 
@@ -18,7 +18,7 @@ from ._stateful import PerRank, index_for, expand_stateful, load_stateful
 
 __all__ = [
     "save", "async_save", "load", "load_newest", "read_index", "load_safetensors", "CheckpointSeries", "LoadedCheckpoint",
-    "PendingSave", "PerRank", "steps",
+    "PendingSave", "PerRank", "broadcast_state", "steps",
 ]  # fmt: skip
 
 
@@ -210,6 +210,20 @@ def _like(former: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
     """A tuple of the former's class, those with names of their fields included."""
     make = getattr(type(former), "_make", type(former))
     return make(items)
+
+
+def broadcast_state(full: Mapping[str, Any], target: torch.nn.Module | Mapping[str, Any], source: int = 0) -> None:
+    """Fills the tensors of ``target`` in place from a state that rank ``source`` has. Collective.
+
+    ``full``: full regular tensors by name, read on rank ``source`` only; other ranks may give ``{}``. ``target``: a module,
+    or a dictionary of tensors or DTensors with the same names, sizes and dtypes. Each rank receives pieces of at most
+    4 MiB and keeps its own shards, so that no other rank holds a full tensor. What does not fit is a ValueError on every
+    rank, before anything is written.
+    """
+    targets = target.state_dict() if isinstance(target, torch.nn.Module) else target
+    wanted = _raise_on_all_ranks(lambda: (_parts(full)[0], _parts(targets)[0]))
+    with torch.no_grad():
+        _C.broadcast_state(*wanted, source)
 
 
 class LoadedCheckpoint(NamedTuple):

@@ -128,6 +128,12 @@ void bind_checkpoint(py::module_& module) {
         return state.values();
       },
       ReleaseGil());
+  module.def(
+      "broadcast_state",
+      [](const StateTensors& full, const StateTensors& targets, int source) {
+        broadcast_state(full, current_world(), targets, source);
+      },
+      ReleaseGil());
   module.def("read_checkpoint_index", &describe_index);
   bind_series(module);
 }

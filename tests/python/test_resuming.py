@@ -112,5 +112,39 @@ class Resuming(unittest.TestCase):
             dtensor.run(2, on_rank, folder + "/state")
 
 
+class BroadcastState(unittest.TestCase):
+    """``broadcast_state``: one rank's full tensors become the shards of all."""
+
+    def test_every_rank_gets_its_shards_of_the_source_ranks_state(self):
+        full = NET.state_dict()
+
+        def on_rank():
+            model = copy.deepcopy(NET)
+            for parameter in model.parameters():
+                parameter.detach().zero_()
+            mesh = dtensor.init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))
+            fully_shard(model, mesh=mesh)
+            checkpoint.broadcast_state(full if dtensor.rank() == 2 else {}, model, source=2)
+            return {name: value.full_tensor() for name, value in model.state_dict().items()}
+
+        for found in dtensor.run(3, on_rank):
+            self.assertEqual(list(found), list(full))
+            for name, value in full.items():
+                self.assertTrue(torch.equal(found[name], value), name)
+
+    def test_a_missing_name_is_an_error_on_every_rank(self):
+        def on_rank():
+            model = copy.deepcopy(NET)
+            fully_shard(model, mesh=dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)))
+            full = {name: value for name, value in NET.state_dict().items() if name != "0.bias"}
+            try:
+                checkpoint.broadcast_state(full if dtensor.rank() == 0 else {}, model)
+            except ValueError as error:
+                return str(error)
+
+        for text in dtensor.run(2, on_rank):
+            self.assertIn("0.bias", text)
+
+
 if __name__ == "__main__":
     unittest.main()
