@@ -1,4 +1,4 @@
-// Stopping one rank of a program for a debugger while the others wait for it.
+// Stops one rank of a program for a debugger while the other ranks wait.
 #pragma once
 
 #include <functional>
@@ -10,21 +10,21 @@
 
 namespace dtensor {
 
-// For debug_rank: each rank stops, one after the other.
+// Argument of debug_rank: each rank stops, one after the other.
 constexpr int kAllRanksSequentially = -1;
 
-// Called by every rank of `comm`: rank `rank` stops at this line, the others wait, however long it takes, or until the
-// run fails, which all ranks then throw. The stopped rank prints where it is and how to attach to it. As soon as a
-// debugger is attached, the thread traps into it here (the caller is a few frames up); `continue` lets all ranks go on.
-// `stop`: what the stopped rank does instead.
+// Called by every rank of `comm`. Rank `rank` stops at this line; the other ranks wait without a timeout. If the run
+// fails, all ranks throw. The stopped rank prints its position and the command to attach a debugger. When a debugger is
+// attached, the thread traps here, a few frames below the caller; after `continue`, all ranks go on. `stop` replaces
+// the trap.
 DTENSOR_API void debug_rank(const Communicator& comm, int rank = 0, const std::function<void()>& stop = {},
                             std::source_location where = std::source_location::current());
 
-// What `debug_rank` prints: rank, host, process, thread, place, command to attach.
+// The text that `debug_rank` prints: rank, host, process, thread, source position, command to attach.
 DTENSOR_API std::string attach_hint(const Communicator& comm, std::source_location where);
 
-// While one lives anywhere in this process, waiting for other ranks does not time out (threads and MPI; NCCL's own
-// watchdog still does).
+// While an instance lives anywhere in this process, waits for other ranks do not time out (threads and MPI; the
+// watchdog of NCCL is not affected).
 class DTENSOR_API NoTimeout {
  public:
   NoTimeout();

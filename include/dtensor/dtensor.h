@@ -1,4 +1,4 @@
-// Everything a program needs: ATen, meshes, placements, DTensors, starting ranks, parallel modules and optimizers.
+// The umbrella header: ATen, meshes, placements, DTensors, launching, parallel modules and optimizers.
 #pragma once
 
 #include <ATen/ATen.h>

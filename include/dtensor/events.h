@@ -1,5 +1,5 @@
-// The event stream: what the library does on this rank, as it does it. Feeds traces, counters and planners; costs one
-// test where nobody listens.
+// The event stream: operators, collectives and redistributions of this rank, as they happen. Used for traces, counters
+// and planners. Costs one test when there is no listener.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,42 +16,43 @@
 
 namespace dtensor {
 
-// Of a training step.
+// Part of a training step.
 enum class Phase : std::uint8_t { forward, backward };
 
-// Something that a rank did: an operator, a collective, a redistribution.
+// An operator, a collective or a redistribution of this rank.
 struct Event {
-  // What it was.
+  // The type of the event.
   enum class Kind : std::uint8_t { op, redistribute, collective };
-  // What it was, and which.
+  // The type and the name.
   Kind kind = Kind::op;
   std::string name;        // operator, plan text or collective
   std::string axis;        // mesh dimension name(s) of a collective, else empty
-  std::int64_t bytes = 0;  // received from other ranks; of an operator: to bring its operands where it needs them
+  std::int64_t bytes = 0;  // received from other ranks; for an operator: bytes received to redistribute its operands
   std::chrono::steady_clock::time_point begin, end;
-  std::string operands = {};  // of an operator: "f32[4, 8] [S(0), R], f32[8, 2] [R, R]"
-  // Of a collective: the world ranks that take part, and its number among theirs, so that each finds it in the events
-  // of the others. Of messages: none.
+  std::string operands = {};  // for an operator: "f32[4, 8] [S(0), R], f32[8, 2] [R, R]"
+  // For a collective: the world ranks of its members, and its sequence number, equal on all members, so that events of
+  // different ranks can be matched. Empty for send and recv.
   std::vector<std::int64_t> ranks = {};
   std::uint64_t sequence = 0;
-  // The innermost ModuleScope ("" outside any), and whether forward or backward ran.
+  // The innermost ModuleScope ("" if there is none), and whether forward or backward ran.
   std::string module = {};
   Phase phase = Phase::forward;
 };
 
-// While it lives, collectives of this thread are for these tensors, beside those of outer ones; so CommDebugMode can
-// name them. The library says so of operands that it moves, of gradients of leaves and of the units of fully_shard.
+// While it lives, collectives of this thread are attributed to these tensors, in addition to those of outer tags;
+// CommDebugMode uses this to name them. The library tags the operands that it moves, gradients of leaf tensors and
+// fully_shard units.
 class DTENSOR_API CollectiveTag {
  public:
-  // Local parts; called where somebody asks for storages(), and only then.
+  // Returns the local tensors. Called only by storages().
   using LocalTensorsFn = std::function<std::vector<at::Tensor>()>;
   explicit CollectiveTag(LocalTensorsFn parts);
   ~CollectiveTag();
   CollectiveTag(const CollectiveTag&) = delete;
   CollectiveTag& operator=(const CollectiveTag&) = delete;
 
-  // Of all that live on this thread the storages of the local parts. For a listener that hears a collective: the
-  // parameters that it gathers or whose gradients it reduces; none for activations, and what no CollectiveTag names.
+  // The storages of the local tensors of all tags of this thread. In a listener for collectives: the parameters that
+  // are gathered or whose gradients are reduced. Activations have none, nor have tensors without a tag.
   static std::vector<const void*> storages();
 
  private:
@@ -59,12 +60,12 @@ class DTENSOR_API CollectiveTag {
   const CollectiveTag* outer_;
 };
 
-// Calls `listener` for each event of these kinds on this thread while it lives, and of backward passes that start
-// meanwhile: on a thread of autograd's where those run there, one call at a time. Nests: all listeners hear. One may
-// close itself while it hears. Operators keep their fast path where nobody listens.
+// Calls `listener` for each event of these kinds on this thread while it lives, including backward passes that start
+// meanwhile: on an autograd thread where those run there, one call at a time. Listeners nest; all of them are called. A
+// listener may destroy itself in its callback. Without a listener, operators keep their fast path.
 class DTENSOR_API EventListener {
  public:
-  // The kinds that a listener hears.
+  // The kinds for which the listener is called.
   using Kinds = std::initializer_list<Event::Kind>;
   explicit EventListener(std::function<void(const Event&)> listener,
                          Kinds kinds = {Event::Kind::op, Event::Kind::redistribute, Event::Kind::collective});

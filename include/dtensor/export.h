@@ -1,5 +1,5 @@
-// Symbol visibility: everything is hidden unless it is part of the public contract.
+// Symbol visibility: only symbols marked DTENSOR_API are exported.
 #pragma once
 
-// Marks what the shared library exports.
+// Marks an exported symbol.
 #define DTENSOR_API __attribute__((visibility("default")))

@@ -1,5 +1,4 @@
-// Hooks of parameters: a function that runs when a parameter's gradient is complete, and gradient accumulation without
-// synchronisation.
+// Parameter hooks that run when a gradient is complete, and gradient accumulation without synchronization.
 #pragma once
 
 #include <functional>
@@ -10,19 +9,19 @@
 
 namespace dtensor {
 
-// Called after each accumulation into parameter.grad(), which is in the parameter's placements by then (unless
-// NoGradientSync). One hook a tensor.
+// Called after each accumulation into parameter.grad(). The gradient then has the parameter's placements, unless
+// NoGradientSync is active. One hook per tensor.
 using GradientReadyHook = std::function<void(const DTensor& parameter)>;
 DTENSOR_API void set_gradient_ready_hook(const DTensor& parameter, GradientReadyHook hook);
 
-// For this thread, while it lives: gradients are accumulated as they come, without the reduction to the parameter's
-// placements (gradient accumulation without synchronisation). The first gradient's placements stay until the next
-// synchronised backward pass brings the sum into the parameter's.
+// Affects this thread during its lifetime: gradients are accumulated without the reduction to the parameter's
+// placements (gradient accumulation without synchronization). The sum keeps the first gradient's placements until the
+// next synchronized backward pass redistributes it to the parameter's.
 class DTENSOR_API NoGradientSync {
  public:
   NoGradientSync();
 
-  // Whether one lives on this thread.
+  // Whether an instance is alive on this thread.
   static bool current();
 
   struct Flag {};

@@ -1,4 +1,4 @@
-// Asking the engine what it does: explanations, strictness, the decision cache.
+// Inspection of the engine: explanations, strictness, the decision cache.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,22 +13,22 @@
 
 namespace dtensor {
 
-// What explain() tells.
+// The kind of report of explain().
 enum class Explain : std::uint8_t {
   communication,  // what this rank received, by module and operator, in bytes, and which placements would avoid it
-  decisions,      // of each operator on DTensors the candidates, their prices and the choice
+  decisions,      // for each operator on DTensors: the candidates, their costs and the choice
 };
 
-// Runs fn and says what its operators did, and why.
+// Runs fn and reports what its operators did, and why.
 DTENSOR_API std::string explain(const std::function<void()>& fn, Explain what = Explain::communication);
 
-// What Strict refuses.
+// What Strict rejects.
 enum class Strictness : std::uint8_t {
-  relaxed,  // operators without a rule run replicated with one warning each; plain operands count as Replicate
-  strict,   // both are errors (plain operands of dimension >= 1)
+  relaxed,  // operators without a rule run replicated with one warning each; regular operands count as Replicate
+  strict,   // both are errors (regular operands of dimension >= 1)
 };
 
-// Scopes hold for this thread while they live, and for backward passes that start meanwhile.
+// These scopes affect this thread during their lifetime, and backward passes that start meanwhile.
 class DTENSOR_API Strict {
  public:
   explicit Strict(Strictness strictness = Strictness::strict);
@@ -40,14 +40,14 @@ class DTENSOR_API Strict {
 // What ImplicitRedistributionScope does.
 enum class ImplicitRedistribution : std::uint8_t {
   allow,
-  warn,   // each call says the operator, its operands and the bytes
-  error,  // an error on every rank, before anything moves
+  warn,   // each call names the operator, its operands and the bytes
+  error,  // an error on every rank before any data is moved
 };
 
-// While it lives: what happens where an operator needs an operand in other placements, so that ranks
-// would exchange data that the program did not ask to move (redistribute, full_tensor and the gather of a storage shard
-// were asked for; slices move nothing; reading a number moves what it must). To log them, listen to operators
-// (dtensor/events.h): Event::bytes is what an operator's operands received. Nests: the innermost counts.
+// Controls operators that need an operand in other placements, so that ranks would communicate without an explicit
+// request. Requested communication is allowed: redistribute, full_tensor, the gather of a storage shard and reading a
+// number. Slices communicate nothing. To log implicit redistributions, listen to operators (dtensor/events.h):
+// Event::bytes counts the bytes that an operator's operands received. Scopes nest; the innermost applies.
 class DTENSOR_API ImplicitRedistributionScope {
  public:
   explicit ImplicitRedistributionScope(ImplicitRedistribution policy = ImplicitRedistribution::error);
@@ -58,23 +58,23 @@ class DTENSOR_API ImplicitRedistributionScope {
 
 // What Checked compares.
 enum class Checks : std::uint8_t {
-  // Ranks call the same operators: each mesh's collectives carry a hash over the operators that were called on it, with
-  // their arguments (specs, sizes, indices, numbers, places of random draws) and their order. Where it differs, every
-  // rank throws a CommError that names the first operator that does, the ranks and the module. Costs no collective.
+  // Ranks call the same operators. Each mesh's collectives carry a hash of the operators called on it, with their order
+  // and arguments (specs, sizes, indices, numbers, positions in the random stream). If hashes differ, every rank throws
+  // a CommError that names the first different operator, the ranks and the module. Costs no collective.
   calls,
-  // That, and: plain operands are compared across ranks at every call, and so are the replicas of operands and results;
-  // of each kind of call the first, and a few of many, is compared with the same operator on the whole operands, so
-  // that a wrong rule is an error. Costs collectives, and the memory of the whole operands.
+  // The same as `calls`, and: regular operands are compared across ranks at every call, and so are the replicas of
+  // operands and results. The first call of each kind, and a sample of later ones, is compared with the same operator
+  // on the full operands, so that a wrong rule is an error. Costs collectives, and the memory of the full operands.
   values,
 };
 
-// While it lives, for debugging. Ranks open it between the same operators. DTENSOR_CHECKED=calls|values: one around
-// every rank's function.
+// A debugging scope. All ranks must open and close it between the same operators. DTENSOR_CHECKED=calls|values opens
+// one around every rank's function.
 class DTENSOR_API Checked {
  public:
   explicit Checked(Checks checks = Checks::values);
 
-  // As given.
+  // The arguments of the constructor.
   struct Mode {
     // What is compared.
     Checks checks;
@@ -84,10 +84,10 @@ class DTENSOR_API Checked {
   std::shared_ptr<const void> scope_;
 };
 
-// DTENSOR_CHECKED=calls or values; none: not set. A c10::ValueError for anything else.
+// The value of DTENSOR_CHECKED (calls or values); nullopt if it is not set. Throws c10::ValueError for another value.
 DTENSOR_API std::optional<Checks> checks_from_environment();
 
-// While it lives, this rank's thread is under what the environment asks for. launch() and run_local() have one.
+// During its lifetime, this thread has the checks that the environment requests. launch() and run_local() open one.
 class CheckedFromEnvironment {
  public:
   CheckedFromEnvironment() {
@@ -98,19 +98,19 @@ class CheckedFromEnvironment {
   std::optional<Checked> checked_;
 };
 
-// Of this thread's decision cache.
+// Statistics of this thread's decision cache.
 struct CacheStats {
-  // Calls that were known and those that were not, decisions kept, and forgotten for room.
+  // Calls found in the cache, calls not found, stored decisions, and decisions evicted because of the limit.
   std::uint64_t hits = 0, misses = 0, entries = 0, evictions = 0;
-  // Hits that took longer ways than a comparison with the operator's last calls: keys that were built (of lists, of
-  // calls in more ways than are remembered), and among them those of boxed kernels, about a microsecond each.
+  // Hits that did not match the operator's recent calls. key_lookups: a key was built (lists; operators called in more
+  // ways than are remembered). boxed_hits: those among them in the boxed kernel, about a microsecond each.
   std::uint64_t key_lookups = 0, boxed_hits = 0;
 };
-// The decision cache is this thread's, and only saves time: clearing or bounding it on one rank changes no result and
-// no collective.
+// The decision cache is local to this thread and only saves time. Clearing or limiting it on one rank changes no result
+// and no collective.
 DTENSOR_API CacheStats cache_stats();
 DTENSOR_API void clear_cache();
 inline constexpr std::size_t kDefaultCacheLimit = 1024;
-DTENSOR_API void set_cache_limit(std::size_t entries);  // per operator, at least 1; what exceeds it is forgotten
+DTENSOR_API void set_cache_limit(std::size_t entries);  // per operator, at least 1; older entries are evicted
 
 }  // namespace dtensor

@@ -1,5 +1,5 @@
-// Starts a program's ranks: threads of this process, MPI processes or one process a GPU, by how the program was
-// started.
+// Starts the ranks of a program: threads of this process, MPI processes, or one process per GPU, depending on the
+// launcher.
 #pragma once
 
 #include <functional>
@@ -9,24 +9,25 @@
 
 namespace dtensor {
 
-// Under mpirun: MPI. Under torchrun or Slurm, or where DTENSOR_RANK and DTENSOR_WORLD_SIZE are set: NCCL in a program
-// that links dtensor::cuda, else sockets; the processes meet at MASTER_ADDR and MASTER_PORT (Slurm: on the step's first
-// host). A single process: thread ranks, as many as `--ranks N` or `--mesh a=2,b=2` in argv ask for (default 1).
-// `--backend local|mpi|nccl|socket` overrides; with `--backend nccl` a rank has a GPU of its own, a process under
-// mpirun, else a thread (by default one for each GPU). Returns the exit status: 0; 1 with a line on stderr when a rank
-// threw; 2 with a line when these flags make no sense, or the environment or the machine lacks what they ask for; 1
-// where what was printed could not be written (finish_output). Does not consume argv: other flags are the program's.
+// Under mpirun: MPI. Under torchrun or Slurm, or if DTENSOR_RANK and DTENSOR_WORLD_SIZE are set: NCCL if the program
+// links dtensor::cuda, else sockets. The processes connect at MASTER_ADDR and MASTER_PORT (Slurm: on the first host of
+// the step). A single process: thread ranks, as many as `--ranks N` or `--mesh a=2,b=2` in argv specify (default 1).
+// `--backend local|mpi|nccl|socket` overrides. With `--backend nccl` each rank has its own GPU; a rank is a process
+// under mpirun, else a thread (by default one for each GPU).
+// Returns the exit status: 0 on success; 1 with a line on stderr if a rank threw, or if the output could not be written
+// (finish_output); 2 with a line if these flags are invalid or not supported by the environment or the machine. Does
+// not consume argv: the program may have other flags.
 DTENSOR_API int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options = {});
 
-// Writes out what a program has printed. Returns `status`; 1, with a line on stderr, where it was 0 and standard output
-// could not be written (a full disk, a closed pipe).
+// Flushes standard output. Returns `status`, or 1 with a line on stderr if `status` is 0 and the output could not be
+// written (a full disk, a closed pipe).
 DTENSOR_API int finish_output(int status);
 
-// NCCL communicators, for programs that link dtensor::cuda. launch() finds them by itself where it needs them.
+// NCCL communicators, for programs that link dtensor::cuda. launch() uses them automatically.
 
-// A communicator of the same ranks as `cpu` (thread ranks or MPI processes) that moves tensors of CUDA device `device`
-// of each rank with NCCL, and small CPU tensors by way of it. `cpu` carries the ids of this and of its subgroups.
-// Collective.
+// A communicator of the same ranks as `cpu` (thread ranks or MPI processes). It moves tensors of CUDA device `device`
+// of each rank with NCCL, and stages small CPU tensors on that device. `cpu` exchanges the NCCL ids of this
+// communicator and its subgroups. Collective.
 DTENSOR_API Communicator nccl_communicator(const Communicator& cpu, int device, RunOptions options = {});
 
 }  // namespace dtensor

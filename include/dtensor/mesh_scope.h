@@ -1,4 +1,4 @@
-// While it lives, factory functions called on this thread make DTensors.
+// A scope in which factory functions on this thread create DTensors.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,8 @@
 
 namespace dtensor {
 
-// Every tensor that an ATen factory function makes on this thread is born as a DTensor on `mesh` with `placements`
-// (empty: Replicate; a Shard dimension that a tensor lacks counts as Replicate). Scopes nest; the innermost counts.
+// Every tensor that an ATen factory function creates on this thread is a DTensor on `mesh` with `placements` (empty:
+// Replicate; a Shard of a dimension that the tensor lacks becomes Replicate). Scopes nest; the innermost applies.
 class DTENSOR_API MeshScope {
  public:
   explicit MeshScope(DeviceMesh mesh, Placements placements = {});
