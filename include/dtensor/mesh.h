@@ -51,8 +51,8 @@ class DTENSOR_API DeviceMesh {
   bool is_member() const;  // whether this rank is in the mesh
   // This rank's coordinate, one index per dimension; nullopt if it is not in the mesh.
   std::optional<std::vector<std::int64_t>> coordinate() const;
-  std::int64_t local_rank(
-      const std::string& name) const;  // coordinate along one dimension; throws on ranks outside the mesh
+  // This rank's coordinate along one dimension; throws on ranks outside the mesh.
+  std::int64_t local_rank(const std::string& name) const;
 
   // The sub-mesh that contains this rank, along the named dimensions, in the given order.
   DeviceMesh operator[](const std::string& name) const;

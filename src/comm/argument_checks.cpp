@@ -1,5 +1,5 @@
-// What every backend may rely on: defined plain tensors of one dtype on one supported device, outputs that do not
-// overlap themselves, each other or an input, reductions that mean something for their dtype.
+// Checks the guarantees that backends rely on: defined regular tensors of one dtype on one supported device, outputs
+// without overlap (internal, with each other or with inputs), and reductions that the dtype supports.
 #include "comm/argument_checks.h"
 
 #include <ATen/ATen.h>
@@ -17,8 +17,8 @@ bool same_view(const at::Tensor& a, const at::Tensor& b) {
   return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-// The memory that a tensor has for certain: all of it where it has no gaps, else its first element, so that columns of
-// one matrix are told apart, and one view that comes twice is seen.
+// The memory that a tensor certainly occupies: its full range if it has no gaps, else its first element. So columns of
+// one matrix do not overlap, but the same view passed twice does.
 struct Extent {
   const char *begin, *end;
   const at::Tensor* tensor;
@@ -45,20 +45,21 @@ void add_extent(Extents& extents, const at::Tensor& tensor, bool output) {
 
 void check_input(const CommBackend& backend, const CollectiveCall& call, const at::Tensor& tensor,
                  at::ScalarType dtype) {
-  TORCH_CHECK(tensor.defined(), to_string(call.kind), ": an undefined tensor");
+  TORCH_CHECK(tensor.defined(), to_string(call.kind), ": expected a defined tensor, got an undefined one");
   TORCH_CHECK(tensor.layout() == at::kStrided && tensor.has_storage(), to_string(call.kind),
-              ": needs a plain strided tensor with storage; give a DTensor's to_local()");
-  TORCH_CHECK(tensor.scalar_type() == dtype, to_string(call.kind), ": tensors of different dtypes, ",
+              ": expected a regular strided tensor with storage; pass to_local() of a DTensor");
+  TORCH_CHECK(tensor.scalar_type() == dtype, to_string(call.kind), ": expected tensors of one dtype, got ",
               c10::toString(dtype), " and ", c10::toString(tensor.scalar_type()));
   TORCH_CHECK(backend.supports(tensor.device().type()), to_string(call.kind), ": the ", backend.name(),
-              " backend does not move tensors on ", tensor.device());
+              " backend does not support tensors on ", tensor.device());
 }
 
 void check_output(const CommBackend& backend, const CollectiveCall& call, const at::Tensor& tensor,
                   at::ScalarType dtype) {
   check_input(backend, call, tensor, dtype);
   TORCH_CHECK(tensor.is_contiguous() || at::has_internal_overlap(tensor) != at::MemOverlap::Yes, to_string(call.kind),
-              ": an output whose elements share memory, sizes ", tensor.sizes(), ", strides ", tensor.strides());
+              ": expected an output without internal overlap, got sizes ", tensor.sizes(), ", strides ",
+              tensor.strides());
 }
 
 void check_one_device(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
@@ -66,8 +67,8 @@ void check_one_device(const CollectiveCall& call, at::TensorList outputs, at::Te
   const auto device = (outputs.empty() ? inputs : outputs)[0].device();
   for (const auto list : {outputs, inputs}) {
     for (const auto& t : list) {
-      TORCH_CHECK(t.device().type() == device.type(), to_string(call.kind), ": tensors on ", device, " and on ",
-                  t.device(), " in one call");
+      TORCH_CHECK(t.device().type() == device.type(), to_string(call.kind),
+                  ": expected tensors on one device type, got ", device, " and ", t.device());
     }
   }
 }
@@ -90,7 +91,7 @@ void check_no_overlap(const CollectiveCall& call, at::TensorList outputs, at::Te
     if (!in_place) add_extent(extents, inputs[k], false);
   }
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  const Extent *output = nullptr, *input = nullptr;  // of those so far, which reach furthest
+  const Extent *output = nullptr, *input = nullptr;  // of the extents so far, those with the largest end
   for (const Extent& e : extents) {
     if (output != nullptr && e.begin < output->end) fail(call, *output, e);
     if (e.output && input != nullptr && e.begin < input->end) fail(call, *input, e);
@@ -100,36 +101,38 @@ void check_no_overlap(const CollectiveCall& call, at::TensorList outputs, at::Te
 }
 
 void check_list(const CommBackend& backend, const CollectiveCall& call, at::TensorList list, const char* what) {
-  TORCH_CHECK(static_cast<int>(list.size()) == backend.size(), to_string(call.kind), ": ", list.size(), ' ', what,
-              " for ", backend.size(), " ranks");
+  TORCH_CHECK(static_cast<int>(list.size()) == backend.size(), to_string(call.kind), ": expected ", backend.size(), ' ',
+              what, ", one per rank, got ", list.size());
 }
 
 void check_same_sizes(const CollectiveCall& call, const at::Tensor& mine_out, const at::Tensor& mine_in) {
-  TORCH_CHECK(mine_out.sizes() == mine_in.sizes(), to_string(call.kind), ": this rank's own part goes out with sizes ",
-              mine_in.sizes(), " and comes in with ", mine_out.sizes());
+  TORCH_CHECK(mine_out.sizes() == mine_in.sizes(), to_string(call.kind),
+              ": expected equal sizes for this rank's own input and output, got ", mine_in.sizes(), " and ",
+              mine_out.sizes());
 }
 
 void check_peer(const CommBackend& backend, const CollectiveCall& call) {
-  TORCH_CHECK(call.peer >= 0 && call.peer < backend.size(), to_string(call.kind), ": rank ", call.peer,
-              " of a communicator of ", backend.size());
+  TORCH_CHECK(call.peer >= 0 && call.peer < backend.size(), to_string(call.kind), ": expected a rank in [0, ",
+              backend.size(), "), got ", call.peer);
 }
 
 void check_message(const CommBackend& backend, const CollectiveCall& call) {
   check_peer(backend, call);
-  TORCH_CHECK(call.tag >= 0 && call.tag < kMessageTags, to_string(call.kind), ": tag ", call.tag, " is not in [0, ",
-              kMessageTags, ")");
+  TORCH_CHECK(call.tag >= 0 && call.tag < kMessageTags, to_string(call.kind), ": expected a tag in [0, ", kMessageTags,
+              "), got ", call.tag);
 }
 
 void check_reduction(const CollectiveCall& call) {
   const bool number = c10::isFloatingType(call.dtype) || c10::isComplexType(call.dtype);
   TORCH_CHECK((number && call.dtype != at::kComplexHalf) || c10::isIntegralType(call.dtype, /*includeBool=*/true),
-              to_string(call.kind), ": no ", reduce_op_name(call.op), " for ", c10::toString(call.dtype));
-  TORCH_CHECK(!c10::isFloat8Type(call.dtype), to_string(call.kind), ": no reduction of ", c10::toString(call.dtype),
-              "; cast first");
-  TORCH_CHECK(call.op != ReduceOp::avg || number, to_string(call.kind), ": no avg for ", c10::toString(call.dtype),
-              "; cast to a floating type first");
+              to_string(call.kind), ": reduction ", reduce_op_name(call.op), " does not support ",
+              c10::toString(call.dtype));
+  TORCH_CHECK(!c10::isFloat8Type(call.dtype), to_string(call.kind), ": reductions do not support ",
+              c10::toString(call.dtype), "; cast first");
+  TORCH_CHECK(call.op != ReduceOp::avg || number, to_string(call.kind), ": reduction avg does not support ",
+              c10::toString(call.dtype), "; cast to a floating type first");
   const bool order = call.op == ReduceOp::max || call.op == ReduceOp::min;
-  TORCH_CHECK(!order || !c10::isComplexType(call.dtype), to_string(call.kind), ": complex numbers have no ",
+  TORCH_CHECK(!order || !c10::isComplexType(call.dtype), to_string(call.kind), ": complex numbers do not support ",
               reduce_op_name(call.op));
 }
 

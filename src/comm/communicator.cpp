@@ -1,5 +1,4 @@
-// The front of every backend: checks arguments, numbers the calls, reports them as events. Nothing here knows how bytes
-// move.
+// Common front end of all backends: checks arguments, numbers calls and emits events. Backends move the bytes.
 #include "dtensor/comm.h"
 
 #include <ATen/ATen.h>
@@ -32,13 +31,13 @@ std::int64_t bytes_received(at::TensorList outputs, int me) {
   return bytes;
 }
 
-// As profilers show it: "dtensor::all_gather(tp, 4096 bytes)", of what this rank receives.
+// The name in profiles: "dtensor::all_gather(tp, 4096 bytes)", with the bytes that this rank receives.
 std::string profiled_name(const CollectiveCall& call, std::int64_t bytes) {
   const auto axis = call.label ? *call.label + ", " : std::string();
   return c10::str("dtensor::", to_string(call.kind), "(", axis, bytes, " bytes)");
 }
 
-// Runs the backend's part, timed if somebody listens, out of the sight of dispatch modes.
+// Runs the backend's call without dispatch modes, and emits an event if there is a listener.
 template <class Run>
 auto report(const CommBackend& backend, const CollectiveCall& call, std::int64_t bytes, Run&& run) {
   const DisableDispatchModesGuard hidden;
@@ -78,7 +77,7 @@ std::uint64_t CommBackend::next_sequence(CollectiveKind kind) {
   return message ? ++messages_ : ++collectives_;
 }
 
-// What a thread rank makes is its own, under whatever backend.
+// A communicator made on a thread rank shares that rank's record, whatever the backend.
 Communicator::Communicator(std::shared_ptr<CommBackend> backend) : backend_(std::move(backend)) {
   if (!backend_ || backend_->shared_record()) return;
   const auto* mine = RankRecord::current();
@@ -97,7 +96,7 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
   call.label = label_;
   call.caller = CallerScope::current();
   call.module = calling_module();
-  const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;  // each end is elsewhere
+  const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;  // the ends are not in step
   if (message || !history_) return call;
   call.operators = history_->operators();
   call.signature = history_->signature();
@@ -106,14 +105,15 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
   return call;
 }
 
-// A call whose arguments are refused is none: other ranks do not hear of it, so it must not move this one's numbers.
+// Called after the argument checks, so that a call that throws for its arguments does not advance the sequence number.
 void Communicator::number(CollectiveCall& call) const {
   call.sequence = backend().next_sequence(call.kind);
   backend().record().note(call.kind, call.sequence, recorded_label_);
 }
 
 CommBackend& Communicator::backend() const {
-  TORCH_CHECK(backend_ != nullptr, "no communicator: one that was made by default, or moved from, or is of no color");
+  TORCH_CHECK(backend_ != nullptr,
+              "expected a communicator, got an empty one (default-constructed, moved from, or split with color < 0)");
   return *backend_;
 }
 
@@ -201,12 +201,13 @@ namespace {
 
 using CheckTensor = decltype(&check_input);
 
-// `all` has the tensors of `one` for each member. What is gathered has its own dtype in tensor k, the same on every
-// member; what is reduced has the call's. Returns where this member's are.
+// `all` has the tensors of `one` for each member. Tensor k of a gather has its own dtype, equal on all members;
+// tensors of a reduction have the call's dtype. Returns the index of this member's first tensor in `all`.
 std::size_t check_lists(const CommBackend& backend, const CollectiveCall& call, at::TensorList all, at::TensorList one,
                         CheckTensor check_of_all, CheckTensor check_of_one, const char* what) {
-  TORCH_CHECK(all.size() == one.size() * static_cast<std::size_t>(backend.size()), to_string(call.kind), ": ",
-              all.size(), ' ', what, " for ", one.size(), " tensors of ", backend.size(), " ranks");
+  TORCH_CHECK(all.size() == one.size() * static_cast<std::size_t>(backend.size()), to_string(call.kind), ": expected ",
+              one.size() * static_cast<std::size_t>(backend.size()), ' ', what, " (", one.size(), " tensors of ",
+              backend.size(), " ranks), got ", all.size());
   const std::size_t mine = static_cast<std::size_t>(backend.rank()) * one.size();
   for (std::size_t k = 0; k < one.size(); ++k) {
     const auto dtype = call.kind == CollectiveKind::all_gather ? one[k].scalar_type() : call.dtype;
@@ -227,7 +228,7 @@ std::int64_t bytes_of_list(at::TensorList list) {
 }  // namespace
 
 Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs) const {
-  TORCH_CHECK(!inputs.empty(), "all_gather: an empty list");
+  TORCH_CHECK(!inputs.empty(), "all_gather: expected at least one tensor, got an empty list");
   if (!all_resolved(inputs)) return all_gather_list(outputs, resolved(inputs));
   if (!all_resolved(outputs)) {
     return with_resolved_outputs(*this, outputs, false, [&](auto out) { return all_gather_list(out, inputs); });
@@ -242,7 +243,7 @@ Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs
 }
 
 Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList inputs, ReduceOp op) const {
-  TORCH_CHECK(!outputs.empty(), "reduce_scatter: an empty list");
+  TORCH_CHECK(!outputs.empty(), "reduce_scatter: expected at least one tensor, got an empty list");
   if (!all_resolved(inputs)) return reduce_scatter_list(outputs, resolved(inputs), op);
   if (!all_resolved(outputs)) {
     return with_resolved_outputs(*this, outputs, false, [&](auto out) { return reduce_scatter_list(out, inputs, op); });
@@ -259,7 +260,7 @@ Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList in
 }
 
 Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
-  TORCH_CHECK(!tensors.empty(), "all_reduce: an empty list");
+  TORCH_CHECK(!tensors.empty(), "all_reduce: expected at least one tensor, got an empty list");
   if (!all_resolved(tensors))
     return with_resolved_outputs(*this, tensors, true, [&](auto t) { return all_reduce_list(t, op); });
   auto call = start_call(CollectiveKind::all_reduce, tensors[0]);
@@ -294,8 +295,7 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
   check_peer(backend(), call);
   check_tensors(backend(), call, tensor, {});
   number(call);
-  mark_outputs_written(
-      tensor);  // on the root too, where nothing is written: what is kept of the tensor is then old on every rank
+  mark_outputs_written(tensor);  // on the root too: values cached for the tensor must expire on every rank
   const auto bytes = rank() == root ? 0 : bytes_of(tensor);
   return report(backend(), call, bytes, [&] { return backend().broadcast(call, tensor); });
 }

@@ -1,4 +1,4 @@
-// How a collective and its members are named in every message, whatever the backend.
+// Texts that name a collective and its members, common to all backends.
 #include "comm/error_messages.h"
 
 #include <c10/util/Exception.h>
@@ -12,7 +12,7 @@
 namespace dtensor {
 namespace {
 
-// Long lists are cut: a message is one line.
+// Longer lists are cut, so that a message fits in one line.
 constexpr std::size_t kShownTensors = 8;
 
 void write_sizes(std::ostream& out, at::TensorList tensors) {
@@ -85,7 +85,7 @@ std::string current_exception_text() {
   } catch (const std::exception& e) {
     return e.what();
   } catch (...) {
-    return "an exception that is no std::exception";
+    return "an exception that does not derive from std::exception";
   }
 }
 

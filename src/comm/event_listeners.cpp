@@ -1,4 +1,4 @@
-// Listeners are scoped values; one test tells where nobody listens to anything.
+// Event listeners, stored as scoped values. One test detects that there is no listener.
 #include "comm/event_listeners.h"
 
 #include <mutex>
@@ -12,7 +12,7 @@ namespace {
 struct Listener {
   std::shared_ptr<const std::function<void(const Event&)>> on_event;
   std::uint8_t kinds;
-  // Autograd's threads tell of their part of a pass at the same time; a listener may run operators of its own.
+  // Autograd threads emit events concurrently; recursive, because a listener may run operators itself.
   std::shared_ptr<std::recursive_mutex> mutex = std::make_shared<std::recursive_mutex>();
 };
 
@@ -27,7 +27,7 @@ struct EventListener::State : ScopedValue<Listener> {
 EventListener::EventListener(std::function<void(const Event&)> listener, Kinds kinds) {
   std::uint8_t bits = 0;
   for (const auto kind : kinds) bits |= bit_of(kind);
-  const bool hears_operators = (bits & bit_of(Event::Kind::op)) != 0;
+  const bool observes_operators = (bits & bit_of(Event::Kind::op)) != 0;
   auto on_event = std::make_shared<const std::function<void(const Event&)>>(std::move(listener));
   state_ = std::make_unique<State>(Listener{std::move(on_event), bits}, Recompute::unchanged, hears_operators);
 }
@@ -68,7 +68,7 @@ void emit_event(Event event) {
   event.phase = place.phase;
   ScopedValue<Listener>::for_each([&](const Listener& listener) {
     if ((listener.kinds & bit_of(event.kind)) == 0) return;
-    const auto on_event = listener.on_event;  // which may close itself
+    const auto on_event = listener.on_event;  // a copy: the listener may destroy itself
     const auto mutex = listener.mutex;
     const std::lock_guard lock(*mutex);
     (*on_event)(event);

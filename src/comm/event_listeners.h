@@ -10,13 +10,13 @@ namespace detail {
 bool has_listeners(Event::Kind kind);
 }
 
-// Whether anybody listens to this kind: build an Event only then. Operators, of which there are many, have a test
+// Whether there is a listener for this kind; build an Event only then. Operators are frequent, so a cheap test comes
 // first.
 inline bool is_listening(Event::Kind kind) {
   return (kind != Event::Kind::op || any_observing_scope()) && detail::has_listeners(kind);
 }
 
-// Gives `event`, with module and phase of this thread, to every listener that wants its kind, innermost first.
+// Sets module and phase of `event` and passes it to each listener for its kind, innermost first.
 void emit_event(Event event);
 
 }  // namespace dtensor

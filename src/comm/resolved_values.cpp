@@ -1,4 +1,4 @@
-// Reads by way of a copy, writes by way of another that is copied back.
+// Unresolved inputs are read from a copy, and unresolved outputs are written to a temporary that is copied back.
 #include "comm/resolved_values.h"
 
 #include <ATen/ATen.h>
@@ -14,15 +14,15 @@
 namespace dtensor {
 namespace {
 
-// What no backend takes is left to the check of the arguments.
+// Tensors that no backend supports pass, since the argument checks reject them.
 bool is_resolved(const at::Tensor& t) {
   return !t.defined() || !t.has_storage() || !(t.is_conj() || t.is_neg() || t._is_zerotensor());
 }
 
 at::Tensor temporary_output(const Communicator& comm, const at::Tensor& output, bool read) {
   TORCH_CHECK(at::has_internal_overlap(output) != at::MemOverlap::Yes && !output._is_zerotensor(),
-              "a collective's output whose elements share memory or have none, sizes ", output.sizes(), ", strides ",
-              output.strides());
+              "a collective: expected an output with memory and without internal overlap, got sizes ", output.sizes(),
+              ", strides ", output.strides());
   const at::Tensor memory = comm.empty(output.sizes(), output.options());
   if (read) copy_on_device(memory, output);
   return memory;

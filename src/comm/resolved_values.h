@@ -1,5 +1,5 @@
-// Tensors whose bits in memory are not their values (conjugated and negated views, zeros without memory), which no
-// backend knows of.
+// Tensors whose memory does not contain their values (conjugate and negative views, zero tensors), which backends do
+// not support.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -10,20 +10,20 @@
 
 namespace dtensor {
 
-// Whether the bits in memory are the values.
+// Whether the memory contains the values.
 bool all_resolved(at::TensorList list);
 
-// The same values to read.
+// A tensor with the same values that is resolved.
 at::Tensor resolved(const at::Tensor& t);
 std::vector<at::Tensor> resolved(at::TensorList list);
 
-// Calls `call` with plain tensors in place of those of `outputs` that are not, and puts what it has written there into
-// them when it is over. `read`: what they hold before counts.
+// Calls `call` with resolved temporaries in place of unresolved `outputs`, and copies their values back when it
+// completes. `read`: the call also reads the outputs.
 Work with_resolved_outputs(const Communicator& comm, at::TensorList outputs, bool read,
                            c10::function_ref<Work(at::TensorList)> call);
 
-// Autograd counts in-place changes by version; what is written behind its back is counted here. Memory that lazy clones
-// share until one is written becomes the tensor's own, before peers write there on threads of theirs.
+// Advances the version counters for writes that autograd does not see. Also materializes lazy clones, before peers
+// write to the memory on their own threads.
 void mark_outputs_written(at::TensorList outputs);
 
 }  // namespace dtensor

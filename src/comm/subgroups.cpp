@@ -1,4 +1,4 @@
-// Communicators of some of the members of another.
+// Communicators of subsets of the members.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -30,8 +30,8 @@ Communicator Communicator::subgroup(at::IntArrayRef members, std::string label) 
   std::sort(sorted.begin(), sorted.end());
   TORCH_CHECK(!members.empty() && sorted.front() >= 0 && sorted.back() < size() &&
                   std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end(),
-              "subgroup: the members ", members, " are not distinct ranks of a communicator of ", size());
-  TORCH_CHECK(std::binary_search(sorted.begin(), sorted.end(), rank()), "subgroup: rank ", rank(),
+              "subgroup: expected distinct ranks in [0, ", size(), "), got ", members);
+  TORCH_CHECK(std::binary_search(sorted.begin(), sorted.end(), rank()), "subgroup: the calling rank ", rank(),
               " is not among the members ", members);
   auto made = backend().subgroup(members, label);
   made->set_record(backend().shared_record());

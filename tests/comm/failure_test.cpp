@@ -256,23 +256,24 @@ TEST(Misuse, IsRefusedBeforeAnythingMoves) {
     const auto out = outcome(2, call);
     EXPECT_TRUE(has(out.of_run, {part}));
   };
-  refused("1 outputs for 2 ranks", [](Communicator w) { w.all_gather(at::ones({2}), at::ones({2})); });
-  refused("of different dtypes, Float and Double", [](Communicator w) {
+  refused("expected 2 outputs, one per rank, got 1",
+          [](Communicator w) { w.all_gather(at::ones({2}), at::ones({2})); });
+  refused("of one dtype, got Float and Double", [](Communicator w) {
     w.all_gather({at::ones({2}), at::ones({2}, at::kDouble)}, at::ones({2}));
   });
-  refused("rank 2 of a communicator of 2", [](Communicator w) { w.broadcast(at::ones({2}), 2); });
-  refused("an undefined tensor", [](Communicator w) { w.all_reduce(at::Tensor(), ReduceOp::sum); });
-  refused("no avg for Int", [](Communicator w) { w.all_reduce(at::ones({2}, at::kInt), ReduceOp::avg); });
-  refused("complex numbers have no max",
+  refused("expected a rank in [0, 2), got 2", [](Communicator w) { w.broadcast(at::ones({2}), 2); });
+  refused("expected a defined tensor", [](Communicator w) { w.all_reduce(at::Tensor(), ReduceOp::sum); });
+  refused("avg does not support Int", [](Communicator w) { w.all_reduce(at::ones({2}, at::kInt), ReduceOp::avg); });
+  refused("complex numbers do not support max",
           [](Communicator w) { w.all_reduce(at::ones({2}, at::kComplexFloat), ReduceOp::max); });
-  refused("elements share memory", [](Communicator w) { w.all_reduce(at::ones({1}).expand({3}), ReduceOp::sum); });
+  refused("without internal overlap", [](Communicator w) { w.all_reduce(at::ones({1}).expand({3}), ReduceOp::sum); });
   refused("overlaps an input", [](Communicator w) {
     const at::Tensor x = at::ones({3});
     w.all_to_all({x.narrow(0, 0, 2), at::ones({2})}, {x.narrow(0, 1, 2), at::ones({2})});
   });
   refused("distinct ranks", [](Communicator w) { w.subgroup({0, 0}); });
   refused("not among the members", [](Communicator w) { w.subgroup({1 - w.rank()}); });
-  refused("does not move tensors on meta",
+  refused("does not support tensors on meta",
           [](Communicator w) { w.all_reduce(at::ones({2}, at::kMeta), ReduceOp::sum); });
 }
 

@@ -31,9 +31,10 @@ TEST(RefusedCalls, AreNone) {
   run_local(2, [](Communicator world) {
     for (int i = 0; i < 3; ++i) gather_something(world);
     if (world.rank() == 0) {
-      expect_rejected("1 outputs for 2 ranks", [&] { world.all_gather({at::zeros({2})}, at::ones({2})); });
-      expect_rejected("no avg for Int", [&] { world.all_reduce(at::ones({2}, at::kInt), ReduceOp::avg); });
-      expect_rejected("rank 7 of a communicator", [&] { world.broadcast(at::ones({2}), 7); });
+      expect_rejected("expected 2 outputs, one per rank, got 1",
+                      [&] { world.all_gather({at::zeros({2})}, at::ones({2})); });
+      expect_rejected("avg does not support Int", [&] { world.all_reduce(at::ones({2}, at::kInt), ReduceOp::avg); });
+      expect_rejected("expected a rank in [0, ", [&] { world.broadcast(at::ones({2}), 7); });
     }
     const at::Tensor sum = at::ones({4});
     world.all_reduce(sum, ReduceOp::sum).wait();
@@ -63,7 +64,7 @@ TEST(RefusedCalls, TagsBeyondTheirBound) {
     const int other = 1 - world.rank();
     const at::Tensor x = at::ones({2}), y = at::zeros({2});
     for (const int tag : {-1, kMessageTags}) {
-      const std::string text = "tag " + std::to_string(tag) + " is not in [0, 1024)";
+      const std::string text = "expected a tag in [0, 1024), got " + std::to_string(tag);
       expect_rejected("send: " + text, [&] { world.send(x, other, tag); });
       expect_rejected("recv: " + text, [&] { world.recv(y, other, tag); });
     }
@@ -124,10 +125,10 @@ TEST(RefusedCalls, ReducedListsOfSeveralTypes) {
     const auto scatter = [&](const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
       world.reduce_scatter_list(outputs, inputs, ReduceOp::sum).wait();
     };
-    expect_rejected("of different dtypes, Float and Double", [&] { scatter(list({f, d}), list({f, d, f, d})); });
-    expect_rejected("of different dtypes, Double and Float", [&] { scatter(list({d, f}), list({d, f, d, f})); });
-    expect_rejected("of different dtypes, Float and Int", [&] { scatter(list({f, f}), list({f, f, f, i})); });
-    expect_rejected("of different dtypes, Float and Double", [&] {
+    expect_rejected("of one dtype, got Float and Double", [&] { scatter(list({f, d}), list({f, d, f, d})); });
+    expect_rejected("of one dtype, got Double and Float", [&] { scatter(list({d, f}), list({d, f, d, f})); });
+    expect_rejected("of one dtype, got Float and Int", [&] { scatter(list({f, f}), list({f, f, f, i})); });
+    expect_rejected("of one dtype, got Float and Double", [&] {
       world.all_reduce_list(list({f, d}), ReduceOp::sum).wait();
     });
     const auto sums = list({d, d});
@@ -215,10 +216,11 @@ TEST(RefusedCalls, WhereThereIsNoCommunicator) {
   run_local(2, [](Communicator world) {
     const Communicator none = world.split(-1, 0);
     EXPECT_FALSE(none);
-    expect_rejected("no communicator", [&] { (void)none.rank(); });
-    expect_rejected("no communicator", [&] { none.barrier(); });
-    expect_rejected("no communicator", [&] { none.all_reduce(at::ones({2}), ReduceOp::sum); });
-    expect_rejected("no communicator", [&] { none.abort("of no use"); });
+    expect_rejected("expected a communicator, got an empty one", [&] { (void)none.rank(); });
+    expect_rejected("expected a communicator, got an empty one", [&] { none.barrier(); });
+    expect_rejected("expected a communicator, got an empty one",
+                    [&] { none.all_reduce(at::ones({2}), ReduceOp::sum); });
+    expect_rejected("expected a communicator, got an empty one", [&] { none.abort("of no use"); });
     EXPECT_EQ(none.label(), "");
   });
 }

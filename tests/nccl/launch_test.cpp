@@ -68,7 +68,7 @@ TEST(NcclLaunch, RefusesMoreRanksThanGpus) {
   const auto out = launched({"--ranks", "4"});
   EXPECT_EQ(out.status, 2);
   EXPECT_EQ(out.ranks, 0);
-  EXPECT_EQ(out.error, "nccl: a rank needs a GPU of its own: 4 ranks, and this machine has 3\n");
+  EXPECT_EQ(out.error, "nccl: expected one GPU per rank, got 4 ranks and 3 GPUs\n");
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ class Run(unittest.TestCase):
             dtensor.run(2, hangs, timeout=0.2)
 
     def test_bad_arguments(self):
-        with self.assertRaisesRegex(RuntimeError, "0 ranks"):
+        with self.assertRaisesRegex(RuntimeError, "expected at least 1 rank, got 0"):
             dtensor.run(0, print)
         with self.assertRaisesRegex(TypeError, "callable"):
             dtensor.run(2, 3)

@@ -1,4 +1,4 @@
-// Packs, exchanges, unpacks.
+// BucketedAllToAll: packs pieces, exchanges them in one all_to_all per bucket, and unpacks them.
 #include "internal/bucketed_all_to_all.h"
 
 #include <ATen/ATen.h>
@@ -12,7 +12,7 @@
 namespace dtensor {
 namespace {
 
-// Pieces of larger elements first, so that each begins at a multiple of its element's size.
+// Sorts pieces by descending element size, so that each begins at a multiple of its element size.
 void sort_for_bytes(std::vector<at::Tensor>& pieces) {
   std::stable_sort(pieces.begin(), pieces.end(),
                    [](const at::Tensor& a, const at::Tensor& b) { return a.element_size() > b.element_size(); });
@@ -22,20 +22,20 @@ at::Tensor flat(const at::Tensor& piece, at::ScalarType dtype) {
   return piece.scalar_type() == dtype ? piece.reshape({-1}) : resolved(piece).contiguous().view({-1}).view(dtype);
 }
 
-// Counted as a write, and no part of a graph: as what communicators write.
+// Counts as a write and is not recorded by autograd, like writes of communicators.
 void put(const at::Tensor& target, const at::Tensor& values) {
   target.copy_(values);
   mark_outputs_written(target);
 }
 
-// A single piece goes as it is.
+// A single piece of the bucket's dtype is sent without packing.
 bool is_sent_separately(const std::vector<at::Tensor>& pieces, at::ScalarType dtype) {
   return pieces.size() == 1 && pieces[0].scalar_type() == dtype;
 }
 
 const void* storage_of(const at::Tensor& t) { return t.has_storage() ? t.storage().unsafeGetStorageImpl() : nullptr; }
 
-// What lies in memory that is `written` (sorted storages, of the targets of all buckets) is copied: every piece is read
+// Clones pieces whose storage is in `written` (the sorted target storages of all buckets), so that every piece is read
 // before any target is filled.
 void read_before_writing(std::vector<std::vector<at::Tensor>>& out, const std::vector<const void*>& written) {
   for (auto& pieces : out) {
@@ -45,18 +45,19 @@ void read_before_writing(std::vector<std::vector<at::Tensor>>& out, const std::v
   }
 }
 
-// Own pieces, and whether there are others than the bucket was opened for.
+// Checks the pieces from this rank to itself, and that a bucket without `remote` has no others.
 void check(const std::vector<std::vector<at::Tensor>>& out, const std::vector<std::vector<at::Tensor>>& in,
            std::size_t self, bool remote) {
-  TORCH_CHECK(out[self].size() == in[self].size(), "a rank sends itself ", out[self].size(), " pieces and receives ",
-              in[self].size());
+  TORCH_CHECK(out[self].size() == in[self].size(), "BucketedAllToAll: this rank sends itself ", out[self].size(),
+              " pieces but receives ", in[self].size());
   for (std::size_t k = 0; k < in[self].size(); ++k) {
-    TORCH_CHECK(out[self][k].numel() == in[self][k].numel(), "a rank sends itself a piece of ", out[self][k].sizes(),
-                " and receives it as ", in[self][k].sizes());
+    TORCH_CHECK(out[self][k].numel() == in[self][k].numel(), "BucketedAllToAll: this rank sends itself a piece of ",
+                out[self][k].sizes(), " but receives it as ", in[self][k].sizes());
   }
   for (std::size_t peer = 0; peer < out.size() && !remote; ++peer) {
-    TORCH_CHECK(peer == self || (out[peer].empty() && in[peer].empty()), "BucketedAllToAll: a piece for or from rank ",
-                peer, " in a bucket that was opened as one in which no member sends to another");
+    TORCH_CHECK(peer == self || (out[peer].empty() && in[peer].empty()),
+                "BucketedAllToAll: got a piece for or from rank ", peer,
+                " in a bucket that was opened with remote = false");
   }
 }
 
@@ -103,10 +104,10 @@ std::size_t BucketedAllToAll::bucket(const Communicator& members, at::ScalarType
 }
 
 BucketedAllToAll::Bucket& BucketedAllToAll::opened(std::size_t bucket, int peer) {
-  TORCH_CHECK(bucket < buckets_.size(), "BucketedAllToAll: no bucket ", bucket, " of the ", buckets_.size(),
-              " that were opened since the last run");
+  TORCH_CHECK(bucket < buckets_.size(), "BucketedAllToAll: expected a bucket in [0, ", buckets_.size(), "), got ",
+              bucket, "; open buckets again after each run");
   const int members = buckets_[bucket].members.size();
-  TORCH_CHECK(peer >= 0 && peer < members, "BucketedAllToAll: rank ", peer, " of a communicator of ", members);
+  TORCH_CHECK(peer >= 0 && peer < members, "BucketedAllToAll: expected a rank in [0, ", members, "), got ", peer);
   return buckets_[bucket];
 }
 

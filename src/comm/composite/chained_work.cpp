@@ -1,4 +1,4 @@
-// A Work around a Work.
+// A Work that runs a continuation after another Work.
 #include "comm/composite/chained_work.h"
 
 #include <exception>
@@ -17,7 +17,7 @@ class ContinuationWork final : public Work::Impl {
     try {
       finish();
     } catch (...) {
-      const bool unwinding = std::uncaught_exceptions() > 0;  // because of an error that somebody is told of
+      const bool unwinding = std::uncaught_exceptions() > 0;  // the current error reaches the caller
       if (!reported_ && !unwinding) record_->mark_unreported_failure();
     }
   }
@@ -29,7 +29,7 @@ class ContinuationWork final : public Work::Impl {
       throw;
     }
   }
-  // Who polls never waits, so what follows runs here.
+  // A polling caller never waits, so the continuation runs here.
   bool done() override {
     if (!work_.done()) return false;
     try {
@@ -52,7 +52,7 @@ class ContinuationWork final : public Work::Impl {
   Work work_;
   std::function<void()> continuation_;
   std::shared_ptr<RankRecord> record_;
-  std::exception_ptr failure_;  // met by who polled, for who waits
+  std::exception_ptr failure_;  // caught in done(), rethrown by wait()
   bool reported_ = false;       // wait() has thrown
 };
 

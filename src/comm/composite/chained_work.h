@@ -1,4 +1,4 @@
-// A collective after which something is left to do on this rank.
+// A collective with a continuation on this rank.
 #pragma once
 
 #include <functional>
@@ -10,9 +10,9 @@ namespace dtensor {
 
 class RankRecord;
 
-// Over when `work` is and `then` has run: at once where it is over already, else as soon as somebody waits for it,
-// finds it done, or drops it. Where `work` fails, `then` does not run; a failure that nobody was told of is noted in
-// `record`, of the rank that waits.
+// Completes when `work` is complete and `then` has run. `then` runs at once if `work` is already complete, else at the
+// next wait(), at a done() that finds `work` complete, or in the destructor. If `work` fails, `then` does not run. A
+// failure that no wait() reported is noted in `record`, the record of the waiting rank.
 Work with_continuation(Work work, std::function<void()> then, std::shared_ptr<RankRecord> record);
 
 }  // namespace dtensor

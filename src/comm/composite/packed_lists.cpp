@@ -1,5 +1,5 @@
-// Lists of tensors in one collective, for backends that move one tensor a member: packed into one, and unpacked when
-// the collective is over.
+// Collectives on lists of tensors, for backends that move one tensor per member: the lists are packed into one tensor
+// and unpacked after the collective.
 #include "comm/composite/chained_work.h"
 #include "comm/memory/packed.h"
 #include "dtensor/comm_backend.h"
@@ -8,7 +8,7 @@
 namespace dtensor {
 namespace {
 
-// What has to be copied once the collective is over.
+// A copy to make after the collective.
 struct Unpacking {
   std::vector<at::Tensor> to;
   Packed from;

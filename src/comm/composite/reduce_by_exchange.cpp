@@ -13,7 +13,7 @@ CollectiveCall as(CollectiveCall call, CollectiveKind kind) {
   return call;
 }
 
-// What each rank has for this one, reduced.
+// Exchanges the parts and reduces those for this rank.
 at::Tensor reduced_part(CommBackend& backend, const CollectiveCall& call, at::TensorList parts, c10::Device device) {
   const at::Tensor& own = parts[static_cast<std::size_t>(backend.rank())];
   std::vector<at::Tensor> of_all;

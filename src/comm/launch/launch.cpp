@@ -1,4 +1,4 @@
-// Chooses how to run a program's ranks and turns what they throw into a line and an exit status.
+// Selects the backend for a program's ranks, and converts exceptions into a message and an exit status.
 #include "dtensor/launch.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ int launch_threads(int ranks, const std::function<void(Communicator)>& fn, RunOp
     result = local::run_ranks(ranks, fn, options);
     if (!result.error) return 0;
     std::rethrow_exception(result.error);
-  } catch (...) {  // of a rank, or of starting them
+  } catch (...) {  // from a rank, or from starting the ranks
     print_failure(std::max(result.rank, 0), current_exception_text(), current_exception_trace());
   }
   return 1;
@@ -39,7 +39,7 @@ void check_size(const LaunchFlags& flags, const LauncherEnvironment& e) {
   if (flags.mesh > e.size) throw LaunchError(started_as(e) + "--mesh needs " + std::to_string(flags.mesh) + " ranks");
 }
 
-// The backend of one process among several; null: thread ranks of this one.
+// Selects the backend of one process among several; null: thread ranks of this process.
 ProcessMain choose(const LaunchFlags& flags, const LauncherEnvironment& e) {
   const bool several = e.size > 1;
   if (flags.backend == "local" || (flags.backend.empty() && !several)) {
@@ -68,7 +68,7 @@ void print_failure(int rank, const std::string& text, const std::string& trace) 
   line += '\n';
   std::istringstream frames(trace);
   for (std::string frame; std::getline(frames, frame);) line += frame.empty() ? "" : head + "  " + frame + "\n";
-  std::fputs(line.c_str(), stderr);  // one call: lines of several processes do not mix
+  std::fputs(line.c_str(), stderr);  // one call, so that lines of several processes do not mix
   std::fflush(stderr);
 }
 

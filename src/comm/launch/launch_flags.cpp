@@ -1,5 +1,5 @@
-// Reads `--ranks N`, `--mesh a=2,b=2` and `--backend NAME` (also with `=`), and the variables that launchers set. A
-// program may have flags of the same names: a `--mesh` that is a file and a `--backend` of another library are its own.
+// Parses `--ranks N`, `--mesh a=2,b=2` and `--backend NAME` (also with `=`), and the variables that launchers set. A
+// program may define flags with these names: a `--mesh` file name and unknown `--backend` values are ignored here.
 #include "comm/launch/launch_flags.h"
 
 #include <algorithm>
@@ -10,16 +10,16 @@
 namespace dtensor {
 namespace {
 
-constexpr int kMaxRanks = 4096;  // of one process
+constexpr int kMaxRanks = 4096;  // per process
 
 std::int64_t positive(std::string_view text, std::string_view flag) {
   const auto value = number(text);
   if (value && *value >= 1 && *value <= kMaxRanks) return *value;
-  throw LaunchError(std::string(flag) + ": \"" + std::string(text) + "\" is not a number from 1 to " +
-                    std::to_string(kMaxRanks));
+  throw LaunchError(std::string(flag) + ": expected a number in [1, " + std::to_string(kMaxRanks) + "], got \"" +
+                    std::string(text) + "\"");
 }
 
-// What stands between the commas: `name=number`, or a number.
+// Splits at commas; each axis is `name=number` or a number.
 std::vector<std::string_view> axes_of(std::string_view text) {
   std::vector<std::string_view> axes;
   for (std::size_t begin = 0; begin <= text.size();) {
@@ -32,7 +32,7 @@ std::vector<std::string_view> axes_of(std::string_view text) {
 
 std::string_view size_of(std::string_view axis) { return axis.substr(axis.find('=') + 1); }
 
-// Whether this is meant as the sizes of a mesh: a number or `name=number` somewhere, or a name without its number.
+// Whether the text is a mesh shape: some axis is a number, `name=number`, or a name without its number.
 bool is_mesh(std::string_view text) {
   const auto axes = axes_of(text);
   return std::any_of(axes.begin(), axes.end(), [](std::string_view axis) {
@@ -45,12 +45,12 @@ std::int64_t mesh_size(std::string_view text) {
   std::int64_t product = 1;
   for (const auto axis : axes_of(text)) {
     product *= positive(size_of(axis), "--mesh " + std::string(text));
-    if (product > kMaxRanks) throw LaunchError("--mesh " + std::string(text) + ": more than 4096 ranks");
+    if (product > kMaxRanks) throw LaunchError("--mesh " + std::string(text) + ": expected at most 4096 ranks");
   }
   return product;
 }
 
-// The value of `flag` at argv[i] or after it (empty where nothing follows); moves i on.
+// The value of `flag` at argv[i] or in the next argument (empty if there is none); advances i.
 std::optional<std::string_view> value_of(std::string_view flag, int argc, const char* const* argv, int& i) {
   const std::string_view arg = argv[i];
   if (arg.size() > flag.size() && arg.substr(0, flag.size()) == flag && arg[flag.size()] == '=') {
@@ -61,20 +61,22 @@ std::optional<std::string_view> value_of(std::string_view flag, int argc, const 
   return argv[++i];
 }
 
-// Half of a pair of variables, or numbers that do not go together, would start every process as the only one.
+// Throws if only one variable is set or the numbers are inconsistent: otherwise every process would run as a single
+// one.
 std::optional<LauncherEnvironment> from(const char* launcher, const char* rank, const char* size, bool mpi) {
   const auto rank_text = environment_variable(rank), size_text = environment_variable(size);
   if (rank_text.empty() && size_text.empty()) return std::nullopt;
   const auto r = number(rank_text), s = number(size_text);
   if (r && s && *r >= 0 && *r < *s) return LauncherEnvironment{launcher, *r, *s, mpi};
-  const auto said = [](const char* name, std::string_view text) {
+  const auto setting = [](const char* name, std::string_view text) {
     return std::string(name) + (text.empty() ? " is not set" : "=" + std::string(text));
   };
-  throw LaunchError(said(rank, rank_text) + ", " + said(size, size_text) + ": not a rank of so many processes, as " +
-                    launcher + " sets them; set both or neither");
+  throw LaunchError(setting(rank, rank_text) + ", " + setting(size, size_text) +
+                    ": expected a rank below the number of processes, as " + launcher +
+                    " sets them; set both or neither");
 }
 
-// An allocation sets some of them for programs that are not its steps.
+// Slurm sets some of these variables in an allocation too, outside of job steps.
 std::optional<LauncherEnvironment> from_slurm() {
   const char* step = environment_variable("SLURM_STEP_NUM_TASKS").empty() ? "SLURM_NTASKS" : "SLURM_STEP_NUM_TASKS";
   if (environment_variable("SLURM_PROCID").empty() || environment_variable(step).empty()) return std::nullopt;
@@ -114,8 +116,8 @@ LaunchFlags parse_launch_flags(int argc, const char* const* argv) {
   return flags;
 }
 
-// What the user sets by hand first; then mpirun: it may run inside a Slurm allocation. A Slurm step, not the
-// allocation: a batch script's own process is one of one.
+// Explicit variables come first, then mpirun, because it may run inside a Slurm allocation. Only Slurm steps count,
+// not allocations: the process of a batch script is a single process.
 LauncherEnvironment launcher_environment() {
   if (auto e = from("DTENSOR_RANK", "DTENSOR_RANK", "DTENSOR_WORLD_SIZE", false)) return *e;
   if (auto e = from("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true)) return *e;

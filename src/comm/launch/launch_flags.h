@@ -11,24 +11,24 @@
 
 namespace dtensor {
 
-// A start that makes no sense: one line, exit status 2.
+// The launch options are invalid: printed in one line, exit status 2.
 class LaunchError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A variable of the environment; empty where it is not set.
+// The value of an environment variable; empty if it is not set.
 std::string environment_variable(const char* name);
-// All of `text` as a number, if it is one.
+// The number that `text` consists of, if it is one.
 std::optional<int> number(std::string_view text);
 
 struct LaunchFlags {
   int ranks = 0;          // --ranks; 0: not given
   std::int64_t mesh = 0;  // product of --mesh; 0: not given
-  std::string backend;    // --backend; empty: choose
+  std::string backend;    // --backend; empty: automatic
 };
 
 LaunchFlags parse_launch_flags(int argc, const char* const* argv);
-// Throws LaunchError where the variables of a launcher do not go together.
+// Throws LaunchError if the variables of a launcher are inconsistent.
 LauncherEnvironment launcher_environment();
 
 }  // namespace dtensor

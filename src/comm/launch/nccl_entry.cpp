@@ -1,4 +1,4 @@
-// Where the CUDA library leaves its entry point, so that this library needs nothing of CUDA.
+// The CUDA library registers its entry point here, so that this library does not depend on CUDA.
 #include <atomic>
 
 #include "comm/launch/launchers.h"

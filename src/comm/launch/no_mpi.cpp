@@ -1,4 +1,4 @@
-// Stands in for src/comm/mpi where MPI was not built.
+// Replaces src/comm/mpi in builds without MPI.
 #include "comm/launch/launchers.h"
 
 namespace dtensor {

@@ -1,5 +1,5 @@
-// Collectives of thread ranks: each is one pass over memory between the members' own tensors, with nothing in between.
-// Tensors in the memory of GPUs go by ATen's kernels (device_memory.h).
+// Collectives of thread ranks: each is one pass over memory, directly between the members' tensors. GPU tensors use
+// ATen's kernels (device_memory.h).
 #include "comm/local/backend.h"
 
 #include <algorithm>
@@ -118,7 +118,7 @@ class LocalBackend final : public CommBackend {
     group_->run_collective(rank(), mine, move_and_settle);
   }
 
-  // What every member published as its inputs[at].
+  // Reduces what every member published as inputs[at].
   void reduce_from_all(const CollectiveCall& call, const at::Tensor& output, std::size_t at) {
     if (on_device(output)) {
       std::vector<at::Tensor> sources;
@@ -132,8 +132,8 @@ class LocalBackend final : public CommBackend {
     reduce_views(target, sources, 0, output.numel(), call.dtype, call.op);
   }
 
-  // Each rank reduces its share of the elements, of all tensors one after the other, and writes the result into
-  // everybody's.
+  // Each rank reduces its slice of the elements, over all tensors in order, and writes the result into the outputs of
+  // all ranks.
   Work reduce_everywhere(const PublishedCall& mine) {
     if (on_device(mine.outputs)) return reduce_apart(mine);
     exchange(mine, [&] {
@@ -151,7 +151,7 @@ class LocalBackend final : public CommBackend {
     return {};
   }
 
-  // Each rank reduces all elements for itself, and writes its own tensors once nobody reads them any more.
+  // Each rank reduces all elements, and writes its own tensors after all ranks have finished reading them.
   Work reduce_apart(const PublishedCall& mine) {
     std::vector<at::Tensor> results(mine.outputs.size());
     exchange(mine, [&] {
@@ -167,7 +167,7 @@ class LocalBackend final : public CommBackend {
 
   static at::TensorList read_by_reduction(const PublishedCall& p) { return p.inputs.empty() ? p.outputs : p.inputs; }
 
-  // Elements [begin, end) of tensor k.
+  // Reduces elements [begin, end) of tensor k.
   void reduce_everywhere(const CollectiveCall& call, std::size_t k, std::int64_t begin, std::int64_t end) {
     const DimOrder order = memory_order(peer(call, 0).outputs[k]);  // the same on all ranks
     c10::SmallVector<FlatView, 8> targets, sources;
@@ -183,7 +183,7 @@ class LocalBackend final : public CommBackend {
 
   const PublishedCall& peer(const CollectiveCall& call, int i) const { return group_->published(i, call.sequence); }
 
-  // Starting with this rank, so that not all read the same peer at once.
+  // Starts with this rank, so that not all ranks read the same peer at once.
   template <class Visit>
   void for_members(Visit&& visit) const {
     for (int k = 0; k < size(); ++k) visit((rank() + k) % size());

@@ -1,4 +1,4 @@
-// The thread ranks' CommBackend.
+// The CommBackend of thread ranks.
 #pragma once
 
 #include <memory>

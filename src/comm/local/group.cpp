@@ -1,6 +1,6 @@
-// The rendezvous of thread ranks. Everybody publishes, everybody looks: the comparison of calls costs a few loads, so
-// it is always on. A member is `inside` from before it arrives until it has stopped touching its peers' tensors; nobody
-// unwinds past memory that a peer inside may be reading.
+// The rendezvous of thread ranks. Each member publishes its call and reads those of the others. Comparing calls costs
+// a few loads, so it is always on. `in_collective` is set from before a member arrives until it no longer accesses its
+// peers' tensors. A member that throws waits until no peer can still read its tensors.
 #include "comm/local/group.h"
 
 #include <thread>
@@ -64,7 +64,7 @@ bool same_sizes(at::TensorList a, at::TensorList b) {
 }  // namespace
 
 namespace {
-// Memory of the host is read as such; a device's is not.
+// Host memory is accessed directly, device memory is not.
 bool same_device_types(const PublishedCall& a, const PublishedCall& b) {
   const auto device = [](const PublishedCall& p) {
     const auto list = p.outputs.empty() ? p.inputs : p.outputs;
@@ -74,8 +74,8 @@ bool same_device_types(const PublishedCall& a, const PublishedCall& b) {
 }
 }  // namespace
 
-// Members that have counted differently published in slots of either parity, beside what is left of calls that are
-// over.
+// The latest call in the two slots. Members with different sequence numbers publish in different slots, which may
+// still contain older calls.
 const PublishedCall& Group::latest(int i) const {
   const auto& [even, odd] = members_[i].slots;
   return even.call.sequence > odd.call.sequence ? even : odd;
@@ -98,7 +98,7 @@ std::string Group::describe_mismatch() const {
   return out + world_->recent(ranks_);
 }
 
-// The sizes that each kind pairs up; each member looks at what it is going to read.
+// Compares the sizes that each kind pairs up; each member checks what it is going to read.
 void Group::compare(int me, const PublishedCall& mine) {
   const std::uint64_t sequence = mine.call.sequence;
   bool good = true;
@@ -134,7 +134,7 @@ void Group::withdraw_call(int me, const PublishedCall& mine) {
                current_exception_text());
   members_[me].in_collective.store(false);
   waits_.wake();
-  const GilRelease others_may_run;  // some need it to get out
+  const GilRelease others_may_run;  // others may need it to leave
   for (const auto& member : members_) {
     while (member.in_collective.load()) std::this_thread::yield();
   }
@@ -142,8 +142,8 @@ void Group::withdraw_call(int me, const PublishedCall& mine) {
 
 void Group::run_collective(int me, const PublishedCall& mine, c10::function_ref<void()> move, bool again) {
   Member& member = members_[me];
-  // Before the look at the failure: a member that leaves because of it waits for all who are inside, so none may go in
-  // unseen after it has found nobody.
+  // Set before the failure is tested: a member that leaves because of a failure waits for all members that are inside,
+  // so no member may enter unseen.
   member.in_collective.store(true);
   try {
     if (world_->failed()) world_->throw_failure();

@@ -1,4 +1,4 @@
-// What the members of one thread communicator share.
+// The shared state of the members of one thread communicator.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ namespace dtensor::local {
 
 class Mailbox;
 
-// A member's call, published for the others: they copy straight out of (and, in all_reduce, into) its tensors.
+// A member's call, published for the others: they read its tensors directly and, in all_reduce, write to them.
 struct PublishedCall {
   CollectiveCall call;
   at::TensorList outputs, inputs;
@@ -36,15 +36,15 @@ class Group {
   WaitSet& waits() { return waits_; }
   const std::shared_ptr<Mailbox>& mailbox() const { return mailbox_; }
 
-  // One collective as member `me`: publishes `mine`, waits for everybody, compares the calls, runs `move` (which may
-  // read and write the tensors of peers) and, if `again`, waits until all are through. An exception fails the world,
-  // and leaves only when no peer touches this member's tensors any more.
+  // Runs one collective as member `me`: publishes `mine`, waits for all members, compares the calls and runs `move`,
+  // which may access the tensors of peers. If `again`, then waits until all members are done. An exception fails the
+  // world; it propagates only after no peer accesses this member's tensors any more.
   void run_collective(int me, const PublishedCall& mine, c10::function_ref<void()> move, bool again = true);
 
-  // In `move`: what member `i` published for this collective.
+  // Called in `move`: the call that member `i` published for this collective.
   const PublishedCall& published(int i, std::uint64_t sequence) const { return members_[i].slots[sequence & 1]; }
 
-  // The group of these members; the n-th request for the same list by each of them gives the same group.
+  // The group of these members. The n-th call with the same list returns the same group on each member.
   std::shared_ptr<Group> subgroup(int me, const std::vector<int>& members, const std::string& label);
 
   std::string describe_call(const PublishedCall& p) const;
@@ -53,8 +53,8 @@ class Group {
   struct alignas(64) Member {
     std::atomic<std::uint64_t> arrivals{0};
     std::atomic<bool> in_collective{false};  // may touch the tensors of peers
-    std::array<PublishedCall, 2> slots;      // by parity: a peer may still read the last one while the next is written
-    std::map<std::vector<int>, int> subgroup_requests;  // how often this member asked for a subgroup
+    std::array<PublishedCall, 2> slots;      // by parity: a peer may still read the last call while the next is written
+    std::map<std::vector<int>, int> subgroup_requests;  // number of subgroup() calls of this member per list
   };
   struct Pending {
     std::shared_ptr<Group> group;

@@ -1,4 +1,4 @@
-// Matches sends with receives by (from, to, tag) in order.
+// Matches sends with receives by (from, to, tag), in order.
 #include "comm/local/mailbox.h"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ std::shared_ptr<Message> Mailbox::match(const std::shared_ptr<Message>& mine) {
   return other;
 }
 
-// Whether it arrived; else the world has failed.
+// Returns false if the delivery failed; then the world has failed.
 bool Mailbox::deliver(Group& group, const Message& mine, const Message& other) {
   const Message& from = is_send(mine) ? mine : other;
   const Message& to = is_send(mine) ? other : mine;
@@ -77,7 +77,7 @@ std::shared_ptr<Message> Mailbox::post(Group& group, int me, const CollectiveCal
 
 void Mailbox::wait(Group& group, Message& message) {
   const auto operation = [&] { return text(group, message); };
-  // Nobody is missing from a message that has been met, whether or not its waiter has seen it: it waits for no one.
+  // A matched message waits for no rank, even if the waiting thread has not seen it yet.
   const auto peer = [&] {
     const bool alone = message.state.load() == Message::State::posted;
     return alone ? std::vector<std::int64_t>{group.ranks()[message.call.peer]} : std::vector<std::int64_t>();
@@ -94,10 +94,11 @@ void Mailbox::wait(Group& group, Message& message) {
 
 bool Mailbox::is_complete(Group& group, const Message& message) const {
   if (message.state.load() == Message::State::done || group.world().failed()) return true;
-  return group.world().left(group.ranks()[message.call.peer]);  // which has taken its half before, or never will
+  return group.world().left(group.ranks()[message.call.peer]);  // it made its part of the message before, or never will
 }
 
-// The next call on any communicator throws what is noted here, and if there is none, the end of the rank.
+// A failure that no call has reported is noted. The next call on any communicator throws it, or else the end of the
+// rank.
 void Mailbox::finish(Group& group, Message& message) noexcept {
   const bool reported = message.reported, known = group.world().failed();
   bool missed = false;

@@ -1,4 +1,4 @@
-// Point-to-point messages between thread ranks: whoever comes second copies.
+// Point-to-point messages between thread ranks. The second rank to arrive makes the copy.
 #pragma once
 
 #include <deque>
@@ -17,20 +17,21 @@ struct Message {
   at::Tensor tensor;
   int me = 0;
   std::atomic<State> state{State::posted};
-  bool lost = false;      // set before done: the halves did not fit, or could not be copied
+  bool lost = false;      // set before done: the two sides did not match, or could not be copied
   bool reported = false;  // wait() has thrown
 };
 
 class Mailbox {
  public:
-  // Posts one half of a message; if the other half waits, copies at once.
+  // Posts one side of a message; copies at once if the other side is already posted.
   std::shared_ptr<Message> post(Group& group, int me, const CollectiveCall& call, const at::Tensor& tensor);
-  // Blocks until the message is through. Throws CommError.
+  // Blocks until the message is complete. Throws CommError.
   void wait(Group& group, Message& message);
-  // Whether wait() would not block: also where it would throw, or who polls would poll for ever.
+  // Whether wait() would return or throw without blocking; a failure counts, since a polling caller would never
+  // finish.
   bool is_complete(Group& group, const Message& message) const;
-  // For a Work that dies: waits, and on failure takes the message back, so that nobody touches its tensor. A failure
-  // that nobody has been told of is noted.
+  // Called by the destructor of a Work: waits, and on failure withdraws the message, so that its tensor is not
+  // accessed any more. A failure that was not reported is noted.
   void finish(Group& group, Message& message) noexcept;
 
  private:

@@ -1,5 +1,5 @@
-// Chooses how to copy: one block where both lie alike in memory, long rows where the innermost runs are adjacent, and
-// ATen's copy for anything finer.
+// Selects a copy method: one block if both tensors have the same dense layout, long rows if the innermost runs are
+// contiguous, and ATen's copy otherwise.
 #include "comm/memory/copy.h"
 
 #include <ATen/ATen.h>
@@ -14,14 +14,14 @@
 namespace dtensor {
 namespace {
 
-constexpr std::size_t kShortRow = 256;  // bytes; ATen's kernels win below
+constexpr std::size_t kShortRow = 256;  // bytes; below, ATen's kernels are faster
 
 struct Loop {
   std::int64_t size, target_stride, source_stride;
 };
 using Loops = c10::SmallVector<Loop, 6>;
 
-// The dimensions that both tensors walk, outermost first, merged where they lie adjacent in both.
+// The dimensions of both tensors, outermost first, merged where they are contiguous in both.
 Loops merged_loops(const at::Tensor& to, const at::Tensor& from) {
   Loops loops;
   for (std::int64_t d = 0; d < to.dim(); ++d) {
@@ -38,7 +38,7 @@ Loops merged_loops(const at::Tensor& to, const at::Tensor& from) {
   return loops;
 }
 
-// Past the cache, as part of something large; `next`: what is read after it, or null.
+// Bypasses the cache, as part of a large copy. `next` is the memory to read afterwards, or null.
 void stream_bytes(void* to, const void* from, std::size_t bytes, const void* next) {
   auto* target = static_cast<char*>(to);
   const auto* source = static_cast<const char*>(from);

@@ -5,15 +5,15 @@
 
 namespace dtensor {
 
-// to[...] = from[...], any strides. Never recorded by autograd. The tensors do not overlap, unless they are the same
+// to[...] = from[...] with any strides. Not recorded by autograd. The tensors do not overlap, unless they are the same
 // view.
 void copy_tensor(const at::Tensor& to, const at::Tensor& from);
 
-// From this many bytes on, what one call writes bypasses the cache: it would only evict what the caller needs next, and
-// every line written would be read first.
+// From this size on, writes bypass the cache: they would evict what the caller needs next, and every written line
+// would be read first.
 constexpr std::size_t kStreamBytes = std::size_t{4} << 20;
 
-// As memcpy; a large copy is streamed.
+// Like memcpy; a large copy bypasses the cache.
 void copy_bytes(void* to, const void* from, std::size_t bytes);
 
 }  // namespace dtensor

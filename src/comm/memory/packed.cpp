@@ -1,4 +1,4 @@
-// Packing and unpacking.
+// Packs and unpacks lists of tensors.
 #include "comm/memory/packed.h"
 
 #include <ATen/ATen.h>
@@ -9,7 +9,7 @@
 namespace dtensor {
 namespace {
 
-constexpr std::int64_t kPackedAlignment = 16;  // of each tensor in the packed bytes: any dtype may live there
+constexpr std::int64_t kPackedAlignment = 16;  // of each tensor in the packed bytes, suitable for any dtype
 
 std::int64_t aligned(std::int64_t bytes, std::int64_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;

@@ -1,4 +1,4 @@
-// Tensors of a list one after the other in one flat tensor.
+// A list of tensors packed into one flat tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,13 +10,13 @@ namespace dtensor {
 // to[...] = from[...] on one device.
 void copy_on_device(const at::Tensor& to, const at::Tensor& from);
 
-// Of bytes, where dtypes may differ, or of numbers that can be reduced. What lies in one block is copied without a
-// tensor that stands for its place: a list has dozens of entries, and a view costs as much as copying a few kilobytes.
+// Packs bytes, where dtypes may differ, or numbers that can be reduced. Contiguous CPU tensors are copied without a
+// view of the flat tensor: a list has dozens of entries, and a view costs as much as copying a few kilobytes.
 struct Packed {
   at::Tensor flat;
   std::vector<std::int64_t> offsets;  // in bytes
 
-  // Room for `list`, which is not empty.
+  // Allocates space for `list`, which must not be empty.
   static Packed bytes(at::TensorList list);
   static Packed numbers(at::TensorList list);
 

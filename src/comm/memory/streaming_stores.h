@@ -14,7 +14,7 @@ constexpr std::size_t kCacheLineBytes = 64;
 
 #ifdef __SSE2__
 
-// Copies 64 bytes; `to` is a multiple of 16.
+// Copies 64 bytes; `to` is aligned to 16 bytes.
 inline void stream_cache_line(void* to, const void* from) {
   const auto* in = static_cast<const __m128i*>(from);
   auto* out = static_cast<__m128i*>(to);
@@ -25,7 +25,7 @@ inline void stream_cache_line(void* to, const void* from) {
   _mm_stream_si128(out + 2, c);
   _mm_stream_si128(out + 3, d);
 }
-// Before another thread may read what was streamed.
+// Required before another thread reads the streamed memory.
 inline void stream_fence() { _mm_sfence(); }
 
 #else
@@ -35,11 +35,11 @@ inline void stream_fence() {}
 
 #endif
 
-// Memory that is read in runs, with jumps that the hardware does not foresee: asks for what lies kPrefetchDistance
-// bytes further on in the order of reading, when byte `at` of a run of `bytes` is read and `next` is the run after it.
+// Prefetches memory that is read in runs with jumps that the hardware does not predict. Called when byte `at` of a run
+// of `bytes` is read, with `next` as the following run. Fetches what is read kPrefetchDistance bytes later.
 constexpr std::size_t kPrefetchDistance = 4096;
 constexpr std::size_t kHardwarePrefetchBytes = std::size_t{256}
-                                               << 10;  // runs from here on are long enough for the hardware
+                                               << 10;  // the hardware prefetches runs of at least this size
 
 inline void prefetch_ahead(const void* run, const void* next, std::size_t at, std::size_t bytes) {
   const std::size_t ahead = at + kPrefetchDistance;

@@ -1,5 +1,5 @@
-// Walks strided memory in runs along the innermost dimension, after merging dimensions that lie adjacent, so that a
-// slice of a large tensor is a few long runs and a dense tensor is one.
+// Visits strided memory in runs along the innermost dimension, after merging contiguous dimensions. So a slice of a
+// large tensor is a few long runs, and a dense tensor is one run.
 #include "comm/memory/strided_runs.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct alignas(16) Bytes16 {
   std::uint64_t words[2];
 };
 
-// Calls `use` with a value of an integer type of the given size: bytes are moved, never interpreted.
+// Calls `use` with a value of an integer type of the given size: bytes are moved, not interpreted.
 template <class Use>
 void with_element(std::size_t size, Use&& use) {
   switch (size) {
@@ -60,7 +60,8 @@ FlatView::FlatView(const at::Tensor& tensor, const DimOrder& order)
     : data_(static_cast<char*>(const_cast<void*>(tensor.const_data_ptr()))),
       element_size_(tensor.element_size()),
       numel_(tensor.numel()) {
-  TORCH_CHECK(tensor.dim() <= static_cast<std::int64_t>(kMaxDims), "a tensor of ", tensor.dim(), " dimensions");
+  TORCH_CHECK(tensor.dim() <= static_cast<std::int64_t>(kMaxDims), "expected at most ", kMaxDims, " dimensions, got ",
+              tensor.dim());
   for (std::int64_t i = 0; i < tensor.dim(); ++i) {
     const std::int64_t d = order.empty() ? i : order[i];
     const std::int64_t size = tensor.size(d), stride = tensor.stride(d);

@@ -1,4 +1,4 @@
-// A strided CPU tensor seen as one row-major sequence of elements.
+// A strided CPU tensor viewed as one row-major sequence of elements.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,14 +8,15 @@
 
 namespace dtensor {
 
-// Which dimension comes first, second, ... in the sequence; empty: as they are.
+// The order of dimensions in the sequence; empty: the tensor's own order.
 using DimOrder = c10::SmallVector<std::int64_t, 6>;
 
-// The dimensions from the largest stride to the smallest: the order in which a permuted dense tensor lies in memory.
+// The dimensions from the largest stride to the smallest: the memory order of a permuted dense tensor.
 DimOrder memory_order(const at::Tensor& tensor);
 
-// Does not own the tensor. What is written through it must have memory of its own by then (comm/resolved_values.h,
-// touched): several threads look at one tensor, and none of them may be the one that parts it from its lazy clones.
+// Does not own the tensor. Before it is written through a view, the tensor must have its own memory
+// (mark_outputs_written in comm/resolved_values.h): several threads access one tensor, and none of them may copy a
+// lazy clone.
 class FlatView {
  public:
   explicit FlatView(const at::Tensor& tensor, const DimOrder& order = {});
@@ -24,15 +25,15 @@ class FlatView {
   std::size_t element_size() const { return element_size_; }
   bool contiguous() const { return sizes_.size() == 1 && strides_[0] == 1; }
 
-  // How many elements from `begin` on are adjacent in memory; 1 or fewer where the innermost stride is not 1.
+  // The number of elements from `begin` on that are contiguous in memory; at most 1 if the innermost stride is not 1.
   std::int64_t contiguous_run_length(std::int64_t begin) const;
-  // Elements [begin, begin + count): where they lie if they are adjacent in memory, else null.
+  // The address of elements [begin, begin + count) if they are contiguous in memory, else null.
   char* contiguous_pointer(std::int64_t begin, std::int64_t count) const;
-  // Copies elements [begin, begin + count) to or from adjacent memory.
+  // Copies elements [begin, begin + count) to or from contiguous memory.
   void gather(std::int64_t begin, std::int64_t count, void* out) const;
   void scatter(std::int64_t begin, std::int64_t count, const void* in) const;
 
-  // As contiguous_pointer(), through `scratch` where the elements are not adjacent.
+  // Like contiguous_pointer(), but gathers non-contiguous elements into `scratch`.
   const char* read(std::int64_t begin, std::int64_t count, void* scratch) const;
 
  private:

@@ -1,5 +1,5 @@
-// MPI as a table of what this library uses of it, which a library of its own (libdtensor_mpi.so, src/comm/mpi/library)
-// fills: libdtensor.so itself needs no MPI, and a program that was not started by mpirun never loads it.
+// The table of MPI functions that this library uses. A separate library (libdtensor_mpi.so, src/comm/mpi/library)
+// provides it, so that libdtensor.so needs no MPI and loads it only in programs started by mpirun.
 #pragma once
 
 #include <mpi.h>
@@ -32,11 +32,11 @@ struct Api {
   MPI_Errhandler errors_return;
 };
 
-// The name of the table in the library.
+// The symbol of the table in the library.
 inline constexpr const char* kApiSymbol = "dtensor_mpi_api";
 
-// Loads MPI: from beside the library or program that this code is in, else by the usual search. Empty, or why it cannot
-// be loaded. To be called before api().
+// Loads MPI: first from the directory of the library or program with this code, else by the usual search. Returns an
+// empty string, or the reason of the failure. Call it before api().
 std::string load_api();
 const Api& api();
 

@@ -1,4 +1,4 @@
-// Finds libdtensor_mpi.so, whose name the build gives (DTENSOR_MPI_LIBRARY).
+// Loads libdtensor_mpi.so; the build defines its name (DTENSOR_MPI_LIBRARY).
 #include <dlfcn.h>
 
 #include "comm/mpi/api.h"
@@ -8,7 +8,7 @@ namespace {
 
 const Api* loaded = nullptr;
 
-// The folder of the library or program that has this function, with its last slash.
+// The directory of the library or program with this function, with a trailing slash.
 std::string own_folder() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr) return "";
@@ -16,7 +16,7 @@ std::string own_folder() {
   return file.substr(0, file.rfind('/') + 1);
 }
 
-// MPI's own plugins expect to find its symbols in the whole process.
+// RTLD_GLOBAL, since MPI's plugins need its symbols.
 void* open_library(const std::string& path) { return dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL); }
 
 }  // namespace
@@ -27,7 +27,7 @@ std::string load_api() {
   if (library == nullptr) library = open_library(DTENSOR_MPI_LIBRARY);
   if (library == nullptr) return std::string("MPI cannot be loaded: ") + dlerror();
   loaded = static_cast<const Api*>(dlsym(library, kApiSymbol));
-  return loaded != nullptr ? "" : c10::str(DTENSOR_MPI_LIBRARY, " has no table of MPI's functions");
+  return loaded != nullptr ? "" : c10::str(DTENSOR_MPI_LIBRARY, " does not export the table of MPI functions");
 }
 
 const Api& api() { return *loaded; }

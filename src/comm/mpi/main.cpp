@@ -10,26 +10,28 @@ namespace dtensor {
 namespace mpi {
 namespace {
 
-// Whether MPI was started here, rather than by the program.
+// Initializes MPI unless the program has done so; returns whether it did.
 bool start_mpi(int argc, char** argv) {
   int done = 0, provided = 0;
   api().finalized(&done);
-  TORCH_CHECK(done == 0, "launch: MPI has ended in this process and cannot start again");
+  TORCH_CHECK(done == 0, "launch: MPI was finalized in this process and cannot be initialized again");
   api().initialized(&done);
   if (done != 0) return false;
   const int code = api().init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   TORCH_CHECK(code == MPI_SUCCESS, "MPI_Init_thread: error ", code);
-  TORCH_CHECK(provided >= MPI_THREAD_MULTIPLE, "this MPI has no MPI_THREAD_MULTIPLE");
+  TORCH_CHECK(provided >= MPI_THREAD_MULTIPLE, "this MPI library does not provide MPI_THREAD_MULTIPLE");
   return true;
 }
 
-// Another MPI's launcher, or variables set by hand, start this MPI in each process anew: every one would be rank 0
+// With the launcher of another MPI, or with variables that the user set, this MPI initializes each process as rank 0
 // of 1.
 std::string mismatch(const p2p::Transport& job, const LauncherEnvironment& e) {
   if (e.launcher.empty() || (job.size() == e.size && job.rank() == e.rank)) return "";
-  const auto said = [](int rank, int size) { return "rank " + std::to_string(rank) + " of " + std::to_string(size); };
-  return e.launcher + "'s variables say " + said(e.rank, e.size) + ", but MPI says " + said(job.rank(), job.size()) +
-         "; start the program with the mpirun of the MPI that it was built with";
+  const auto position = [](int rank, int size) {
+    return "rank " + std::to_string(rank) + " of " + std::to_string(size);
+  };
+  return e.launcher + "'s variables say " + position(e.rank, e.size) + ", but MPI says " +
+         position(job.rank(), job.size()) + "; start the program with the mpirun of the MPI that it was built with";
 }
 
 int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options,

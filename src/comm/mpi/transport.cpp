@@ -21,7 +21,7 @@ namespace {
 constexpr std::chrono::milliseconds kSpinTime{5};  // then this rank sleeps between tests
 constexpr std::chrono::microseconds kSleep{50};
 
-// Throws CommError with MPI's own text where `code` is an error.
+// Throws CommError with MPI's error text if `code` is an error.
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
@@ -87,7 +87,7 @@ class MpiBatch final : public Batch {
   MPI_Comm comm_;
   int tag_;
   std::vector<MPI_Request> requests_;
-  std::vector<std::int64_t> peers_;  // of each request
+  std::vector<std::int64_t> peers_;  // peer of each request
   int open_ = 0;
 };
 
@@ -127,7 +127,7 @@ class MpiTransport final : public p2p::Transport {
   }
 
   std::optional<ControlMessage> poll_control() override {
-    const std::lock_guard lock(mutex_);  // between the look and the receipt
+    const std::lock_guard lock(mutex_);  // keeps the probe and the receive together
     int there = 0, length = 0;
     MPI_Status status;
     check(api().iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &there, &status), "MPI_Iprobe");
@@ -168,7 +168,7 @@ class MpiTransport final : public p2p::Transport {
   MPI_Comm control_{};
   MPI_Comm channels_[4] = {};  // by Channel
   std::mutex mutex_;
-  std::deque<std::pair<std::string, MPI_Request>> reported_;  // until they are sent
+  std::deque<std::pair<std::string, MPI_Request>> reported_;  // control messages, until they are sent
 };
 
 }  // namespace

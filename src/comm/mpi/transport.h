@@ -8,10 +8,10 @@
 
 namespace dtensor::mpi {
 
-// The largest single MPI message in bytes; longer ones are cut (counts are int). Changed by tests only.
+// The largest single MPI message in bytes; longer messages are split, since MPI counts are int. Only tests change it.
 extern std::int64_t max_message_bytes;
 
-// MPI is initialised; collective over all its processes. `finalize`: with finish().
+// MPI must be initialized; collective over all its processes. `finalize`: finish() finalizes MPI.
 std::unique_ptr<p2p::Transport> make_transport(bool finalize);
 
 }  // namespace dtensor::mpi

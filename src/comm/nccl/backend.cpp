@@ -1,7 +1,6 @@
-// Collectives on a stream of their own: it waits for what the caller has queued, NCCL's kernels run there, and
-// Work::wait makes the caller's stream wait for them; the host never does. Memory is kept from reuse by telling the
-// allocator which stream uses it. CPU tensors (hashes, colours) go by way of the device and are there when the call
-// returns.
+// Collectives run on a separate CUDA stream, which waits for the work that the caller has queued. Work::wait makes the
+// caller's stream wait for it; the host does not block. recordStream keeps the memory from being reused early. CPU
+// tensors (hashes, colors) are staged on the device; they are ready when the call returns.
 #include "comm/nccl/backend.h"
 
 #include <ATen/ATen.h>
@@ -27,11 +26,11 @@
 namespace dtensor::nccl {
 namespace {
 
-// What this rank's communicators share.
+// Shared by the communicators of this rank.
 struct Device {
   Communicator cpu;
   int index;
-  Watchdog* watchdog;  // lives as long as the process
+  Watchdog* watchdog;  // never destroyed
 };
 
 class StreamWork final : public Work::Impl {
@@ -54,7 +53,7 @@ class StreamWork final : public Work::Impl {
   Watchdog* watchdog_;
 };
 
-// The id of a new communicator of these world ranks, which its first member makes and tells the others.
+// The NCCL id of a new communicator of these world ranks. The first member creates it and sends it to the others.
 ncclUniqueId shared_id(const Communicator& cpu, const std::vector<std::int64_t>& members) {
   constexpr int kTag = kMessageTags - 1;
   ncclUniqueId id{};
@@ -88,7 +87,7 @@ class NcclBackend final : public CommBackend {
     device_->watchdog->open(comm_);
   }
 
-  // A Work of this communicator may still run: it outlives this object.
+  // The watchdog aborts the NCCL communicator after this object is destroyed, since its Work may still run.
   ~NcclBackend() override { device_->watchdog->close(comm_); }
 
   const char* name() const override { return "nccl"; }
@@ -153,7 +152,8 @@ class NcclBackend final : public CommBackend {
     });
   }
 
-  // NCCL takes a message to oneself only together with its receipt: it waits here, on this communicator's stream.
+  // NCCL requires the send and receive of a message to the same rank in one group, so a send stores it until the
+  // receive.
   Work send(const CollectiveCall& call, const at::Tensor& tensor) override {
     if (call.peer == rank()) {
       return run(call, {}, tensor, [&](at::TensorList, at::TensorList in) {
@@ -168,10 +168,10 @@ class NcclBackend final : public CommBackend {
 
   Work recv(const CollectiveCall& call, const at::Tensor& tensor) override {
     if (call.peer == rank()) {
-      TORCH_CHECK(!to_self_.empty(), "nccl: a message of a rank to itself is sent before it is received");
+      TORCH_CHECK(!to_self_.empty(), "nccl: expected a send before the receive of a message from this rank to itself");
       const at::Tensor message = to_self_.front();
       TORCH_CHECK(message.sizes() == tensor.sizes() && message.scalar_type() == tensor.scalar_type(),
-                  "nccl: a message of ", message.scalar_type(), ' ', message.sizes(), " is received as ",
+                  "nccl: expected an output of ", message.scalar_type(), ' ', message.sizes(), ", got ",
                   tensor.scalar_type(), ' ', tensor.sizes());
       to_self_.pop_front();
       return run(call, tensor, {}, [&](at::TensorList out, at::TensorList) {
@@ -184,7 +184,7 @@ class NcclBackend final : public CommBackend {
     });
   }
 
-  // The only call for which the host waits, besides those with CPU tensors.
+  // The only call that blocks the host, besides those with CPU tensors.
   void barrier(const CollectiveCall& call) override {
     const NoMeshScopeGuard regular;
     const at::Tensor one = at::ones({1}, at::TensorOptions().dtype(at::kInt).device(device()));
@@ -210,7 +210,7 @@ class NcclBackend final : public CommBackend {
   std::string failure() override { return backend_of(device_->cpu)->failure(); }
 
  private:
-  // Which tensors NCCL wants one behind the other.
+  // Which list of tensors NCCL requires in one contiguous buffer.
   enum class Adjacent : std::uint8_t { none, outputs, inputs };
 
   c10::Device device() const { return {c10::kCUDA, static_cast<c10::DeviceIndex>(device_->index)}; }
@@ -235,7 +235,7 @@ class NcclBackend final : public CommBackend {
     }
   }
 
-  // Packs, queues `enqueue(outputs, inputs)` behind the caller's stream, unpacks.
+  // Packs, enqueues `enqueue(outputs, inputs)` after the caller's stream, and unpacks.
   template <class Enqueue>
   Work run(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs, const Enqueue& enqueue,
            Adjacent adjacent = Adjacent::none) {
@@ -258,7 +258,7 @@ class NcclBackend final : public CommBackend {
       std::optional<GilRelease> others_may_run;
       if (cpu) others_may_run.emplace();
       for (std::size_t i = 0; i < out.size(); ++i) {
-        if (!out[i].is_same(outputs[i])) outputs[i].copy_(out[i]);  // waits where it goes to the CPU
+        if (!out[i].is_same(outputs[i])) outputs[i].copy_(out[i]);  // blocks if the target is on the CPU
       }
       if (!cpu) uses(outputs);
     }

@@ -7,9 +7,8 @@
 
 namespace dtensor::nccl {
 
-// The ranks of `cpu`, on CUDA device `device` of this machine. `cpu` moves CPU tensors: it carries the ids of NCCL's
-// communicators, and tells ranks that wait on their GPUs when one aborts. Shares its record of what this rank does.
-// Collective.
+// A backend for the ranks of `cpu` on CUDA device `device`. `cpu` exchanges NCCL ids and reports aborts of other ranks
+// to ranks that wait for their GPU. Shares the record of `cpu`. Collective.
 std::shared_ptr<CommBackend> make_world_backend(const Communicator& cpu, int device, RunOptions options);
 
 }  // namespace dtensor::nccl

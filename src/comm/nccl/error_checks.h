@@ -1,4 +1,4 @@
-// Errors of CUDA and NCCL as CommError.
+// Converts errors of CUDA and NCCL to CommError.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,5 +1,5 @@
-// One rank of a launched program on a GPU: as a process of torchrun or Slurm (ids over sockets), of mpirun (ids over
-// MPI), or as a thread of a single process. Registers itself when the library is loaded.
+// One rank of a launched program on a GPU: a process of torchrun or Slurm (NCCL ids over sockets), a process of mpirun
+// (ids over MPI), or a thread of a single process. Registers itself when the library is loaded.
 #include <cstdio>
 #include <cstdlib>
 
@@ -25,7 +25,7 @@ int device_count() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-// Which GPU this process takes: its rank on this machine, unless the launcher shows it only one.
+// The GPU of this process: its rank on this host, or 0 if the launcher sets no local rank.
 int local_device(int devices) {
   const char* local = first_of({"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"});
   return local != nullptr ? std::atoi(local) % devices : 0;
@@ -48,8 +48,8 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
   }
   const int ranks = environment.threads > 0 ? environment.threads : devices;
   if (ranks > devices) {
-    return refuse(environment, "a rank needs a GPU of its own: " + std::to_string(ranks) +
-                                   " ranks, and this machine has " + std::to_string(devices));
+    return refuse(environment, "expected one GPU per rank, got " + std::to_string(ranks) + " ranks and " +
+                                   std::to_string(devices) + " GPUs");
   }
   try {
     run_local(

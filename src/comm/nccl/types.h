@@ -1,4 +1,4 @@
-// NCCL's names for dtypes and operations.
+// Maps dtypes and reduce operations to those of NCCL.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -9,7 +9,7 @@
 
 namespace dtensor::nccl {
 
-// A reduction as NCCL does it: `count` times the number of elements, of `type`, with `op`.
+// The arguments of an NCCL reduction: `type`, `op`, and `count` NCCL elements per element.
 struct Reduction {
   ncclDataType_t type;
   ncclRedOp_t op;
@@ -21,8 +21,8 @@ inline ncclRedOp_t nccl_op(ReduceOp op) {
   return kOps[static_cast<int>(op)];
 }
 
-// Whether NCCL reduces them, and to ATen's values: it has no integers of 16 bits and no products of complex numbers,
-// and its largest and smallest of floating numbers pass NaN over.
+// Whether NCCL supports the reduction with ATen's values. It has no 16-bit integers and no complex products, and its
+// max and min of floating-point numbers ignore NaN.
 inline bool supports_reduction(at::ScalarType dtype, ReduceOp op) {
   const bool order = op == ReduceOp::max || op == ReduceOp::min;
   if (dtype == at::kShort || dtype == at::kUInt16) return false;
@@ -30,7 +30,7 @@ inline bool supports_reduction(at::ScalarType dtype, ReduceOp op) {
   return !order || !c10::isFloatingType(dtype);
 }
 
-// Of what supports_reduction. Bools reduce as bytes of 0 and 1; complex sums as twice as many real ones.
+// Requires supports_reduction. Bools reduce as bytes of 0 and 1; complex sums as twice as many real ones.
 inline Reduction nccl_reduction(at::ScalarType dtype, ReduceOp op) {
   switch (dtype) {
     case at::kFloat:
@@ -59,7 +59,7 @@ inline Reduction nccl_reduction(at::ScalarType dtype, ReduceOp op) {
     case at::kComplexDouble:
       return {dtype == at::kComplexFloat ? ncclFloat32 : ncclFloat64, nccl_op(op), 2};
     default:
-      TORCH_CHECK(false, "nccl: no reduction of ", c10::toString(dtype), "; cast first");
+      TORCH_CHECK(false, "nccl: reductions do not support ", c10::toString(dtype), "; cast first");
   }
 }
 

@@ -1,4 +1,4 @@
-// One thread a process looks at the oldest collective under way.
+// One thread per rank polls the oldest pending collective.
 #include "comm/nccl/watchdog.h"
 
 #include <algorithm>
@@ -14,9 +14,9 @@ namespace dtensor::nccl {
 namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{50};
-constexpr std::chrono::seconds kCallEnds{5};  // a call of NCCL that takes longer waits for a peer
+constexpr std::chrono::seconds kCallEnds{5};  // a longer NCCL call waits for a peer
 
-// CUDA must not be called once it is being torn down at the process's end.
+// CUDA must not be called during process exit.
 std::mutex exit_mutex;
 bool exiting = false;
 
@@ -30,13 +30,13 @@ void stop_at_exit() {
 [[noreturn]] void end_process(int rank, const std::string& text) {
   print_failure(rank, text);
   flush_standard_output();
-  std::_Exit(1);  // the launcher ends the others; their own watchdogs speak for them
+  std::_Exit(1);  // the launcher ends the other processes; their own watchdogs report
 }
 
 bool is_complete(const Event& event) {
   try {
     return event.is_complete();
-  } catch (const CommError&) {  // the device failed: nothing runs any more
+  } catch (const CommError&) {  // the device failed, so nothing is running
     return true;
   }
 }
@@ -66,7 +66,7 @@ void Watchdog::open(ncclComm_t comm) {
 
 void Watchdog::close(ncclComm_t comm) {
   std::lock_guard lock(mutex_);
-  if (open_.count(comm) == 0) return;  // gone with a failure
+  if (open_.count(comm) == 0) return;  // aborted after a failure
   const bool busy = std::any_of(watched_.begin(), watched_.end(),
                                 [&](const Watched& w) { return w.comm == comm && !is_complete(*w.event); });
   if (busy) {
@@ -92,7 +92,7 @@ void Watchdog::check() {
 
 void Watchdog::watch(std::shared_ptr<Event> event, ncclComm_t comm, std::string text) {
   std::lock_guard lock(mutex_);
-  if (open_.count(comm) == 0) return;  // gone with a failure, which wait() throws
+  if (open_.count(comm) == 0) return;  // aborted after a failure, which wait() throws
   watched_.push_back({std::move(event), comm, std::move(text), std::chrono::steady_clock::now()});
   condition_.notify_one();
 }
@@ -101,7 +101,7 @@ void Watchdog::fail(const std::string& text) {
   {
     std::lock_guard lock(mutex_);
     if (!failure_.empty()) return;
-    failure_ = text + last();  // no further call begins
+    failure_ = text + last();  // prevents further calls
   }
   std::unique_lock calls(calls_, kCallEnds);
   if (!calls.owns_lock()) end_process(cpu_.rank(), text + last());

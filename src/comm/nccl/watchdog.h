@@ -1,5 +1,5 @@
-// Watches what runs on the GPU, where no thread of the host waits: ends the process when a collective does not finish
-// in time, closes communicators once what is queued on them has run, and wakes this rank when another one aborts.
+// Watches collectives on the GPU, for which no host thread waits. Ends the process if a collective times out, aborts
+// closed communicators after their queued work has run, and fails this rank when another rank aborts.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,7 @@
 
 namespace dtensor::nccl {
 
-// An event that is destroyed with its last owner.
+// A CUDA event, destroyed with its last owner.
 class Event {
  public:
   Event();
@@ -26,7 +26,7 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   cudaEvent_t get() const { return event_; }
-  bool is_complete() const;  // throws CommError where the device failed
+  bool is_complete() const;  // throws CommError if the device failed
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -34,32 +34,32 @@ class Event {
 
 class Watchdog {
  public:
-  // `cpu` tells when another rank aborts; every error ends with what its record says that this rank did last.
+  // `cpu` reports aborts of other ranks. Each error message ends with the recent calls from its record.
   Watchdog(Communicator cpu, std::chrono::milliseconds timeout);
 
   void open(ncclComm_t comm);
-  // Aborts the communicator (which, unlike ncclCommDestroy, never waits for peers) as soon as what is queued on it has
-  // run: at once or later.
+  // Aborts the communicator when its queued work has run, now or later. Unlike ncclCommDestroy, ncclCommAbort never
+  // waits for peers.
   void close(ncclComm_t comm);
 
-  // To be held while NCCL is called: no communicator goes meanwhile. Throws CommError once the run has failed.
+  // Hold the lock while calling NCCL: it prevents the abort of communicators. Throws CommError if the run has failed.
   std::shared_lock<std::shared_timed_mutex> enter();
-  // `text`: what this rank waits in. `comm` is asked for errors meanwhile.
+  // `text` describes the operation. Errors of `comm` are polled until it completes.
   void watch(std::shared_ptr<Event> event, ncclComm_t comm, std::string text);
 
-  // Ends all communicators of this rank, so that what waits for them goes on, to meet `text` as a CommError.
+  // Aborts all communicators of this rank, so that pending operations end and throw `text` as a CommError.
   void fail(const std::string& text);
   void check();  // throws that error
 
  private:
   struct Watched {
-    std::shared_ptr<Event> event;  // null: the communicator is to be closed
+    std::shared_ptr<Event> event;  // null: close the communicator
     ncclComm_t comm;
     std::string text;
     std::chrono::steady_clock::time_point since;
   };
   void loop();
-  std::string find_failure();  // that ends the process; empty: none
+  std::string find_failure();  // ends the process if not empty
   std::string last() const;
 
   Communicator cpu_;

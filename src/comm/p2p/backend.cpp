@@ -1,6 +1,6 @@
-// Collectives of processes. Everything is an exchange between pairs; reductions are an exchange into reused buffers
-// and a sum in rank order on the receiver, which is deterministic, serves the half types, and is several times faster
-// than MPI's own reductions, whose temporaries page-fault.
+// Collectives of processes, as exchanges between pairs. A reduction is an exchange into reused buffers and a sum in
+// rank order on the receiver. This is deterministic, supports half types, and is several times faster than MPI's own
+// reductions, whose temporaries page-fault.
 #include "comm/p2p/backend.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ class ProcessBackend final : public CommBackend {
   const char* name() const override { return group_->job.transport().name(); }
   bool supports(c10::DeviceType device) const override { return device == c10::DeviceType::CPU; }
 
-  // One tensor is a list of one.
+  // A single tensor is a list of one.
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
     return all_gather_list(call, outputs, input);
   }
@@ -81,7 +81,7 @@ class ProcessBackend final : public CommBackend {
   }
 
   void barrier(const CollectiveCall& call) override {
-    static char byte_out = 0, byte_in = 0;  // where no headers meet
+    static char byte_out = 0, byte_in = 0;  // sent if there are no headers
     const std::int64_t bytes = group_->job.options().check_calls ? 0 : 1;
     guarded(call, {}, {}, [&](Collective& collective) {
       collective.run([&](int) { return Transfers{{&byte_out, bytes, &byte_in, bytes}}; });
@@ -95,7 +95,7 @@ class ProcessBackend final : public CommBackend {
     return start_message(group_, call, tensor);
   }
 
-  // No communication: a group is a list of ranks and a tag that its members compute alike.
+  // No communication: all members compute the same rank list and id.
   std::shared_ptr<CommBackend> subgroup(at::IntArrayRef members, const std::string& label) override {
     const std::vector<std::int64_t> list = members.vec();
     std::uint64_t id = mix(group_->id, static_cast<std::uint64_t>(made_[list]++));
@@ -118,7 +118,7 @@ class ProcessBackend final : public CommBackend {
   }
 
  private:
-  // An error that this rank makes inside a collective is everybody's.
+  // An error of this rank inside a collective fails all ranks.
   template <class Body>
   Work guarded(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs, Body&& body) {
     try {

@@ -1,4 +1,4 @@
-// The CommBackend over processes that exchange messages in pairs.
+// The CommBackend of processes that exchange messages in pairs.
 #pragma once
 
 #include <memory>

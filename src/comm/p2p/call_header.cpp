@@ -1,4 +1,4 @@
-// The comparison of two calls, and its words.
+// Compares two calls and describes them.
 #include "comm/p2p/call_header.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace dtensor::p2p {
 namespace {
 
-constexpr int kShown = 6;  // tensors of a list in a message
+constexpr int kShown = 6;  // tensors of a list to show in a message
 
 }  // namespace
 
@@ -45,7 +45,7 @@ Sizes::Sizes(at::TensorList list) {
 
 namespace {
 
-// As many as a message shows; the hash tells apart what looks alike.
+// Shows the first tensors; the hash distinguishes lists that look alike.
 std::string list_text(const std::int64_t* size) {
   std::string out = std::to_string(size[0]) + " tensors of";
   for (std::int64_t k = 0; k < std::min<std::int64_t>(size[0], kShown); ++k) {

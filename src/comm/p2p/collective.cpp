@@ -1,6 +1,6 @@
-// Pairwise messages: each rank sends its header and its data at once, and receives data only after the header was
-// right, so that comparing calls costs no round of its own, and no message meets a buffer of another size (OpenMPI 4.1
-// writes past the end of one that is too short when it copies from process to process).
+// Exchanges between pairs. Each rank sends header and data at once, but receives data only after the header matched.
+// So the comparison of calls needs no extra round, and no message meets a smaller buffer (OpenMPI 4.1 writes past its
+// end in copies between processes).
 #include "comm/p2p/collective.h"
 
 #include <array>
@@ -48,7 +48,7 @@ void copy_received(const at::Tensor& to, const at::Tensor& buffer) {
   if (!buffer.is_same(to)) copy_tensor(to, buffer);
 }
 
-// Lists have a tensor or several for each member that they are of.
+// A list has one or more tensors for each member.
 Sizes Collective::gives(int i) const {
   switch (call_.kind) {
     case CollectiveKind::all_gather:
@@ -82,7 +82,7 @@ Sizes Collective::expects(int i) const {
 
 namespace {
 
-// The latest calls of a rank in a message of one size.
+// The recent calls of a rank, as a message of fixed size.
 struct PackedHistory {
   struct Line {
     std::uint64_t number, signature;
@@ -112,8 +112,8 @@ RankCalls unpacked(std::int64_t rank, const CallHeader& header, const PackedHist
 
 }  // namespace
 
-// Whether the members have parted is known to each of them alike, from the headers; then they tell each other what they
-// called. On a channel of its own: the data of the failed collective are on their way.
+// All members detect different operators from the headers, and then exchange their call histories. This uses a
+// separate channel, since the data of the failed collective are in transit.
 std::string Collective::different_operators(const CallHeader& mine, const std::vector<CallHeader>& theirs) {
   bool all_reported = mine.signature != 0, differ = false;
   for (int i = 0; i < group_.size(); ++i) {
@@ -173,7 +173,7 @@ void Collective::run_transfers(const std::vector<Transfers>& parts) {
   MessageBatch headers(group_.job, Channel::collectives, tag), data(group_.job, Channel::collectives, tag);
   for (const auto& t : kept_) data.keep(t);
   headers.keep(both);
-  const auto from = [&](int k) { return (me + n - k) % n; };  // not all ranks turn to the same one at once
+  const auto from = [&](int k) { return (me + n - k) % n; };  // each rank starts with another peer
   const auto to = [&](int k) { return (me + k) % n; };
   const auto error = with_headers ? group_.job.last_error() : std::string();
   for (int k = 1; k < n && with_headers; ++k) headers.recv(&theirs[from(k)], sizeof(CallHeader), group_.ranks[from(k)]);

@@ -1,4 +1,4 @@
-// One collective of this process with each of its peers.
+// One collective of this process: exchanges with each peer.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -16,14 +16,14 @@ struct ProcessGroup {
   Job& job;
   std::vector<std::int64_t> ranks;  // world ranks
   int me;                           // index in ranks
-  std::uint64_t id;                 // the same on all members, different for other groups
+  std::uint64_t id;                 // equal on all members, different between groups
   std::string label;
 
   int size() const { return static_cast<int>(ranks.size()); }
   std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) const;
 };
 
-// Bytes to and from one peer in one message each; null: none.
+// One message to and one from a peer; null: none.
 struct Transfer {
   const void* send_data = nullptr;
   std::int64_t send_bytes = 0;
@@ -44,8 +44,8 @@ class Collective {
  public:
   Collective(ProcessGroup& members, const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
 
-  // Sends what transfers_of(i) gives to and receives what it takes from each other member i, in the order of the parts,
-  // headers first where calls are compared.
+  // Exchanges transfers_of(i) with each other member i, in the order of the transfers. Headers come first if calls are
+  // compared.
   template <class PartsOf>
   void run(PartsOf&& transfers_of) {
     std::vector<Transfers> parts(group_.size());
@@ -54,12 +54,12 @@ class Collective {
     }
     run_transfers(parts);
   }
-  // `tensor` owns memory that is used until the collective is over.
+  // Keeps `tensor`, whose memory is in use, until the collective is complete.
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
 
-  // `t` itself if its bytes lie in row-major order, else a copy where they do, which is kept.
+  // `t` itself if it is contiguous without conjugate and negative bit, else a contiguous copy that is kept.
   at::Tensor dense(const at::Tensor& t);
-  // `t` itself in that case, else memory of its size to receive into, from where copy_received takes it.
+  // `t` itself in that case, else a buffer of its size to receive into, which copy_received copies to `t`.
   at::Tensor receive_buffer(const at::Tensor& t);
 
  private:

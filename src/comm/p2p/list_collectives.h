@@ -5,14 +5,14 @@
 
 namespace dtensor::p2p {
 
-// outputs: of member 0 all tensors, then of member 1, ...
+// `outputs` has all tensors of member 0, then those of member 1, ...
 void gather(const ProcessGroup& members, Collective& collective, at::TensorList outputs, at::TensorList inputs);
 
-// inputs: what member 0 is to have of the sums, then member 1, ...
+// `inputs` has the tensors for member 0, then those for member 1, ...
 void reduce_scatter_lists(const ProcessGroup& members, Collective& collective, const CollectiveCall& call,
                           at::TensorList outputs, at::TensorList inputs);
 
-// In place.
+// Reduces in place.
 void all_reduce_list_in_place(const ProcessGroup& members, Collective& collective, const CollectiveCall& call,
                               at::TensorList tensors);
 

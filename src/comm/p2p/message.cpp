@@ -1,5 +1,5 @@
-// A message is a header and its data, sent at once. The receiver takes the data when the header has come and was right:
-// a message that meets a buffer of another size would write past its end.
+// A message is a header and its data, sent at once. The receiver posts the receive of the data only after the header
+// matched: a larger message would write past the end of the buffer.
 #include "comm/p2p/message.h"
 
 #include <atomic>
@@ -72,7 +72,7 @@ class SendWork final : public MessageWork {
     data_->send(flat_.const_data_ptr(), bytes(), peer());
   }
 
-  // Errors come again with the next call; what is still in use is kept by the exchanges.
+  // Errors are thrown again by the next call; the batches keep memory that is still in use.
   ~SendWork() override {
     try {
       wait();
@@ -94,7 +94,7 @@ class SendWork final : public MessageWork {
   std::unique_ptr<MessageBatch> header_, data_;
 };
 
-// Held by whoever looks at a receive: its own rank's waits of other messages do too.
+// A try-lock for a receive: waits for other messages of the same rank access it too.
 class TryLock {
  public:
   explicit TryLock(std::atomic<bool>& taken) : taken_(taken), owned_(!taken.exchange(true)) {}
@@ -150,7 +150,7 @@ class RecvWork final : public MessageWork, public PendingReceive {
     return finished_ || (data_ ? data_ : header_)->would_throw([&] { return operation(); });
   }
 
-  // The peer's send may wait for this, while this rank waits for another message.
+  // The peer's send may wait for this receive while this rank waits for another message.
   void progress() override {
     const TryLock lock(taken_);
     if (lock.owned() && !data_ && header_->test()) receive_payload();

@@ -1,5 +1,5 @@
-// Posts messages and waits for them by testing, so that a wait can also hear of failures, give way to other processes
-// and run into its timeout. A transport moves messages only while it is being called.
+// Posts messages and waits for them by polling, so that a wait can also detect failures, yield to other processes and
+// time out. A transport moves messages only while it is being called.
 #include "comm/p2p/pending_messages.h"
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kCheckInterval = 64;                         // tests between two looks at the side channel
-constexpr std::chrono::milliseconds kReportInterval{200};  // after which a wait is told to the others
+constexpr int kCheckInterval = 64;                         // tests between two polls of the side channel
+constexpr std::chrono::milliseconds kReportInterval{200};  // after which a wait is reported to the other ranks
 constexpr std::chrono::milliseconds kExitGrace{300};       // for data of a rank that has left to arrive
 
 }  // namespace
@@ -56,7 +56,7 @@ void MessageBatch::watch(c10::function_ref<std::string()> operation, Clock::time
     fail("ranks wait for each other", operation);
 }
 
-// What a rank sent before it left may still be on its way, but not when time is up: then that it left is the reason.
+// Data sent by a rank before it left may still arrive. After a timeout, its leaving is the reported reason.
 void MessageBatch::check_exited_peers(c10::function_ref<std::string()> operation, Clock::time_point now, bool late) {
   for (auto rank : batch_->missing()) {
     if (!job_.left(rank)) continue;
@@ -70,7 +70,7 @@ bool MessageBatch::would_throw(c10::function_ref<std::string()> operation) {
   job_.poll();
   try {
     if (!job_.failed()) check_exited_peers(operation, Clock::now(), false);
-  } catch (const CommError&) {  // the job knows of it
+  } catch (const CommError&) {  // recorded in the job
   }
   return job_.failed();
 }

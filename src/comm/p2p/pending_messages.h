@@ -1,4 +1,4 @@
-// A set of messages under way.
+// A batch of messages in progress.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -17,9 +17,9 @@ class MessageBatch {
   MessageBatch(Job& job, Channel channel, int tag) : job_(job), batch_(job.transport().batch(channel, tag)) {}
   MessageBatch(const MessageBatch&) = delete;
   MessageBatch& operator=(const MessageBatch&) = delete;
-  ~MessageBatch();  // abandons what is under way, and keeps its memory for good
+  ~MessageBatch();  // abandons messages in progress and keeps their memory forever
 
-  // `peer`: a world rank. The memory must live until wait() returns; keep() what owns it.
+  // `peer` is a world rank. The memory must live until wait() returns; call keep() for its owner.
   void send(const void* data, std::int64_t bytes, std::int64_t peer) {
     batch_->send(data, bytes, static_cast<int>(peer));
     done_ = false;
@@ -31,15 +31,15 @@ class MessageBatch {
   void keep(const at::Tensor& tensor) { kept_.tensors.push_back(tensor); }
   void keep(std::shared_ptr<void> memory) { kept_.others.push_back(std::move(memory)); }
 
-  bool test() { return done_ || (done_ = batch_->test()); }  // progress; whether all is through
-  // Whether wait() would throw: looks for failures and for peers that have left, for those who test and never wait.
+  bool test() { return done_ || (done_ = batch_->test()); }  // makes progress; whether all messages are complete
+  // Whether wait() would throw: checks for failures and for peers that have left, for callers that only poll.
   bool would_throw(c10::function_ref<std::string()> operation);
-  // What a wait is for: peers who have not come yet, or who have yet to take a message, which others are told of, so
-  // that ranks that wait for each other find out; or data, which may take as long as they do.
+  // The reason of a wait: peers that have not arrived, or that have not received a message. These are reported to the
+  // others for deadlock detection. Data transfers are not, since they may take long.
   enum class WaitReason { peer_arrival, message_taken, data };
-  // Blocks until all is through. Throws CommError: a failure elsewhere, a peer that left, ranks that wait for each
-  // other, the timeout. `operation` says in what this rank waits.
-  // `sent_tag`: of the message that is to be taken.
+  // Blocks until all messages are complete. Throws CommError if a rank failed or a peer left, on a deadlock, or after
+  // the timeout. `operation` describes the call for the message. `sent_tag` is the tag of the message that a peer must
+  // receive.
   void wait(c10::function_ref<std::string()> operation, WaitReason what = WaitReason::data, std::int64_t sent_tag = -1);
 
  private:

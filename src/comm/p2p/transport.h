@@ -1,5 +1,4 @@
-// What the pairwise engine needs of whatever carries bytes between processes: MPI (src/comm/mpi) or sockets
-// (src/comm/socket).
+// Interface of point-to-point transports between processes: MPI (src/comm/mpi) and sockets (src/comm/socket).
 #pragma once
 
 #include <chrono>
@@ -11,54 +10,54 @@
 
 namespace dtensor::p2p {
 
-// Messages of two channels never meet. Those of one with equal sender and tag arrive in the order in which they were
-// sent.
+// Messages of different channels never match. Those of one channel with equal sender and tag arrive in the order in
+// which they were sent.
 enum class Channel : std::uint8_t {
   collectives,
   messages,  // headers of messages, or messages without headers
-  payloads,  // what such a header announces
-  histories  // what ranks have called, where they find that they disagree
+  payloads,  // data announced by such a header
+  histories  // call histories, after ranks found that they disagree
 };
 
-// Messages under way on one channel with one tag. Destroyed before it is through, it leaves them to the transport,
-// which may use their memory for as long as the process lives.
+// Messages in progress on one channel with one tag. If destroyed early, the transport may use their memory until the
+// process ends.
 class Batch {
  public:
   virtual ~Batch() = default;
-  // `peer`: its rank. Nothing is sent for 0 bytes. The memory stays until test() says that all is through.
+  // `peer` is a rank. Messages of 0 bytes are not sent. The memory must live until test() returns true.
   virtual void send(const void* data, std::int64_t bytes, int peer) = 0;
   virtual void recv(void* data, std::int64_t bytes, int peer) = 0;
-  virtual bool test() = 0;                                // moves what can be moved; whether all is through
-  virtual std::vector<std::int64_t> missing() const = 0;  // peers of what is not through, sorted, each once
+  virtual bool test() = 0;                                // makes progress; returns whether all messages are complete
+  virtual std::vector<std::int64_t> missing() const = 0;  // peers of incomplete messages, sorted and distinct
 };
 
-// A word on the side channel, on which ranks tell each other that they failed or left.
+// A message on the side channel, on which ranks report that they failed or left.
 struct ControlMessage {
   int from = 0;
   int tag = 0;
   std::string text;
 };
 
-// Callable from any thread. Errors of the carrier itself are CommErrors.
+// Callable from any thread. Errors of the transport itself are CommErrors.
 class Transport {
  public:
   virtual ~Transport() = default;
-  virtual const char* name() const = 0;  // of the backend
+  virtual const char* name() const = 0;  // name of the backend
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual int local_size() const = 0;  // processes on this host; 0: unknown
   virtual int max_tag() const = 0;
   virtual std::unique_ptr<Batch> batch(Channel channel, int tag) = 0;
-  virtual void send_control(int peer, int tag, const std::string& text) = 0;  // returns at once; up to a few kilobytes
-  virtual std::optional<ControlMessage> poll_control() = 0;                   // what has come, if anything has
-  // Why this peer can say nothing any more; empty: it can, as far as is known.
+  virtual void send_control(int peer, int tag, const std::string& text) = 0;  // does not block; a few kilobytes at most
+  virtual std::optional<ControlMessage> poll_control() = 0;                   // the next received message, if any
+  // The reason why this peer cannot send any more; empty while it can, as far as is known.
   virtual std::string disconnect_reason(int) { return ""; }
-  // Between two tests of a rank that has waited this long: gives way to others. `oversubscribed`: this host has more
-  // processes than cores.
+  // Called between two tests of a rank that has waited this long, to yield to others. `oversubscribed`: this host has
+  // more processes than cores.
   virtual void pause(std::chrono::nanoseconds waited, bool oversubscribed) = 0;
-  virtual void finish() = 0;                // every rank has left; nothing comes after it
+  virtual void finish() = 0;                // every rank has left; the last call
   [[noreturn]] virtual void abort() = 0;    // ends this process
-  virtual bool abort_ends_all() const = 0;  // the others too, whatever they do
+  virtual bool abort_ends_all() const = 0;  // whether abort() also ends the other processes
 };
 
 }  // namespace dtensor::p2p

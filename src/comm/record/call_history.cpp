@@ -1,5 +1,5 @@
-// Entries are written by the rank's own thread and read by others only after the ranks have met with different hashes,
-// perhaps while the rank runs on: whatever was overwritten meanwhile is left out.
+// The rank's own thread writes entries. Others read them only after a collective found different hashes, possibly
+// while the rank continues; entries overwritten meanwhile are skipped.
 #include "comm/record/call_history.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ const CallHistory::Line* line_at(const RankCalls& member, std::uint64_t number) 
   return it == member.lines.end() ? nullptr : &*it;
 }
 
-// What the members did at this number, each with its ranks; those that are not known any more are left out.
+// The members' calls at one number, each with its ranks; calls that are no longer stored are skipped.
 struct OperatorsAt {
   std::uint64_t signature;
   std::string text;
@@ -44,7 +44,7 @@ std::vector<OperatorsAt> operators_at(const std::vector<RankCalls>& members, std
   return doings;
 }
 
-// The oldest call that every member still knows, or has not come to.
+// The oldest call that every member still stores, or has not reached.
 std::uint64_t oldest_known(const std::vector<RankCalls>& members) {
   std::uint64_t oldest = 1;
   for (const auto& member : members) {
@@ -53,7 +53,7 @@ std::uint64_t oldest_known(const std::vector<RankCalls>& members) {
   return oldest;
 }
 
-// What is there, made by whoever needs it first.
+// Returns the object at `place`; creates it on first use, on any thread.
 template <class T>
 T& made(std::atomic<T*>& place) {
   auto* known = place.load(std::memory_order_acquire);

@@ -1,6 +1,6 @@
-// The operators that a rank has called on a mesh, as a hash over all and the last of them in words. Ranks of a mesh
-// call the same, so the hashes are equal whenever they meet in a collective; where they are not, the words tell since
-// when.
+// The operators that a rank has called on a mesh: a hash over all calls, and the text of the most recent ones. Ranks
+// of a mesh make the same calls, so hashes that meet in a collective are equal. If not, the texts show the first
+// difference.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -15,13 +15,13 @@
 
 namespace dtensor {
 
-// One operator as it was called. `text` has a '%' for each of `numbers`, whose values count and change.
+// One operator call. `text` has a '%' for each of `numbers`, whose values vary and are compared.
 struct OperatorCall {
   static constexpr std::size_t kMaxNumbers = 4;
-  std::uint64_t hash = 0;  // of everything that must be equal, the numbers included
+  std::uint64_t hash = 0;  // of everything that must be equal, including the numbers
   const std::string* text = nullptr;
   const std::string* module = nullptr;  // null: none
-  c10::ArrayRef<double> numbers = {};   // the first few
+  c10::ArrayRef<double> numbers = {};   // the first kMaxNumbers
 };
 
 class CallHistory {
@@ -38,22 +38,22 @@ class CallHistory {
   std::uint64_t operators() const { return operators_.load(std::memory_order_relaxed); }
   std::uint64_t signature() const { return signature_.load(std::memory_order_relaxed); }
 
-  // Tensors of the mesh, as they are made: 1 for the first.
+  // The number of the next tensor of the mesh, in order of creation; 1 for the first.
   std::uint32_t count_tensor() {
     const auto number = tensors_.load(std::memory_order_relaxed) + 1;
     tensors_.store(number, std::memory_order_relaxed);
     return number;
   }
 
-  // The last calls, the latest last. Callable from any thread.
+  // The recent calls, latest last. Callable from any thread.
   struct Line {
     std::uint64_t number = 0;     // 1 for the first operator
-    std::uint64_t signature = 0;  // over all up to this one
+    std::uint64_t signature = 0;  // over all calls up to this one
     std::string text;
   };
   std::vector<Line> lines() const;
 
-  // The module in which an autograd node was made, by the node's sequence number; null: not known any more.
+  // The module in which an autograd node was created, by the node's sequence number; null: not stored any more.
   void note_node(std::uint64_t node, const std::string* module);
   const std::string* module_of_node(std::uint64_t node) const;
 
@@ -74,27 +74,27 @@ class CallHistory {
 
   std::atomic<std::uint64_t> operators_{0}, signature_{0};
   std::atomic<std::uint32_t> tensors_{0};
-  // Made when first needed: most meshes are never checked, and many programs name no modules.
+  // Allocated on first use: most meshes are never checked, and many programs name no modules.
   std::atomic<Entries*> entries_{nullptr};
   std::atomic<Nodes*> nodes_{nullptr};
 };
 
-// What one member of a communicator says of its calls.
+// The calls of one member of a communicator.
 struct RankCalls {
   std::int64_t rank = 0;
   std::uint64_t operators = 0, signature = 0;
   std::vector<CallHistory::Line> lines;
 };
 
-// Of this rank, as the call says; of all that are remembered.
+// The calls of this rank, from the counts in `call` and its stored history.
 RankCalls calls_of(std::int64_t rank, const CollectiveCall& call);
-// Whether both ends have called the same operators, as far as they say.
+// Whether both ranks have called the same operators; true if one of them is not under Checked.
 inline bool same_operators(const CollectiveCall& a, const CollectiveCall& b) {
   return a.signature == b.signature || a.signature == 0 || b.signature == 0;
 }
 
-// "first in call 17: rank 0 called aten::sum(...) in h.0; ranks 1, 2 called aten::mean(...) in h.0"; empty where all
-// are equal.
+// "first in call 17: rank 0 called aten::sum(...) in h.0; ranks 1, 2 called aten::mean(...) in h.0"; empty if all
+// calls are equal.
 std::string first_difference(const std::vector<RankCalls>& members);
 
 }  // namespace dtensor

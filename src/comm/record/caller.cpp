@@ -1,4 +1,4 @@
-// Modules are looked up when a collective starts: other ranks may ask for them while this one runs on.
+// Module paths are interned when a collective starts, since other ranks may read them while this one continues.
 #include "comm/record/caller.h"
 
 #include "comm/record/interned_text.h"
@@ -6,7 +6,7 @@
 
 namespace dtensor {
 
-// Most calls come from the module of the call before.
+// Caches the last path, since most calls come from the same module as the call before.
 const std::string* interned_module_path(const std::string& path) {
   static thread_local const std::string* last = nullptr;
   if (path.empty()) return nullptr;

@@ -1,4 +1,4 @@
-// For which operator, and in which module, this thread communicates: what ranks that disagree tell of each other.
+// The operator and module for which this thread communicates, for messages about ranks that disagree.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace dtensor {
 
-// While it lives, what this thread communicates is for `name` (an operator, redistribute), which lives for the program.
-// The outermost counts: what the program called.
+// During its lifetime, communication of this thread is attributed to `name` (an operator, redistribute), which must
+// live as long as the program. The outermost scope applies, since that is what the program called.
 class CallerScope {
  public:
   explicit CallerScope(const std::string& name) : outer_(current_) {
@@ -27,13 +27,13 @@ class CallerScope {
 
 inline constinit thread_local const std::string* CallerScope::current_ = nullptr;
 
-// `path` as a text that lives for the program; null where it is empty.
+// The interned `path`; null if it is empty.
 const std::string* interned_module_path(const std::string& path);
 
-// The module that runs on this thread, "the backward pass of h.0" and the like in backward; null: none.
+// The module that runs on this thread, "the backward pass of h.0" in backward; null: none.
 const std::string* calling_module();
 
-// " for aten::mm in h.0", of those that are not null.
+// " for aten::mm in h.0", from the parts that are not null.
 std::string caller_text(const CollectiveCall& call);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// Hashes that are the same in every process: what ranks compare, and keys of tables.
+// Hashes that are equal in every process, for comparisons between ranks and table keys.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace dtensor {
 
-// `hash` with one more word: a multiplication (of MurmurHash3's finalizer) and a shift that brings high bits down.
+// Adds a word to `hash`: a multiplication (constant of MurmurHash3's finalizer) and a shift that mixes high bits down.
 inline std::uint64_t hash_combine(std::uint64_t hash, std::uint64_t word) {
   hash = (hash ^ word) * 0xff51afd7ed558ccdull;
   return hash ^ (hash >> 32);

@@ -1,4 +1,4 @@
-// A set that is never destroyed: records may be written while statics are torn down.
+// The table is never destroyed: records may be written during static destruction.
 #include "comm/record/interned_text.h"
 
 #include <mutex>
@@ -22,7 +22,7 @@ Table& table() {
 }  // namespace
 
 const std::string& interned_string(const std::string& text) {
-  static const auto& other = *new std::string("(one of many)");
+  static const auto& other = *new std::string("(string table full)");
   auto& [mutex, texts] = table();
   const std::lock_guard lock(mutex);
   if (const auto it = texts.find(text); it != texts.end()) return *it;

@@ -1,5 +1,5 @@
-// Texts that records point to: names of mesh axes, modules, calls. Each is stored once and stays for the program, so
-// that a record is a pointer that any thread may read at any time; the table is bounded.
+// Interned strings for records: names of mesh axes, modules, calls. Each is stored once and lives as long as the
+// program, so that a record holds a pointer that any thread may read at any time. The table is bounded.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace dtensor {
 
-// The one copy of `text`; where the table is full, a text that says so. Thread-safe.
+// The stored copy of `text`; if the table is full, a placeholder. Thread-safe.
 const std::string& interned_string(const std::string& text);
-std::size_t interned_string_count();  // how many there are
+std::size_t interned_string_count();  // number of stored strings
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// The text of a record, and of a tensor in the wrong hands.
+// The text of a record, and the error for an object used by another rank.
 #include "comm/record/rank_record.h"
 
 #include <c10/util/Exception.h>
@@ -24,8 +24,8 @@ std::string RankRecord::recent() const {
     const Entry& entry = entries_[at % kKept];
     const auto* name = entry.name.load(std::memory_order_acquire);
     const auto collective = entry.collective.load(std::memory_order_relaxed);
-    if (next_.load(std::memory_order_acquire) >= at + kKept) continue;  // written anew meanwhile
-    if (collective == 0 && name == nullptr) continue;                   // half of it by another thread of the rank
+    if (next_.load(std::memory_order_acquire) >= at + kKept) continue;  // overwritten meanwhile
+    if (collective == 0 && name == nullptr) continue;                   // half written by another thread of the rank
     out += out.empty() ? "" : ", ";
     if (collective == 0) {
       out += *name;
@@ -63,10 +63,10 @@ std::string failed_before(const std::vector<std::pair<std::int64_t, std::string>
 }
 
 void throw_wrong_rank(const RankRecord& owner, const std::string& what) {
-  TORCH_CHECK(
-      false, what, " of ", owner.str(), " is used by a thread of ", RankRecord::current()->str(),
-      ". Each rank has its own tensors, meshes and communicators: make them inside its function. What ranks, or "
-      "an enclosing run_local, share must be plain tensors (full_tensor(), to_local()).");
+  TORCH_CHECK(false, what, " of ", owner.str(), " is used by a thread of ", RankRecord::current()->str(),
+              ". Each rank has its own tensors, meshes and communicators: make them inside its function. To share "
+              "values between ranks, or "
+              "with an enclosing run_local, use regular tensors (full_tensor(), to_local()).");
 }
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// What travels on a stream: a frame, and after some kinds as many bytes as it says.
+// A frame of a stream, followed for some kinds by `size` bytes.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@ namespace dtensor::sockets {
 
 struct Frame {
   enum Kind : std::uint8_t {
-    eager,            // a short message, with its bytes
-    request_to_send,  // a long one: `id` of the sender, and where its bytes are in the sender's memory
-    clear_to_send,    // the answer where that memory cannot be read: send it as `address` (the receiver's id)
-    data,             // the long message, to the receiver's `id`, with its bytes
+    eager,            // a short message, followed by its bytes
+    request_to_send,  // a long message: the sender's `id`, and the address of its bytes in the sender's memory
+    clear_to_send,    // the answer if that memory cannot be read: send it with `address` as the receiver's id
+    data,             // the long message for the receiver's `id`, followed by its bytes
     acknowledge,      // the receiver has read the sender's memory
-    control           // of the side channel, with its text
+    control           // a message of the side channel, followed by its text
   };
   Kind kind = eager;
   std::uint8_t channel = 0;

@@ -1,4 +1,4 @@
-// One process of a launched program, connected to the others by sockets: no MPI and no GPU.
+// One process of a launched program over sockets, without MPI and GPU.
 #include <atomic>
 
 #include "comm/error_messages.h"
@@ -15,7 +15,7 @@ namespace {
 
 int run(int, char**, const std::function<void(Communicator)>& fn, RunOptions options,
         const LauncherEnvironment& environment) {
-  // The table of a job that this process was part of before is still there, with the addresses of that time.
+  // Tables of earlier jobs of this process still exist, with old addresses, so each start gets another job id.
   static std::atomic<std::uint64_t> starts{0};
   RendezvousOptions where = rendezvous_options(environment, options.timeout);
   where.job = hash_combine(where.job, ++starts);

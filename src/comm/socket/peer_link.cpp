@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kPieces = 16;  // written by one call
 
-// The system's memory may be short for a moment, which is no end of the stream.
+// Also true if the system is temporarily out of memory, which does not end the stream.
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM; }
 
 }  // namespace
@@ -55,7 +55,7 @@ void Connection::flush() {
     const ssize_t n = sendmsg(fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && would_block()) return;
-    // What it said before it went is still to be read: drain() finds the end.
+    // Data that the peer sent before it closed is still to be read; drain() finds the end.
     if (n < 0) return out_.clear();
     for (auto left = static_cast<std::uint64_t>(n); left > 0;) {
       Piece& piece = out_.front();
@@ -68,7 +68,7 @@ void Connection::flush() {
   }
 }
 
-// Whether `at` has reached `size`.
+// Returns whether `at` has reached `size`.
 bool Connection::fill(char* to, std::uint64_t size, std::uint64_t& at) {
   while (at < size) {
     const ssize_t n = ::recv(fd(), to + at, size - at, MSG_DONTWAIT);

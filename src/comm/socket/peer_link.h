@@ -1,4 +1,5 @@
-// This process's end of the stream to one peer: frames out, in order; frames in, with their bytes where they belong.
+// This process's end of the stream to one peer. Sends frames in order, and receives frames with their bytes at their
+// target.
 #pragma once
 
 #include <deque>
@@ -10,7 +11,7 @@
 
 namespace dtensor::sockets {
 
-// Where the bytes of a frame go, and what is done when they are all there.
+// The target of a frame's bytes, and a callback for when they have all arrived.
 struct ReceiveTarget {
   char* data = nullptr;
   std::function<void()> done;
@@ -22,23 +23,23 @@ class Connection {
 
   int fd() const { return peer_.stream.fd(); }
   pid_t readable() const { return peer_.readable; }
-  // Why nothing comes any more; empty: it may.
+  // The reason why nothing can arrive any more; empty while it can.
   const std::string& disconnect_reason() const { return disconnect_reason_; }
   void disconnect(const std::string& why);
 
-  // Queues a frame. `owned` goes with it, or the `size` bytes at `data`, which stay until `sent` is called.
+  // Queues a frame, followed by `owned` or by the `size` bytes at `data`, which must live until `sent` is called.
   void put(const Frame& frame, std::string owned = {});
   void put(const Frame& frame, const char* data, std::uint64_t size, std::function<void()> sent);
   void flush();
   bool has_pending_output() const { return !out_.empty(); }
 
-  // Reads what is there. `receive_target` is asked once for each frame.
+  // Reads all available data. Calls `receive_target` once for each frame.
   void drain(const std::function<ReceiveTarget(const Frame&)>& receive_target);
 
  private:
   struct Piece {
     std::string owned;
-    const char* data = nullptr;  // null: owned
+    const char* data = nullptr;  // null: use `owned`
     std::uint64_t size = 0, at = 0;
     std::function<void()> sent;
     const char* begin() const { return (data != nullptr ? data : owned.data()) + at; }
@@ -50,7 +51,7 @@ class Connection {
   std::deque<Piece> out_;
   Frame frame_;
   std::uint64_t frame_at_ = 0, bytes_at_ = 0;
-  bool frame_complete_ = false;  // the frame is there, and its bytes are coming
+  bool frame_complete_ = false;  // the frame is complete, and its bytes are arriving
   ReceiveTarget target_;
 };
 

@@ -51,7 +51,7 @@ void Engine::send(const MessagePtr& message, Channel channel, int tag, bool now)
   frame.size = message->size;
   if (message->peer == rank_) return send_to_self(message, frame);
   Connection& link = links_[message->peer];
-  if (!link.disconnect_reason().empty()) return;  // never through: whoever waits for it hears why
+  if (!link.disconnect_reason().empty()) return;  // never completes; the waiting call reports the reason
   if (message->size <= kShort) {
     link.put(frame, std::string(message->data, message->size));
     message->finish();
@@ -145,7 +145,7 @@ void Engine::send_to_self(const MessagePtr& message, const Frame& frame) {
 
 std::string Engine::size_mismatch(const Frame& frame, const Message& message) {
   return "a message of " + std::to_string(frame.size) + " bytes from rank " + std::to_string(message.peer) +
-         " met a buffer of " + std::to_string(message.size);
+         " does not fit a buffer of " + std::to_string(message.size);
 }
 
 void Engine::take(const UnexpectedMessage& arrived, const MessagePtr& message) {
@@ -217,7 +217,7 @@ ReceiveTarget Engine::receive_target(int peer, const Frame& frame) {
       return {message->data, [message] { message->finish(); }};
     }
   }
-  throw CommError("rank " + std::to_string(rank_) + " read what is no message from rank " + std::to_string(peer));
+  throw CommError("rank " + std::to_string(rank_) + " received an invalid frame from rank " + std::to_string(peer));
 }
 
 ReceiveTarget Engine::eager_target(int peer, const Frame& frame) {
@@ -236,7 +236,7 @@ ReceiveTarget Engine::eager_target(int peer, const Frame& frame) {
 
 MessagePtr Engine::take_by_id(std::map<std::uint64_t, MessagePtr>& map, std::uint64_t id) {
   const auto at = map.find(id);
-  if (at == map.end()) throw CommError("rank " + std::to_string(rank_) + " read an answer to nothing");
+  if (at == map.end()) throw CommError("rank " + std::to_string(rank_) + " received an answer with an unknown id");
   MessagePtr message = std::move(at->second);
   map.erase(at);
   return message;

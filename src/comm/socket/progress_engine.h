@@ -1,9 +1,9 @@
-// What has been posted and what has come, matched by sender, channel and tag.
+// Matches posted and arrived messages by sender, channel and tag.
 //
-// Short messages go at once and wait in this process's memory until they are asked for. Long ones are offered, and
-// moved when the receiver has said where to: by one copy out of the sender's memory where both are on one host and the
-// kernel allows it, else over the stream. So the bytes that nobody has asked for yet are bounded, and no long message
-// holds up what comes behind it.
+// Short messages are sent eagerly and stay in the receiver's memory until a receive is posted. Long messages use a
+// rendezvous: the receiver copies them from the sender's memory if both are on one host and the kernel allows it, else
+// they go over the stream. So the memory of unexpected messages is bounded, and a long message does not block those
+// behind it.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@
 
 namespace dtensor::sockets {
 
-// One message as the program posted it. Kept alive by the engine, too, while something may still happen to it.
+// One posted message. The engine keeps it alive while it is in use.
 struct Message {
   int peer;
   char* data;
@@ -41,18 +41,18 @@ class Engine {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(links_.size()); }
-  int poll_fd() const { return poll_; }  // ready where progress() has something to do
+  int poll_fd() const { return poll_; }  // readable if progress() has work
 
-  // `now`: written at once, else with the next progress().
+  // `now`: written at once, else at the next progress().
   void send(const MessagePtr& message, p2p::Channel channel, int tag, bool now);
   void recv(const MessagePtr& message, p2p::Channel channel, int tag);
   void send_control(int peer, const Frame& frame, const std::string& text);
   std::optional<p2p::ControlMessage> poll_control();
-  // Why this peer can say nothing any more, once all that it said was heard; else empty.
+  // The reason why this peer cannot send any more, after all its messages were handled; else empty.
   std::string disconnect_reason(int peer);
 
-  void progress();  // moves what can be moved now
-  void settle();    // what is queued goes out, as far as the peers take it
+  void progress();  // makes all progress that is possible now
+  void settle();    // flushes queued output, as far as the peers receive it
 
  private:
   using Channel = p2p::Channel;
@@ -62,30 +62,30 @@ class Engine {
     int tag;
     friend auto operator<=>(const Key&, const Key&) = default;
   };
-  // A message that has come, or been offered, before it was asked for.
+  // A message that arrived, or was offered, before its receive was posted.
   struct UnexpectedMessage {
     Frame frame;
-    std::shared_ptr<std::string> bytes;  // of a short one
+    std::shared_ptr<std::string> bytes;  // of a short message
   };
 
-  // Whoever waits is woken when the peer has room again.
+  // If output remains, the waiting thread wakes when the peer can receive more.
   void flush(int peer);
   bool has_pending_output();
   void send_to_self(const MessagePtr& message, const Frame& frame);
   static std::string size_mismatch(const Frame& frame, const Message& message);
-  // A message that has arrived, or been offered, and the one that asked for it.
+  // Completes a receive with a message that has arrived or was offered.
   void take(const UnexpectedMessage& arrived, const MessagePtr& message);
   void read_from_sender(const Frame& offer, const MessagePtr& message);
   static bool read_memory(pid_t process, const Frame& offer, const Message& message);
   ReceiveTarget receive_target(int peer, const Frame& frame);
-  // Straight to where it was asked for, or into memory of its own.
+  // Receives directly into the buffer of a posted receive, or into a new one.
   ReceiveTarget eager_target(int peer, const Frame& frame);
   MessagePtr take_by_id(std::map<std::uint64_t, MessagePtr>& map, std::uint64_t id);
 
   int rank_, poll_;
   std::mutex mutex_;
   std::deque<Connection> links_;
-  std::vector<bool> writing_;  // of each link: it waits for room
+  std::vector<bool> writing_;  // for each link: it waits to write
   std::uint64_t ids_ = 0;
   std::map<Key, std::deque<MessagePtr>> posted_receives_;
   std::map<Key, std::deque<UnexpectedMessage>> unexpected_;

@@ -20,7 +20,7 @@ constexpr int kBacklog = 4096;
 
 void set(int fd, int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof value); }
 
-// Small messages go at once, and a host that has gone is noticed within seconds.
+// Sends small messages without delay, and detects a dead host within seconds.
 void settle_tcp(int fd) {
   set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);

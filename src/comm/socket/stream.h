@@ -1,4 +1,4 @@
-// File descriptors of stream sockets: TCP between hosts, Unix sockets on one.
+// Stream sockets: TCP between hosts, Unix sockets on one host.
 #pragma once
 
 #include <chrono>
@@ -23,7 +23,7 @@ class Stream {
   bool open() const { return fd_ >= 0; }
   void reset();
 
-  // Of each read and write below; 0: for ever.
+  // Timeout of each read and write below; 0: none.
   void set_timeout(std::chrono::milliseconds time) const;
   bool write_all(const void* data, std::size_t bytes) const;
   bool read_all(void* data, std::size_t bytes) const;
@@ -33,18 +33,18 @@ class Stream {
   int fd_ = -1;
 };
 
-// Listens on this port of every interface; 0: on a free one. Not open where that is not possible.
+// Listens on this port of every interface; 0: on a free port. The result is not open on failure.
 Stream listen_tcp(int port);
 int port_of(const Stream& listener);
-// `name` is in the abstract namespace, which no file system shows and which ends with its listener.
+// `name` is in the abstract namespace: it has no file, and is released with its listener.
 Stream listen_unix(const std::string& name);
-// The next connection, if one comes within `time`.
+// Accepts the next connection, if one arrives within `time`.
 Stream accept_within(const Stream& listener, std::chrono::milliseconds time);
 
-// Each address of the host is given this time: one that is not there may not even refuse.
+// The timeout applies to each address of the host, since an unreachable one may not answer.
 Stream connect_tcp(const std::string& host, int port, std::chrono::milliseconds time);
 Stream connect_unix(const std::string& name);
-// The address of this end, as others may use it.
+// The address of this end of the connection.
 std::string own_address(const Stream& stream);
 
 }  // namespace dtensor::sockets

@@ -24,7 +24,8 @@ class SocketBatch final : public Batch {
 
   void send(const void* data, std::int64_t bytes, int peer) override {
     if (bytes == 0) return;
-    // The members of a collective look for its messages at once; others may compute first.
+    // Members of a collective poll at once, so its messages are written with the next progress(). Receivers of other
+    // messages may compute first, so those are written now.
     engine_.send(next(const_cast<void*>(data), bytes, peer), channel_, tag_, channel_ != Channel::collectives);
   }
   void recv(void* data, std::int64_t bytes, int peer) override {
@@ -87,7 +88,7 @@ class SocketTransport final : public p2p::Transport {
   std::optional<ControlMessage> poll_control() override { return engine_.poll_control(); }
   std::string disconnect_reason(int peer) override { return engine_.disconnect_reason(peer); }
 
-  // Asleep until something comes, so that others have the cores.
+  // Sleeps until data arrives, so that other processes can use the cores.
   void pause(std::chrono::nanoseconds waited, bool oversubscribed) override {
     if (!oversubscribed && waited.count() == 0) return;
     epoll_event event;

@@ -1,4 +1,4 @@
-// Messages between processes over streams.
+// The transport between processes over streams.
 #pragma once
 
 #include <memory>

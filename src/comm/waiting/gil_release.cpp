@@ -1,4 +1,4 @@
-// The wait hooks: set once by a language's binding, null in C++ programs.
+// The wait hooks: set once by a language binding, null in C++ programs.
 #include "comm/waiting/gil_release.h"
 
 #include "internal/gil_hooks.h"

@@ -1,5 +1,5 @@
-// Around a wait for other ranks: gives up the lock of the language that called, where it set wait hooks.
-// Exported for the CUDA library.
+// Releases the caller's language lock (the GIL) during a wait for other ranks, if a binding has set hooks. Exported
+// for the CUDA library.
 #pragma once
 
 #include "dtensor/export.h"

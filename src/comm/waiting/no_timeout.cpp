@@ -1,4 +1,4 @@
-// A count for the whole process: what a debugger stops is the process.
+// A process-wide count, since a debugger stops the process.
 #include "comm/waiting/no_timeout.h"
 
 #include <algorithm>

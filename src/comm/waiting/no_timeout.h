@@ -9,8 +9,7 @@ namespace dtensor {
 
 bool timeouts_suspended();
 
-// A timeout that clocks can count with: those who wait for ever ask for the longest time that there is, which would
-// wrap round when it is added to now.
+// Limits a timeout to what clock arithmetic supports: adding duration::max() to the current time would overflow.
 DTENSOR_API std::chrono::milliseconds clamp_timeout(std::chrono::milliseconds timeout);
 
 }  // namespace dtensor

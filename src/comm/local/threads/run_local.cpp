@@ -1,4 +1,4 @@
-// Runs a function as thread ranks: sets each thread up, and makes of several failures the one that came first.
+// Runs a function as thread ranks: sets up each thread and selects the first of several failures.
 #include "comm/local/threads/run_local.h"
 
 #include <ATen/Parallel.h>
@@ -22,23 +22,23 @@ namespace dtensor {
 namespace local {
 namespace {
 
-// Fresh autograd state, with backward on the rank's own thread: autograd's worker threads are shared by all ranks, and
-// two ranks that wait for each other on one of them never finish.
+// Fresh autograd state, with backward on the rank's own thread. Autograd's worker threads are shared by all ranks, so
+// two ranks that wait for each other there would deadlock.
 void set_up_thread(int intra_op_threads) {
   c10::AutogradState::set_tls_state(c10::AutogradState(/*grad_mode=*/true, /*inference_mode=*/false,
                                                        /*fw_grad_mode=*/true, /*multithreading_enabled=*/false));
-  at::get_num_threads();  // until it has run on a thread, set_num_threads changes the whole process
+  at::get_num_threads();  // before its first call on a thread, set_num_threads changes the setting of the process
   at::set_num_threads(intra_op_threads);
 }
 
-// The profiler of the thread that starts the ranks sees them, too.
+// The profiler of the starting thread also records the ranks.
 class Profiler {
  public:
   Profiler() {
     auto* state = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
     if (state != nullptr) state_ = {c10::ThreadLocalDebugInfo::current(), state};
   }
-  // On the thread of a rank, which is left as it was.
+  // Runs on the thread of a rank and restores its state afterwards.
   void run(const std::function<void()>& rank) const {
     if (!state_) return rank();
     at::set_record_function_tls_(callbacks_);
@@ -53,7 +53,7 @@ class Profiler {
 
 enum class Origin { own, peer, communication };
 
-// Within a handler.
+// Must be called in an exception handler.
 Origin current_origin() {
   try {
     throw;
@@ -66,7 +66,8 @@ Origin current_origin() {
   }
 }
 
-// The others are its consequences. Of an exception that other ranks were told of, they may be the first to end.
+// The first failure; later ones are its consequences. A PeerError may come before the original exception on another
+// rank, which then replaces it.
 class FirstFailure {
  public:
   void record_current(int rank) {
@@ -81,13 +82,13 @@ class FirstFailure {
  private:
   std::mutex mutex_;
   RunResult result_;
-  bool reported_ = false;  // by another rank
+  bool reported_ = false;  // result_ is a PeerError, so its origin is another rank
 };
 
 }  // namespace
 
 RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunOptions options) {
-  TORCH_CHECK(ranks >= 1, "run_local: ", ranks, " ranks");
+  TORCH_CHECK(ranks >= 1, "run_local: expected at least 1 rank, got ", ranks);
   options.timeout = clamp_timeout(options.timeout);
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   auto world = std::make_shared<World>(ranks, options, ranks + running_threads() > cores);
@@ -101,7 +102,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
   FirstFailure first;
   run_on_threads(ranks, [&](int rank) {
     const RankThreadScope thread(*world->record(rank));
-    const at::ThreadLocalStateGuard left_as_found{at::ThreadLocalState()};  // the next run's rank is another's
+    const at::ThreadLocalStateGuard left_as_found{at::ThreadLocalState()};  // the next run is another rank
     try {
       set_up_thread(intra_op);
       auto backend = make_backend(group, rank);
@@ -110,7 +111,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
       profiler.run([&] { fn(Communicator(std::move(backend))); });
       if (world->failed() && world->record(rank)->has_unreported_failure()) world->throw_failure();
     } catch (...) {
-      // Read before it is recorded: another rank's error may take its place there, and the last reference with it.
+      // Read the text before recording: another rank's error may replace this one and drop its last reference.
       const std::string text = current_exception_text();
       first.record_current(rank);
       world->fail("rank " + std::to_string(rank) + " failed: " + text);
@@ -118,7 +119,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
     run_rank_exit_hooks();
     world->leave(rank);
   });
-  at::set_num_threads(threads);  // ATen gives new threads of the process what was set last on any
+  at::set_num_threads(threads);  // new threads of the process inherit the value set last on any thread
   return first.result();
 }
 
@@ -126,7 +127,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
 
 namespace {
 
-// The type is kept where the message can be changed: CommError and c10::Error with all its kinds.
+// Preserves the type where the message can be changed: CommError, and c10::Error with its subclasses.
 [[noreturn]] void rethrow(const local::RunResult& failed) {
   const std::string who = "rank " + std::to_string(failed.rank);
   try {

@@ -1,4 +1,4 @@
-// run_local for those who want the failed rank apart from its error.
+// run_local with the failed rank and its exception as separate results.
 #pragma once
 
 #include <exception>
@@ -8,7 +8,7 @@
 namespace dtensor::local {
 
 struct RunResult {
-  int rank = -1;             // of the first that threw, or whose exception that one's PeerError told of; -1: none
+  int rank = -1;             // the first rank that threw, or the origin of its PeerError; -1: none
   std::exception_ptr error;  // what it threw
 };
 

@@ -1,6 +1,6 @@
-// A run takes idle threads, or starts some, before any body begins: where the system has no more threads or memory,
-// nothing has run yet. Each thread puts itself back when its body returns. Nested runs take others, so that nothing
-// ever waits for a thread.
+// A run takes idle threads, or starts new ones, before any body begins: if the system has no more threads or memory,
+// nothing has run yet. Each thread returns to the pool when its body returns. Nested runs take other threads, so that
+// no run waits for a thread.
 #include "comm/local/threads/thread_pool.h"
 
 #include <c10/util/Exception.h>
@@ -48,7 +48,7 @@ struct Pool {
   int started = 0;
   std::atomic<int> running{0};
 
-  // Throws where a thread cannot be started; those that could be are idle then.
+  // Throws if a thread cannot be started; threads started before that stay idle in the pool.
   std::vector<Worker*> take(int n) {
     std::lock_guard lock(mutex);
     for (auto there = static_cast<int>(idle.size()); there < n; ++there) {
@@ -72,7 +72,7 @@ struct Pool {
   }
 };
 
-// Never destroyed: its threads sleep until the process ends.
+// Never destroyed: its threads sleep until the process exits.
 Pool& pool() {
   static auto* the_pool = new Pool;
   return *the_pool;
@@ -97,7 +97,7 @@ void run_on_threads(int n, const std::function<void(int)>& body) {
   }
   workers = pool().take(n);
   pool().running += n;
-  for (std::size_t i = 0; i < workers.size(); ++i) workers[i]->start(std::move(jobs[i]));  // nothing to allocate
+  for (std::size_t i = 0; i < workers.size(); ++i) workers[i]->start(std::move(jobs[i]));  // allocates nothing
   done->wait();
 }
 

@@ -5,11 +5,11 @@
 
 namespace dtensor::local {
 
-// Runs body(0) .. body(n - 1), each on a thread of its own, and waits for all. `body` does not throw. Callable from
-// within a body. Throws, before any body runs, where the system gives no more threads.
+// Runs body(0) .. body(n - 1), each on its own thread, and waits for all. `body` must not throw. Callable from within
+// a body. Throws before any body runs if the system cannot start enough threads.
 void run_on_threads(int n, const std::function<void(int)>& body);
 
-// How many bodies run at this moment, in the whole process.
+// Number of bodies that are running now in this process.
 int running_threads();
 
 }  // namespace dtensor::local

@@ -1,5 +1,5 @@
-// The slow half of a wait: sleeping in slices, so that a failure, a rank that has left, ranks that wait for each other
-// and the timeout are all noticed without anybody having to know who sleeps where.
+// The slow path of a wait: sleeps in slices, so that each sleeper itself notices a failure, a rank that has left, a
+// deadlock and the timeout. Sleepers need no registry.
 #include "comm/local/threads/wait_set.h"
 
 #include <thread>
@@ -25,7 +25,7 @@ class SleeperCount {
   std::atomic<int>& count_;
 };
 
-// Tells the others where this rank waits, for their reports, for as long as it does.
+// Publishes what this rank waits for while it waits, for the reports of other ranks.
 class PostedWait {
  public:
   PostedWait(World& world, std::int64_t rank) : world_(world), rank_(rank) {}
@@ -35,7 +35,8 @@ class PostedWait {
   PostedWait(const PostedWait&) = delete;
   PostedWait& operator=(const PostedWait&) = delete;
 
-  // True where the wait can never end. Not where a helper of the rank waits, whose own thread goes on meanwhile.
+  // Returns true if the wait can never end. Helper threads of a rank do not count, since the rank's own thread
+  // continues.
   bool post(const WaitDescription& text) {
     if (RankRecord::current() == nullptr) return false;
     if (!posted_) place_ = text.operation();

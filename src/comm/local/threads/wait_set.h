@@ -1,4 +1,4 @@
-// How a thread rank waits for another: briefly hot, then giving way, then asleep.
+// How a thread rank waits for another: it spins, then yields, then sleeps.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -13,25 +13,25 @@
 
 namespace dtensor::local {
 
-// What to say about a wait that goes wrong.
+// Describes a wait in error messages.
 struct WaitDescription {
-  std::int64_t rank;                                       // who waits (world rank)
-  c10::function_ref<std::string()> operation;              // in what: "all_reduce #3 (...) on tp {0, 1}"
-  c10::function_ref<std::vector<std::int64_t>()> missing;  // for whom (world ranks)
+  std::int64_t rank;                                       // the waiting world rank
+  c10::function_ref<std::string()> operation;              // the call: "all_reduce #3 (...) on tp {0, 1}"
+  c10::function_ref<std::vector<std::int64_t>()> missing;  // the awaited world ranks
 };
 
 class WaitSet {
  public:
   explicit WaitSet(World& world) : world_(world) {}
 
-  // Returns when `ready`. Throws CommError when the world fails, when somebody who is waited for leaves, and after the
-  // world's timeout, failing the world with a text that says who waits where and for whom.
+  // Returns when `ready`. Throws CommError if the world fails, if an awaited rank leaves, or after the world's
+  // timeout. The message names the waiting rank, its call and the awaited ranks.
   template <class Ready>
   void wait(const WaitDescription& text, Ready&& ready) {
     if (!spin(ready)) block(text, c10::function_ref<bool()>(ready));
   }
 
-  // Call after making some `ready` true.
+  // Call this after making a `ready` condition true.
   void wake() {
     if (sleepers_.load() == 0) return;
     std::lock_guard lock(mutex_);

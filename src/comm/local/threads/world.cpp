@@ -1,5 +1,5 @@
-// The state of a run that outlives any one communicator: who has left, who waits where and for whom, and the failure
-// that ended it.
+// The state of a run, independent of its communicators: which ranks have left, what each rank waits for, and the
+// failure that ended the run.
 #include "comm/local/threads/world.h"
 
 #include <algorithm>
@@ -10,7 +10,8 @@
 namespace dtensor::local {
 namespace {
 
-// Ranks that outnumber the cores must give way at once; others are worth a longer look, as a peer is about to come.
+// If there are more ranks than cores, ranks yield early; otherwise spinning longer pays off, since a peer arrives
+// soon.
 constexpr int kSpinsOversubscribed = 50;
 constexpr int kSpinsDedicated = 2000;
 
@@ -33,7 +34,7 @@ std::string World::failure() const {
 
 void World::throw_failure() const { throw CommError(failure()); }
 
-// Ranks that wait for each other, the first for the second and so on round to the first; empty where there are none.
+// A cycle of ranks that wait for each other, through `rank`; empty if there is none.
 std::vector<std::int64_t> World::find_wait_cycle(std::int64_t rank) const {
   std::vector<std::int64_t> from(ranks_.size(), -1), next{rank};
   while (!next.empty()) {
@@ -52,8 +53,8 @@ std::vector<std::int64_t> World::find_wait_cycle(std::int64_t rank) const {
   return cycle.push_back(rank), cycle;
 }
 
-// Those who were missing at a look may have come since. But if each on the cycle has looked after the last of them
-// began to wait, then all were waiting at that moment and none had come to another: nobody can go on.
+// Ranks that were missing at a check may have arrived since. But if each rank of the cycle has checked after the last
+// of them began to wait, all were waiting at that moment and none had arrived. This is a deadlock.
 bool World::post_wait(std::int64_t rank, const std::string& operation,
                       c10::function_ref<std::vector<std::int64_t>()> missing) {
   std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// One run_local: what all its thread ranks share, whatever communicator they use.
+// One run_local: the state that all its thread ranks share.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -25,39 +25,39 @@ class World {
   std::chrono::milliseconds timeout() const { return options_.timeout; }
   int spins() const { return spins_; }
 
-  // The first failure ends everything: every wait, now and later, throws its text.
+  // The first failure ends the run: every current and later wait throws its text.
   void fail(std::string text);
   bool failed() const { return failed_.load(); }
   std::string failure() const;
   [[noreturn]] void throw_failure() const;
 
-  // A rank's function has returned (or thrown): it will take part in nothing any more.
+  // The rank's function has returned or thrown; the rank makes no further calls.
   void leave(std::int64_t rank) { ranks_[rank].left.store(true, std::memory_order_release); }
   bool left(std::int64_t rank) const { return ranks_[rank].left.load(std::memory_order_acquire); }
 
-  // What each rank did last, for reports.
+  // The recent calls of each rank, for reports.
   void set_record(std::int64_t rank, std::shared_ptr<RankRecord> record) { ranks_[rank].record = std::move(record); }
   const std::shared_ptr<RankRecord>& record(std::int64_t rank) const { return ranks_[rank].record; }
-  // What some of these ranks failed in before, as a message begins with it.
+  // The earlier errors of these ranks, as the beginning of a message.
   std::string failed_before(c10::ArrayRef<std::int64_t> ranks) const;
-  // "; last of rank 0: ...; last of rank 2: ...", of the first few.
+  // "; last of rank 0: ...; last of rank 2: ...", for the first few ranks.
   std::string recent(c10::ArrayRef<std::int64_t> ranks) const;
 
-  // What a rank that has been waiting for a while waits in, and for whom; called again as long as it waits. True where
-  // that can never end, because those it waits for wait for it, directly or by way of others.
+  // Records the operation of a waiting rank and the ranks it waits for; called repeatedly during the wait. Returns
+  // true on a deadlock: the awaited ranks wait for this rank, directly or through others.
   bool post_wait(std::int64_t rank, const std::string& operation,
                  c10::function_ref<std::vector<std::int64_t>()> missing);
   void end_wait(std::int64_t rank);
-  // "rank 2 waits in all_reduce #3 ..." or what else can be said about it.
+  // "rank 2 waits in all_reduce #3 ...", or another description of its state.
   std::string describe_wait(std::int64_t rank) const;
 
  private:
   struct Rank {
     std::atomic<bool> left{false};
     std::string operation;              // empty: not waiting
-    std::vector<std::int64_t> missing;  // for whom, at its last look
+    std::vector<std::int64_t> missing;  // awaited ranks at its last check
     std::uint64_t first_check = 0, last_check = 0;
-    std::shared_ptr<RankRecord> record;  // set before any rank begins
+    std::shared_ptr<RankRecord> record;  // set before any rank starts
   };
   std::vector<std::int64_t> find_wait_cycle(std::int64_t rank) const;
 

@@ -1,5 +1,5 @@
-// Linux: sysconf, and the file of the control group in its second or first version. A container sees its own group at
-// the root of the tree; a job that a batch system put into a group below it sees the whole machine here.
+// Linux: sysconf and the cgroup files of version 2 or 1. A container has its own cgroup at the root of the tree. A job
+// that a batch system put into a nested cgroup gets the memory of the machine here.
 #include "comm/memory/pool/available_memory.h"
 
 #include <unistd.h>
@@ -14,7 +14,7 @@ std::size_t available_memory(const std::string& cgroup) {
   for (const char* name : {"/memory.max", "/memory/memory.limit_in_bytes"}) {
     std::ifstream file(cgroup + name);
     std::size_t limit = 0;
-    if (file >> limit) bytes = std::min(bytes, limit);  // "max" is no number
+    if (file >> limit) bytes = std::min(bytes, limit);  // "max" is not a number
   }
   return bytes;
 }

@@ -1,4 +1,4 @@
-// How much memory processes here may have together.
+// Memory available to all processes on this host or in this container.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace dtensor {
 
-// In bytes: the machine's memory, or the limit of the container below `cgroup` if that is lower.
+// In bytes: the machine's memory, or the container's limit in `cgroup` if that is lower.
 std::size_t available_memory(const std::string& cgroup = "/sys/fs/cgroup");
 
 }  // namespace dtensor

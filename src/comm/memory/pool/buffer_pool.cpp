@@ -1,7 +1,7 @@
-// The pool: free blocks by size class. Of a class the latest one that this thread gave is the next taken, since the
-// caches of its core hold it, and any other thread's where there is none among the latest few; the oldest of all go
-// back to the system when more than the limit is kept. A class is a power of two in eight steps, so at most 1/8 of a
-// block is unused. Small requests are left to the C library, which caches them.
+// The pool of free blocks by size class. It prefers the block of a class that this thread freed last, which is likely
+// in its core's cache. If none of the latest few is from this thread, it takes the latest of any thread. Above the
+// limit, the oldest blocks return to the system. Each power of two has eight classes, so at most 1/8 of a block is
+// unused. Small requests use the C library, which caches them.
 #include "comm/memory/pool/buffer_pool.h"
 
 #include <ATen/ATen.h>
@@ -22,8 +22,8 @@
 namespace dtensor {
 namespace {
 
-constexpr std::size_t kSmall = std::size_t{1} << 16;     // below: plain malloc
-constexpr std::size_t kHugePage = std::size_t{2} << 20;  // from here: aligned and advised for huge pages
+constexpr std::size_t kSmall = std::size_t{1} << 16;     // smaller blocks use malloc
+constexpr std::size_t kHugePage = std::size_t{2} << 20;  // larger blocks are aligned and advised for huge pages
 constexpr std::size_t kAlignment = 64;
 
 std::size_t class_size(std::size_t bytes) {
@@ -35,7 +35,7 @@ std::size_t default_limit(std::size_t processes) {
   return std::min<std::size_t>(available_memory() / 8, std::size_t{4} << 30) / processes;
 }
 
-// Null where there is none.
+// Returns null if there is no memory.
 void* system_block(std::size_t size) {
   const std::size_t alignment = size >= kHugePage ? kHugePage : kAlignment;
   void* block = nullptr;
@@ -63,9 +63,9 @@ class Pool {
     }
     void* block = system_block(size);
     if (block != nullptr) return block;
-    trim();  // what is kept here unused may be what is missing
+    trim();  // cached blocks may be the missing memory
     block = system_block(size);
-    TORCH_CHECK(block != nullptr, "out of memory: a block of ", size, " bytes");
+    TORCH_CHECK(block != nullptr, "out of memory: could not allocate ", size, " bytes");
     return block;
   }
 
@@ -107,8 +107,8 @@ class Pool {
   using Blocks = std::list<Block>;  // oldest first
   using Index = std::multimap<std::size_t, Blocks::iterator>;
 
-  // The latest at all where none of the latest few is this thread's: one thread may give what others take, in
-  // thousands.
+  // Falls back to the latest block of any thread: the search is bounded, since one thread may free thousands of blocks
+  // that others take.
   static Index::iterator latest_of_this_thread(Index::iterator first, Index::iterator last) {
     constexpr int kLook = 64;
     const auto me = std::this_thread::get_id();
@@ -129,7 +129,7 @@ class Pool {
 
   void shrink(std::size_t limit) {
     while (stats_.cached_bytes > limit) {
-      // The oldest of all is the oldest of its class.
+      // The oldest block of all is the oldest of its class.
       std::free(forget(std::prev(by_size_.upper_bound(blocks_.front().size))));
     }
   }
@@ -138,29 +138,29 @@ class Pool {
   Blocks blocks_;
   Index by_size_;
   std::size_t limit_ = default_limit(1);
-  bool chosen_ = false;  // the limit, by the program
+  bool chosen_ = false;  // whether the program has set the limit
   MemoryPoolStats stats_;
 };
 
-// Never destroyed: tensors may die after main.
+// Never destroyed: tensors may be freed after main.
 Pool& pool() {
   static auto* the_pool = new Pool;
   return *the_pool;
 }
 
-// In front of each block: what the deleter needs. Keeps the data aligned.
+// Precedes each block, with the data for the deleter. Keeps the data aligned.
 struct alignas(kAlignment) Header {
-  std::size_t size, bytes;  // of the block, and what was asked for
+  std::size_t size, bytes;  // size of the block, and requested bytes
 };
 
-// As ATen's own allocator does: what a collective puts out is memory that the rank holds.
+// Reports like ATen's own allocator.
 void report_to_profiler(void* data, std::int64_t change) {
   if (c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(data, change, 0, 0, c10::Device(c10::kCPU));
 }
 
 void* small_block(std::size_t size) {
   void* block = system_block(size);
-  TORCH_CHECK(block != nullptr, "out of memory: a block of ", size, " bytes");
+  TORCH_CHECK(block != nullptr, "out of memory: could not allocate ", size, " bytes");
   return block;
 }
 

@@ -1,4 +1,4 @@
-// Tensors out of the pool (dtensor/comm.h).
+// Tensors from the pool (dtensor/comm.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,12 +7,12 @@
 
 namespace dtensor {
 
-// An uninitialised contiguous CPU tensor from the pool. Does not go through the dispatcher, so that a MeshScope or a
-// mode does not see it. Ordinary in every other way: it may be resized, and its memory returns to the pool when it
-// dies, on whatever thread that happens.
+// An uninitialized contiguous CPU tensor from the pool. Bypasses the dispatcher, so MeshScope and dispatch modes do
+// not apply. Otherwise an ordinary tensor: it may be resized, and its memory returns to the pool when it is freed on
+// any thread.
 at::Tensor pooled_empty(at::IntArrayRef sizes, at::ScalarType dtype);
 
-// So many processes of this job are on this host; each keeps its share alone. Not after set_memory_pool_limit.
+// Divides the default limit by the number of this job's processes on this host. No effect after set_memory_pool_limit.
 void share_pool_limit(int processes);
 
 }  // namespace dtensor

@@ -1,10 +1,10 @@
-// Which device types have memory that the backends of CPUs may read and write.
+// Device types whose memory the CPU backends can read and write.
 #pragma once
 
 #include <c10/core/DeviceType.h>
 
 namespace dtensor {
 
-bool in_host_memory(c10::DeviceType device);  // the CPU's, and what was declared
+bool in_host_memory(c10::DeviceType device);  // the CPU, and declared types
 
 }  // namespace dtensor

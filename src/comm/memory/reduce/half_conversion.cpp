@@ -1,4 +1,4 @@
-// By the processor's conversion where it has one (asked at run time) and c10's otherwise.
+// Uses the F16C instructions if the processor has them (tested at run time), else c10's conversion.
 #include "comm/memory/reduce/half_conversion.h"
 
 #if defined(__x86_64__)

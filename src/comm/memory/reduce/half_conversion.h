@@ -8,7 +8,7 @@
 namespace dtensor {
 
 void to_float(const at::Half* in, float* out, std::int64_t n);
-// Rounded to nearest even, as c10 does, NaN kept.
+// Rounds to nearest even, like c10; preserves NaN.
 void from_float(const float* in, at::Half* out, std::int64_t n);
 
 }  // namespace dtensor

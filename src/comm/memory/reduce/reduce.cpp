@@ -1,5 +1,5 @@
-// Reductions over strided sequences: finds the longest stretches that lie adjacent in every tensor and gives them to
-// the kernels (reduce_kernels.inl); packs what is finer.
+// Reductions over strided sequences: finds the longest runs that are contiguous in every tensor and passes them to the
+// kernels (reduce_kernels.inl); packs shorter runs.
 #include "comm/memory/reduce/reduce.h"
 
 #include <c10/util/BFloat16.h>
@@ -25,12 +25,12 @@
 namespace dtensor {
 namespace {
 
-constexpr std::int64_t kTile = 128;                              // elements that the kernels have in the cache at once
-constexpr std::size_t kPrefetchBytes = 1024;                     // how far ahead inputs are fetched
-constexpr std::int64_t kLongestRow = 1 << 16;                    // bytes; the processor follows longer ones by itself
+constexpr std::int64_t kTile = 128;                              // elements that the kernels keep in the cache at once
+constexpr std::size_t kPrefetchBytes = 1024;                     // prefetch distance for inputs
+constexpr std::int64_t kLongestRow = 1 << 16;                    // bytes; the hardware prefetches longer rows itself
 constexpr std::int64_t kBlock = 1024;                            // elements that are packed at once
-constexpr std::int64_t kShortRun = 64;                           // below: packing is cheaper than a call of the kernels
-constexpr std::int64_t kStreamedResult = std::int64_t{1} << 20;  // results that large bypass the cache
+constexpr std::int64_t kShortRun = 64;                           // elements; shorter runs are packed
+constexpr std::int64_t kStreamedResult = std::int64_t{1} << 20;  // bytes; larger results bypass the cache
 
 template <class T>
 struct Accumulator {
@@ -45,8 +45,8 @@ struct Accumulator<at::Half> {
   using type = float;
 };
 
-// Sums and products of integers wrap, as everywhere in ATen, which in C++ only those of unsigned ones do: not of types
-// shorter than int either, which are computed as int.
+// Sums and products of integers wrap, as in ATen. In C++ only unsigned arithmetic wraps, and types shorter than int
+// are computed as int, so this converts to an unsigned type of at least that width.
 template <class A>
 auto wrapping(A value) {
   if constexpr (std::is_integral_v<A>) {
@@ -56,7 +56,7 @@ auto wrapping(A value) {
   }
 }
 
-// Of bools sums are "any", products "all".
+// For bools, sums are "any" and products are "all".
 struct Add {
   template <class A>
   static A apply(A a, A b) {
@@ -71,7 +71,7 @@ struct Multiply {
   }
   static bool apply(bool a, bool b) { return a & b; }
 };
-// NaN wins, as in ATen's max and min.
+// NaN propagates, as in ATen's max and min.
 struct Max {
   template <class A>
   static A apply(A a, A b) {
@@ -95,7 +95,7 @@ inline void stream_tile(void* to, const void* tile, std::size_t bytes) { std::me
 #pragma GCC push_options
 #pragma GCC target("avx2,f16c")
 namespace avx2 {
-// Not memcpy: of this size it is a string instruction, which is slow to start.
+// Not memcpy: for this size it compiles to a string instruction with a high start-up cost.
 inline void store_tile(void* to, const void* tile, std::size_t bytes) {
   auto* target = static_cast<__m256i*>(to);
   const auto* source = static_cast<const __m256i*>(tile);
@@ -133,7 +133,7 @@ void reduce_all(void* const* out, int targets, const void* const* in, int n, std
 
 using Views = c10::ArrayRef<FlatView>;
 
-// How many elements from `at` on lie adjacent in every view.
+// The number of elements from `at` on that are contiguous in every view.
 std::int64_t common_run(Views a, Views b, std::int64_t at, std::int64_t most) {
   for (const auto& view : a) most = std::min(most, view.contiguous_run_length(at));
   for (const auto& view : b) most = std::min(most, view.contiguous_run_length(at));
@@ -193,7 +193,7 @@ void reduce_contiguous(void* out, const void* const* in, int n, std::int64_t cou
 
 void reduce_views(Views targets, Views sources, std::int64_t begin, std::int64_t end, at::ScalarType dtype,
                   ReduceOp op) {
-  const bool in_place = targets.data() == sources.data();  // then the target's lines are in the cache already
+  const bool in_place = targets.data() == sources.data();  // the target's cache lines are loaded already
   const bool large = (end - begin) * static_cast<std::int64_t>(c10::elementSize(dtype)) >= kStreamedResult;
   Reducer reducer(targets, sources, dtype, op, large && !in_place);
   for (std::int64_t at = begin; at < end;) {

@@ -1,5 +1,5 @@
-// Element-wise reduction of several sequences, in the order in which they are given, so that every rank and every
-// backend gets the same bits. Half types accumulate in float and are rounded once.
+// Element-wise reduction of several sequences in the given order, so that every rank and backend computes the same
+// bits. Half types accumulate in float and are rounded once.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -11,8 +11,8 @@
 
 namespace dtensor {
 
-// The part of a flat sequence that one rank of an all_reduce reduces. Shares start at multiples of 64 elements, so that
-// no two ranks write a cache line.
+// The part of a flat sequence that one rank of an all_reduce reduces. Slices start at multiples of 64 elements, so
+// that no two ranks write to one cache line.
 struct ReduceSlice {
   std::int64_t begin, end;
   std::int64_t size() const { return end - begin; }

@@ -1,8 +1,8 @@
 // The reduction kernels, compiled once for any processor and once for AVX2 (reduce.cpp includes this file in a
-// namespace for each). Everything here is tile by tile: the results of a tile are made in the first-level cache from
-// all inputs at once, so that each input is one stream, and then written to every target.
+// namespace for each). They work tile by tile: the result of a tile is computed in the first-level cache from all
+// inputs, so that each input is one stream, and then written to every target.
 //
-// Uses, from the including file: Add, Multiply, Max, Min, Accumulator, kTile, kPrefetchBytes, kLongestRow, stream_tile,
+// Uses from the including file: Add, Multiply, Max, Min, Accumulator, kTile, kPrefetchBytes, kLongestRow, stream_tile,
 // store_tile.
 
 template <class T>
@@ -33,7 +33,7 @@ void narrow_tile(const typename Accumulator<T>::type* in, T* out, std::int64_t n
 }
 inline void narrow_tile(const float* in, at::Half* out, std::int64_t n) { from_float(in, out, n); }
 
-// The first one or two inputs start the accumulators, the others are combined with them.
+// The first one or two inputs initialize the accumulators; the others are combined with them.
 template <class Op, class T, class A>
 [[gnu::always_inline]] inline int start(A* acc, const T* const* in, int n, std::int64_t at, std::int64_t size) {
   if constexpr (!std::is_same_v<T, at::Half>) {
@@ -67,7 +67,7 @@ void write_tile(T* to, const T* tile, std::int64_t size, bool stream) {
   }
 }
 
-// The inputs' next lines: the processor does not foresee the rows of a pitched matrix well.
+// Prefetches the next lines of the inputs: the hardware does not predict the rows of a pitched matrix well.
 template <class T>
 void prefetch_rows(const T* const* in, int n, std::int64_t at) {
   for (int k = 0; k < n; ++k) {
@@ -76,7 +76,7 @@ void prefetch_rows(const T* const* in, int n, std::int64_t at) {
   }
 }
 
-// `size` is a constant where this is inlined for whole tiles, which the loops need to be fast.
+// `size` is a constant where this is inlined for full tiles, as the loops need to be fast.
 template <class Op, class T>
 [[gnu::always_inline]] inline void reduce_tile(T* const* out, int targets, const T* const* in, int n, std::int64_t at,
                                                std::int64_t size, bool average, bool stream) {
@@ -145,7 +145,7 @@ inline void reduce_any(void* const* out, int targets, const void* const* in, int
     DTENSOR_REDUCE(std::uint32_t, UInt32)
     DTENSOR_REDUCE(std::uint64_t, UInt64)
     default:
-      TORCH_CHECK(false, "no reduction of ", c10::toString(dtype));
+      TORCH_CHECK(false, "reductions do not support ", c10::toString(dtype));
   }
 #undef DTENSOR_REDUCE
 }

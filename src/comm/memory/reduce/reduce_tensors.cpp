@@ -34,7 +34,7 @@ at::Tensor reduce_tensors(c10::Device device, at::TensorList sources, ReduceOp o
   const auto wide = at::TensorOptions(at::toOpMathType(dtype)).device(device);
   const at::Tensor result = at::empty(sources[0].sizes(), wide).copy_(sources[0]);
   for (const at::Tensor& next : sources.slice(1)) combine_into(result, next.to(wide), op);
-  // By a tensor of the device: GPUs multiply by the rounded inverse of a number.
+  // Divides by a device tensor, since GPUs multiply by the rounded inverse of a number.
   if (op == ReduceOp::avg) result.div_(at::full({}, static_cast<double>(sources.size()), wide));
   return result.to(dtype);
 }

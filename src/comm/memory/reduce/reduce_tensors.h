@@ -1,4 +1,4 @@
-// Reductions by ATen's operators, for tensors in whatever memory.
+// Reductions with ATen operators, for tensors on any device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,9 @@
 
 namespace dtensor {
 
-// A new tensor of the sources' dtype on `device`: op over them in the order in which they are given, the bits of
-// reduce_views (comm/memory/reduce/reduce.h). Half types accumulate in float and are rounded once; avg divides by their
-// number; NaN wins in max and min.
+// A new tensor of the sources' dtype on `device`: op over the sources in the given order, bitwise equal to
+// reduce_views (comm/memory/reduce/reduce.h). Half types accumulate in float and are rounded once; avg divides by the
+// number of sources; max and min propagate NaN.
 DTENSOR_API at::Tensor reduce_tensors(c10::Device device, at::TensorList sources, ReduceOp op);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// libdtensor_mpi.so: the one file that is linked with MPI.
+// libdtensor_mpi.so: the only file that is linked with MPI.
 #include "comm/mpi/api.h"
 
 extern "C" __attribute__((visibility("default"))) const dtensor::mpi::Api dtensor_mpi_api = {

@@ -1,11 +1,12 @@
-// Who waits for whom. A rank that has waited for a while tells the others, so that ranks that wait for each other, in a
-// receive and a collective or in collectives of two communicators, are found long before the timeout.
+// Detection of ranks that wait for each other, in a receive and a collective or in collectives of two communicators. A
+// rank that has waited for a while reports its wait to the others, so that a deadlock is found long before the
+// timeout.
 //
-// A wait is for headers, which are small and on their way as soon as their sender has come; what a rank tells of itself
-// comes after all headers that it has sent. Or it is for a message to be taken by a rank that receives nothing from
-// this one, and cannot begin to while it waits itself. So ranks on a cycle that stays as it is are waiting for good;
-// the delay before it is believed is for messages that overtake each other. A rank that was stopped after it told of
-// its wait may find that what it waited for has come: each must have told again meanwhile that it still waits.
+// A wait is for headers, which are small and are sent when their sender arrives; a report follows all earlier headers
+// of its sender. Or it is for a message to be received by a rank that has no such receive and cannot post one while it
+// waits. So ranks on a stable cycle wait forever. The confirmation delay covers messages that overtake each other. A
+// rank that was stopped after its report may find that the awaited message has arrived: so each rank must report again
+// meanwhile.
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,12 +21,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kCycleConfirmTime{500};  // for which a cycle must stay as it is
-constexpr std::chrono::milliseconds kRefreshInterval{100};   // after which a rank on a cycle tells that it still waits
-// So often must each have told: one that was stopped may do so once before it looks at what came meanwhile.
+constexpr std::chrono::milliseconds kCycleConfirmTime{500};  // how long a cycle must stay unchanged
+constexpr std::chrono::milliseconds kRefreshInterval{100};   // between reports of a rank on a cycle that it still waits
+// Number of new reports that each rank must send: a stopped rank may send one before it sees what arrived meanwhile.
 constexpr std::uint64_t kMinRefreshes = 2;
-// For others to say that they were asked to end, too. Open MPI kills a second after it asked, so on a loaded machine a
-// longer wait loses the lines of ranks that had something to say.
+// Time for other ranks to report that they received SIGTERM too. Open MPI sends SIGKILL a second after SIGTERM, so
+// with a longer wait a loaded machine loses the messages of ranks.
 constexpr std::chrono::milliseconds kTerminationAnswerTime{200};
 
 }  // namespace
@@ -52,8 +53,9 @@ Job::Wait Job::Wait::read(const std::string& text) {
   return wait;
 }
 
-// A helper may wait while the rank goes on, so it is one of several though no other has waited yet. The process's own
-// thread is none: a language's binding has the rank's function held open on another.
+// A helper thread may wait while the rank continues, so it counts as one of several threads even before another waits.
+// The main thread of the process does not count: with a language binding, the rank's function may run on another
+// thread.
 bool Job::several_threads() {
   const auto me = std::this_thread::get_id();
   const bool helper = me != thread_ && gettid() != getpid();
@@ -103,7 +105,7 @@ bool Job::may_receive(std::int64_t from, std::int64_t to) const {
   return sent.second >= 0 && std::find(taking.begin(), taking.end(), sent) != taking.end();
 }
 
-// Round through this rank; empty where there is none.
+// A cycle through this rank; empty if there is none.
 Job::Cycle Job::cycle() const {
   std::vector<std::int64_t> from(peers_.size(), -1), next{rank_};
   while (!next.empty()) {
@@ -148,7 +150,7 @@ std::string Job::ended_by_signal(const std::vector<std::int64_t>& missing) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   const auto ranks = silent();
-  if (ranks.empty()) return "ended by SIGTERM, as those it waits for were: the run was interrupted; ";
+  if (ranks.empty()) return "ended by SIGTERM, as were the ranks it waits for: the run was interrupted; ";
   return "ended by SIGTERM: the launcher was interrupted or has lost a rank, and " + ranks_text(ranks) +
          (ranks.size() > 1 ? " do" : " does") + " not answer; ";
 }

@@ -1,6 +1,5 @@
-// The side channel: small messages beside all others, sent to everybody when a rank fails or returns, and
-// heard by whoever waits. With them an error anywhere is an error everywhere within moments, and a rank that has left
-// is known.
+// The side channel: small messages to all ranks when a rank fails or returns, polled by each waiting rank. So an error
+// on one rank ends all ranks quickly, and each rank knows which ranks have left.
 #include "comm/p2p/job/job.h"
 
 #include <algorithm>
@@ -18,9 +17,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kLongestText = 3500;             // sent at once, without the receiver's help
-constexpr std::chrono::seconds kGrace{2};              // for the others to print their line
-constexpr std::chrono::milliseconds kOthersText{300};  // for them to say what they will print
+constexpr std::size_t kLongestText = 3500;             // sent at once, without the receiver
+constexpr std::chrono::seconds kGrace{2};              // for the other ranks to print their message
+constexpr std::chrono::milliseconds kOthersText{300};  // for them to announce what they will print
 
 }  // namespace
 
@@ -80,7 +79,7 @@ void Job::poll() {
   if (closed_) return;
   while (const auto word = transport_->poll_control()) handle_control(*word);
   for (int from = 0; from < size_ && !failed_; ++from) {
-    // A rank that left or printed why it failed may go.
+    // A rank that has left or printed its failure may disconnect.
     if (from == rank_ || peers_[from].left || peers_[from].failure_printed) continue;
     const std::string why = transport_->disconnect_reason(from);
     if (!why.empty()) fail("rank " + std::to_string(from) + " has died: " + why);

@@ -25,8 +25,8 @@ void share_cores(const RunOptions& options, int processes_here) {
   at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, processes_here)));
 }
 
-// A rank that computes, sleeps or waits for something else does not hear that the run is over: it has a while to come
-// and say where it was, and is ended then.
+// A rank that computes, sleeps or waits for something else does not notice that the run has failed. It gets some time
+// to reach a call and report its position; then its process ends.
 void exit_if_others_failed(Job& job) {
   while (!job.closed()) {
     std::this_thread::sleep_for(kPollInterval);
@@ -56,7 +56,7 @@ int run_process(std::unique_ptr<Transport> transport, const std::function<void(C
     job->leave();
   } catch (...) {
     const std::string text = current_exception_text();
-    const std::string trace = current_exception_trace();  // takes a while, which others would not wait for later
+    const std::string trace = current_exception_trace();  // takes a while; later, the others would not wait for it
     job->fail("rank " + std::to_string(job->rank()) + " failed: " + text);
     if (job->is_first_to_print(text)) print_failure(job->rank(), text, trace);
     std::cout.flush();

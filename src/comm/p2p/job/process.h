@@ -1,5 +1,4 @@
-// One process of a launched program, connected to the others: from its first call to the end that all ranks share, good
-// or bad.
+// The life of one connected process of a launched program, from its first call to the common end of all ranks.
 #pragma once
 
 #include <functional>
@@ -10,7 +9,7 @@
 
 namespace dtensor::p2p {
 
-// Runs fn and returns the exit status; does not return where a rank failed.
+// Runs fn and returns the exit status; does not return if a rank failed.
 int run_process(std::unique_ptr<Transport> transport, const std::function<void(Communicator)>& fn, RunOptions options);
 
 }  // namespace dtensor::p2p

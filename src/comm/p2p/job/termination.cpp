@@ -1,4 +1,4 @@
-// One handler for the process, set once: changing it around each wait would undo what the program sets meanwhile.
+// One signal handler per process, set once: changing it around each wait would overwrite handlers of the program.
 #include "comm/p2p/job/termination.h"
 
 #include <signal.h>
@@ -37,7 +37,7 @@ void watch_for_termination(bool watch) {
 
 TerminationWatch::TerminationWatch() { ++waits; }
 
-// A request that came while the wait ended well.
+// Handles a request that arrived during a wait that succeeded.
 TerminationWatch::~TerminationWatch() {
   if (--waits == 0 && termination_requested != 0 && std::uncaught_exceptions() == 0) reraise_default();
 }

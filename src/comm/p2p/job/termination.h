@@ -1,15 +1,14 @@
-// The launcher's request to end, as waits see it.
+// How waits handle the launcher's request to end.
 #pragma once
 
 namespace dtensor::p2p {
 
-// Begins or ends to look at SIGTERM, in the whole process. A handler of the program's own, or its wish to ignore the
-// signal, is left alone, whenever it was set: then it is the program that is asked to end, and waits go on.
+// Starts or stops handling SIGTERM in this process. A handler of the program, or SIG_IGN, is kept whenever it was set:
+// then the program handles the signal, and waits continue.
 void watch_for_termination(bool watch);
 
-// While it lives, a request to end (SIGTERM: the launcher sends it where it was interrupted or has lost a rank) is
-// noted instead of obeyed at once, so that a wait can say where it was. Only where the program has no handler of its
-// own.
+// During its lifetime, SIGTERM is recorded instead of ending the process, so that a wait can report its position.
+// Launchers send it when they are interrupted or lose a rank. No effect if the program has its own handler.
 class TerminationWatch {
  public:
   TerminationWatch();

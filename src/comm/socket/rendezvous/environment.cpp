@@ -12,15 +12,15 @@ namespace dtensor::sockets {
 namespace {
 
 constexpr int kFirstSlurmPort = 20000, kSlurmPorts = 10000;
-constexpr std::chrono::seconds kMinTimeout{60};  // processes of one job do not start at one moment
+constexpr std::chrono::seconds kMinTimeout{60};  // processes of one job do not start simultaneously
 
 int port(const std::string& text) {
   const auto value = number(text);
   if (value && *value > 0 && *value < 65526) return *value;
-  throw LaunchError("MASTER_PORT=" + text + " is not a port from 1 to 65525");
+  throw LaunchError("MASTER_PORT: expected a port in [1, 65525], got " + text);
 }
 
-// The first of a list of hosts as Slurm writes it: "rack[2-3]_node[07-09,12],gpu3" is rack2_node07.
+// The first host of a list in Slurm's format: "rack[2-3]_node[07-09,12],gpu3" gives rack2_node07.
 std::string first_host(const std::string& list) {
   std::string host;
   for (std::size_t at = 0; at < list.size() && list[at] != ','; ++at) {
@@ -53,8 +53,8 @@ RendezvousOptions rendezvous_options(const LauncherEnvironment& e, std::chrono::
     if (number.empty()) number = std::to_string(kFirstSlurmPort + hash_of(slurm_job) % kSlurmPorts);
   }
   if (host.empty() || number.empty()) {
-    throw LaunchError(e.launcher + " gives no MASTER_ADDR and MASTER_PORT, where the " + std::to_string(e.size) +
-                      " processes can meet; set them");
+    throw LaunchError(e.launcher + " sets no MASTER_ADDR and MASTER_PORT; set both so that the " +
+                      std::to_string(e.size) + " processes can connect");
   }
   options.host = host;
   options.port = port(number);

@@ -1,4 +1,4 @@
-// Where the processes of a job meet, from the variables that torchrun, Slurm or the user set.
+// The rendezvous address of a job's processes, from the variables that torchrun, Slurm or the user set.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace dtensor::sockets {
 
-// Throws LaunchError where they do not say.
+// Throws LaunchError if they do not define it.
 RendezvousOptions rendezvous_options(const LauncherEnvironment& environment, std::chrono::milliseconds timeout);
 
 }  // namespace dtensor::sockets

@@ -1,5 +1,6 @@
-// Each rank listens on a port of its own, and on a Unix socket for those on its host, and says where in the store. The
-// higher rank of a pair connects to the lower one, which needs nobody's help for that: the listener's queue holds it.
+// Each rank listens on its own TCP port, and on a Unix socket for ranks of its host, and publishes both in the store.
+// The higher rank of a pair connects to the lower one. The listen backlog holds the connection until the lower rank
+// accepts it.
 #include "comm/socket/rendezvous/rendezvous.h"
 
 #include <sys/prctl.h>
@@ -23,9 +24,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kRendezvousMagic = 0x64743a6d65657431;  // "dt:meet1"
 
-constexpr std::chrono::milliseconds kHello{5000};  // for a connection that came to say who it is
+constexpr std::chrono::milliseconds kHello{5000};  // for a new connection to identify itself
 
-// A word at a known place of each process, by which another sees that it can read there.
+// A value at a known address of each process, which another process reads to test whether it can access that memory.
 std::uint64_t cookie = 0;
 
 struct Hello {
@@ -36,7 +37,7 @@ struct Hello {
   std::uint64_t cookie_address = 0, cookie = 0;
 };
 
-// What a rank says in the store: host, port, the name of its Unix socket, its host's boot.
+// A rank's entry in the store: host, port, name of its Unix socket, boot id of its host.
 struct Address {
   std::string host, port, name, boot;
   std::string str() const { return host + ' ' + port + ' ' + name + ' ' + boot; }
@@ -75,10 +76,10 @@ class Rendezvous {
       : options_(options), store_(options), deadline_(Clock::now() + options.timeout), peers_(options.size) {
     std::random_device device;
     cookie = (static_cast<std::uint64_t>(device()) << 32) | device();
-    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // else some kernels let no process read another's memory
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // some kernels require this for process_vm_readv
     tcp_ = listen_tcp(0);
     unix_ = listen_unix(name_);
-    if (!tcp_.open()) throw CommError(c10::str("rank ", options.rank, " can listen on no port"));
+    if (!tcp_.open()) throw CommError(c10::str("rank ", options.rank, " could not listen on any port"));
   }
 
   std::vector<Peer> run() {
@@ -90,7 +91,7 @@ class Rendezvous {
 
  private:
   void announce() {
-    store_.put("here/" + std::to_string(options_.rank), "");  // finds the table, and with it this host's own address
+    store_.put("here/" + std::to_string(options_.rank), "");  // finds the table and this host's address
     const Address mine{options_.rank == 0 ? options_.host : store_.own_host(), std::to_string(port_of(tcp_)), name_,
                        boot_};
     store_.put(key(options_.rank), mine.str());
@@ -109,7 +110,7 @@ class Rendezvous {
     }
   }
 
-  // Both sides say hello; what somebody else says on this port is passed over.
+  // Both sides send a Hello; other connections to this port are ignored.
   bool greet(Stream stream, std::int64_t expected, bool same_host) {
     Hello mine, theirs;
     mine.job = options_.job;

@@ -1,4 +1,4 @@
-// The processes of a job find and connect each other: every pair by one stream.
+// Connects the processes of a job: one stream for each pair.
 #pragma once
 
 #include <sys/types.h>
@@ -13,10 +13,10 @@ namespace dtensor::sockets {
 struct Peer {
   Stream stream;  // not open for this rank itself
   bool same_host = false;
-  pid_t readable = 0;  // the process whose memory this one may read, or 0
+  pid_t readable = 0;  // the process whose memory this process can read, or 0
 };
 
-// By rank. Throws CommError naming the rank that did not come within options.timeout.
+// Indexed by rank. Throws CommError with the rank that did not connect within options.timeout.
 std::vector<Peer> rendezvous(const RendezvousOptions& options);
 
 }  // namespace dtensor::sockets

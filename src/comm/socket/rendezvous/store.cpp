@@ -1,6 +1,6 @@
-// Each request is a connection of its own. It begins with a magic number, the size of the world and the job, and the
-// table answers with the magic number at once, then when it has the value. A process has one server at a port, with a
-// table for each job that it began there: ports are few, and a program may call launch() as often as it likes.
+// Each request is a separate connection. It begins with a magic number, the world size and the job; the server answers
+// with the magic number at once, and later with the value. A process has one server per port, with a table for each of
+// its jobs: ports are few, and a program may call launch() many times.
 #include "comm/socket/rendezvous/store.h"
 
 #include <unistd.h>
@@ -25,8 +25,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kStoreMagic = 0x64743a73746f7231;  // "dt:stor1"
 constexpr int kPorts = 10;
 constexpr std::uint32_t kLongest = 4096;
-constexpr std::chrono::seconds kAnswer{1};      // within which a table says that it is one
-constexpr std::chrono::seconds kConnection{5};  // within which a host that is there can be connected to
+constexpr std::chrono::seconds kAnswer{1};      // for a server to identify itself
+constexpr std::chrono::seconds kConnection{5};  // for a host to accept a connection
 constexpr std::chrono::milliseconds kRound{50};
 
 struct Request {
@@ -49,7 +49,7 @@ class Server {
     }).detach();
     return true;
   }
-  // Of a process that was forked from this one it is not: threads stay behind.
+  // False in a process that was forked from this one, since its threads were not copied.
   bool listens_on(int port) const { return pid_ == getpid() && port_of(listener_) == port; }
 
   void begin(const RendezvousOptions& options) {
@@ -59,12 +59,12 @@ class Server {
 
  private:
   using Table = std::map<std::string, std::string>;
-  using JobKey = std::pair<std::uint32_t, std::uint64_t>;  // the size of its world, and its number
+  using JobKey = std::pair<std::uint32_t, std::uint64_t>;  // world size and job number
 
   Table* table_of(const Request& request) {
     const std::lock_guard lock(mutex_);
     const auto found = tables_.find(JobKey(request.world, request.job));
-    return found == tables_.end() ? nullptr : &found->second;  // they stay where they are
+    return found == tables_.end() ? nullptr : &found->second;  // map entries do not move
   }
 
   void serve(const Stream& peer) {
@@ -104,10 +104,10 @@ class Server {
   std::map<JobKey, Table> tables_;
 };
 
-// This process's server at that port, begun where there is none; null where the port is not free.
+// This process's server at that port, started on first use; null if the port is in use.
 Server* server_at(int port) {
   static std::mutex mutex;
-  static auto& servers = *new std::vector<Server*>;  // kept
+  static auto& servers = *new std::vector<Server*>;  // never destroyed
   const std::lock_guard lock(mutex);
   for (Server* server : servers) {
     if (server->listens_on(port)) return server;
@@ -126,7 +126,7 @@ Store::Store(RendezvousOptions options) : options_(std::move(options)) {
     server->begin(options_);
     return;
   }
-  throw CommError("rank 0 can listen on none of the ports " + std::to_string(options_.port) + " to " +
+  throw CommError("rank 0 could not listen on any of the ports " + std::to_string(options_.port) + " to " +
                   std::to_string(options_.port + kPorts - 1));
 }
 
@@ -153,7 +153,7 @@ void Store::ask_all(bool put, const std::string& key, std::string& value) {
     }
     std::this_thread::sleep_for(kRound);
   } while (Clock::now() < deadline);
-  throw CommError("rank " + std::to_string(options_.rank) + " could not " + (put ? "give " : "get ") + key + " at " +
+  throw CommError("rank " + std::to_string(options_.rank) + " could not " + (put ? "set " : "get ") + key + " at " +
                   options_.host + ":" + std::to_string(options_.port) + " (rank 0) within " +
                   std::to_string(options_.timeout.count() / 1000) + " s");
 }

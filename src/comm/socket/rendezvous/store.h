@@ -1,4 +1,4 @@
-// A small table on rank 0, asked over TCP, with which the processes of a job find each other.
+// A key-value table on rank 0, accessed over TCP, through which the processes of a job connect.
 #pragma once
 
 #include <chrono>
@@ -7,27 +7,27 @@
 
 namespace dtensor::sockets {
 
-// Where the table of a job is. Other jobs, and other services on the port (torchrun's own store), are recognised and
-// passed over: the table is at `port` or one of the next nine.
+// The location of a job's table: at `port` or one of the next nine ports. Other jobs and other services on a port
+// (torchrun's own store) are detected and skipped.
 struct RendezvousOptions {
   std::string host;
   int port = 0;
   int rank = 0;
   int size = 1;
-  std::uint64_t job = 0;  // the same on all ranks, another for other jobs
+  std::uint64_t job = 0;  // equal on all ranks, different between jobs
   std::chrono::milliseconds timeout{60000};
 };
 
 class Store {
  public:
-  // On rank 0 also serves the table, on threads that live as long as the process: a peer may ask late. Tables of later
-  // jobs are served at the same port. Throws CommError where none of the ports is free.
+  // On rank 0, also serves the table, on threads that live as long as the process, since a peer may send a request
+  // late. Later jobs use the same port. Throws CommError if none of the ports is available.
   explicit Store(RendezvousOptions options);
 
   void put(const std::string& key, const std::string& value);
-  // Waits until the key is there. Both throw CommError when the timeout has passed.
+  // Waits until the key exists. Both functions throw CommError after the timeout.
   std::string get(const std::string& key);
-  // The address of this host as rank 0 sees it; empty before the first put or get.
+  // The address of this host on the connection to rank 0; empty before the first put or get.
   const std::string& own_host() const { return own_host_; }
 
  private:
