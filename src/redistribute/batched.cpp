@@ -1,5 +1,6 @@
-// Rounds: each tensor goes as far as it can without communication, then what waits for the same kind of collective over
-// the same ranks goes together. Which tensors those are depends on plans and meshes only, so all members pack alike.
+// Works in rounds: each tensor proceeds until it needs communication; then tensors that need the same kind of
+// collective over the same ranks are packed. The packing depends on plans and meshes only, so it is equal on all
+// members.
 #include "redistribute/batched.h"
 
 #include <ATen/ATen.h>
@@ -21,7 +22,7 @@ namespace {
 
 using Pending = RedistributeBucket::Pending;
 using Group = std::vector<Pending*>;
-using Finish = std::function<void()>;  // waits, and brings the group to its next edge
+using Finish = std::function<void()>;  // waits, and advances the group to its next edge
 
 const Edge& edge_of(const Pending& p) { return p.plan->edges[p.next]; }
 bool arrived(const Pending& p) { return !p.packed || p.next == p.plan->edges.size(); }
@@ -54,14 +55,14 @@ const Communicator& communicator_of(const Group& group) {
   return as_mesh_impl(*group[0]->from->mesh).communicator(edge_of(*group[0]).axes);
 }
 
-// Elements that a tensor takes of a buffer: where kernels of GPUs load 16 bytes at once, and refuse what does not begin
-// there, up to the next such place.
+// The number of elements of a tensor in a buffer. On GPUs it is rounded up to 16 bytes, since kernels with 16-byte
+// loads require aligned addresses.
 std::int64_t padded_numel(const at::Tensor& t) {
   const auto step = t.is_cpu() ? 1 : std::max<std::int64_t>(1, 16 / static_cast<std::int64_t>(t.element_size()));
   return (t.numel() + step - 1) / step * step;
 }
 
-// The sums are views of one buffer in their specs' order of dimensions.
+// The sums are views of one buffer, in the dimension order of their specs.
 Finish all_reduce(const Group& group) {
   std::int64_t count = 0, used = 0, offset = 0;
   for (const auto* p : group) count += padded_numel(p->current), used += p->current.numel();
@@ -75,8 +76,8 @@ Finish all_reduce(const Group& group) {
     sums.back().copy_(p->current);
     offset += padded_numel(p->current);
   }
-  // One by itself goes as execute_plan sends it, element by element of the tensor: other ranks may have more tensors,
-  // on meshes of theirs, or this one alone.
+  // A single tensor is sent like in execute_plan, element by element: other ranks may have more tensors on other
+  // meshes, or this one alone.
   const auto& sent = group.size() == 1 ? sums[0] : flat;
   return [group, sums, work = communicator_of(group).all_reduce(sent, op_of(*group[0]))]() mutable {
     work.wait();
@@ -84,7 +85,7 @@ Finish all_reduce(const Group& group) {
   };
 }
 
-// What a group's calls receive.
+// The calls and receive buffers of a group.
 struct Incoming {
   explicit Incoming(const Group& group) : calls(calls_of(group)) {
     for (const auto& call : calls) results.push_back(result_buffer(call.wanted.sizes(), call.local));
@@ -226,7 +227,7 @@ void RedistributeBucket::report() const {
     if (count++ == 0) event.name = p.plan->str();
   }
   if (count == 0) return;
-  event.name = std::to_string(count) + " tensors of a list, as " + event.name;
+  event.name = std::to_string(count) + " packed tensors, the first by " + event.name;
   emit_event(event);
 }
 

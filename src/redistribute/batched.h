@@ -1,5 +1,5 @@
-// Several tensors on their way to other placements: their collectives are packed, one for each kind, mesh, group of
-// axes and dtype, instead of one for each tensor.
+// Redistributes several tensors with packed collectives: one for each kind, mesh, group of axes and dtype, instead of
+// one for each tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,36 +14,36 @@
 
 namespace dtensor {
 
-// Collective over the meshes of its tensors, which every member adds in the same order.
+// Collective over the meshes of its tensors; every member adds them in the same order.
 class RedistributeBucket {
  public:
-  // `local` as execute_plan takes it. `plan` and `from` must outlive the bucket.
+  // `local` as in execute_plan. `plan` and `from` must outlive the bucket.
   void add(const RedistributePlan& plan, const TensorSpec& from, at::Tensor local);
-  // Ends the collectives under way and begins those that come next. False: there are none, all have arrived.
+  // Completes the current collectives and starts the next ones. Returns false if there are none, so that all are done.
   bool advance();
-  // Whether some of what is under way runs beside the caller.
+  // Whether some of the current collectives run in the background.
   bool in_background() const { return in_background_; }
   void finish() {
     while (advance()) {
     }
   }
-  // As execute_plan gives it, bit for bit, in the memory order of its spec where it was reduced. Results may share one
-  // block of memory.
+  // Bitwise equal to the result of execute_plan; reduced tensors are in the memory order of their specs. Results may
+  // share one block of memory.
   const at::Tensor& operator[](std::size_t index) const { return pending_[index].current; }
 
   struct Pending {
     const RedistributePlan* plan;
     const TensorSpec* from;
     TensorGeometry geometry;
-    at::Tensor given, current;  // as it was, as it is now
-    std::size_t next = 0;       // edge of the plan
-    bool packed = true;         // else it went by itself
+    at::Tensor given, current;  // the input, and the current state
+    std::size_t next = 0;       // next edge of the plan
+    bool packed = true;         // false: redistributed separately
   };
 
  private:
   void report() const;
 
-  std::deque<Pending> pending_;  // that stay where they are
+  std::deque<Pending> pending_;  // a deque, so that entries do not move
   std::vector<std::function<void()>> under_way_;
   bool in_background_ = false;
   std::chrono::steady_clock::time_point begin_ = {};

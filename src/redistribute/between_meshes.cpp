@@ -34,7 +34,7 @@ std::vector<std::int64_t> ranks_of(const std::vector<CrossMeshMove>& moves) {
   return ranks;
 }
 
-// kByte where the list has several dtypes: on every rank alike, for all know all specs.
+// kByte if the list has several dtypes. Equal on every rank, since all ranks have all specs.
 at::ScalarType common_dtype(const std::vector<CrossMeshMove>& moves) {
   const auto first = moves.front().from->dtype;
   const bool same =
@@ -87,7 +87,8 @@ std::vector<at::Tensor> move_between_meshes(const std::vector<CrossMeshMove>& mo
   const Communicator& world = as_mesh_impl(*moves.front().to->mesh).world();
   for (const CrossMeshMove& move : moves) {
     TORCH_CHECK(as_mesh_impl(*move.from->mesh).world() == world && as_mesh_impl(*move.to->mesh).world() == world,
-                "redistribute: ", move.from->str(), " and ", move.to->str(), " are on meshes of different worlds");
+                "redistribute: ", move.from->str(), " and ", move.to->str(),
+                " are on meshes of different worlds; create both meshes from one communicator");
   }
   const auto ranks = ranks_of(moves);
   std::vector<at::Tensor> results(moves.size());

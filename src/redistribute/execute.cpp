@@ -1,4 +1,4 @@
-// Runs plans edge by edge, below autograd and on plain tensors.
+// Runs plans edge by edge, below autograd and on regular tensors.
 #include "redistribute/execute.h"
 
 #include <ATen/ATen.h>
@@ -28,7 +28,7 @@ at::Tensor run(const EdgeCall& call) {
     case EdgeKind::make_partial:
       return run_make_partial(call);
   }
-  TORCH_CHECK(false, "an edge of an unknown kind");
+  TORCH_CHECK(false, "unknown kind of edge");
 }
 
 bool reduces(const Edge& edge) { return edge.kind == EdgeKind::all_reduce || edge.kind == EdgeKind::reduce_scatter; }
@@ -38,7 +38,7 @@ at::ScalarType communication_dtype(const RedistributePlan& plan, at::ScalarType 
   return c10::isFloat8Type(own) && std::any_of(plan.edges.begin(), plan.edges.end(), reduces) ? at::kFloat : own;
 }
 
-// Only as far as the last reduction does the tensor travel in another type.
+// The communication dtype is used up to the last reduction.
 at::Tensor run_edges(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {
   const auto own = local.scalar_type(), type = communication_dtype(plan, own);
   const auto last = std::find_if(plan.edges.rbegin(), plan.edges.rend(), reduces);
@@ -60,16 +60,16 @@ std::string one_line(const RedistributePlan& plan) {
 }  // namespace
 
 at::Tensor resolve_conj_and_neg(const at::Tensor& tensor) {
-  if (tensor._is_zerotensor()) return tensor.clone();  // has no memory at all
+  if (tensor._is_zerotensor()) return tensor.clone();  // has no memory
   return tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
 }
 
 at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {
   if (plan.empty() || !from.mesh->is_member) return local;
   TORCH_CHECK(local.sizes() == at::IntArrayRef(from.local_sizes), "redistribute: the local tensor has sizes ",
-              local.sizes(), " where ", from.str(), " gives this rank ", at::IntArrayRef(from.local_sizes));
-  TORCH_CHECK(local.layout() == at::kStrided, "redistribute: only strided tensors have placements, not ",
-              local.layout());
+              local.sizes(), ", but ", from.str(), " has local sizes ", at::IntArrayRef(from.local_sizes),
+              " on this rank");
+  TORCH_CHECK(local.layout() == at::kStrided, "redistribute: expected a strided local tensor, got ", local.layout());
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A MeshScope would turn buffers into DTensors.
   const NoMeshScopeGuard regular;

@@ -7,11 +7,11 @@
 
 namespace dtensor {
 
-// `local` has the sizes that `from` gives this rank; the result those of `to`. Never aliases `local` unless the plan is
-// empty or slices only. Results of collectives come from the buffer pool.
+// `local` has this rank's local sizes of `from`, the result those of `to`. The result does not alias `local` unless
+// the plan is empty or has only slices. Results of collectives come from the buffer pool.
 at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from);
 
-// The tensor without conjugate and negative bits: collectives and views see what is in memory.
+// The tensor without conjugate and negative bits, since collectives and views access the memory directly.
 at::Tensor resolve_conj_and_neg(const at::Tensor& tensor);
 
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpec& from, const Placements& to);

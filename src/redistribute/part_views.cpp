@@ -1,4 +1,4 @@
-// Where the ranges of a part lie in the local tensor.
+// The positions of a part's ranges in the local tensor.
 #include "redistribute/part_views.h"
 
 #include <ATen/ATen.h>
@@ -16,7 +16,7 @@ at::Tensor block(const at::Tensor& tensor, at::IntArrayRef offsets, at::IntArray
   return tensor.as_strided(lengths, tensor.strides(), storage_offset);
 }
 
-// Calls body(offsets in held, offsets in part, lengths) for each product of single ranges.
+// Calls body(offsets in held, offsets in part, lengths) for each block, a product of single ranges.
 template <class Body>
 void for_each_block(const Region& held, const Region& part, Body body) {
   const std::size_t ndim = part.dims.size();

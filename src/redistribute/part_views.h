@@ -1,5 +1,5 @@
-// Parts of a global tensor as views of a local one. Collectives read and write such views in place, so that nothing is
-// packed, except where a part is several ranges of a dimension (a StridedShard without its axes).
+// Parts of a global tensor as views of a local one. Collectives read and write such views in place, without packing,
+// unless a part has several ranges of a dimension (a StridedShard without matching axes).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,17 +8,18 @@
 
 namespace dtensor {
 
-// Where global index `index` lies in the concatenation of `held`, or would, were it there.
+// The position of global index `index` in the concatenation of `held`, or its insertion position if it is not
+// included.
 std::int64_t concatenated_index(const Segments& held, std::int64_t index);
 
-// The slices of `whole` along `dim` that the segments name.
+// The slices of `full` along `dim` given by the segments.
 at::Tensor select_segments(const at::Tensor& full, std::int64_t dim, const Segments& segments);
 
-// `part` of the region `held` that `local` stores: a view if it is one range of each dimension, else none.
+// A view of `part` in `local`, which stores region `held`; nullopt unless the part is one range of each dimension.
 std::optional<at::Tensor> view_of(const at::Tensor& local, const Region& held, const Region& part);
-// The same, copied where it has to be.
+// The same, but copies the part if it is not a view.
 at::Tensor read_part(const at::Tensor& local, const Region& held, const Region& part);
-// Copies `values` into `part` of `local`.
+// Copies `values` to `part` of `local`.
 void write_part(const at::Tensor& local, const Region& held, const Region& part, const at::Tensor& values);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// The one place that decides what memory redistribution results get.
+// Selects the memory of redistribution results.
 #include "redistribute/result_buffers.h"
 
 #include <ATen/ATen.h>
@@ -14,7 +14,7 @@ at::Tensor result_buffer(at::IntArrayRef sizes, const at::Tensor& like) {
 }
 
 at::Tensor copied(const at::Tensor& tensor) {
-  if (tensor._is_zerotensor()) return tensor.clone();  // has no memory at all
+  if (tensor._is_zerotensor()) return tensor.clone();  // has no memory
   at::Tensor result = result_buffer(tensor.sizes(), tensor);
   tensor.is_cpu() ? copy_tensor(result, tensor) : static_cast<void>(result.copy_(tensor));
   return result;

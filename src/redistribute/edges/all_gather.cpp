@@ -1,5 +1,4 @@
-// Shard to Replicate: every member's whole part lands where it belongs in the result, by its ranges: never assumed
-// flat.
+// Shard to Replicate: each member's part is received at its position in the result, computed from its ranges.
 #include "redistribute/edges/edge.h"
 #include "redistribute/result_buffers.h"
 

@@ -1,4 +1,4 @@
-// Shards to other shards: members send each other what the one holds and the other wants.
+// Shards to other shards: members exchange the intersections of what one stores and the other needs.
 #include "redistribute/edges/edge.h"
 #include "redistribute/result_buffers.h"
 

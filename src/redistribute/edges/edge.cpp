@@ -1,4 +1,4 @@
-// What the edges share: who takes part, who holds what, and where arriving parts go.
+// Shared by the edges: the members, their regions, and the targets of received parts.
 #include "redistribute/edges/edge.h"
 
 #include "redistribute/result_buffers.h"

@@ -1,5 +1,5 @@
-// One function per kind of edge. Each takes this rank's local tensor from edge.from to edge.to; those that communicate
-// are collective over the ranks that differ in edge.axes.
+// One function per kind of edge. Each converts this rank's local tensor from edge.from to edge.to. Those that
+// communicate are collective over the ranks that differ in edge.axes.
 #pragma once
 
 #include "mesh/mesh_impl.h"
@@ -15,8 +15,8 @@ struct EdgeCall {
   const MeshImpl& mesh;
   const TensorGeometry& geometry;
   const at::Tensor local;
-  const at::ScalarType dtype;  // the tensor's own, where `local` travels in a wider one
-  const bool owned;            // local is ours to overwrite: an intermediate result
+  const at::ScalarType dtype;  // the tensor's own dtype, if `local` has a wider one
+  const bool owned;            // an intermediate result that may be overwritten
   const SplitLayout from, to;
   const Region held, wanted;  // this rank's part before and after
 
@@ -32,8 +32,8 @@ at::Tensor run_all_reduce(const EdgeCall& call);
 at::Tensor run_reduce_scatter(const EdgeCall& call);
 at::Tensor run_make_partial(const EdgeCall& call);
 
-// Views of `result`, which stores `held`, for collectives to fill; parts that are no views are received apart and put
-// in place by finish().
+// Views of `result`, which stores `held`, for collectives to write to. Parts that are not views are received in
+// separate buffers and copied by finish().
 class PendingReceives {
  public:
   PendingReceives(const at::Tensor& result, const Region& held) : result_(result), held_(held) {}

@@ -1,5 +1,5 @@
-// Replicate or Shard to Partial, without communication: values that a reduction would count more than once stay with
-// the first rank of the axis only, and what a rank does not hold is filled with what the reduction ignores.
+// Replicate or Shard to Partial, without communication. For sum and product only the first rank of the axis keeps its
+// values. Elements that a rank does not store are filled with the identity of the reduction.
 #include <ATen/ATen.h>
 
 #include <bit>
@@ -16,14 +16,14 @@ at::Scalar extreme(bool lowest) {
   return lowest ? std::numeric_limits<T>::lowest() : std::numeric_limits<T>::max();
 }
 
-// Of a type of 8 bits that has no infinities: they would become NaN.
+// For 8-bit types without infinities, which would become NaN.
 template <class T>
 at::Scalar finite_extreme(bool lowest) {
   using Limits = std::numeric_limits<T>;
   return static_cast<float>(lowest ? Limits::lowest() : Limits::max());
 }
 
-// The least (or greatest) value of a type.
+// The lowest (or highest) value of a dtype.
 at::Scalar extreme_of(at::ScalarType dtype, bool lowest) {
   switch (dtype) {
     case at::kBool:
@@ -51,12 +51,12 @@ at::Scalar extreme_of(at::ScalarType dtype, bool lowest) {
     case at::kFloat8_e5m2fnuz:
       return finite_extreme<c10::Float8_e5m2fnuz>(lowest);
     default:
-      TORCH_CHECK(at::isFloatingType(dtype), "Partial(max) and Partial(min) have no meaning for ", dtype);
+      TORCH_CHECK(at::isFloatingType(dtype), "Partial(max) and Partial(min) do not support ", dtype);
       return lowest ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
   }
 }
 
-// What `op` ignores. Negative zero for sums, so that a negative zero survives the round trip.
+// The identity of `op`. Negative zero for sums, which preserves negative zeros.
 at::Scalar identity(ReduceOp op, at::ScalarType dtype) {
   switch (op) {
     case ReduceOp::max:

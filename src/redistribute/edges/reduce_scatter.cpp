@@ -1,4 +1,4 @@
-// Partial to Shard: each member gets the reduced values of the part that it keeps.
+// Partial to Shard: each member receives the reduced values of its part.
 #include <bit>
 
 #include "redistribute/edges/edge.h"

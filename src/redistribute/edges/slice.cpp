@@ -1,5 +1,5 @@
-// Replicate to Shard: a view of what is there. Views of intermediate results are copied, so that a small part does not
-// keep a big buffer alive.
+// Replicate to Shard: a view of the local tensor. Views of intermediate results are copied, so that a small part does
+// not keep a large buffer alive.
 #include <ATen/ATen.h>
 
 #include "redistribute/edges/edge.h"

@@ -1,8 +1,8 @@
-// Which edges the planner considers. Shards move to their goal's placements at any time, in one exchange; axes that
-// hold replicas may be sliced before a reduction, so that less is reduced; partial axes are reduced alone or together,
-// to replicas or to shards that split further what is held; partials are made last. A list of different Partial ops
-// means nested reductions, the leftmost axis outermost, so an axis is reduced only after those to its right that do not
-// commute.
+// The edges that the planner considers. Shards may change to their goal placements at any time, in one exchange.
+// Replicated axes may be sliced before a reduction, so that less is reduced. Partial axes are reduced alone or
+// together, to Replicate or to shards of the local part. Partials are created last. A list of different Partial ops
+// means nested reductions, with the leftmost axis outermost. So an axis is reduced only after those to its right that
+// do not commute.
 #include "redistribute/plan/candidate_edges.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@ bool commute(const Placement& a, const Placement& b) {
   return a.reduce_op() == b.reduce_op() || (additive(a) && additive(b));
 }
 
-// Whether reductions over `axes`, or their introduction, may be done while the other axes stay: those to the right of
-// each are nested inside it.
+// Whether `axes` may be reduced, or made partial, while the other axes stay: axes to the right of each are nested
+// inside it.
 bool reorderable(const Placements& inner, const Placements& outer, AxisMask axes) {
   for (std::size_t i = 0; i < outer.size(); ++i) {
     for (std::size_t j = i + 1; has_axis(axes, i) && j < inner.size(); ++j) {
@@ -37,7 +37,7 @@ bool same_op(const Placements& placements, AxisMask axes) {
   return true;
 }
 
-// A shard of `dim` on `axis` that splits further what the other axes hold.
+// A shard of `dim` on `axis` that splits the parts of the other axes further.
 Placement innermost_shard(const Placements& placements, std::size_t axis, std::int64_t dim, at::IntArrayRef mesh) {
   std::int64_t right = 1;
   for (std::size_t j = axis + 1; j < mesh.size(); ++j) right *= placements[j].is_shard(dim) ? mesh[j] : 1;
@@ -50,8 +50,8 @@ struct EdgeGenerator::State {
   const Placements& at;
   SplitLayout layout;
   std::vector<CandidateEdge>& moves;
-  AxisMask partial;    // axes
-  AxisMask to_reduce;  // some of them
+  AxisMask partial;    // partial axes
+  AxisMask to_reduce;  // the partial axes that must be reduced
 };
 
 CandidateEdge exchange_edge(const Placements& from, const SplitLayout& from_layout, const Placements& to,
@@ -98,7 +98,7 @@ std::vector<CandidateEdge> EdgeGenerator::edges_from(const Placements& at) const
   return moves;
 }
 
-// Any of the axes whose goal is known jump to it together; those that end partial are gathered.
+// Any subset of the non-partial axes changes to its goal placements together; axes whose goal is Partial are gathered.
 void EdgeGenerator::add_exchanges(const State& state) const {
   Placements jump = goal_;
   for (Placement& p : jump) p = p.is_partial() ? Replicate() : p;
@@ -112,7 +112,7 @@ void EdgeGenerator::add_exchanges(const State& state) const {
   }
 }
 
-// A shard that is to be padded to a contribution must be the innermost one: gather what is nested inside it.
+// A shard that is padded to a Partial must be the innermost one, so gather the shards nested inside it.
 void EdgeGenerator::add_gathers(const State& state) const {
   bool padding = false;
   for (std::size_t i = 0; i < goal_.size(); ++i) padding |= goal_[i].is_partial() && state.at[i].is_shard();
@@ -135,8 +135,8 @@ void EdgeGenerator::add_slices(const State& state) const {
   }
 }
 
-// The partial axes that must be reduced: those that are not as the goal wants them, and those nested inside an axis
-// that changes and does not commute with them.
+// The partial axes that must be reduced: those whose placement differs from the goal, and those nested inside a
+// changing axis with which they do not commute.
 AxisMask EdgeGenerator::partial_axes_to_reduce(const Placements& at) const {
   AxisMask changing = 0, partial = 0;
   for (std::size_t i = 0; i < goal_.size(); ++i) {
@@ -163,7 +163,8 @@ void EdgeGenerator::add_reductions(const State& state) const {
   }
 }
 
-// Each axis to its goal or to one dimension; all combinations for two axes, and the same choice for all of more.
+// Each axis becomes its goal placement or a shard of one dimension: all combinations for two axes, the same choice for
+// more.
 void EdgeGenerator::add_reduce_scatters(const State& state, AxisMask axes) const {
   const auto choices = static_cast<std::int64_t>(dims_.size()) + 1;
   const bool combine = std::popcount(axes) == 2;
@@ -191,7 +192,7 @@ void EdgeGenerator::add_reduce_scatter(const State& state, AxisMask axes, const 
   state.moves.push_back({EdgeKind::reduce_scatter, axes, to, price});
 }
 
-// A shard becomes a contribution by padding with what the reduction ignores; an average has no such value.
+// A shard becomes a Partial by padding with the identity of the reduction; an average has no identity.
 void EdgeGenerator::add_partials(const State& state) const {
   const AxisMask open = axes_where(goal_.size(), [&](std::size_t i) {
     return goal_[i].is_partial() && !state.at[i].is_partial() &&

@@ -1,5 +1,4 @@
-// The edges that leave a placement state on the way to a goal: the graph in which the planner looks for a shortest
-// path.
+// The edges from a placement state towards a goal: the graph in which the planner searches a shortest path.
 #pragma once
 
 #include "redistribute/plan/cost.h"
@@ -13,7 +12,7 @@ struct CandidateEdge {
   EdgePrice price;
 };
 
-// Any arrangement of shards and replicas to any other with the same partial axes, as one edge.
+// Converts any shards and replicas to any others with the same partial axes, as one edge.
 CandidateEdge exchange_edge(const Placements& from, const SplitLayout& from_layout, const Placements& to,
                             const TensorGeometry& geometry);
 
@@ -35,7 +34,8 @@ class EdgeGenerator {
 
   const Placements& goal_;
   const TensorGeometry& geometry_;
-  // What intermediate states may shard: dimensions that start and goal shard; the longest, where these are below two.
+  // The dimensions that intermediate states may shard: those of start and goal, and the longest ones up to two in
+  // total.
   c10::SmallVector<std::int64_t, 4> dims_;
 };
 

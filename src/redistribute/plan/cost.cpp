@@ -7,10 +7,11 @@ namespace dtensor {
 namespace {
 
 constexpr double kLatencySecondsPerDoubling = 1e-6;
-// Two phases, of which the second starts without a new meeting: dearer than one collective, cheaper than two.
+// An all_reduce has two phases, the second without a new rendezvous: more expensive than one collective, cheaper than
+// two.
 constexpr double kAllReduceLatencyFactor = 1.5;
 
-// Whole doublings: the same number on every machine.
+// Uses an integer logarithm, so that the result is equal on every machine.
 double start(std::int64_t group) {
   return kLatencySeconds + kLatencySecondsPerDoubling * std::bit_width(static_cast<std::uint64_t>(group - 1));
 }

@@ -1,13 +1,13 @@
-// The price of an edge: a start-up time that grows with the logarithm of the group, and the bytes that the busiest rank
-// receives. Local edges are free. The constants only set how many bytes a start-up is worth; they keep the price of a
-// detour at least that of the direct way, whatever the sizes (docs/design/redistribute.md).
+// The price of an edge: a latency that grows with the logarithm of the group size, and the bytes that the busiest rank
+// receives. Local edges are free. The constants only set the latency in terms of bytes. They ensure that a detour
+// never costs less than the direct edge, whatever the sizes (docs/design/redistribute.md).
 #pragma once
 
 #include "redistribute/plan/split_layout.h"
 
 namespace dtensor {
 
-constexpr double kLatencySeconds = 5e-6;  // of one message, or of a collective but for its group's size
+constexpr double kLatencySeconds = 5e-6;  // of a message, or of a collective without the part for its group size
 constexpr double kBytesPerSecond = 1e10;  // into one rank
 
 struct EdgePrice {
@@ -15,9 +15,9 @@ struct EdgePrice {
   std::int64_t bytes = 0;
 };
 
-// Exchange of shards (slice, all_gather, all_to_all): elements received by the busiest rank.
+// Exchange of shards (slice, all_gather, all_to_all). `elements`: received by the busiest rank.
 EdgePrice exchange_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);
-// `elements`: of the whole local contribution.
+// `elements`: of the full local contribution.
 EdgePrice all_reduce_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);
 // `elements`: of the largest part that a rank keeps.
 EdgePrice reduce_scatter_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);

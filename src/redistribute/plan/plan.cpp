@@ -1,4 +1,4 @@
-// The planner's door: puts placements in a normal form, remembers plans, prints them.
+// The interface of the planner: normalizes placements, caches plans, prints them.
 #include "redistribute/plan/plan.h"
 
 #include <c10/core/ScalarType.h>
@@ -12,7 +12,7 @@
 namespace dtensor {
 namespace {
 
-constexpr std::size_t kRemembered = 4096;  // plans of a thread
+constexpr std::size_t kRemembered = 4096;  // plans per thread
 
 struct Question {
   Placements from, to;
@@ -34,7 +34,7 @@ struct QuestionHash {
   }
 };
 
-// On an axis with one rank all placements mean the same: Replicate, which is in nobody's way.
+// On an axis of one rank all placements are equivalent; normalize them to Replicate.
 Question normal_form(const TensorSpec& from, const Placements& to) {
   const auto& mesh = from.mesh->layout.shape;
   Question q{from.placements, normalize_placements(to, from.dim(), mesh), from.sizes, {}, 0};

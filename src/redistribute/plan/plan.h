@@ -1,5 +1,5 @@
-// How a tensor gets from one list of placements to another: the cheapest sequence of edges. Pure values: comparable and
-// printable; execution is in redistribute/execute.h.
+// Plans the cheapest sequence of edges between two lists of placements. Plans are values: comparable and printable.
+// Execution is in redistribute/execute.h.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace dtensor {
 enum class EdgeKind : std::uint8_t {
   slice,           // R -> S: local, no communication
   all_gather,      // S -> R
-  all_to_all,      // S -> S over the ranks of `axes`: each rank sends just what the others lack
+  all_to_all,      // S -> S over the ranks of `axes`: each rank sends only what the others lack
   all_reduce,      // P -> R
   reduce_scatter,  // P -> S
   make_partial,    // R or S -> P: local, no communication
@@ -31,19 +31,19 @@ struct Edge {
 struct RedistributePlan {
   std::vector<Edge> edges;
   double cost = 0;               // seconds by the cost model
-  std::int64_t bytes_moved = 0;  // bytes received from other ranks, by the busiest rank
+  std::int64_t bytes_moved = 0;  // received from other ranks by the busiest rank
   bool empty() const { return edges.empty(); }
-  std::string str() const;  // one edge a line
+  std::string str() const;  // one edge per line
 };
 
-// Cheapest plan. Deterministic: equal arguments give equal plans on every rank. Storage flags do not matter.
+// The cheapest plan. Deterministic: equal arguments give equal plans on every rank. Storage flags are ignored.
 RedistributePlan plan_redistribute(const TensorSpec& from, const Placements& to);
 
-// The same without a copy. Remembered per thread.
+// The same without a copy. Cached per thread.
 using PlanRef = std::shared_ptr<const RedistributePlan>;
 PlanRef find_plan(const TensorSpec& from, const Placements& to);
 
-// Cost alone, for choosing strategies. Memoised per thread.
+// Only the cost, for the choice of strategies. Cached per thread.
 double redistribute_cost(const TensorSpec& from, const Placements& to);
 
 }  // namespace dtensor

@@ -8,7 +8,7 @@
 namespace dtensor {
 namespace {
 
-// The ranges of `a` outside those of `b`, both in rising order.
+// The ranges of `a` outside those of `b`, both in ascending order.
 Segments without(const Segments& a, const Segments& b) {
   Segments out;
   for (const Segment& s : a) {
@@ -67,7 +67,7 @@ Region intersection(const Region& a, const Region& b) {
 
 std::vector<Region> region_difference(const Region& wanted, const Region& held) {
   std::vector<Region> parts;
-  Region rest = wanted;  // what agrees with `held` in the dimensions before
+  Region rest = wanted;  // the part that intersects `held` in all earlier dimensions
   for (std::size_t dim = 0; dim < wanted.dims.size(); ++dim) {
     Region part = rest;
     part.dims[dim] = without(wanted.dims[dim], held.dims[dim]);

@@ -1,11 +1,11 @@
-// Parts of a global tensor as products of ranges: what a rank holds, what two parts have in common, what one lacks.
+// Parts of a global tensor as products of ranges, with intersection and difference.
 #pragma once
 
 #include "redistribute/plan/split_layout.h"
 
 namespace dtensor {
 
-// Global ranges by tensor dimension; the part is their product.
+// Global ranges for each tensor dimension; the region is their product.
 struct Region {
   c10::SmallVector<Segments, 4> dims;
 
@@ -15,9 +15,10 @@ struct Region {
 
 Region region_of(const SplitLayout& layout, const TensorGeometry& geometry, at::IntArrayRef coordinate);
 Region intersection(const Region& a, const Region& b);
-// What `wanted` has and `held` lacks: parts that have nothing in common.
+// The part of `wanted` outside `held`, as disjoint regions.
 std::vector<Region> region_difference(const Region& wanted, const Region& held);
-// The region in `count` parts along its longest dimension, which differ in length by one at most; some may be empty.
+// Splits the region into `count` parts along its longest dimension, with lengths that differ by at most one; some may
+// be empty.
 std::vector<Region> split_region(const Region& region, std::int64_t count);
 
 }  // namespace dtensor

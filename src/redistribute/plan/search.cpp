@@ -21,8 +21,8 @@ struct PlacementsHash {
   }
 };
 
-// Equal prices are common (local edges are free): then an exchange that splits and gathers at once loses to a slice
-// followed by a gather, and many edges to few.
+// Breaks ties, which are common since local edges are free: prefers a slice and a gather to an all_to_all, and few
+// edges to many.
 int effort(EdgeKind kind) {
   switch (kind) {
     case EdgeKind::slice:
@@ -51,7 +51,7 @@ class Search {
       if (nodes_[index].move.to == goal_) return path_to(index);
       expand(index);
     }
-    TORCH_CHECK(false, "no way from ", to_string(nodes_[0].move.to), " to ", to_string(goal_));
+    TORCH_CHECK(false, "found no plan from ", to_string(nodes_[0].move.to), " to ", to_string(goal_));
   }
 
  private:
@@ -59,7 +59,7 @@ class Search {
     double cost;
     int effort;
     std::int64_t parent;
-    CandidateEdge move;  // that led here
+    CandidateEdge move;  // the edge that leads here
     bool done;
   };
   using Entry = std::tuple<double, int, std::size_t>;  // cost, effort, index in nodes_
@@ -110,8 +110,8 @@ void append(RedistributePlan& plan, const Placements& from, CandidateEdge move) 
   plan.bytes_moved += move.price.bytes;
 }
 
-// Partial axes stay as they are: one exchange gives every rank exactly what it lacks, which no detour can better. Where
-// it is a slice followed by a gather it is said so, for a gather is the simpler collective.
+// Partial axes do not change: one exchange gives every rank exactly what it lacks, so no detour is cheaper. If it is
+// equivalent to a slice and a gather, the plan uses these, since a gather is the simpler collective.
 RedistributePlan plan_exchange(const Placements& from, const Placements& to, const TensorGeometry& geometry) {
   RedistributePlan plan;
   CandidateEdge direct = exchange_edge(from, SplitLayout(from, geometry), to, geometry);

@@ -5,7 +5,7 @@
 
 namespace dtensor {
 
-// The cheapest way; among equally cheap ones the one with fewer and simpler edges, and then the one found first.
+// The cheapest plan; among equally cheap ones that with fewer and simpler edges, and then the first found.
 RedistributePlan search_plan(const Placements& from, const Placements& to, const TensorGeometry& geometry);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// Comparison of layouts, by their split orders where that decides it and else by looking at every rank's part.
+// Compares layouts by their split orders if these suffice, else by each rank's part.
 #include "redistribute/plan/split_layout.h"
 
 #include <algorithm>
@@ -9,8 +9,7 @@
 namespace dtensor {
 namespace {
 
-// Ranks whose parts are looked at one by one. On larger meshes evenly spread ones stand for all: prices become
-// estimates.
+// The number of ranks whose parts are examined. Larger meshes are sampled evenly, so that prices become estimates.
 constexpr std::int64_t kMaxSampledRanks = 64;
 
 std::size_t common_prefix(const SplitOrder& a, const SplitOrder& b) {
@@ -38,7 +37,7 @@ bool has_strided_pieces(const SplitLayout& layout) {
   });
 }
 
-// Calls body with each coordinate along `axes` (0 elsewhere), or with a sample; tells whether it was all of them.
+// Calls body with each coordinate along `axes` (0 elsewhere), or with a sample; returns whether it visited all.
 template <class Body>
 bool for_each_coordinate(AxisMask axes, const TensorGeometry& geometry, Body body) {
   const std::int64_t count = geometry.group_size(axes);
@@ -70,7 +69,7 @@ std::int64_t elements_missing(const SplitLayout& from, const SplitLayout& to, co
   return wanted - held;
 }
 
-// Whether the rank at `at` finds all it wants along one dimension with the ranks that differ from it in `axes` only.
+// Whether the rank at `at` finds all that it needs along one dimension on ranks that differ from it in `axes` only.
 bool finds_all(const SplitLayout& from, const SplitLayout& to, std::size_t dim, AxisMask axes,
                const TensorGeometry& geometry, const Coordinate& at) {
   const Segments want = part(to, dim, geometry, at);
@@ -114,8 +113,8 @@ bool refines(const SplitLayout& fine, const SplitLayout& coarse) {
   return true;
 }
 
-// What a rank lacks lies with ranks that differ from it in the axes that split a dimension after the two orders part.
-// With pieces that may be too many (a part of each piece is what the ranks along one axis hold together): try fewer.
+// Ranks that differ in the axes after the common prefix of the two orders have what a rank lacks. With strided pieces
+// that may be more axes than needed, so the function tries fewer.
 AxisMask exchange_axes(const SplitLayout& from, const SplitLayout& to, const TensorGeometry& geometry) {
   AxisMask axes = 0;
   for (std::size_t dim = 0; dim < from.orders.size(); ++dim) {
@@ -140,8 +139,8 @@ Traffic exchange_traffic(const SplitLayout& from, const SplitLayout& to, const T
 
 std::int64_t largest_part(const SplitLayout& layout, const TensorGeometry& geometry) {
   std::int64_t largest = 1;
-  // Chunks come in descending sizes, so the first rank's part is the largest; of a ragged split the rank with most; of
-  // a zigzag split, whose parts differ by one element, any.
+  // Chunks have descending sizes, so the first rank's part is the largest. For a ragged split it is the rank with most
+  // elements; for a zigzag split, whose parts differ by at most one element, any rank.
   Coordinate at(geometry.mesh.size(), 0);
   for (std::size_t dim = 0; dim < layout.orders.size(); ++dim) {
     const SplitOrder& order = layout.orders[dim];

@@ -1,6 +1,5 @@
-// Placements as the planner sees them: for each tensor dimension the order in which mesh axes split it, and what
-// follows from two such layouts: whether one refines the other, which ranks must talk, and how much the busiest one
-// receives.
+// Layouts as the planner compares them: for each tensor dimension, the order in which mesh axes split it. Two layouts
+// determine whether one refines the other, which ranks must communicate, and how much the busiest rank receives.
 #pragma once
 
 #include "placement/shard_map.h"
@@ -8,7 +7,7 @@
 
 namespace dtensor {
 
-// The tensor and mesh that a plan is about.
+// The tensor and mesh of a plan.
 struct TensorGeometry {
   at::IntArrayRef sizes;
   at::IntArrayRef mesh;
@@ -21,10 +20,11 @@ struct TensorGeometry {
 struct SplitLayout {
   SplitLayout(const Placements& placements, const TensorGeometry& geometry);
   at::IntArrayRef mesh;
-  c10::SmallVector<SplitOrder, 4> orders;  // by tensor dimension
+  c10::SmallVector<SplitOrder, 4> orders;  // for each tensor dimension
 };
 
-// Whether `fine` only splits further what `coarse` holds: every rank's part of it lies in its part of `coarse`.
+// Whether `fine` only splits the parts of `coarse` further: every rank's part in `fine` is within its part in
+// `coarse`.
 bool refines(const SplitLayout& fine, const SplitLayout& coarse);
 
 // The axes along which a rank finds what it lacks when the layout changes.
@@ -32,14 +32,14 @@ AxisMask exchange_axes(const SplitLayout& from, const SplitLayout& to, const Ten
 
 struct Traffic {
   std::int64_t received = 0;  // elements that the busiest rank lacks
-  bool exact = true;          // false: only some ranks of a big mesh were looked at
+  bool exact = true;          // false: computed from a sample of a large mesh's ranks
 };
 Traffic exchange_traffic(const SplitLayout& from, const SplitLayout& to, const TensorGeometry& geometry);
 
-// Elements of the largest local part.
+// The number of elements of the largest local part.
 std::int64_t largest_part(const SplitLayout& layout, const TensorGeometry& geometry);
 
-// Elements along one dimension that both hold; and how many.
+// The elements along one dimension that are in both; and their number.
 Segments intersection(const Segments& a, const Segments& b);
 std::int64_t intersection_size(const Segments& a, const Segments& b);
 

@@ -1,4 +1,4 @@
-// Each receiver's lack is cut by who holds it; a sender finds what it sends by planning its receivers' part.
+// Splits what each receiver lacks among its holders. A sender finds its parts by planning for each receiver.
 #include "redistribute/plan/transfer.h"
 
 #include <algorithm>
@@ -7,12 +7,12 @@
 namespace dtensor {
 namespace {
 
-constexpr std::int64_t kSharedBytes = 1 << 16;  // below, another message costs more than it takes off a sender
+constexpr std::int64_t kSharedBytes = 1 << 16;  // below, another message costs more than it saves a sender
 
-// Ranks that hold the same part.
+// Ranks that store the same part.
 struct Replicas {
   Region part;
-  std::vector<std::int64_t> ranks;  // of the world
+  std::vector<std::int64_t> ranks;  // world ranks
 };
 
 class Planner {
@@ -36,7 +36,7 @@ class Planner {
     return coordinate ? region_of(to_layout_, to_geometry_, *coordinate) : Region();
   }
 
-  // Calls visit(sender, part) for all that the rank, `index` in the target mesh, receives.
+  // Calls visit(sender, part) for each part that the rank at `index` of the target mesh receives.
   template <class Visit>
   void for_each_part(std::size_t index, const Visit& visit) const {
     const std::int64_t rank = to_.mesh.ranks[index];
@@ -76,7 +76,7 @@ class Planner {
   const MeshPlacements& to_;
   SplitLayout from_layout_, to_layout_;
   std::vector<Replicas> replicas_;
-  std::map<std::vector<std::int64_t>, std::size_t> known_;  // where in replicas_, by coordinate
+  std::map<std::vector<std::int64_t>, std::size_t> known_;  // index into replicas_, by coordinate
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What one rank sends and receives when a tensor moves from one mesh to another: ranks in one of them, in both, or in
-// none. Pure: layouts in, parts out, and every rank plans alike without asking.
+// What one rank sends and receives when a tensor moves between meshes. The rank may be in one of them, in both, or in
+// none. Every rank computes the same plan without communication.
 #pragma once
 
 #include <vector>
@@ -13,11 +13,11 @@ struct Transfer {
   Region part;        // not empty
 };
 
-// A rank receives the elements that it wants and does not hold, each once. Between two ranks, the sender's list has
-// the parts in the order of the receiver's.
+// A rank receives the elements that it needs and does not have, each once. Between two ranks, the lists of sender and
+// receiver have the parts in the same order.
 struct TransferPlan {
   std::vector<Transfer> sends, receives;
-  Region held, wanted;  // by this rank, before and after; without dimensions where it is in no such mesh
+  Region held, wanted;  // of this rank, before and after; without dimensions outside the mesh
 };
 
 struct MeshPlacements {
@@ -25,7 +25,7 @@ struct MeshPlacements {
   const Placements& placements;  // none of them Partial
 };
 
-// Replicas share out what they send: each rank begins with another of them, and parts of more than kSharedBytes are cut
+// Replicas share the sending: each receiver starts with another replica, and parts of more than kSharedBytes are split
 // among several.
 TransferPlan plan_transfer(at::IntArrayRef sizes, std::int64_t itemsize, const MeshPlacements& from,
                            const MeshPlacements& to, std::int64_t world_rank);
