@@ -1,4 +1,4 @@
-// Hashes are compared instead of bytes: eight bytes a tensor are exchanged, whatever its size.
+// Compares tensors between ranks by their hashes: eight bytes per tensor are exchanged, whatever its size.
 #include "mesh/content_hash.h"
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@ namespace dtensor {
 
 namespace {
 
-// What the tensor's layout keeps: its values, and where they are.
+// The tensors that a sparse layout stores: values and indices.
 std::vector<at::Tensor> parts_of(const at::Tensor& t) {
   switch (t.layout()) {
     case at::kSparse:
@@ -32,7 +32,8 @@ std::vector<at::Tensor> parts_of(const at::Tensor& t) {
 
 }  // namespace
 
-// FNV-1a over eight bytes at a time, each word mixed down first (its low bits alone would never see the high ones).
+// FNV-1a over eight bytes at a time. Each word is mixed first, since its high bits would not affect low bits of the
+// hash.
 std::uint64_t content_hash(const at::Tensor& tensor) {
   constexpr std::uint64_t kPrime = 1099511628211ull;
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -41,7 +42,7 @@ std::uint64_t content_hash(const at::Tensor& tensor) {
     for (const auto& part : parts_of(tensor)) hash = hash * kPrime ^ content_hash(part);
     return hash;
   }
-  // Zeros that autograd makes have no memory at all.
+  // Zero tensors of autograd have no memory.
   const auto stored = tensor._is_zerotensor() ? tensor.clone() : tensor;
   const auto flat = stored.resolve_conj().resolve_neg().contiguous().cpu();
   const auto* bytes = static_cast<const unsigned char*>(flat.const_data_ptr());
@@ -60,7 +61,7 @@ std::uint64_t content_hash(const at::Tensor& tensor) {
 
 namespace {
 
-// The hashes that each rank gives, in rank order. Collective.
+// Gathers the hashes of all ranks, in rank order. Collective.
 std::vector<std::vector<std::int64_t>> exchange_hashes(const Communicator& comm,
                                                        const std::vector<std::uint64_t>& mine) {
   const LocalBelowAutogradGuard regular;

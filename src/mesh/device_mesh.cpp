@@ -1,5 +1,5 @@
-// The public handle of a mesh. A rank outside the mesh may slice, view and print it (every rank runs the same program);
-// it has no coordinate and no communicators there.
+// The public handle of a mesh. Since every rank runs the same program, a rank outside the mesh may slice, view and
+// print it. It has no coordinate and no communicators there.
 #include "dtensor/mesh.h"
 
 #include <c10/util/Exception.h>
@@ -11,7 +11,7 @@ namespace dtensor {
 namespace {
 
 const MeshImpl& checked(const c10::intrusive_ptr<MeshImpl>& impl) {
-  TORCH_CHECK(impl, "this DeviceMesh is empty: make one with init_device_mesh");
+  TORCH_CHECK(impl, "this DeviceMesh is empty: create one with init_device_mesh");
   return *impl;
 }
 
@@ -66,7 +66,7 @@ DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
   const auto& mesh = checked(impl_);
   std::vector<std::int64_t> dims;
   for (const auto& name : names) dims.push_back(dim_of_name(mesh.layout, name));
-  // Outside the mesh: the slice through its first rank, to which this rank does not belong either.
+  // Outside the mesh: the slice through its first rank, which does not contain this rank either.
   const auto at = mesh.is_member ? mesh.coordinate : Coordinate(mesh.layout.ndim(), 0);
   return sibling(mesh, slice_layout(mesh.layout, dims, at));
 }

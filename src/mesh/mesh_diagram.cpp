@@ -1,4 +1,4 @@
-// A mesh as text: one line, or drawn as nested boxes in ASCII, so that logs of any terminal show it.
+// A mesh as text: one line, or nested boxes in ASCII for logs.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 namespace dtensor {
 namespace {
 
-// A rectangle of text: every line has the same width.
+// A rectangle of text: all lines have the same width.
 using Block = std::vector<std::string>;
 
-constexpr std::int64_t kMaxDrawn = 1024;  // ranks; larger meshes are printed as one line
+constexpr std::int64_t kMaxDrawn = 1024;  // ranks; larger meshes are printed in one line
 
 std::string pad(const std::string& text, std::size_t width) {
   return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
@@ -39,7 +39,7 @@ Block place_below(Block top, const Block& bottom) {
   return top;
 }
 
-// `content` in a frame whose upper edge carries the title.
+// Draws a box around `content`, with the title in the upper edge.
 Block in_box(const std::string& title, Block content) {
   content.push_back(std::string(title.size() + 2, ' '));  // at least as wide as the title
   make_rectangle(content);
@@ -59,7 +59,7 @@ class Painter {
  public:
   Painter(const MeshLayout& layout, std::int64_t self) : layout_(layout), self_(self) {}
 
-  // The block of the ranks from `first` on that dimensions `dim`.. span.
+  // The block for dimensions `dim` and later, starting at index `first`.
   Block paint(std::int64_t dim, std::int64_t first) const {
     if (layout_.ndim() - dim <= 2) return table(dim, first);
     const auto stride = span(dim + 1);

@@ -1,4 +1,4 @@
-// A mesh in action: which communicator serves which axes.
+// The communicators of a mesh, by axes.
 #include "mesh/mesh_impl.h"
 
 #include <c10/util/Exception.h>

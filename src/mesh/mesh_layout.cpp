@@ -1,5 +1,5 @@
-// Mesh layouts: validation and index arithmetic. Everything is row-major over the shape; a line or a slice is described
-// by which dimensions run and which are held at a coordinate.
+// Mesh layouts: validation and index arithmetic, row-major over the shape. A line or slice is defined by the
+// dimensions that vary; the others are fixed at a coordinate.
 #include "mesh/mesh_layout.h"
 
 #include <c10/util/Exception.h>
@@ -14,7 +14,7 @@ namespace {
 std::int64_t product(at::IntArrayRef values) {
   std::int64_t p = 1;
   for (const auto v : values) {
-    TORCH_CHECK(!__builtin_mul_overflow(p, v, &p), "mesh shape ", values, " has too many ranks");
+    TORCH_CHECK(!__builtin_mul_overflow(p, v, &p), "mesh shape ", values, " overflows the number of ranks");
   }
   return p;
 }
@@ -22,7 +22,7 @@ std::int64_t product(at::IntArrayRef values) {
 void check_shape(at::IntArrayRef shape) {
   TORCH_CHECK(!shape.empty(), "a mesh needs at least one dimension");
   TORCH_CHECK(static_cast<std::int64_t>(shape.size()) <= kMaxMeshDims, "a mesh has at most ", kMaxMeshDims,
-              " dimensions, not ", shape.size());
+              " dimensions, got ", shape.size());
   for (const auto n : shape) TORCH_CHECK(n >= 1, "mesh sizes must be at least 1, got ", shape);
 }
 
@@ -57,7 +57,7 @@ std::vector<std::int64_t> row_major_strides(at::IntArrayRef shape) {
   return strides;
 }
 
-// Ranks at `coordinate` with `dims` running row-major in the order given.
+// The ranks at `coordinate`, with `dims` varying row-major in the given order.
 std::vector<std::int64_t> gather_ranks(const MeshLayout& layout, at::IntArrayRef dims, at::IntArrayRef coordinate) {
   const auto strides = row_major_strides(layout.shape);
   std::int64_t base = 0;

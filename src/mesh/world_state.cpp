@@ -1,6 +1,6 @@
-// Lookup and upkeep of the per-world state. The registry holds worlds weakly by control block, not by address, so that
-// a new world at a dead one's address is a new world; it is never destroyed, because communicators may be in use while
-// statics are torn down.
+// Lookup and maintenance of the per-world state. The registry keys are weak pointers, compared by control block, so
+// that a new world at the address of a dead one is distinct. It is never destroyed, since communicators may be in use
+// during static destruction.
 #include "mesh/world_state.h"
 
 #include <c10/util/Exception.h>
@@ -14,7 +14,8 @@ namespace {
 
 using Registry = std::map<std::weak_ptr<CommBackend>, std::shared_ptr<WorldState>, std::owner_less<>>;
 
-constexpr std::size_t kSweepAt = 64;  // meshes, and then twice as many as were alive: the work stays linear
+// Entries that trigger a sweep; later twice the number of live meshes, so that sweeps cost amortized constant time.
+constexpr std::size_t kSweepAt = 64;
 
 std::mutex registry_mutex;
 
@@ -23,7 +24,7 @@ Registry& registry() {
   return *map;
 }
 
-// The states of worlds that are gone; destroyed by the caller outside the lock, since that closes communicators.
+// Removes the states of expired worlds. The caller destroys them outside the lock, since this closes communicators.
 std::vector<std::shared_ptr<WorldState>> remove_expired_meshes(Registry& worlds) {
   std::vector<std::shared_ptr<WorldState>> gone;
   for (auto it = worlds.begin(); it != worlds.end();) {

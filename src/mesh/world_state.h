@@ -1,6 +1,5 @@
-// What all meshes of one rank's world communicator share: the meshes themselves (interned, so that equal ones are one
-// object), the communicators by rank list, and the random state. Found by the world's backend object, which belongs to
-// one rank, and gone with it.
+// The state shared by all meshes of one rank's world communicator: the interned meshes, the communicators by rank
+// list, and the random state. Found by the world's backend object, which belongs to one rank, and destroyed with it.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -22,20 +21,20 @@ class MeshImpl;
 
 class WorldState {
  public:
-  // The one state of this rank's world.
+  // The state of this rank's world.
   static std::shared_ptr<WorldState> of(const Communicator& world);
 
   c10::intrusive_ptr<MeshImpl> intern(MeshLayout layout, const Communicator& world, c10::DeviceType device,
                                       MeshRef compute_mesh);
 
-  // The communicator of these ranks of the world, in this order; this rank is one of them. Made by the first call,
-  // which is collective over them; `label` is for messages.
+  // The communicator of these ranks of the world, in this order; this rank is one of them. The first call creates it,
+  // collectively; `label` names it in messages.
   Communicator communicator(const Communicator& world, const std::vector<std::int64_t>& ranks,
                             const std::string& label);
 
   RngState rng() const;
   void set_rng(RngState state);
-  // The state before this call; counts one random operator.
+  // Returns the current state and advances it by one random operator.
   RngState advance_rng();
 
  private:
@@ -45,8 +44,8 @@ class WorldState {
   RngState rng_{67280421310721ULL, 0};  // ATen's default seed
   std::mutex mesh_mutex_;
   std::map<Key, c10::weak_intrusive_ptr<MeshImpl>> meshes_;  // weak: a mesh owns this state
-  std::size_t sweep_at_ = 0;                                 // dead ones are forgotten when there are so many
-  std::mutex comm_mutex_;  // held while a communicator is made: two threads of a rank must not make one twice
+  std::size_t sweep_at_ = 0;                                 // size of meshes_ at which expired entries are removed
+  std::mutex comm_mutex_;  // held during creation: two threads of a rank must not create a communicator twice
   std::map<std::vector<std::int64_t>, Communicator> communicators_;
 };
 

@@ -1,4 +1,4 @@
-// Glob matching of dotted names, and edit distance for near misses.
+// Glob matching of dotted names, and edit distance for suggestions.
 #include "name_patterns/name_patterns.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Sizes first, then bytes, over memory that no dispatch mode sees.
+// Exchanges the sizes first and then the bytes, on tensors that dispatch modes do not see.
 #include "object_collectives/object_collectives.h"
 
 #include <ATen/ATen.h>

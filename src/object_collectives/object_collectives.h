@@ -1,4 +1,4 @@
-// Texts between ranks.
+// Collectives on strings.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace dtensor {
 
-// Collective. Of each rank; of rank `root`, whose own `text` alone counts.
+// Collective. all_gather_strings returns the text of each rank, broadcast_string that of rank `root`.
 std::vector<std::string> all_gather_strings(const Communicator& ranks, const std::string& text);
 std::string broadcast_string(const Communicator& ranks, const std::string& text, int root);
 

@@ -1,4 +1,4 @@
-// Behind the last dimension that is split everything is held, so that one segment of that dimension is one range.
+// Dimensions after the last split one are complete, so each segment of the split dimension is one contiguous range.
 #include "internal/contiguous_ranges.h"
 
 namespace dtensor {
@@ -6,7 +6,7 @@ namespace {
 
 bool is_full(const Segments& held, std::int64_t size) { return held.size() == 1 && held[0] == Segment{0, size}; }
 
-// The global position of a local one, and what is left of its segment.
+// The global position of a local one, and the remaining length of its segment.
 ContiguousRanges::Range locate(const Segments& held, std::int64_t local) {
   for (const Segment& s : held) {
     if (local < s.length) return {s.offset + local, s.length - local};

@@ -1,4 +1,4 @@
-// Types as specs write them.
+// Names of dtypes in specs.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -1,4 +1,4 @@
-// Mesh layouts: checks, and where a world rank sits.
+// Mesh layouts: checks, and the coordinate of a world rank.
 #include "placement/mesh_info.h"
 
 #include <c10/util/Exception.h>
@@ -12,18 +12,19 @@ namespace {
 void check_layout(const MeshLayout& layout) {
   std::int64_t size = 1;
   for (const std::int64_t extent : layout.shape) {
-    TORCH_CHECK(extent >= 1, "a mesh dimension must hold at least one rank: shape ", c10::IntArrayRef(layout.shape));
+    TORCH_CHECK(extent >= 1, "expected at least one rank in each mesh dimension, got shape ",
+                c10::IntArrayRef(layout.shape));
     size *= extent;
   }
   TORCH_CHECK(size == layout.size(), "a mesh of shape ", c10::IntArrayRef(layout.shape), " needs ", size,
-              " ranks, not the ", layout.size(), " in ", c10::IntArrayRef(layout.ranks));
+              " ranks, got ", layout.size(), ": ", c10::IntArrayRef(layout.ranks));
   TORCH_CHECK(layout.names.empty() || layout.names.size() == layout.shape.size(), "a mesh of shape ",
-              c10::IntArrayRef(layout.shape), " needs a name per dimension, or none: given ", layout.names.size());
+              c10::IntArrayRef(layout.shape), " needs one name per dimension, or none; got ", layout.names.size());
   const std::unordered_set<std::int64_t> distinct(layout.ranks.begin(), layout.ranks.end());
   TORCH_CHECK(distinct.size() == layout.ranks.size(), "a rank occurs twice in the mesh ",
               c10::IntArrayRef(layout.ranks));
   const std::unordered_set<std::string> names(layout.names.begin(), layout.names.end());
-  TORCH_CHECK(names.size() == layout.names.size(), "a mesh dimension's name occurs twice");
+  TORCH_CHECK(names.size() == layout.names.size(), "a mesh dimension name occurs twice");
 }
 
 MeshLayout checked(MeshLayout layout) {

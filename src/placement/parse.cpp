@@ -1,4 +1,4 @@
-// Reads the text form of placements back: what str() and to_string() print, with any blanks between tokens.
+// Parses the text form of placements that str() and to_string() print, with any whitespace between tokens.
 #include <c10/util/Exception.h>
 
 #include <cctype>
@@ -11,7 +11,7 @@ namespace dtensor {
 namespace {
 
 constexpr const char* kGrammar =
-    "expected R, S(dim), SS(dim, split factor), RS(dim, size of each rank's part), Z(dim), Z(dim, pieces) or "
+    "the format is R, S(dim), SS(dim, split factor), RS(dim, size of each rank's part), Z(dim), Z(dim, pieces) or "
     "P(sum|avg|max|min|product), shards with an optional *; a list as [R, S(0)]";
 
 class Reader {
@@ -48,7 +48,7 @@ class Reader {
     return value;
   }
   [[noreturn]] void fail(const std::string& wanted) const {
-    TORCH_CHECK(false, "not a placement: \"", text_, "\": ", wanted, " missing before \"", text_.substr(at_), "\" (",
+    TORCH_CHECK(false, "not a placement: \"", text_, "\": expected ", wanted, " before \"", text_.substr(at_), "\" (",
                 kGrammar, ")");
   }
 
@@ -71,7 +71,7 @@ std::optional<ReduceOp> reduce_op_named(std::string_view name) {
 Placement read_partial(Reader& in) {
   in.expect('(');
   const auto op = reduce_op_named(in.word());
-  if (!op) in.fail("a reduction's name");
+  if (!op) in.fail("the name of a reduction");
   in.expect(')');
   return Placement::partial(*op);
 }
@@ -89,7 +89,7 @@ Placement read_ragged(Reader& in, std::int64_t dim) {
   std::vector<std::int64_t> sizes;
   do {
     sizes.push_back(in.number<std::int64_t>());
-    if (sizes.back() < 0) in.fail("a size that is not negative");
+    if (sizes.back() < 0) in.fail("a non-negative size");
   } while (!in.accept(')'));
   return Placement::ragged_shard(dim, sizes);
 }

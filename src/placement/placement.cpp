@@ -46,7 +46,7 @@ Placement Placement::shard(std::int64_t dim) {
 
 Placement Placement::strided_shard(std::int64_t dim, std::int64_t split_factor) {
   TORCH_CHECK(split_factor >= 1 && split_factor <= std::numeric_limits<std::int32_t>::max(), "StridedShard(", dim, ", ",
-              split_factor, "): the split factor must be at least 1");
+              split_factor, "): expected a split factor in [1, 2^31)");
   Placement p = shard(dim);
   p.kind_ = Kind::strided_shard;
   p.split_factor_ = static_cast<std::int32_t>(split_factor);
@@ -62,7 +62,7 @@ Placement Placement::ragged_shard(std::int64_t dim, c10::IntArrayRef sizes) {
 
 Placement Placement::zigzag_shard(std::int64_t dim, std::int64_t split_factor) {
   TORCH_CHECK(split_factor >= 1 && split_factor <= std::numeric_limits<std::int32_t>::max(), "ZigzagShard(", dim, ", ",
-              split_factor, "): the split factor must be at least 1");
+              split_factor, "): expected a split factor in [1, 2^31)");
   Placement p = shard(dim);
   p.kind_ = Kind::zigzag_shard;
   p.split_factor_ = static_cast<std::int32_t>(split_factor);
@@ -73,7 +73,7 @@ c10::IntArrayRef Placement::ragged_sizes() const {
   return is_ragged() ? ragged_sizes_by_id(ragged_) : c10::IntArrayRef();
 }
 
-// Only shards are stored apart from how they are computed with, so the flag stays off elsewhere and equality is simple.
+// Only shards have different storage and compute placements, so the flag stays off elsewhere and equality is simple.
 Placement Placement::as_storage(bool storage) const {
   Placement p = *this;
   p.storage_ = storage && is_shard();
@@ -81,7 +81,7 @@ Placement Placement::as_storage(bool storage) const {
 }
 
 Placement Placement::with_dim(std::int64_t dim) const {
-  TORCH_CHECK(is_shard(), "only a shard has a tensor dimension, not ", str());
+  TORCH_CHECK(is_shard(), "expected a shard, which has a tensor dimension, got ", str());
   Placement p = *this;
   p.dim_ = checked_dim(dim);
   return p;
@@ -114,7 +114,7 @@ std::string Placement::str() const {
 
 Placement BlockShard(std::int64_t dim, std::int64_t size, std::int64_t block, std::int64_t ranks) {
   TORCH_CHECK(size >= 0 && block >= 1 && ranks >= 1, "BlockShard(dim ", dim, ", size ", size, ", block ", block,
-              ", ranks ", ranks, "): the size must not be negative, block and ranks at least 1");
+              ", ranks ", ranks, "): expected size >= 0, block >= 1 and ranks >= 1");
   const std::int64_t blocks = (size + block - 1) / block, most = (blocks + ranks - 1) / ranks * block;
   std::vector<std::int64_t> sizes;
   for (std::int64_t r = 0; r < ranks; ++r) sizes.push_back(std::min(size, most * (r + 1)) - std::min(size, most * r));

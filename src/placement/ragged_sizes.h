@@ -1,5 +1,5 @@
-// The lists of sizes that ragged shards name: equal lists have equal numbers, so that a Placement stays a small value
-// that is compared without looking at them.
+// Interned size lists of ragged shards. Equal lists have equal ids, so that a Placement is a small value that is
+// compared without reading the lists.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -8,9 +8,9 @@
 
 namespace dtensor {
 
-// At least 1. Throws for an empty list, a negative size, and when a process makes more than a million lists.
+// Returns an id of at least 1. Throws for an empty list, a negative size, and beyond a million lists per process.
 std::int32_t intern_ragged_sizes(c10::IntArrayRef sizes);
-// Stays valid: lists are never dropped.
+// The array stays valid: lists are never removed.
 c10::IntArrayRef ragged_sizes_by_id(std::int32_t number);
 
 }  // namespace dtensor

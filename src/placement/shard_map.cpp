@@ -1,6 +1,6 @@
-// Which elements a mesh coordinate holds. One rule decides everything: the order in which mesh axes split a dimension
-// (split_order), each step selecting a range, or for a StridedShard without matching axes and a ZigzagShard several
-// ranges, of what the steps before left.
+// Which elements a mesh coordinate stores. Everything follows from the order in which mesh axes split a dimension
+// (split_order). Each step selects a range of what the earlier steps left; a StridedShard without matching axes and a
+// ZigzagShard select several ranges.
 #include "placement/shard_map.h"
 
 #include <c10/util/Exception.h>
@@ -13,7 +13,7 @@
 namespace dtensor {
 namespace {
 
-// Appends the part of `segments` that lies in [begin, end) of their concatenation; drops empty parts, joins neighbours.
+// Appends the part of `segments` in [begin, end) of their concatenation; drops empty parts and joins adjacent ones.
 void append_range(const Segments& segments, std::int64_t begin, std::int64_t end, Segments& out) {
   std::int64_t position = 0;
   for (const Segment& s : segments) {
@@ -30,7 +30,7 @@ void append_range(const Segments& segments, std::int64_t begin, std::int64_t end
   }
 }
 
-// Offset in the global dimension of an empty part that starts at `position` of the concatenation.
+// The offset in the global dimension of an empty part that starts at `position` of the concatenation.
 std::int64_t offset_at(const Segments& segments, std::int64_t position) {
   for (const Segment& s : segments) {
     if (position < s.length) return s.offset + position;
@@ -39,12 +39,13 @@ std::int64_t offset_at(const Segments& segments, std::int64_t position) {
   return segments.back().offset + segments.back().length;
 }
 
-// Ragged parts come first, so they always cut a whole dimension.
+// Ragged shards come first, so they always split the full dimension.
 Segment ragged_shard_at(std::int64_t n, at::IntArrayRef lengths, std::int64_t index) {
   const std::int64_t total = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
-  TORCH_CHECK(total == n, "a RaggedShard of parts ", lengths, " splits ", total, " elements, but the dimension has ",
-              n);
-  TORCH_CHECK(index < std::ssize(lengths), "a RaggedShard of parts ", lengths, " has none for rank ", index);
+  TORCH_CHECK(total == n, "RaggedShard of sizes ", lengths, ": expected their sum ", total,
+              " as the size of the dimension, got ", n);
+  TORCH_CHECK(index < std::ssize(lengths), "RaggedShard of sizes ", lengths, ": expected a rank below ", lengths.size(),
+              ", got ", index);
   const auto* mine = lengths.begin() + index;
   return {std::accumulate(lengths.begin(), mine, std::int64_t{0}), *mine};
 }
@@ -53,13 +54,13 @@ Segment shard_of(std::int64_t n, const SplitStep& step, std::int64_t parts, std:
   return step.ragged.empty() ? chunk(n, parts, index) : ragged_shard_at(n, step.ragged, index);
 }
 
-// Chunk `index` of `n` elements in `parts` chunks, of which the first n mod parts have one more.
+// Chunk `index` of `n` elements in `parts` chunks; the first n mod parts chunks have one element more.
 Segment even_chunk(std::int64_t n, std::int64_t parts, std::int64_t index) {
   const std::int64_t least = n / parts, longer = n % parts;
   return {least * index + std::min(index, longer), least + (index < longer ? 1 : 0)};
 }
 
-// What the rank at `index` takes of one piece of `n` elements.
+// The segments of the rank at `index` in one piece of `n` elements.
 Segments shards_of_block(std::int64_t n, const SplitStep& step, std::int64_t parts, std::int64_t index) {
   if (!step.zigzag) return {chunk(n, parts, index)};
   return {even_chunk(n, 2 * parts, index), even_chunk(n, 2 * parts, 2 * parts - 1 - index)};
@@ -68,7 +69,7 @@ Segments shards_of_block(std::int64_t n, const SplitStep& step, std::int64_t par
 Segments split(const Segments& held, const SplitStep& step, std::int64_t parts, std::int64_t index) {
   const std::int64_t n = total_length(held);
   Segments out;
-  // Of more pieces than elements the first ones have one each.
+  // With more pieces than elements, the first pieces have one element each.
   for (std::int64_t piece = 0; piece < std::min<std::int64_t>(step.pieces, n); ++piece) {
     const Segment outer = chunk(n, step.pieces, piece);
     for (const Segment& inner : shards_of_block(outer.length, step, parts, index)) {
@@ -82,8 +83,8 @@ Segments split(const Segments& held, const SplitStep& step, std::int64_t parts, 
 
 bool starts_ragged(const SplitOrder& order) { return !order.empty() && !order[0].ragged.empty(); }
 
-// Where in `order` the steps before it, of axes to the right of `axis`, split into exactly `factor` parts; -1 if
-// nowhere. What a step in pieces leaves are no parts of the dimension, so nothing nests in them by its factor.
+// The position in `order` after steps of axes to the right of `axis` that split into exactly `factor` parts; -1 if
+// there is none. A step with pieces does not leave contiguous parts, so no later step can nest in it by its factor.
 std::int64_t position_after(const SplitOrder& order, std::int64_t factor, std::int64_t axis,
                             at::IntArrayRef mesh_shape) {
   const bool ragged = starts_ragged(order);
@@ -112,7 +113,7 @@ SplitOrder split_order(std::int64_t dim, const Placements& placements, at::IntAr
   }
   for (auto axis = static_cast<std::int64_t>(placements.size()) - 1; axis >= 0; --axis) {
     const Placement& p = placements[axis];
-    // An axis of one rank splits nothing, and must not keep others from nesting by what it is called.
+    // An axis of one rank splits nothing, and must not affect how other axes nest.
     if (!p.is_shard(dim) || p.is_ragged() || mesh_shape[axis] == 1) continue;
     const std::int64_t position = p.is_zigzag() ? -1 : position_after(order, p.split_factor(), axis, mesh_shape);
     SplitStep step{static_cast<std::int32_t>(axis), position >= 0 ? 1 : static_cast<std::int32_t>(p.split_factor())};
@@ -140,7 +141,7 @@ Segments shard_segments(std::int64_t n, const SplitOrder& order, at::IntArrayRef
 Segments shard_segments(std::int64_t n, std::int64_t dim, const Placements& placements, at::IntArrayRef mesh_shape,
                         at::IntArrayRef coordinate) {
   TORCH_CHECK(placements.size() <= mesh_shape.size() && coordinate.size() == mesh_shape.size(), "placements ",
-              to_string(placements), " and coordinate ", coordinate, " do not fit a mesh of shape ", mesh_shape);
+              to_string(placements), " and coordinate ", coordinate, " do not match a mesh of shape ", mesh_shape);
   return shard_segments(n, split_order(dim, placements, mesh_shape), mesh_shape, coordinate);
 }
 
@@ -179,21 +180,21 @@ bool at_most_one_ragged(const Placements& placements) {
 
 Placements normalize_placements(Placements placements, std::int64_t tensor_ndim, at::IntArrayRef mesh_shape) {
   TORCH_CHECK(placements.size() == mesh_shape.size(), "placements ", to_string(placements),
-              " do not fit a mesh of shape ", mesh_shape, ": one placement per mesh dimension is needed, ",
+              " do not match a mesh of shape ", mesh_shape, ": one placement per mesh dimension is needed, ",
               placements.size(), " given");
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
     Placement& p = placements[axis];
     if (!p.is_shard()) continue;
     TORCH_CHECK(p.dim() >= -tensor_ndim && p.dim() < tensor_ndim, "placements ", to_string(placements),
-                " do not fit a tensor with ", tensor_ndim, " dimensions: ", p.str(), " shards dimension ", p.dim());
+                " do not match a tensor with ", tensor_ndim, " dimensions: ", p.str(), " shards dimension ", p.dim());
     if (p.dim() < 0) p = p.with_dim(p.dim() + tensor_ndim);
     const auto ranks = static_cast<std::int64_t>(p.ragged_sizes().size());
     TORCH_CHECK(!p.is_ragged() || ranks == mesh_shape[axis], "placements ", to_string(placements),
-                " do not fit a mesh ", "of shape ", mesh_shape, ": ", p.str(), " names the parts of ", ranks,
-                " ranks, axis ", axis, " has ", mesh_shape[axis]);
+                " do not match a mesh of shape ", mesh_shape, ": ", p.str(), " has sizes for ", ranks, " ranks, axis ",
+                axis, " has ", mesh_shape[axis]);
   }
   TORCH_CHECK(at_most_one_ragged(placements), "placements ", to_string(placements),
-              " have two ragged shards of one dimension; both would be its outermost split");
+              " have two ragged shards of one dimension; only one can be its outermost split");
   return placements;
 }
 

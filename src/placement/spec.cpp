@@ -1,6 +1,6 @@
-// Derivation of a spec's local facts, its text, and the intern table. The table holds specs strongly, so that a spec
-// that is dropped and asked for again between two operators stays the same; it is cut into independently locked shards,
-// since thread ranks intern at the same time, and each shard throws out what only it holds when it has doubled.
+// Derived fields of a spec, its text, and the intern table. The table holds strong references, so that a spec that is
+// dropped and requested again between two operators stays the same object. It consists of independently locked shards,
+// since thread ranks intern concurrently. Each shard removes unused specs when its size has doubled.
 #include "placement/spec.h"
 
 #include <c10/util/Exception.h>
@@ -19,12 +19,12 @@ namespace dtensor {
 namespace {
 
 constexpr std::size_t kTableShards = 16;
-constexpr std::size_t kSweepAt = 256;  // entries of a table shard
+constexpr std::size_t kSweepAt = 256;  // entries per table shard
 
 at::DimVector derive_local_sizes(const MeshInfo& mesh, const Placements& placements, const at::DimVector& sizes) {
   const auto& shape = mesh.layout.shape;
   if (mesh.is_member) return local_sizes(sizes, placements, shape, mesh.coordinate);
-  (void)local_sizes(sizes, placements, shape, Coordinate(shape.size(), 0));  // what does not fit is an error here too
+  (void)local_sizes(sizes, placements, shape, Coordinate(shape.size(), 0));  // reports the same errors as a member
   return at::DimVector(std::max<std::size_t>(sizes.size(), 1), 0);
 }
 
@@ -77,7 +77,7 @@ class TableShard {
   }
 
  private:
-  // Nobody can take a second reference meanwhile: the only one is ours and the lock is held.
+  // No other thread can take a second reference meanwhile: the table has the only one and the lock is held.
   std::vector<SpecPtr> sweep() {
     std::vector<SpecPtr> dropped;
     for (auto it = specs_.begin(); it != specs_.end();) {
@@ -94,7 +94,7 @@ class TableShard {
   std::size_t sweep_at_ = kSweepAt;
 };
 
-// Never destroyed: tensors with static lifetime may outlive any order of destruction.
+// Never destroyed: tensors with static lifetime may be used during static destruction.
 std::array<TableShard, kTableShards>& shards_of_table() {
   static auto* shards = new std::array<TableShard, kTableShards>();
   return *shards;

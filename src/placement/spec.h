@@ -1,4 +1,4 @@
-// The interned description of a DTensor: mesh, placements, global sizes, strides and dtype. Two tensors with equal
+// The interned description of a DTensor: mesh, placements, global sizes, strides and dtype. Tensors with equal
 // descriptions share one TensorSpec, so that the decision cache compares pointers.
 #pragma once
 
@@ -22,10 +22,10 @@ struct TensorSpec : c10::intrusive_ptr_target {
   const at::DimVector strides;  // global, in elements
   const c10::ScalarType dtype;
 
-  // Derived, for this rank (all zero-sized where this rank is not in the mesh).
+  // Derived for this rank (all sizes are zero if it is not in the mesh).
   const at::DimVector local_sizes;
   const bool has_partial;
-  const bool has_shard;  // storage shards included
+  const bool has_shard;  // including storage shards
   const bool has_storage;
 
   AxisMask replicated_axes() const;  // of more than one rank
@@ -35,15 +35,15 @@ struct TensorSpec : c10::intrusive_ptr_target {
 
 using SpecPtr = c10::intrusive_ptr<const TensorSpec>;
 
-// The one spec with these values. Thread-safe; the table is bounded (unused specs are dropped).
+// The interned spec with these values. Thread-safe; the table is bounded (unused specs are dropped).
 SpecPtr intern_spec(const MeshRef& mesh, Placements placements, at::IntArrayRef sizes, at::IntArrayRef strides,
                     c10::ScalarType dtype);
 
-// Same tensor, other placements.
+// The same tensor with other placements.
 SpecPtr with_placements(const TensorSpec& spec, Placements placements);
 
-// Axes on which the two (on one mesh) do not hold the same data, and `test(one placement, the other)` besides. On an
-// axis of one rank every placement is everything.
+// The axes on which two specs of one mesh store different data and `test(placement of a, placement of b)` is true.
+// Axes of one rank are ignored, since all placements are equivalent there.
 template <class Test>
 AxisMask differing_axes(const TensorSpec& a, const TensorSpec& b, Test test) {
   return axes_where(a.placements.size(), [&](std::size_t i) {
@@ -55,8 +55,8 @@ inline bool same_data(const TensorSpec& a, const TensorSpec& b) {
   return &a == &b || differing_axes(a, b, [](const auto&, const auto&) { return true; }) == 0;
 }
 
-// Forgets the specs that nobody else holds, and with them their meshes and communicators. For whoever ends a world.
+// Drops unused specs, and with them their meshes and communicators. Called at the end of a world.
 void drop_unused_specs();
-std::size_t interned_spec_count();  // how many there are
+std::size_t interned_spec_count();  // number of interned specs
 
 }  // namespace dtensor

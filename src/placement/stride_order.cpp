@@ -11,12 +11,12 @@
 namespace dtensor {
 namespace {
 
-// Dimensions from the slowest to the fastest; those of size 1 do not matter.
+// Dimensions from the slowest to the fastest, without those of size 1.
 c10::SmallVector<std::int64_t, 6> dimension_order(at::IntArrayRef sizes, at::IntArrayRef strides) {
   c10::SmallVector<std::int64_t, 6> order;
   for (std::int64_t d = 0; d < static_cast<std::int64_t>(sizes.size()); ++d) {
     if (sizes[d] == 1) continue;
-    // By insertion: a stable sort of the library would allocate, which takes longer than this for a few dimensions.
+    // Insertion sort: std::stable_sort would allocate, which takes longer for a few dimensions.
     auto place = order.size();
     order.push_back(d);
     for (; place > 0 && strides[order[place - 1]] < strides[d]; --place) order[place] = order[place - 1];
@@ -40,7 +40,7 @@ bool has_dense_order(const TensorSpec& spec) {
 bool follows_order(const at::Tensor& local, const TensorSpec& spec) {
   if (local.numel() < 2) return true;
   std::int64_t step = 1, local_step = 1;
-  bool gap = false;  // of the global strides since the last dimension that the local tensor shows
+  bool gap = false;  // in the global strides since the last local dimension of size > 1
   const auto order = dimension_order(spec.sizes, spec.strides);
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
     gap = gap || spec.strides[*it] != step;
@@ -62,7 +62,7 @@ at::Tensor to_stride_order(at::Tensor local, const TensorSpec& spec) {
     strides[*it] = step;
     step *= std::max<std::int64_t>(local.size(*it), 1);
   }
-  // A MeshScope would make a DTensor of it.
+  // A MeshScope would make it a DTensor.
   const NoMeshScopeGuard regular;
   auto dense = at::empty_strided(local.sizes(), strides, local.options());
   return dense.copy_(local);
