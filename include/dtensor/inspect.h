@@ -62,9 +62,9 @@ enum class Checks : std::uint8_t {
   // and arguments (specs, sizes, indices, numbers, positions in the random stream). If hashes differ, every rank throws
   // a CommError that names the first different operator, the ranks and the module. Costs no collective.
   calls,
-  // The same as `calls`, and: regular operands are compared across ranks at every call, and so are the replicas of
-  // operands and results. The first call of each kind, and a sample of later ones, is compared with the same operator
-  // on the full operands, so that a wrong rule is an error. Costs collectives, and the memory of the full operands.
+  // Like `calls`; also compares regular operands across ranks at every call, and replicas of operands and results. The
+  // first call of each kind, and a sample of later ones, is compared with the same operator on the full operands. So a
+  // wrong rule is an error. Costs collectives, and the memory of the full operands.
   values,
 };
 

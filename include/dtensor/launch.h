@@ -13,7 +13,7 @@ namespace dtensor {
 // links dtensor::cuda, else sockets. The processes connect at MASTER_ADDR and MASTER_PORT (Slurm: on the first host of
 // the step). A single process: thread ranks, as many as `--ranks N` or `--mesh a=2,b=2` in argv specify (default 1).
 // `--backend local|mpi|nccl|socket` overrides. With `--backend nccl` each rank has its own GPU; a rank is a process
-// under mpirun, else a thread (by default one for each GPU).
+// under a launcher, else a thread (by default one for each GPU).
 // Returns the exit status: 0 on success; 1 with a line on stderr if a rank threw, or if the output could not be written
 // (finish_output); 2 with a line if these flags are invalid or not supported by the environment or the machine. Does
 // not consume argv: the program may have other flags.

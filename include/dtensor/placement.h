@@ -68,9 +68,9 @@ class DTENSOR_API Placement {
   // The operation of a Partial; otherwise sum.
   constexpr ReduceOp reduce_op() const { return op_; }
 
-  // A *storage* shard (printed `S(0)*`), used for fully sharded parameters: the tensor is stored split on this axis,
-  // but operators that compute with it see Replicate, so it is gathered before use. In-place and list operators, views
-  // and casts see the shard itself.
+  // A *storage* shard (printed `S(0)*`), used for fully sharded parameters: the tensor is stored split on this axis.
+  // Operators that compute with it treat it as Replicate, so it is gathered before use. In-place and list operators,
+  // views and casts operate on the shard itself.
   constexpr bool is_storage() const { return storage_; }
   Placement as_storage(bool storage = true) const;
 

@@ -90,8 +90,8 @@ std::string current_exception_text() {
 }
 
 std::string current_exception_trace() {
-  const char* asked = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
-  if (asked == nullptr || std::string_view(asked) != "1") return "";
+  const char* setting = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
+  if (setting == nullptr || std::string_view(setting) != "1") return "";
   try {
     throw;
   } catch (const c10::Error& e) {

@@ -15,8 +15,8 @@ namespace dtensor {
 
 inline constexpr std::int64_t kMaxMeshDims = 8;
 
-// Throws with the values unless the sizes are positive and multiply to the number of ranks, the ranks are distinct and
-// below `world_size`, and the names are absent or one per dimension, distinct and not empty.
+// Throws with the values if the layout is invalid. Sizes must be positive and multiply to the number of ranks; ranks
+// must be distinct and below `world_size`. Names must be absent, or one per dimension, distinct and not empty.
 MeshLayout make_layout(std::int64_t world_size, std::vector<std::int64_t> ranks, at::IntArrayRef shape,
                        std::vector<std::string> names);
 

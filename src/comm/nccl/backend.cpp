@@ -87,7 +87,7 @@ class NcclBackend final : public CommBackend {
     device_->watchdog->open(comm_);
   }
 
-  // The watchdog aborts the NCCL communicator after this object is destroyed, since its Work may still run.
+  // close() defers the abort of the NCCL communicator while its work is running.
   ~NcclBackend() override { device_->watchdog->close(comm_); }
 
   const char* name() const override { return "nccl"; }

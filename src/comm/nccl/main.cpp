@@ -25,7 +25,7 @@ int device_count() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-// The GPU of this process: its rank on this host, or 0 if the launcher sets no local rank.
+// The GPU of this process: its rank on this host, modulo the visible GPUs; 0 if the launcher sets no local rank.
 int local_device(int devices) {
   const char* local = first_of({"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"});
   return local != nullptr ? std::atoi(local) % devices : 0;

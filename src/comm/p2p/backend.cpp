@@ -56,13 +56,13 @@ class ProcessBackend final : public CommBackend {
 
   Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
     return guarded(call, outputs, inputs, [&](Collective& collective) {
-      std::vector<at::Tensor> landings(size());
+      std::vector<at::Tensor> buffers(size());
       collective.run([&](int i) {
-        landings[i] = collective.receive_buffer(outputs[i]);
-        return Transfers{to_send(collective.dense(inputs[i])), to_receive(landings[i])};
+        buffers[i] = collective.receive_buffer(outputs[i]);
+        return Transfers{to_send(collective.dense(inputs[i])), to_receive(buffers[i])};
       });
       for (int i = 0; i < size(); ++i) {
-        if (i != rank()) copy_received(outputs[i], landings[i]);
+        if (i != rank()) copy_received(outputs[i], buffers[i]);
       }
       copy_tensor(outputs[rank()], inputs[rank()]);
     });

@@ -1,5 +1,5 @@
 // Exchanges between pairs. Each rank sends header and data at once, but receives data only after the header matched.
-// So the comparison of calls needs no extra round, and no message meets a smaller buffer (OpenMPI 4.1 writes past its
+// So the comparison of calls needs no extra round, and no message meets a smaller buffer (Open MPI 4.1 writes past its
 // end in copies between processes).
 #include "comm/p2p/collective.h"
 

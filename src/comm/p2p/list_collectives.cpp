@@ -135,18 +135,18 @@ void gather(const ProcessGroup& members, Collective& collective, at::TensorList 
   const std::vector<at::Tensor> given = all_dense(collective, mine.tensors());
   std::vector<std::pair<Coalesced, std::vector<at::Tensor>>> taken;  // of the others, and their receive buffers
   collective.run([&](int i) {
-    auto& [theirs, landings] =
+    auto& [theirs, buffers] =
         taken.emplace_back(Coalesced(outputs.slice(i * n, n), PackedAs::bytes), std::vector<at::Tensor>());
     Transfers parts;
     give(parts, given);
     for (const at::Tensor& t : theirs.tensors()) {
-      collective.keep(landings.emplace_back(collective.receive_buffer(t)));
-      parts.push_back(to_receive(landings.back()));
+      collective.keep(buffers.emplace_back(collective.receive_buffer(t)));
+      parts.push_back(to_receive(buffers.back()));
     }
     return parts;
   });
-  for (const auto& [theirs, landings] : taken) {
-    for (std::size_t k = 0; k < landings.size(); ++k) copy_received(theirs.tensors()[k], landings[k]);
+  for (const auto& [theirs, buffers] : taken) {
+    for (std::size_t k = 0; k < buffers.size(); ++k) copy_received(theirs.tensors()[k], buffers[k]);
     theirs.unpack();
   }
   for (std::size_t k = 0; k < n; ++k) copy_tensor(outputs[members.me * n + k], inputs[k]);

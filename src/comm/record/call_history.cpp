@@ -26,22 +26,22 @@ struct OperatorsAt {
 };
 
 std::vector<OperatorsAt> operators_at(const std::vector<RankCalls>& members, std::uint64_t number) {
-  std::vector<OperatorsAt> doings;
+  std::vector<OperatorsAt> variants;
   for (const auto& member : members) {
     const auto* line = line_at(member, number);
     if (line == nullptr && member.operators >= number) continue;
     const auto signature = line == nullptr ? 0 : line->signature;
-    auto it = std::find_if(doings.begin(), doings.end(), [&](const auto& d) { return d.signature == signature; });
-    if (it == doings.end()) {
-      doings.push_back(
+    auto it = std::find_if(variants.begin(), variants.end(), [&](const auto& d) { return d.signature == signature; });
+    if (it == variants.end()) {
+      variants.push_back(
           {signature,
            line == nullptr ? (number == 1 ? "called none" : "called none after it") : "called " + line->text,
            {}});
-      it = doings.end() - 1;
+      it = variants.end() - 1;
     }
     it->ranks.push_back(member.rank);
   }
-  return doings;
+  return variants;
 }
 
 // The oldest call that every member still stores, or has not reached.
@@ -132,13 +132,13 @@ std::string first_difference(const std::vector<RankCalls>& members) {
   if (std::any_of(members.begin(), members.end(), [](const auto& m) { return m.signature == 0; })) return "";
   const auto oldest = oldest_known(members);
   for (auto number = oldest; number <= last; ++number) {
-    const auto doings = operators_at(members, number);
-    if (doings.size() < 2) continue;
+    const auto variants = operators_at(members, number);
+    if (variants.size() < 2) continue;
     std::string out = number == oldest && number > 1 ? "before or in call " : "first in call ";
     out += std::to_string(number) + ":";
-    for (std::size_t i = 0; i < doings.size(); ++i) {
-      const bool same_words = i > 0 && doings[i].text == doings[0].text;
-      out += (i > 0 ? "; " : " ") + ranks_text(doings[i].ranks) + " " + doings[i].text;
+    for (std::size_t i = 0; i < variants.size(); ++i) {
+      const bool same_words = i > 0 && variants[i].text == variants[0].text;
+      out += (i > 0 ? "; " : " ") + ranks_text(variants[i].ranks) + " " + variants[i].text;
       out += same_words ? " (with other arguments)" : "";
     }
     return out;

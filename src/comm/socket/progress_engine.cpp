@@ -135,8 +135,8 @@ void Engine::flush(int peer) {
 void Engine::send_to_self(const MessagePtr& message, const Frame& frame) {
   const Key key{rank_, static_cast<Channel>(frame.channel), frame.tag};
   const UnexpectedMessage copy{frame, std::make_shared<std::string>(message->data, message->size)};
-  if (auto asked = take_first(posted_receives_, key)) {
-    take(copy, *asked);
+  if (auto posted = take_first(posted_receives_, key)) {
+    take(copy, *posted);
   } else {
     unexpected_[key].push_back(copy);
   }
@@ -193,8 +193,8 @@ ReceiveTarget Engine::receive_target(int peer, const Frame& frame) {
     }
     case Frame::request_to_send: {
       const Key key{peer, static_cast<Channel>(frame.channel), frame.tag};
-      if (auto asked = take_first(posted_receives_, key)) {
-        take({frame, nullptr}, *asked);
+      if (auto posted = take_first(posted_receives_, key)) {
+        take({frame, nullptr}, *posted);
       } else {
         unexpected_[key].push_back({frame, nullptr});
       }
@@ -222,8 +222,8 @@ ReceiveTarget Engine::receive_target(int peer, const Frame& frame) {
 
 ReceiveTarget Engine::eager_target(int peer, const Frame& frame) {
   const Key key{peer, static_cast<Channel>(frame.channel), frame.tag};
-  const auto asked = posted_receives_.find(key);
-  if (asked != posted_receives_.end() && asked->second.front()->size == frame.size) {
+  const auto posted = posted_receives_.find(key);
+  if (posted != posted_receives_.end() && posted->second.front()->size == frame.size) {
     const MessagePtr message = *take_first(posted_receives_, key);
     return {message->data, [message] { message->finish(); }};
   }

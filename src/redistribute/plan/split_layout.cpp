@@ -41,12 +41,12 @@ bool has_strided_pieces(const SplitLayout& layout) {
 template <class Body>
 bool for_each_coordinate(AxisMask axes, const TensorGeometry& geometry, Body body) {
   const std::int64_t count = geometry.group_size(axes);
-  const std::int64_t looked_at = std::min(count, kMaxSampledRanks);
-  for (std::int64_t i = 0; i < looked_at; ++i) {
-    const std::int64_t index = looked_at == 1 ? 0 : i * (count - 1) / (looked_at - 1);
+  const std::int64_t visited = std::min(count, kMaxSampledRanks);
+  for (std::int64_t i = 0; i < visited; ++i) {
+    const std::int64_t index = visited == 1 ? 0 : i * (count - 1) / (visited - 1);
     body(coordinate_along(geometry.mesh, axes, index, Coordinate(geometry.mesh.size(), 0)));
   }
-  return looked_at == count;
+  return visited == count;
 }
 
 Segments part(const SplitLayout& layout, std::size_t dim, const TensorGeometry& geometry, const Coordinate& at) {

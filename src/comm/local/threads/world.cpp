@@ -53,8 +53,8 @@ std::vector<std::int64_t> World::find_wait_cycle(std::int64_t rank) const {
   return cycle.push_back(rank), cycle;
 }
 
-// Ranks that were missing at a check may have arrived since. But if each rank of the cycle has checked after the last
-// of them began to wait, all were waiting at that moment and none had arrived. This is a deadlock.
+// Ranks that were missing at a check may have arrived since. But suppose that each rank of the cycle has checked after
+// the last of them began to wait. Then all were waiting at that moment and none had arrived: a deadlock.
 bool World::post_wait(std::int64_t rank, const std::string& operation,
                       c10::function_ref<std::vector<std::int64_t>()> missing) {
   std::lock_guard lock(mutex_);

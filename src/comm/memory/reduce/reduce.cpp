@@ -45,8 +45,8 @@ struct Accumulator<at::Half> {
   using type = float;
 };
 
-// Sums and products of integers wrap, as in ATen. In C++ only unsigned arithmetic wraps, and types shorter than int
-// are computed as int, so this converts to an unsigned type of at least that width.
+// Sums and products of integers wrap, as in ATen. In C++ only unsigned arithmetic wraps, and types shorter than int are
+// computed as int. So this converts to an unsigned type of at least that width.
 template <class A>
 auto wrapping(A value) {
   if constexpr (std::is_integral_v<A>) {
