@@ -101,8 +101,8 @@ TEST(MeshLayout, ErrorsNameBothValues) {
   EXPECT_ERROR(make_layout(4, {2, 2}, {"dp"}), "needs 2 names, got 1: dp");
   EXPECT_ERROR(make_layout(4, {2, 2}, {"dp", "dp"}), "'dp' is given twice in dp, dp");
   EXPECT_ERROR(make_layout(4, {2, 2}, {"dp", ""}), "must not be empty");
-  EXPECT_ERROR(make_layout(4, {std::int64_t{1} << 40, std::int64_t{1} << 40}, {}), "too many ranks");
-  EXPECT_ERROR(make_layout(1, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {}), "at most 8 dimensions, not 9");
+  EXPECT_ERROR(make_layout(4, {std::int64_t{1} << 40, std::int64_t{1} << 40}, {}), "overflows the number of ranks");
+  EXPECT_ERROR(make_layout(1, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {}), "at most 8 dimensions, got 9");
   const auto mesh = make_layout(4, {2, 2}, {"dp", "tp"});
   EXPECT_ERROR(dim_of_name(mesh, "pp"), "no dimension 'pp'; its dimensions are: dp, tp");
   EXPECT_ERROR(dim_of_name(make_layout(4, {2, 2}, {}), "pp"), "its dimensions have no names");

@@ -93,7 +93,8 @@ TEST(Ragged, PartsThatDoNotFitAreNamedA15) {
       }
       return std::string();
     };
-    EXPECT_NE(error({RaggedShard(0, {3, 5})}).find("splits 8 elements, but the dimension has 9"), std::string::npos);
+    EXPECT_NE(error({RaggedShard(0, {3, 5})}).find("expected their sum 8 as the size of the dimension, got 9"),
+              std::string::npos);
     EXPECT_NE(error({RaggedShard(0, {3, 5, 1})}).find("has sizes for 3 ranks"), std::string::npos);
   });
 }

@@ -304,7 +304,7 @@ TEST(Execute, WrongLocalSizesAreRefused) {
     ADD_FAILURE() << "accepted";
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
-    EXPECT_NE(text.find("sizes [3] where f32[4] on [2] [S(0)] gives this rank [2]"), std::string::npos) << text;
+    EXPECT_NE(text.find("sizes [3], but f32[4] on [2] [S(0)] has local sizes [2]"), std::string::npos) << text;
   }
 }
 
