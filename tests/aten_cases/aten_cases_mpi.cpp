@@ -1,4 +1,4 @@
-// One case in twenty over MPI processes, under every placement: the same results as on one device.
+// Runs one case in twenty on MPI processes, under every placement, and compares with the results of one device.
 #include <iostream>
 
 #include "aten_cases/run_case.h"

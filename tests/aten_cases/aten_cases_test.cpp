@@ -1,5 +1,6 @@
-// Every recorded call under every placement on four thread ranks gives what one device gave; what is refused is listed
-// here with its reason. Two recordings: the peers' cases, and more shapes and types (tools/aten_cases/record.py).
+// Compares every recorded call, under every placement on four thread ranks, with the result of one device. Expected
+// refusals are listed here. There are two recordings: the cases of peers, and more shapes and dtypes
+// (tools/aten_cases/record.py).
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +21,7 @@ const std::vector<Case>& recorded() {
   return all;
 }
 
-// Refusals that are meant, by operator and configuration.
+// Expected refusals, by operator and configuration.
 bool is_refused(const Case& c, const Config& config) {
   static const std::set<std::pair<std::string, std::string>> refused = {};
   return refused.count({c.op(), config.name}) != 0;
@@ -38,7 +39,7 @@ TEST(AtenCases, OneDeviceGivesTheRecordedValues) {
       const at::Tensor a = stack[i].toTensor(), e = expected[i].toTensor();
       const bool narrow = c10::isFloat8Type(a.scalar_type());
       const double tolerance =
-          c10::isReducedFloatingType(a.scalar_type()) ? 2e-2 : 1e-4;  // sums go by threads and by processor
+          c10::isReducedFloatingType(a.scalar_type()) ? 2e-2 : 1e-4;  // rounding depends on the processor
       EXPECT_TRUE(narrow || at::allclose(a, e, tolerance, tolerance, true)) << c.text();
     }
   }

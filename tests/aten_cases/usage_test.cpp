@@ -1,4 +1,4 @@
-// What cannot be asked for is told in a line, with status 2.
+// Invalid arguments end the program with a one-line message and status 2.
 #include <gtest/gtest.h>
 
 #include "aten_cases/program.h"
@@ -9,7 +9,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-TEST(AtenCasesUsage, MistakesEndWithStatusTwo) {
+TEST(AtenCasesUsage, InvalidArgumentsExitWithStatusTwo) {
   for (const Words& words : std::vector<Words>{{"--data", "/no/such/folder"},
                                                {"--every", "0"},
                                                {"--ranks", "0"},

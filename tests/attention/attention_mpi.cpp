@@ -1,4 +1,4 @@
-// Attention on split sequences between processes: blocks really travel while others are computed.
+// Attention on split sequences between processes: blocks are sent while other blocks are computed.
 #include "attention/cases.h"
 #include "dtensor/launch.h"
 
@@ -37,7 +37,8 @@ void check_bytes(const DeviceMesh& mesh) {
   const CommDebugMode comms;
   at::scaled_dot_product_attention(x, x, x);
   const auto bytes = comms.total().bytes;
-  TORCH_CHECK(bytes == 2 * 2 * 3 * 24 * 8 * 8 * (ranks - 1) / ranks, "a ring moved ", bytes, " bytes");
+  TORCH_CHECK(bytes == 2 * 2 * 3 * 24 * 8 * 8 * (ranks - 1) / ranks, "ring attention moved ", bytes,
+              " bytes, expected the keys and values of the other ranks");
 }
 
 }  // namespace
@@ -49,6 +50,6 @@ int main(int argc, char** argv) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {world.size()}, {"cp"});
     for (const auto& c : test::cases(world.size())) test::check_case(c, mesh);
     test::check_bytes(mesh);
-    if (world.rank() == 0) std::printf("attention between %d processes is one device's\n", world.size());
+    if (world.rank() == 0) std::printf("attention between %d processes equals one device\n", world.size());
   });
 }

@@ -1,4 +1,4 @@
-// Cases of attention for the tests, and what they should give by formulas written out here.
+// Attention cases for tests, and their expected results from explicit formulas.
 #pragma once
 
 #include <torch/csrc/autograd/autograd.h>
@@ -14,14 +14,14 @@ struct Case {
   Shape mesh{2};
   std::int64_t batch = 2, heads = 4, groups = 4, queries = 8, keys = 8, features = 4, values = 4;
   at::ScalarType dtype = at::kDouble;
-  AttentionOptions options;  // the mask is whole
+  AttentionOptions options;  // the mask is the full tensor
   std::vector<Placements> where{{Shard(2)}, {Shard(2)}, {Shard(2)}};
-  Placements mask_where;  // empty: a plain mask
+  Placements mask_where;  // empty: the mask is a regular tensor
   AttentionStrategy strategy = AttentionStrategy::automatic;
-  std::vector<std::vector<std::int64_t>> rows;  // documents of each row of the batch, instead of the options'
-  Placements rows_where;                        // empty: plain ones
+  std::vector<std::vector<std::int64_t>> rows;  // documents of each batch row; they replace options.documents
+  Placements rows_where;                        // empty: row_cu_seqlens is a regular tensor
   bool by_aten = true;                          // at::scaled_dot_product_attention
-  // > 0: q and k are whole numbers times this power of two, so that any order of summing gives scores exactly.
+  // If > 0, q and k are integers times this power of two, so that scores are exact in any order of summation.
   double large = 0;
   std::uint64_t seed = 1;
 
@@ -32,7 +32,7 @@ struct Case {
                          options.sinks.defined() ? " sinks" : "", " ", to_string(strategy), by_aten ? " ATen" : "");
     for (const auto& p : where) text += " " + to_string(p);
     for (const auto& row : rows) text += c10::str(" row ", row);
-    if (large > 0) text += c10::str(" whole numbers times ", large);
+    if (large > 0) text += c10::str(" integers times ", large);
     if (options.mask.defined()) {
       text += c10::str(" mask ", options.mask.scalar_type(), options.mask.sizes(), " ", to_string(mask_where));
     }
@@ -57,7 +57,7 @@ inline Tensors tensors_of(const Case& c) {
   return t;
 }
 
-// Element by element.
+// Mask of visible query-key pairs, computed element by element.
 inline at::Tensor seen_in(const Case& c, const std::vector<std::int64_t>& documents) {
   auto seen = at::ones({c.queries, c.keys}, at::kBool);
   const auto document = [&](std::int64_t i) {
@@ -76,7 +76,7 @@ inline at::Tensor seen_in(const Case& c, const std::vector<std::int64_t>& docume
   return seen;
 }
 
-// [L, S], or [B, 1, L, S] where rows have documents of their own.
+// The mask has sizes [L, S], or [B, 1, L, S] if each batch row has its own documents.
 inline at::Tensor seen_in(const Case& c) {
   if (c.rows.empty()) return seen_in(c, c.options.documents);
   std::vector<at::Tensor> seen;
@@ -84,7 +84,7 @@ inline at::Tensor seen_in(const Case& c) {
   return at::stack(seen).unsqueeze(1);
 }
 
-// As attention() takes them.
+// Returns the documents of batch rows in the format of attention().
 inline at::Tensor row_cu_seqlens(const Case& c) {
   if (c.rows.empty()) return {};
   std::size_t most = 0;
@@ -98,7 +98,7 @@ inline at::Tensor row_cu_seqlens(const Case& c) {
   return all;
 }
 
-// What one device gives; `kept`: what dropout keeps, divided by its share.
+// Result on one device. `kept` holds the dropout mask divided by the keep probability.
 inline at::Tensor expected_result(const Case& c, const std::vector<at::Tensor>& in, const at::Tensor& kept) {
   const auto share = c.heads / c.groups;
   const auto repeat = [&](const at::Tensor& t) {
@@ -122,7 +122,7 @@ inline at::Tensor expected_result(const Case& c, const std::vector<at::Tensor>& 
   return at::einsum("bhls,bhsf->bhlf", {weights, repeat(in[2])});
 }
 
-// Of the random state as it is; leaves it as it was.
+// Dropout mask for the current random state; the state is restored afterwards.
 inline at::Tensor kept_of(const Case& c, const DeviceMesh& mesh) {
   if (c.options.dropout == 0) return {};
   const auto before = get_rng_state(mesh);
@@ -134,16 +134,16 @@ inline at::Tensor kept_of(const Case& c, const DeviceMesh& mesh) {
 }
 
 inline void require(const at::Tensor& actual, const at::Tensor& expected, const Case& c, const std::string& what) {
-  TORCH_CHECK(actual.sizes() == expected.sizes(), what, " has sizes ", actual.sizes(), ", not ", expected.sizes(), ": ",
-              c.str());
+  TORCH_CHECK(actual.sizes() == expected.sizes(), what, " has sizes ", actual.sizes(), ", expected ", expected.sizes(),
+              ": ", c.str());
   TORCH_CHECK(actual.scalar_type() == c.dtype, what, " is ", actual.scalar_type(), ": ", c.str());
   const double tolerance = c.dtype == at::kDouble ? 1e-9 : c.dtype == at::kFloat ? 2e-4 : 6e-2;
   const auto found = actual.to(expected.scalar_type());
-  // Shares of a sum are rounded to half types before they are added: beside the largest, small ones are that far away.
+  // Partial results are rounded to half types before they are added, so the error scales with the largest value.
   const bool half = c.dtype == at::kBFloat16 || c.dtype == at::kHalf;
   const double largest = half && expected.numel() > 0 ? expected.abs().max().item<double>() : 1;
   TORCH_CHECK(at::allclose(found, expected, tolerance, tolerance * std::max(largest, 1.0)), what, " is ",
-              (found - expected).abs().max().item<double>(), " away: ", c.str());
+              (found - expected).abs().max().item<double>(), " away from the expected value: ", c.str());
 }
 
 inline at::Tensor attend(const Case& c, const std::vector<at::Tensor>& in, const at::Tensor& mask) {
@@ -162,7 +162,7 @@ inline at::Tensor attend(const Case& c, const std::vector<at::Tensor>& in, const
   return attention(in[0], in[1], in[2], options);
 }
 
-// Inputs as DTensors that require gradients; sinks Replicate.
+// Returns the inputs as DTensors that require gradients; sinks are Replicate.
 inline std::vector<at::Tensor> distributed(const Case& c, const Tensors& t, const DeviceMesh& mesh) {
   std::vector<at::Tensor> in;
   const auto regular = t.inputs(c);
@@ -178,7 +178,7 @@ inline at::Tensor mask_on(const Case& c, const DeviceMesh& mesh) {
   return distribute_tensor(c.options.mask, mesh, c.mask_where);
 }
 
-// Forward and backward on this rank of the mesh, against one device. Throws where they differ.
+// Runs forward and backward on this rank of the mesh and compares with one device. Throws if they differ.
 inline void check_case(const Case& c, const DeviceMesh& mesh) {
   manual_seed(mesh, c.seed);
   const auto t = tensors_of(c);
@@ -197,7 +197,7 @@ inline void check_case(const Case& c, const DeviceMesh& mesh) {
   const char* const names[] = {"dq", "dk", "dv", "dsinks"};
   for (std::size_t i = 0; i < in.size(); ++i) {
     const auto wanted = gradients[i].defined() ? gradients[i] : at::zeros_like(regular[i]);
-    const double unit = c.large > 0 && i < 2 ? c.large : 1;  // gradients of q and k are as large as k and q
+    const double unit = c.large > 0 && i < 2 ? c.large : 1;  // gradients of q and k scale with k and q
     require(DTensor(found[i]).full_tensor() / unit, wanted / unit, c, names[i]);
   }
 }

@@ -1,4 +1,4 @@
-// What attention on split sequences does: the bytes that move and the blocks that it computes.
+// Communication and computation of attention on split sequences: bytes moved and blocks computed.
 #include <gtest/gtest.h>
 
 #include "attention/cases.h"
@@ -12,7 +12,7 @@ struct Moved {
   std::int64_t forward, backward;
 };
 
-// Bytes that this rank receives; the gradient lies where the result does.
+// Bytes that this rank receives. The gradient has the placement of the result.
 Moved moved_by(const Case& c, const DeviceMesh& mesh) {
   const auto t = tensors_of(c);
   const auto in = distributed(c, t, mesh);
@@ -20,7 +20,7 @@ Moved moved_by(const Case& c, const DeviceMesh& mesh) {
   const auto grad = distribute_tensor(t.grad, mesh, c.where[0]);
   const AttentionStrategyScope scope(c.strategy);
   Moved moved{};
-  for (int pass = 0; pass < 2; ++pass) {  // a plain mask is compared at the first call
+  for (int pass = 0; pass < 2; ++pass) {  // the first call compares a regular mask across ranks
     const CommDebugMode comms;
     const auto result = attend(c, in, mask);
     moved.forward = comms.total().bytes;
@@ -32,17 +32,17 @@ Moved moved_by(const Case& c, const DeviceMesh& mesh) {
 
 std::int64_t keys_and_values(const Case& c) { return c.batch * c.groups * c.keys * (c.features + c.values) * kItem; }
 
-TEST(AttentionCommunication, RingAndGatherReceiveWhatOthersHaveOfKeysAndValues) {
+TEST(AttentionCommunication, RingAndGatherReceiveRemoteKeysAndValuesOnce) {
   for (const std::int64_t ranks : {2, 3, 4}) {
     for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather}) {
-      for (const std::int64_t groups : {12, 2, 1}) {  // keys move once, not for every query head
+      for (const std::int64_t groups : {12, 2, 1}) {  // keys move once, not once per query head
         auto c = split_case(ranks, strategy);
         c.groups = groups;
         on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
           const auto moved = moved_by(c, mesh);
           const auto others = keys_and_values(c) * (ranks - 1) / ranks;
           EXPECT_EQ(moved.forward, others) << c.str();
-          EXPECT_EQ(moved.backward, 2 * others) << c.str();  // again, and gradients to their owners
+          EXPECT_EQ(moved.backward, 2 * others) << c.str();  // keys and values again, and gradients to their owners
         });
       }
     }
@@ -61,8 +61,8 @@ TEST(AttentionCommunication, UlyssesExchangesEachTensorOnce) {
   }
 }
 
-// Contiguous parts: rank r sees the blocks of the ranks before it.
-TEST(AttentionCommunication, BlocksInTheFutureAreNotMoved) {
+// With contiguous shards, rank r needs the blocks of the ranks before it.
+TEST(AttentionCommunication, CausalRingSkipsFutureBlocks) {
   auto c = split_case(4, AttentionStrategy::ring);
   c.options.causal = true;
   on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
@@ -74,9 +74,8 @@ TEST(AttentionCommunication, BlocksInTheFutureAreNotMoved) {
   });
 }
 
-// Rank r has chunks r and 7 - r: of the ranks before it only their first chunk lies before its last, of those behind it
-// both.
-TEST(AttentionCommunication, ZigzagMovesTheChunksThatAreSeen) {
+// Rank r has chunks r and 7 - r. It needs the first chunk of each earlier rank and both chunks of each later rank.
+TEST(AttentionCommunication, CausalZigzagMovesOnlyVisibleChunks) {
   auto c = split_case(4, AttentionStrategy::ring);
   c.options.causal = true;
   c.where = {{ZigzagShard(2)}, {ZigzagShard(2)}, {ZigzagShard(2)}};
@@ -85,12 +84,12 @@ TEST(AttentionCommunication, ZigzagMovesTheChunksThatAreSeen) {
     const auto chunk = keys_and_values(c) / 8;
     const auto moved = moved_by(c, mesh);
     EXPECT_EQ(moved.forward, rank * chunk + (3 - rank) * 2 * chunk);
-    // Gradients of its own chunks: both from the ranks before it, the first from those behind.
+    // Gradients of its own chunks arrive: both from each earlier rank, the first from each later rank.
     EXPECT_EQ(moved.backward - moved.forward, rank * 2 * chunk + (3 - rank) * chunk);
   });
 }
 
-// Operations of the rank with most over the mean, as the tiles count them.
+// Ratio of the largest number of operations of a rank to the mean, as the tiles count them.
 TEST(AttentionCommunication, ZigzagIsBalancedUnderACausalMask) {
   const std::int64_t length = 4096, ranks = 4;
   const auto most_over_mean = [&](const Placement& split) {
@@ -107,11 +106,11 @@ TEST(AttentionCommunication, ZigzagIsBalancedUnderACausalMask) {
   EXPECT_GE(most_over_mean(Shard(2)), 1.7);
 }
 
-TEST(AttentionCommunication, AWindowMovesTheRowsThatItReaches) {
+TEST(AttentionCommunication, WindowMovesOnlyRowsWithinReach) {
   auto c = split_case(4, AttentionStrategy::ring);
   c.by_aten = false;
   c.options.causal = true;
-  c.options.window = 3;  // two rows of the rank before
+  c.options.window = 3;  // two rows of the previous rank
   on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
     const auto rank = mesh.coordinate()->front();
     EXPECT_EQ(moved_by(c, mesh).forward, rank == 0 ? 0 : keys_and_values(c) * 2 / c.keys);
@@ -129,11 +128,11 @@ TEST(AttentionCommunication, DocumentsThatEndAtAShardBoundaryMoveNothing) {
   });
 }
 
-TEST(AttentionCommunication, BlocksThatAMaskEmptiesAreNotMoved) {
+TEST(AttentionCommunication, FullyMaskedBlocksAreNotMoved) {
   for (const bool boolean : {false, true}) {
     auto c = split_case(4, AttentionStrategy::ring);
     c.options.mask =
-        at::ones({c.queries, c.keys}, at::kBool).tril().triu(-6);  // of each rank: its own and the one before
+        at::ones({c.queries, c.keys}, at::kBool).tril().triu(-6);  // each rank needs its own block and the previous one
     if (!boolean) c.options.mask = at::zeros({c.queries, c.keys}, at::kDouble).masked_fill(~c.options.mask, -INFINITY);
     on_mesh(c.mesh, [&](const DeviceMesh& mesh) {
       const auto rank = mesh.coordinate()->front();
@@ -142,15 +141,15 @@ TEST(AttentionCommunication, BlocksThatAMaskEmptiesAreNotMoved) {
   }
 }
 
-// A rank alone with its part of heads and batch moves keys along the sequence's axis only.
-TEST(AttentionCommunication, OtherAxesSplitWhatMoves) {
+// On a mesh that also splits heads and batch, a rank moves only its part of the keys, along the sequence axis.
+TEST(AttentionCommunication, BatchAndHeadAxesReduceTheBytes) {
   auto c = split_case(2, AttentionStrategy::ring);
   c.mesh = {2, 2, 2};
   c.where = {{Shard(0), Shard(2), Shard(1)}, {Shard(0), Shard(2), Shard(1)}, {Shard(0), Shard(2), Shard(1)}};
   on_mesh(c.mesh, [&](const DeviceMesh& mesh) { EXPECT_EQ(moved_by(c, mesh).forward, keys_and_values(c) / 8); });
 }
 
-// Equal lengths in other ranks' hands: nothing is kept from one length for the next.
+// No state is kept from one sequence length for the next.
 TEST(AttentionCommunication, LengthsMayChangeFromCallToCall) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     for (const std::int64_t length : {64, 7, 1, 63, 2, 64}) {
@@ -191,7 +190,7 @@ TEST(AttentionCommunication, TwiceDifferentiableByRecomputation) {
   }
 }
 
-TEST(AttentionCommunication, AWriteToTheResultIsNoticed) {
+TEST(AttentionCommunication, InPlaceWriteToTheResultFailsBackward) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = split_case(2, AttentionStrategy::ring);
     const auto in = distributed(c, tensors_of(c), mesh);
@@ -201,7 +200,7 @@ TEST(AttentionCommunication, AWriteToTheResultIsNoticed) {
   });
 }
 
-TEST(AttentionCommunication, MistakesAreNamedOnEveryRank) {
+TEST(AttentionCommunication, InvalidOptionsRaiseOnEveryRank) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = split_case(2, AttentionStrategy::ring);
     const auto in = distributed(c, tensors_of(c), mesh);

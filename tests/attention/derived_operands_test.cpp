@@ -1,5 +1,5 @@
-// Gradients with a graph (create_graph) of attention whose operands are one tensor, or computed from each other: each
-// path counts once.
+// Attention whose operands are one tensor, or computed from each other: gradients with a graph (create_graph) count
+// each path once.
 #include <gtest/gtest.h>
 
 #include "attention/cases.h"
@@ -15,7 +15,7 @@ at::Tensor by_formula(const Operands& in) {
   return at::matmul(at::softmax(scores, -1), in[2]);
 }
 
-// The gradient of a sum of squares, and what differentiating that once more gives.
+// Returns the gradient of a sum of squares, and the gradient of that gradient's sum of squares.
 Operands both(const at::Tensor& x, const at::Tensor& y) {
   const auto first = torch::autograd::grad({y.square().sum()}, {x}, {}, true, true)[0];
   return {first.detach(), torch::autograd::grad({first.square().sum()}, {x})[0]};
@@ -34,7 +34,7 @@ TEST(AttentionDerivedOperands, GradientsWithAGraphCountEachPathOnce) {
                                                  [](const at::Tensor& x) {
                                                    return Operands{x, x.sin(), x + 1};
                                                  }},
-                                                {"three of their own", [](const at::Tensor& x) {
+                                                {"three scaled copies", [](const at::Tensor& x) {
                                                    return Operands{x * 2, x * 3, x - 1};
                                                  }}};
   const auto full = Draw(4).normal({1, 2, 6, 4});

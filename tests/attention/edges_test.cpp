@@ -1,4 +1,4 @@
-// Attention on split sequences at its edges: ranks outside the mesh, no keys, gradients of some operands only, scopes.
+// Edge cases of attention on split sequences: ranks outside the mesh, no keys, gradients of some operands only, scopes.
 #include <gtest/gtest.h>
 
 #include "attention/cases.h"
@@ -14,8 +14,8 @@ Case small(AttentionStrategy strategy = AttentionStrategy::ring) {
   return c;
 }
 
-// They hold nothing, and count the random operator.
-TEST(AttentionEdgeCases, RanksOutsideTheMeshRunAlong) {
+// Ranks outside the mesh store no data, but count the random operator.
+TEST(AttentionEdgeCases, RanksOutsideTheMeshTakePart) {
   run_local(3, [](Communicator world) {
     const auto mesh = device_mesh(world, at::kCPU, {0, 1}, {2});
     for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
@@ -46,8 +46,8 @@ TEST(AttentionEdgeCases, NoKeysGiveZeros) {
   });
 }
 
-// Queries and keys each bring a ragged split of the batch, of which a tensor can have one.
-TEST(AttentionEdgeCases, RaggedSplitsOfOneDimensionOnTwoAxes) {
+// Queries and keys each bring a RaggedShard of the batch, but a tensor can have only one.
+TEST(AttentionEdgeCases, RaggedShardsOfOneDimensionOnTwoAxes) {
   Case c;
   c.mesh = {2, 2};
   c.batch = 3;
@@ -68,14 +68,14 @@ TEST(AttentionEdgeCases, GradientsOfSomeOperands) {
       regular[which].requires_grad_();
       in[which].requires_grad_();
       const AttentionStrategyScope scope(c.strategy);
-      attend(c, in, {}).sum().backward();  // a gradient that is expanded
+      attend(c, in, {}).sum().backward();  // the incoming gradient is an expanded tensor
       expected_result(c, regular, {}).sum().backward();
       require(DTensor(in[which].grad()).full_tensor(), regular[which].grad(), c, "the gradient");
     }
   });
 }
 
-// Each of the operands plain in turn, and all of them beside sinks that are not.
+// Each operand in turn is a regular tensor; last, all of them are, with DTensor sinks.
 TEST(AttentionEdgeCases, RegularOperandsCountAsReplicate) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (std::size_t which = 0; which < 4; ++which) {
@@ -99,7 +99,7 @@ TEST(AttentionEdgeCases, RegularOperandsCountAsReplicate) {
       const auto gradients = torch::autograd::grad({wanted.square().sum()}, regular);
       for (std::size_t i = 0; i < in.size(); ++i) {
         const auto unsharded = is_dtensor(found[i]) ? DTensor(found[i]).full_tensor() : found[i];
-        require(unsharded, gradients[i], c, c10::str("gradient ", i, " with ", which, " plain"));
+        require(unsharded, gradients[i], c, c10::str("gradient ", i, " with ", which, " regular"));
       }
     }
   });
@@ -142,7 +142,7 @@ TEST(AttentionEdgeCases, BackwardTwiceAndInAMeshScope) {
   });
 }
 
-// A plain mask that differs between ranks would make them wait for blocks that nobody sends.
+// A regular mask that differs between ranks would make them wait for blocks that no rank sends.
 TEST(AttentionEdgeCases, RegularMasksAreCompared) {
   EXPECT_THROW(on_mesh({2},
                        [](const DeviceMesh& mesh) {
@@ -163,7 +163,8 @@ TEST(AttentionEdgeCases, RegularMasksAreCompared) {
   });
 }
 
-// Documents of rows, plain and of the mesh: equal to plain ATen, twice differentiable, mistakes named.
+// Per-row documents, as regular tensors and as DTensors, equal plain ATen and are twice differentiable. Mistakes raise
+// errors.
 TEST(AttentionEdgeCases, DocumentsOfRows) {
   Case c = small();
   c.batch = 3, c.by_aten = false;
@@ -184,13 +185,13 @@ TEST(AttentionEdgeCases, DocumentsOfRows) {
     };
     std::vector<at::Tensor> regular;
     for (const auto& x : t.inputs(c)) regular.push_back(x.detach().clone().requires_grad_());
-    require(attend(c, regular, {}), expected_result(c, regular, {}), c, "plain tensors");
+    require(attend(c, regular, {}), expected_result(c, regular, {}), c, "regular tensors");
     const auto wanted = twice(regular), found = twice(distributed(c, t, mesh));
     for (std::size_t i = 0; i < 3; ++i) require(DTensor(found[i]).full_tensor(), wanted[i], c, "second derivative");
   });
 }
 
-TEST(AttentionEdgeCases, MistakesInDocumentsOfRowsAreNamed) {
+TEST(AttentionEdgeCases, InvalidDocumentsOfRowsRaise) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = small();
     const auto in = distributed(c, tensors_of(c), mesh);
@@ -214,8 +215,8 @@ TEST(AttentionEdgeCases, MistakesInDocumentsOfRowsAreNamed) {
   });
 }
 
-// What the operands' disagreement moves is refused and counted; what attention itself exchanges is what was asked for.
-TEST(AttentionEdgeCases, MovesBeforeAttentionAreRefusedOnRequest) {
+// Redistributions caused by mismatched operands are refused and counted. Communication of attention itself is not.
+TEST(AttentionEdgeCases, ImplicitRedistributionOfOperandsIsRefused) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
       auto c = small(strategy);
@@ -223,7 +224,7 @@ TEST(AttentionEdgeCases, MovesBeforeAttentionAreRefusedOnRequest) {
       {
         auto other = c;
         other.where[1] = {Shard(3)};
-        const ImplicitRedistributionScope explicitly;  // with nobody who listens
+        const ImplicitRedistributionScope explicitly;  // without a listener
         EXPECT_THROW(attend(other, distributed(other, tensors_of(other), mesh), {}), c10::Error);
       }
       std::int64_t counted = 0;
@@ -233,18 +234,18 @@ TEST(AttentionEdgeCases, MovesBeforeAttentionAreRefusedOnRequest) {
         const ImplicitRedistributionScope explicitly;
         attend(c, distributed(c, tensors_of(c), mesh), {});
         EXPECT_EQ(counted, 0) << to_string(strategy);
-        c.where[1] = {Shard(3)};  // k, whose rows are split as v's are
+        c.where[1] = {Shard(3)};  // k is split differently from v
         const auto in = distributed(c, tensors_of(c), mesh);
         EXPECT_THROW(attend(c, in, {}), c10::Error) << to_string(strategy);
       }
       attend(c, distributed(c, tensors_of(c), mesh), {});
-      EXPECT_EQ(counted, 2 * 4 * 10 * 4 * kItem / 4) << to_string(strategy);  // of k, the other rank's quarter
+      EXPECT_EQ(counted, 2 * 4 * 10 * 4 * kItem / 4) << to_string(strategy);  // the other rank's quarter of k
     }
   });
 }
 
-// Checked runs plain ATen on the whole beside: a tensor that is labelled Replicate and is not, and nothing else,
-// throws.
+// Checked mode also runs plain ATen on full tensors. It throws only for a tensor labelled Replicate whose values
+// differ.
 TEST(AttentionEdgeCases, CheckedComparesWithTheFullTensor) {
   for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
     auto c = small(strategy);
@@ -260,7 +261,7 @@ TEST(AttentionEdgeCases, CheckedComparesWithTheFullTensor) {
       const MeshScope within(mesh);
       const CommDebugMode comms;
       const auto y = attend(c, in, {});
-      EXPECT_GE(comms.total("all_gather").calls, 4) << comms.table();  // the whole of q, k, v and the result
+      EXPECT_GE(comms.total("all_gather").calls, 4) << comms.table();  // full q, k, v and result
       require(DTensor(y).full_tensor(), wanted, c, "the result");
     });
   }
@@ -291,16 +292,16 @@ TEST(AttentionEdgeCases, ListenersReceiveEvents) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = small();
     const auto in = distributed(c, tensors_of(c), mesh);
-    int heard = 0;
-    const EventListener listener([&](const Event& e) { heard += e.name == "dtensor::attention" ? 1 : 0; },
+    int received = 0;
+    const EventListener listener([&](const Event& e) { received += e.name == "dtensor::attention" ? 1 : 0; },
                                  {Event::Kind::op});
     attend(c, in, {});
-    EXPECT_EQ(heard, 1);
+    EXPECT_EQ(received, 1);
   });
 }
 
-// The math backend, asked for by name, keeps its way: products and a softmax that are rules' affair.
-TEST(AttentionEdgeCases, TheMathBackendStaysRight) {
+// A direct call of the math backend keeps the products and softmax of that backend, which have rules.
+TEST(AttentionEdgeCases, MathBackendCalledDirectlyIsCorrect) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = small();
     const auto t = tensors_of(c);
@@ -308,13 +309,13 @@ TEST(AttentionEdgeCases, TheMathBackendStaysRight) {
     const auto y = std::get<0>(at::_scaled_dot_product_attention_math(in[0], in[1], in[2], {}, 0, true));
     expect_close(y.detach(), expected_result(c, {t.q, t.k, t.v}, {}), "math");
     const auto flash = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(in[0], in[1], in[2], 0, true));
-    expect_close(flash.detach(), expected_result(c, {t.q, t.k, t.v}, {}), "the kernel by its name");
+    expect_close(flash.detach(), expected_result(c, {t.q, t.k, t.v}, {}), "the kernel called directly");
   });
 }
 
-// explain()'s list of moves: what a ring moves is counted by attention, forward and backward; queries that lie
-// otherwise are what placements would avoid.
-TEST(AttentionEdgeCases, ExplainsListOfMovesHoldsWhatAttentionMoves) {
+// The list of moves of explain() counts what attention moves, forward and backward. Queries with another placement
+// appear as avoidable redistributions.
+TEST(AttentionEdgeCases, ExplainListsBytesMovedByAttention) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = split_case(2, AttentionStrategy::ring);
     const auto t = tensors_of(c);
@@ -331,7 +332,8 @@ TEST(AttentionEdgeCases, ExplainsListOfMovesHoldsWhatAttentionMoves) {
     EXPECT_EQ(forward.find("avoided"), std::string::npos) << forward;
     const auto backward = explain([&] { torch::autograd::grad({y}, in, {grad}); });
     says(backward, "dtensor::attention: ");
-    says(backward, "together: " + std::to_string(2 * others) + " bytes");  // again, and gradients to their owners
+    says(backward,
+         "together: " + std::to_string(2 * others) + " bytes");  // keys, values and their gradients
     const auto turned = distribute_tensor(t.q, mesh, {Shard(0)});
     says(explain([&] {
            attend(c, {turned, in[1], in[2]}, {});

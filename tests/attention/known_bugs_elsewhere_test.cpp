@@ -1,4 +1,4 @@
-// What goes wrong in other libraries when a sequence is split, each named after its report.
+// Known bugs of other libraries with split sequences. Each test is named after the bug report.
 #include <gtest/gtest.h>
 
 #include "attention/cases.h"
@@ -24,7 +24,7 @@ Case of_length(std::int64_t length, std::int64_t ranks = 2) {
   return c;
 }
 
-// PyTorch 2.15, context_parallel on CPU: none of these nine runs.
+// PyTorch 2.15: context_parallel runs none of these nine cases on CPU.
 TEST(AttentionIssuesOfOtherLibraries, ContextParallelOnCpuNineCases) {
   for (const bool causal : {true, false})
     check_all([&] {
@@ -50,8 +50,8 @@ TEST(AttentionIssuesOfOtherLibraries, ContextParallelOnCpuNineCases) {
   check_all(dropped);
 }
 
-// pytorch#141429: balanced parts without a causal mask crash.
-TEST(AttentionIssuesOfOtherLibraries, Pytorch141429BalancedAndNotCausal) {
+// pytorch#141429: load-balanced shards without a causal mask crash.
+TEST(AttentionIssuesOfOtherLibraries, Pytorch141429LoadBalancedWithoutCausalMask) {
   for (const bool causal : {false, true}) {
     for (const std::int64_t length : {1, 5, 30, 64}) {
       auto c = of_length(length, 3);
@@ -62,13 +62,13 @@ TEST(AttentionIssuesOfOtherLibraries, Pytorch141429BalancedAndNotCausal) {
   }
 }
 
-// pytorch#152261: the result put together differs, backward reads memory that is not its own: slices of a larger tensor
-// as local parts, and a result whose order in memory is the query's.
-TEST(AttentionIssuesOfOtherLibraries, Pytorch152261ResultPutTogether) {
+// pytorch#152261: the gathered result differs, and backward reads memory out of bounds. Local parts are slices of a
+// larger tensor, and the result has the query's order in memory.
+TEST(AttentionIssuesOfOtherLibraries, Pytorch152261GatheredResult) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     Case c = of_length(7, 3);
     const auto t = tensors_of(c);
-    const auto view = [&](const at::Tensor& x) {  // as projections give heads
+    const auto view = [&](const at::Tensor& x) {  // heads as a projection lays them out
       const auto tokens = distribute_tensor(x.transpose(1, 2).flatten(2).contiguous(), mesh, {Shard(1)});
       return tokens.view({c.batch, 7, 4, 16}).transpose(1, 2);
     };
@@ -80,8 +80,8 @@ TEST(AttentionIssuesOfOtherLibraries, Pytorch152261ResultPutTogether) {
   });
 }
 
-// pytorch#163075, #185493: the longest sequence of an iteration before is used again.
-TEST(AttentionIssuesOfOtherLibraries, Pytorch163075And185493LengthsThatChange) {
+// pytorch#163075, #185493: the longest sequence of a previous iteration is reused.
+TEST(AttentionIssuesOfOtherLibraries, Pytorch163075And185493ChangingLengths) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const std::int64_t length : {64, 9, 63, 1, 64}) {
       for (const auto strategy : kAll) {
@@ -123,9 +123,9 @@ TEST(AttentionIssuesOfOtherLibraries, Pytorch122460BackwardGathersNothing) {
   });
 }
 
-// diffusers#14265: ring backward with the keys of turn 0. TransformerEngine#1557, Megatron-LM#1464, #1465: dq, dk, dv
-// off by a factor. More than two ranks tell turns apart; each gradient by itself within 1e-12.
-TEST(AttentionIssuesOfOtherLibraries, Diffusers14265TransformerEngine1557GradientsOfEachTurn) {
+// diffusers#14265: ring backward uses the keys of step 0. TransformerEngine#1557, Megatron-LM#1464, #1465: dq, dk, dv
+// are off by a factor. More than two ranks distinguish the steps; each gradient is compared within 1e-12.
+TEST(AttentionIssuesOfOtherLibraries, Diffusers14265TransformerEngine1557GradientsOfEachRingStep) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
     for (const bool causal : {false, true}) {
       auto c = of_length(32, 4);
@@ -146,8 +146,8 @@ TEST(AttentionIssuesOfOtherLibraries, Diffusers14265TransformerEngine1557Gradien
   });
 }
 
-// Megatron-LM#673, #7498, verl#5983, SkyRL#1420: each rank's mean over its own tokens, and a gradient that is lost
-// where a rank's only target lies elsewhere. One token counts, on the last rank.
+// Megatron-LM#673, #7498, verl#5983, SkyRL#1420: each rank takes the mean over its own tokens, and a gradient is lost
+// if a rank's only target is on another rank. Here few tokens count, on the last ranks.
 TEST(AttentionIssuesOfOtherLibraries, Megatron673TokensCountOnceGlobally) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     for (const std::int64_t counted : {1, 4, 7}) {
@@ -174,8 +174,9 @@ TEST(AttentionIssuesOfOtherLibraries, Megatron673TokensCountOnceGlobally) {
   });
 }
 
-// torchtitan#4313, #4450: documents' borders are dropped; heads must divide. Three heads on two and four ranks.
-TEST(AttentionIssuesOfOtherLibraries, Torchtitan4313And4450DocumentsAndHeadsThatDoNotDivide) {
+// torchtitan#4313, #4450: document boundaries are dropped, and heads must be divisible by the ranks. Here: one and
+// three heads on two and four ranks.
+TEST(AttentionIssuesOfOtherLibraries, Torchtitan4313And4450DocumentsAndIndivisibleHeads) {
   for (const std::int64_t ranks : {2, 4}) {
     for (const std::int64_t heads : {1, 3}) {
       auto c = of_length(21, ranks);
@@ -188,7 +189,7 @@ TEST(AttentionIssuesOfOtherLibraries, Torchtitan4313And4450DocumentsAndHeadsThat
   }
 }
 
-// torchtune#2924: a packed batch by a mask of blocks, each row of the batch packed otherwise.
+// torchtune#2924: a packed batch with a block mask; each row of the batch is packed differently.
 TEST(AttentionIssuesOfOtherLibraries, Torchtune2924MasksOfPackedSequences) {
   auto c = of_length(18, 3);
   const auto document = at::tensor({0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3});
@@ -200,7 +201,7 @@ TEST(AttentionIssuesOfOtherLibraries, Torchtune2924MasksOfPackedSequences) {
   check_all(c);
 }
 
-// physicsnemo: is_causal, a mask with replicated queries, dropout, grouped heads, queries on a mesh of two dimensions.
+// physicsnemo: is_causal, a mask with replicated queries, dropout, grouped heads, queries on a two-dimensional mesh.
 TEST(AttentionIssuesOfOtherLibraries, PhysicsnemoShardTensorAttention) {
   auto causal = of_length(10);
   causal.options.causal = true;
@@ -221,7 +222,7 @@ TEST(AttentionIssuesOfOtherLibraries, PhysicsnemoShardTensorAttention) {
   check_all(plane);
 }
 
-// marin#8141: a window, grouped heads and a split sequence.
+// marin#8141: a sliding window with grouped heads and a split sequence.
 TEST(AttentionIssuesOfOtherLibraries, Marin8141WindowOfGroupedHeads) {
   for (const std::int64_t window : {1, 3, 8, 40}) {
     auto c = of_length(33, 3);
@@ -233,7 +234,7 @@ TEST(AttentionIssuesOfOtherLibraries, Marin8141WindowOfGroupedHeads) {
   }
 }
 
-// Megatron-LM#7452: gradients of sinks, counted once for all ranks.
+// Megatron-LM#7452: gradients of sinks count once for all ranks.
 TEST(AttentionIssuesOfOtherLibraries, Megatron7452SinksCountOnce) {
   auto c = of_length(12, 4);
   c.mesh = {2, 2};

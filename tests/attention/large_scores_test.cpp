@@ -1,4 +1,4 @@
-// Scores far from zero without any mask: float has no room beside them for the logarithm of a sum.
+// Large scores without a mask: in float, a score plus the logarithm of a sum rounds to the score.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -9,13 +9,13 @@ namespace {
 
 constexpr double kLarge = 8192;
 
-// Keys that are all alike weigh alike, on however many ranks they are: parts of them came out as their sum.
-TEST(AttentionLargeScores, KeysThatAreAlikeGiveTheMeanOfTheirValues) {
+// Equal keys have equal weights on any number of ranks.
+TEST(AttentionLargeScores, EqualKeysGiveTheMeanOfTheValues) {
   const auto x = at::full({1, 2, 8, 64}, kLarge, at::kFloat), values = Draw(3).normal({1, 2, 8, 64}, at::kFloat);
   const auto mean = values.mean(2, true).expand_as(values);
   for (const auto strategy :
        {AttentionStrategy::automatic, AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
-    for (const auto& queries : {Shard(2), Replicate()}) {  // of whole queries the results are merged
+    for (const auto& queries : {Shard(2), Replicate()}) {  // for replicated queries the results are merged
       on_mesh({2}, [&](const DeviceMesh& mesh) {
         const AttentionStrategyScope scope(strategy);
         const auto v = distribute_tensor(values, mesh, {Shard(2)}).requires_grad_();

@@ -1,5 +1,5 @@
-// Layers of attention whose parameters fully_shard splits over shard and cp, alone and as stages of a pipeline: drawn
-// meshes, lengths, heads, masks and placements of the sequence give one device's loss and gradients.
+// Attention layers whose parameters fully_shard splits over shard and cp, alone and as pipeline stages. Random meshes,
+// lengths, heads, masks and sequence placements give the loss and gradients of one device.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 using pipeline::Tensors;
 
-// x + attention(x), of [batch, sequence, heads * features].
+// x + attention(x) for x of sizes [batch, sequence, heads * features].
 struct Layer {
   at::Tensor q, k, v, o, sinks;
 
@@ -22,7 +22,7 @@ struct Layer {
     q = draw.normal({hidden, hidden}), o = draw.normal({hidden, hidden});
     k = draw.normal({keys, hidden}), v = draw.normal({keys, hidden}), sinks = draw.normal({c.heads});
     const double scale =
-        1 / std::sqrt(static_cast<double>(hidden));  // results of one size, so that rounding stays small
+        1 / std::sqrt(static_cast<double>(hidden));  // keeps the scale of results, so that rounding errors stay small
     for (auto& [name, t] : list(c, "")) *t = (*t * scale).requires_grad_();
   }
   NamedTensors list(const Case& c, const std::string& prefix) {
@@ -45,7 +45,7 @@ at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) {
   return (outputs[0] - targets[0]).square().mean();
 }
 
-// Axes pp, replicate, shard, cp.
+// Mesh axes: pp, replicate, shard, cp.
 struct Trial {
   Case c;
   int microbatches = 1;
@@ -88,7 +88,7 @@ Trial draw_trial(std::uint64_t seed) {
   t.sequence = draw.coin() ? ZigzagShard(1) : Shard(1);
   if (c.by_aten) return t;
   if (draw.coin()) c.options.window = draw.integer(1, c.keys);
-  if (draw.coin()) c.options.sinks = at::ones({c.heads});  // that there are some
+  if (draw.coin()) c.options.sinks = at::ones({c.heads});  // a marker that the case has sinks
   if (draw.coin()) c.options.documents = {0};
   if (c.keys > 2 && !c.options.documents.empty() && draw.coin()) c.options.documents.push_back(c.keys / 2);
   return t;
@@ -139,7 +139,7 @@ void compare(const Trial& t, const at::Tensor& loss, const NamedTensors& paramet
 
 FsdpOptions how(const Trial& t) { return {.reshard_after_forward = t.reshard, .more_shard_axes = {"cp"}}; }
 
-// Replicate and shard split the batch, cp the sequence.
+// Axes replicate and shard split the batch; cp splits the sequence.
 Placements batch_split(const Trial& t) { return {Shard(0), Shard(0), t.sequence}; }
 
 auto attend_with(const Case& c) {
@@ -204,7 +204,7 @@ void any_layers_have_the_gradients_of_one_device() {
   check(t);
 }
 
-TEST(AttentionLayers, InUnitsAndStagesEqualOneDevice) {
+TEST(AttentionLayers, UnitsAndStagesEqualOneDevice) {
   check_property("layers of attention on split sequences", any_layers_have_the_gradients_of_one_device, 40);
 }
 

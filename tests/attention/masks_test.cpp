@@ -1,4 +1,4 @@
-// Masks of large finite numbers, as transformers' are: beside -1e9 float has no room for the logarithm of a sum.
+// Masks of large finite numbers, as in transformers: in float, -1e9 plus the logarithm of a sum rounds to -1e9.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -8,16 +8,16 @@
 namespace dtensor::test {
 namespace {
 
-// Rows that a mask of large numbers hides from every key are means, as on one device, not one mean a block.
-TEST(AttentionMasks, RowsThatNumbersHideAreAsOnOneDevice) {
+// Rows in which a large finite mask hides every key are means over all keys, as on one device, not a mean per block.
+TEST(AttentionMasks, RowsHiddenByFiniteMasksEqualOneDevice) {
   for (const double low : {-1e4, -1e9, static_cast<double>(std::numeric_limits<float>::lowest())}) {
     Case c;
     c.queries = c.keys = 10;
     c.dtype = at::kFloat;
     c.by_aten = false;
     auto hidden = at::zeros({10, 10}, at::kFloat);
-    hidden.narrow(0, 0, 2).fill_(low);       // whole rows
-    hidden.narrow(1, 0, 7).add_(low / 1e3);  // keys of both ranks, all that the first rows see
+    hidden.narrow(0, 0, 2).fill_(low);       // entire rows
+    hidden.narrow(1, 0, 7).add_(low / 1e3);  // keys of both ranks: all that are visible to the first rows
     for (const bool causal : {true, false}) {
       for (const bool sinks : {false, true}) {
         c.options.causal = causal;
@@ -29,7 +29,7 @@ TEST(AttentionMasks, RowsThatNumbersHideAreAsOnOneDevice) {
           check_case(c);
         }
         c.strategy = AttentionStrategy::automatic;
-        c.where = {{Replicate()}, {RaggedShard(2, {1, 9})}, {RaggedShard(2, {1, 9})}};  // keys alone are split
+        c.where = {{Replicate()}, {RaggedShard(2, {1, 9})}, {RaggedShard(2, {1, 9})}};  // only keys are split
         check_case(c);
         c.rows = {{0, 4}, {0}};
         c.where = {{Shard(2)}, {Shard(2)}, {Shard(2)}};
@@ -40,7 +40,7 @@ TEST(AttentionMasks, RowsThatNumbersHideAreAsOnOneDevice) {
   }
 }
 
-TEST(AttentionMasks, AWindowMayBeLongerThanTheSequence) {
+TEST(AttentionMasks, WindowLongerThanTheSequence) {
   for (const std::int64_t window : {std::int64_t{11}, std::numeric_limits<std::int64_t>::max()}) {
     Case c;
     c.queries = c.keys = 10;

@@ -6,8 +6,9 @@
 namespace dtensor::test {
 namespace {
 
-// Results lie as queries do; ATen's kernel takes any for row-major in its last dimension.
-TEST(AttentionMemoryOrder, GradientsAreThoseOfOneDevice) {
+// Results have the memory order of the queries. ATen's kernel assumes that the last dimension of each operand is
+// contiguous.
+TEST(AttentionMemoryOrder, ResultsAndGradientsEqualOneDevice) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Draw draw(4);
     const auto reordered = [](const at::Tensor& t) {

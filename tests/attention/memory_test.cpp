@@ -1,4 +1,4 @@
-// The memory that a rank holds in attention on split sequences.
+// Memory use of a rank in attention on split sequences.
 #include <gtest/gtest.h>
 
 #include "attention/cases.h"
@@ -6,8 +6,9 @@
 namespace dtensor::test {
 namespace {
 
-// [B, H, S, E] floats: the own result, two blocks of keys and values, statistics of each row.
-TEST(AttentionMemory, ARingHoldsTwoBlocksBesideItsOwn) {
+// Expected use, in [B, H, S, E] floats: the local result, two blocks of keys and values, and the statistics of each
+// row.
+TEST(AttentionMemory, RingForwardAllocatesTwoRemoteBlocks) {
   for (const std::int64_t ranks : {2, 4}) {
     Case c = split_case(ranks, AttentionStrategy::ring);
     c.batch = 1, c.heads = c.groups = 16, c.features = c.values = 64, c.queries = c.keys = 1536 * ranks;
@@ -25,10 +26,10 @@ TEST(AttentionMemory, ARingHoldsTwoBlocksBesideItsOwn) {
   }
 }
 
-// In backward: the gradients of the own q, k and v, two blocks of keys and values, and of an eighth of the heads the
-// gradients at hand, on their way home and of the own block from elsewhere, two each, and what a tile gives, four. None
-// of it grows with the ranks.
-TEST(AttentionMemory, ARingsBackwardHoldsItsOwnGradientsAndTwoBlocks) {
+// Expected use in backward: the gradients of the local q, k and v and two blocks of keys and values. For an eighth of
+// the heads also: current, outgoing and incoming gradients, two of each, and four results of a tile. None of it grows
+// with the number of ranks.
+TEST(AttentionMemory, RingBackwardAllocatesLocalGradientsAndTwoBlocks) {
   for (const std::int64_t ranks : {2, 4}) {
     for (const bool zigzag : {false, true}) {
       Case c = split_case(ranks, AttentionStrategy::ring);
@@ -54,7 +55,7 @@ TEST(AttentionMemory, ARingsBackwardHoldsItsOwnGradientsAndTwoBlocks) {
   }
 }
 
-TEST(AttentionMemory, NothingOfTheSizeOfTheScoresIsHeldUnderDropout) {
+TEST(AttentionMemory, DropoutAllocatesNoScoresMatrix) {
   Case c = split_case(2, AttentionStrategy::ring);
   c.batch = 1, c.heads = c.groups = 2, c.features = c.values = 8, c.queries = c.keys = 4096;
   c.dtype = at::kFloat;
@@ -67,12 +68,12 @@ TEST(AttentionMemory, NothingOfTheSizeOfTheScoresIsHeldUnderDropout) {
     const auto result = attend(c, in, {});
     torch::autograd::grad({result}, in, {distribute_tensor(t.grad, mesh, c.where[0])});
     EXPECT_LE(memory.peak().bytes,
-              c.heads * c.queries / 2 * c.keys / 2 * 4);  // scores of one block: 4,096 x 4,096 floats
+              c.heads * c.queries / 2 * c.keys / 2 * 4);  // scores of one block in float
   });
 }
 
-// Each row of the batch packed of other documents: what a ring needs of one row, and never rows times columns.
-TEST(AttentionMemory, DocumentsOfRowsTakeNoScoresMatrix) {
+// Each batch row packs other documents: memory use is that of a ring, without a rows x columns matrix.
+TEST(AttentionMemory, DocumentsOfRowsAllocateNoScoresMatrix) {
   for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
     Case c = split_case(2, strategy);
     c.batch = 2, c.heads = c.groups = 2, c.features = c.values = 8, c.queries = c.keys = 8192;
@@ -89,14 +90,14 @@ TEST(AttentionMemory, DocumentsOfRowsTakeNoScoresMatrix) {
       const MemoryTimeline memory;
       const auto result = attend(c, in, {});
       torch::autograd::grad({result}, in, {grad});
-      const std::int64_t part = c.batch * c.heads * c.queries / 2 * c.features * 4;  // a megabyte
+      const std::int64_t part = c.batch * c.heads * c.queries / 2 * c.features * 4;  // 1 MiB
       EXPECT_LE(memory.peak().bytes, 24 * part) << to_string(strategy);
-      EXPECT_LT(24 * part, c.queries / 2 * c.keys);  // bytes of a mask of one row of the batch
+      EXPECT_LT(24 * part, c.queries / 2 * c.keys);  // bytes of the mask of one batch row
     });
   }
 }
 
-// Of plain tensors: against the formula.
+// Compares gradients of regular tensors with the formula.
 void check_regular_gradients(const Case& c) {
   const auto t = tensors_of(c);
   std::vector<at::Tensor> in;
@@ -106,8 +107,8 @@ void check_regular_gradients(const Case& c) {
   for (std::size_t i = 0; i < in.size(); ++i) require(found[i], wanted[i], c, "gradient " + std::to_string(i));
 }
 
-// Plain tensors hold the scores of one document at a time, whatever else masks them, and give what the formula does.
-TEST(AttentionMemory, DocumentsOfRegularTensorsUseTheirOwnMatrices) {
+// With regular tensors, only the scores of one document at a time are in memory, with or without another mask.
+TEST(AttentionMemory, RegularTensorsAllocateScoresPerDocument) {
   constexpr std::int64_t kLength = 512, kDocument = 64, kHeads = 4;
   Case c = split_case(1, AttentionStrategy::automatic);
   c.batch = 2, c.heads = kHeads, c.groups = 2, c.features = c.values = 8, c.queries = c.keys = kLength;
@@ -142,8 +143,8 @@ TEST(AttentionMemory, DocumentsOfRegularTensorsUseTheirOwnMatrices) {
   }
 }
 
-// Saved for backward: the operands where they are, the result, a number a row.
-TEST(AttentionMemory, NoGatheredKeysAreSaved) {
+// Backward saves the operands without a copy, the result, and one number per row.
+TEST(AttentionMemory, GatheredKeysAreNotSavedForBackward) {
   for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather}) {
     Case c = split_case(4, strategy);
     c.batch = 1, c.heads = c.groups = 2, c.features = c.values = 16, c.queries = c.keys = 4096;

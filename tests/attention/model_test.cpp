@@ -1,4 +1,4 @@
-// Attention on split sequences within programs: mixed precision, recomputation, random numbers, a whole transformer.
+// Attention on split sequences in programs: mixed precision, recomputation, random numbers, a full transformer.
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
@@ -15,9 +15,9 @@ Case small(AttentionStrategy strategy) {
   return c;
 }
 
-// The weights that dropout keeps are those of at::dropout on whole weights, bit for bit: with keys of zeros each weight
-// is 1 / S, and values that are the unit matrix show them.
-TEST(AttentionInPrograms, DropoutKeepsWhatOneDeviceKeeps) {
+// Dropout keeps the same weights as at::dropout on full weights, bit for bit. Zero keys make each weight 1 / S, and
+// identity values return the weights.
+TEST(AttentionInPrograms, DropoutMaskEqualsOneDevice) {
   for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
     for (const Shape& shape : {Shape{1}, Shape{2}, Shape{3}, Shape{2, 2}}) {
       on_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -63,8 +63,8 @@ TEST(AttentionInPrograms, RecomputationDrawsTheSameNumbers) {
   });
 }
 
-// Kept under the name of one device's kernel: the second run moves no block and computes none.
-TEST(AttentionInPrograms, ResultsAreKeptBySelectiveRecomputation) {
+// The kept result has the name of the one-device kernel: the recomputation moves and computes no block.
+TEST(AttentionInPrograms, SelectiveRecomputationKeepsResults) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::ulysses}) {
       auto c = small(strategy);
@@ -92,7 +92,7 @@ TEST(AttentionInPrograms, ResultsAreKeptBySelectiveRecomputation) {
   });
 }
 
-// Blocks are merged in float: no further from the exact result than one device's half type is.
+// Blocks are merged in float: the error is about that of one device in the half type.
 TEST(AttentionInPrograms, HalfTypesAreMergedInFloat) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     auto c = small(AttentionStrategy::ring);
@@ -135,11 +135,11 @@ struct Autocast {
   }
 };
 
-TEST(AttentionInPrograms, AutocastGoesThroughOnce) {
+TEST(AttentionInPrograms, AutocastIsAppliedOnce) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto c = small(AttentionStrategy::ring);
     c.dtype = at::kFloat;
-    c.options.dropout = 0.1;  // by products, which autocast would cast again
+    c.options.dropout = 0.1;  // the path by matrix products, which autocast would cast again
     const auto in = distributed(c, tensors_of(c), mesh);
     const AttentionStrategyScope scope(c.strategy);
     const auto y = [&] {
@@ -152,8 +152,8 @@ TEST(AttentionInPrograms, AutocastGoesThroughOnce) {
   });
 }
 
-// What ATen's operator does; rotated queries and keys beside values that a linear layer made differ in type by then.
-TEST(AttentionInPrograms, AutocastCastsWhatAttentionIsGiven) {
+// As in ATen's operator. Rotated queries and keys and values of a linear layer can differ in dtype under autocast.
+TEST(AttentionInPrograms, AutocastCastsOperands) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto c = small(AttentionStrategy::ring);
     c.dtype = at::kFloat;
@@ -178,8 +178,8 @@ TEST(AttentionInPrograms, AutocastCastsWhatAttentionIsGiven) {
   });
 }
 
-// Tokens split, parameters whole: of all collectives and messages forward, attention's keys and values are all.
-TEST(AttentionInPrograms, InATransformerOnlyKeysAndValuesMove) {
+// Tokens are split and parameters replicated: the only communication in forward is attention's keys and values.
+TEST(AttentionInPrograms, TransformerMovesOnlyKeysAndValues) {
   for (const std::int64_t ranks : {2, 3}) {
     on_mesh({ranks}, [&](const DeviceMesh& mesh) {
       const std::int64_t tokens = 12, hidden = 16;
@@ -203,7 +203,7 @@ TEST(AttentionInPrograms, InATransformerOnlyKeysAndValuesMove) {
       const AttentionStrategyScope scope(AttentionStrategy::ring);
       const CommDebugMode comms;
       const auto y = model.forward(in);
-      // Causal and contiguous: from the ranks before this one.
+      // Causal and contiguous: the blocks of the ranks before this one arrive.
       const std::int64_t block = 2 * 2 * tokens / ranks * hidden * 8;
       EXPECT_EQ(comms.total().bytes, mesh.coordinate()->front() * block) << comms.table();
       EXPECT_EQ(comms.total("", "", "").bytes, comms.total("recv").bytes) << comms.table();
@@ -217,7 +217,7 @@ TEST(AttentionInPrograms, InATransformerOnlyKeysAndValuesMove) {
   }
 }
 
-// Of a block: 2 ranks keep half of what one keeps, and a number a row for each head.
+// Activations of a block: two ranks each keep half of what one keeps, and one number per row and head.
 TEST(AttentionInPrograms, ActivationsAreSplit) {
   const auto kept = [](int ranks) {
     std::int64_t bytes = 0;
@@ -228,7 +228,7 @@ TEST(AttentionInPrograms, ActivationsAreSplit) {
       }();
       const auto in = distribute_tensor(at::ones({1, 2048, 64}), mesh, {Shard(1)});
       const AttentionStrategyScope scope(AttentionStrategy::ring);
-      model.forward(in);  // what is kept for parameters, once
+      model.forward(in);  // allocates what is kept for parameters once
       const MemoryTimeline memory;
       const auto y = model.forward(in);
       if (mesh.coordinate()->front() == 0) bytes = memory.live();
@@ -239,8 +239,8 @@ TEST(AttentionInPrograms, ActivationsAreSplit) {
   EXPECT_LE(kept(2), 0.55 * kept(1));
 }
 
-// A microbatch's rows draw what they would in the whole batch.
-TEST(AttentionInPrograms, DropoutOfAMicrobatchIsThatOfItsRows) {
+// A microbatch's rows draw the same numbers as in the full batch.
+TEST(AttentionInPrograms, DropoutOfMicrobatchEqualsFullBatch) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto c = small(AttentionStrategy::ring);
     c.batch = 4;
@@ -259,8 +259,8 @@ TEST(AttentionInPrograms, DropoutOfAMicrobatchIsThatOfItsRows) {
   });
 }
 
-// A mask that learns is differentiated by plain ATen.
-TEST(AttentionInPrograms, LearntMasksHaveGradients) {
+// Plain ATen differentiates learned masks.
+TEST(AttentionInPrograms, LearnedMasksHaveGradients) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto c = small(AttentionStrategy::automatic);
     c.options.causal = false;
@@ -271,9 +271,9 @@ TEST(AttentionInPrograms, LearntMasksHaveGradients) {
     const auto wanted = torch::autograd::grad({expected_result(c, {t.q, t.k, t.v}, {})}, {c.options.mask}, {t.grad});
     for (const bool by_aten : {true, false}) {
       c.by_aten = by_aten;
-      const auto learnt = distribute_tensor(mask, mesh, {Replicate()}).requires_grad_();
-      const auto y = attend(c, distributed(c, t, mesh), learnt);
-      const auto found = torch::autograd::grad({y}, {learnt}, {distribute_tensor(t.grad, mesh, {Shard(2)})});
+      const auto learned = distribute_tensor(mask, mesh, {Replicate()}).requires_grad_();
+      const auto y = attend(c, distributed(c, t, mesh), learned);
+      const auto found = torch::autograd::grad({y}, {learned}, {distribute_tensor(t.grad, mesh, {Shard(2)})});
       expect_close(found[0], wanted[0], "the mask");
     }
   });

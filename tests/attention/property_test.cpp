@@ -1,4 +1,5 @@
-// Attention on split sequences equals one device: drawn sizes, masks, placements and strategies, forward and backward.
+// Attention on split sequences equals one device for random sizes, masks, placements and strategies, forward and
+// backward.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -38,7 +39,7 @@ void draw_positions(Draw& draw, Case& c) {
       if (draw.integer(0, 9) == 0)
         where[a] = one_of<Placement>(draw, {Shard(0), Shard(1), Shard(2), ZigzagShard(2), Replicate()});
     }
-    if (rows && draw.integer(0, 5) == 0) c.where[0][a] = Replicate();  // keys alone are split
+    if (rows && draw.integer(0, 5) == 0) c.where[0][a] = Replicate();  // only keys are split
     if (rows && c.queries == c.keys && axes == 1 && !c.where[0][a].is_replicate()) {
       for (auto& where : c.where) where[a] = split(draw, c.keys, c.mesh[a]);
     }
@@ -53,7 +54,7 @@ void draw_mask(Draw& draw, Case& c) {
   if (draw.coin()) sizes.erase(sizes.begin(), sizes.begin() + draw.integer(1, 2));
   c.options.mask = draw.normal(sizes, c.dtype);
   if (kind == 3) c.options.mask = c.options.mask.lt(draw.integer(-1, 1));
-  // Half types are compared with double, in which scores are not lost beside -1e9.
+  // Half types are compared with double, which would not lose scores beside -1e9.
   const bool half = c.dtype == at::kBFloat16 || c.dtype == at::kHalf;
   const double hidden = draw.coin() && !half ? -1e9 : -INFINITY;
   if (kind == 2 && draw.coin()) c.options.mask = c.options.mask.masked_fill(c.options.mask.lt(0), hidden);
@@ -110,7 +111,7 @@ Case draw_case(std::uint64_t seed) {
   return c;
 }
 
-// RC_PARAMS="max_success=3000" for more.
+// RC_PARAMS="max_success=3000" runs more cases.
 void check_property(const char* name) {
   EXPECT_TRUE(rc::check(name, [](std::uint64_t seed) {
     const Case c = draw_case(seed);
@@ -120,8 +121,8 @@ void check_property(const char* name) {
 }
 
 TEST(Attention, EqualsOneDevice) { check_property("attention on split sequences"); }
-TEST(Attention, EqualsOneDeviceAgain) { check_property("attention on split sequences, further draws"); }
-TEST(Attention, EqualsOneDeviceOnceMore) { check_property("attention on split sequences, still others"); }
+TEST(Attention, EqualsOneDeviceSecondRun) { check_property("attention on split sequences, further draws"); }
+TEST(Attention, EqualsOneDeviceThirdRun) { check_property("attention on split sequences, still others"); }
 
 }  // namespace
 }  // namespace dtensor::test

@@ -1,4 +1,4 @@
-// Plain operands among DTensors: every rank has the same values, each in its own order of memory.
+// Regular operands among DTensors: every rank has the same values, but each may have its own memory order.
 #include "dtensor/attention.h"
 #include "dtensor/inspect.h"
 #include "support/ranks.h"
@@ -6,10 +6,10 @@
 namespace dtensor::test {
 namespace {
 
-// Heads before the sequence in memory, or behind it.
+// Returns a copy whose memory order has the sequence before the heads.
 at::Tensor turned(const at::Tensor& t) { return t.transpose(1, 2).contiguous().transpose(1, 2); }
 
-TEST(AttentionOfRegularOperands, HasOneOrderOnAllRanks) {
+TEST(AttentionOfRegularOperands, ResultsHaveOneMemoryOrderOnAllRanks) {
   const auto q = Draw(1).normal({2, 2, 6, 4}), k = Draw(2).normal({2, 2, 6, 4}), v = Draw(3).normal({2, 2, 6, 4});
   const auto expected = attention(q, k, v);
   for (const auto& placement : {Shard(2), Shard(1), Replicate()}) {
@@ -24,8 +24,8 @@ TEST(AttentionOfRegularOperands, HasOneOrderOnAllRanks) {
   }
 }
 
-// Each rank would have a softmax of its own.
-TEST(AttentionOfRegularOperands, SinksAreComparedAsMasksAre) {
+// Otherwise each rank would have its own softmax.
+TEST(AttentionOfRegularOperands, RegularSinksAreCompared) {
   const auto full_tensor = Draw(1).normal({2, 4, 6, 4});
   const auto split = [&](const DeviceMesh& mesh) { return distribute_tensor(full_tensor, mesh, {Shard(2)}); };
   EXPECT_THROW(on_mesh({2},

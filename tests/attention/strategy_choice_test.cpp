@@ -1,4 +1,4 @@
-// How the way of attention on split sequences is chosen, forced and told.
+// Choice of the strategy of attention on split sequences: automatic, forced by a scope, and reported by explain().
 #include <c10/util/strides.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -11,7 +11,7 @@
 namespace dtensor::test {
 namespace {
 
-TEST(AttentionChoice, AScopeChoosesAndExplainTells) {
+TEST(AttentionChoice, ScopeSelectsAndExplainReportsStrategy) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses,
                                 AttentionStrategy::automatic}) {
@@ -29,9 +29,9 @@ TEST(AttentionChoice, AScopeChoosesAndExplainTells) {
   });
 }
 
-// A causal mask leaves the last of two contiguous parts three quarters of the work, heads are equal: at a length where
-// computing costs more than moving, heads are exchanged. With one head there is nothing to exchange for.
-TEST(AttentionChoice, TheChoiceWeighsBalanceAgainstBytes) {
+// Under a causal mask the last of two contiguous shards has three quarters of the work, while heads have equal work. At
+// lengths where computation costs more than communication, ulysses is chosen. One head cannot be exchanged.
+TEST(AttentionChoice, AutomaticWeighsBalanceAgainstBytes) {
   const auto chosen = [](std::int64_t heads, std::int64_t length, bool causal) {
     std::string text;
     on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -47,8 +47,8 @@ TEST(AttentionChoice, TheChoiceWeighsBalanceAgainstBytes) {
   EXPECT_NE(chosen(2, 2048, false).find("ring"), std::string::npos);
 }
 
-// Two heads on four ranks, contiguous and causal: heads over one axis for balance, blocks along the other.
-TEST(AttentionChoice, ARingWithinUlysses) {
+// Two heads on four ranks, contiguous and causal: ulysses over one axis for balance, a ring along the other.
+TEST(AttentionChoice, RingWithinUlysses) {
   Case c = split_case(2, AttentionStrategy::automatic);
   c.mesh = {2, 2};
   c.where = {{Shard(2), Shard(2)}, {Shard(2), Shard(2)}, {Shard(2), Shard(2)}};
@@ -69,8 +69,8 @@ TEST(AttentionChoice, ARingWithinUlysses) {
   });
 }
 
-// One query that all ranks have, keys that are split (decoding): statistics and results are summed, no keys move.
-TEST(AttentionChoice, KeysOfAReplicatedQueryDoNotMove) {
+// A replicated query with split keys (decoding): statistics and results are summed, and no keys move.
+TEST(AttentionChoice, ReplicatedQueryMovesNoKeys) {
   for (const std::int64_t ranks : {2, 3}) {
     auto c = split_case(ranks, AttentionStrategy::automatic);
     c.queries = 1;
@@ -85,7 +85,7 @@ TEST(AttentionChoice, KeysOfAReplicatedQueryDoNotMove) {
       EXPECT_EQ(DTensor(y).placements(), Placements{Replicate()});
       EXPECT_EQ(comms.total("all_reduce").calls + comms.total("all_reduce_list").calls, comms.total().calls)
           << comms.table();
-      // Of the two largest, and of results and shares: an all_reduce is counted as twice what others have.
+      // The maxima, then results and sums. An all_reduce counts as twice the bytes that other ranks have.
       const std::int64_t rows = c.batch * c.heads, most = 2 * kItem * rows * (2 + c.values + 1);
       EXPECT_LE(comms.total().bytes, most) << comms.table();
       check_case(c, mesh);
@@ -93,8 +93,8 @@ TEST(AttentionChoice, KeysOfAReplicatedQueryDoNotMove) {
   }
 }
 
-// Balanced parts have nothing to gain from an exchange of heads.
-TEST(AttentionChoice, TheChoiceKnowsZigzagToBeBalanced) {
+// Zigzag shards are balanced, so exchanging heads gains nothing.
+TEST(AttentionChoice, AutomaticChoosesRingForZigzag) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::zeros({1, 2, 2048, 8}), mesh, {ZigzagShard(2)});
     const auto reported = explain([&] { at::scaled_dot_product_attention(x, x, x, {}, 0, true); }, Explain::decisions);
@@ -108,8 +108,8 @@ TEST(AttentionChoice, NamesOfStrategies) {
   EXPECT_THROW(parse_attention_strategy("rings"), c10::Error);
 }
 
-// A remembered choice is the one that a search makes, whatever differs between two questions.
-RC_GTEST_PROP(AttentionChoice, RememberedIsSearched, ()) {
+// A cached choice equals the choice of a search for any sequence of requests.
+RC_GTEST_PROP(AttentionChoice, CachedLayoutEqualsSearchedLayout, ()) {
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1000000);
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
     Draw draw(seed);

@@ -1,4 +1,4 @@
-// Tiles cover each pair of a query and a key that is seen, once, and no tile is empty.
+// Tiles cover each visible query-key pair exactly once, and no tile is empty.
 #include "attention/passes/tiles.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 
 using test::Draw;
 
-// Some segments of [0, n), in any order.
+// Returns random segments of [0, n) in ascending or descending order.
 Segments draw_segments(Draw& draw, std::int64_t n) {
   Segments segments;
   for (std::int64_t at = draw.integer(0, 2); at < n;) {
@@ -44,14 +44,14 @@ std::int64_t document_of(const Pattern& p, std::int64_t position) {
   return std::count_if(p.documents.begin(), p.documents.end(), [&](auto start) { return start <= position; });
 }
 
-// Whether the query at position i sees the key at position j.
+// Returns whether the key at position j is visible to the query at position i.
 bool sees(const Pattern& p, std::int64_t i, std::int64_t j) {
   if (p.causal && j > i) return false;
   if (p.window > 0 && std::abs(i - j) >= p.window) return false;
   return document_of(p, i) == document_of(p, j);
 }
 
-// How often the tiles compute each pair.
+// Number of times that the tiles compute each pair.
 std::vector<std::vector<int>> computed(const std::vector<Tile>& tiles, const Pattern& p, std::size_t q,
                                        std::size_t kv) {
   std::vector<std::vector<int>> times(q, std::vector<int>(kv));
@@ -67,7 +67,7 @@ std::vector<std::vector<int>> computed(const std::vector<Tile>& tiles, const Pat
   return times;
 }
 
-TEST(Tiles, CoverWhatIsSeenOnce) {
+TEST(Tiles, CoverVisiblePairsOnce) {
   EXPECT_TRUE(rc::check("tiles", [](std::uint64_t seed) {
     Draw draw(seed);
     const auto n = draw.integer(0, 24);
@@ -88,13 +88,13 @@ TEST(Tiles, CoverWhatIsSeenOnce) {
 
 TEST(Tiles, KeysAreReadOnce) {
   const Pattern causal{true, 0, {}};
-  // Head and tail of six chunks of two rows, against another rank's: of that only what lies before is read.
+  // Chunks 1 and 4 of six chunks of two rows against chunks 0 and 5 of another rank: only visible keys are read.
   const Segments own{{2, 2}, {8, 2}}, other{{0, 2}, {10, 2}};
   EXPECT_EQ(keys_read(tiles_of(own, other, causal)), (std::vector<Rows>{{0, 0, 2}}));
   EXPECT_EQ(keys_read(tiles_of(other, own, causal)), (std::vector<Rows>{{0, 2, 4}}));
 }
 
-// Chunks r and 2P - 1 - r: the same work for every rank, and with a causal mask one call for what is seen whole.
+// Chunks r and 2P - 1 - r give every rank the same work.
 TEST(Tiles, HeadAndTailChunksAreBalanced) {
   const std::int64_t ranks = 4, chunk = 32, n = 2 * ranks * chunk;
   const auto most_over_mean = [&](const std::function<Segments(std::int64_t)>& part) {

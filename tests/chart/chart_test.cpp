@@ -1,4 +1,4 @@
-// Charts: text inside the document, series told apart, and no coordinate that a viewer would refuse.
+// Charts: texts lie inside the document, series are distinguishable, and all coordinates are finite.
 #include "dtensor/chart.h"
 
 #include <c10/util/Exception.h>
@@ -36,8 +36,7 @@ ChartSeries series(const std::string& name, std::vector<double> y, Style style =
   return {.name = name, .x = x, .y = std::move(y), .style = style};
 }
 
-// A letter of DejaVu Sans, the widest of the fonts that are taken for sans-serif, has 0.6 of the font's size on
-// average.
+// A letter of DejaVu Sans is on average 0.6 of the font size wide. It is the widest of the common sans-serif fonts.
 void expect_texts_inside(const std::string& svg) {
   const double width = std::stod(matches(svg, "viewBox=\"0 0 ([0-9]+)").at(0).at(0));
   const auto texts = matches(svg, "<text x=\"([-0-9.]+)\" y=\"[-0-9.]+\" text-anchor=\"(\\w+)\" ([^>]*)>([^<]*)<");
@@ -51,7 +50,7 @@ void expect_texts_inside(const std::string& svg) {
   }
 }
 
-RC_GTEST_PROP(Chart, EveryTextFits, ()) {
+RC_GTEST_PROP(Chart, AllTextsLieInsideTheDocument, ()) {
   const auto word = [] {
     const auto length = *rc::gen::inRange<std::size_t>(1, 120);
     return *rc::gen::container<std::string>(length, rc::gen::element('a', 'b', 'd', 'n', 'o', 'u'));
@@ -69,8 +68,8 @@ RC_GTEST_PROP(Chart, EveryTextFits, ()) {
   expect_texts_inside(to_svg(chart));
 }
 
-// Entries of a legend do not overlap: of those in a row, each begins behind the one before it.
-TEST(Chart, ALegendWrapsAboveThePlot) {
+// Entries of a legend do not overlap: in a row, each entry begins after the end of the previous one.
+TEST(Chart, LegendWrapsAboveThePlot) {
   ChartPanel panel{.x_label = "x", .y_label = "y"};
   for (int i = 0; i < 9; ++i) panel.series.push_back(series("a name of a series " + std::to_string(i), {1, 2}));
   const auto svg = to_svg({.panels = {panel}});
@@ -87,7 +86,7 @@ TEST(Chart, ALegendWrapsAboveThePlot) {
   for (const auto& y : rows) EXPECT_LT(std::stod(y), first_grid_line);
 }
 
-TEST(Chart, SeriesAreToldApart) {
+TEST(Chart, SeriesHaveDistinctStyles) {
   ChartPanel panel;
   for (int i = 0; i < 24; ++i) panel.series.push_back(series("", {1, 2}));
   std::set<std::string> styles;
@@ -96,13 +95,13 @@ TEST(Chart, SeriesAreToldApart) {
   EXPECT_EQ(styles.size(), 24U);
 }
 
-TEST(Chart, NamesItsAxes) {
+TEST(Chart, AxesHaveLabels) {
   const auto svg = to_svg({.panels = {{.x_label = "time, ms", .y_label = "a < b", .series = {series("", {1, 2})}}}});
   EXPECT_EQ(count(svg, ">time, ms<"), 1U);
   EXPECT_EQ(count(svg, "rotate[^>]*>a &lt; b<"), 1U);
 }
 
-TEST(Chart, DrawsWhatIsNotFiniteNowhere) {
+TEST(Chart, NonFiniteValuesAreNotDrawn) {
   const double nan = std::nan("");
   for (const std::vector<double>& y : std::vector<std::vector<double>>{
            {}, {5}, {3e10, 3e10, 3e10}, {-1e15}, {nan}, {kInf, -kInf}, {kMost, -kMost, 2}, {1, nan, 2}, {1e16, 1e16}}) {
@@ -116,8 +115,8 @@ TEST(Chart, DrawsWhatIsNotFiniteNowhere) {
   }
 }
 
-// What cannot be told apart from nothing is no equality.
-TEST(Chart, ALogarithmicAxisDrawsZeroOnItsEdgeAndNaNNowhere) {
+// A value below the axis is drawn differently from zero.
+TEST(Chart, LogarithmicAxisDrawsZeroOnItsEdgeAndSkipsNaN) {
   const auto points = [](double value) {
     const auto svg = to_svg({.panels = {{.series = {series("", {value})}, .limits = {{1e-5, ""}}, .log_y = true}}});
     return matches(svg, "points=\"([^\"]*)\"").at(0).at(0);
@@ -140,7 +139,7 @@ TEST(Chart, AreasAreStacked) {
   EXPECT_EQ(polygons[0][0], polygons[1][1]);
 }
 
-TEST(Chart, RefusesSeriesOfUnequalLengths) {
+TEST(Chart, RejectsSeriesOfUnequalLengths) {
   ChartSeries odd{.name = "odd", .x = {1}, .y = {1, 2}};
   EXPECT_THROW(to_svg({.panels = {{.series = {odd}}}}), c10::Error);
   EXPECT_THROW(to_svg({.panels = {{.series = {series("a", {1}, Style::area), series("b", {1, 2}, Style::area)}}}}),
@@ -149,8 +148,8 @@ TEST(Chart, RefusesSeriesOfUnequalLengths) {
   EXPECT_EQ(count(to_svg({}), "</svg>"), 1U);
 }
 
-// Each case would run out of memory where marks are counted for ever.
-TEST(Ticks, AreFewAndWithinTheirRangeWhateverItIs) {
+// Each case would exhaust memory if the number of ticks were unbounded.
+TEST(Ticks, AreFewAndWithinAnyRange) {
   const std::vector<double> sizes = {0, 1e-300, 1e-7, 5, 1e6, 1e10, 3e15, 1e16, 1e38, 1e300, kMost};
   for (const double size : sizes) {
     for (const double width : {0.0, 1e-9, 1e-6, 1.0, 1e-16 * size, 1e-15 * size, size / 3, size}) {
@@ -169,7 +168,7 @@ TEST(Ticks, AreFewAndWithinTheirRangeWhateverItIs) {
   EXPECT_LE(round_ticks(-kMost, kMost, 6).size(), 8U);
 }
 
-TEST(Ticks, OfWhatIsNotFiniteAreNone) {
+TEST(Ticks, NonFiniteRangesHaveNone) {
   for (const double odd : {kInf, -kInf, std::nan("")}) {
     EXPECT_TRUE(round_ticks(odd, 1, 6).empty());
     EXPECT_TRUE(round_ticks(1, odd, 6).empty());
