@@ -1,4 +1,4 @@
-// Checkpoints of MPI ranks: saved by all of them, read by meshes of all and of some, and one rank whose disk is full.
+// Checkpoints of MPI ranks: all ranks save, meshes of all or some ranks load, and the disk of one rank is full.
 #include <ATen/ATen.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -25,7 +25,7 @@ StateTensors state(const Communicator& world, const Placements& placements, doub
   const DeviceMesh last = device_mesh(world, at::kCPU, {world.size() - 1}, {1});
   return {{"w", distribute_tensor(unsharded() * factor, all, placements)},
           {"far", distribute_tensor(unsharded() * factor, last, {Shard(1)})},
-          {"plain", at::full({3}, factor)}};
+          {"regular", at::full({3}, factor)}};
 }
 
 void expect_values(const StateTensors& tensors, double factor) {
@@ -46,7 +46,7 @@ void check_layouts(const Communicator& world, const std::string& folder) {
   }
 }
 
-// Rank 1 may write no byte beyond 64 KiB of a file: its part fails, the others' do not.
+// Rank 1 cannot write beyond 64 KiB of a file: its writes fail, those of the other ranks do not.
 void check_full_disk(const Communicator& world, const std::string& folder) {
   signal(SIGXFSZ, SIG_IGN);
   rlimit before{};
@@ -62,12 +62,12 @@ void check_full_disk(const Communicator& world, const std::string& folder) {
     error = e.what_without_backtrace();
   }
   setrlimit(RLIMIT_FSIZE, &before);
-  TORCH_CHECK(error.find("rank 1: cannot write") != std::string::npos, "no such error on rank ", world.rank(), ": ",
-              error);
+  TORCH_CHECK(error.find("rank 1: cannot write") != std::string::npos, "expected an error of rank 1, got on rank ",
+              world.rank(), ": ", error);
   TORCH_CHECK(error.find("rank 0") == std::string::npos, error);
   const auto targets = state(world, {Shard(1)}, 0);
   load_state(folder, world, targets);
-  expect_values(targets, 2);  // the one before
+  expect_values(targets, 2);  // the previous checkpoint
 }
 
 void check(const Communicator& world) {

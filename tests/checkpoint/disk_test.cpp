@@ -1,4 +1,4 @@
-// Disks that are slow or full on one rank: pwrite and pread of this program pass through here.
+// Disks that are slow or full on one rank: this program replaces pwrite and pread.
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,9 +14,9 @@ namespace {
 using std::chrono::milliseconds;
 
 thread_local milliseconds pause_here{0};              // before each transfer of this thread
-thread_local bool is_rank = false;                    // no thread of ours in the background
-std::atomic<std::int64_t> pause_in_background_ms{0};  // before the next transfer of one
-std::atomic<std::int64_t> bytes_left{1LL << 60};      // that the disk has room for
+thread_local bool is_rank = false;                    // false on background threads
+std::atomic<std::int64_t> pause_in_background_ms{0};  // before the next transfer of a background thread
+std::atomic<std::int64_t> bytes_left{1LL << 60};      // bytes of free disk space
 
 void linger() {
   std::this_thread::sleep_for(pause_here + milliseconds(is_rank ? 0 : pause_in_background_ms.exchange(0)));
@@ -44,14 +44,14 @@ namespace {
 constexpr RunOptions kHasty{.timeout = milliseconds(400)};
 constexpr milliseconds kSlow{900};
 
-// Sharded, and a Partial one, which is reduced between two writes.
+// One sharded tensor, and one Partial tensor that is reduced between two writes.
 StateTensors state(const Communicator& world, double value) {
   const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {world.size()});
   return {{"w", distribute_tensor(at::full({8, 3}, value), mesh, {Shard(0)})},
           {"p", DTensor::from_local(at::full({4}, value), mesh, {Partial()})}};
 }
 
-TEST(Disk, ASlowOneOnOneRankDoesNotRunIntoTheTimeout) {
+TEST(Disk, SlowDiskOnOneRankDoesNotTimeOut) {
   const Folder folder;
   run_local(
       2,
@@ -62,7 +62,7 @@ TEST(Disk, ASlowOneOnOneRankDoesNotRunIntoTheTimeout) {
         const StateTensors targets = {
             {"w", distribute_tensor(at::zeros({8, 3}), DTensor(tensors[0].second).mesh(), {Shard(0)})},
             {"p", at::zeros({4})}};
-        pause_here = world.rank() == 0 ? kSlow : milliseconds(0);  // headers too
+        pause_here = world.rank() == 0 ? kSlow : milliseconds(0);  // reading headers is slow too
         load_state(folder / "c", world, targets);
         pause_here = milliseconds(0);
         EXPECT_TRUE(at::equal(DTensor(targets[0].second).full_tensor(), at::full({8, 3}, 3.0F)));
@@ -71,7 +71,7 @@ TEST(Disk, ASlowOneOnOneRankDoesNotRunIntoTheTimeout) {
       kHasty);
 }
 
-TEST(Disk, ASlowOneInTheBackgroundIsWaitedForToo) {
+TEST(Disk, SlowBackgroundSaveDoesNotTimeOut) {
   const Folder folder;
   run_local(
       2,
@@ -81,15 +81,15 @@ TEST(Disk, ASlowOneInTheBackgroundIsWaitedForToo) {
         pause_in_background_ms = kSlow.count();
         PendingSave pending = save_state_async(folder / "c", world, tensors, {}, kQuick);
         pending.wait();
-        is_rank = false;  // the thread is used again
+        is_rank = false;  // the thread is reused
       },
       kHasty);
   EXPECT_EQ(pause_in_background_ms, 0);
   EXPECT_TRUE(verify_checkpoint(folder / "c").empty());
 }
 
-// Patience is for disks, not for ranks that do not come.
-TEST(Disk, ARankThatDoesNotFinishIsTold) {
+// The timeout is suspended for slow disks, not for ranks that do not arrive.
+TEST(Disk, RankThatDoesNotFinishTimesOut) {
   const Folder folder;
   EXPECT_ANY_THROW(run_local(
       2,
@@ -102,8 +102,8 @@ TEST(Disk, ARankThatDoesNotFinishIsTold) {
   EXPECT_FALSE(std::filesystem::exists(folder / "c"));
 }
 
-// Full at any point of the save: one error on all ranks, and the checkpoint before stands.
-TEST(Disk, AFullOneLeavesTheCheckpointBefore) {
+// If the disk fills at any point of the save, all ranks get one error and the previous checkpoint remains.
+TEST(Disk, FullDiskKeepsThePreviousCheckpoint) {
   const Folder folder;
   const auto save = [&](double value) {
     return errors_on(

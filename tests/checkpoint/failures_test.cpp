@@ -1,6 +1,6 @@
-// What cannot be saved or read is one error, the same on every rank, and the previous checkpoint stands.
+// A failed save or load raises one error, equal on every rank, and the previous checkpoint remains.
 #include <gtest/gtest.h>
-// After GoogleTest.
+// Include after GoogleTest.
 #include <rapidcheck.h>
 
 #include "checkpoint/folder.h"
@@ -44,7 +44,7 @@ void expect_checkpoint_value(const std::string& folder, double value) {
   EXPECT_FALSE(fs::exists(folder + ".saving"));
 }
 
-// Element by element, as old files have it.
+// Reference implementation of the checksum, element by element.
 files::Checksum by_definition(const std::string& bytes, std::int64_t item, std::int64_t first) {
   files::Checksum sum;
   const auto size = static_cast<std::size_t>(item);
@@ -58,7 +58,7 @@ files::Checksum by_definition(const std::string& bytes, std::int64_t item, std::
   return sum;
 }
 
-TEST(G8, AChecksumDoesNotDependOnTheCutAndFindsFlipsAndSwaps) {
+TEST(G8, ChecksumsOfPartsAddUpAndDetectFlipsAndSwaps) {
   EXPECT_TRUE(rc::check("sums", [] {
     const auto item = *rc::gen::element<std::int64_t>(1, 2, 4, 8);
     const auto n = *rc::gen::inRange<std::int64_t>(2, 300);
@@ -78,7 +78,7 @@ TEST(G8, AChecksumDoesNotDependOnTheCutAndFindsFlipsAndSwaps) {
   }));
 }
 
-TEST(G8, AFlippedBitIsAnErrorThatNamesTheTensor) {
+TEST(G8, FlippedBitIsAnErrorThatNamesTheTensor) {
   const Folder folder;
   save_model(folder / "c", 2, 1);
   const auto index = read_checkpoint_index(folder / "c");
@@ -98,7 +98,7 @@ TEST(G8, AFlippedBitIsAnErrorThatNamesTheTensor) {
   expect_checkpoint_value(folder / "c", 1);
 }
 
-TEST(G8, ATruncatedFileIsAnError) {
+TEST(G8, TruncatedFileIsAnError) {
   const Folder folder;
   save_model(folder / "c", 2, 1);
   const auto size = fs::file_size(folder / "c/model.safetensors");
@@ -113,8 +113,8 @@ TEST(G8, ATruncatedFileIsAnError) {
   expect_error(load_errors(folder / "nowhere"), {"there is no checkpoint"});
 }
 
-// Whatever a header says, it is read or refused.
-TEST(G8, DamagedHeadersAreErrorsAndNothingWorse) {
+// A damaged header is either read or refused, without a crash.
+TEST(G8, DamagedHeadersDoNotCrash) {
   const Folder folder;
   save_model(folder / "c", 2, 1);
   std::ifstream in(folder / "c/model.safetensors", std::ios::binary);
@@ -132,8 +132,8 @@ TEST(G8, DamagedHeadersAreErrorsAndNothingWorse) {
   }));
 }
 
-// Sizes whose product is the right number of bytes only modulo 2^64.
-TEST(G8, SizesThatOverflowAreAnError) {
+// The product of the sizes has the right number of bytes only modulo 2^64.
+TEST(G8, OverflowingSizesAreAnError) {
   const Folder folder;
   const std::string header = R"({"w":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}} )";
   const std::uint64_t length = header.size();
@@ -144,7 +144,7 @@ TEST(G8, SizesThatOverflowAreAnError) {
   EXPECT_THROW(read_checkpoint_index(folder / "any.safetensors"), c10::Error);
 }
 
-TEST(G8, AllThatDoesNotFitIsOneErrorWithNearMisses) {
+TEST(G8, OneErrorListsAllMismatchesAndNearestNames) {
   const Folder folder;
   save_model(folder / "c", 2, 1);
   const auto targets = [](const Communicator& world, at::ScalarType dtype) -> StateTensors {
@@ -172,7 +172,7 @@ TEST(G8, AllThatDoesNotFitIsOneErrorWithNearMisses) {
   EXPECT_EQ(lenient[0].find("unexpected"), std::string::npos);
 }
 
-TEST(G9, AFailureOnOneRankIsAnErrorOnAllAndLeavesThePreviousCheckpoint) {
+TEST(G9, FailureOnOneRankRaisesOnAllAndKeepsThePreviousCheckpoint) {
   const Folder folder;
   save_model(folder / "c", 2, 1);
   const auto fails = [&](const std::function<void(StateTensors&, CheckpointValues&, int)>& spoil) {
@@ -203,7 +203,7 @@ TEST(G9, AFailureOnOneRankIsAnErrorOnAllAndLeavesThePreviousCheckpoint) {
                {"two tensors are called 'plain'"});
 }
 
-TEST(G9, AFolderThatCannotBeWrittenIsAnErrorOnEveryRank) {
+TEST(G9, UnwritableFolderIsAnErrorOnEveryRank) {
   const Folder folder;
   std::ofstream(folder / "file") << "a file, no folder";
   const auto save = [&](const std::string& name) {
@@ -223,13 +223,13 @@ TEST(G9, AFolderThatCannotBeWrittenIsAnErrorOnEveryRank) {
   expect_error(errors_on(2, [](const Communicator& world) { save_state("", world, {}, {}, kQuick); }),
                {"needs the name of a folder"});
   save_model(folder / "c", 2, 1);
-  fs::create_directories(folder / "c.saving");  // what an interrupted save left
+  fs::create_directories(folder / "c.saving");  // left by an interrupted save
   std::ofstream(folder / "c.saving/model.safetensors") << "half";
   save_model(folder / "c/", 3, 2);
   expect_checkpoint_value(folder / "c", 2);
 }
 
-TEST(G10, WhatTheFormatCannotHoldIsRefused) {
+TEST(G10, UnsupportedTensorsAreRefused) {
   const Folder folder;
   run_local(1, [&](Communicator world) {
     const auto refused = [&](const std::string& name, const at::Tensor& t) {
@@ -241,9 +241,9 @@ TEST(G10, WhatTheFormatCannotHoldIsRefused) {
     refused("undefined", at::Tensor());
     refused("", at::zeros({2}));
     refused("__metadata__", at::zeros({2}));
-    refused("\xff\xfe", at::zeros({2}));  // no UTF-8
+    refused("\xff\xfe", at::zeros({2}));  // invalid UTF-8
     for (const auto dtype : {at::ScalarType::UInt16, at::ScalarType::UInt32, at::ScalarType::UInt64,
-                             at::ScalarType::Float8_e4m3fn, at::ScalarType::Float8_e5m2}) {  // but these it can
+                             at::ScalarType::Float8_e4m3fn, at::ScalarType::Float8_e5m2}) {  // these are valid
       Draw draw(3);
       const at::Tensor bits = any_bits(draw, {5}, dtype), back = at::empty({5}, dtype);
       save_state(folder / "c", world, {{"x", bits}}, {}, kQuick);

@@ -1,5 +1,5 @@
-// A folder for one test, random tensors of any dtype and layout, and a reader of safetensors that knows only the
-// format.
+// A temporary folder for one test, random tensors of any dtype and layout, and a safetensors reader that is independent
+// of the library.
 #pragma once
 
 #include <filesystem>
@@ -38,7 +38,7 @@ inline const std::vector<at::ScalarType>& all_dtypes() {
   return dtypes;
 }
 
-// Any bits, NaNs included.
+// Returns a tensor of random bits, NaNs included.
 inline at::Tensor any_bits(Draw& draw, const Shape& sizes, at::ScalarType dtype) {
   at::Tensor t = at::empty(sizes, dtype);
   auto* bytes = static_cast<unsigned char*>(t.mutable_data_ptr());
@@ -53,7 +53,7 @@ inline std::string bits_of(const at::Tensor& t) {
   return {static_cast<const char*>(regular.const_data_ptr()), regular.nbytes()};
 }
 
-// Replicate, Shard, StridedShard, ZigzagShard, at most one RaggedShard.
+// Returns random placements: Replicate, Shard, StridedShard, ZigzagShard and at most one RaggedShard.
 inline Placements any_layout(Draw& draw, const DeviceMesh& mesh, const Shape& sizes) {
   Placements result;
   bool ragged = false;
@@ -87,7 +87,7 @@ struct Raw {
   Shape sizes;
 };
 
-// By the specification: 8 bytes of length, JSON, data without holes or overlaps, to the end of the file.
+// Parses a file by the specification: 8 bytes of header length, JSON, then data without gaps or overlaps up to the end.
 inline std::map<std::string, Raw> parse_safetensors(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   const std::string all((std::istreambuf_iterator<char>(in)), {});
@@ -109,14 +109,14 @@ inline std::map<std::string, Raw> parse_safetensors(const std::string& path) {
   }
   std::uint64_t position = 0;
   for (const auto& [begin, end] : ranges) {
-    TORCH_CHECK(begin == position, "a hole or an overlap at ", position);
+    TORCH_CHECK(begin == position, "gap or overlap of data at byte ", position);
     position = end;
   }
   TORCH_CHECK(8 + length + position == all.size(), path, ": ", all.size(), " bytes, ", position, " used");
   return tensors;
 }
 
-// What fn throws, on each rank.
+// Returns the error that fn throws on each rank, or "".
 inline std::vector<std::string> errors_on(int ranks, const std::function<void(const Communicator&)>& fn) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   run_local(ranks, [&](Communicator world) {
@@ -129,7 +129,7 @@ inline std::vector<std::string> errors_on(int ranks, const std::function<void(co
   return errors;
 }
 
-// One error, the same on every rank, that says all of `parts`.
+// Expects one error, equal on every rank, that contains all `parts`.
 inline void expect_error(const std::vector<std::string>& errors, const std::vector<std::string>& parts) {
   for (const auto& error : errors) {
     EXPECT_FALSE(error.empty());

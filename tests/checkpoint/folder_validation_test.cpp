@@ -1,4 +1,4 @@
-// What a folder must say of itself to be loaded, what a save refuses before it begins, and whose files it leaves alone.
+// Validation of a checkpoint folder before a load, checks before a save, and files of other programs in the folder.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -59,7 +59,7 @@ testing::AssertionResult says(const std::string& text, const std::string& part) 
   return testing::AssertionFailure() << "'" << part << "' is not in: " << text;
 }
 
-// The header of a file, changed, with its length.
+// Rewrites the header of a file after `change`, with its length.
 void change_header(const std::string& path, const std::function<void(Json&)>& change) {
   const std::string all = read(path);
   std::uint64_t length = 0;
@@ -74,8 +74,8 @@ void change_header(const std::string& path, const std::function<void(Json&)>& ch
   write(path, std::string(reinterpret_cast<const char*>(&length), 8) + text + all.substr(8 + before));
 }
 
-// G8: a corrupted learning rate, note, version or second name is found.
-TEST(Full, ValuesAndNamesHaveAChecksum) {
+// G8: a corrupted learning rate, note, version or alias is detected.
+TEST(FolderValidation, ValuesAndNamesHaveAChecksum) {
   const Folder folder;
   save_to(folder / "c", 1);
   const std::string path = folder / "c/checkpoint.json", good = read(path);
@@ -92,12 +92,12 @@ TEST(Full, ValuesAndNamesHaveAChecksum) {
     EXPECT_TRUE(says(load_error(folder / "c"), "checkpoint.json")) << to;
     EXPECT_EQ(verify_checkpoint(folder / "c").size(), 1U) << to;
   }
-  write(path, Json::parse(good).dump());  // other spaces
+  write(path, Json::parse(good).dump());  // other whitespace
   EXPECT_EQ(value_in(folder / "c"), 1);
   EXPECT_TRUE(verify_checkpoint(folder / "c").empty());
 }
 
-TEST(Full, AFolderWithoutItsCheckpointJsonIsRefusedAndAPlainOneIsNot) {
+TEST(FolderValidation, MissingCheckpointJsonIsRefusedUnlessForeign) {
   const Folder folder;
   save_to(folder / "c", 1);
   fs::remove(folder / "c/checkpoint.json");
@@ -105,10 +105,10 @@ TEST(Full, AFolderWithoutItsCheckpointJsonIsRefusedAndAPlainOneIsNot) {
   EXPECT_EQ(verify_checkpoint(folder / "c").size(), 1U);
   EXPECT_EQ(read_checkpoint_index(folder / "c/model.safetensors").entries.size(), 3U);
   change_header(folder / "c/model.safetensors", [](Json& header) { header.erase("__metadata__"); });
-  EXPECT_EQ(read_checkpoint_index(folder / "c").entries.size(), 3U);  // now another program's
+  EXPECT_EQ(read_checkpoint_index(folder / "c").entries.size(), 3U);  // now a file of another program
 }
 
-TEST(Full, AHeaderThatSaysAnotherTypeOrShapeIsFound) {
+TEST(FolderValidation, ChangedDtypeOrShapeInHeaderIsDetected) {
   const Folder folder;
   save_to(folder / "c", 1);
   const std::string path = folder / "c/model.safetensors", good = read(path);
@@ -122,8 +122,8 @@ TEST(Full, AHeaderThatSaysAnotherTypeOrShapeIsFound) {
   EXPECT_TRUE(says(load_error(folder / "c"), "not those that were saved with it"));
 }
 
-// One file of it, by its own name, is verified by what stands beside it.
-TEST(Full, AFileOfACheckpointIsVerifiedToo) {
+// A single file of a checkpoint is verified against the checkpoint.json beside it.
+TEST(FolderValidation, SingleFileOfACheckpointIsVerified) {
   const Folder folder;
   save_to(folder / "c", 1);
   const std::string path = folder / "c/model.safetensors";
@@ -133,7 +133,7 @@ TEST(Full, AFileOfACheckpointIsVerifiedToo) {
   EXPECT_EQ(verify_checkpoint(path).size(), 1U);
 }
 
-TEST(Full, CheckpointsOfVersion1StillLoad) {
+TEST(FolderValidation, CheckpointsOfVersion1StillLoad) {
   const Folder folder;
   save_to(folder / "c", 1);
   change_header(folder / "c/model.safetensors", [](Json& header) { header["__metadata__"] = {{"format", "pt"}}; });
@@ -145,7 +145,7 @@ TEST(Full, CheckpointsOfVersion1StillLoad) {
   EXPECT_EQ(value_in(folder / "c"), 1);
 }
 
-TEST(Full, ASaveThroughALinkLeavesTheLink) {
+TEST(FolderValidation, SaveThroughSymlinkKeepsTheLink) {
   const Folder folder;
   save_to(folder / "real/c", 1);
   fs::create_directory_symlink(folder / "real/c", folder / "link");
@@ -156,7 +156,7 @@ TEST(Full, ASaveThroughALinkLeavesTheLink) {
   EXPECT_EQ(value_in(folder / "link"), 2);
 }
 
-TEST(Full, WhatCannotBeSavedToIsSeenBeforeTheWork) {
+TEST(FolderValidation, UnwritablePathsAreRefusedBeforeSaving) {
   const Folder folder;
   fs::create_directory_symlink(folder / "nowhere", folder / "dangling");
   for (const std::string& path : {folder / "dangling", std::string("/proc/x"), std::string("/proc/self/x/y")}) {
@@ -167,8 +167,8 @@ TEST(Full, WhatCannotBeSavedToIsSeenBeforeTheWork) {
   EXPECT_TRUE(says(save_error("/proc/x"), "cannot make"));
 }
 
-// A disk that cannot hold the files is told before a rank writes, and the previous checkpoint stands.
-TEST(Full, AFileBeyondTheLimitIsAnErrorAndNoSignal) {
+// A file size limit is an error before any rank writes, and the previous checkpoint remains.
+TEST(FolderValidation, FileBeyondSizeLimitIsAnErrorNotASignal) {
   const Folder folder;
   save_to(folder / "c", 1);
   rlimit before{};
@@ -183,7 +183,7 @@ TEST(Full, AFileBeyondTheLimitIsAnErrorAndNoSignal) {
   EXPECT_EQ(value_in(folder / "c"), 1);
 }
 
-TEST(Full, OthersFilesStayOrMakeItAnError) {
+TEST(FolderValidation, ForeignFilesAreRefusedOrKept) {
   const Folder folder;
   save_to(folder / "c", 1);
   write(folder / "c/model-extra.safetensors", "mine");
@@ -202,8 +202,8 @@ TEST(Full, OthersFilesStayOrMakeItAnError) {
   EXPECT_EQ(value_in(folder / "c"), 2);
 }
 
-// What one file too many of the last save would be.
-TEST(Full, FilesOfTheCheckpointBeforeDoNotStay) {
+// A leftover index of the previous save would make the new checkpoint invalid.
+TEST(FolderValidation, FilesOfThePreviousCheckpointAreRemoved) {
   const Folder folder;
   SaveOptions options = kQuick;
   options.keep_foreign = true;
@@ -216,7 +216,7 @@ TEST(Full, FilesOfTheCheckpointBeforeDoNotStay) {
   EXPECT_EQ(value_in(folder / "c"), 2);
 }
 
-TEST(Full, SpecialFilesAreRefusedAtOnce) {
+TEST(FolderValidation, SpecialFilesAreRefused) {
   const Folder folder;
   fs::create_directories(folder / "c");
   ASSERT_EQ(::mkfifo((folder / "c/model.safetensors.index.json").c_str(), 0600), 0);
@@ -229,7 +229,7 @@ TEST(Full, SpecialFilesAreRefusedAtOnce) {
   EXPECT_TRUE(says(load_error(folder / "c"), "is no ordinary file"));
 }
 
-TEST(Full, AWeightMapDoesNotLeadOutOfTheFolder) {
+TEST(FolderValidation, WeightMapCannotLeaveTheFolder) {
   const Folder folder;
   save_to(folder / "c", 1);
   fs::create_directories(folder / "d");

@@ -1,6 +1,7 @@
-// Pitfalls G8, G9, G10: what was saved on one layout is there, bit for bit, on any other, and for any other reader.
+// Pitfalls G8, G9, G10: a checkpoint of one layout loads bit for bit on any other layout and in other safetensors
+// readers.
 #include <gtest/gtest.h>
-// After GoogleTest.
+// Include after GoogleTest.
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
@@ -24,7 +25,7 @@ std::vector<Full> any_tensors(Draw& draw) {
   return all;
 }
 
-// Over all ranks, over some, over two out of order; sometimes with permuted memory.
+// Distributes a tensor over all ranks, some ranks, or two ranks out of order; sometimes with permuted memory.
 at::Tensor place(Draw& draw, const at::Tensor& unsharded, const Communicator& world, const Shape& shape) {
   const auto kind = draw.integer(0, 3);
   if (kind == 0) return unsharded.clone();
@@ -37,60 +38,60 @@ at::Tensor place(Draw& draw, const at::Tensor& unsharded, const Communicator& wo
   return distribute_tensor(given, mesh, placements);
 }
 
-StateTensors place_all(std::uint64_t seed, const std::vector<Full>& wholes, const Communicator& world,
+StateTensors place_all(std::uint64_t seed, const std::vector<Full>& full_tensors, const Communicator& world,
                        const Shape& shape, bool blank) {
   Draw draw(seed);
   StateTensors result;
-  for (const Full& w : wholes) {
+  for (const Full& w : full_tensors) {
     const at::Tensor value = blank ? at::zeros_like(w.value) : w.value;
     result.emplace_back(w.name, place(draw, value, world, shape));
   }
   return result;
 }
 
-void expect_full(const StateTensors& got, const std::vector<Full>& wholes) {
-  for (std::size_t i = 0; i < wholes.size(); ++i) {
+void expect_full(const StateTensors& got, const std::vector<Full>& full_tensors) {
+  for (std::size_t i = 0; i < full_tensors.size(); ++i) {
     at::Tensor t = got[i].second;
     const std::string what = got[i].first + (is_dtensor(t) ? " " + DTensor(t).spec_str() : "");
     if (is_dtensor(t)) {
       if (!DTensor(t).mesh().is_member()) continue;
       t = DTensor(t).full_tensor();
     }
-    EXPECT_EQ(t.sizes(), wholes[i].value.sizes()) << what;
-    EXPECT_TRUE(bits_of(t) == bits_of(wholes[i].value)) << what;
+    EXPECT_EQ(t.sizes(), full_tensors[i].value.sizes()) << what;
+    EXPECT_TRUE(bits_of(t) == bits_of(full_tensors[i].value)) << what;
   }
 }
 
-TEST(G8, WhatIsSavedOnAnyLayoutLoadsOnAnyOther) {
+TEST(G8, SaveOnAnyLayoutLoadsOnAnyOther) {
   EXPECT_TRUE(rc::check("bits are equal", [] {
     const Folder folder;
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const Shape from = *rc::gen::elementOf(mesh_shapes()), to = *rc::gen::elementOf(mesh_shapes());
-    const auto wholes = any_tensors(draw);
+    const auto full_tensors = any_tensors(draw);
     const auto seed = static_cast<std::uint64_t>(draw.integer(0, 1 << 30));
     const std::int64_t max_file_bytes = draw.coin() ? 100 : 1'000'000;
     run_local(count(from), [&](Communicator world) {
-      save_state(folder / "c", world, place_all(seed, wholes, world, from, false), {{"step", std::int64_t{7}}},
+      save_state(folder / "c", world, place_all(seed, full_tensors, world, from, false), {{"step", std::int64_t{7}}},
                  {.sync = false, .max_file_bytes = max_file_bytes});
     });
     run_local(count(to), [&](Communicator world) {
-      const auto targets = place_all(seed + 1, wholes, world, to, true);
+      const auto targets = place_all(seed + 1, full_tensors, world, to, true);
       const auto values = load_state(folder / "c", world, targets);
       EXPECT_EQ(std::get<std::int64_t>(values.at("step")), 7);
-      expect_full(targets, wholes);
+      expect_full(targets, full_tensors);
     });
     RC_ASSERT(!testing::Test::HasFailure());
   }));
 }
 
-// Larger than a share and a buffer, so that replicas divide the work and pieces follow each other.
+// The tensors are larger than a share and a buffer, so that replicas divide the work and use several pieces.
 TEST(G8, LargeTensorsAreDividedAmongReplicas) {
   const Folder folder;
-  const std::vector<Full> wholes = {
+  const std::vector<Full> full_tensors = {
       {"w", at::randn({1031, 1500})}, {"v", at::randn({700, 37}).to(at::kBFloat16)}, {"narrow", at::randn({50000, 3})}};
   const auto placed = [&](const DeviceMesh& mesh, const Placements& p, bool blank) {
     StateTensors tensors;
-    for (const Full& w : wholes) {
+    for (const Full& w : full_tensors) {
       const at::Tensor value = blank ? at::zeros_like(w.value) : w.value;
       tensors.emplace_back(w.name, distribute_tensor(value.t().contiguous().t(), mesh, p));
     }
@@ -106,17 +107,18 @@ TEST(G8, LargeTensorsAreDividedAmongReplicas) {
       save_state(folder / "c", mesh.world(), placed(mesh, layouts[i], false), {}, kQuick);
       const auto targets = placed(mesh, layouts[(i + 1) % layouts.size()], true);
       load_state(folder / "c", mesh.world(), targets);
-      expect_full(targets, wholes);
+      expect_full(targets, full_tensors);
     });
     for (const auto& [name, raw] : parse_safetensors(folder / "c/model.safetensors")) {
-      const auto unsharded = std::find_if(wholes.begin(), wholes.end(), [&](const Full& w) { return w.name == name; });
+      const auto unsharded =
+          std::find_if(full_tensors.begin(), full_tensors.end(), [&](const Full& w) { return w.name == name; });
       EXPECT_TRUE(raw.bytes == bits_of(unsharded->value)) << name << " from " << to_string(layouts[i]);
     }
   }
 }
 
-// 3 tensors of 8 MiB: beside them a buffer, where memory is not row-major, and next to nothing where it is.
-TEST(G8, SavingAndLoadingHoldNoMoreThanABuffer) {
+// 3 tensors of 8 MiB: saving allocates one buffer if memory is not row-major, and almost nothing otherwise.
+TEST(G8, SavingAndLoadingAllocateAtMostABuffer) {
   const Folder folder;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     for (const bool permuted : {false, true}) {
@@ -147,7 +149,7 @@ TEST(G8, PartialTensorsAreReducedAndRefusedAsTargets) {
   });
 }
 
-// A tensor on the lines of one axis: each line holds the whole, and lines that differ are noticed.
+// A tensor on slices of a mesh along one axis: each slice stores the full tensor, and slices that differ are an error.
 TEST(G8, OneNameOnSeveralSlicesOfAMesh) {
   const Folder folder;
   const at::Tensor unsharded = at::arange(10, at::kFloat);
@@ -172,8 +174,8 @@ TEST(G8, OneNameOnSeveralSlicesOfAMesh) {
   EXPECT_FALSE(std::filesystem::exists(folder / "d.saving"));
 }
 
-// The last ranks hold nothing of any tensor, or do not know of it at all.
-TEST(G9, RanksThatHoldNothingTakePart) {
+// The last ranks have no data of any tensor, or do not list it.
+TEST(G9, RanksWithoutDataTakePart) {
   const Folder folder;
   const at::Tensor one = at::full({1, 3}, 4.0), scalar = at::full({}, 2.0), nothing = at::empty({0, 5});
   run_local(4, [&](Communicator world) {
@@ -196,13 +198,13 @@ TEST(G9, RanksThatHoldNothingTakePart) {
       EXPECT_TRUE(at::equal(unsharded, name == "one" || name == "far" ? one : scalar)) << name;
     }
   });
-  run_local(3, [&](Communicator world) {  // nothing at all, nowhere
+  run_local(3, [&](Communicator world) {  // no tensors on any rank
     save_state(folder / "empty", world, {}, {{"note", std::string("hello")}}, kQuick);
     EXPECT_EQ(std::get<std::string>(load_state(folder / "empty", world, {}).at("note")), "hello");
   });
 }
 
-TEST(G9, ARankThatDoesNotListItsPartIsNamed) {
+TEST(G9, RankThatDoesNotListItsPartIsNamed) {
   const Folder folder;
   const auto errors = errors_on(3, [&](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3});
@@ -221,19 +223,19 @@ const char* format_of(at::ScalarType dtype) {
   return names.at(dtype);
 }
 
-TEST(G10, AnyReaderFindsTheWholeTensorWhateverItsShards) {
-  EXPECT_TRUE(rc::check("the file holds the plain tensors", [] {
+TEST(G10, AnyReaderFindsFullTensors) {
+  EXPECT_TRUE(rc::check("the file holds the full tensors", [] {
     const Folder folder;
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const Shape from = *rc::gen::elementOf(mesh_shapes());
-    const auto wholes = any_tensors(draw);
+    const auto full_tensors = any_tensors(draw);
     const auto seed = static_cast<std::uint64_t>(draw.integer(0, 1 << 30));
     run_local(count(from), [&](Communicator world) {
-      save_state(folder / "c", world, place_all(seed, wholes, world, from, false), {}, kQuick);
+      save_state(folder / "c", world, place_all(seed, full_tensors, world, from, false), {}, kQuick);
     });
     const auto raw = parse_safetensors(folder / "c/model.safetensors");
-    RC_ASSERT(raw.size() == wholes.size());
-    for (const Full& w : wholes) {
+    RC_ASSERT(raw.size() == full_tensors.size());
+    for (const Full& w : full_tensors) {
       const Raw& r = raw.at(w.name);
       RC_ASSERT(r.dtype == format_of(w.value.scalar_type()));
       RC_ASSERT(r.sizes == w.value.sizes().vec());
@@ -242,7 +244,7 @@ TEST(G10, AnyReaderFindsTheWholeTensorWhateverItsShards) {
   }));
 }
 
-TEST(G10, SeveralFilesHaveTheIndexOfHuggingFace) {
+TEST(G10, SeveralFilesHaveAHuggingFaceIndex) {
   const Folder folder;
   const at::Tensor a = at::randn({10, 4}), b = at::randn({6}), c = at::randn({5, 5});
   on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -254,8 +256,8 @@ TEST(G10, SeveralFilesHaveTheIndexOfHuggingFace) {
   std::ifstream in(folder / "c/model.safetensors.index.json");
   const auto index = nlohmann::json::parse(in);
   EXPECT_EQ(index.at("metadata").at("total_size"), 284);
-  const std::map<std::string, at::Tensor> wholes = {{"a", a}, {"b", b}, {"c", c}};
-  for (const auto& [name, unsharded] : wholes) {
+  const std::map<std::string, at::Tensor> full_tensors = {{"a", a}, {"b", b}, {"c", c}};
+  for (const auto& [name, unsharded] : full_tensors) {
     const auto raw = parse_safetensors(folder / ("c/" + index.at("weight_map").at(name).get<std::string>()));
     EXPECT_TRUE(raw.at(name).bytes == bits_of(unsharded)) << name;
   }
@@ -263,7 +265,7 @@ TEST(G10, SeveralFilesHaveTheIndexOfHuggingFace) {
   EXPECT_EQ(index.at("weight_map").at("c"), "model-00002-of-00002.safetensors");
 }
 
-// A file that another program wrote: no checkpoint.json, data not aligned, dtypes to be converted.
+// A file of another program: no checkpoint.json, unaligned data, dtypes to convert.
 TEST(G10, FilesOfOtherProgramsLoad) {
   const Folder folder;
   const at::Tensor w = at::randn({4, 3}), flag = at::ones({1}, at::kBool);

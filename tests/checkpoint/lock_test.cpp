@@ -1,4 +1,4 @@
-// One program saves to a folder at a time: who holds it, who takes it over, what is left behind.
+// The folder lock: one program saves to a folder at a time. Covers the owner, takeover and leftovers.
 #include "checkpoint/format/files/folder_lock.h"
 
 #include <fcntl.h>
@@ -35,7 +35,7 @@ nlohmann::json owner(const std::string& folder) {
 
 void write(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
 
-TEST(Lock, TheSecondHearsWhoTheFirstIs) {
+TEST(Lock, SecondSaveIsRefusedWithReason) {
   const Folder folder;
   {
     const FolderLock first(folder / "c");
@@ -48,7 +48,7 @@ TEST(Lock, TheSecondHearsWhoTheFirstIs) {
   EXPECT_EQ(refusal(folder / "c"), "");
 }
 
-// Another process, by the system's own lock.
+// Locks of other processes are detected by the system's flock.
 TEST(Lock, AnotherProcessIsNamed) {
   const Folder folder;
   nlohmann::json other;
@@ -67,10 +67,10 @@ TEST(Lock, AnotherProcessIsNamed) {
             std::string::npos)
       << line;
   ::close(descriptor);
-  EXPECT_EQ(refusal(folder / "c"), "");  // of this machine, and its process does not hold it: dead
+  EXPECT_EQ(refusal(folder / "c"), "");  // an owner on this host without the flock is dead
 }
 
-TEST(Lock, OfAnotherHostIsTakenOverWhenItIsNotTouched) {
+TEST(Lock, StaleLockOfAnotherHostIsTakenOver) {
   const Folder folder;
   nlohmann::json other;
   {
@@ -92,8 +92,8 @@ TEST(Lock, OfAnotherHostIsTakenOverWhenItIsNotTouched) {
   EXPECT_GE(std::chrono::steady_clock::now() - begin, kShort.stale_after);
 }
 
-// The system cuts names at 15 bytes: perhaps within a character, which is no UTF-8 then.
-TEST(Lock, TheProgramMayHaveAnyName) {
+// The system truncates thread names at 15 bytes, which may cut a UTF-8 character.
+TEST(Lock, ProgramNameMayBeInvalidUtf8) {
   const struct Before {
     Before() { ::prctl(PR_GET_NAME, name); }
     ~Before() { ::prctl(PR_SET_NAME, name); }
@@ -110,7 +110,7 @@ TEST(Lock, TheProgramMayHaveAnyName) {
   }
 }
 
-TEST(Lock, AnOwnerTouchesIt) {
+TEST(Lock, OwnerRefreshesModificationTime) {
   const Folder folder;
   const FolderLock lock(folder / "c", kShort);
   const auto before = fs::last_write_time(folder / "c.lock");
@@ -120,7 +120,7 @@ TEST(Lock, AnOwnerTouchesIt) {
   EXPECT_GT(fs::last_write_time(folder / "c.lock"), before);
 }
 
-TEST(Lock, WhoLostItHearsOfItAndLeavesTheOthers) {
+TEST(Lock, LostLockIsAnErrorAndNotDeleted) {
   const Folder folder;
   std::optional<FolderLock> lock(std::in_place, folder / "c");
   write(folder / "c.lock", "{\"another\":1}");
@@ -129,7 +129,7 @@ TEST(Lock, WhoLostItHearsOfItAndLeavesTheOthers) {
   EXPECT_TRUE(fs::exists(folder / "c.lock"));
 }
 
-TEST(Lock, ALockWithoutAnOwnerIsNobodys) {
+TEST(Lock, LockWithoutAnOwnerIsTakenOver) {
   const Folder folder;
   for (const char* text : {"", "{", "[]", "{\"host\": 3}", "\xff\xff"}) {
     write(folder / "c.lock", text);
@@ -137,7 +137,7 @@ TEST(Lock, ALockWithoutAnOwnerIsNobodys) {
   }
 }
 
-TEST(Lock, ASaveHoldsItUntilItIsDone) {
+TEST(Lock, SaveHoldsLockUntilDone) {
   const Folder folder;
   const auto state = [] { return StateTensors{{"w", at::ones({8})}}; };
   run_local(2, [&](Communicator world) {
@@ -150,8 +150,8 @@ TEST(Lock, ASaveHoldsItUntilItIsDone) {
   EXPECT_FALSE(fs::exists(folder / "c.lock"));
 }
 
-// A save that lost its lock to another does not replace what that one wrote.
-TEST(Lock, ASaveThatLostItsLockFails) {
+// A save that lost its lock does not replace the checkpoint of the new owner.
+TEST(Lock, SaveThatLostItsLockFails) {
   const Folder folder;
   const auto errors = errors_on(2, [&](const Communicator& world) {
     PendingSave pending = save_state_async(folder / "c", world, {{"w", at::ones({8})}}, {}, kQuick);
@@ -163,7 +163,7 @@ TEST(Lock, ASaveThatLostItsLockFails) {
   EXPECT_FALSE(fs::exists(folder / "c"));
 }
 
-TEST(Lock, WhatInterruptedSavesLeftIsRemovedAndNothingElse) {
+TEST(Lock, LeftoversOfInterruptedSavesAreRemoved) {
   const Folder folder;
   const auto save = [&] {
     run_local(1, [&](Communicator world) { save_state(folder / "c", world, {{"w", at::ones({8})}}, {}, kQuick); });
@@ -177,7 +177,7 @@ TEST(Lock, WhatInterruptedSavesLeftIsRemovedAndNothingElse) {
   save();
   EXPECT_FALSE(fs::exists(folder / "c.saving-some-host-12-3") || fs::exists(folder / "c.saving"));
   for (const char* name : {"c.saving-notes", "c.saving.old", "cc.saving-h-1-2"}) EXPECT_TRUE(fs::exists(folder / name));
-  // Between two renames, where the file system cannot exchange names.
+  // The state between two renames, on file systems that cannot exchange names atomically.
   fs::rename(folder / "c", folder / "c.saving-h-5-0.before");
   EXPECT_THROW(
       {

@@ -1,4 +1,5 @@
-// Folders of other programs: renames, splits, fusions, stacks and transposes, read onto any layout and written back.
+// Checkpoints of other programs: renames, splits, fusions, stacks and transposes, loaded onto any layout and written
+// back.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -8,7 +9,7 @@
 namespace dtensor::test {
 namespace {
 
-// A model of ours with each kind of difference, and the same as a folder has it, made by hand.
+// A model with each kind of difference, and the same tensors as another program stores them.
 struct TransformedModel {
   StateTensors ours, theirs;
   StateDictKeyMapping names;
@@ -76,7 +77,7 @@ RC_GTEST_PROP(StateDictKeyMapping, ReadsAndWritesBackOnAnyLayout, ()) {
       expect_close(tensor, named(twin.ours, name).to(target_dtype), name + " " + DTensor(tensor).spec_str(), 0);
     }
     const auto stored = map_state_dict_keys(targets, twin.names);
-    ASSERT_EQ(stored.size() + 1, twin.theirs.size());  // without the mask
+    ASSERT_EQ(stored.size() + 1, twin.theirs.size());  // the mask is not stored
     for (const auto& [name, tensor] : stored) expect_close(tensor, named(twin.theirs, name).to(target_dtype), name, 0);
     save_state(folder / "again", mesh.world(), stored);
   });
@@ -91,7 +92,7 @@ RC_GTEST_PROP(StateDictKeyMapping, ReadsAndWritesBackOnAnyLayout, ()) {
   });
 }
 
-TEST(StateDictKeyMapping, ATiedTensorIsThereUnderAnyOfItsNames) {
+TEST(StateDictKeyMapping, TiedTensorLoadsFromAnyOfItsNames) {
   const Folder folder;
   const auto value = at::randn({4, 3});
   run_local(1, [&](Communicator world) { save_state(folder / "head", world, {{"their.head", value}}); });
@@ -105,7 +106,7 @@ TEST(StateDictKeyMapping, ATiedTensorIsThereUnderAnyOfItsNames) {
   });
 }
 
-TEST(StateDictKeyMapping, WhatDoesNotFitIsOneErrorOnEveryRank) {
+TEST(StateDictKeyMapping, MismatchIsOneErrorOnEveryRank) {
   const Folder folder;
   run_local(1, [&](Communicator world) {
     save_state(folder / "theirs", world, {{"x.w", at::zeros({2, 3})}, {"x.more", at::zeros({2})}});

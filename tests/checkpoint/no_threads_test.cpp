@@ -1,5 +1,4 @@
-// Saves where the system gives no thread: to the folder's lock, which is kept fresh by one, or to a save in the
-// background.
+// Saves on a system without free threads: for the refresh of the folder lock, or for a background save.
 #include <gtest/gtest.h>
 #include <pthread.h>
 
@@ -29,13 +28,13 @@ StateTensors state_of(const Communicator& world) {
   return {{"t", distribute_tensor(at::arange(8), mesh, {Shard(0)})}};
 }
 
-// Nothing is left beside the checkpoint: no lock, no temporary folder.
+// Checks that no lock and no temporary folder is left beside the checkpoint.
 int status_of(const Folder& folder) {
   if (!verify_checkpoint(folder / "saved").empty()) return 3;
   return entries_of(folder / "") == 1 ? 0 : 4;
 }
 
-// The process has no thread that ended, whose stack would serve anew: it is one of its own (a death test).
+// Runs in its own process (a death test): an ended thread's cached stack would satisfy the request.
 int save_after_a_lock_without_a_thread() {
   const Folder folder;
   int refused = 0;
@@ -52,7 +51,7 @@ int save_after_a_lock_without_a_thread() {
   return refused == 1 ? status_of(folder) : 5;
 }
 
-// Room for one stack, which the lock's thread takes.
+// The address space fits one stack, which the lock's thread takes.
 int save_in_the_background_without_a_thread() {
   const Folder folder;
   run_local(1, [&](Communicator world) {
@@ -67,17 +66,17 @@ int save_in_the_background_without_a_thread() {
 class SaveWithoutThreads : public testing::Test {
  protected:
   void SetUp() override {
-    if (kSanitized) GTEST_SKIP() << "a sanitizer takes memory of its own";
+    if (kSanitized) GTEST_SKIP() << "a sanitizer allocates its own memory";
     ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
   }
 };
 
-// The error left the folder locked by this process until it ended.
-TEST_F(SaveWithoutThreads, IsRefusedOnceAndNotEverAfter) {
+// The error must not leave the folder locked.
+TEST_F(SaveWithoutThreads, FailsOnceAndSucceedsLater) {
   EXPECT_EXIT(std::_Exit(save_after_a_lock_without_a_thread()), ::testing::ExitedWithCode(0), "");
 }
 
-TEST_F(SaveWithoutThreads, InTheBackgroundIsWrittenByTheCaller) {
+TEST_F(SaveWithoutThreads, BackgroundSaveIsWrittenByTheCaller) {
   EXPECT_EXIT(std::_Exit(save_in_the_background_without_a_thread()), ::testing::ExitedWithCode(0), "");
 }
 

@@ -1,4 +1,4 @@
-// What surrounds a checkpoint: how many files a process may have open, how long a header may be, the current folder.
+// Limits and state of the process: open files, header length, current folder.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -22,9 +22,8 @@ struct OpenFiles {
   rlimit before{};
 };
 
-// 160 files, eight ranks that each read from all of them, and 1024 files that a process may have open: by far fewer
-// here.
-TEST(Surroundings, AFolderMayHaveMoreFilesThanAProcessMayHaveOpen) {
+// A folder of 160 files is read by ranks that may have only 120 files open.
+TEST(ProcessEnvironment, FolderMayHaveMoreFilesThanTheOpenFileLimit) {
   const Folder folder;
   StateTensors saved;
   for (int i = 0; i < 160; ++i) saved.emplace_back("t" + std::to_string(i), at::full({2}, static_cast<double>(i)));
@@ -50,8 +49,8 @@ TEST(Surroundings, AFolderMayHaveMoreFilesThanAProcessMayHaveOpen) {
   }
 }
 
-// A header that no reader takes would be known when the checkpoint is wanted back.
-TEST(Surroundings, HeadersAreNoLongerThanReadersTake) {
+// Readers reject longer headers, so a save must not write them.
+TEST(ProcessEnvironment, HeadersStayBelowTheReaderLimit) {
   std::vector<CheckpointEntry> tensors;
   for (int i = 0; i < 11; ++i) {
     tensors.push_back({.name = std::string(9'500'000, 'n') + std::to_string(i), .dtype = at::kFloat, .sizes = {2, 3}});
@@ -64,8 +63,8 @@ TEST(Surroundings, HeadersAreNoLongerThanReadersTake) {
   EXPECT_THROW(files::make_file_layout(tensors, 5'000'000'000), c10::Error);
 }
 
-// A save that began under a relative name ends where it began.
-TEST(Surroundings, TheCurrentFolderMayChangeMeanwhile) {
+// A save with a relative path ends in the folder that was current when it began.
+TEST(ProcessEnvironment, CurrentFolderMayChangeDuringASave) {
   const Folder folder;
   const struct RestoreDirectory {
     fs::path path = fs::current_path();

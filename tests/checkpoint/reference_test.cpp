@@ -1,4 +1,5 @@
-// The reader accepts exactly the files that the format's reference accepts (recorded by tools/safetensors/record.py).
+// The reader accepts exactly the files that the reference implementation accepts (recorded by
+// tools/safetensors/record.py).
 #include <gtest/gtest.h>
 
 #include "checkpoint/folder.h"
@@ -7,7 +8,7 @@
 namespace dtensor::test {
 namespace {
 
-// One character a byte.
+// Decodes one byte per UTF-8 character.
 std::string bytes_of(const std::string& utf8) {
   std::string bytes;
   for (std::size_t i = 0; i < utf8.size(); ++i) {
@@ -36,7 +37,7 @@ TEST(Reference, AgreesOnEveryRecordedFile) {
       error = e.what_without_backtrace();
       EXPECT_NE(error.find(path), std::string::npos) << error;
     }
-    // What the reference opens and cannot load (no such dtype or size) may be refused here when it is opened.
+    // Files that the reference opens but cannot load (unknown dtype or size) may be refused at opening here.
     EXPECT_EQ(loads, c.at("loads").get<bool>()) << c.dump() << "\n" << error;
     EXPECT_TRUE(c.at("opens").get<bool>() || !opens) << c.dump();
     ++(loads ? opened : opens ? listed : refused);
@@ -46,7 +47,7 @@ TEST(Reference, AgreesOnEveryRecordedFile) {
   EXPECT_GE(listed, 4);  // F6 and odd F4
 }
 
-TEST(Reference, DepthIsNoStack) {
+TEST(Reference, DeeplyNestedJsonDoesNotOverflowTheStack) {
   const Folder folder;
   for (const std::string open : {"[", "{\"a\":"}) {
     std::string deep;
@@ -66,8 +67,8 @@ TEST(Reference, DepthIsNoStack) {
   }
 }
 
-// Every dtype that the format and ATen share, saved and loaded; F4 by the pairs that ATen keeps it in.
-TEST(Reference, EveryDtypeGoesThereAndBack) {
+// Saves and loads every dtype that the format and ATen share; ATen stores F4 in pairs.
+TEST(Reference, EveryDtypeRoundTrips) {
   const Folder folder;
   run_local(2, [&](Communicator world) {
     for (const auto dtype : {at::ScalarType::Float8_e4m3fnuz, at::ScalarType::Float8_e5m2fnuz,
@@ -83,7 +84,7 @@ TEST(Reference, EveryDtypeGoesThereAndBack) {
   });
 }
 
-TEST(Reference, ADtypeThatATenLacksIsNamedWhenItIsAskedFor) {
+TEST(Reference, DtypeThatATenLacksIsNamedAtLoad) {
   const Folder folder;
   const std::string header = R"({"x":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}})";
   const std::uint64_t length = header.size();

@@ -1,4 +1,4 @@
-// What a save, a load or a broadcast does not do by mistake: wrong numbers, good folders lost, ranks that part.
+// Calls of save, load and broadcast that are rejected, instead of wrong values, lost folders or diverged ranks.
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 thread_local bool no_memory = false;
 thread_local std::size_t most_bytes = 100'000;
 
-// Larger blocks cannot be had on a rank that says so.
+// Allocation of larger blocks fails on ranks that set no_memory.
 struct Failing final : c10::Allocator {
   c10::Allocator* real = c10::GetCPUAllocator();
   at::DataPtr allocate(std::size_t bytes) override {
@@ -26,14 +26,14 @@ struct Failing final : c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
 };
 
-// Rank 1 of two fails within fn(mesh), and both hear of it.
+// Allocation fails on rank 1 of two within fn(mesh), and both ranks get the error.
 void expect_out_of_memory(const std::function<void(const DeviceMesh&)>& fn) {
   static Failing failing;
   c10::SetCPUAllocator(&failing, 255);
   const auto errors = errors_on(2, [&](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
     const struct RestoreLimit {
-      ~RestoreLimit() { no_memory = false, most_bytes = 100'000; }  // the thread goes on to serve other tests
+      ~RestoreLimit() { no_memory = false, most_bytes = 100'000; }  // other tests reuse the thread
     } afterwards;
     fn(mesh);
   });
@@ -51,7 +51,7 @@ TEST(Broadcast, PartialTargetsAreRefused) {
                {"'w' is ", "without Partial"});
 }
 
-TEST(Broadcast, ASourceOnMetaAndNamesThatStandTwiceAreOneError) {
+TEST(Broadcast, MetaSourceAndDuplicateNamesAreErrors) {
   const auto errors = [](const at::Tensor& full, const std::string& second) {
     return errors_on(2, [&](const Communicator& world) {
       broadcast_state({{"w", full}, {second, full}}, world, {{"w", at::zeros({2})}, {second, at::zeros({2})}});
@@ -67,8 +67,8 @@ TEST(Broadcast, ASourceOnMetaAndNamesThatStandTwiceAreOneError) {
       {"two targets are called 'w'"});
 }
 
-// For the pieces that travel, or for what is gathered of them where a target is not row-major.
-TEST(Broadcast, ARankWithoutMemoryIsOneError) {
+// Allocation fails for the pieces to send, or for the gathered pieces of a target that is not row-major.
+TEST(Broadcast, OutOfMemoryOnOneRankIsOneError) {
   for (const bool for_pieces : {true, false}) {
     expect_out_of_memory([&](const DeviceMesh& mesh) {
       const at::Tensor target = for_pieces ? at::zeros({500, 400}) : at::zeros({1000, 1500}).t();
@@ -80,7 +80,7 @@ TEST(Broadcast, ARankWithoutMemoryIsOneError) {
   }
 }
 
-TEST(Broadcast, AConjugateViewTakesTheValues) {
+TEST(Broadcast, ConjugateViewReceivesValues) {
   run_local(1, [](Communicator world) {
     const at::Tensor full = at::complex(at::ones({2}), at::ones({2})), target = at::zeros_like(full).conj();
     broadcast_state({{"w", full}}, world, {{"w", target}});
@@ -88,7 +88,7 @@ TEST(Broadcast, AConjugateViewTakesTheValues) {
   });
 }
 
-TEST(Registry, AnOptimizerOfWhichNothingIsThereStaysOrIsMissing) {
+TEST(Registry, OptimizerMissingInCheckpointIsAnErrorUnlessAllowed) {
   const Folder folder;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     at::Tensor p = distribute_tensor(at::ones({4}), mesh, {Shard(0)}).requires_grad_();
@@ -105,7 +105,7 @@ TEST(Registry, AnOptimizerOfWhichNothingIsThereStaysOrIsMissing) {
   });
 }
 
-TEST(Registry, ANameIsOneValuesAndCountsBeforeAnOptimizersPrefix) {
+TEST(Registry, DuplicateNamesAreRefusedAndNamesPrecedeOptimizerPrefixes) {
   const Folder folder;
   run_local(1, [&](Communicator world) {
     std::int64_t a = 1, b = 2;
@@ -122,7 +122,7 @@ TEST(Registry, ANameIsOneValuesAndCountsBeforeAnOptimizersPrefix) {
   });
 }
 
-TEST(StateDictKeyMapping, RowsThatDoNotMakeAWholeAreRefused) {
+TEST(StateDictKeyMapping, RowsThatDoNotCoverATensorAreRefused) {
   const Folder folder;
   run_local(1, [&](Communicator world) {
     save_state(folder / "c", world, {{"a", at::arange(8, at::kFloat)}}, {}, kQuick);
@@ -136,8 +136,8 @@ TEST(StateDictKeyMapping, RowsThatDoNotMakeAWholeAreRefused) {
   EXPECT_THROW(map_state_dict_keys({{"v", at::zeros({6})}}, {{"v", "a", false, {0, 2}}}), c10::Error);
 }
 
-// A system that does not give a file for now, and a version of later, are no damage: the folder stays.
-TEST(Series, WhatCannotBeReadForNowIsNotRemoved) {
+// Files that are temporarily unreadable and newer versions are not damage: the folder stays.
+TEST(Series, UnreadableCheckpointsAreNotRemoved) {
   const Folder folder;
   run_local(2, [&](Communicator world) {
     std::int64_t n = 1;
@@ -170,7 +170,7 @@ TEST(Series, WhatCannotBeReadForNowIsNotRemoved) {
   });
 }
 
-TEST(Save, AFolderHasANameOfItsOwn) {
+TEST(Save, FolderPathsAreNormalizedOrRefused) {
   const Folder folder;
   run_local(1, [&](Communicator world) {
     const auto save = [&](const std::string& path) { save_state(path, world, {{"w", at::ones({2})}}, {}, kQuick); };
@@ -188,7 +188,7 @@ TEST(Save, AFolderHasANameOfItsOwn) {
   });
 }
 
-TEST(Save, MeshesOnAPartOfTheWorld) {
+TEST(Save, MeshesOnPartsOfTheWorld) {
   const Folder folder;
   run_local(4, [&](Communicator world) {
     const int half = world.rank() / 2;
@@ -199,7 +199,7 @@ TEST(Save, MeshesOnAPartOfTheWorld) {
     save_state(own, part, {{"a", t}}, {}, kQuick);
     load_state(own, part, {{"a", u}});
     EXPECT_TRUE(at::equal(DTensor(u).full_tensor(), DTensor(t).full_tensor()));
-    // In one checkpoint of the world they are two, though each calls its ranks 0 and 1.
+    // In a checkpoint of the world they are two tensors, although both meshes have ranks 0 and 1.
     const std::string name = "a" + std::to_string(half);
     u.zero_();
     save_state(folder / "all", world, {{name, t}}, {}, kQuick);
@@ -208,7 +208,7 @@ TEST(Save, MeshesOnAPartOfTheWorld) {
   });
 }
 
-TEST(Load, ATargetThatOneRankCannotFillIsOneError) {
+TEST(Load, UnwritableTargetOnOneRankIsOneError) {
   const Folder folder;
   expect_error(errors_on(2,
                          [&](const Communicator& world) {
@@ -219,7 +219,7 @@ TEST(Load, ATargetThatOneRankCannotFillIsOneError) {
                {"rank 1: ", "single memory location"});
 }
 
-TEST(Load, APairOfF4IsNotCastByNamesEither) {
+TEST(Load, F4PairsAreNotCastWithNameMapping) {
   const Folder folder;
   expect_error(errors_on(2,
                          [&](const Communicator& world) {
@@ -232,7 +232,7 @@ TEST(Load, APairOfF4IsNotCastByNamesEither) {
                {"'a' is F4 there, Float here"});
 }
 
-TEST(Load, ARankWithoutMemoryIsOneError) {
+TEST(Load, OutOfMemoryOnOneRankIsOneError) {
   const Folder folder;
   expect_out_of_memory([&](const DeviceMesh& mesh) {
     save_state(folder / "c", mesh.world(), {{"w", at::ones({200'000})}}, {}, kQuick);
@@ -242,7 +242,7 @@ TEST(Load, ARankWithoutMemoryIsOneError) {
   });
 }
 
-TEST(Async, ARankWithoutMemoryIsOneErrorAndAgainAtTheNextWait) {
+TEST(Async, OutOfMemoryIsOneErrorAtTheFirstWait) {
   const Folder folder;
   expect_out_of_memory([&](const DeviceMesh& mesh) {
     const at::Tensor t = DTensor::from_local(at::ones({100'000}), mesh, {Shard(0)}, {200'000});

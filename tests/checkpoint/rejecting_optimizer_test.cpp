@@ -1,4 +1,4 @@
-// An optimizer of the user's own that refuses what was read of it, when all was read.
+// A user-defined optimizer that refuses its state after everything has been read.
 #include <gtest/gtest.h>
 
 #include "checkpoint/folder.h"
@@ -8,7 +8,7 @@
 namespace dtensor::test {
 namespace {
 
-// Its state is a rate, taken or refused.
+// Its state is a learning rate, which it accepts or refuses.
 class Refusing final : public Optimizer {
  public:
   void step() override {}
@@ -21,7 +21,7 @@ class Refusing final : public Optimizer {
   OptimizerState state_dict() const override { return {{}, {{"group0.lr", rate_}}}; }
   StateTargets state_targets(const StateScalars& scalars, const Saved& /*saved*/) override {
     return {{}, [this, rate = scalars.at(0).second] {
-              TORCH_CHECK(!refuses, "a rate of another kind");
+              TORCH_CHECK(!refuses, "learning rate refused");
               rate_ = rate;
             }};
   }
@@ -31,8 +31,8 @@ class Refusing final : public Optimizer {
   double rate_ = 1;
 };
 
-// The step counted on by itself: a program that caught the error went on from it without what belongs to it.
-TEST(Checkpoint, ALoadThatAnOptimizerRefusesLeavesValuesAndRandomState) {
+// A failed load must not change values: otherwise a program that catches the error continues from a mixed state.
+TEST(Checkpoint, RefusedLoadKeepsValuesAndRandomState) {
   const Folder folder;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Refusing optimizer;

@@ -1,8 +1,8 @@
-// The checkpoints of a run: which stay, which is taken, what is passed over.
+// A series of checkpoints of a run: which are kept, which is loaded, which are skipped.
 #include "dtensor/checkpoint.h"
 
 #include <gtest/gtest.h>
-// After GoogleTest.
+// Include after GoogleTest.
 #include <rapidcheck.h>
 
 #include <limits>
@@ -32,7 +32,7 @@ struct Trained {
   }
 };
 
-// fn(run, series) on two ranks.
+// Runs fn(run, series) on two ranks.
 void on_series(const std::string& root, std::int64_t keep, const std::function<void(Trained&, CheckpointSeries&)>& fn) {
   run_local(2, [&](Communicator world) {
     Trained run(init_device_mesh(world, at::kCPU, {2}));
@@ -46,7 +46,7 @@ void save_steps(const std::string& root, std::int64_t keep, const Steps& steps, 
     for (const std::int64_t step : steps) {
       run.go_to(step);
       background ? series.save_async(run.state, step, kQuick) : series.save(run.state, step, kQuick);
-      run.go_to(0);  // a copy is being written
+      run.go_to(0);  // a copy is saved in the background
     }
     series.finish();
   });
@@ -56,19 +56,19 @@ void damage(const std::string& root, std::int64_t step, const std::string& file 
   fs::resize_file(checkpoint_of_step(root, step) + "/" + file, 40);
 }
 
-// The step that is loaded on three ranks, -1 for none, and how many were passed over.
+// Returns the step that three ranks load, or -1 for none, and the number of skipped checkpoints.
 std::pair<std::int64_t, std::size_t> newest(const std::string& root) {
   std::pair<std::int64_t, std::size_t> result{-1, 0};
   run_local(3, [&](Communicator world) {
     Trained run(init_device_mesh(world, at::kCPU, {3}));
     const LoadedCheckpoint loaded = load_newest(run.state, root, world);
-    EXPECT_TRUE(run.is_at(run.step));  // at step 0 where there was none
+    EXPECT_TRUE(run.is_at(run.step));  // step 0 if there is no checkpoint
     if (world.rank() == 0) result = {loaded.path.empty() ? -1 : run.step, loaded.skipped_checkpoints.size()};
   });
   return result;
 }
 
-TEST(Series, KeepsTheNewestAndPointsAtTheLast) {
+TEST(Series, KeepsTheNewestAndLinksTheLatest) {
   for (const bool background : {false, true}) {
     const Folder folder;
     save_steps(folder / "run", 2, {5, 10, 15, 20}, background);
@@ -81,9 +81,9 @@ TEST(Series, KeepsTheNewestAndPointsAtTheLast) {
   }
 }
 
-// Whatever is saved and damaged: the newest whole one is taken, and never what is not whole.
-TEST(Series, TheNewestWholeOneIsTaken) {
-  EXPECT_TRUE(rc::check("newest whole", [] {
+// For any saved and damaged checkpoints, the newest undamaged one is loaded.
+TEST(Series, NewestUndamagedCheckpointIsLoaded) {
+  EXPECT_TRUE(rc::check("newest undamaged", [] {
     const Folder folder;
     const auto count = *rc::gen::inRange<std::int64_t>(0, 6), keep = *rc::gen::inRange<std::int64_t>(1, 5);
     Steps steps;
@@ -104,7 +104,7 @@ TEST(Series, TheNewestWholeOneIsTaken) {
   }));
 }
 
-TEST(Series, ADamagedOneIsNotKeptInAGoodOnesPlace) {
+TEST(Series, DamagedCheckpointIsRemovedBeforeGoodOnes) {
   const Folder folder;
   save_steps(folder / "run", 2, {10, 20});
   damage(folder / "run", 20);
@@ -120,8 +120,8 @@ TEST(Series, ADamagedOneIsNotKeptInAGoodOnesPlace) {
   EXPECT_EQ(checkpoint_steps(folder / "run"), (Steps{15, 10}));
 }
 
-// Another model is no damage: older checkpoints do not stand in for it.
-TEST(Series, WhatDoesNotFitIsAnError) {
+// A mismatched model is not damage: no older checkpoint is loaded instead.
+TEST(Series, MismatchedModelIsAnError) {
   const Folder folder;
   save_steps(folder / "run", 2, {10, 20});
   const auto errors = errors_on(2, [&](const Communicator& world) {
@@ -134,7 +134,7 @@ TEST(Series, WhatDoesNotFitIsAnError) {
   expect_error(errors, {"step-00000020", "'w' has sizes"});
 }
 
-TEST(Series, OneProgramAtATimeAndNoCheckpointItself) {
+TEST(Series, RefusesSecondProgramAndCheckpointFolder) {
   const Folder folder;
   on_series(folder / "run", 2, [&](Trained& run, CheckpointSeries&) {
     const Communicator world = DTensor(run.w).mesh().world();
@@ -149,7 +149,7 @@ TEST(Series, OneProgramAtATimeAndNoCheckpointItself) {
                {"keeps at least 1, not 0"});
 }
 
-TEST(Series, AKilledRunsLeftoversGo) {
+TEST(Series, LeftoversOfAKilledRunAreRemoved) {
   const Folder folder;
   save_steps(folder / "run", 2, {10, 20});
   fs::create_directories(folder / "run/step-00000030.saving-host-9-0");
@@ -164,8 +164,8 @@ TEST(Series, AKilledRunsLeftoversGo) {
   EXPECT_EQ(names, (std::vector<std::string>{"latest", "notes.txt", "step-00000020", "step-00000025"}));
 }
 
-// Of which a run makes links of its own for a moment.
-TEST(Series, WhatSomebodyCallsLatestStays) {
+// A run makes temporary links with similar names.
+TEST(Series, ForeignFilesNamedLatestStay) {
   const Folder folder;
   save_steps(folder / "run", 1, {10});
   for (const char* name : {"latest.txt", "latest.lock", "latest.host-9-1"}) {
@@ -177,8 +177,8 @@ TEST(Series, WhatSomebodyCallsLatestStays) {
   }
 }
 
-// Nanoseconds since 1970 as steps. A number that is written otherwise than by this library is no step's folder.
-TEST(Series, StepsAreAllThatCountersHold) {
+// Steps may be nanoseconds since 1970. Folder names with other zero padding or beyond int64 are not steps.
+TEST(Series, StepsMayBeAnyInt64) {
   const Folder folder;
   const std::int64_t now = 1'790'000'000'000'000'000, most = std::numeric_limits<std::int64_t>::max();
   fs::create_directories(folder / "run/step-0000000030");
@@ -188,8 +188,8 @@ TEST(Series, StepsAreAllThatCountersHold) {
   EXPECT_EQ(newest(folder / "run").first, most);
 }
 
-// Steps that were moved to another disk: the link goes, what it leads to stays.
-TEST(Series, LinksToStepsAreRotatedToo) {
+// Steps may be links to folders on another disk: the link is removed, its target stays.
+TEST(Series, LinkedStepsAreRotated) {
   const Folder folder;
   save_steps(folder / "run", 3, {10, 20, 30});
   fs::rename(folder / "run/step-00000010", folder / "far");

@@ -1,5 +1,5 @@
-// Ranks of one machine read each byte of a file once between them, whatever is split, in buffers that do not grow with
-// the tensors; what goes wrong is told to all.
+// Ranks of one host read each byte of a file once together, for any placement. Buffers do not grow with the tensors,
+// and errors reach all ranks.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -25,7 +25,7 @@ void PrintTo(const How& how, std::ostream* out) { *out << how.name; }
 
 class SharedReads : public testing::TestWithParam<How> {
  protected:
-  // Loads a matrix of float32 on 2 x 2 ranks; what each rank read.
+  // Loads a float32 matrix on 2 x 2 ranks and returns the bytes that each rank read.
   std::vector<std::int64_t> load(const Folder& folder, const at::Tensor& value) {
     const How& how = GetParam();
     run_local(1, [&](Communicator world) { save_state(folder / "there", world, {{"their.w", value}}); });
@@ -54,7 +54,7 @@ TEST_P(SharedReads, EachByteIsReadOnce) {
   std::int64_t sum = 0;
   for (const std::int64_t own : read) {
     sum += own;
-    EXPECT_LE(own, bytes / 4 + (2 << 20) + (64 << 10)) << "one rank reads for the others";
+    EXPECT_LE(own, bytes / 4 + (2 << 20) + (64 << 10)) << "one rank read more than its share";
   }
   EXPECT_GE(sum, bytes);
   EXPECT_LE(sum, bytes + (64 << 10));  // headers
@@ -68,17 +68,17 @@ INSTANTIATE_TEST_SUITE_P(
                     How{"rows", {Shard(0), Shard(0)}, true, false},
                     How{"columns", {Replicate(), Shard(1)}, true, false},
                     How{"columns on both axes", {Shard(1), Shard(1)}, true, false},
-                    How{"columns of ours", {Replicate(), Shard(1)}, false, false},
+                    How{"columns, own format", {Replicate(), Shard(1)}, false, false},
                     How{"short rows", {Replicate(), Shard(1)}, true, false, at::kFloat, 256},
                     How{"short rows on both axes", {Shard(1), Shard(1)}, true, false, at::kFloat, 64},
                     How{"rows and columns", {Shard(0), Shard(1)}, true, false},
-                    How{"turned", {Replicate(), Shard(0)}, true, true},
-                    How{"turned columns", {Shard(1), Replicate()}, true, true},
+                    How{"transposed", {Replicate(), Shard(0)}, true, true},
+                    How{"transposed columns", {Shard(1), Replicate()}, true, true},
                     How{"converted", {Replicate(), Replicate()}, true, false, at::kBFloat16},
                     How{"converted columns", {Shard(0), Shard(1)}, true, false, at::kDouble},
-                    How{"converted, of ours", {Shard(0), Replicate()}, false, false, at::kHalf}));
+                    How{"converted, own format", {Shard(0), Replicate()}, false, false, at::kHalf}));
 
-// Beside what is loaded, and whatever its size: 4 MiB of buffers, and what a rank takes out of one of them.
+// Besides the loaded tensor, memory use is 4 MiB of buffers and what a rank copies out of one of them.
 TEST(SharedReads, BuffersDoNotGrowWithTheTensor) {
   const Folder folder;
   run_local(1, [&](Communicator world) {
@@ -93,12 +93,12 @@ TEST(SharedReads, BuffersDoNotGrowWithTheTensor) {
       options.names = {{"w", "w"}};
       const MemoryTimeline memory;
       load_state(folder / "there", world, {{"w", w}}, options);
-      EXPECT_LE(memory.peak().bytes, 6 << 20);  // of 12 MiB that are read
+      EXPECT_LE(memory.peak().bytes, 6 << 20);  // 12 MiB are read
     }
   });
 }
 
-// Columns of a KiB or more are read to where they belong: nothing is handed on and no rank reads another's.
+// Columns of 1 KiB or more are read directly into the target, without a buffer and without exchange between ranks.
 TEST(SharedReads, LongColumnsNeedNoBuffer) {
   const Folder folder;
   run_local(1, [&](Communicator world) {
@@ -115,9 +115,8 @@ TEST(SharedReads, LongColumnsNeedNoBuffer) {
   });
 }
 
-// One changed byte of a file that has checksums is seen whoever reads it; a folder without them, or verify = false, is
-// believed.
-TEST(SharedReads, DamageIsSeenInLoadsByNamesToo) {
+// Every load with checksums detects one changed byte. Without checksums, or with verify = false, data is not verified.
+TEST(SharedReads, LoadsWithNameMappingDetectDamage) {
   const Folder folder;
   const auto w = at::randn({40, 6}), qk = at::randn({30, 8});
   run_local(1, [&](Communicator world) { save_state(folder / "there", world, {{"w", w}, {"qk", qk}}); });
@@ -154,8 +153,8 @@ TEST(SharedReads, DamageIsSeenInLoadsByNamesToo) {
   }
 }
 
-// What one rank cannot read leaves nobody waiting: it is kept, to be told to all.
-TEST(SharedReads, AFailureOfOneRankIsKeptThere) {
+// A read error of one rank is stored, to be reported to all ranks later. No rank waits.
+TEST(SharedReads, ReadErrorIsStoredOnItsRank) {
   run_local(3, [](Communicator world) {
     files::SharedReads reads(world, {"same", "", "same"});
     const at::Tensor to = at::zeros({6 << 20});
@@ -169,7 +168,7 @@ TEST(SharedReads, AFailureOfOneRankIsKeptThere) {
   });
 }
 
-// Each piece is asked for on one rank, and who is first differs from tensor to tensor.
+// Each piece is read by one rank, and the first reader rotates from tensor to tensor.
 TEST(SharedReads, RanksTakeTurns) {
   std::array<std::atomic<int>, 3> asked{};
   run_local(3, [&](Communicator world) {

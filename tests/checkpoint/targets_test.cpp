@@ -1,4 +1,4 @@
-// Tensors whose memory does not tell their values, and tied ones of which ranks ask for different names.
+// Targets whose memory does not determine their values, and tied tensors that ranks request under different names.
 #include <ATen/ops/quantize_per_tensor.h>
 #include <gtest/gtest.h>
 
@@ -9,25 +9,25 @@ namespace {
 
 at::Tensor quantised(double scale) { return at::quantize_per_tensor(at::ones({4}), scale, 0, at::kQInt8); }
 
-// On two ranks, of which one has another target.
+// Broadcasts on two ranks, one of which has another target.
 std::vector<std::string> broadcast_errors(const at::Tensor& full, const at::Tensor& target, const at::Tensor& other) {
   return errors_on(2, [&](const Communicator& world) {
     broadcast_state({{"w", full}}, world, {{"w", world.rank() == 0 ? target : other}});
   });
 }
 
-TEST(Broadcast, WhatHasNoValuesInItsMemoryIsRefused) {
+TEST(Broadcast, TensorsWithoutDenseValuesAreRefused) {
   const at::Tensor ones = at::ones({4}), meta = at::empty({4}, at::kMeta);
   expect_error(broadcast_errors(ones, meta, meta), {"'w' is on the meta device"});
   expect_error(broadcast_errors(ones, at::zeros({4}), meta), {"rank 1", "'w' is on the meta device"});
   expect_error(broadcast_errors(ones, at::zeros({4}), at::Tensor()), {"'w' is undefined"});
   expect_error(broadcast_errors(ones, at::zeros({4}), at::zeros({4}).to_sparse()), {"'w' is Sparse", "not dense"});
-  // Of 8 bits and a scale the bits alone would go out.
+  // A quantized tensor of 8 bits has a scale; the bits alone would be sent.
   expect_error(broadcast_errors(quantised(0.5), quantised(0.25), quantised(0.25)), {"'w' is QInt8", "int_repr"});
   expect_error(broadcast_errors(ones, quantised(0.25), quantised(0.25)), {"'w' is QInt8", "int_repr"});
 }
 
-TEST(Tied, EachRankMayAskForOtherNames) {
+TEST(Tied, RanksMayRequestDifferentNames) {
   const Folder folder;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const at::Tensor unsharded = at::arange(6), other = at::arange(6) + 1;

@@ -1,5 +1,5 @@
-// Training that stops and goes on: optimizers' states on any layout (G8), random numbers, values, saves in the
-// background, and a state that only one rank has (G7).
+// Resumed training: optimizer states on any layout (G8), random numbers, values, background saves, and a state that
+// only one rank has (G7).
 #include <gtest/gtest.h>
 
 #include "checkpoint/folder.h"
@@ -20,7 +20,7 @@ Make named(Options options) {
 std::map<std::string, Make> optimizers() {
   return {{"adamw", named<AdamW>(AdamWOptions{.lr = 0.01, .fused = false})},
           {"sgd", named<SGD>(SGDOptions{.lr = 0.01, .momentum = 0.9, .fused = false})},
-          {"plain sgd", named<SGD>(SGDOptions{.lr = 0.01, .fused = false})},
+          {"sgd without momentum", named<SGD>(SGDOptions{.lr = 0.01, .fused = false})},
           {"adagrad", named<Adagrad>(AdagradOptions{})},
           {"shampoo", named<Shampoo>(ShampooOptions{.lr = 0.01, .frequency = 2, .start = 2, .block_size = 3})},
           {"muon", [](const std::vector<at::Tensor>& p) -> std::unique_ptr<Optimizer> {
@@ -28,7 +28,7 @@ std::map<std::string, Make> optimizers() {
            }}};
 }
 
-// A model whose gradients depend on dropout by the library's random numbers.
+// A model whose gradients depend on dropout with the library's random numbers.
 struct Training {
   at::Tensor w, b;
   std::unique_ptr<Optimizer> optimizer;
@@ -70,7 +70,7 @@ const std::vector<MeshLayout>& layouts() {
   return all;
 }
 
-TEST(G8, OptimizersGoOnWhereTheyStopped) {
+TEST(G8, OptimizersResume) {
   for (const auto& [name, make] : optimizers()) {
     for (std::size_t i = 0; i < layouts().size(); ++i) {
       const MeshLayout &from = layouts()[i], &to = layouts()[(i + 1) % layouts().size()];
@@ -167,13 +167,13 @@ TEST(Registry, TiedTensorsAreStoredOnce) {
   });
 }
 
-TEST(Async, WhatChangesAfterwardsIsNotSaved) {
+TEST(Async, LaterChangesAreNotSaved) {
   const Folder folder;
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
     const at::Tensor unsharded = Draw(3).normal({301, 203});
     const at::Tensor x = distribute_tensor(unsharded, mesh, {Replicate(), Shard(1)}), regular = unsharded.clone();
     const at::Tensor sum = DTensor::from_local(at::ones({2}), mesh, {Partial(), Replicate()}, {2});
-    PendingSave pending = save_state_async(folder / "c", mesh.world(), {{"x", x}, {"plain", regular}, {"sum", sum}},
+    PendingSave pending = save_state_async(folder / "c", mesh.world(), {{"x", x}, {"regular", regular}, {"sum", sum}},
                                            {{"n", 1.5}}, kQuick);
     x.zero_();
     regular.zero_();
@@ -182,7 +182,7 @@ TEST(Async, WhatChangesAfterwardsIsNotSaved) {
     EXPECT_TRUE(pending.done());
     const at::Tensor back = distribute_tensor(at::zeros({301, 203}, at::kDouble), mesh, {Shard(0), Shard(0)});
     const at::Tensor two = at::zeros({2});
-    load_state(folder / "c", mesh.world(), {{"x", back}, {"plain", regular}, {"sum", two}});
+    load_state(folder / "c", mesh.world(), {{"x", back}, {"regular", regular}, {"sum", two}});
     EXPECT_TRUE(at::equal(DTensor(back).full_tensor(), unsharded));
     EXPECT_TRUE(at::equal(regular, unsharded));
     EXPECT_TRUE(at::equal(two, at::full({2}, 2.0)));
@@ -191,12 +191,12 @@ TEST(Async, WhatChangesAfterwardsIsNotSaved) {
       EXPECT_THROW(save_state(folder / "c/", mesh.world(), {{"x", x}}, {}, kQuick), c10::Error);  // one at a time
     }
     mesh.world().barrier();
-    EXPECT_EQ(read_checkpoint_index(folder / "c").entries.size(), 3u);  // the one before
+    EXPECT_EQ(read_checkpoint_index(folder / "c").entries.size(), 3u);  // the previous checkpoint
     EXPECT_FALSE(std::filesystem::exists(folder / "c.saving"));
   });
 }
 
-// 6 parameters of 8 MiB: whoever kept more than one whole would show.
+// There are 6 parameters of 8 MiB, so the peak shows if more than one full parameter is in memory.
 TEST(G7, BroadcastOfAFullStateHoldsAtMostOneParameter) {
   constexpr std::int64_t kParameter = 8 << 20, kCount = 6;
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
@@ -231,20 +231,20 @@ TEST(G7, BroadcastReachesAnyLayoutBitForBit) {
       Draw draw(seed);
       const int source = static_cast<int>(draw.integer(0, mesh.size() - 1));
       StateTensors full, targets;
-      std::vector<at::Tensor> wholes;
+      std::vector<at::Tensor> full_tensors;
       for (int i = 0; i < 4; ++i) {
         const auto dtype = all_dtypes()[static_cast<std::size_t>(draw.integer(0, 10))];
-        wholes.push_back(any_bits(draw, draw.sizes(draw.integer(0, 3)), dtype));
+        full_tensors.push_back(any_bits(draw, draw.sizes(draw.integer(0, 3)), dtype));
         const std::string name = "t" + std::to_string(i);
-        const Placements placements = any_layout(draw, mesh, wholes.back().sizes().vec());
-        if (mesh.world().rank() == source) full.emplace_back(name, wholes.back());
-        const at::Tensor blank = at::zeros_like(wholes.back());
+        const Placements placements = any_layout(draw, mesh, full_tensors.back().sizes().vec());
+        if (mesh.world().rank() == source) full.emplace_back(name, full_tensors.back());
+        const at::Tensor blank = at::zeros_like(full_tensors.back());
         targets.emplace_back(name, draw.coin() ? blank : distribute_tensor(blank, mesh, placements));
       }
       broadcast_state(full, mesh.world(), targets, source);
-      for (std::size_t i = 0; i < wholes.size(); ++i) {
+      for (std::size_t i = 0; i < full_tensors.size(); ++i) {
         const at::Tensor& t = targets[i].second;
-        EXPECT_TRUE(bits_of(is_dtensor(t) ? DTensor(t).full_tensor() : t) == bits_of(wholes[i])) << seed;
+        EXPECT_TRUE(bits_of(is_dtensor(t) ? DTensor(t).full_tensor() : t) == bits_of(full_tensors[i])) << seed;
       }
     });
   }
@@ -257,8 +257,8 @@ TEST(G7, BroadcastReachesAnyLayoutBitForBit) {
                {"'layers.w' (nearest: 'layer.w')", "'layer.w'", "'b' is Float [3] at the source, Float [4] here"});
 }
 
-// Every parameter born on meta, sharded, then filled from one rank's file-like state.
-TEST(G7, FullyShardedModelsBornOnMetaTakeTheState) {
+// Parameters are created on meta, sharded, then filled from the state of one rank.
+TEST(G7, FullyShardedMetaModelsReceiveTheState) {
   on_mesh({3}, [&](const DeviceMesh& mesh) {
     nn::Linear linear(5, 7, true, at::TensorOptions(at::kMeta));
     fully_shard(linear, mesh);

@@ -1,4 +1,4 @@
-// Dictionaries of values whose names are known only when they are read, and values that cannot be taken.
+// Dictionaries of values whose names are known only at load time, and invalid values.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -9,7 +9,7 @@
 namespace dtensor::test {
 namespace {
 
-TEST(Values, ADictionaryTakesWhatWasSavedUnderItsPrefix) {
+TEST(Values, DictionaryReceivesValuesUnderItsPrefix) {
   const Folder folder;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     CheckpointValues saved{{"loss", 0.5}, {"steps", std::int64_t{3}}, {"note", std::string("x")}, {"done", true}};
@@ -21,14 +21,14 @@ TEST(Values, ADictionaryTakesWhatWasSavedUnderItsPrefix) {
         .save(folder / "all", mesh.world(), kQuick);
 
     CheckpointValues read{{"steps", 0.0},
-                          {"note", std::int64_t{0}}};  // of other kinds: a whole number becomes a fraction
+                          {"note", std::int64_t{0}}};  // initial types differ; the integer 3 is read as 3.0
     step = inner = 0;
     Checkpoint().add("metrics", read).add("step", step).add("metrics.inner", inner).load(folder / "all", mesh.world());
     auto expected = saved;
     expected["steps"] = 3.0;
     EXPECT_EQ(read, expected);
     EXPECT_EQ(step, 7);
-    EXPECT_EQ(inner, 8);  // another part's
+    EXPECT_EQ(inner, 8);  // belongs to another entry
 
     CheckpointValues some{{"loss", 0.0}};
     const auto load_some = [&](bool all) {
@@ -40,11 +40,11 @@ TEST(Values, ADictionaryTakesWhatWasSavedUnderItsPrefix) {
     EXPECT_EQ(some, (CheckpointValues{{"loss", 0.0}}));
     load_some(true);
     EXPECT_EQ(some.size(), 7U);
-    EXPECT_EQ(some.at("loss"), CheckpointValue(0.0));  // not there, which was allowed
+    EXPECT_EQ(some.at("loss"), CheckpointValue(0.0));  // missing, which is allowed
   });
 }
 
-TEST(Values, NamesOfOneRankAloneAreAnErrorOnAll) {
+TEST(Values, NameOnOneRankOnlyIsAnErrorOnAll) {
   const Folder folder;
   const auto errors = errors_on(3, [&](const Communicator& world) {
     CheckpointValues saved{{"a", 1.0}};
@@ -55,7 +55,7 @@ TEST(Values, NamesOfOneRankAloneAreAnErrorOnAll) {
   expect_error(errors, {"rank 1: ", "missing in the checkpoint: 'b'"});
 }
 
-TEST(Values, RanksKeepValuesAndTensorsOfTheirOwnUnderNamesOfTheirOwn) {
+TEST(Values, RanksSaveTheirOwnNamesAndValues) {
   const Folder folder;
   const auto name = [](int rank) { return "loader.rank" + std::to_string(rank); };
   const auto load = [&](const std::vector<int>& as, const LoadOptions& options) {
@@ -87,7 +87,7 @@ TEST(Values, RanksKeepValuesAndTensorsOfTheirOwnUnderNamesOfTheirOwn) {
   expect_error(load({0, 1, 2, 3}, {}), {"rank 3: ", "missing in the checkpoint: 'loader.rank3'"});
 }
 
-TEST(Values, AScaleThatIsNoneIsFoundBeforeAnythingChanges) {
+TEST(Values, InvalidScaleIsDetectedBeforeAnyChange) {
   const Folder folder;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     for (const double scale : {0.0, -1.0, std::numeric_limits<double>::infinity()}) {

@@ -1,5 +1,5 @@
-// Targets that are views of a sharded tensor whose data a redistribution moved: what is read arrives in the base, as
-// with copy_. So q, k and v are loaded into one fused weight.
+// Targets are views of a sharded tensor whose data was redistributed for the view: loaded values reach the base, as
+// with copy_. This loads q, k and v into one fused weight.
 #include "checkpoint/folder.h"
 
 namespace dtensor::test {
@@ -12,7 +12,7 @@ struct Fused {
   StateTensors targets;
 };
 
-// Three parts of a weight, cut across its shards.
+// Three parts of a weight that cross shard boundaries.
 Fused fused(const DeviceMesh& mesh, const Placements& placements, bool parameter) {
   Fused f{zeros({12, 6}, mesh, placements, at::kDouble), {}};
   if (parameter) f.weight.requires_grad_();
@@ -67,8 +67,8 @@ TEST(Views, BroadcastStateIntoPartsOfAFusedWeight) {
   }
 }
 
-// Writing to such a view takes all ranks of its mesh.
-TEST(Views, OneThatARankDoesNotAskForIsAnErrorOnEveryRank) {
+// A write to such a view needs all ranks of its mesh.
+TEST(Views, ViewMissingOnOneRankIsAnErrorOnEveryRank) {
   const Folder folder;
   run_local(1, [&](Communicator world) { save_state(folder / "c", world, parts_of(values()), {}, kQuick); });
   expect_error(errors_on(2,
