@@ -1,4 +1,4 @@
-// Lists on a backend whose collectives run in the background: packed, and unpacked when they are through.
+// Lists on a backend with background collectives: packed, and unpacked on completion.
 #include "parallel_fsdp/delayed.h"
 #include "support/idle_backend.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-TEST(BackgroundLists, AreThereWhenTheirWorkIsDropped) {
+TEST(BackgroundLists, AreUnpackedWhenTheirWorkIsDropped) {
   run_local(2, [](Communicator world) {
     const Communicator late = delayed(world);
     const Tensors gathered = {at::zeros({2}), at::zeros({3}), at::zeros({2}), at::zeros({3})};
@@ -21,7 +21,7 @@ TEST(BackgroundLists, AreThereWhenTheirWorkIsDropped) {
   });
 }
 
-// What is through after a few looks, by itself.
+// Work that completes by itself after a few calls of done().
 class SoonWork final : public Work::Impl {
  public:
   void wait() override {}
@@ -44,7 +44,7 @@ class SoonBackend final : public NoopBackend {
   Communicator inner_;
 };
 
-TEST(BackgroundLists, AreThroughWhenTheirCollectiveIs) {
+TEST(BackgroundLists, AreDoneWhenTheirCollectiveIsDone) {
   run_local(2, [](Communicator world) {
     const Communicator soon(std::make_shared<SoonBackend>(world));
     const Tensors sums = {at::ones({2}), at::ones({5})};

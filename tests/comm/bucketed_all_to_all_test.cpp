@@ -1,4 +1,4 @@
-// Exchanges of one's own: pieces of any kind, and what is left after an error.
+// BucketedAllToAll: pieces of any kind, and its state after an error.
 #include "internal/bucketed_all_to_all.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace dtensor::test {
 namespace {
 
-// Sends a piece to the other of two ranks and returns what came from there.
+// Sends a piece to the other of two ranks and returns the piece received from it.
 at::Tensor swapped(BucketedAllToAll& exchange, const Communicator& world, const at::Tensor& piece) {
   const auto bucket = exchange.bucket(world, piece.scalar_type());
   const int other = 1 - world.rank();
@@ -21,17 +21,17 @@ at::Tensor swapped(BucketedAllToAll& exchange, const Communicator& world, const 
   return target;
 }
 
-TEST(Bucketed, ServesAgainAfterAnError) {
+TEST(Bucketed, IsReusableAfterAnError) {
   run_local(2, [](Communicator world) {
     BucketedAllToAll exchange;
     const auto bucket = exchange.bucket(world, at::kFloat);
-    exchange.send(bucket, world.rank(), at::ones({2}));  // and never received
+    exchange.send(bucket, world.rank(), at::ones({2}));  // never received
     EXPECT_THROW(exchange.run(), c10::Error);
     EXPECT_TRUE(swapped(exchange, world, at::ones({3})).eq(1).all().item<bool>());
   });
 }
 
-TEST(Bucketed, RefusesBucketsAndRanksThatAreNotThere) {
+TEST(Bucketed, RefusesInvalidBucketsAndRanks) {
   run_local(2, [](Communicator world) {
     BucketedAllToAll exchange;
     EXPECT_THROW(exchange.send(0, 0, at::ones({2})), c10::Error);
@@ -57,8 +57,8 @@ TEST(Bucketed, RunsInsideAMeshScope) {
   });
 }
 
-// As many as they like, to parameters too: how many pieces travel is no matter of autograd.
-TEST(Bucketed, FillsParametersAndIsNoPartOfAGraph) {
+// Any number of pieces, also to parameters, without effect on autograd.
+TEST(Bucketed, FillsParametersWithoutAutograd) {
   run_local(2, [](Communicator world) {
     for (const std::size_t pieces : {1, 2}) {
       BucketedAllToAll exchange;
@@ -84,7 +84,7 @@ TEST(Bucketed, FillsParametersAndIsNoPartOfAGraph) {
   });
 }
 
-TEST(Bucketed, ConjugatePiecesGoAsBytes) {
+TEST(Bucketed, ConjugatePiecesAreSentAsBytes) {
   run_local(2, [](Communicator world) {
     const int other = 1 - world.rank();
     const at::Tensor z = at::complex(at::arange(3, at::kFloat), at::arange(3, at::kFloat) + 1);
@@ -101,8 +101,8 @@ TEST(Bucketed, ConjugatePiecesGoAsBytes) {
   });
 }
 
-// All that is sent is as it was before anything came.
-TEST(Bucketed, PiecesMayLieWhereSomethingArrives) {
+// All pieces are sent with the values before anything is received.
+TEST(Bucketed, SentPiecesMayOverlapTargets) {
   run_local(2, [](Communicator world) {
     const int me = world.rank(), other = 1 - me;
     for (const std::int64_t parts : {1, 2}) {  // alone, and packed
@@ -113,7 +113,7 @@ TEST(Bucketed, PiecesMayLieWhereSomethingArrives) {
         exchange.send(bucket, peer, x.narrow(0, from, count));
         exchange.receive(bucket, peer, x.narrow(0, to, count));
       };
-      move(me, 0, 4, 2), move(me, 4, 0, 2);  // own ones change places
+      move(me, 0, 4, 2), move(me, 4, 0, 2);  // swap two local pieces
       for (std::int64_t k = 0; k < parts; ++k) move(other, 2 + 4 * k, parts == 1 ? 2 : 6 - 4 * k, 2);
       exchange.run();
       const at::Tensor theirs = before + 10 * (other - me);
@@ -126,13 +126,13 @@ TEST(Bucketed, PiecesMayLieWhereSomethingArrives) {
   });
 }
 
-// Four ranks in a square: x arrives along one side while what it was travels along the other.
-TEST(Bucketed, PiecesMayLieWhereSomethingOfAnotherBucketArrives) {
+// Four ranks in a square: x is received in the row while its previous value is sent in the column.
+TEST(Bucketed, SentPiecesMayOverlapTargetsOfAnotherBucket) {
   run_local(4, [](Communicator world) {
     const int me = world.rank(), row = me / 2, column = me % 2;
     const Communicator across = world.split(row, me), down = world.split(2 + column, me);
     const auto value = [](int rank, int what) { return at::full({3}, 10.0 * rank + what); };
-    for (const bool alone : {true, false}) {  // as a rank's own piece, or from the neighbour
+    for (const bool alone : {true, false}) {  // from this rank itself, or from the neighbour
       const int there = alone ? column : 1 - column, below = alone ? row : 1 - row;
       const at::Tensor x = value(me, 1), y = value(me, 2), z = at::zeros({3});
       BucketedAllToAll exchange;
@@ -148,8 +148,8 @@ TEST(Bucketed, PiecesMayLieWhereSomethingOfAnotherBucketArrives) {
   });
 }
 
-// A misfit of the second bucket is told before the first one's targets are filled.
-TEST(Bucketed, WritesNothingWhereALaterBucketDoesNotFit) {
+// A mismatch in the second bucket is reported before the targets of the first are written.
+TEST(Bucketed, WritesNothingIfALaterBucketMismatches) {
   run_local(2, [](Communicator world) {
     BucketedAllToAll exchange;
     const auto good = exchange.bucket(world, at::kFloat), bad = exchange.bucket(world, at::kLong);
@@ -164,7 +164,7 @@ TEST(Bucketed, WritesNothingWhereALaterBucketDoesNotFit) {
   });
 }
 
-TEST(Bucketed, RefusesWhatWouldBeLost) {
+TEST(Bucketed, RefusesLocalBucketsWithRemotePiecesAndSizeMismatches) {
   run_local(2, [](Communicator world) {
     BucketedAllToAll exchange;
     const auto alone = exchange.bucket(world, at::kFloat, /*remote=*/false);

@@ -1,4 +1,4 @@
-// Programs that fail, for mpi_failure_test.cpp to run under mpirun: `test_mpi_comm --case NAME`.
+// Programs that fail. process_failure_test.cpp runs them under mpirun: `test_mpi_comm --case NAME`.
 #include "comm/cases_mpi.h"
 
 #include <signal.h>
@@ -20,7 +20,7 @@ using Body = std::function<void(Communicator)>;
 
 void reduce(const Communicator& world, std::int64_t n) { world.all_reduce(at::ones({n}), ReduceOp::sum).wait(); }
 
-// As a launcher does that ends its ranks.
+// Sends a signal to this process later, as a launcher that ends its ranks.
 void end_soon(int signal, int milliseconds) {
   std::thread([signal, milliseconds] {
     std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
@@ -28,17 +28,17 @@ void end_soon(int signal, int milliseconds) {
   }).detach();
 }
 
-// Asks a receive whether it is done, as who computes meanwhile does, and no other way.
+// Polls a receive with done() only, as a program that computes meanwhile.
 void poll_for_message(const Communicator& world, int peer) {
   Work work = world.recv(at::ones({4}), peer);
   for (int look = 0; look < 5000 && !work.done(); ++look) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  TORCH_CHECK(work.done(), "it polls for ever");
+  TORCH_CHECK(work.done(), "the receive is not done after 5 s of polling");
   work.wait();
 }
 
 volatile sig_atomic_t asked = 0;
 
-// A program with a handler of its own, which every rank enters while the others wait for rank 1.
+// A program with its own signal handler, which runs on every rank while the others wait for rank 1.
 void save_on_signal(const Communicator& world) {
   signal(SIGTERM, [](int) { asked = 1; });
   end_soon(SIGTERM, 100);
@@ -87,7 +87,7 @@ const std::map<std::string, Body>& cases() {
        }},
       {"shapes", [](Communicator world) { reduce(world, world.rank() == 1 ? 5 : 4); }},
       {"big shapes", [](Communicator world) { reduce(world, world.rank() == 1 ? 500000 : 400000); }},
-      // As many bytes in as many tensors, which do not fit one by one.
+      // The total number of bytes is equal, but the sizes of the tensors are not.
       {"lists",
        [](Communicator world) {
          const auto first = world.rank() == 1 ? 100000 : 20000;
@@ -139,7 +139,7 @@ const std::map<std::string, Body>& cases() {
       {"interrupted",
        [](Communicator world) {
          world.barrier();
-         end_soon(SIGTERM, 400);  // when all wait, and none has found out yet that all wait for each other
+         end_soon(SIGTERM, 400);  // all ranks wait, before they detect the deadlock
          world.recv(at::ones({4}), (world.rank() + 1) % world.size()).wait();
        }},
       {"kill",
@@ -154,7 +154,7 @@ const std::map<std::string, Body>& cases() {
 
 }  // namespace
 
-// A process may start its part of a job again; rank 0, where the others look for each other, is the last to do so.
+// A process may call launch() again. Rank 0, which runs the rendezvous, is the last to do so.
 int launch_twice(int argc, char** argv) {
   bool first = false;
   const auto body = [&](const Communicator& world) {
@@ -171,7 +171,7 @@ int run_case(const char* name, int argc, char** argv) {
   const auto found = cases().find(name);
   if (found == cases().end()) return std::fprintf(stderr, "no case %s\n", name), 2;
   RunOptions options;
-  const bool waits = std::string(name) == "recv" || std::string(name) == "axes";  // must end without it
+  const bool waits = std::string(name) == "recv" || std::string(name) == "axes";  // must end before the timeout
   options.timeout = std::chrono::milliseconds(waits ? 60000 : 1500);
   return launch(argc, argv, found->second, options);
 }

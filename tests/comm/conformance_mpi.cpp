@@ -1,5 +1,5 @@
-// The conformance suite over MPI processes: every process runs every test; a test on fewer ranks than there are
-// processes takes the first ones.
+// The conformance suite on MPI processes. Every process runs every test; a test on fewer ranks uses the first
+// processes.
 #include <iostream>
 #include <utility>
 
@@ -30,8 +30,8 @@ extern std::int64_t max_message_bytes;
 namespace dtensor::test {
 namespace {
 
-// More than 2^31 bytes go as several messages; here a kilobyte is too long already.
-TEST(MpiMessages, LongOnesAreCut) {
+// Messages above 2^31 bytes are split into several. Here the limit is 1000 bytes.
+TEST(MpiMessages, LongMessagesAreSplit) {
   const auto usual = std::exchange(mpi::max_message_bytes, 1000);
   const Communicator world = world_of_this_run;
   const int n = world.size(), next = (world.rank() + 1) % n, previous = (world.rank() + n - 1) % n;
@@ -50,12 +50,12 @@ TEST(MpiMessages, LongOnesAreCut) {
 }
 
 // All of these processes are on one host.
-TEST(ProcessMemory, TheyShareWhatAPoolMayKeep) {
+TEST(ProcessMemory, ProcessesOfAHostShareThePoolLimit) {
   const auto together = std::min<std::size_t>(available_memory() / 8, std::size_t{4} << 30);
   EXPECT_EQ(memory_pool_stats().limit_bytes, together / static_cast<std::size_t>(world_of_this_run.size()));
 }
 
-// Takes 2 GB a rank: run it by hand with --gtest_also_run_disabled_tests.
+// Needs 2 GB per rank: run it manually with --gtest_also_run_disabled_tests.
 TEST(MpiMessages, DISABLED_MoreThanTwoToThe31Elements) {
   const std::int64_t count = (std::int64_t{1} << 31) + 77;
   const at::Tensor x = at::full({count}, world_of_this_run.rank() == 0 ? 7 : 0, at::kByte);

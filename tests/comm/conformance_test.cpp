@@ -1,5 +1,5 @@
-// What every backend must do: every collective, dtype, uneven and empty sizes, views of any strides. Values are
-// compared with what a loop over plain tensors gives.
+// Requirements for every backend: every collective, dtype, uneven and empty sizes, views of any strides. Expected
+// values come from a loop over regular tensors.
 #include <limits>
 
 #include "comm/fixture.h"
@@ -20,7 +20,7 @@ class Conformance : public ::testing::TestWithParam<int> {
   int ranks() const { return GetParam(); }
 };
 
-TEST_P(Conformance, KnowsItsPlace) {
+TEST_P(Conformance, RankAndSizeAreConsistent) {
   on_ranks(ranks(), [&](Communicator world) {
     EXPECT_GE(world.rank(), 0);
     EXPECT_LT(world.rank(), world.size());
@@ -67,8 +67,8 @@ TEST_P(Conformance, AllToAllMovesUnevenPieces) {
   });
 }
 
-// OBLIGATIONS, row "uneven all-to-all".
-TEST_P(Conformance, TheUnevenAllToAllOfTwoRanks) {
+// docs/reproduced_experiments.md, row "uneven all-to-all".
+TEST_P(Conformance, UnevenAllToAllOfTwoRanks) {
   on_ranks(ranks(), [&](Communicator world) {
     if (world.rank() >= 2 || world.size() < 2) return;
     const auto pair = world.subgroup({0, 1});
@@ -86,7 +86,7 @@ TEST_P(Conformance, TheUnevenAllToAllOfTwoRanks) {
   });
 }
 
-// The reduction of a list in rank order, as each dtype defines it; halves accumulate in float.
+// Reduces a list in rank order with the semantics of its dtype; half types accumulate in float.
 at::Tensor reduced(const std::vector<at::Tensor>& parts, ReduceOp op) {
   const auto dtype = parts[0].scalar_type();
   const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
@@ -108,12 +108,12 @@ const std::vector<at::ScalarType> kReducible = {at::kFloat, at::kDouble, at::kHa
                                                 at::kInt,   at::kLong,   at::kComplexFloat, at::kComplexDouble};
 const std::vector<ReduceOp> kOps = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min, ReduceOp::product};
 
-bool means_something(ReduceOp op, at::ScalarType dtype) {
+bool is_supported(ReduceOp op, at::ScalarType dtype) {
   if (op == ReduceOp::avg) return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
   return c10::isComplexType(dtype) ? op == ReduceOp::sum || op == ReduceOp::product : true;
 }
 
-// Values that are not exact in the dtype, so that a wrong order or precision shows.
+// Values that are inexact in the dtype, to detect a wrong order or precision.
 at::Tensor rough(at::IntArrayRef sizes, at::ScalarType dtype, std::int64_t seed) {
   const at::Tensor base = sample(sizes, at::kDouble, seed) - 3;
   if (dtype == at::kBool) return base.gt(0);
@@ -121,7 +121,7 @@ at::Tensor rough(at::IntArrayRef sizes, at::ScalarType dtype, std::int64_t seed)
   return base.to(dtype);
 }
 
-// As ATen's: no overflow is undefined, also where a type is shorter than int.
+// Wraps as in ATen, without undefined overflow, also for types shorter than int.
 template <class T>
 void expect_wrapping(const Communicator& world) {
   const auto dtype = c10::CppTypeToScalarType<T>::value;
@@ -152,7 +152,7 @@ TEST_P(Conformance, AllReduceGivesTheSameBitsOnEveryRank) {
   on_ranks(ranks(), [&](Communicator world) {
     for (auto dtype : kReducible) {
       for (auto op : kOps) {
-        if (!means_something(op, dtype)) continue;
+        if (!is_supported(op, dtype)) continue;
         for (std::int64_t rows : {0, 1, 67}) {
           std::vector<at::Tensor> parts;
           for (int i = 0; i < world.size(); ++i) parts.push_back(rough({rows, 5}, dtype, i));
@@ -165,7 +165,7 @@ TEST_P(Conformance, AllReduceGivesTheSameBitsOnEveryRank) {
   });
 }
 
-TEST_P(Conformance, AllReduceMayLeaveItsInputAlone) {
+TEST_P(Conformance, OutOfPlaceAllReduceKeepsItsInput) {
   on_ranks(ranks(), [&](Communicator world) {
     for (auto dtype : kReducible) {
       for (std::int64_t rows : {0, 1, 67, 4000}) {
@@ -181,7 +181,7 @@ TEST_P(Conformance, AllReduceMayLeaveItsInputAlone) {
   });
 }
 
-// Large enough for every path: streamed stores, shares, several messages.
+// The size covers every path: streaming stores, shares, several messages.
 TEST_P(Conformance, LargeTensors) {
   on_ranks(ranks(), [&](Communicator world) {
     const int n = world.size();
@@ -204,12 +204,12 @@ TEST_P(Conformance, LargeTensors) {
   });
 }
 
-TEST_P(Conformance, ReduceScatterGivesEachItsUnevenPiece) {
+TEST_P(Conformance, ReduceScatterWithUnevenPieces) {
   on_ranks(ranks(), [&](Communicator world) {
     const int me = world.rank(), n = world.size();
     for (auto dtype : kReducible) {
       for (auto op : kOps) {
-        if (!means_something(op, dtype)) continue;
+        if (!is_supported(op, dtype)) continue;
         std::vector<at::Tensor> inputs, mine;
         for (int to = 0; to < n; ++to) {
           inputs.push_back(strided_like(rough({piece(to, 1), 3, 2}, dtype, me * 7 + to), (me + to) % 4));
@@ -223,7 +223,7 @@ TEST_P(Conformance, ReduceScatterGivesEachItsUnevenPiece) {
   });
 }
 
-TEST_P(Conformance, NanWinsInMaxAndMin) {
+TEST_P(Conformance, MaxAndMinPropagateNaN) {
   on_ranks(ranks(), [&](Communicator world) {
     for (auto op : {ReduceOp::max, ReduceOp::min}) {
       for (int bad = 0; bad < world.size(); ++bad) {

@@ -1,4 +1,4 @@
-// Ranks that wait for each other, as they hear of it: without messages, one step after the other.
+// Deadlock detection from control messages, step by step, without data messages.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -14,13 +14,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// What has been told to each rank and not been heard yet.
+// Control messages of each rank that it has not received yet.
 using ControlQueues = std::vector<std::deque<ControlMessage>>;
 
 class FakeTransport final : public Transport {
  public:
   FakeTransport(ControlQueues& reported, int rank) : reported_(reported), rank_(rank) {}
-  const char* name() const override { return "voice"; }
+  const char* name() const override { return "fake"; }
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(reported_.size()); }
   int local_size() const override { return 1; }
@@ -53,8 +53,8 @@ class Rank {
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
 
-  // As while it waits in `place` for the other: whether it finds that this never ends.
-  bool looks(const std::string& place) {
+  // Polls as a rank that waits in `place` for the other. Returns whether it detects a deadlock.
+  bool detects_deadlock(const std::string& place) {
     job_.poll();
     return job_.post_wait(place, {1 - job_.rank()}, -1);
   }
@@ -67,30 +67,31 @@ class Rank {
   Job job_;
 };
 
-// What it told before is not what it does: the other has come since, and has gone on to the next barrier.
-TEST(Waits, ARankThatIsStoppedForAWhileIsNotOnACycle) {
+// The last state that a rank reported is outdated: the other rank arrived since and is in the next barrier.
+TEST(DeadlockDetection, PausedRankIsNotInADeadlock) {
   ControlQueues reported(2);
   Rank stopped(reported, 0), other(reported, 1);
-  EXPECT_FALSE(stopped.looks("barrier #1"));
+  EXPECT_FALSE(stopped.detects_deadlock("barrier #1"));
   const auto end = Clock::now() + milliseconds(900);
-  for (; Clock::now() < end; std::this_thread::sleep_for(milliseconds(5))) EXPECT_FALSE(other.looks("barrier #2"));
-  EXPECT_FALSE(stopped.looks("barrier #1"));  // before it has seen what came
-  EXPECT_FALSE(other.looks("barrier #2"));
+  for (; Clock::now() < end; std::this_thread::sleep_for(milliseconds(5)))
+    EXPECT_FALSE(other.detects_deadlock("barrier #2"));
+  EXPECT_FALSE(stopped.detects_deadlock("barrier #1"));  // before it has received the messages
+  EXPECT_FALSE(other.detects_deadlock("barrier #2"));
   stopped.resume();
-  EXPECT_FALSE(other.looks("barrier #2"));
+  EXPECT_FALSE(other.detects_deadlock("barrier #2"));
 }
 
-TEST(Waits, RanksThatGoOnWaitingForEachOtherFindOut) {
+TEST(DeadlockDetection, RanksThatWaitForEachOtherDetectADeadlock) {
   ControlQueues reported(2);
   Rank first(reported, 0), second(reported, 1);
   const auto begin = Clock::now();
   bool found = false;
   while (!found && Clock::now() - begin < std::chrono::seconds(30)) {
-    found = first.looks("barrier #1 on tp {0, 1}") || second.looks("recv #1");
+    found = first.detects_deadlock("barrier #1 on tp {0, 1}") || second.detects_deadlock("recv #1");
     std::this_thread::sleep_for(milliseconds(5));
   }
   EXPECT_TRUE(found);
-  EXPECT_GT(Clock::now() - begin, milliseconds(500));  // for messages that overtake each other
+  EXPECT_GT(Clock::now() - begin, milliseconds(500));  // the delay covers messages that overtake each other
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Failures of thread ranks: whatever goes wrong on one rank ends on every rank, soon, with a message that says who,
-// where and what.
+// Failures of thread ranks: a failure of one rank ends every rank soon, with a message that names rank, operation and
+// cause.
 #include <rapidcheck.h>
 
 #include <atomic>
@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Runs `body`, catching what each rank throws; rethrown, so that run_local's own behaviour is seen as well.
+// Runs `body` and records what each rank and run_local throw.
 struct Outcome {
   std::vector<std::string> of_rank;
   std::string of_run;
@@ -49,7 +49,7 @@ Outcome outcome(int ranks, const std::function<void(Communicator)>& body, RunOpt
   return ::testing::AssertionSuccess();
 }
 
-TEST(Failure, AThrowingRankWakesAllAndIsRethrownWithItsRank) {
+TEST(Failure, ThrowingRankWakesAllAndIsRethrownWithItsRank) {
   const auto out = outcome(4, [](Communicator world) {
     if (world.rank() == 2) throw std::runtime_error("the disk is full");
     const at::Tensor x = at::ones({4});
@@ -59,7 +59,7 @@ TEST(Failure, AThrowingRankWakesAllAndIsRethrownWithItsRank) {
   for (int r : {0, 1, 3}) EXPECT_TRUE(has(out.of_rank[r], {"rank 2", "the disk is full"})) << r;
 }
 
-TEST(Failure, TheKindOfErrorIsKept) {
+TEST(Failure, ExceptionTypeIsKept) {
   auto check = [](Communicator world) { TORCH_CHECK_INDEX(world.rank() != 1, "no row 7"); };
   EXPECT_THROW(run_local(2, check), c10::IndexError);
   EXPECT_TRUE(has(outcome(2, check).of_run, {"rank 1", "no row 7"}));
@@ -75,7 +75,7 @@ TEST(Failure, OneRankSkipsACollective) {
   for (int r : {0, 2}) EXPECT_TRUE(has(out.of_rank[r], {"rank 1 returned", "waits in all_reduce #1"}));
 }
 
-TEST(Failure, OneRankIsACollectiveBehind) {
+TEST(Failure, OneRankSkipsACollectiveBeforeAnother) {
   const auto out = outcome(3, [](Communicator world) {
     if (world.rank() != 1) world.all_reduce(at::ones({4, 5}), ReduceOp::sum).wait();
     world.barrier();
@@ -86,7 +86,7 @@ TEST(Failure, OneRankIsACollectiveBehind) {
   }
 }
 
-TEST(Failure, TimeoutSaysWhoWaitsWhereAndForWhom) {
+TEST(Failure, TimeoutNamesRanksAndCollectives) {
   std::atomic<bool> over{false};
   const auto out = outcome(3,
                            [&](Communicator world) {
@@ -108,8 +108,8 @@ TEST(Failure, TimeoutSaysWhoWaitsWhereAndForWhom) {
         << r;
 }
 
-// Long before the timeout: neither can ever go on.
-TEST(Failure, RanksThatWaitForEachOtherAcrossCommunicatorsEndAtOnce) {
+// The run ends long before the timeout, because neither rank can continue.
+TEST(Failure, DeadlockAcrossCommunicatorsIsDetected) {
   const auto start = std::chrono::steady_clock::now();
   const auto out = outcome(3, [&](Communicator world) {
     const auto pair = world.rank() < 2 ? world.subgroup({0, 1}, "tp") : world;
@@ -125,7 +125,7 @@ TEST(Failure, RanksThatWaitForEachOtherAcrossCommunicatorsEndAtOnce) {
   for (const auto& text : out.of_rank) EXPECT_TRUE(has(text, {"ranks wait for each other"}));
 }
 
-TEST(Failure, AbortWakesEveryoneWithTheReason) {
+TEST(Failure, AbortWakesAllRanksWithTheReason) {
   const auto out = outcome(3, [](Communicator world) {
     EXPECT_EQ(backend_of(world)->failure(), "");
     world.barrier();
@@ -137,7 +137,7 @@ TEST(Failure, AbortWakesEveryoneWithTheReason) {
   for (int r : {0, 1, 2}) EXPECT_TRUE(has(out.of_rank[r], {"rank 0 aborted", "out of data"}));
 }
 
-TEST(Failure, AfterAFailureEveryCallThrowsTheSame) {
+TEST(Failure, CallsAfterAFailureThrowTheSameError) {
   run_local(2, [](Communicator world) {
     const auto other = world.subgroup({0, 1});
     EXPECT_THROW(world.all_reduce(at::ones({1 + world.rank()}), ReduceOp::sum).wait(), CommError);
@@ -157,7 +157,7 @@ struct Disagreement {
   std::vector<const char*> says;
 };
 
-// What ranks may disagree about; rank 1 does it wrong.
+// Arguments in which rank 1 differs from the other ranks.
 std::vector<Disagreement> disagreements() {
   auto lists = [](Communicator w, std::int64_t size) { return at::ones({w.size(), size}).unbind(0); };
   return {
@@ -215,7 +215,7 @@ std::vector<Disagreement> disagreements() {
   };
 }
 
-TEST(Failure, DisagreementIsOneErrorOnEveryRank) {
+TEST(Failure, MismatchedCallsAreOneErrorOnEveryRank) {
   for (const auto& d : disagreements()) {
     for (int ranks : {2, 3, 4}) {
       const auto out = outcome(ranks, d.call);
@@ -227,7 +227,7 @@ TEST(Failure, DisagreementIsOneErrorOnEveryRank) {
   }
 }
 
-TEST(Failure, MessagesThatDoNotFitAreAnErrorOnBothEnds) {
+TEST(Failure, MismatchedMessageIsAnErrorOnBothEnds) {
   const auto out = outcome(2, [](Communicator world) {
     if (world.rank() == 0) world.send(at::ones({3}), 1, 7).wait();
     if (world.rank() == 1) world.recv(at::ones({4}), 0, 7).wait();
@@ -235,14 +235,14 @@ TEST(Failure, MessagesThatDoNotFitAreAnErrorOnBothEnds) {
   for (int r : {0, 1}) EXPECT_TRUE(has(out.of_rank[r], {"send", "to 1, tag 7", "[3]", "recv", "from 0", "[4]"}));
 }
 
-TEST(Failure, AMessageWithoutAnOtherEnd) {
+TEST(Failure, SendWithoutReceiveIsAnError) {
   const auto out = outcome(2, [](Communicator world) {
     if (world.rank() == 0) world.send(at::ones({3}), 1, 7).wait();
   });
   EXPECT_TRUE(has(out.of_run, {"rank 1 returned", "rank 0 waits in send #1 (to 1, tag 7, Float [3])"}));
 }
 
-TEST(Failure, AnUnwaitedMessageEndsWithTheRun) {
+TEST(Failure, PendingMessageEndsWithTheRun) {
   const auto out = outcome(2, [](Communicator world) {
     const Work sent = world.rank() == 0 ? world.send(at::ones({3}), 1) : Work();
     if (world.rank() == 1) throw std::runtime_error("lost");
@@ -251,7 +251,7 @@ TEST(Failure, AnUnwaitedMessageEndsWithTheRun) {
   EXPECT_TRUE(has(out.of_run, {"rank 1", "lost"}));
 }
 
-TEST(Misuse, IsRefusedBeforeAnythingMoves) {
+TEST(Misuse, InvalidArgumentsAreRefusedBeforeCommunication) {
   const auto refused = [](const char* part, const Call& call) {
     const auto out = outcome(2, call);
     EXPECT_TRUE(has(out.of_run, {part}));

@@ -1,4 +1,4 @@
-// The fixture over thread ranks, and the sample tensors.
+// The fixture for thread ranks, and the sample tensors.
 #include "comm/fixture.h"
 
 namespace dtensor::test {

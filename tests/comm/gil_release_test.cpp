@@ -1,4 +1,4 @@
-// Ranks that hold a lock of their language while they call, as Python does: whoever waits must have given it up.
+// Ranks that hold a language lock during a call, as Python's GIL: a rank that waits must release it.
 #include "internal/gil_hooks.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ class HeldLock {
 TEST(GilReleaseHooks, AreRunAroundEveryWait) {
   set_gil_release_hooks({&release_lock, &reacquire});
   RunOptions options;
-  options.timeout = std::chrono::seconds(20);  // without the hooks: nobody gets to where the first one waits
+  options.timeout = std::chrono::seconds(20);  // without the hooks, the other ranks cannot reach the barrier
   run_local(
       3,
       [](const Communicator& world) {
@@ -50,8 +50,8 @@ TEST(GilReleaseHooks, AreRunAroundEveryWait) {
   set_gil_release_hooks({});
 }
 
-// Each leaves when the others are through, who need the lock for that. Ends the program where they block each other.
-TEST(GilReleaseHooks, AreRunWhereACollectiveFails) {
+// Each rank leaves after the others have left, which need the lock. A deadlock ends the program.
+TEST(GilReleaseHooks, AreRunIfACollectiveFails) {
   set_gil_release_hooks({&release_lock, &reacquire});
   std::atomic<bool> over{false};
   std::thread run([&] {
@@ -68,12 +68,12 @@ TEST(GilReleaseHooks, AreRunWhereACollectiveFails) {
     over = true;
   });
   for (int look = 0; look < 10000 && !over; ++look) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (!over) std::fputs("ranks that leave a collective block each other\n", stderr), std::_Exit(1);
+  if (!over) std::fputs("deadlock: ranks that leave a failed collective block each other\n", stderr), std::_Exit(1);
   run.join();
   set_gil_release_hooks({});
 }
 
-TEST(GilReleaseHooks, LeaveThoseAloneThatHoldNothing) {
+TEST(GilReleaseHooks, DoNotAcquireForThreadsWithoutTheLock) {
   set_gil_release_hooks({&release_lock, &reacquire});
   run_local(2, [](const Communicator& world) {
     world.barrier();

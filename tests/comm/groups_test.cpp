@@ -1,4 +1,4 @@
-// What every backend must do with communicators made of others: splits and subgroups.
+// Requirements for every backend: splits and subgroups of communicators.
 #include "comm/fixture.h"
 
 namespace dtensor::test {
@@ -9,7 +9,7 @@ class Groups : public ::testing::TestWithParam<int> {
   int ranks() const { return GetParam(); }
 };
 
-TEST_P(Groups, SplitOrdersByKeyAndLeavesOut) {
+TEST_P(Groups, SplitOrdersByKeyAndExcludesNegativeColors) {
   on_ranks(ranks(), [&](Communicator world) {
     const int me = world.rank();
     const auto half = world.split(me % 2, -me);
@@ -28,7 +28,7 @@ TEST_P(Groups, SplitOrdersByKeyAndLeavesOut) {
   });
 }
 
-TEST_P(Groups, SubgroupsAreMadeByTheirMembersAlone) {
+TEST_P(Groups, SubgroupsNeedOnlyTheirMembers) {
   on_ranks(ranks(), [&](Communicator world) {
     if (world.size() < 3 || world.rank() == 1 || world.rank() > 2) return;
     const auto some = world.subgroup({2, 0}, "odd");
@@ -43,7 +43,7 @@ TEST_P(Groups, SubgroupsAreMadeByTheirMembersAlone) {
   });
 }
 
-TEST_P(Groups, AskingTwiceGivesTwoCommunicators) {
+TEST_P(Groups, EqualSubgroupsAreDistinctCommunicators) {
   on_ranks(ranks(), [&](Communicator world) {
     std::vector<std::int64_t> all(world.size());
     for (int i = 0; i < world.size(); ++i) all[i] = i;

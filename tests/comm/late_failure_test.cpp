@@ -1,4 +1,4 @@
-// Failures that come at an inconvenient moment.
+// Failures during publication of a call, polling, and dropped messages.
 #include <atomic>
 #include <thread>
 
@@ -17,7 +17,7 @@ bool within(milliseconds time, Condition&& condition) {
   return condition();
 }
 
-// A history whose last owner is the slot of a published call: it dies while its rank publishes the next but one.
+// A history whose last owner is the slot of a published call: it is destroyed when its rank publishes its third call.
 std::shared_ptr<const CallHistory> dying(std::function<void()> last_words) {
   static const std::string text = "aten::add";
   auto* history = new CallHistory;
@@ -25,8 +25,8 @@ std::shared_ptr<const CallHistory> dying(std::function<void()> last_words) {
   return {history, [last_words](const CallHistory* h) { last_words(), delete h; }};
 }
 
-// Rank 1 has begun to publish a collective when the run fails; rank 0 must not go before rank 1 is through.
-TEST(LateFailure, NobodyReadsTheMemoryOfARankThatHasGone) {
+// Rank 1 has begun to publish a collective when the run fails. Rank 0 must not leave before rank 1 is done.
+TEST(LateFailure, MemoryOfAReturnedRankIsNotRead) {
   std::atomic<bool> entered{false}, gone{false}, through{false};
   const auto body = [&](Communicator world) {
     if (world.rank() == 2) {
@@ -45,15 +45,15 @@ TEST(LateFailure, NobodyReadsTheMemoryOfARankThatHasGone) {
     if (world.rank() == 1) through = true;
     if (world.rank() == 0) {
       mine.fill_(7), gone = true;
-      within(milliseconds(5000), [&] { return through.load(); });  // its memory is there as long as anybody may read it
+      within(milliseconds(5000), [&] { return through.load(); });  // keeps its memory valid while rank 1 may read it
     }
     EXPECT_FALSE(out[0].eq(7).any().item<bool>());
   };
   run_local(3, body);
 }
 
-// Who polls must not poll for ever.
-TEST(LateFailure, AMessageThatCannotComeIsDone) {
+// Polling must end.
+TEST(LateFailure, ReceiveWithoutSenderIsDone) {
   for (const bool throws : {true, false}) {
     const auto body = [&](Communicator world) {
       if (world.rank() == 1) {
@@ -68,9 +68,9 @@ TEST(LateFailure, AMessageThatCannotComeIsDone) {
   }
 }
 
-// Whoever drops a receive goes on with what the tensor held before: that cannot be a success. Into a conjugated view it
-// goes by way of another tensor.
-TEST(LateFailure, ADroppedMessageThatNeverCameIsNoSuccess) {
+// A program that drops a receive would continue with old values, so the run must fail. A receive into a conjugate view
+// uses a temporary tensor.
+TEST(LateFailure, DroppedReceiveWithoutSenderFailsTheRun) {
   const at::Tensor regular = at::zeros({2}), conjugated = at::zeros({2}, at::kComplexFloat).conj();
   for (const at::Tensor& target : {regular, conjugated}) {
     for (const bool polls : {false, true}) {
@@ -84,8 +84,8 @@ TEST(LateFailure, ADroppedMessageThatNeverCameIsNoSuccess) {
   }
 }
 
-// Of the first to come and of the second. Who is told and goes on has been told.
-TEST(LateFailure, ADroppedMessageThatDidNotFitIsNoSuccess) {
+// The mismatch is detected by the first or the second end. An end that has received the error may continue.
+TEST(LateFailure, DroppedMismatchedMessageFailsTheRun) {
   for (const bool reported : {false, true}) {
     for (const int first : {0, 1}) {
       std::atomic<bool> posted{false}, met{false};
@@ -107,8 +107,8 @@ TEST(LateFailure, ADroppedMessageThatDidNotFitIsNoSuccess) {
   }
 }
 
-// One rank is told and goes on, the other is not.
-TEST(LateFailure, ADroppedMessageIsNoSuccessBecauseTheOtherEndWasTold) {
+// One end has received the error and continues, the other dropped its work.
+TEST(LateFailure, DroppedSendFailsTheRunAfterErrorOnTheOtherEnd) {
   std::atomic<bool> posted{false}, met{false};
   const auto body = [&](Communicator world) {
     if (world.rank() == 0) {
@@ -124,8 +124,9 @@ TEST(LateFailure, ADroppedMessageIsNoSuccessBecauseTheOtherEndWasTold) {
   EXPECT_THROW(run_local(2, body), CommError);
 }
 
-// A helper of one rank waits for that of another, which is about to come, and so does a rank: nobody waits for good.
-TEST(LateFailure, HelpersThatWaitAreNoRanksThatWaitForEachOther) {
+// On one rank a helper thread waits for a late helper, and on the other rank the main thread waits: this is not a
+// deadlock.
+TEST(LateFailure, WaitingHelperThreadsAreNotADeadlock) {
   run_local(2, [](Communicator world) {
     const Communicator ranks = world.subgroup({0, 1}), helpers = world.subgroup({0, 1});
     std::thread helper([&] {
@@ -142,8 +143,8 @@ TEST(LateFailure, HelpersThatWaitAreNoRanksThatWaitForEachOther) {
   });
 }
 
-// An error of the call, as for other types: the run goes on.
-TEST(Misuse, OfATypeThatHasNoSumsEndsNoRun) {
+// As for other unsupported types, the call fails and the run continues.
+TEST(Misuse, UnsupportedDtypeDoesNotEndTheRun) {
   run_local(2, [](Communicator world) {
     EXPECT_THROW(world.all_reduce(at::zeros({2}, at::kComplexHalf), ReduceOp::sum).wait(), c10::Error);
     world.barrier();

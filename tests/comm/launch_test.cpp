@@ -1,4 +1,4 @@
-// launch(): how many ranks, which backend, and what a start that makes no sense says.
+// launch(): number of ranks, choice of backend, and errors for an invalid start.
 #include "dtensor/launch.h"
 
 #include <sys/resource.h>
@@ -14,7 +14,7 @@
 namespace dtensor::test {
 namespace {
 
-// Sets variables for one test; the launcher that runs the tests must not be seen.
+// Sets environment variables for one test and hides the launcher that runs the tests.
 class Environment {
  public:
   explicit Environment(std::vector<std::pair<const char*, const char*>> set) {
@@ -67,7 +67,7 @@ Launched launched(
 
 std::ptrdiff_t lines(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
 
-TEST(Launch, OutputThatCannotBeWrittenIsAFailure) {
+TEST(Launch, UnwritableOutputIsAFailure) {
   const Environment none({});
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
   const auto print = [] {
@@ -83,8 +83,8 @@ std::size_t mapped_bytes() {
   return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
-// As `ulimit -v` does: some of the threads can be started.
-TEST(Launch, ThreadsThatCannotBeStartedAreAnError) {
+// Limits the address space as `ulimit -v`, so that only some of the threads can be started.
+TEST(Launch, FailureToStartThreadsIsAnError) {
   const Environment none({});
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
   const auto start = [] {
@@ -98,7 +98,7 @@ TEST(Launch, ThreadsThatCannotBeStartedAreAnError) {
   EXPECT_EXIT(start(), ::testing::ExitedWithCode(1), "cannot start thread [0-9]+ of the 1000 that thread ranks need");
 }
 
-TEST(Launch, ABacktraceFollowsTheLineOfThreadRanksWhereItIsAskedFor) {
+TEST(Launch, BacktraceFollowsTheErrorLineOnRequest) {
   const Environment none({});
   const auto fails = [](Communicator world) { TORCH_CHECK(world.rank() != 1, "no such file"); };
   EXPECT_EQ(launched({"--ranks", "2"}, fails).error, "rank 1: no such file\n");
@@ -123,7 +123,7 @@ TEST(Launch, ThreadsByFlags) {
   EXPECT_EQ(launched({"--", "--ranks", "3"}).ranks, 1);
 }
 
-// A program that asks for threads has no use for MPI's libraries, which take their time to load.
+// MPI's libraries take long to load, so a program with thread ranks must not load them.
 TEST(Launch, ThreadsLoadNoMpi) {
   const Environment none({});
   EXPECT_EQ(launched({"--ranks", "2"}).ranks, 2);
@@ -131,7 +131,7 @@ TEST(Launch, ThreadsLoadNoMpi) {
   for (std::string line; std::getline(maps, line);) EXPECT_EQ(line.find("mpi.so"), std::string::npos) << line;
 }
 
-TEST(Launch, BadFlagsAreOneLineAndStatusTwo) {
+TEST(Launch, InvalidFlagsAreOneLineAndStatusTwo) {
   const Environment none({});
   for (const auto& args : std::vector<std::vector<std::string>>{{"--ranks", "0"},
                                                                 {"--ranks", "two"},
@@ -148,8 +148,8 @@ TEST(Launch, BadFlagsAreOneLineAndStatusTwo) {
   }
 }
 
-// Each process would be the only one, and all of them save to one folder.
-TEST(Launch, VariablesThatDoNotGoTogetherAreOneLineAndStatusTwo) {
+// Otherwise each process would run alone, and all would save to one folder.
+TEST(Launch, InconsistentVariablesAreOneLineAndStatusTwo) {
   using Set = std::vector<std::pair<const char*, const char*>>;
   for (const Set& set : {Set{{"RANK", "5"}, {"WORLD_SIZE", "2"}},
                          {{"RANK", "x"}, {"WORLD_SIZE", "2"}},
@@ -169,14 +169,14 @@ TEST(Launch, VariablesThatDoNotGoTogetherAreOneLineAndStatusTwo) {
   }
 }
 
-// Inside an allocation, but no step of it.
-TEST(Launch, AnAllocationAloneStartsOneProcess) {
+// The environment of an allocation without a job step.
+TEST(Launch, SlurmAllocationWithoutStepStartsOneProcess) {
   const Environment environment(std::vector<std::pair<const char*, const char*>>{{"SLURM_NTASKS", "4"}});
   EXPECT_EQ(launched({}).ranks, 1);
 }
 
-// A program's own flags may have the names of launch()'s: what it does not know is not its own.
-TEST(Launch, PassesByWhatItDoesNotKnow) {
+// A program may have flags with the same names as launch(): unknown values belong to the program.
+TEST(Launch, IgnoresUnknownValuesOfItsFlags) {
   const Environment none({});
   for (const auto& args : std::vector<std::vector<std::string>>{{"--backend", "gloo"},
                                                                 {"--backend=gloo"},
@@ -194,7 +194,7 @@ TEST(Launch, PassesByWhatItDoesNotKnow) {
   EXPECT_EQ(launched({"--backend", "--ranks", "2"}).ranks, 2);
 }
 
-TEST(Launch, AFailingRankIsOneLineAndStatusOne) {
+TEST(Launch, FailingRankIsOneLineAndStatusOne) {
   const Environment none({});
   const auto out = launched({"--ranks", "3"}, [](Communicator world) {
     TORCH_CHECK(world.rank() != 2, "no such\nfile");
@@ -204,7 +204,7 @@ TEST(Launch, AFailingRankIsOneLineAndStatusOne) {
   EXPECT_EQ(out.error, "rank 2: no such file\n");
 }
 
-TEST(Launch, ALauncherThatNoBackendServesIsRefused) {
+TEST(Launch, LauncherWithoutBackendIsRefused) {
   for (const auto& variables : std::vector<std::vector<std::pair<const char*, const char*>>>{
            {{"RANK", "0"}, {"WORLD_SIZE", "4"}},
            {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}},
@@ -217,25 +217,25 @@ TEST(Launch, ALauncherThatNoBackendServesIsRefused) {
   }
 }
 
-TEST(Launch, OnlyTheFirstProcessExplains) {
+TEST(Launch, OnlyTheFirstProcessPrintsTheError) {
   const Environment launcher({{"RANK", "3"}, {"WORLD_SIZE", "4"}});
   const auto out = launched({});
   EXPECT_EQ(out.status, 2);
   EXPECT_EQ(out.error, "");
 }
 
-TEST(Launch, ThreadsUnderAProcessLauncherAreRefused) {
+TEST(Launch, ThreadRanksUnderAProcessLauncherAreRefused) {
   const Environment launcher({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}});
   EXPECT_EQ(launched({"--backend", "local"}).status, 2);
 }
 
-TEST(Launch, ALauncherOfOneProcessIsNone) {
+TEST(Launch, LauncherOfOneProcessIsIgnored) {
   const Environment launcher({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}});
   EXPECT_EQ(launched({"--ranks", "2"}).ranks, 2);
 }
 
-// Sockets need no launcher for one process, and no second one.
-TEST(Launch, SocketsAreABackendLikeOthers) {
+// The socket backend runs one process without a launcher.
+TEST(Launch, SocketBackendOfOneProcess) {
   const Environment none({});
   std::string backend;
   const auto out = launched({"--backend", "socket"}, [&](Communicator world) { backend = backend_of(world)->name(); });
@@ -243,7 +243,7 @@ TEST(Launch, SocketsAreABackendLikeOthers) {
   EXPECT_EQ(backend, "socket");
 }
 
-TEST(Launch, VariablesSetByHandComeFirst) {
+TEST(Launch, DtensorVariablesTakePrecedence) {
   const Environment launcher({{"DTENSOR_RANK", "1"},
                               {"DTENSOR_WORLD_SIZE", "3"},
                               {"OMPI_COMM_WORLD_RANK", "0"},
@@ -254,7 +254,7 @@ TEST(Launch, VariablesSetByHandComeFirst) {
   EXPECT_FALSE(e.mpi);
 }
 
-TEST(Launch, SeesWhoStartedIt) {
+TEST(Launch, DetectsTheLauncher) {
   {
     const Environment launcher(
         {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}});
@@ -265,7 +265,7 @@ TEST(Launch, SeesWhoStartedIt) {
     EXPECT_TRUE(e.mpi);
   }
   const Environment launcher({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_NUM_TASKS", "1"}});
-  EXPECT_EQ(launcher_environment().size, 1);  // a batch script's own process
+  EXPECT_EQ(launcher_environment().size, 1);  // the process of the batch script
 }
 
 }  // namespace

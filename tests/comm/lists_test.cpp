@@ -1,12 +1,12 @@
-// Lists in one collective: tensors of different dtypes and sizes, uneven between members, views of any strides. Between
-// processes long ones are messages of their own, short ones are packed.
+// List collectives: tensors of different dtypes and sizes, uneven between ranks, views of any strides. Between
+// processes, long tensors are separate messages and short ones are packed.
 #include "comm/fixture.h"
 #include "comm/memory/pool/buffer_pool.h"
 
 namespace dtensor::test {
 namespace {
 
-// Uneven between members; every third tensor is long, some of the others are empty.
+// Uneven between ranks; every third tensor is long, some of the others are empty.
 std::int64_t rows(std::int64_t rank, std::int64_t k) { return k % 3 == 1 ? 9000 + 100 * rank + k : (rank * 5 + k) % 4; }
 
 class Lists : public ::testing::TestWithParam<int> {
@@ -69,11 +69,11 @@ std::size_t large_requests() {
   return stats.hits + stats.misses;
 }
 
-// A long tensor goes from where it lies to where it is wanted. Sums need a place for each other member's part and
+// A long tensor is sent from its memory to the target's memory. Sums need a buffer for each other rank's part and
 // share.
 TEST_P(Lists, LongTensorsAreNotPacked) {
   on_ranks(ranks(), [&](Communicator world) {
-    if (std::string(world.backend_name()) == "local") return;  // one pool for all ranks, and nothing is ever packed
+    if (std::string(world.backend_name()) == "local") return;  // thread ranks share one pool and pack nothing
     const auto others = static_cast<std::size_t>(world.size() - 1);
     const std::vector<at::Tensor> mine(3, at::ones({20000}));
     std::vector<at::Tensor> all;
@@ -91,8 +91,8 @@ TEST_P(Lists, LongTensorsAreNotPacked) {
   });
 }
 
-// As of single tensors: who writes where another rank reads gives it whatever is there at that moment.
-TEST(ListsInPlace, AreRefusedButForAnOwnPart) {
+// As for single tensors: an output that overlaps memory that other ranks read would give undefined values.
+TEST(ListsInPlace, OverlapIsRefusedExceptForTheOwnPart) {
   on_ranks(2, [](Communicator world) {
     const auto next = 1 - world.rank();
     std::vector<at::Tensor> inputs;

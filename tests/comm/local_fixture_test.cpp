@@ -1,4 +1,4 @@
-// The conformance suite's ranks as threads of this process.
+// Runs the conformance suite on thread ranks.
 #include "comm/fixture.h"
 
 namespace dtensor::test {

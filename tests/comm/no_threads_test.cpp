@@ -1,4 +1,4 @@
-// A process of several whose system gives it no more threads.
+// A process of a multi-process job whose system cannot start more threads.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -17,8 +17,8 @@ namespace {
   std::_Exit(launch(3, argv, [](Communicator) {}));
 }
 
-TEST(NoThreads, AreALineAndStatusOne) {
-  if (kSanitized) GTEST_SKIP() << "a sanitizer takes memory of its own";
+TEST(NoThreads, LaunchFailsWithOneLineAndStatusOne) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer allocates its own memory";
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
   EXPECT_EXIT(launch_without_threads(), ::testing::ExitedWithCode(1), "rank 0: ");
 }

@@ -1,5 +1,5 @@
-// A backend that takes tensors of the CPU and gives another one their copies on a device, so that tests which know the
-// CPU alone say what that one does there.
+// A backend that accepts CPU tensors and passes copies on a device to another backend. Tests that know only the CPU
+// thus test the device backend.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -70,7 +70,7 @@ class OnDevice final : public CommBackend {
  private:
   using Tensors = std::vector<at::Tensor>;
 
-  // Of the same strides.
+  // Copies a tensor to the device, with equal strides.
   at::Tensor there(const at::Tensor& t) const {
     const LocalBelowAutogradGuard regular;
     return at::empty_strided(t.sizes(), t.strides(), t.options().device(device_)).copy_(t);
@@ -81,7 +81,7 @@ class OnDevice final : public CommBackend {
     return copies;
   }
 
-  // Waits, and writes what came into the caller's tensors.
+  // Waits, then copies the received values to the caller's tensors.
   struct Started final : Work::Impl {
     Tensors to, from;
     Work work;
@@ -112,7 +112,7 @@ class OnDevice final : public CommBackend {
   c10::Device device_;
 };
 
-// The ranks of `world`, whose tensors travel by way of `device`.
+// A communicator with the ranks of `world` whose tensors are sent through `device`.
 inline Communicator on_device(const Communicator& world, c10::Device device) {
   return Communicator(std::make_shared<OnDevice>(backend_of(world), device));
 }

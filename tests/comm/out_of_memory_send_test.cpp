@@ -1,5 +1,5 @@
-// A system that is short of memory for a moment refuses to take what is sent; nothing of it is lost. The program's own
-// sendmsg stands before the C library's.
+// A system short of memory refuses a send for a moment; no message is lost. This program's sendmsg replaces the C
+// library's.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -9,7 +9,7 @@
 #include "comm/socket/transport.h"
 
 namespace {
-thread_local int refused = 0, refusal = 0;  // so many calls of this thread, with this error
+thread_local int refused = 0, refusal = 0;  // number of calls of this thread to refuse, and their errno
 }
 
 extern "C" ssize_t sendmsg(int socket, const msghdr* message, int flags) {

@@ -1,4 +1,4 @@
-// What a process printed before its rank failed.
+// Output of a process before its rank fails.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -10,7 +10,7 @@
 namespace dtensor::test {
 namespace {
 
-// As one process that sockets connect: it ends where its rank has failed, without a return to main().
+// One process with the socket backend ends when its rank fails, without return to main().
 [[noreturn]] void print_and_fail(const std::string& path) {
   for (const char* name : {"DTENSOR_RANK", "DTENSOR_WORLD_SIZE", "RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
                            "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID"}) {
@@ -25,7 +25,7 @@ namespace {
   }));
 }
 
-// A log tells how far a run came.
+// The output shows how far a run came.
 TEST(LastOutput, IsWrittenBeforeAFailureEndsTheProcess) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
   const std::string path = ::testing::TempDir() + "printed_before_a_failure";

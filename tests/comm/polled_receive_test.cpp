@@ -1,5 +1,5 @@
-// A receive that fails is over for who polls it, and wait() says why: on threads, between processes, and where the
-// tensor's bits are not its values.
+// A failed receive is done when polled, and wait() throws the cause: on threads, between processes, and for conjugate
+// views.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -17,7 +17,7 @@ void expect_done_and_throws(Work work) {
   for (int i = 0; i < 2; ++i) EXPECT_THROW(work.wait(), CommError);
 }
 
-TEST(Polled, AReceiveFromARankThatHasGone) {
+TEST(Polled, ReceiveFromAReturnedRank) {
   for (const bool conjugated : {false, true}) {
     const auto polls = [conjugated](Communicator world) {
       if (world.rank() == 1) return;
@@ -28,7 +28,7 @@ TEST(Polled, AReceiveFromARankThatHasGone) {
   }
 }
 
-TEST(Polled, AReceiveBetweenProcessesThatDoesNotFit) {
+TEST(Polled, MismatchedReceiveBetweenProcesses) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
   const auto rank = [&](int me, const std::function<void(const Communicator&)>& body) {

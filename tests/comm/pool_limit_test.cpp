@@ -1,4 +1,4 @@
-// The buffer pool where the system has no more memory.
+// The buffer pool on a system without free memory.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kMegabyte = std::int64_t{1} << 20;
 
-// As `ulimit -v` does: what the pool keeps unused is enough for another block, but of another size.
+// Limits the address space as `ulimit -v`: the pool's cached blocks suffice for another block, but have another size.
 [[noreturn]] void exit_with_pooled_memory() {
   set_memory_pool_limit(static_cast<std::size_t>(1024 * kMegabyte));
   {
@@ -33,7 +33,7 @@ constexpr std::int64_t kMegabyte = std::int64_t{1} << 20;
   }
 }
 
-// In a process of its own: what a program chose stays.
+// Runs in its own process, because a chosen limit persists.
 [[noreturn]] void share_and_choose() {
   const auto alone = memory_pool_stats().limit_bytes;
   share_pool_limit(3);
@@ -43,12 +43,12 @@ constexpr std::int64_t kMegabyte = std::int64_t{1} << 20;
   std::_Exit(alone > 0 && of_three == alone / 3 && memory_pool_stats().limit_bytes == 12345 ? 0 : 1);
 }
 
-TEST(PoolLimit, IsSharedByTheProcessesOfAHostUntilItIsChosen) {
+TEST(PoolLimit, IsSharedByTheProcessesOfAHostUnlessSet) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(share_and_choose(), ::testing::ExitedWithCode(0), "");
 }
 
-TEST(PoolLimit, KnowsTheLimitOfAContainer) {
+TEST(PoolLimit, RespectsTheLimitOfAContainer) {
   const auto machine = available_memory("/nowhere");
   EXPECT_GT(machine, std::size_t{1} << 26);
   const auto group = [](const std::string& name, const std::string& text) {
@@ -64,8 +64,8 @@ TEST(PoolLimit, KnowsTheLimitOfAContainer) {
   EXPECT_EQ(group("memory.max", "max\n"), machine);
 }
 
-TEST(PoolLimit, GivesBackWhatIsUnusedBeforeThereIsNoMemory) {
-  if (kSanitized) GTEST_SKIP() << "a sanitizer keeps what is freed";
+TEST(PoolLimit, ReleasesCachedBlocksBeforeFailing) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer does not return freed memory";
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
   EXPECT_EXIT(exit_with_pooled_memory(), ::testing::ExitedWithCode(0), "");
 }

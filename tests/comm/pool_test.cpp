@@ -10,8 +10,8 @@
 namespace dtensor::test {
 namespace {
 
-// Another rank's would be in the caches of another core.
-TEST(BufferPool, GivesAThreadItsOwnBlocksFirst) {
+// Blocks of another rank would be in the caches of another core.
+TEST(BufferPool, PrefersBlocksOfTheSameThread) {
   at::Tensor mine = pooled_empty({1 << 17}, at::kFloat), theirs = pooled_empty({1 << 17}, at::kFloat);
   const void* own = mine.const_data_ptr();
   mine.reset();
@@ -19,7 +19,7 @@ TEST(BufferPool, GivesAThreadItsOwnBlocksFirst) {
   EXPECT_EQ(pooled_empty({1 << 17}, at::kFloat).const_data_ptr(), own);
 }
 
-TEST(BufferPool, AFreedBlockComesBack) {
+TEST(BufferPool, FreedBlockIsReused) {
   void* first = nullptr;
   {
     const at::Tensor t = pooled_empty({1 << 20}, at::kFloat);
@@ -31,8 +31,8 @@ TEST(BufferPool, AFreedBlockComesBack) {
   EXPECT_EQ(memory_pool_stats().hits, before.hits + 1);
 }
 
-// Which the processor's caches hold yet.
-TEST(BufferPool, TheLatestOfASizeComesBackFirst) {
+// The most recently freed block is probably in the processor's caches.
+TEST(BufferPool, LastFreedBlockOfASizeIsReusedFirst) {
   constexpr int kBlocks = 3;
   std::vector<at::Tensor> held;
   std::vector<const void*> order;
@@ -44,7 +44,7 @@ TEST(BufferPool, TheLatestOfASizeComesBackFirst) {
   }
 }
 
-TEST(BufferPool, TensorsAreOrdinary) {
+TEST(BufferPool, TensorsAreContiguousAndAligned) {
   EXPECT_TRUE(rc::check([] {
     const auto sizes = *rc::gen::container<std::vector<std::int64_t>>(rc::gen::inRange<std::int64_t>(0, 7));
     RC_PRE(sizes.size() <= 5);
@@ -68,7 +68,7 @@ TEST(BufferPool, MayBeResizedAndRequireGrad) {
   EXPECT_EQ(g.grad()[0].item<float>(), 4);
 }
 
-TEST(BufferPool, KeepsNoMoreThanItsLimit) {
+TEST(BufferPool, CachesAtMostItsLimit) {
   empty_memory_pool();
   set_memory_pool_limit(3 << 20);
   {
@@ -102,7 +102,7 @@ Event named(const char* name) {
   return event;
 }
 
-TEST(Events, EveryListenerHearsAndOthersDoNot) {
+TEST(Events, EveryListenerOfAThreadReceivesEvents) {
   EXPECT_FALSE(is_listening(Event::Kind::collective));
   std::vector<std::string> outer, inner;
   {
@@ -120,18 +120,18 @@ TEST(Events, EveryListenerHearsAndOthersDoNot) {
   EXPECT_EQ(inner, (std::vector<std::string>{"b"}));
 }
 
-TEST(Events, AListenerMayDieBeforeAnInnerOne) {
-  int heard = 0;
+TEST(Events, OuterListenerMayEndBeforeInner) {
+  int received = 0;
   auto outer = std::make_unique<EventListener>([](const Event&) {});
-  EventListener inner([&](const Event&) { ++heard; });
+  EventListener inner([&](const Event&) { ++received; });
   outer.reset();
   emit_event({});
-  EXPECT_EQ(heard, 1);
+  EXPECT_EQ(received, 1);
 }
 
-TEST(Events, AListenerHearsOnlyTheKindsItAskedFor) {
-  std::vector<std::string> heard;
-  EventListener collectives([&](const Event& e) { heard.push_back(e.name); }, {Event::Kind::collective});
+TEST(Events, ListenerReceivesOnlyRequestedKinds) {
+  std::vector<std::string> received;
+  EventListener collectives([&](const Event& e) { received.push_back(e.name); }, {Event::Kind::collective});
   EXPECT_FALSE(is_listening(Event::Kind::op));
   EXPECT_TRUE(is_listening(Event::Kind::collective));
   {
@@ -145,7 +145,7 @@ TEST(Events, AListenerHearsOnlyTheKindsItAskedFor) {
     emit_event(event);
   }
   EXPECT_FALSE(is_listening(Event::Kind::op));
-  EXPECT_EQ(heard, (std::vector<std::string>{"a collective"}));
+  EXPECT_EQ(received, (std::vector<std::string>{"a collective"}));
 }
 
 TEST(Events, CollectivesReportTheirAxisAndBytes) {

@@ -1,4 +1,4 @@
-// What a rank did last, as it is read while the rank runs on.
+// The record of a rank's last operations, read while the rank runs.
 #include "comm/record/rank_record.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace dtensor {
 namespace {
 
-TEST(RankRecord, SaysOperatorsAndCollectives) {
+TEST(RankRecord, ListsOperatorsAndCollectives) {
   static const std::string mm = "aten::mm", tp = "tp";
   RankRecord record(1, 2);
   EXPECT_EQ(record.recent(), "");
@@ -19,9 +19,9 @@ TEST(RankRecord, SaysOperatorsAndCollectives) {
   EXPECT_EQ(record.recent(), "aten::mm, all_reduce #3 on tp, barrier #4");
 }
 
-// Autograd's threads and helpers write beside the rank's own: an entry of which each wrote a half has neither a name
-// nor a kind.
-TEST(RankRecord, MayBeReadWhileThreadsOfTheRankWrite) {
+// Threads of autograd and helper threads write concurrently with the rank's thread. An entry of two half writes would
+// have neither name nor kind.
+TEST(RankRecord, MayBeReadDuringConcurrentWrites) {
   static const std::string mm = "aten::mm";
   RankRecord record(0, 1);
   std::atomic<bool> over{false};

@@ -1,4 +1,4 @@
-// Reductions made of other collectives give what the backend's own do.
+// Reductions built from other collectives equal those of the backend.
 #include "comm/composite/reduce_by_exchange.h"
 #include "comm/fixture.h"
 #include "dtensor/comm_backend.h"
@@ -6,7 +6,7 @@
 namespace dtensor::test {
 namespace {
 
-class ByParts : public ::testing::TestWithParam<int> {};
+class ReduceViaAllToAll : public ::testing::TestWithParam<int> {};
 
 CollectiveCall next_call(CommBackend& backend, CollectiveKind kind, at::ScalarType dtype, ReduceOp op) {
   CollectiveCall call{.kind = kind, .op = op, .dtype = dtype};
@@ -14,7 +14,7 @@ CollectiveCall next_call(CommBackend& backend, CollectiveKind kind, at::ScalarTy
   return call;
 }
 
-// Of what NCCL has not: float with NaN, products of complex numbers, short integers that wrap.
+// Values for what NCCL lacks: float with NaN, products of complex numbers, short integers that wrap.
 at::Tensor values(at::IntArrayRef sizes, at::ScalarType dtype, std::int64_t seed) {
   at::Tensor t = sample(sizes, at::kDouble, seed);
   if (dtype == at::kShort) return (t * 13000).to(at::kLong).to(at::kShort);
@@ -34,14 +34,14 @@ const std::vector<Kind> kKinds = {{at::kFloat, ReduceOp::max},    {at::kDouble, 
                                   {at::kShort, ReduceOp::min},    {at::kComplexFloat, ReduceOp::product},
                                   {at::kFloat, ReduceOp::avg}};
 
-// But for products of complex numbers, whose four products ATen may fuse.
+// Compares bit for bit, except for products of complex numbers, which ATen may compute with fused multiply-add.
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   const double tolerance = a.is_complex() ? 1e-6 : 0;
   return a.sizes() == b.sizes() &&
          at::allclose(a.to(at::kComplexDouble), b.to(at::kComplexDouble), tolerance, tolerance, true);
 }
 
-TEST_P(ByParts, AllReduceIsTheBackends) {
+TEST_P(ReduceViaAllToAll, AllReduceEqualsTheBackend) {
   on_ranks(GetParam(), [&](Communicator world) {
     for (const auto& [dtype, op] : kKinds) {
       for (const std::int64_t rows : {0, 1, 37}) {
@@ -56,7 +56,7 @@ TEST_P(ByParts, AllReduceIsTheBackends) {
   });
 }
 
-TEST_P(ByParts, ReduceScatterIsTheBackends) {
+TEST_P(ReduceViaAllToAll, ReduceScatterEqualsTheBackend) {
   on_ranks(GetParam(), [&](Communicator world) {
     for (const auto& [dtype, op] : kKinds) {
       std::vector<at::Tensor> inputs;
@@ -71,7 +71,7 @@ TEST_P(ByParts, ReduceScatterIsTheBackends) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, ByParts, ::testing::Values(1, 2, 3, 4), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, ReduceViaAllToAll, ::testing::Values(1, 2, 3, 4), ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace dtensor::test

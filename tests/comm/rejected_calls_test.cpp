@@ -1,4 +1,4 @@
-// Calls that are refused for their arguments: on this rank alone, before any other hears of them.
+// Calls that are rejected for their arguments, on this rank alone, before communication.
 #include <rapidcheck.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace dtensor::test {
 namespace {
 
-// Of memory that is gone when the next call is made.
+// Gathers from memory that is freed before the next call.
 void gather_something(const Communicator& world) {
   const std::vector<at::Tensor> all(static_cast<std::size_t>(world.size()));
   std::vector<at::Tensor> outputs;
@@ -21,13 +21,13 @@ void gather_something(const Communicator& world) {
 void expect_rejected(const std::string& what, const std::function<void()>& call) {
   try {
     call();
-    ADD_FAILURE() << "nothing refuses: " << what;
+    ADD_FAILURE() << "no error contains: " << what;
   } catch (const c10::Error& e) {
     EXPECT_NE(std::string(e.what()).find(what), std::string::npos) << e.what();
   }
 }
 
-TEST(RefusedCalls, AreNone) {
+TEST(RefusedCalls, DoNotCountAsCollectives) {
   run_local(2, [](Communicator world) {
     for (int i = 0; i < 3; ++i) gather_something(world);
     if (world.rank() == 0) {
@@ -42,8 +42,8 @@ TEST(RefusedCalls, AreNone) {
   });
 }
 
-// Ranks that have parted all the same say what each of them called, not what is left of earlier calls.
-TEST(RefusedCalls, RanksThatCountDifferentlySayWhatTheyCalled) {
+// Diverged ranks report what each of them called, without traces of earlier calls.
+TEST(RefusedCalls, DivergedRanksReportTheirCalls) {
   run_local(2, [](Communicator world) {
     for (int i = 0; i < 3; ++i) gather_something(world);
     if (world.rank() == 0) backend_of(world)->next_sequence(CollectiveKind::all_reduce);
@@ -58,8 +58,8 @@ TEST(RefusedCalls, RanksThatCountDifferentlySayWhatTheyCalled) {
   });
 }
 
-// Threads took any tag, processes those below a bound that no header named.
-TEST(RefusedCalls, TagsBeyondTheirBound) {
+// Tags outside [0, kMessageTags) are rejected on threads and between processes.
+TEST(RefusedCalls, TagsOutOfRange) {
   run_local(2, [](Communicator world) {
     const int other = 1 - world.rank();
     const at::Tensor x = at::ones({2}), y = at::zeros({2});
@@ -74,8 +74,8 @@ TEST(RefusedCalls, TagsBeyondTheirBound) {
   });
 }
 
-// What is in them then is what came last, which is another rank's on threads than between processes.
-TEST(RefusedCalls, OutputsThatOverlap) {
+// Overlapping outputs would have values that depend on the order of arrival.
+TEST(RefusedCalls, OverlappingOutputs) {
   run_local(2, [](Communicator world) {
     const at::Tensor x = at::ones({4}), y = at::ones({4}), matrix = at::ones({4, 4});
     const auto part = [&](std::int64_t first) { return x.narrow(0, first, 3); };
@@ -92,8 +92,8 @@ TEST(RefusedCalls, OutputsThatOverlap) {
   });
 }
 
-// Rows and columns alike: ranks would read what others have written already.
-TEST(RefusedCalls, InputsThatAreOutputs) {
+// Rows and columns: ranks would read memory that others have already written.
+TEST(RefusedCalls, OutputsOverlappingInputs) {
   run_local(2, [](Communicator world) {
     const at::Tensor matrix = at::ones({4, 4}), column = matrix.select(1, 1);
     for (const std::int64_t dim : {0, 1}) {
@@ -104,7 +104,7 @@ TEST(RefusedCalls, InputsThatAreOutputs) {
     }
     const at::Tensor x = at::ones({6}), y = at::ones({6});
     expect_rejected("an output overlaps an input", [&] { world.all_reduce(x, x[1].expand({6}), ReduceOp::sum); });
-    const auto one = [&](std::int64_t at) { return x.narrow(0, at, 1); };  // within an input, behind another
+    const auto one = [&](std::int64_t at) { return x.narrow(0, at, 1); };  // inside one input, after another
     expect_rejected("an output overlaps an input", [&] {
       world.all_gather_list({y, one(4), at::ones({6}), at::ones({1})}, {x, one(1)});
     });
@@ -113,8 +113,8 @@ TEST(RefusedCalls, InputsThatAreOutputs) {
   });
 }
 
-// Kernels would take the bytes of all of them for the first one's type.
-TEST(RefusedCalls, ReducedListsOfSeveralTypes) {
+// Kernels would interpret all tensors with the dtype of the first.
+TEST(RefusedCalls, ReducedListsOfSeveralDtypes) {
   run_local(2, [](Communicator world) {
     const auto list = [](std::initializer_list<at::ScalarType> dtypes) {
       std::vector<at::Tensor> tensors;
@@ -137,34 +137,34 @@ TEST(RefusedCalls, ReducedListsOfSeveralTypes) {
   });
 }
 
-// Stretches of one buffer, [begin, end).
-using Stretch = std::pair<std::int64_t, std::int64_t>;
+// Ranges [begin, end) of one buffer.
+using Range = std::pair<std::int64_t, std::int64_t>;
 
-bool meet(const Stretch& a, const Stretch& b) { return std::max(a.first, b.first) < std::min(a.second, b.second); }
+bool overlap(const Range& a, const Range& b) { return std::max(a.first, b.first) < std::min(a.second, b.second); }
 
-// An output may meet no other and no input but its own, which may be itself.
-bool may_gather(const std::vector<Stretch>& outputs, const std::vector<Stretch>& inputs, std::size_t own) {
+// An output may overlap no other output and no input, except that it may equal its own input.
+bool may_gather(const std::vector<Range>& outputs, const std::vector<Range>& inputs, std::size_t own) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     for (std::size_t k = 0; k < i; ++k) {
-      if (meet(outputs[i], outputs[k])) return false;
+      if (overlap(outputs[i], outputs[k])) return false;
     }
     for (std::size_t k = 0; k < inputs.size(); ++k) {
       if (i == own + k && outputs[i] == inputs[k]) continue;
-      if (meet(outputs[i], inputs[k])) return false;
+      if (overlap(outputs[i], inputs[k])) return false;
     }
   }
   return true;
 }
 
-// Against a look at each pair of them.
-TEST(RefusedCalls, AnyStretchesOfOneBuffer) {
+// Compares with a check of each pair of ranges.
+TEST(RefusedCalls, AnyRangesOfOneBuffer) {
   int gathered = 0, refused = 0;
   EXPECT_TRUE(rc::check([&] {
     constexpr std::int64_t kSize = 40;
-    std::vector<Stretch> inputs, outputs;
+    std::vector<Range> inputs, outputs;
     const auto of_length = [](std::int64_t length) {
       const auto begin = *rc::gen::inRange<std::int64_t>(0, kSize - length + 1);
-      return Stretch(begin, begin + length);
+      return Range(begin, begin + length);
     };
     const auto count = *rc::gen::inRange<std::size_t>(1, 4);
     const auto lengths = *rc::gen::container<std::vector<std::int64_t>>(count, rc::gen::inRange<std::int64_t>(0, 7));
@@ -175,14 +175,15 @@ TEST(RefusedCalls, AnyStretchesOfOneBuffer) {
         outputs.push_back(rank == 0 && in_place ? inputs[k] : of_length(lengths[k]));
       }
     }
-    // Each rank has the same inputs, and as its own outputs those that may be in place: both refuse, or neither does.
+    // Each rank has the same inputs, and the outputs that may be in place are its own part. Both ranks refuse, or
+    // neither.
     std::vector<char> ran(2, 0), may(2, 0);
     run_local(2, [&](Communicator world) {
       const auto me = static_cast<std::size_t>(world.rank());
       auto mine = outputs;
       if (me == 1) std::rotate(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(inputs.size()), mine.end());
       const at::Tensor buffer = at::ones({kSize});
-      const auto part = [&](const Stretch& s) { return buffer.narrow(0, s.first, s.second - s.first); };
+      const auto part = [&](const Range& s) { return buffer.narrow(0, s.first, s.second - s.first); };
       std::vector<at::Tensor> in, out;
       for (const auto& s : inputs) in.push_back(part(s));
       for (const auto& s : mine) out.push_back(part(s));
@@ -196,12 +197,12 @@ TEST(RefusedCalls, AnyStretchesOfOneBuffer) {
     RC_ASSERT(ran == may);
     ++(ran[0] != 0 ? gathered : refused);
   }));
-  if (gathered + refused < 50) return;  // RC_PARAMS may ask for few draws, which say nothing of their mix
+  if (gathered + refused < 50) return;  // RC_PARAMS may set too few cases for the ratio below
   EXPECT_GT(10 * gathered, refused);
   EXPECT_GT(10 * refused, gathered);
 }
 
-TEST(RefusedCalls, OutputsBesideEachOtherAreNot) {
+TEST(RefusedCalls, DisjointOutputsOfOneTensorAreAccepted) {
   run_local(2, [](Communicator world) {
     const at::Tensor both = at::zeros({4, 4}), none = at::zeros({0}), mine = at::full({4}, 1.0 + world.rank());
     world.all_gather({both.select(1, 0), both.select(1, 1)}, mine).wait();
@@ -212,7 +213,7 @@ TEST(RefusedCalls, OutputsBesideEachOtherAreNot) {
   });
 }
 
-TEST(RefusedCalls, WhereThereIsNoCommunicator) {
+TEST(RefusedCalls, UndefinedCommunicator) {
   run_local(2, [](Communicator world) {
     const Communicator none = world.split(-1, 0);
     EXPECT_FALSE(none);

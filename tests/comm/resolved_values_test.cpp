@@ -1,5 +1,4 @@
-// Tensors whose bits in memory are not their values: conjugated and negated views, zeros without memory. And those
-// whose memory is another's until it is written.
+// Tensors whose memory does not hold their values: conjugate and negative views, zeros without memory, and lazy clones.
 #include "comm/fixture.h"
 
 namespace dtensor::test {
@@ -16,7 +15,7 @@ at::Tensor numbers(int seed) {
 }
 at::Tensor nothing() { return at::zeros({3, 2}, at::kComplexFloat); }
 
-// The same values behind a conjugate or a negative bit.
+// Returns the same values behind a conjugate or negative bit.
 at::Tensor conjugated(const at::Tensor& values) { return values.conj().resolve_conj().conj(); }
 at::Tensor negated(const at::Tensor& values) { return at::_neg_view(-values); }
 
@@ -45,7 +44,7 @@ TEST_P(LazyBits, AreReducedAsValues) {
   });
 }
 
-TEST_P(LazyBits, OrderIsThatOfValues) {
+TEST_P(LazyBits, AreOrderedByValue) {
   on_ranks(ranks(), [&](Communicator world) {
     const at::Tensor largest = negated(at::arange(4, at::kFloat) * (world.rank() + 1));
     const at::Tensor product = negated(at::full({3}, 2.0));
@@ -56,7 +55,7 @@ TEST_P(LazyBits, OrderIsThatOfValues) {
   });
 }
 
-TEST_P(LazyBits, AreMovedAsValues) {
+TEST_P(LazyBits, AreSentAsValues) {
   on_ranks(ranks(), [&](Communicator world) {
     const int me = world.rank(), n = world.size();
     std::vector<at::Tensor> gathered, exchanged;
@@ -78,7 +77,7 @@ TEST_P(LazyBits, AreMovedAsValues) {
   });
 }
 
-TEST_P(LazyBits, OfLists) {
+TEST_P(LazyBits, ListsAreSentAsValues) {
   on_ranks(ranks(), [&](Communicator world) {
     const int me = world.rank(), n = world.size();
     const std::vector<at::Tensor> sums = {conjugated(numbers(me)), numbers(me)};
@@ -99,8 +98,8 @@ TEST_P(LazyBits, OfLists) {
   });
 }
 
-// As autograd makes them for tangents that are not there.
-TEST_P(LazyBits, ZerosWithoutMemoryAreRead) {
+// Autograd makes such zeros for undefined tangents.
+TEST_P(LazyBits, ZerosWithoutMemoryAreMaterialized) {
   on_ranks(ranks(), [&](Communicator world) {
     const at::Tensor zeros = at::_efficientzerotensor({2, 3}, at::TensorOptions(at::kFloat));
     std::vector<at::Tensor> gathered(world.size());
@@ -110,8 +109,8 @@ TEST_P(LazyBits, ZerosWithoutMemoryAreRead) {
   });
 }
 
-// They share memory until one of them is written: by whichever rank comes first, or never.
-TEST_P(LazyBits, LazyClonesPartFromTheirSourceOnce) {
+// A lazy clone shares memory until one of the tensors is written.
+TEST_P(LazyBits, LazyClonesAreCopiedOnlyOnWrite) {
   on_ranks(ranks(), [&](Communicator world) {
     const double me = world.rank() + 1.0, n = world.size();
     for (int trial = 0; trial < 100; ++trial) {

@@ -28,7 +28,7 @@ TEST(RunLocal, NestsAndReusesThreads) {
   EXPECT_EQ(calls, 120);
 }
 
-TEST(RunLocal, AnErrorInANestedRunNamesBothRanks) {
+TEST(RunLocal, ErrorInNestedRunNamesBothRanks) {
   try {
     run_local(2, [](Communicator outer) {
       run_local(2, [&](Communicator inner) {
@@ -68,7 +68,7 @@ TEST(RunLocal, ManyRanksOnFewCores) {
   });
 }
 
-TEST(RunLocal, ATimeoutOfForeverIsNone) {
+TEST(RunLocal, MaximumTimeoutNeverExpires) {
   const auto body = [](Communicator world) {
     if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     world.barrier();
@@ -77,7 +77,7 @@ TEST(RunLocal, ATimeoutOfForeverIsNone) {
   EXPECT_NO_THROW(run_local(2, body, {.timeout = std::chrono::hours(24 * 365 * 1000)}));
 }
 
-TEST(RunLocal, ThreadsOfOperatorsAreThoseOfTheRunAlone) {
+TEST(RunLocal, IntraOpThreadCountIsRestored) {
   const auto of_new_thread = [] {
     int threads = 0;
     std::thread([&] { threads = at::get_num_threads(); }).join();
@@ -92,7 +92,7 @@ TEST(RunLocal, ThreadsOfOperatorsAreThoseOfTheRunAlone) {
   at::set_num_threads(before);
 }
 
-// A random program of collectives on random subgroups, the same on every rank, checked by value.
+// Runs a random program of collectives on random subgroups, equal on every rank, and checks values.
 TEST(RunLocal, RandomPrograms) {
   EXPECT_TRUE(rc::check([] {
     const int ranks = *rc::gen::inRange(1, 6);
@@ -123,8 +123,8 @@ TEST(RunLocal, RandomPrograms) {
   }));
 }
 
-// A rank's thread was another's before: what that left switched on is none of this one's.
-TEST(RunLocal, ThreadsAreAsNew) {
+// Thread-local settings of a previous run do not leak into a reused thread.
+TEST(RunLocal, ReusedThreadsHaveDefaultState) {
   run_local(2, [](Communicator) { at::autocast::set_autocast_enabled(at::kCPU, true); });
   run_local(2, [](Communicator) { EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU)); });
 }

@@ -1,5 +1,4 @@
-// Messages over streams: whatever is sent arrives once, whole and in order, by copies out of the sender's memory and
-// without them.
+// Messages over streams: each arrives once, complete and in order, with and without copies from the sender's memory.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <sys/socket.h>
@@ -62,7 +61,8 @@ void finish(Transport& transport, const std::vector<std::unique_ptr<Batch>>& bat
   }
 }
 
-// Rank `me` sends and receives its part, receiving late, early or in between, all of equal key in order.
+// Rank `me` sends and receives its messages. Receives are posted before or after the sends; messages of equal key
+// arrive in order.
 void play(int me, Transport& transport, const std::vector<Sent>& messages, bool late) {
   std::vector<std::unique_ptr<Batch>> sends, receives;
   std::vector<std::pair<const Sent*, std::vector<char>>> taken(messages.size());
@@ -92,7 +92,7 @@ void play(int me, Transport& transport, const std::vector<Sent>& messages, bool 
   }
 }
 
-RC_GTEST_PROP(SocketEngine, EveryMessageArrivesOnceWholeAndInOrder, ()) {
+RC_GTEST_PROP(SocketEngine, EveryMessageArrivesOnceCompleteAndInOrder, ()) {
   const int size = *rc::gen::inRange(1, 5);
   const bool copies = *rc::gen::arbitrary<bool>();
   const auto all = world(size, copies);
@@ -106,7 +106,7 @@ RC_GTEST_PROP(SocketEngine, EveryMessageArrivesOnceWholeAndInOrder, ()) {
   RC_ASSERT(!::testing::Test::HasFailure());
 }
 
-TEST(SocketEngine, AMessageOfAnotherSizeIsAnError) {
+TEST(SocketEngine, MismatchedMessageSizeIsAnError) {
   for (const std::int64_t bytes : {100, 100000}) {
     const auto all = world(2, true);
     std::vector<char> sent(bytes), taken(bytes + 1);
@@ -117,7 +117,7 @@ TEST(SocketEngine, AMessageOfAnotherSizeIsAnError) {
   }
 }
 
-TEST(SocketEngine, WordsAreHeardBeforeTheEndOfWhoSaidThem) {
+TEST(SocketEngine, ControlMessagesArriveBeforeTheDisconnect) {
   auto all = world(2, true);
   all[0]->send_control(1, 3, "the disk is full");
   all[0].reset();

@@ -1,4 +1,4 @@
-// The table with which processes find each other, and how they connect.
+// The key-value store of the rendezvous, and how processes connect.
 #include "comm/socket/rendezvous/store.h"
 
 #include <gtest/gtest.h>
@@ -26,32 +26,32 @@ RendezvousOptions rendezvous_options_at(int port, int rank, int size, int timeou
 
 int free_port() { return port_of(listen_tcp(0)); }
 
-// Every rank of a world puts a word and gets all of them.
+// Every rank of a world puts a value and gets the values of all ranks.
 void expect_exchange(int port, int size) {
   std::vector<std::thread> ranks;
-  std::vector<std::string> heard(size);
+  std::vector<std::string> received(size);
   for (int r = size - 1; r >= 0; --r) {
-    ranks.emplace_back([&heard, port, size, r] {
+    ranks.emplace_back([&received, port, size, r] {
       Store store(rendezvous_options_at(port, r, size));
       store.put("word " + std::to_string(r), std::string(r * 300, 'a'));
-      for (int i = 0; i < size; ++i) heard[r] += std::to_string(store.get("word " + std::to_string(i)).size()) + " ";
+      for (int i = 0; i < size; ++i) received[r] += std::to_string(store.get("word " + std::to_string(i)).size()) + " ";
     });
   }
   for (auto& t : ranks) t.join();
   std::string expected;
   for (int i = 0; i < size; ++i) expected += std::to_string(i * 300) + " ";
-  for (const auto& h : heard) EXPECT_EQ(h, expected);
+  for (const auto& h : received) EXPECT_EQ(h, expected);
 }
 
 TEST(SocketStore, EveryRankGetsWhatTheOthersPut) { expect_exchange(free_port(), 4); }
 
-TEST(SocketStore, PassesOverAnotherServiceOnThePort) {
-  const Stream other = listen_tcp(0);  // accepts, and never answers
+TEST(SocketStore, SkipsAnotherServiceOnThePort) {
+  const Stream other = listen_tcp(0);  // accepts connections and never answers
   expect_exchange(port_of(other), 2);
 }
 
-// Two jobs of one size whose ports are neighbours do not take each other's words.
-TEST(SocketStore, PassesOverAnotherJob) {
+// Two jobs of one size with neighbouring ports do not read each other's values.
+TEST(SocketStore, SkipsAnotherJob) {
   const int port = free_port();
   RendezvousOptions other = rendezvous_options_at(port, 0, 2);
   other.job = 8;
@@ -59,7 +59,7 @@ TEST(SocketStore, PassesOverAnotherJob) {
   expect_exchange(port, 2);
 }
 
-TEST(SocketStore, SaysWhereItLooked) {
+TEST(SocketStore, TimeoutNamesTheAddress) {
   const int port = free_port();
   try {
     Store(rendezvous_options_at(port, 1, 2, 300)).get("word");
@@ -69,7 +69,7 @@ TEST(SocketStore, SaysWhereItLooked) {
   }
 }
 
-TEST(SocketMeet, SaysWhoDidNotCome) {
+TEST(SocketRendezvous, TimeoutNamesMissingRanks) {
   try {
     rendezvous(rendezvous_options_at(free_port(), 0, 2, 300));
     ADD_FAILURE();
@@ -78,7 +78,7 @@ TEST(SocketMeet, SaysWhoDidNotCome) {
   }
 }
 
-TEST(SocketEnvironment, SlurmsFirstHostAndAPortOfTheJob) {
+TEST(SocketEnvironment, SlurmFirstHostAndPortFromJobId) {
   setenv("SLURM_STEP_NODELIST", "node[07-09,12],gpu3", 1);
   setenv("SLURM_JOB_ID", "123", 1);
   LauncherEnvironment e{"srun", 1, 4, false, 0};
@@ -97,8 +97,8 @@ TEST(SocketEnvironment, SlurmsFirstHostAndAPortOfTheJob) {
   unsetenv("MASTER_ADDR"), unsetenv("MASTER_PORT");
 }
 
-// A program may call launch() any number of times, each time a job of its own: there are ten ports.
-TEST(SocketStore, ServesAnyNumberOfJobsOneAfterTheOther) {
+// A program may call launch() any number of times, each with a new job, although there are ten ports.
+TEST(SocketStore, ServesAnyNumberOfJobsInSequence) {
   const int port = free_port();
   for (std::uint64_t job = 1; job <= 12; ++job) {
     RendezvousOptions place = rendezvous_options_at(port, 0, 2);
@@ -110,8 +110,8 @@ TEST(SocketStore, ServesAnyNumberOfJobsOneAfterTheOther) {
   }
 }
 
-// As one behind a firewall: a full queue of connections answers no further one.
-TEST(SocketStore, DoesNotWaitLongerForAHostThatDoesNotAnswer) {
+// Simulates a host behind a firewall: a full connection queue does not answer.
+TEST(SocketStore, UnresponsiveHostTimesOut) {
   const Stream silent(::socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -130,7 +130,7 @@ TEST(SocketStore, DoesNotWaitLongerForAHostThatDoesNotAnswer) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
-TEST(SocketEnvironment, TheFirstHostOfSeveralRanges) {
+TEST(SocketEnvironment, SlurmFirstHostOfSeveralRanges) {
   const LauncherEnvironment e{"srun", 1, 4, false, 0};
   for (const auto& [list, first] : {std::pair("rack[2-3,7]_node[04-09],login", "rack2_node04"),
                                     std::pair("n[1,3]-ib", "n1-ib"), std::pair("login,n[1-2]", "login")}) {

@@ -1,4 +1,4 @@
-// The threads of thread ranks where the system gives no more of them.
+// The pool of rank threads on a system that cannot start more threads.
 #include "comm/local/threads/thread_pool.h"
 
 #include <pthread.h>
@@ -10,7 +10,7 @@
 namespace dtensor::test {
 namespace {
 
-// While it lives, no thread can be started: none has room for such a stack.
+// While it lives, no thread can be started, because the default stack size is too large.
 class NoMoreThreads {
  public:
   NoMoreThreads() {
@@ -32,8 +32,8 @@ class NoMoreThreads {
   pthread_attr_t before_;
 };
 
-TEST(ThreadPool, AThreadThatCannotBeStartedIsAnErrorBeforeAnyBodyRuns) {
-  run_local(3, [](Communicator) {});  // so that three threads are there to begin with
+TEST(ThreadPool, FailureToStartAThreadIsAnErrorBeforeAnyBodyRuns) {
+  run_local(3, [](Communicator) {});  // the pool starts with three threads
   std::atomic<int> ran{0};
   {
     const NoMoreThreads none;

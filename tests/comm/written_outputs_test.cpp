@@ -1,12 +1,12 @@
-// What a collective writes is written on every rank: ranks that keep something made of a tensor ask its version whether
-// it is old, and must hear the same.
+// A collective advances the version of its outputs on every rank: caches derived from a tensor compare its version and
+// must agree across ranks.
 #include "comm/fixture.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
 namespace {
 
-TEST(WrittenOutputs, CountAsWrittenOnEveryRank) {
+TEST(WrittenOutputs, AdvanceTheVersionOnEveryRank) {
   run_local(2, [](Communicator world) {
     const auto writes = [&](const at::Tensor& tensor, const std::function<void()>& call) {
       const auto before = tensor._version();
@@ -21,8 +21,8 @@ TEST(WrittenOutputs, CountAsWrittenOnEveryRank) {
   });
 }
 
-// The root sends what it has, but the sum has changed.
-TEST(WrittenOutputs, ASumThatWasKeptIsOldWhenItsSharesAreBroadcast) {
+// The root sends its value, but the sum of all shares has changed.
+TEST(WrittenOutputs, CachedSumIsInvalidAfterBroadcastOfItsShares) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor local = at::full({4}, 1.0 + static_cast<double>(mesh.coordinate()->at(0)));
     const at::Tensor shares = DTensor::from_local(local, mesh, {Partial()});
