@@ -1,4 +1,4 @@
-// The configurations whose costs are checked and shown.
+// Configurations whose costs are tested and printed.
 #pragma once
 
 #include "train/args.h"
@@ -17,7 +17,7 @@ inline train::Options small(train::MeshShape mesh) {
   return o;
 }
 
-// Forced balance: what each rank sends is known from sizes.
+// With forced balance, sizes determine what each rank sends.
 inline train::Options small_moe(train::MeshShape mesh, std::int64_t ep, std::int64_t etp = 1) {
   auto o = small(mesh);
   auto& e = o.experts.emplace();
@@ -42,7 +42,7 @@ inline std::vector<Case> layouts() {
           {"moe, ep 4 over tp 2", small_moe({1, 2, 2}, 4)}};
 }
 
-// Each layout in both dtypes, with and without recomputation, with what is resharded, and accumulated.
+// Each layout with float and bfloat16, with and without recomputation, reshard options and gradient accumulation.
 inline std::vector<Case> all_cases() {
   std::vector<Case> all;
   for (const auto& [name, base] : layouts()) {

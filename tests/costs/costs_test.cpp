@@ -1,4 +1,4 @@
-// Costs are contracts: what a step communicates and holds is what a formula says, to the byte.
+// Costs are contracts: the communication and memory of a training step equal a formula, to the byte.
 #include <gtest/gtest.h>
 
 #include "costs/cases.h"
@@ -29,7 +29,7 @@ const std::vector<Measured>& all_measured() {
   return all;
 }
 
-TEST(Costs, AStepCommunicatesWhatTheFormulaSays) {
+TEST(Costs, CommunicationOfAStepEqualsTheFormula) {
   for (const auto& [the, step] : all_measured()) {
     const auto& [name, options] = the;
     const auto expected = Formula(options).counts();
@@ -39,7 +39,7 @@ TEST(Costs, AStepCommunicatesWhatTheFormulaSays) {
   }
 }
 
-TEST(Costs, AStepHoldsWhatTheFormulaSays) {
+TEST(Costs, MemoryOfAStepEqualsTheFormula) {
   for (const auto& [the, step] : all_measured()) {
     const auto& [name, options] = the;
     const Formula formula(options);
@@ -51,23 +51,23 @@ TEST(Costs, AStepHoldsWhatTheFormulaSays) {
     EXPECT_EQ(step.predicted.optimizer, 2 * formula.parameter_bytes()) << name;
     EXPECT_EQ(step.predicted.gathered, formula.gathered_bytes()) << name;
     EXPECT_LE(step.measured.unreduced, step.predicted.unreduced) << name;
-    // Several pieces: the gradients of all units wait for the last one, in full, from the first one on.
+    // With gradient accumulation, full gradients of all units stay in memory from the first piece to the last.
     if (options.grad_accum > 1) {
       EXPECT_EQ(step.measured.unreduced, formula.waiting_bytes()) << name;
     }
-    // A block that is recomputed is used before its experts' unit and after.
+    // A recomputed block is used both before and after the unit of its experts.
     const bool both = options.experts && options.checkpoint_activations;
     const auto units = formula.units();
     const auto slack = both ? std::min(units[0].flat(), units[1].flat()) : 0;
     EXPECT_LE(step.measured.gathered, formula.gathered_bytes() + slack) << name;
-    // Where experts are in use, which keep no share, those of some blocks lie beside them.
+    // Experts keep no share, so the experts of some blocks are in memory at the same time.
     const bool some = options.experts && formula.gathered_bytes() > formula.in_use_bytes();
     EXPECT_GE(step.measured.gathered, some ? formula.in_use_bytes() + 1 : formula.gathered_bytes()) << name;
   }
 }
 
-// What a benchmark calls over and over is no training step, of which each result is new.
-TEST(Costs, LayersOfAStepTakeTheShortWay) {
+// A benchmark repeats one call, but in a training step every result is a new tensor.
+TEST(Costs, LayersOfAStepTakeTheFastPath) {
   for (const auto& [the, step] : all_measured()) {
     const auto& [name, options] = the;
     const auto& calls = step.calls;
@@ -77,11 +77,12 @@ TEST(Costs, LayersOfAStepTakeTheShortWay) {
     EXPECT_GT(calls.hits, 200U) << name;
     const auto layers = static_cast<std::uint64_t>(options.layers);
     const auto again = options.checkpoint_activations ? layers : 0;
-    // Keys are built of the lists that are clipped and updated, of the inputs that are detached to be recomputed from,
-    // and of parameters, whose memory is looked at one by one; in bf16 each is cast, of more kinds than are remembered.
+    // Keys are built for lists that are clipped and updated, for inputs detached for recomputation, and for parameters,
+    // whose memory is checked individually. In bf16 each parameter is cast, and the casts exceed the memory for recent
+    // calls.
     EXPECT_LE(calls.key_lookups - calls.boxed_hits, (options.bf16 ? 2 : 1) * parameters + again + 3) << name;
-    if (options.mesh->tp > 1 || options.experts) continue;  // what is summed over tp is no simple call
-    // There and back: each layer's attention (recomputed: there again), embedding and loss.
+    if (options.mesh->tp > 1 || options.experts) continue;  // sums over tp do not take the fast path
+    // Forward and backward: the attention of each layer (once more if recomputed), embedding and loss.
     EXPECT_EQ(calls.boxed_hits, 2 * (layers + 2) + again) << name;
   }
 }

@@ -1,6 +1,6 @@
-// What a training step of examples/train must cost on rank 0, from sizes alone: collectives by kind and axis with the
-// bytes received, and bytes held. Element sizes: parameters, gradients and states 4; what is computed with 4, or 2 with
-// --mixed-precision bf16, but for norms and routers.
+// Costs of a training step of examples/train on rank 0, computed from sizes alone: collectives by kind and axis with
+// bytes received, and bytes in memory. Parameters, gradients and states have 4 bytes per element. Computation uses 4,
+// or 2 with --mixed-precision bf16, except for norms and routers.
 #pragma once
 
 #include <numeric>
@@ -12,12 +12,12 @@ namespace costs {
 
 using Int = std::int64_t;
 
-inline Int chunk(Int n, Int parts) { return (n + parts - 1) / parts; }  // rank 0's
+inline Int chunk(Int n, Int parts) { return (n + parts - 1) / parts; }  // chunk of rank 0
 inline Int aligned(Int bytes) { return chunk(bytes, 64) * 64; }
-// What a ring all-reduce of `bytes` brings to each of n ranks.
+// Bytes that a ring all-reduce of `bytes` sends to each of n ranks.
 inline Int reduced(Int bytes, Int n) { return 2 * bytes * (n - 1) / n; }
 
-// A parameter as tensor and expert parallelism leave it to this rank: rows are what a unit splits.
+// A parameter after tensor and expert parallelism on this rank; an FSDP unit splits its rows.
 struct Matrix {
   Int rows, width, element;
 };
@@ -58,14 +58,14 @@ class Formula {
     count_units(all);
     count_tensor_parallel(all);
     if (o.experts) count_experts(all);
-    // The number of targets of a batch that is split, together with its loss and whether one is out of bounds.
+    // One all-reduce sums the number of targets of a split batch, its loss and its bounds check.
     all["scalars"].calls = r * s > 1 ? pieces : 0;
     count_norm(all);
     std::erase_if(all, [](const auto& entry) { return entry.second.calls == 0; });
     return all;
   }
 
-  std::vector<Unit> units() const {  // the last one holds embedding, head and the last norm
+  std::vector<Unit> units() const {  // the last unit has embedding, head and final norm
     std::vector<Unit> all;
     for (Int layer = 0; layer < config.layers; ++layer) {
       if (o.experts) all.push_back(experts());
@@ -82,19 +82,19 @@ class Formula {
     return bytes;
   }
 
-  // Gradients as one piece of a batch leaves them, of all parameters that a unit splits or replicates.
+  // Gradients after one piece of a batch, of all parameters that a unit splits or replicates.
   Int waiting_bytes() const {
     Int bytes = 0;
     for (const auto& unit : units()) {
       const bool reduced = unit.ranks > 1 || (r > 1 && unit.axis == "shard");
       if (reduced) bytes += unit.sum([](const Matrix& m) { return m.rows * m.width * 4; });
     }
-    // Norms of split sequences are sums over tp.
+    // With sequence parallelism, gradients of norms are sums over tp.
     if (bytes == 0 && o.sequence_parallel) bytes = (2 * config.layers + 1) * 2 * config.hidden * 4;
     return bytes;
   }
 
-  // The unit in use beside the one for both ends of the model, or everything.
+  // Bytes of the root unit and the largest other unit, or of all units without reshard.
   Int in_use_bytes() const {
     Int all = 0, largest = 0;
     const auto list = units();
@@ -104,7 +104,7 @@ class Formula {
     }
     return o.reshard == "false" ? all : list.back().flat() + largest;
   }
-  // And this rank's shares of the other units, where neighbours keep a copy between them.
+  // Also includes this rank's shares of the other units if groups of ranks keep a copy.
   Int gathered_bytes() const {
     auto others = units();
     others.pop_back();
@@ -139,21 +139,21 @@ class Formula {
     return {{{here, width, element}, {here, width, element}, {here, width, element}}, "edp", sparse.edp};
   }
 
-  // Where backward begins, beside the unit of both ends: what forward used last. A layer that is recomputed begins with
-  // its attention instead, whose unit its experts' has replaced.
+  // The unit that backward uses first beside the root unit: the last one used in forward. Recomputation starts with the
+  // attention of the layer, whose unit the unit of experts has replaced.
   std::size_t kept_for_backward(const std::vector<Unit>& list) const {
     const std::size_t block = list.size() - 2, of_experts = block - 1;
     if (!o.experts || list[of_experts].ranks == 1) return block;
     return o.checkpoint_activations ? list.size() : of_experts;
   }
 
-  // Of a unit between forward and backward.
+  // Bytes of a unit that are kept between forward and backward.
   Int kept_share(const Unit& unit) const {
     if (o.reshard == "true" || o.reshard == "false" || std::stoll(o.reshard) >= unit.ranks) return 0;
     return aligned(chunk(unit.flat(), std::stoll(o.reshard)));
   }
 
-  // In forward and, where it was dropped, in backward: of all ranks, or of as many neighbours as keep a copy.
+  // Gathers in forward and, if resharded, in backward: from all ranks, or from the ranks that keep a copy together.
   void count_units(Counts& all) const {
     const auto list = units();
     for (std::size_t i = 0; i < list.size(); ++i) {
@@ -174,9 +174,9 @@ class Formula {
     return unit.flat() - kept_share(unit);
   }
 
-  // Two sums a block each way (one where experts take the MLP's place), one for the embedding and one for the gradient
-  // of the head's input; with sequence parallelism each is a reduce-scatter and an all-gather. Recomputation repeats
-  // those of the blocks, and of the first one's input, which comes as a sum unless the sequence is split.
+  // Each block has two sums per direction (one with experts in place of the MLP). The embedding and the gradient of the
+  // head's input add one each. With sequence parallelism each sum is a reduce-scatter and an all-gather. Recomputation
+  // repeats those of the blocks, and the sum of the first block's input unless the sequence is split.
   void count_tensor_parallel(Counts& all) const {
     if (t == 1) return;
     const Int h = config.hidden, parts = o.experts ? 1 : 2, bytes = tokens * h * element;
@@ -185,14 +185,14 @@ class Formula {
     if (o.sequence_parallel) {
       add(all, "reduce_scatter tp", sums, sums * bytes * (t - 1) / t);
       add(all, "all_gather tp", sums, sums * bytes * (t - 1) / t);
-      add(all, "all_reduce tp", 1, reduced((2 * config.layers + 1) * 2 * h * 4, t));  // of norms' gradients
+      add(all, "all_reduce tp", 1, reduced((2 * config.layers + 1) * 2 * h * 4, t));  // gradients of norms
     } else {
       add(all, "all_reduce tp", sums, sums * reduced(bytes, t));
     }
     add(all, "all_gather tp", pieces, pieces * tokens * (config.vocabulary - chunk(config.vocabulary, t)) * element);
   }
 
-  // A number for each parameter, over the one axis that splits any, or over all ranks where several do.
+  // One number per parameter, over the only axis that splits parameters, or over all ranks if several do.
   void count_norm(Counts& all) const {
     Int numbers = 0;
     for (const auto& unit : units()) numbers += static_cast<Int>(unit.parameters.size());
@@ -205,20 +205,20 @@ class Formula {
     add(all, "all_reduce " + axis, 1, reduced(numbers * 8, ranks));
   }
 
-  // Rows there and back, forward and backward, and again for recomputation.
+  // Rows are sent and returned, forward and backward, and again for recomputation.
   void count_experts(Counts& all) const {
     const Int h = config.hidden, layers = config.layers * pieces, passes = o.checkpoint_activations ? 6 : 4;
-    const bool cuts = t > 1 && sparse.etp == 1;  // ranks of tp share out the tokens that they all hold
+    const bool cuts = t > 1 && sparse.etp == 1;  // tp ranks split the tokens, which are replicated over tp
     const Int entries = tokens / (cuts ? t : 1) * o.experts->top_k;
     if (sparse.ep > 1) {
       add(all, "all_to_all ep", passes * layers, passes * layers * entries * (sparse.ep - 1) / sparse.ep * h * element);
     }
     if (t == 1) return;
     const Int bytes = tokens * h * element;
-    const Int ways = layers * passes / 2;  // results of the ranks of tp become one, and so do gradients
+    const Int ways = layers * passes / 2;  // results and gradients are combined over tp
     if (cuts) add(all, "all_gather tp", ways, ways * bytes * (t - 1) / t);
     if (!cuts) add(all, "all_reduce tp", ways, ways * reduced(bytes, t));
-    // The router's gradient, of this rank's tokens or part of the experts.
+    // The router's gradient, from this rank's tokens or part of the experts.
     add(all, "all_reduce tp", config.layers, config.layers * reduced(chunk(o.experts->experts, s) * h * 4, t));
   }
 

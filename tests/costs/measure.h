@@ -1,4 +1,4 @@
-// What one training step of examples/train does between ranks and holds in memory, as rank 0 sees it.
+// Measures communication and memory of one training step of examples/train on rank 0.
 #pragma once
 
 #include <map>
@@ -18,13 +18,13 @@ struct Count {
   friend bool operator==(const Count&, const Count&) = default;
 };
 inline void add(Count& count, std::int64_t calls, std::int64_t bytes) { count.calls += calls, count.bytes += bytes; }
-using Counts = std::map<std::string, Count>;  // by "all_gather shard"; "scalars": sums of single numbers, on any axis
+using Counts = std::map<std::string, Count>;  // key "all_gather shard"; "scalars": sums of single numbers on any axis
 
 struct Step {
   Counts counts;
-  Counts all, by_module;  // with single numbers too: as events, and as CommDebugMode's sums over modules and phases
+  Counts all, by_module;  // including single numbers: from events, and summed from CommDebugMode
   dtensor::FsdpMemory predicted, measured;
-  dtensor::CacheStats calls;  // of operators on DTensors, in that step
+  dtensor::CacheStats calls;  // operators on DTensors in that step
 };
 
 inline dtensor::CacheStats operator-(dtensor::CacheStats a, const dtensor::CacheStats& b) {
@@ -32,8 +32,8 @@ inline dtensor::CacheStats operator-(dtensor::CacheStats a, const dtensor::Cache
   return a;
 }
 
-// The last of four steps: caches and orders are recorded by then. Memory is the highest of all steps. Ways of calls are
-// those of the step before, in which no module is asked for.
+// Returns communication of the last of four steps, when caches and orders are recorded. Memory is the maximum of all
+// steps. Cache statistics are those of the previous step, which runs without CommDebugMode.
 inline Step measure(train::Options options, const train::Corpus& corpus) {
   options.steps = 4;
   if (options.experts) options.experts->show_load = false;
@@ -44,7 +44,7 @@ inline Step measure(train::Options options, const train::Corpus& corpus) {
     const dtensor::EventListener listener(
         [&](const dtensor::Event& event) {
           add(all[event.name + " " + event.axis], 1, event.bytes);
-          const bool scalar = event.name == "all_reduce" && event.bytes < 24;  // up to three
+          const bool scalar = event.name == "all_reduce" && event.bytes < 24;  // up to three numbers
           add(counts[scalar ? "scalars" : event.name + " " + event.axis], 1, scalar ? 0 : event.bytes);
         },
         {dtensor::Event::Kind::collective});

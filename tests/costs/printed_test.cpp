@@ -1,4 +1,4 @@
-// What the programs print and write is the formula too, to 5 %: --memory, the bytes received, and the trace.
+// Printed and written costs equal the formula within 5 %: --memory, the bytes received, and the trace.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -48,7 +48,7 @@ std::string printed(Words words, train::Kind kind) {
   return testing::internal::GetCapturedStdout();
 }
 
-// "35.4 KB" at `text`, or what comes after `key` and blanks there.
+// Parses "35.4 KB" at `text` after `key` and spaces; returns bytes, or -1 without the key.
 double bytes_at(const std::string& text, const std::string& key) {
   const auto found = text.find(key);
   if (found == std::string::npos) return -1;
@@ -69,7 +69,7 @@ void expect_row(const std::string& out, const std::string& key, Int expected, co
   EXPECT_NEAR(bytes_at(line, "measured"), static_cast<double>(expected), near) << name << ": " << line;
 }
 
-// Bytes that rank 0 received, by "all_gather shard".
+// Bytes that rank 0 received, by keys as "all_gather shard".
 std::map<std::string, double> traced(const std::string& path) {
   const auto trace = nlohmann::json::parse(std::ifstream(path));
   std::map<std::string, double> bytes;
@@ -111,7 +111,7 @@ void expect_formula(const std::string& name, const train::Options& options) {
   }
 }
 
-TEST(Costs, WhatIsPrintedAndTracedIsTheFormula) {
+TEST(Costs, PrintedAndTracedBytesEqualTheFormula) {
   for (const auto& [name, base] : layouts()) {
     for (const bool bf16 : {false, true}) {
       auto options = base;

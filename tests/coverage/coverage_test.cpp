@@ -1,5 +1,5 @@
-// docs/coverage.md is what the dispatcher of this LibTorch gives; nothing in it is unknown, and few run replicated.
-// Operators that another library registers later are caught, run replicated, and keep shards once they have a rule.
+// docs/coverage.md equals the dispatcher of this LibTorch, without unknown operators and with few gathered ones.
+// Operators that another library registers later run replicated, and keep shards once they have a rule.
 #include "coverage/coverage.h"
 
 #include <dtensor/rule.h>
@@ -34,7 +34,7 @@ TEST(Coverage, PageIsUpToDate) {
   const std::string now = coverage::page(coverage::table()), file = read(test::data_path("../../docs/coverage.md"));
   const std::string written = file.substr(0, file.find(coverage::kHandWrittenSection));
   EXPECT_TRUE(now == written) << first_difference(now, written)
-                              << "\nIf that is meant: tools/coverage docs/coverage.md";
+                              << "\nTo update the page: tools/coverage docs/coverage.md";
 }
 
 TEST(Coverage, NothingIsUnknownAndFewAreReplicated) {
@@ -51,7 +51,7 @@ TEST(Coverage, NothingIsUnknownAndFewAreReplicated) {
 at::Tensor scale_rows(const at::Tensor& x, const at::Tensor& s) { return x * s.unsqueeze(1); }
 
 TEST(Coverage, OperatorsOfAnotherLibraryRunReplicatedUntilTheyHaveARule) {
-  on_mesh({2}, [](const DeviceMesh& mesh) { distribute_tensor(at::ones({2}), mesh, {Shard(0)}); });  // the engine is up
+  on_mesh({2}, [](const DeviceMesh& mesh) { distribute_tensor(at::ones({2}), mesh, {Shard(0)}); });  // loads the engine
   torch::Library library(torch::Library::DEF, "cover_test", std::nullopt, __FILE__, __LINE__);
   library.def("scale_rows(Tensor x, Tensor s) -> Tensor");
   library.impl("scale_rows", c10::DispatchKey::CPU, scale_rows);

@@ -1,4 +1,4 @@
-// The rule of every operator as text: a change to any rule is a readable difference.
+// The rule of every operator as text, so that changes of rules are readable differences.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -11,7 +11,7 @@
 namespace dtensor::test {
 namespace {
 
-// tests/data/rules.golden: every operator of the book, in one line. To renew it, set DTENSOR_RENEW to 1 and look at the
+// tests/data/rules.golden has one line for every operator of the rule book. DTENSOR_RENEW=1 renews it; review the
 // difference.
 TEST(RulesGolden, Texts) {
   const std::string path = test::data_path("rules.golden");

@@ -1,4 +1,4 @@
-// A rank that waits for a debugger, when the run is over.
+// A rank that waits for a debugger while another rank fails.
 #include "dtensor/debug_rank.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace dtensor::test {
 namespace {
 
-TEST(DebugRank, DoesNotOutliveTheRun) {
+TEST(DebugRank, WaitingRankEndsWithTheRun) {
   const auto fails = [](Communicator world) {
     if (world.rank() == 1) throw std::runtime_error("the disk is full");
     EXPECT_THROW(debug_rank(world, 0), CommError);

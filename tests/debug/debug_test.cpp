@@ -1,4 +1,4 @@
-// What the debugging aids say of a program: counts, memory, pictures, and a rank that stops while the others wait.
+// Debugging aids: counts, memory, visualizations, and a rank that stops while the others wait.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -19,7 +19,7 @@ void on_2x2(const std::function<void(const DeviceMesh&)>& body) {
   run_local(4, [&](Communicator world) { body(init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"})); });
 }
 
-TEST(CommDebugMode, FilesCollectivesUnderModulesForwardAndBackward) {
+TEST(CommDebugMode, AttributesCollectivesToModulesAndPhases) {
   on_2x2([](const DeviceMesh& mesh) {
     const at::Tensor w = distribute_tensor(at::ones({4, 4}), mesh, {Replicate(), Shard(0)}).requires_grad_();
     const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0), Shard(1)});
@@ -32,9 +32,9 @@ TEST(CommDebugMode, FilesCollectivesUnderModulesForwardAndBackward) {
       y = at::relu(at::mm(x, w));
     }
     EXPECT_EQ(comms.total("all_reduce", "tp", "h.0.mlp").calls, 1) << comms.table();
-    EXPECT_EQ(comms.total("all_reduce", "tp", "h.0.ml").calls, 0);  // a part of a name is no module
+    EXPECT_EQ(comms.total("all_reduce", "tp", "h.0.ml").calls, 0);  // a part of a name does not match
     y.sum().backward();
-    EXPECT_EQ(comms.total("all_reduce", Phase::backward, "h.0").calls, 1) << comms.table();  // of w, over dp
+    EXPECT_EQ(comms.total("all_reduce", Phase::backward, "h.0").calls, 1) << comms.table();  // gradient of w, over dp
     EXPECT_EQ(comms.total("all_reduce", "dp", "h.0.mlp").bytes, 4 * 2 * 4) << comms.table();
     EXPECT_NE(comms.table().find("h.0.mlp  backward"), std::string::npos) << comms.table();
     comms.reset();
@@ -42,7 +42,7 @@ TEST(CommDebugMode, FilesCollectivesUnderModulesForwardAndBackward) {
   });
 }
 
-TEST(CommDebugMode, NamesTheParametersThatCollectivesAreFor) {
+TEST(CommDebugMode, NamesTheParametersOfCollectives) {
   on_2x2([](const DeviceMesh& mesh) {
     at::Tensor norm = distribute_tensor(at::ones({4}), mesh, {Replicate(), Replicate()}).requires_grad_();
     at::Tensor w = distribute_tensor(at::ones({4, 6}), mesh, {Shard(1), Shard(0)}).requires_grad_();
@@ -54,18 +54,18 @@ TEST(CommDebugMode, NamesTheParametersThatCollectivesAreFor) {
     const at::Tensor gathered = DTensor(w).redistribute({Replicate(), Shard(0)});
     EXPECT_EQ(of("h.0.w", Phase::forward).calls, 1) << comms.table();
     EXPECT_EQ(of("h.0.w", Phase::forward).bytes, 2 * 3 * 4) << comms.table();  // the other half of [2, 6] floats
-    at::mm(x, w.t().t()).sum();                                                // views of a parameter are it
+    at::mm(x, w.t().t()).sum();                                                // views count as the parameter
     EXPECT_GT(of("h.0.w", Phase::forward).calls, 1) << comms.table();
     at::mul(x, norm).sum().backward();
-    EXPECT_EQ(of("h.0.norm", Phase::backward).calls, 1) << comms.table();  // its gradient, over dp
+    EXPECT_EQ(of("h.0.norm", Phase::backward).calls, 1) << comms.table();  // gradient of norm, over dp
     EXPECT_EQ(of("h.0.norm", Phase::backward).bytes, 4 * 4) << comms.table();
     DTensor(at::relu(x)).full_tensor();
-    EXPECT_EQ(of("", Phase::forward).calls, 1) << comms.table();  // an activation is no parameter
+    EXPECT_EQ(of("", Phase::forward).calls, 1) << comms.table();  // an activation has no parameter name
     EXPECT_NE(comms.table().find("parameter"), std::string::npos) << comms.table();
   });
 }
 
-TEST(CommDebugMode, NamesUnitsByWhatTheirParametersHaveInCommon) {
+TEST(CommDebugMode, NamesUnitsByTheirCommonPrefix) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
     std::vector<at::Tensor> w;
@@ -80,7 +80,7 @@ TEST(CommDebugMode, NamesUnitsByWhatTheirParametersHaveInCommon) {
     const auto of = [&](const std::string& name, const std::string& kind) {
       return comms.total([&](const CommKey& key) { return key.parameter == name && key.kind == kind; });
     };
-    const std::int64_t half = 4 * 4 / 2 * 4;  // of a matrix, which the other rank has
+    const std::int64_t half = 4 * 4 / 2 * 4;  // half of a matrix, from the other rank
     for (const char* kind : {"all_gather", "reduce_scatter"}) {
       EXPECT_EQ(of("h.0.* (2)", kind).bytes, 2 * half) << comms.table();
       EXPECT_EQ(of("head", kind).bytes, half) << comms.table();
@@ -89,7 +89,7 @@ TEST(CommDebugMode, NamesUnitsByWhatTheirParametersHaveInCommon) {
   });
 }
 
-TEST(CommDebugMode, WithoutNamesItsTableIsAsBefore) {
+TEST(CommDebugMode, TableWithoutNamesHasNoParameterColumn) {
   on_2x2([](const DeviceMesh& mesh) {
     const at::Tensor w = distribute_tensor(at::ones({4, 6}), mesh, {Shard(1), Shard(0)});
     const CommDebugMode comms;
@@ -99,7 +99,7 @@ TEST(CommDebugMode, WithoutNamesItsTableIsAsBefore) {
   });
 }
 
-TEST(MemoryTimeline, CountsThisRanksBytesByModule) {
+TEST(MemoryTimeline, CountsBytesOfThisRankByModule) {
   run_local(2, [](Communicator world) {
     const std::string name = "big";
     MemoryTimeline memory;
@@ -130,8 +130,8 @@ TEST(MemoryTimeline, CountsThisRanksBytesByModule) {
   });
 }
 
-// Live bytes of backward are filed under the module whose forward made the node.
-TEST(MemoryTimeline, FollowsBackward) {
+// Live bytes in backward belong to the module whose forward made the node.
+TEST(MemoryTimeline, AttributesBackwardToModules) {
   const std::string name = "layer";
   at::Tensor x = at::ones({1 << 16}).requires_grad_();
   MemoryTimeline memory;
@@ -147,8 +147,8 @@ TEST(MemoryTimeline, FollowsBackward) {
   EXPECT_EQ(memory.peak().phase, Phase::backward);
 }
 
-// Two blocks, of which the larger was made inside a module; what is given back before the peak holds nothing there.
-TEST(MemoryTimeline, NamesWhoHoldsMemoryAtThePeak) {
+// Two blocks, the larger made inside a module. Memory freed before the peak is not listed.
+TEST(MemoryTimeline, ListsModulesWithMemoryAtThePeak) {
   const std::string name = "h.0";
   MemoryTimeline memory;
   at::Tensor outside = at::empty({1000}, at::kByte), inside;
@@ -158,7 +158,7 @@ TEST(MemoryTimeline, NamesWhoHoldsMemoryAtThePeak) {
   }
   at::empty({400}, at::kByte);
   outside.reset();
-  const at::Tensor later = at::empty({300}, at::kByte);  // no new peak
+  const at::Tensor later = at::empty({300}, at::kByte);  // below the peak
   const auto holders = memory.holders_at_peak();
   ASSERT_EQ(holders.size(), 2U);
   EXPECT_EQ(holders[0].module, "h.0");
@@ -174,8 +174,8 @@ TEST(MemoryTimeline, NamesWhoHoldsMemoryAtThePeak) {
   }
 }
 
-// Of a sum of shares that gelu needs whole, and of a gather that the program asked for.
-TEST(Explain, TellsOnlyWhatMovesByModuleAndWhatWouldAvoidIt) {
+// A redistribution for gelu, which needs the full sum, and a gather that the program requests.
+TEST(Explain, ListsRedistributionsByModuleWithAlternatives) {
   on_2x2([](const DeviceMesh& mesh) {
     const std::string name = "h.0";
     const at::Tensor x = ones({8, 8}, mesh, {Shard(0), Shard(0)}), w = ones({8, 6}, mesh, {Replicate(), Shard(1)});
@@ -189,7 +189,7 @@ TEST(Explain, TellsOnlyWhatMovesByModuleAndWhatWouldAvoidIt) {
       }
       DTensor(w).full_tensor();
     });
-    // An all_reduce of 4 x 6 floats brings 2 (n - 1) / n of them; the gather of halves one half.
+    // An all_reduce of 4 x 6 floats receives 2 (n - 1) / n of them; the gather of halves receives one half.
     EXPECT_EQ(reported,
               "outside any module: 96 bytes\n  full_tensor: 1 all_gather over tp, 96 bytes\n"
               "h.0: 96 bytes\n  aten::gelu: 1 all_reduce over dp, 96 bytes\n"
@@ -199,7 +199,7 @@ TEST(Explain, TellsOnlyWhatMovesByModuleAndWhatWouldAvoidIt) {
   });
 }
 
-TEST(Events, CarryOperandsModulesPhasesAndMembers) {
+TEST(Events, HaveOperandsModulesAxesAndRanks) {
   on_2x2([](const DeviceMesh& mesh) {
     const std::string name = "h.0";
     std::vector<Event> events;
@@ -224,8 +224,8 @@ TEST(Events, CarryOperandsModulesPhasesAndMembers) {
   });
 }
 
-// Dark words on pale ground, whatever the page: the page's own colour is not inherited.
-TEST(Plot, ColoursItsWordsItself) {
+// The colours are explicit, so that the page's colour is not inherited.
+TEST(Plot, HasExplicitColours) {
   on_2x2([](const DeviceMesh& mesh) {
     const auto svg = visualize_sharding_svg(ones({8, 8}, mesh, {Shard(0), Shard(1)}));
     EXPECT_NE(svg.find("fill=\"#222\""), std::string::npos);
@@ -234,7 +234,7 @@ TEST(Plot, ColoursItsWordsItself) {
     for (auto at = svg.find("stroke=\"black\""); at != std::string::npos; at = svg.find("stroke=\"black\"", at + 1)) {
       colours.insert(svg.substr(at - 9, 7));
     }
-    EXPECT_EQ(colours.size(), 4U) << svg;  // one for each set of ranks
+    EXPECT_EQ(colours.size(), 4U) << svg;  // one per set of ranks
   });
 }
 
@@ -259,8 +259,8 @@ TEST(Plot, NamesTheRanksOfEachPart) {
   });
 }
 
-// Every element of the picture is held by exactly the ranks that it names.
-TEST(Plot, AgreesWithTheLocalParts) {
+// Each part of the visualization names exactly the ranks that store it.
+TEST(Plot, MatchesLocalTensors) {
   for (const auto& shape : {test::Shape{3}, test::Shape{2, 3}}) {
     test::on_mesh(shape, [&](const DeviceMesh& mesh) {
       test::Draw draw(3);
@@ -273,7 +273,7 @@ TEST(Plot, AgreesWithTheLocalParts) {
         const std::string rank = std::to_string(mesh.world().rank());
         if (local.numel() == 0) continue;
         const std::int64_t row = local.flatten()[0].item<std::int64_t>() / sizes[1];
-        // The line that starts at this rank's first row names the rank.
+        // The line of this rank's first row names the rank.
         const std::size_t line = text.find("\n" + std::to_string(row) + ":");
         ASSERT_NE(line, std::string::npos) << text;
         const std::string cells = text.substr(text.find('|', line), text.find('\n', line + 1) - text.find('|', line));
@@ -304,7 +304,7 @@ TEST(DebugRank, OthersWaitWithoutTimingOut) {
     EXPECT_THROW(debug_rank(world, 3), c10::Error);
   });
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2}));
-  // Afterwards waits time out again: rank 0 comes when the other has waited in vain, however late threads start here.
+  // Afterwards waits time out again. Rank 0 arrives after the other rank has timed out, even if threads start late.
   std::atomic<bool> timed_out{false};
   EXPECT_ANY_THROW(run_local(
       2,

@@ -1,5 +1,5 @@
-// The operator and the module that first made a value that is not finite, the same on every rank; what merely passed
-// it on, or was told to make it, is not named.
+// find_nonfinite() names the operator and module that first produced a non-finite value, equal on every rank. Operators
+// that only propagate it or fill with it are not named.
 #include "dtensor/debug.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ using namespace dtensor;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Two linear layers with a square root between them, which is NaN of negative numbers.
+// Two linear layers with a square root between them, which is NaN for negative numbers.
 struct Net {
   at::Tensor first, second;
 
@@ -44,20 +44,20 @@ Net net_on(const DeviceMesh& mesh) {
           distribute_tensor(at::ones({4, 2}), mesh, {Replicate(), Shard(0)}).requires_grad_()};
 }
 
-// Eight rows over four ranks of a 2x2 mesh; one of them makes the root NaN.
+// Eight rows on a 2x2 mesh; one row can make the square root NaN.
 at::Tensor rows_with(double value, std::int64_t row, const DeviceMesh& mesh) {
   at::Tensor x = at::ones({8, 4});
   x[row].fill_(value);
   return distribute_tensor(x, mesh, {Shard(0), Replicate()});
 }
 
-TEST(FindNonfinite, AllRanksNameTheModuleThatOneRanksShardMadeNan) {
+TEST(FindNonfinite, AllRanksNameTheModuleOfNanOnOneRank) {
   std::mutex mutex;
   std::set<std::string> reported;
   run_local(4, [&](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
     const Net net = net_on(mesh);
-    const at::Tensor x = rows_with(-1, 5, mesh);  // ranks 2 and 3 have it
+    const at::Tensor x = rows_with(-1, 5, mesh);  // the row is on ranks 2 and 3
     const auto report = find_nonfinite([&] { net(x).sum().backward(); }, world);
     ASSERT_TRUE(report.nan);
     EXPECT_EQ(report.nan->module, "net.root");
@@ -87,7 +87,7 @@ TEST(FindNonfinite, BackwardIsAttributedToTheModuleOfItsForward) {
   });
 }
 
-TEST(FindNonfinite, GivenValuesAreAttributedToNoOperator) {
+TEST(FindNonfinite, FillValuesAndOperandsAreNotAttributed) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
     const at::Tensor x = rand({4, 4}, mesh, {Shard(0)});
@@ -110,12 +110,12 @@ TEST(FindNonfinite, GivenValuesAreAttributedToNoOperator) {
 
     const auto made = find_nonfinite([&] { at::add(bad, x), at::log(at::mul(x, -1)); }, world);
     ASSERT_TRUE(made.nan);
-    EXPECT_EQ(made.nan->op, "aten::log") << made.str();  // whoever made one comes before who was given one
+    EXPECT_EQ(made.nan->op, "aten::log") << made.str();  // producers take precedence over consumers
   });
 }
 
-TEST(FindNonfinite, OverflowIsReportedWithTheNanThatItBecame) {
-  const at::Tensor x = at::full({3}, 1000.0f);  // plain tensors, no ranks
+TEST(FindNonfinite, OverflowIsReportedWithTheResultingNan) {
+  const at::Tensor x = at::full({3}, 1000.0f);  // regular tensors, no ranks
   const auto report = find_nonfinite([&] {
     const at::Tensor e = at::exp(x);
     at::div(e, e.sum());
@@ -126,7 +126,7 @@ TEST(FindNonfinite, OverflowIsReportedWithTheNanThatItBecame) {
             "forward, by aten::exp on rank 0");
 }
 
-// One rank's shard of a parameter has NaN, or infinity; the product gathers it on all.
+// One rank's shard of a parameter has NaN or infinity; the product gathers it on all ranks.
 TEST(FindNonfinite, ValuesOfAnotherRankAreNotAttributedToThisRank) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
@@ -146,8 +146,8 @@ TEST(FindNonfinite, ValuesOfAnotherRankAreNotAttributedToThisRank) {
   });
 }
 
-// Rank 2 holds no row of two: its share of the largest is minus infinity.
-TEST(FindNonfinite, SharesOfRanksThatHoldNothingAreNoValues) {
+// Rank 2 has none of two rows: its partial maximum is minus infinity.
+TEST(FindNonfinite, PartialsOfEmptyShardsAreIgnored) {
   run_local(3, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"dp"});
     const at::Tensor x = distribute_tensor(at::ones({2, 4}), mesh, {Shard(0)});
@@ -161,14 +161,14 @@ TEST(FindNonfinite, SharesOfRanksThatHoldNothingAreNoValues) {
   });
 }
 
-TEST(FindNonfinite, ListOperatorsThatReturnNothingAreSeen) {
+TEST(FindNonfinite, ListOperatorsWithoutResultsAreChecked) {
   const std::vector<at::Tensor> list{at::ones({2}), at::ones({3})};
   const auto report = find_nonfinite([&] { at::_foreach_div_(list, 0); });
   ASSERT_TRUE(report.infinite);
   EXPECT_EQ(report.infinite->op, "aten::_foreach_div_");
 }
 
-TEST(FindNonfinite, AgreesInAMeshScope) {
+TEST(FindNonfinite, WorksInAMeshScope) {
   run_local(2, [](Communicator world) {
     const MeshScope scope(init_device_mesh(world, at::kCPU, {2}, {"dp"}), {Shard(0)});
     const auto report = find_nonfinite([] { at::log(at::full({4}, -1.0)); }, world);
@@ -177,8 +177,8 @@ TEST(FindNonfinite, AgreesInAMeshScope) {
   });
 }
 
-TEST(CheckStepFinite, RunsNothingWhileNumbersAreFiniteAndSaysWhatTheyWere) {
-  const auto never = [] { FAIL() << "the pass ran"; };
+TEST(CheckStepFinite, RunsThePassOnlyForNonFiniteNumbers) {
+  const auto never = [] { FAIL() << "the pass must not run"; };
   check_step_finite({.step = 1, .loss = 2, .gradient_norm = 3}, never);
   const auto text = [](StepNumbers numbers) -> std::string {
     try {
@@ -195,7 +195,7 @@ TEST(CheckStepFinite, RunsNothingWhileNumbersAreFiniteAndSaysWhatTheyWere) {
             std::string::npos);
 }
 
-// A loop as a user writes it: the batch goes bad at step 2, on one rank's rows only.
+// A training loop: at step 2 the batch has bad values on the rows of one rank.
 TEST(CheckStepFinite, StopsEveryRankBeforeTheParametersChange) {
   std::mutex mutex;
   std::set<std::string> reported;
@@ -223,7 +223,7 @@ TEST(CheckStepFinite, StopsEveryRankBeforeTheParametersChange) {
     }
     EXPECT_EQ(step, 2);
     EXPECT_TRUE(at::equal(DTensor(net.first.detach()).full_tensor(), before));
-    EXPECT_FALSE(at::equal(before, at::ones({4, 4})));  // the steps before changed them
+    EXPECT_FALSE(at::equal(before, at::ones({4, 4})));  // previous steps changed them
   });
   EXPECT_EQ(reported,
             std::set<std::string>({"step 2: the loss is NaN: NaN first in net.root, forward, by aten::sqrt on "

@@ -1,4 +1,4 @@
-// A coarse timeline thins out what it keeps, but never the highest moment.
+// A timeline with coarse resolution drops samples, but never the highest.
 #include "dtensor/debug.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ TEST(MemoryTimeline, KeepsTheHighestSampleAtAnyResolution) {
     second = at::empty({700000}, at::kByte);
     const std::int64_t before = memory.peak().bytes;
     second.reset();
-    memory.reset_peak();  // what was the highest stays
+    memory.reset_peak();  // the previous highest sample stays
     const at::Tensor third = at::empty({3000000}, at::kByte), fourth = at::empty({100}, at::kByte);
     const auto& all = memory.samples();
     EXPECT_TRUE(std::any_of(all.begin(), all.end(), [&](const auto& s) { return s.bytes == before; })) << resolution;
@@ -44,20 +44,20 @@ TEST(MemoryTimeline, KeepsTheHighestSampleAtAnyResolution) {
   }
 }
 
-bool is_heard() { return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr; }
+bool has_profiler_state() { return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr; }
 
-// The inner one goes on, and nothing is left of either.
-TEST(MemoryTimeline, TwoEndInAnyOrder) {
+// The inner timeline continues, and both leave no state behind.
+TEST(MemoryTimeline, TimelinesEndInAnyOrder) {
   auto outer = std::make_unique<MemoryTimeline>(), inner = std::make_unique<MemoryTimeline>();
   outer.reset();
   const at::Tensor x = at::empty({1000}, at::kByte);
   EXPECT_GE(inner->live(), 1000);
   inner.reset();
-  EXPECT_FALSE(is_heard());
+  EXPECT_FALSE(has_profiler_state());
 }
 
-// A scope that was opened meanwhile holds, and what it hides is forgotten when it ends.
-TEST(MemoryTimeline, EndsBeforeAScopeThatWasOpenedLater) {
+// A scope opened later stays current, and the hidden state ends with it.
+TEST(MemoryTimeline, EndsBeforeAScopeOpenedLater) {
   auto memory = std::make_unique<MemoryTimeline>();
   {
     const ScopedValue<double> scope(7, Recompute::unchanged);
@@ -66,11 +66,11 @@ TEST(MemoryTimeline, EndsBeforeAScopeThatWasOpenedLater) {
     EXPECT_EQ(*ScopedValue<double>::current(), 7);
   }
   { const MemoryTimeline another; }
-  EXPECT_FALSE(is_heard());
+  EXPECT_FALSE(has_profiler_state());
 }
 
-// Gathered parameters are the most of it in many programs.
-TEST(MemoryTimeline, CountsWhatCollectivesPutOut) {
+// Gathered parameters dominate memory in many programs.
+TEST(MemoryTimeline, CountsOutputsOfCollectives) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2});
     const at::Tensor halves = distribute_tensor(at::ones({1 << 20}), mesh, {Shard(0)});

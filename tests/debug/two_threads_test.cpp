@@ -1,4 +1,4 @@
-// Where a backward pass runs on a thread of its own, two threads tell of what they do at the same time.
+// If backward runs on its own thread, two threads report events concurrently.
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace dtensor {
 namespace {
 
-// The other one with this one's state, as autograd's threads have it.
+// The second thread gets the thread-local state of this one, as autograd's threads do.
 void on_two_threads(const std::function<void()>& run) {
   const at::ThreadLocalState state;
   std::thread other([&] {
@@ -23,7 +23,7 @@ void on_two_threads(const std::function<void()>& run) {
   other.join();
 }
 
-TEST(TwoThreads, ATimelineReceivesEventsOfBoth) {
+TEST(TwoThreads, TimelineReceivesEventsOfBoth) {
   constexpr std::size_t kTensors = 3000;
   const MemoryTimeline memory;
   on_two_threads([] {

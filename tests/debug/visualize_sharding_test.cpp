@@ -1,4 +1,4 @@
-// Pictures of meshes whose dimensions have names that mean something in SVG.
+// Visualizations of meshes whose dimension names have special characters of SVG.
 #include <gtest/gtest.h>
 
 #include "dtensor/debug.h"
@@ -7,7 +7,7 @@
 namespace dtensor::test {
 namespace {
 
-TEST(PictureNames, AreEscaped) {
+TEST(VisualizationNames, AreEscaped) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"a<b&c"});
     const auto drawing = visualize_sharding_svg({4, 4}, mesh, {Shard(0)});

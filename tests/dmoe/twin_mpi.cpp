@@ -1,4 +1,4 @@
-// The twin between processes.
+// Compares every variant with one device, between processes.
 #include <ATen/ATen.h>
 
 #include <cstdio>

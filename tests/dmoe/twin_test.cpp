@@ -1,4 +1,4 @@
-// Every form of the dropless layer is its formulas in plain ATen, through clipping and AdamW.
+// Every variant of the dropless layer equals its formulas in plain ATen, including clipping and AdamW.
 #include <gtest/gtest.h>
 
 #include "dmoe/twin.h"
@@ -9,10 +9,10 @@ namespace {
 
 class Twin : public testing::TestWithParam<at::ScalarType> {};
 
-TEST_P(Twin, EveryFormIsItsFormulas) {
+TEST_P(Twin, EveryVariantEqualsItsFormulas) {
   dtensor::run_local(2, [&](const dtensor::Communicator& world) {
     const auto reference = run(world, Variant::one_device, GetParam());
-    EXPECT_GT(reference.norms[0], 1) << "nothing would be clipped";
+    EXPECT_GT(reference.norms[0], 1) << "the norm is too small to be clipped";
     for (const auto form : distributed_variants()) {
       const auto d = difference(run(world, form, GetParam()), reference);
       EXPECT_LE(d.output, bound(GetParam())) << name_of(form);
@@ -23,8 +23,8 @@ TEST_P(Twin, EveryFormIsItsFormulas) {
   });
 }
 
-// Wherever it comes: NaN is within no bound.
-TEST(TwinDifference, OfWhatIsNoNumberIsNoEquality) {
+// NaN in any compared value exceeds every bound.
+TEST(TwinDifference, NaNIsNotWithinTheBound) {
   const TrainingRun fine{
       {at::ones({2}), at::ones({2})}, {at::ones({2}), at::ones({2})}, {at::ones({2}), at::ones({2})}, {1, 1}};
   EXPECT_EQ(difference(fine, fine).largest(), 0);
