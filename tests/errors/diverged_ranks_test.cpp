@@ -1,4 +1,4 @@
-// Ranks whose programs part: each is told what the others called, for which operator, in which module.
+// Diverged ranks: each error names what the other ranks called, for which operator, in which module.
 #include "reported_errors.h"
 
 namespace dtensor {
@@ -25,13 +25,13 @@ TEST(DivergedRanks, DifferentOperatorsOnOneAxis) {
         const bool first = mesh.world().rank() % 2 == 0;
         const at::Tensor x = sums(mesh, "tp"), y = ones({4, 8}, mesh, {Replicate(), Shard(0)});
         const ModuleScope scope(first ? kAttention : kMlp);
-        if (mesh.world().rank() > 1) return mesh.world().barrier();  // of the other half nothing is asked
+        if (mesh.world().rank() > 1) return mesh.world().barrier();  // the other pair only waits
         first ? static_cast<void>(at::gelu(x)) : static_cast<void>(DTensor(y).full_tensor());
       },
       Alike::message);
 }
 
-TEST(DivergedRanks, OneAloneCallsAnOperator) {
+TEST(DivergedRanks, OnlyOneRankCallsAnOperator) {
   const auto texts = texts_of(2, [](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
     const at::Tensor x = sums(mesh, "dp");
@@ -44,7 +44,7 @@ TEST(DivergedRanks, OneAloneCallsAnOperator) {
                    "on dp {0, 1} for aten::gelu in mlp", "in aten::gelu(f32[4, 8] [P(sum)]) on DeviceMesh("});
 }
 
-// 0 and 3 begin along one axis, 1 and 2 along the other.
+// Ranks 0 and 3 start with one axis, ranks 1 and 2 with the other.
 TEST(DivergedRanks, AxesInDifferentOrder) {
   expect_error(
       {"ranks wait for each other", "waits in all_reduce #", "for aten::gelu in h.0.mlp", "aten::gelu"},
@@ -57,8 +57,8 @@ TEST(DivergedRanks, AxesInDifferentOrder) {
       Alike::message);
 }
 
-// Only the rank that holds the wrong index sees it, and its program goes on with something else.
-TEST(DivergedRanks, OneCaughtWhatTheOthersDidNotMeet) {
+// Only the rank with the invalid index gets an error; it catches the error and calls something else.
+TEST(DivergedRanks, OneRankCaughtAnErrorOfItsOwn) {
   const auto look_up = [](const DeviceMesh& mesh) {
     const at::Tensor table = ones({4, 8}, mesh, {Replicate()});
     const at::Tensor ids = distribute_tensor(at::tensor({1, 2, 3, 99}, at::kLong), mesh, {Shard(0)});
@@ -78,8 +78,8 @@ TEST(DivergedRanks, OneCaughtWhatTheOthersDidNotMeet) {
                   Alike::message);
 }
 
-// What all met, and caught, is no reason.
-TEST(DivergedRanks, AnErrorOfAllIsNotTold) {
+// An error that all ranks caught is not listed as the cause.
+TEST(DivergedRanks, ErrorOfAllRanksIsNotReported) {
   const auto texts = texts_of(2, [&](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
     EXPECT_THROW(at::mm(sums(mesh, "dp"), sums(mesh, "dp")), c10::Error);

@@ -1,4 +1,4 @@
-// An object that was moved from says so, and does not end the program.
+// Use of a moved-from object throws an error and does not end the program.
 #include "checkpoint/folder.h"
 #include "dtensor/checkpoint.h"
 #include "dtensor/fully_shard.h"

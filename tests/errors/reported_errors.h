@@ -1,4 +1,4 @@
-// What each thread rank is told of a mistake.
+// Errors that each thread rank gets for a mistake.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,8 +15,8 @@
 
 namespace dtensor::test {
 
-// The text that each rank meets; "no error" where it meets none. Nothing hangs: a rank that waits for one that has left
-// is told so, and whatever else there is ends after a minute.
+// Returns the error of each rank, or "no error". A rank that waits for a rank that returned gets an error; all other
+// waits end after a minute.
 inline std::vector<std::string> texts_of(int ranks, const std::function<void(const Communicator&)>& mistake) {
   std::vector<std::string> texts(static_cast<std::size_t>(ranks), "no error");
   RunOptions options;
@@ -37,10 +37,10 @@ inline std::vector<std::string> texts_of(int ranks, const std::function<void(con
   return texts;
 }
 
-// What of a text is compared across ranks.
+// What part of an error is compared across ranks.
 enum class Alike {
   wholly,
-  message,  // not the brackets behind it, in which a rank says where it was itself and with what
+  message,  // without the parentheses at the end, which name this rank's operator and operands
 };
 
 inline std::string compared(const std::string& text, Alike alike) {
@@ -53,7 +53,7 @@ inline std::string page_of_errors() {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Every rank meets one text, which has all of `parts`; the first is how docs/errors.md quotes it.
+// Expects one text on every rank that contains all of `parts`. docs/errors.md quotes the first part.
 inline void expect_reported(const std::vector<std::string>& texts, const std::vector<std::string>& parts,
                             Alike alike = Alike::wholly) {
   static const std::string page = page_of_errors();
@@ -64,7 +64,7 @@ inline void expect_reported(const std::vector<std::string>& texts, const std::ve
   }
 }
 
-// `mistake` on a mesh of 2 x 2 thread ranks, inside the modules h.0 and mlp.
+// Runs `mistake` on a mesh of 2 x 2 thread ranks, inside the modules h.0 and mlp.
 inline void expect_error(const std::vector<std::string>& parts, const std::function<void(const DeviceMesh&)>& mistake,
                          Alike alike = Alike::wholly) {
   static const std::string outer = "h.0", inner = "mlp";

@@ -1,5 +1,5 @@
-// The usual mistakes of docs/errors.md: the text that a user sees names the operator or function, the operands, the
-// mesh, the module, and what to do.
+// The common mistakes of docs/errors.md: each error names the operator or function, the operands, the mesh, the module,
+// and the remedy.
 #include <torch/library.h>
 #include <torch/serialize.h>
 
@@ -22,7 +22,7 @@ at::Tensor rows(const DeviceMesh& mesh) { return ones({4, 8}, mesh, {Shard(0), R
 
 // --- operators ---
 
-TEST(UsualMistakes, ProductOfSizesThatDoNotFit) {
+TEST(UsualMistakes, ProductOfMismatchedSizes) {
   expect_error({"mat1 and mat2 shapes cannot be multiplied", "(4x8 and 6x2)",
                 "in aten::mm(f32[4, 8] [S(0), R], f32[6, 2] [R, S(1)])", kMesh, "dp=2", kModule},
                [](const DeviceMesh& mesh) {
@@ -30,7 +30,7 @@ TEST(UsualMistakes, ProductOfSizesThatDoNotFit) {
                });
 }
 
-TEST(UsualMistakes, ProductOfTypesThatDiffer) {
+TEST(UsualMistakes, ProductOfDifferentDtypes) {
   expect_error({"to have the same dtype", "in aten::mm(f32[4, 8] [S(0), R], f64[8, 2] [R, R])", kModule},
                [](const DeviceMesh& mesh) {
                  at::mm(rows(mesh), ones({8, 2}, mesh, {}, at::kDouble));
@@ -45,7 +45,7 @@ TEST(UsualMistakes, TwoMeshes) {
                });
 }
 
-TEST(UsualMistakes, PlainTensorThatDiffersBetweenRanks) {
+TEST(UsualMistakes, RegularTensorThatDiffersBetweenRanks) {
   expect_error(
       {"is a plain tensor whose values differ between ranks", "operand `other` of sizes [4, 8]", "distribute_tensor",
        "DTensor::from_local", "in aten::add.Tensor(f32[4, 8] [S(0), R], plain Float[4, 8])", kModule},
@@ -54,7 +54,7 @@ TEST(UsualMistakes, PlainTensorThatDiffersBetweenRanks) {
       });
 }
 
-TEST(UsualMistakes, PlainTensorUnderStrict) {
+TEST(UsualMistakes, RegularTensorUnderStrict) {
   expect_error({"is a plain tensor among DTensors, which Strict refuses", "operand `other` of sizes [4, 8]",
                 "in aten::add.Tensor(", kMesh, kModule},
                [](const DeviceMesh& mesh) {
@@ -80,7 +80,7 @@ TEST(UsualMistakes, OperatorWithoutARuleUnderStrict) {
                });
 }
 
-TEST(UsualMistakes, DataThatWouldMoveUnasked) {
+TEST(UsualMistakes, ImplicitRedistributionRefused) {
   expect_error({"ImplicitRedistributionScope refuses that", "aten::mm moves ", "Redistribute the operands first",
                 "in aten::mm(f32[4, 8] [S(0), R], f32[8, 4] [S(0), R])", kModule},
                [](const DeviceMesh& mesh) {
@@ -89,19 +89,19 @@ TEST(UsualMistakes, DataThatWouldMoveUnasked) {
                });
 }
 
-TEST(UsualMistakes, IndexBeyondTheTable) {
+TEST(UsualMistakes, EmbeddingIndexOutOfRange) {
   expect_error({"index out of range in self", "in aten::embedding(f32[8, 4] [R, R], i64[3] [R, R])", kMesh, kModule},
                [](const DeviceMesh& mesh) {
                  at::embedding(ones({8, 4}, mesh), full({3}, 9, mesh, {}, at::kLong));
                });
 }
 
-TEST(UsualMistakes, DimensionThatIsNotThere) {
+TEST(UsualMistakes, DimensionOutOfRange) {
   expect_error({"Dimension out of range", "but got 7", "in aten::sum.dim_IntList(f32[4, 8] [S(0), R])", kMesh, kModule},
                [](const DeviceMesh& mesh) { rows(mesh).sum(at::IntArrayRef{7}); });
 }
 
-TEST(UsualMistakes, MemoryLayoutOfNoTensor) {
+TEST(UsualMistakes, AsStridedBeyondTheTensor) {
   expect_error({"use select, slice, permute or view", "in aten::as_strided(f32[4, 8] [S(0), R])", kMesh, kModule},
                [](const DeviceMesh& mesh) {
                  rows(mesh).as_strided({100, 100}, {1, 1}, 0);
@@ -140,7 +140,7 @@ TEST(UsualMistakes, TorchSave) {
   });
 }
 
-TEST(UsualMistakes, PlainTensorTakenForADTensor) {
+TEST(UsualMistakes, RegularTensorAsDTensor) {
   expect_error({"not a DTensor: a plain", "CPUFloatType of sizes [4]", "distribute_tensor or DTensor::from_local"},
                [](const DeviceMesh&) { DTensor(at::ones({4})); });
 }
@@ -155,14 +155,14 @@ TEST(UsualMistakes, OnePlacementForTwoAxes) {
                });
 }
 
-TEST(UsualMistakes, ShardOfADimensionThatIsNotThere) {
+TEST(UsualMistakes, ShardOfADimensionOutOfRange) {
   expect_error({"shards dimension", "S(2)", "in redistribute(f32[4, 8] [S(0), R]) on ", kMesh, kModule},
                [](const DeviceMesh& mesh) {
                  DTensor(rows(mesh)).redistribute({Shard(2), Replicate()});
                });
 }
 
-TEST(UsualMistakes, MeshOfMoreRanksThanThereAre) {
+TEST(UsualMistakes, MeshOfMoreRanksThanTheWorld) {
   expect_reported(texts_of(2,
                            [](const Communicator& world) {
                              init_device_mesh(world, at::kCPU, {2, 2});
@@ -170,11 +170,11 @@ TEST(UsualMistakes, MeshOfMoreRanksThanThereAre) {
                   {"ranks, but the world has", "needs 4", "has 2"});
 }
 
-TEST(UsualMistakes, AxisThatTheMeshHasNot) {
+TEST(UsualMistakes, UnknownMeshDimension) {
   expect_error({"the mesh has no dimension", "'ep'", "dp", "tp"}, [](const DeviceMesh& mesh) { (void)mesh["ep"]; });
 }
 
-TEST(UsualMistakes, LocalPartsThatAreNoChunks) {
+TEST(UsualMistakes, FromLocalWithSizesOtherThanChunks) {
   expect_error(
       {"the local sizes are not the chunks of one tensor", "rank 0: Float [1, 8]", "in from_local(plain Float", kMesh,
        kModule},
@@ -184,7 +184,7 @@ TEST(UsualMistakes, LocalPartsThatAreNoChunks) {
       Alike::message);
 }
 
-TEST(UsualMistakes, WholeTensorsOfDifferentSizes) {
+TEST(UsualMistakes, FullTensorsOfDifferentSizes) {
   expect_error(
       {"every rank gives the whole tensor, but their sizes or dtypes differ", "rank 1: Float [2]",
        "in distribute_tensor(plain Float", kMesh, kModule},
@@ -194,7 +194,7 @@ TEST(UsualMistakes, WholeTensorsOfDifferentSizes) {
       Alike::message);
 }
 
-TEST(UsualMistakes, PlanThatNamesNothing) {
+TEST(UsualMistakes, PlanThatMatchesNoParameter) {
   expect_error({"matches nothing; the nearest names are", "'mlp.upp'", "mlp.up"}, [](const DeviceMesh& mesh) {
     struct Model : nn::Module {
       nn::Linear up{4, 8};

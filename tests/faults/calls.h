@@ -1,4 +1,4 @@
-// Collectives and messages that ranks may mix up. Each is right where every rank makes it.
+// Collectives and messages that ranks may mix up. Each is correct if every rank makes it.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@ namespace dtensor::test {
 
 struct CommCall {
   std::string name;
-  std::string says;  // as errors call it
+  std::string says;  // name in error messages
   std::function<void(const Communicator&)> run;
 };
 

@@ -1,5 +1,5 @@
-// Divergences and pairs of collectives between processes, over MPI and over sockets in turn: a few jobs in every test
-// run, more by hand (DTENSOR_FAULTS=40).
+// Divergences and pairs of collectives between processes, over MPI and sockets in turn. Every test run has a few jobs;
+// DTENSOR_FAULTS=40 runs more.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -32,7 +32,7 @@ class Campaign : public ::testing::Test {
   int jobs_ = 0;
 };
 
-TEST_F(Campaign, DivergencesAreToldBetweenProcesses) {
+TEST_F(Campaign, DivergencesAreReportedBetweenProcesses) {
   const auto kinds = divergences();
   const auto trials = static_cast<std::size_t>(campaign(4));
   for (std::size_t i = 0; i < std::min(trials, kinds.size()); ++i) {
@@ -49,7 +49,7 @@ TEST_F(Campaign, DivergencesAreToldBetweenProcesses) {
   }
 }
 
-TEST_F(Campaign, PairsOfCollectivesAreToldBetweenProcesses) {
+TEST_F(Campaign, PairsOfCollectivesAreReportedBetweenProcesses) {
   const auto calls = comm_calls();
   for (int i = 0; i < campaign(5); ++i) {
     const auto usual = draw_() % calls.size();
@@ -62,8 +62,8 @@ TEST_F(Campaign, PairsOfCollectivesAreToldBetweenProcesses) {
   }
 }
 
-// Those that cannot see it are told by the one that does.
-TEST_F(Campaign, AnIndexBeyondItsDimensionEndsAllProcessesWithTheReason) {
+// Ranks that cannot detect the index get the error of the rank that does.
+TEST_F(Campaign, IndexOutOfRangeEndsAllProcessesWithTheReason) {
   const auto out = run(2, "--index");
   for (int r = 0; r < 2; ++r) {
     const auto line = rank_line(out.output, r);

@@ -1,5 +1,5 @@
-// Kinds of divergence: one rank of a mesh calls something else, though every collective is as on the others. Programs
-// of two square tensors, of which nothing tells that they went astray but the operators themselves.
+// Kinds of divergence: one rank of a mesh calls another operator, while all collectives are equal. The programs use two
+// square tensors, so that only the operators reveal the divergence.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,12 +14,12 @@ namespace dtensor::test {
 
 struct Tensors {
   DeviceMesh mesh;
-  at::Tensor a, b;  // f64[8, 8], split by rows, leaves that want a gradient
+  at::Tensor a, b;  // f64[8, 8], Shard(0), leaves that require gradients
 };
 
 struct Divergence {
   std::string name;
-  std::string says;  // the operator of one of the sides that the error must name
+  std::string says;  // an operator of one side that the error must name
   std::function<at::Tensor(const Tensors& t, bool astray)> run;
 };
 
@@ -121,7 +121,7 @@ inline std::vector<Divergence> divergent_random_numbers() {
          manual_seed(t.mesh, o ? 5 : 6);
          return at::empty_like(t.a).detach().uniform_();
        }},
-      {"a place further on in the stream", "aten::uniform_",
+      {"a later position in the random stream", "aten::uniform_",
        [](const Tensors& t, bool o) -> T {
          if (o) set_rng_state(t.mesh, {get_rng_state(t.mesh).seed, get_rng_state(t.mesh).counter + 1});
          return at::empty_like(t.a).detach().uniform_();
@@ -182,7 +182,7 @@ inline Tensors make_tensors(const Communicator& world) {
   return {mesh, leaf(-8), leaf(-16)};
 }
 
-// One program, and what every rank calls at its end.
+// Runs a divergence on the rank with `astray`, then a collective and a barrier on every rank.
 inline void run_divergence(const Divergence& what, const Communicator& world, bool astray) {
   const auto tensors = make_tensors(world);
   static const std::string block = "block", layer = "layer";

@@ -1,4 +1,4 @@
-// Ranks that part without any collective that would tell: Checked names the operator, the ranks and the module.
+// Divergence that no collective would detect: Checked names the operator, the ranks and the module.
 #include "faults/divergence.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace dtensor::test {
 namespace {
 
-// For one test; others of this program may have been started under it.
+// Sets DTENSOR_CHECKED for one test and restores its value.
 class CheckedVariable {
  public:
   explicit CheckedVariable(const char* value) { value == nullptr ? ::unsetenv(kName) : ::setenv(kName, value, 1); }
@@ -31,7 +31,7 @@ void expect_reported(const Divergence& kind, const std::string& text, int rank) 
   }
 }
 
-TEST(Divergence, EveryKindIsToldOnEveryRankWithOperatorRanksAndModule) {
+TEST(Divergence, EveryKindIsReportedOnEveryRank) {
   EXPECT_GE(divergences().size(), 40u);
   for (const auto& kind : divergences()) {
     for (const int ranks : {2, 3}) {
@@ -44,7 +44,7 @@ TEST(Divergence, EveryKindIsToldOnEveryRankWithOperatorRanksAndModule) {
   }
 }
 
-TEST(Divergence, ARankThatHasCalledNothingYetIsToldOfTheOthers) {
+TEST(Divergence, RankWithoutCallsReportsCallsOfOthers) {
   const auto errors = errors_of(2, [](Communicator world) {
     const Checked checked(Checks::calls);
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
@@ -57,7 +57,7 @@ TEST(Divergence, ARankThatHasCalledNothingYetIsToldOfTheOthers) {
   }
 }
 
-TEST(Divergence, ProgramsThatDoNotPartAreLeftAlone) {
+TEST(Divergence, EqualProgramsHaveNoError) {
   for (const auto& kind : divergences()) {
     for (const bool astray : {false, true}) {
       const auto errors = errors_of(2, [&](Communicator world) {
@@ -69,15 +69,15 @@ TEST(Divergence, ProgramsThatDoNotPartAreLeftAlone) {
   }
 }
 
-// What would go by unseen: sums and means move the same bytes.
-TEST(Divergence, GoesByWhereNothingIsChecked) {
+// The divergence stays undetected: sums and means move the same bytes.
+TEST(Divergence, IsNotDetectedWithoutChecks) {
   const CheckedVariable unset(nullptr);
   const auto kind = divergences()[0];
   const auto errors = errors_of(2, [&](Communicator world) { run_divergence(kind, world, world.rank() == 1); });
   for (const auto& text : errors) EXPECT_EQ(text, "") << kind.name;
 }
 
-TEST(Divergence, IsToldOfProgramsThatDoNotAskWhereTheEnvironmentDoes) {
+TEST(Divergence, EnvironmentVariableEnablesChecks) {
   const auto kind = divergences()[0];
   for (const char* value : {"calls", "values"}) {
     const CheckedVariable variable(value);
@@ -87,13 +87,13 @@ TEST(Divergence, IsToldOfProgramsThatDoNotAskWhereTheEnvironmentDoes) {
   const CheckedVariable variable("call");
   try {
     run_local(2, [](const Communicator&) {});
-    FAIL() << "a variable that says nothing known";
+    FAIL() << "an unknown value of DTENSOR_CHECKED was accepted";
   } catch (const c10::Error& e) {
     EXPECT_TRUE(contains(e.what(), "DTENSOR_CHECKED=call: expected calls or values")) << e.what();
   }
 }
 
-TEST(Divergence, IsToldOfWhoeverDiffersAndSinceWhen) {
+TEST(Divergence, FirstDifferenceNamesRanksAndCall) {
   const auto line = [](std::uint64_t number, std::uint64_t signature, const char* text) {
     return CallHistory::Line{number, signature, text};
   };
@@ -110,8 +110,8 @@ TEST(Divergence, IsToldOfWhoeverDiffersAndSinceWhen) {
   EXPECT_EQ(first_difference({{0, 3, 30, usual}, {1, 0, 0, {}}}), "");
 }
 
-// Of random programs in which a random rank changes a random operator, every one is told where it parts.
-TEST(Divergence, TheFirstOperatorThatDiffersIsNamed) {
+// A random rank changes a random operator of a random program; the error names the first difference.
+TEST(Divergence, FirstDifferentOperatorIsNamed) {
   for (int trial = 0; trial < campaign(20); ++trial) {
     const int ranks = 2 + trial % 3, culprit = trial % ranks, length = 5 + trial % 200, at = (trial * 37) % length;
     const auto errors = errors_of(ranks, [&](Communicator world) {
@@ -132,7 +132,7 @@ TEST(Divergence, TheFirstOperatorThatDiffersIsNamed) {
   }
 }
 
-TEST(Divergence, HoldsForBackwardPassesAndSaysOfWhichModule) {
+TEST(Divergence, BackwardIsCheckedAndNamesTheModule) {
   const auto errors = errors_of(2, [&](Communicator world) {
     const Checked checked(Checks::calls);
     const auto t = make_tensors(world);

@@ -1,4 +1,4 @@
-// What each rank of a run threw.
+// Exceptions of each rank of a run.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace dtensor::test {
 
-// By rank; empty: nothing. No wait of theirs may take `timeout`.
+// Returns the exception text of each rank, or "". No wait may take `timeout`.
 inline std::vector<std::string> errors_of(int ranks, const std::function<void(Communicator)>& body,
                                           std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
@@ -27,14 +27,14 @@ inline std::vector<std::string> errors_of(int ranks, const std::function<void(Co
                 }
               },
               {.timeout = timeout});
-  } catch (const std::exception&) {  // one of those
+  } catch (const std::exception&) {  // already recorded above
   }
   return errors;
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// How many runs of a campaign: `few` in every test run, DTENSOR_FAULTS times as many by hand.
+// Number of runs of a campaign: `few` in every test run, multiplied by DTENSOR_FAULTS.
 inline int campaign(int few) {
   const char* factor = std::getenv("DTENSOR_FAULTS");
   return few * (factor != nullptr ? std::max(1, std::atoi(factor)) : 1);

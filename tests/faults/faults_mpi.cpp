@@ -1,6 +1,5 @@
-// Over MPI: `--divergence N`, `--pair A B` and `--index` are programs that must end with a message, for
-// campaign_test.cpp to run (one failure ends a job, so each is a job of its own). Without arguments, programs that do
-// not part.
+// Failing programs for campaign_test.cpp under MPI: `--divergence N`, `--pair A B` and `--index` must end with an
+// error. Each is a separate job, because one failure ends a job. Without arguments, runs programs that do not diverge.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -32,7 +31,7 @@ void run_pair(const Communicator& world, std::size_t usual, std::size_t astray) 
   world.barrier();
 }
 
-// An index that is split: only the last rank sees what is wrong.
+// Split indices: only the last rank has the invalid one.
 void run_index(const Communicator& world) {
   const auto mesh = init_device_mesh(world, at::kCPU, {world.size()});
   at::Tensor index = at::zeros({world.size(), 4}, at::kLong);

@@ -1,4 +1,4 @@
-// A few trials of each campaign against checkpoints (tools/faults; by hand hundreds, docs/reliability.md).
+// A few trials of each campaign against checkpoints. tools/faults runs hundreds (docs/reliability.md).
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -29,7 +29,7 @@ class Files : public testing::Test {
   const std::string program_ = (sibling_program("").parent_path().parent_path() / "tools/faults").string();
 };
 
-TEST_F(Files, WhatASaveReturnedForIsThereAfterAnyKill) {
+TEST_F(Files, FinishedSavesSurviveKills) {
   for (const std::int64_t keep : {0, 2}) {
     const KillReport report = run_kills({program_, folder_, campaign(6), 2, keep, 512, 1});
     EXPECT_EQ(report.trials, campaign(6));
@@ -37,8 +37,8 @@ TEST_F(Files, WhatASaveReturnedForIsThereAfterAnyKill) {
   }
 }
 
-// Of which one is killed most times: what it saved is there, the others end, and say which rank is missing.
-TEST_F(Files, ProcessesLeaveWhatTheySavedAndEndWithTheOneThatIsKilled) {
+// Usually one process is killed: its finished saves remain, and the other processes end and name the missing rank.
+TEST_F(Files, KilledProcessEndsTheJobAndKeepsFinishedSaves) {
   for (const Backend over : {Backend::sockets, Backend::mpi}) {
     if (over == Backend::mpi && !fs::exists(sibling_program("test_mpi_faults"))) continue;  // built without MPI
     const KillReport report = run_kills({program_, folder_, campaign(1), 2, 2, 512, 16, over});
@@ -48,7 +48,7 @@ TEST_F(Files, ProcessesLeaveWhatTheySavedAndEndWithTheOneThatIsKilled) {
   }
 }
 
-TEST_F(Files, NoDamageIsSilent) {
+TEST_F(Files, EveryCorruptionIsDetected) {
   const CorruptionReport report = run_corruptions({folder_, campaign(300), 7});
   EXPECT_EQ(report.first_problem, "");
   EXPECT_EQ(report.by_class.size(), 11U);
@@ -58,14 +58,14 @@ TEST_F(Files, NoDamageIsSilent) {
   }
 }
 
-TEST_F(Files, HostileHeadersAreRefusedByASentence) {
+TEST_F(Files, MaliciousHeadersAreRefused) {
   const HeaderReport report = run_headers({folder_, campaign(500), 3});
   EXPECT_EQ(report.trials, campaign(500));
   EXPECT_EQ(report.first_problem, "");
   EXPECT_GT(report.refused, 100);
 }
 
-TEST_F(Files, TwoProgramsLeaveOneOfTheirs) {
+TEST_F(Files, ConcurrentSavesLeaveOneValidCheckpoint) {
   const RivalReport report = run_rivals({program_, folder_, campaign(3), 2, 512});
   EXPECT_EQ(report.damaged + report.none + report.unclear, 0) << report.first_problem;
 }

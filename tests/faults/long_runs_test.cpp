@@ -1,5 +1,5 @@
-// Long runs: whatever is made again and again, the memory that the process holds is that of its first tenth. Small
-// counts in every test run; by hand DTENSOR_FAULTS=100 for the ones of docs/reliability.md.
+// Long runs: process memory does not grow after the first tenth. Test runs use small counts; DTENSOR_FAULTS=100 gives
+// those of docs/reliability.md.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -26,7 +26,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// What one rank saw of `count` rounds of something.
+// Memory and time of one rank during `count` rounds.
 class Watch {
  public:
   explicit Watch(int count) : count_(count) {}
@@ -37,7 +37,7 @@ class Watch {
   void expect_flat(const char* what, double margin_mib) const {
     std::printf("%-14s %6d: %7.1f MiB after a tenth, %7.1f at the end; %6.1f us each, the first tenth %6.1f\n", what,
                 count_, tenth_, end_, 1e6 * all_ / count_, 1e6 * first_ / std::max(count_ / 10, 1));
-    if (kSanitized) return;  // its memory is in it
+    if (kSanitized) return;  // includes memory of the sanitizer
     EXPECT_LT(end_ - tenth_, margin_mib) << what;
   }
 
@@ -47,13 +47,13 @@ class Watch {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-constexpr double kMargin = 12;  // MiB: what allocators and the pool of buffers keep
+constexpr double kMargin = 12;  // MiB: memory kept by allocators and the buffer pool
 
-// Rounds on two ranks, watched by the first.
+// Runs rounds on two ranks and watches the first.
 void rounds(const char* what, int count, const std::function<void(const Communicator&, int)>& round) {
   Watch watch(count);
   run_local(2, [&](Communicator world) {
-    set_cache_limit(64);  // full in the first tenth of a short run too
+    set_cache_limit(64);  // fills the cache in the first tenth, also in short runs
     for (int i = 0; i < count; ++i) {
       round(world, i);
       world.barrier();
@@ -80,11 +80,11 @@ TEST(LongRuns, Steps) {
   });
 }
 
-// As lengths of sequences that are never the same.
+// Every round has new sizes, as sequence lengths that never repeat.
 TEST(LongRuns, Shapes) {
   rounds("shapes", campaign(1000), [&](const Communicator& world, int i) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2});
-    const std::int64_t at = i * std::int64_t{7919} % (37 * 37 * 37);  // large and small in turn, each once
+    const std::int64_t at = i * std::int64_t{7919} % (37 * 37 * 37);  // large and small alternate, each once
     const at::Tensor x =
         DTensor::from_local(at::ones({1 + at % 37, 1 + at / 37 % 37, 1 + at / (37 * 37)}), mesh, {Shard(0)});
     (x * 2 + x).sum(0);

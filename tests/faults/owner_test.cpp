@@ -1,4 +1,4 @@
-// Tensors, meshes and communicators in the hands of another rank.
+// Tensors, meshes and communicators used by another rank.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -19,8 +19,8 @@ void expect_rejected(const std::string& text) {
   EXPECT_TRUE(contains(text, "is used by a thread of rank 1 of 2")) << text;
 }
 
-// A global model: made by one rank, used by all.
-TEST(Owner, ATensorOfAnotherRankIsRefused) {
+// A global model: made by one rank, used by all ranks.
+TEST(Owner, TensorOfAnotherRankIsRefused) {
   at::Tensor global;
   const auto errors = errors_of(2, [&](Communicator world) {
     const auto mine = shard_of(world);
@@ -34,7 +34,7 @@ TEST(Owner, ATensorOfAnotherRankIsRefused) {
   EXPECT_TRUE(contains(errors[0], "rank 1 failed")) << errors[0];
 }
 
-TEST(Owner, WhateverTouchesAnotherRanksTensorIsRefused) {
+TEST(Owner, EveryUseOfAnotherRanksTensorIsRefused) {
   const std::vector<std::function<void(at::Tensor&)>> uses = {
       [](at::Tensor& t) { DTensor(t).full_tensor(); },
       [](at::Tensor& t) { DTensor(t).redistribute({Replicate()}); },
@@ -61,18 +61,18 @@ TEST(Owner, WhateverTouchesAnotherRanksTensorIsRefused) {
   }
 }
 
-// The outer run's tensor is of one of its ranks; those of the inner run are others.
-TEST(Owner, ATensorOfAnEnclosingRunIsRefused) {
+// The tensor belongs to a rank of the outer run, and the inner run has other ranks.
+TEST(Owner, TensorOfAnEnclosingRunIsRefused) {
   run_local(1, [&](Communicator outer) {
     const auto x = shard_of(outer);
     const auto errors = errors_of(2, [&](Communicator) { x.sum(); });
     for (int r : {0, 1}) {
       const auto& text = errors[static_cast<std::size_t>(r)];
-      if (contains(text, "rank 1 failed") || contains(text, "rank 0 failed")) continue;  // told by the other
+      if (contains(text, "rank 1 failed") || contains(text, "rank 0 failed")) continue;  // reported by the other rank
       EXPECT_TRUE(contains(text, "of rank 0 of 1 of run ")) << text;
       EXPECT_TRUE(contains(text, "is used by a thread of rank " + std::to_string(r) + " of 2 of run ")) << text;
     }
-    EXPECT_EQ(DTensor(x.sum()).full_tensor().item<double>(), 28);  // the outer rank goes on
+    EXPECT_EQ(DTensor(x.sum()).full_tensor().item<double>(), 28);  // the outer rank continues
   });
 }
 
@@ -85,7 +85,7 @@ TEST(Owner, HelperThreadsActForTheRankThatStartedThem) {
   });
 }
 
-TEST(Owner, ThreadsOfThePoolAreNobodysBetweenRuns) {
+TEST(Owner, PoolThreadsBelongToNoRankBetweenRuns) {
   at::Tensor kept;
   run_local(1, [&](Communicator world) { kept = shard_of(world); });
   EXPECT_EQ((kept + kept).sum().item<double>(), 56);

@@ -1,4 +1,4 @@
-// Ranks that call different collectives: every pair ends on every rank, at once, with both calls in the message.
+// Ranks that call different collectives: every pair ends on every rank immediately, with both calls in the message.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -9,14 +9,14 @@
 namespace dtensor::test {
 namespace {
 
-TEST(Pairs, EachCallIsRightByItself) {
+TEST(Pairs, EachCallSucceedsAlone) {
   for (const auto& call : comm_calls()) {
     for (const auto& text : errors_of(3, [&](Communicator world) { call.run(world); }))
       EXPECT_EQ(text, "") << call.name;
   }
 }
 
-TEST(Pairs, EveryPairIsToldOnEveryRankLongBeforeTheTimeout) {
+TEST(Pairs, EveryMismatchIsReportedBeforeTheTimeout) {
   const auto calls = comm_calls();
   for (const auto& usual : calls) {
     for (const auto& astray : calls) {

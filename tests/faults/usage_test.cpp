@@ -1,4 +1,4 @@
-// What no campaign can be is told in a line, with status 2.
+// Invalid arguments of campaigns end with a one-line message and status 2.
 #include <gtest/gtest.h>
 
 #include "faults/program.h"
@@ -9,7 +9,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-TEST(FaultsUsage, MistakesEndWithStatusTwo) {
+TEST(FaultsUsage, InvalidArgumentsExitWithStatusTwo) {
   for (const Words& words : std::vector<Words>{{"--trials", "-1"},
                                                {"--trials", "0"},
                                                {"--ranks", "0"},
@@ -24,7 +24,7 @@ TEST(FaultsUsage, MistakesEndWithStatusTwo) {
   EXPECT_EQ(run_captured({"faults", "--help"}, faults::run_program).status, 0);
 }
 
-TEST(FaultsUsage, WhatCannotBeRunIsALine) {
+TEST(FaultsUsage, UnusableFolderIsAOneLineError) {
   expect_rejected({"faults", "corruptions", "/proc/no_such_folder", "--trials", "1"}, "faults: ", faults::run_program);
 }
 

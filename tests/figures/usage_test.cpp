@@ -1,5 +1,4 @@
-// What figures cannot draw is one line and status 2, before anything is trained; what it is told of the model is
-// heeded.
+// Invalid arguments of figures end with one line and status 2 before training. Arguments of the model take effect.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -49,8 +48,8 @@ class Figures : public testing::Test {
   const fs::path folder_ = fs::temp_directory_path() / ("dtensor_figures_usage_" + std::to_string(::getpid()));
 };
 
-// Each layout's run would have begun with the checkpoint of the one before, or the flag was passed over.
-TEST_F(Figures, RefusesWhatIsOfOneRun) {
+// Flags of a single run: each layout would start from the previous layout's checkpoint, or ignore the flag.
+TEST_F(Figures, RefusesFlagsOfASingleRun) {
   const auto elsewhere = folder_.string() + "_not";
   for (const Words& words : std::vector<Words>{{"--mesh", "tp=2"},
                                                {"--ranks", "2"},
@@ -70,7 +69,7 @@ TEST_F(Figures, RefusesWhatIsOfOneRun) {
   }
 }
 
-TEST_F(Figures, RefusesWhatCannotBe) {
+TEST_F(Figures, RefusesInvalidArguments) {
   expect_rejected(run({folder_.string(), "--hidden", "18"}), "--hidden 18 is no multiple of the 4 heads");
   expect_rejected(draw({"--reshard-after-forward", "3"}), "--reshard-after-forward 3 does not divide");
   expect_rejected(draw({"--tokenizer", folder_.string() + "_not"}), "--tokenizer: ");
@@ -89,8 +88,8 @@ TEST_F(Figures, RefusesWhatCannotBe) {
   EXPECT_TRUE(help.out.starts_with("usage: ")) << help.out << help.error;
 }
 
-// The text as the tokenizer cuts it has other losses than its bytes.
-TEST_F(Figures, CutsTheTextAsTheTokenizerDoes) {
+// Losses of tokenized text differ from those of its bytes.
+TEST_F(Figures, UsesTheTokenizer) {
   ASSERT_EQ(draw({}).status, 0);
   const auto of_bytes = curves();
   ASSERT_EQ(draw({"--tokenizer", "shipped"}).status, 0);

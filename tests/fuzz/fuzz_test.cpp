@@ -1,5 +1,5 @@
-// Calls with mistakes end alike on every rank, never by a crash or a wait without end, and leave the engine right.
-// `build/release/tools/fuzz --draws 20000` makes as many as you like and repeats one by its number.
+// Invalid calls end with the same result on every rank, without a crash or a hang, and leave the engine usable.
+// `build/release/tools/fuzz --draws 20000` runs more calls and repeats one by its number.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 const CallSource& source() {
   static CallSource all = [] {
-    at::set_num_threads(1);  // children have no pool
+    at::set_num_threads(1);  // forked children have no thread pool
     guard_memory();
     CallSource calls(test::data_path("aten_cases"));
     return keep_valid(calls), calls;
@@ -21,11 +21,11 @@ const CallSource& source() {
   return all;
 }
 
-// One in a hundred of the calls that `tools/fuzz --sweep` makes: every overload with tensors of 0 to 6 dimensions.
-TEST(Fuzz, AnyNumberOfDimensionsEndsAlikeOnEveryRank) {
+// One in a hundred calls of `tools/fuzz --sweep`: every overload with tensors of 0 to 6 dimensions.
+TEST(Fuzz, AnyNumberOfDimensionsGivesEqualResultsOnAllRanks) {
   guard_memory();
   const auto calls = sweep_calls();
-  constexpr std::size_t kApart = 97;  // no multiple of the numbers of dimensions
+  constexpr std::size_t kApart = 97;  // coprime to the number of dimensions
   const auto count = static_cast<int>(calls.size() / kApart);
   ASSERT_GT(count, 300);
   const Report report =
@@ -33,7 +33,7 @@ TEST(Fuzz, AnyNumberOfDimensionsEndsAlikeOnEveryRank) {
   for (const auto& text : report.wrong) ADD_FAILURE() << text;
 }
 
-TEST(Fuzz, CallsWithMistakesEndAlikeOnEveryRank) {
+TEST(Fuzz, InvalidCallsGiveEqualResultsOnAllRanks) {
   ASSERT_GT(source().overloads(), 600u);
   constexpr std::uint64_t seed = 1;
   const Report report =
