@@ -1,5 +1,5 @@
-// The conformance suite on a GPU: over NCCL with one rank (DTENSOR_TEST_BACKEND=nccl), else on thread ranks that share
-// the GPU. Where there is none, ctest passes it over.
+// The conformance suite on a GPU: with NCCL on one rank (DTENSOR_TEST_BACKEND=nccl), otherwise on thread ranks that
+// share the GPU. Skipped without a GPU.
 #include "comm/conformance_test.cpp"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -25,11 +25,11 @@ bool over_nccl() {
 
 void on_ranks(int ranks, const std::function<void(Communicator)>& body) {
   if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
-  if (over_nccl() && ranks > 1) GTEST_SKIP() << "a rank of NCCL wants a GPU of its own";
+  if (over_nccl() && ranks > 1) GTEST_SKIP() << "each rank of NCCL needs its own GPU";
   run_local(ranks, [&](const Communicator& world) {
     if (!over_nccl()) return body(on_device(world, {c10::kCUDA, 0}));
     const Communicator nccl = nccl_communicator(world, 0);
-    body(nccl);  // which stages tensors of the CPU
+    body(nccl);  // stages CPU tensors
     body(on_device(nccl, {c10::kCUDA, 0}));
   });
 }

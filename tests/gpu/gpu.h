@@ -1,4 +1,4 @@
-// Meshes of thread ranks that share a GPU.
+// Fixture for tests on meshes of thread ranks that share a GPU.
 #pragma once
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -9,7 +9,7 @@
 
 namespace dtensor::test {
 
-// Passes a test over where there is no GPU.
+// Skips tests without a GPU.
 class Gpu : public ::testing::Test {
  protected:
   void SetUp() override {

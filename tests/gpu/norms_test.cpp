@@ -1,4 +1,4 @@
-// Layers whose kernels on a GPU take less, or give more, than the CPU's.
+// Norm layers whose GPU kernels accept or return other tensors than those of the CPU.
 #include "dtensor/dtensor.h"
 #include "gpu/gpu.h"
 #include "support/ranks.h"
@@ -8,8 +8,8 @@ namespace {
 
 using GpuNorms = Gpu;
 
-// bfloat16 between layers whose weights mixed precision keeps in float.
-TEST_F(GpuNorms, LayerNormTakesNarrowInputs) {
+// With mixed precision, inputs are bfloat16 while weights stay in float.
+TEST_F(GpuNorms, LayerNormAcceptsBFloat16Inputs) {
   const at::Tensor x = Draw(3).normal({6, 32}).to(at::kBFloat16), weight = Draw(4).normal({32}).to(at::kFloat);
   const at::Tensor expected = at::layer_norm(x, {32}, weight, {}, 1e-5);
   run_local(2, [&](const Communicator& world) {
@@ -22,7 +22,7 @@ TEST_F(GpuNorms, LayerNormTakesNarrowInputs) {
   });
 }
 
-// Its saved statistics have elements in evaluation, unlike the CPU's.
+// On a GPU the saved statistics have elements in evaluation, unlike on the CPU.
 TEST_F(GpuNorms, BatchNormInEvaluation) {
   const auto there = [](const at::Tensor& t) { return t.cuda(); };
   const at::Tensor x = Draw(3).normal({4, 6, 5}).to(at::kFloat), mean = Draw(4).normal({6}).to(at::kFloat);

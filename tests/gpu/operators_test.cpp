@@ -1,5 +1,5 @@
-// Operators whose kernels on a GPU give other results than the CPU's, or of which thread ranks that share one must be
-// told the same.
+// Operators whose GPU kernels return other results than those of the CPU, or on which thread ranks that share a GPU
+// must agree.
 #include "dtensor/dtensor.h"
 #include "gpu/gpu.h"
 #include "support/ranks.h"
@@ -15,7 +15,7 @@ void on_two(const std::function<void(const DeviceMesh&)>& body) {
 
 at::Tensor host_values(const at::Tensor& t) { return DTensor(t.detach()).full_tensor().cpu(); }
 
-// Its buffer for backward has no elements there.
+// On a GPU its buffer for backward has no elements.
 TEST_F(GpuOperators, LogSigmoidForwardAndBackward) {
   const at::Tensor x = Draw(3).normal({6, 5});
   const at::Tensor regular = x.clone().requires_grad_();
@@ -31,8 +31,8 @@ TEST_F(GpuOperators, LogSigmoidForwardAndBackward) {
   }
 }
 
-// Half types with parameters of their own.
-TEST_F(GpuOperators, GroupNormsStatisticsAreInTheParametersType) {
+// Half types with parameters of the same type.
+TEST_F(GpuOperators, GroupNormStatisticsHaveTheParametersDtype) {
   const at::Tensor x = Draw(3).normal({4, 6, 5}).to(at::kBFloat16), weight = at::ones({6}, at::kBFloat16);
   const auto regular = at::native_group_norm(x.cuda(), weight.cuda(), weight.cuda(), 4, 6, 5, 3, 1e-5);
   on_two([&](const DeviceMesh& mesh) {
@@ -43,8 +43,8 @@ TEST_F(GpuOperators, GroupNormsStatisticsAreInTheParametersType) {
   });
 }
 
-// With a generator that each rank makes of the mesh's: the same on all, and another each time.
-TEST_F(GpuOperators, SequentialDrawsAreAlikeOnAllRanks) {
+// Each rank uses a generator derived from the mesh's: equal on all ranks, different for each call.
+TEST_F(GpuOperators, SequentialDrawsAreEqualOnAllRanks) {
   on_two([](const DeviceMesh& mesh) {
     manual_seed(mesh, 5);
     const at::Tensor weights = distribute_tensor(at::ones({4, 100}), mesh, {Shard(0)});
@@ -60,9 +60,9 @@ TEST_F(GpuOperators, SequentialDrawsAreAlikeOnAllRanks) {
   });
 }
 
-// Zeros and ones, by which a call with uneven parts is judged, are no pivots; a GPU's kernel would end the process's
-// work.
-TEST_F(GpuOperators, UnevenCallsAreJudgedOffTheGpu) {
+// Uneven calls are validated with zeros and ones, which are invalid pivots. The GPU kernel's assertion would make the
+// device unusable for the process.
+TEST_F(GpuOperators, UnevenCallsAreValidatedOnTheHost) {
   const at::Tensor a = Draw(3).normal({3, 5, 5});
   const auto [lu, pivots] = at::linalg_lu_factor(a.cuda());
   const auto regular = at::lu_unpack(lu, pivots);
@@ -73,8 +73,8 @@ TEST_F(GpuOperators, UnevenCallsAreJudgedOffTheGpu) {
   });
 }
 
-// ATen orders its kernels at the first question; the first may come from two ranks at once.
-TEST_F(GpuOperators, RanksTakeTheSameAttention) {
+// ATen orders its attention kernels at the first query, which may come from two ranks at once.
+TEST_F(GpuOperators, RanksChooseTheSameAttentionKernel) {
   on_two([](const DeviceMesh& mesh) {
     const Checked checked(Checks::calls);
     const at::Tensor q = distribute_tensor(Draw(3).normal({2, 4, 64, 16}).to(at::kBFloat16), mesh, {Shard(0)});

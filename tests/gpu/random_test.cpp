@@ -1,4 +1,4 @@
-// Random fills by the CUDA kernels: the bits of the CPU, whatever the layout.
+// Random fills by CUDA kernels give the bits of the CPU on any layout.
 #include "dtensor/dtensor.h"
 #include "gpu/gpu.h"
 #include "support/ranks.h"
@@ -36,7 +36,7 @@ void expect_same(const Fill& fill, double tolerance, const std::string& what) {
 
 using GpuRandom = Gpu;
 
-TEST_F(GpuRandom, UniformsAndNormalsAreTheCpus) {
+TEST_F(GpuRandom, UniformAndNormalEqualTheCpu) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     const bool wide = dtype == at::kDouble;
     expect_same(
@@ -52,7 +52,7 @@ TEST_F(GpuRandom, UniformsAndNormalsAreTheCpus) {
   }
 }
 
-TEST_F(GpuRandom, DistributionsAreTheCpus) {
+TEST_F(GpuRandom, DistributionsEqualTheCpu) {
   const auto filled = [](auto&& draw) {
     return [draw](const DeviceMesh& mesh, const Placements& where) {
       const auto t = zeros({37, 29}, mesh, where);

@@ -1,4 +1,4 @@
-// The CUDA loops below the permutations of a mixture of experts, beside the CPU's.
+// The CUDA kernels for permutations of a mixture of experts, compared with those of the CPU.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 
@@ -16,7 +16,7 @@ struct Entries {
   std::int64_t kept = 0;
 };
 
-// Of tokens that choose among bins; ids of `bins` are dropped.
+// Draws tokens that choose among bins; entries with the id `bins` are dropped.
 Entries draw(std::uint64_t seed, at::ScalarType dtype) {
   test::Draw draw(seed);
   const auto tokens = draw.integer(0, 40), choices = draw.integer(1, 4), bins = draw.integer(1, 9);
@@ -40,7 +40,7 @@ void expect_near(const at::Tensor& gpu, const at::Tensor& cpu, const char* what)
   EXPECT_TRUE(at::allclose(gpu.cpu().to(at::kDouble), cpu.to(at::kDouble), tolerance, tolerance)) << what;
 }
 
-TEST_F(GpuRows, AreTheCpus) {
+TEST_F(GpuRows, EqualTheCpu) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     for (std::uint64_t seed = 0; seed < 25; ++seed) {
       const Entries e = draw(seed, dtype);

@@ -1,4 +1,4 @@
-// A model trains on thread ranks that share a GPU, and over NCCL, as on one CPU.
+// Training on thread ranks that share a GPU, and over NCCL, equals training on one CPU.
 #include "dtensor/launch.h"
 #include "gpu/gpu.h"
 #include "other_device/step.h"
@@ -40,22 +40,22 @@ TEST_F(GpuTraining, WithParametersInHostMemory) {
   });
 }
 
-// Where autograd has a thread for the device, what was said where the backward pass began holds there.
-TEST_F(GpuTraining, ScopesHoldOnAutogradsThread) {
+// Autograd runs on its own thread for the device; the scopes of the thread that starts backward are current there.
+TEST_F(GpuTraining, ScopesAreCurrentOnAutogradsThread) {
   run_local(1, [&](const Communicator& world) {
     auto& autograd = c10::AutogradState::get_tls_state();
     autograd.set_multithreading_enabled(true);
     const auto mesh = mesh_of(world, {1, 1});
     const auto x = distribute_tensor(at::ones({4, 3}), mesh, {Replicate(), Shard(0)}).requires_grad_();
     const auto outside = std::this_thread::get_id();
-    int heard = 0;
+    int received = 0;
     auto y = x * 2;
     y.register_hook([](const at::Tensor& gradient) { return gradient * 3; });
     {
-      const EventListener listener([&](const Event&) { heard += std::this_thread::get_id() != outside ? 1 : 0; });
+      const EventListener listener([&](const Event&) { received += std::this_thread::get_id() != outside ? 1 : 0; });
       y.sum().backward();
     }
-    EXPECT_GT(heard, 0);
+    EXPECT_GT(received, 0);
     EXPECT_TRUE(at::equal(host_value(x.grad()), at::full({4, 3}, 6.0)));
     autograd.set_multithreading_enabled(false);
   });

@@ -1,4 +1,4 @@
-// What the example shows is so: the same losses on any mesh, overflows skipped, text for each question.
+// The example inside: equal losses on any mesh, skipped steps at overflow, and a text for each diagnosis.
 #include "inside/inside.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ inside::Report on(int ranks, const inside::Flags& flags) {
   return report;
 }
 
-TEST(Inside, EveryMeshHasOneCurve) {
+TEST(Inside, LossesAreEqualOnEveryMesh) {
   const auto one = on(1, {}), two = on(2, {}), four = on(4, {}), kept = on(2, {.cpu_offload = true});
   EXPECT_LT(one.losses.back(), one.losses.front() / 2);
   for (std::size_t i = 0; i < one.losses.size(); ++i) {
@@ -28,7 +28,7 @@ TEST(Inside, EveryMeshHasOneCurve) {
   EXPECT_EQ(one.scale, 1);
 }
 
-TEST(Inside, EachQuestionIsAnswered) {
+TEST(Inside, ReportHasExplanationAndCommTable) {
   const auto report = on(4, {.steps = 2});
   EXPECT_NE(report.explanation.find("aten::linear"), std::string::npos) << report.explanation;
   for (const char* collective : {"all_gather", "reduce_scatter", "all_reduce"}) {
@@ -36,8 +36,8 @@ TEST(Inside, EachQuestionIsAnswered) {
   }
 }
 
-// A gradient of 2^32 times its size is beyond what half holds: steps are skipped, on all ranks alike, until it fits.
-TEST(Inside, OverflownStepsAreSkipped) {
+// A gradient scaled by 2^32 overflows half: all ranks skip steps until it fits.
+TEST(Inside, StepsWithOverflowAreSkipped) {
   const auto report = on(2, {.steps = 40, .loss_scale = 4294967296.0});
   EXPECT_GT(report.skipped, 0);
   EXPECT_LT(report.skipped, 30);

@@ -1,4 +1,4 @@
-// What cannot be is told in a line, with status 2.
+// Invalid arguments end the program with a one-line message and status 2.
 #include <gtest/gtest.h>
 
 #include "inside/program.h"
@@ -8,7 +8,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-TEST(InsideUsage, MistakesEndWithStatusTwo) {
+TEST(InsideUsage, InvalidArgumentsExitWithStatusTwo) {
   for (const Words& words : std::vector<Words>{{"inside", "--steps", "0"},
                                                {"inside", "--loss-scale", "nan"},
                                                {"inside", "--loss-scale", "-1"},

@@ -1,5 +1,6 @@
-# A build folder finds again the LIBTORCH of the environment in which it was configured, once that is gone; another takes its place.
-#   cmake -DSOURCE=... -DWORK=... -DLIBTORCH_ROOT=... -P remembers_libtorch.cmake
+# A build folder keeps the LIBTORCH of the environment in which it was configured after the variable is unset; a new
+# value replaces it.
+# cmake -DSOURCE=... -DWORK=... -DLIBTORCH_ROOT=... -P remembers_libtorch.cmake
 file(REMOVE_RECURSE "${WORK}")
 file(MAKE_DIRECTORY "${WORK}/source")
 foreach(name one other)

@@ -1,5 +1,5 @@
-# Installs into a new prefix, moves it (an installed tree must not remember its place), builds the consumer against it and runs
-# the consumer on 1, 2 and 4 ranks, and under mpirun where MPI was built.
+# Installs into a new prefix, moves the tree (installed files must not depend on their path), and builds the consumer
+# against it. Runs the consumer on 1, 2 and 4 ranks, and under mpirun if MPI was built.
 function(must)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
   if(status)
@@ -21,18 +21,18 @@ endif()
 must(${CMAKE_COMMAND} -S ${CONSUMER} -B ${WORK}/build -G Ninja ${options})
 must(${CMAKE_COMMAND} --build ${WORK}/build)
 foreach(tool verify_checkpoint verify_rules)
-  if(EXISTS ${BUILD}/tools/${tool})  # where tools are built; it finds the libraries from its new place
+  if(EXISTS ${BUILD}/tools/${tool})  # The tools may not be built. They find the libraries relative to their new path.
     must(${WORK}/prefix/bin/${tool} --help)
   endif()
 endforeach()
 foreach(ranks 1 2 4)
   must(${WORK}/build/consumer --ranks ${ranks})
 endforeach()
-if(MPIEXEC)  # the installed library finds the one that has MPI beside it
+if(MPIEXEC)  # The installed library finds the MPI library beside it.
   must(${MPIEXEC} -n 2 ${WORK}/build/consumer)
 endif()
 
-# The Debian package, unpacked into a root of its own, by pkg-config.
+# Build with pkg-config against the Debian package, unpacked into a separate root.
 find_program(DPKG_DEB dpkg-deb)
 find_program(PKG_CONFIG pkg-config)
 if(DPKG_DEB AND PKG_CONFIG AND NOT FLAGS)
@@ -47,5 +47,5 @@ if(DPKG_DEB AND PKG_CONFIG AND NOT FLAGS)
   must(${CXX} ${WORK}/consumer.o -o ${WORK}/consumer_of_package ${flags})
   must(${WORK}/consumer_of_package --ranks 2)
 else()
-  message(STATUS "no dpkg-deb or no pkg-config: the Debian package is not tried")
+  message(STATUS "dpkg-deb or pkg-config is missing: the Debian package is not tested")
 endif()
