@@ -1,4 +1,4 @@
-// A cache of keys and values by itself: what it holds serves every mode, scope and rank, and copies are apart.
+// KVCache: its contents are valid in every mode, scope and rank, and copies are independent.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@ namespace {
 using namespace dtensor;
 using nn::KVCache;
 
-// A prompt in inference mode, tokens without it, and the other way round.
-TEST(KvCache, HoldsTokensOfEveryMode) {
+// The prompt is appended in inference mode and the next token outside it, and vice versa.
+TEST(KvCache, StoresTokensOfEveryMode) {
   for (const bool inference_first : {true, false}) {
     KVCache cache(1, 4);
     const at::Tensor keys = at::randn({1, 2, 4, 3}), values = at::randn({1, 2, 4, 5});
@@ -28,7 +28,7 @@ TEST(KvCache, HoldsTokensOfEveryMode) {
   }
 }
 
-// Two layers, two heads; latent: DeepSeek's bottleneck.
+// Two layers, two heads. With `latent`, latent attention as in DeepSeek.
 nn::DecoderConfig config(bool latent = false) {
   nn::DecoderConfig c;
   c.vocabulary = 11, c.hidden = 8, c.layers = 2, c.ffn = 12, c.heads = 2;
@@ -45,7 +45,7 @@ struct Model {
     const at::NoGradGuard no_grad;
     for (const auto& [name, t] : decoder.named_parameters()) t->copy_(draw.normal(t->sizes().vec(), at::kFloat));
   }
-  // Heads are split over "tp", if there is one.
+  // Heads are split over the mesh dimension "tp", if there is one.
   explicit Model(const DeviceMesh& mesh, bool latent = false) : Model(latent) {
     if (mesh.names()[0] == "tp") parallelize(decoder, mesh, nn::tensor_parallel_plan(config(latent)));
     for (const auto& [name, t] : decoder.named_parameters()) {
@@ -75,8 +75,8 @@ std::string error_of(const std::function<void()>& fn) {
   return "";
 }
 
-// One prompt, gone on with in two ways.
-TEST(KvCache, CopiesHaveMemoryOfTheirOwn) {
+// One prompt with two continuations.
+TEST(KvCache, CopiesAreIndependent) {
   const Model model;
   KVCache full(2, 8), one(2, 8), other(2, 8);
   const at::Tensor wanted = model({1, 2, 3, 4, 5}, full);
@@ -90,7 +90,7 @@ TEST(KvCache, CopiesHaveMemoryOfTheirOwn) {
   EXPECT_EQ(moved.length(), 4);
 }
 
-TEST(KvCache, RefusesTokensOfOtherSizesAndTakesAllOnceItIsEmpty) {
+TEST(KvCache, RefusesOtherSizesUnlessEmpty) {
   const at::NoGradGuard no_grad;
   const auto made = [](std::int64_t batch, std::int64_t heads, std::int64_t tokens, std::int64_t size) {
     return at::ones({batch, heads, tokens, size});
@@ -102,7 +102,7 @@ TEST(KvCache, RefusesTokensOfOtherSizesAndTakesAllOnceItIsEmpty) {
   cache.advance(3);
   EXPECT_THROW(cache.append(0, made(2, 2, 1, 1), made(2, 2, 1, 5)), c10::Error);
   EXPECT_THROW(cache.append(0, made(2, 2, 1, 4), made(2, 2, 1, 1)), c10::Error);
-  EXPECT_THROW(cache.append(1, made(2, 2, 1, 4), made(2, 2, 1, 5)), c10::Error);  // it has none of those before
+  EXPECT_THROW(cache.append(1, made(2, 2, 1, 4), made(2, 2, 1, 5)), c10::Error);  // layer 1 lacks the previous tokens
   EXPECT_NE(error_of([&] { cache.append(0, made(1, 2, 1, 4), made(1, 2, 1, 5)); }).find("for a cache of sizes"),
             std::string::npos);
   cache.truncate(0);
@@ -111,8 +111,8 @@ TEST(KvCache, RefusesTokensOfOtherSizesAndTakesAllOnceItIsEmpty) {
   EXPECT_TRUE(at::equal(cache.values(0), made(3, 1, 2, 7)));
 }
 
-// The rank that has the one row found its keys as large as before, and waited for those of the other.
-TEST(KvCache, ABatchThatIsSplitOtherwiseIsOneErrorOnAllRanks) {
+// Otherwise the rank with all rows would find keys of unchanged sizes and wait for the other rank.
+TEST(KvCache, ChangedBatchPlacementIsOneErrorOnAllRanks) {
   for (const char* axis : {"", "dp"}) {
     run_local(2, [&](Communicator world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 1}, {"dp", "one"});
@@ -123,7 +123,7 @@ TEST(KvCache, ABatchThatIsSplitOtherwiseIsOneErrorOnAllRanks) {
       KVCache cache(2, 8, axis);
       model(ids(Replicate(), Shard(0)), cache);
       cache.truncate(2);
-      EXPECT_EQ(error_of([&] { model(ids(Replicate()), cache); }), "");  // one rank has all of a batch either way
+      EXPECT_EQ(error_of([&] { model(ids(Replicate()), cache); }), "");  // one rank has the full batch in both cases
       cache.truncate(3);
       const auto error = error_of([&] { model(ids(Shard(0)), cache); });
       EXPECT_NE(error.find("it has 3 tokens of 1 sequences and 2 heads"), std::string::npos) << error;
@@ -135,8 +135,8 @@ TEST(KvCache, ABatchThatIsSplitOtherwiseIsOneErrorOnAllRanks) {
   }
 }
 
-// Plain tokens are one rank's: it waited for those with whom it had shared out the tokens of a mesh.
-TEST(KvCache, TakesPlainTokensAfterThoseOfAMeshOnceItIsEmpty) {
+// Regular tokens belong to one rank, which would wait for the ranks that share the tokens of the mesh.
+TEST(KvCache, AcceptsRegularTokensAfterMeshTokensOnceEmpty) {
   run_local(2, [&](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"sp"});
     const Model model(mesh), regular;
@@ -154,7 +154,7 @@ TEST(KvCache, TakesPlainTokensAfterThoseOfAMeshOnceItIsEmpty) {
   });
 }
 
-TEST(KvCache, RanksOutsideTheMeshTakeNoPart) {
+TEST(KvCache, RanksOutsideTheMeshStoreNothing) {
   for (const bool latent : {false, true}) {
     run_local(3, [&](Communicator world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
@@ -172,8 +172,8 @@ TEST(KvCache, RanksOutsideTheMeshTakeNoPart) {
   }
 }
 
-// Within a MeshScope what a rank makes for itself is plain, and angles that were made there serve afterwards.
-TEST(KvCache, AMeshScopeChangesNothing) {
+// Inside a MeshScope, local tensors stay regular, and angles cached there are valid afterwards.
+TEST(KvCache, MeshScopeDoesNotChangeResults) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
     const Model regular, model(mesh);

@@ -1,4 +1,4 @@
-// A config.json whose sizes are none is told with the key and the number.
+// Invalid sizes in config.json raise an error with the key and the value.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A vector of -1 layers was "cannot create std::vector larger than max_size()".
+// A negative number of layers must not reach the size of a std::vector.
 TEST(Config, SizesBelowOneAreRefused) {
   const auto folder = fs::temp_directory_path() / ("dtensor_llm_config_" + std::to_string(::getpid()));
   fs::create_directories(folder);
@@ -29,7 +29,7 @@ TEST(Config, SizesBelowOneAreRefused) {
     } catch (const llm::UsageError& error) {
       return error.what();
     }
-    return "taken";
+    return "accepted";
   };
   for (const int size : {-1, 0}) {
     for (const char* key : {"num_hidden_layers", "intermediate_size"}) {
@@ -39,7 +39,7 @@ TEST(Config, SizesBelowOneAreRefused) {
       EXPECT_NE(reported(gpt2, key, size).find(key), std::string::npos) << reported(gpt2, key, size);
     }
   }
-  EXPECT_EQ(reported(llama, "num_hidden_layers", 2), "taken");
+  EXPECT_EQ(reported(llama, "num_hidden_layers", 2), "accepted");
   fs::remove_all(folder);
 }
 

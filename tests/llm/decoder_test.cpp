@@ -1,4 +1,4 @@
-// A decoder at its edges: no tokens, sizes that do not fit each other, autocast.
+// Edge cases of the decoder: no tokens, mismatched sizes, autocast.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ nn::DecoderConfig config() {
   return c;
 }
 
-// Whole on each rank of the mesh, if there is one.
+// Fills the parameters and replicates them on the mesh, if there is one.
 void fill_and_place(nn::Decoder& decoder, const DeviceMesh& mesh) {
   Draw draw(5);
   const at::NoGradGuard no_grad;
@@ -52,7 +52,7 @@ TEST(DecoderEdges, NoTokensGiveNoLogits) {
   }
 }
 
-TEST(DecoderEdges, SizesThatDoNotFitAreNamed) {
+TEST(DecoderEdges, MismatchedSizesAreNamed) {
   const auto reported = [](const std::function<void(nn::DecoderConfig&)>& change) {
     auto c = config();
     change(c);
@@ -79,8 +79,8 @@ TEST(DecoderEdges, SizesThatDoNotFitAreNamed) {
   EXPECT_NE(latent(l).find("nope_size -2"), std::string::npos) << latent(l);
 }
 
-// Rotated queries and keys are float by then, values are not.
-TEST(DecoderEdges, AWindowUnderAutocastIsAsOnOneDevice) {
+// Under autocast, rotated queries and keys are float, but values are not.
+TEST(DecoderEdges, WindowUnderAutocastEqualsOneDevice) {
   auto c = config();
   for (int i = 0; i < 2; ++i) c.layer.push_back({.window = 2});
   const auto ids = at::arange(6).unsqueeze(0);

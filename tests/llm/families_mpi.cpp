@@ -1,4 +1,4 @@
-// Recorded folders on processes: logits and greedy tokens of transformers.
+// Recorded models on processes: logits and greedy tokens equal those of transformers.
 #include <cstdio>
 
 #include "dtensor/launch.h"
@@ -16,7 +16,8 @@ void check_family(const dtensor::Communicator& world, const std::string& family,
   llm::SampleOptions greedy;
   greedy.max_new_tokens = static_cast<std::int64_t>(expected.greedy.size());
   const auto made = llm::generate(model, world, expected.tokens, greedy, {});
-  TORCH_CHECK(made == expected.greedy, family, " on ", mesh.str(), ": other tokens, ", made);
+  TORCH_CHECK(made == expected.greedy, family, " on ", mesh.str(),
+              ": the greedy tokens differ from the recorded ones, got ", made);
 }
 
 }  // namespace
@@ -28,6 +29,6 @@ int main(int argc, char** argv) {
       check_family(world, family, two ? llm::MeshSizes{.tp = 2} : llm::MeshSizes{.shard = 2, .tp = 2});
       if (recorded::has_experts(family)) check_family(world, family, {.dp = two ? 1 : 2, .ep = 2});
     }
-    if (world.rank() == 0) std::puts("every family is that of transformers");
+    if (world.rank() == 0) std::puts("every family equals transformers");
   });
 }

@@ -1,4 +1,4 @@
-// Each family's recorded folder, on every mesh: the logits and the greedy tokens of transformers.
+// Recorded models of each family on every mesh: logits and greedy tokens equal those of transformers.
 #include <gtest/gtest.h>
 
 #include "llm/generate.h"
@@ -27,7 +27,7 @@ std::vector<Case> cases() {
 
 class Families : public testing::TestWithParam<Case> {};
 
-TEST_P(Families, HaveTheLogitsAndGreedyTokensOfTransformers) {
+TEST_P(Families, LogitsAndGreedyTokensEqualTransformers) {
   const auto& [family, mesh] = GetParam();
   const auto expected = recorded::expected(family);
   dtensor::run_local(static_cast<int>(mesh.ranks()), [&](dtensor::Communicator world) {
@@ -46,8 +46,8 @@ TEST_P(Families, HaveTheLogitsAndGreedyTokensOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(All, Families, testing::ValuesIn(cases()));
 
-// The cache holds what a pass over all tokens would compute, however the tokens come, split by heads and along the
-// sequence.
+// The cache gives the logits of one pass over all tokens for any split of the tokens into calls, with heads split and
+// along the sequence.
 void expect_same_in_pieces(const std::string& family, const llm::MeshSizes& mesh, const std::string& sequence_axis) {
   const auto expected = recorded::expected(family);
   dtensor::run_local(static_cast<int>(mesh.ranks()), [&](dtensor::Communicator world) {
@@ -63,7 +63,7 @@ void expect_same_in_pieces(const std::string& family, const llm::MeshSizes& mesh
     }
     const auto logits = at::cat(pieces, 1).squeeze(0).to(at::kDouble);
     EXPECT_LE((logits - expected.logits).abs().max().item<double>(), 1e-5) << family;
-    // One token back and again: the same.
+    // Removing and appending one token gives the same logits.
     cache.truncate(ids.size(1) - 1);
     const auto again = model.decoder->forward(model.place(ids.narrow(1, ids.size(1) - 1, 1)), &cache);
     EXPECT_TRUE(at::equal(dtensor::DTensor(again).full_tensor(), pieces.back())) << family;
@@ -76,15 +76,15 @@ TEST(Decoder, GivesTheSameLogitsInPieces) {
   }
 }
 
-// Three ranks of which two have no key of the first token; heads and tokens split at once.
-TEST(Decoder, GivesTheSameLogitsWhereTokensAreSharedOut) {
+// Two of three ranks have no key of the first token; heads and tokens are split at once.
+TEST(Decoder, GivesTheSameLogitsWithASplitCache) {
   for (const std::string family : {"llama3", "gemma2", "mistral", "deepseek_v3", "gpt2"}) {
     expect_same_in_pieces(family, {.dp = 3}, "dp");
     expect_same_in_pieces(family, {.shard = 2, .tp = 2}, "shard");
   }
 }
 
-TEST(Generate, SharesOutItsCache) {
+TEST(Generate, SplitsItsCache) {
   const auto expected = recorded::expected("gemma3");
   for (const std::string axis : {"dp", "tp"}) {
     dtensor::run_local(4, [&](dtensor::Communicator world) {
@@ -101,7 +101,7 @@ TEST(Generate, SharesOutItsCache) {
   }
 }
 
-// A draw depends on the seed and the position alone; seeds differ, and so do temperatures.
+// A draw depends only on the seed and the position; other seeds and temperatures give other tokens.
 TEST(Generate, DrawsTheSameTextOnEveryMesh) {
   const auto expected = recorded::expected("llama3");
   const auto drawn = [&](const llm::MeshSizes& mesh, llm::SampleOptions options) {
@@ -123,7 +123,7 @@ TEST(Generate, DrawsTheSameTextOnEveryMesh) {
   EXPECT_NE(drawn({}, other), one);
   other = options, other.temperature = 0;
   EXPECT_NE(drawn({}, other), one);
-  other.temperature = 1.5, other.top_p = 0;  // the likeliest token only
+  other.temperature = 1.5, other.top_p = 0;  // only the most likely token
   const auto likeliest = drawn({}, other);
   EXPECT_TRUE(std::equal(expected.greedy.begin(), expected.greedy.end(), likeliest.begin()));
 }
@@ -143,11 +143,11 @@ TEST(Pick, DrawsByProbability) {
   EXPECT_NEAR(top[0], 0.625, 0.02);
   EXPECT_NEAR(top[1], 0.375, 0.02);
   EXPECT_EQ(top[2] + top[3], 0);
-  const auto cold = share({.temperature = 0.5});  // squares, normalised
+  const auto cold = share({.temperature = 0.5});  // normalized squares of the probabilities
   EXPECT_NEAR(cold[0], 0.25 / 0.365, 0.02);
 }
 
-TEST(Generate, EndsWithATokenThatEndsATextOrAtTheCapacity) {
+TEST(Generate, StopsAtEndTokenOrMaxNewTokens) {
   const auto expected = recorded::expected("qwen3");
   dtensor::run_local(2, [&](dtensor::Communicator world) {
     const auto model = recorded::model("qwen3", {.tp = 2}, world);

@@ -1,4 +1,4 @@
-// What the program could not write is not passed over.
+// Output that cannot be written is an error.
 #include <gtest/gtest.h>
 
 #include "llm/program.h"
@@ -6,7 +6,7 @@
 
 namespace {
 
-TEST(FullDevice, EndsWithALineAndAStatus) {
+TEST(FullDevice, FailsWithOneLineAndStatusOne) {
   std::vector<std::string> words = {"llm",      "logits",   "--model", recorded::folder("llama2"),
                                     "--tokens", "1,2,3",    "--mesh",  "tp=2",
                                     "--out",    "/dev/full"};
@@ -14,12 +14,12 @@ TEST(FullDevice, EndsWithALineAndAStatus) {
   for (auto& word : words) argv.push_back(word.data());
   testing::internal::CaptureStderr();
   const int status = llm::run_program(static_cast<int>(argv.size()), argv.data());
-  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string error = testing::internal::GetCapturedStderr();
   EXPECT_EQ(status, 1);
-  EXPECT_EQ(said, "rank 0: /dev/full could not be written whole (a full disk?)\n");
+  EXPECT_EQ(error, "rank 0: /dev/full could not be written whole (a full disk?)\n");
 }
 
-TEST(FullDevice, WhatCannotBeOpenedIsToldBeforeAnythingIsRead) {
+TEST(FullDevice, UnwritablePathIsReportedBeforeLoading) {
   std::vector<std::string> words = {"llm",      "logits", "--model", recorded::folder("llama2"),
                                     "--tokens", "1,2,3",  "--out",   "/no/such/folder/x"};
   std::vector<char*> argv;

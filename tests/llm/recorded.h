@@ -1,4 +1,4 @@
-// The recorded folders of tests/data/llm, and a model of one on a mesh.
+// The recorded models of tests/data/llm, and one of them on a mesh.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@ inline nlohmann::json read(const std::string& path) {
   return nlohmann::json::parse(file);
 }
 
-// What transformers computed (tools/llm/make.py).
+// Results of transformers (tools/llm/make.py).
 struct Expected {
   std::vector<std::int64_t> tokens, greedy;
   at::Tensor logits;  // [tokens, vocabulary] float64

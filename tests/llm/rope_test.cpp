@@ -1,4 +1,4 @@
-// Frequencies and attention factors of each scaling, beside those that transformers computes.
+// Frequencies and attention factors of each scaling equal those of transformers.
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-TEST(Rope, HasTheFrequenciesOfTransformers) {
+TEST(Rope, FrequenciesEqualTransformers) {
   const auto table = recorded::read(recorded::folder("rope.json"));
   ASSERT_EQ(table.size(), 16u);
   for (const auto& row : table) {
@@ -22,7 +22,7 @@ TEST(Rope, HasTheFrequenciesOfTransformers) {
   }
 }
 
-// As releases of transformers before 5 wrote it.
+// Configurations of transformers before release 5.
 TEST(Rope, ReadsOlderConfigurations) {
   const auto options = llm::rope_of(
       {{"rope_theta", 5e5}, {"max_position_embeddings", 99}, {"rope_scaling", {{"type", "linear"}, {"factor", 4.0}}}},
@@ -35,11 +35,11 @@ TEST(Rope, ReadsOlderConfigurations) {
   EXPECT_EQ(llm::rope_of(gemma, 8, "sliding_attention").base, 1e4);
 }
 
-// Turns each pair of elements by position * frequency: as complex numbers.
-TEST(Rope, TurnsPairs) {
+// Rotates each pair of elements, as a complex number, by position * frequency.
+TEST(Rope, RotatesPairs) {
   for (const bool interleaved : {false, true}) {
     const dtensor::nn::Rope rope({.size = 6, .base = 100, .interleaved = interleaved});
-    const auto x = at::randn({2, 3, 4, 8}, at::kDouble);  // the last two elements are not turned
+    const auto x = at::randn({2, 3, 4, 8}, at::kDouble);  // the last two elements are not rotated
     const auto y = rope.rotate(x, rope.angles(5, 4, x.options()));
     for (std::int64_t position = 0; position < 4; ++position) {
       for (std::int64_t i = 0; i < 3; ++i) {
@@ -54,8 +54,8 @@ TEST(Rope, TurnsPairs) {
   }
 }
 
-// Angles that generating has kept serve training.
-TEST(Rope, KeepsAnglesForEveryMode) {
+// Angles cached in inference mode are valid in training.
+TEST(Rope, CachedAnglesAreValidInEveryMode) {
   const dtensor::nn::Rope rope({.size = 4});
   {
     const c10::InferenceMode inference;
@@ -64,7 +64,7 @@ TEST(Rope, KeepsAnglesForEveryMode) {
   EXPECT_FALSE(rope.angles(0, 3, at::kFloat).cos.is_inference());
 }
 
-TEST(Rope, RefusesOptionsThatContradict) {
+TEST(Rope, RefusesInconsistentOptions) {
   using dtensor::nn::Rope;
   using dtensor::nn::RopeScaling;
   EXPECT_THROW(Rope({.size = 5}), c10::Error);

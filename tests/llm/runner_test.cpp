@@ -1,4 +1,4 @@
-// `llm train` is run as `train` is: the same flags save it, take it up, let it be left and tell of its steps.
+// `llm train` has the flags of `train` for saving, resuming, interruption and logging.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -55,8 +55,8 @@ class LlmTrain : public testing::Test {
   mutable std::string error_;
 };
 
-TEST_F(LlmTrain, IsTakenUpFromTheNewestCheckpointOnAnotherMesh) {
-  ASSERT_EQ(run("tp=2", {"--steps", "5", "--log", path("whole.jsonl")}), 0) << error_;
+TEST_F(LlmTrain, ResumesFromNewestCheckpointOnAnotherMesh) {
+  ASSERT_EQ(run("tp=2", {"--steps", "5", "--log", path("full.jsonl")}), 0) << error_;
   const Words keeps = {"--save", path("run"), "--keep", "2", "--resume"};
   const auto with = [&](Words more) {
     more.insert(more.end(), keeps.begin(), keeps.end());
@@ -69,7 +69,7 @@ TEST_F(LlmTrain, IsTakenUpFromTheNewestCheckpointOnAnotherMesh) {
   EXPECT_EQ(dtensor::checkpoint_steps(path("run")), (std::vector<std::int64_t>{3, 2}));
   EXPECT_TRUE(fs::file_size(path("loss.svg")) > 0 && !fs::is_empty(path("board")));
   ASSERT_EQ(run("tp=2", with({"--steps", "5", "--log", path("b.jsonl")})), 0) << error_;
-  const auto full = losses("whole.jsonl"), rest = losses("b.jsonl");
+  const auto full = losses("full.jsonl"), rest = losses("b.jsonl");
   auto both = losses("a.jsonl");
   both.insert(both.end(), rest.begin(), rest.end());
   ASSERT_EQ(both.size(), full.size());
@@ -78,8 +78,8 @@ TEST_F(LlmTrain, IsTakenUpFromTheNewestCheckpointOnAnotherMesh) {
   EXPECT_NE(error_.find("go on from it with --resume"), std::string::npos) << error_;
 }
 
-// One command line serves the first start and every later one: one log, one axis.
-TEST_F(LlmTrain, WritesOfTheStepsThatItGoesOnFrom) {
+// One command line serves the first start and every resumption, with one log and one axis.
+TEST_F(LlmTrain, ResumedRunContinuesLogAndPlot) {
   const auto to = [&](const char* steps) {
     return run("tp=2", {"--steps", steps, "--save", path("run"), "--resume", "--log", path("log.jsonl"), "--plot",
                         path("loss.svg")});
@@ -89,11 +89,11 @@ TEST_F(LlmTrain, WritesOfTheStepsThatItGoesOnFrom) {
   EXPECT_EQ(losses("log.jsonl").size(), 12U);
   std::ifstream in(path("loss.svg"));
   const std::string svg((std::istreambuf_iterator<char>(in)), {});
-  EXPECT_NE(svg.find(">11<"), std::string::npos);  // the last step, on the axis
+  EXPECT_NE(svg.find(">11<"), std::string::npos);  // the last step on the axis
   EXPECT_EQ(svg.find(">0<"), std::string::npos);
 }
 
-TEST_F(LlmTrain, SavesAndLeavesWhenItIsAsked) {
+TEST_F(LlmTrain, SavesAndExitsOnSigterm) {
   std::atomic<bool> over{false};
   std::thread asks([&] {
     std::error_code none;
@@ -109,11 +109,11 @@ TEST_F(LlmTrain, SavesAndLeavesWhenItIsAsked) {
   EXPECT_EQ(status, train::kExitRequeue) << error_;
   EXPECT_NE(error_.find("SIGTERM: saved to"), std::string::npos) << error_;
   const auto steps = std::to_string(losses("log.jsonl").size());
-  EXPECT_EQ(run("tp=2", {"--steps", steps, "--load", path("left")}), 2);  // so many are behind it
+  EXPECT_EQ(run("tp=2", {"--steps", steps, "--load", path("left")}), 2);  // the checkpoint has completed them
   EXPECT_NE(error_.find("has " + steps + " steps behind it"), std::string::npos) << error_;
 }
 
-TEST_F(LlmTrain, RefusesFlagsThatDoNotGoTogether) {
+TEST_F(LlmTrain, RefusesInvalidFlags) {
   EXPECT_EQ(run("tp=2", {"--keep", "2"}), 2);
   EXPECT_EQ(error_, "llm: --keep needs --save\n");
   EXPECT_EQ(run("tp=2", {"--save", ""}), 2);
@@ -122,8 +122,8 @@ TEST_F(LlmTrain, RefusesFlagsThatDoNotGoTogether) {
   EXPECT_EQ(error_, "llm: --weight-decay: nan is no number\n");
 }
 
-// One that is misspelt beside one that is not was passed over, and half of the adapters were missing.
-TEST_F(LlmTrain, RefusesTargetsThatNothingIsCalled) {
+// An unknown target among valid ones must not be ignored, since its adapters would be missing.
+TEST_F(LlmTrain, RefusesUnknownLoraTargets) {
   for (const char* targets : {"nonsense", "q_proj,nonsense"}) {
     EXPECT_EQ(run("tp=2", {"--steps", "1", "--lora-rank", "2", "--lora-targets", targets}), 2) << targets;
     EXPECT_TRUE(error_.starts_with("llm: --lora-targets: no projection of this model is called nonsense, only "))
@@ -131,11 +131,11 @@ TEST_F(LlmTrain, RefusesTargetsThatNothingIsCalled) {
     EXPECT_NE(error_.find("q_proj"), std::string::npos) << error_;
   }
   EXPECT_EQ(run("tp=2", {"--steps", "1", "--lora-rank", "2", "--lora-targets", "q_proj,down_proj"}), 0) << error_;
-  EXPECT_EQ(run("tp=2", {"--lora-rank", "2", "--lora-alpha", "0"}), 2);  // an adapter that does nothing
+  EXPECT_EQ(run("tp=2", {"--lora-rank", "2", "--lora-alpha", "0"}), 2);  // such an adapter has no effect
 }
 
-// Adapters and losses of another text's batches.
-TEST_F(LlmTrain, GoesOnWithTheTextThatItBeganWith) {
+// Otherwise adapters and losses would continue with batches of another text.
+TEST_F(LlmTrain, ResumesOnlyWithTheSameText) {
   ASSERT_EQ(run("tp=2", {"--steps", "2", "--save", path("run")}), 0) << error_;
   fs::copy_file(path("text.jsonl"), path("more.jsonl"));
   EXPECT_EQ(run("tp=2", {"--steps", "3", "--load", path("run"), "--data", path("more.jsonl")}), 2);
@@ -143,7 +143,7 @@ TEST_F(LlmTrain, GoesOnWithTheTextThatItBeganWith) {
   EXPECT_EQ(run("shard=2", {"--steps", "3", "--load", path("run")}), 0) << error_;
 }
 
-TEST_F(LlmTrain, GoesOnWithTheScaleOfAdaptersThatItBeganWith) {
+TEST_F(LlmTrain, ResumesOnlyWithTheSameLoraAlpha) {
   const std::vector<std::string> begin = {"--steps", "2", "--lora-rank", "2", "--save", path("run")};
   const std::vector<std::string> go_on = {"--steps", "3", "--lora-rank", "2", "--load", path("run"), "--lora-alpha"};
   const auto with = [](std::vector<std::string> words, const char* alpha) {
@@ -157,9 +157,9 @@ TEST_F(LlmTrain, GoesOnWithTheScaleOfAdaptersThatItBeganWith) {
   EXPECT_EQ(run("tp=2", with(go_on, "4")), 0) << error_;
 }
 
-// On another mesh the base model is the same one; exported with what was learnt, it has the same names and sizes, but
-// adapters of the one are none of the other.
-TEST_F(LlmTrain, AdaptersGoOnOverTheModelThatTheyBeganWith) {
+// On another mesh the base model is the same. The exported model with merged adapters has the same names and sizes, but
+// is another base model.
+TEST_F(LlmTrain, AdaptersResumeOnlyWithTheSameBaseModel) {
   const std::vector<std::string> adapted = {"--lora-rank", "2"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), adapted.begin(), adapted.end());

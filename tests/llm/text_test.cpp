@@ -1,4 +1,5 @@
-// Texts in and out: prompts, training texts and lines of JSONL by the model's tokenizer; new text told as it is whole.
+// Text input and output: prompts, training texts and JSONL lines through the model's tokenizer; generated text is
+// streamed in complete characters.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -13,7 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// The folder of a family with a tokenizer of its 64 ids: letters, some pairs and, for all else, bytes.
+// A model folder with a tokenizer of its 64 ids: letters, some pairs and, for all other characters, bytes.
 class Folder {
  public:
   explicit Folder(const std::string& family) {
@@ -72,8 +73,8 @@ Output run(std::vector<std::string> words) {
   return {status, testing::internal::GetCapturedStdout()};
 }
 
-// Prompt, what the model's tokens say, and their ids, which are those that the prompt's ids give.
-TEST(Text, APromptIsContinuedOnEveryMesh) {
+// Prints the prompt, the decoded tokens and their ids; the prompt's ids give the same tokens.
+TEST(Text, GenerationIsEqualOnEveryMesh) {
   const Folder folder("llama2");
   const auto tokenizer = llm::read_tokenizer(folder.str());
   const std::string prompt = "the thé 漢";
@@ -98,7 +99,7 @@ TEST(Text, APromptIsContinuedOnEveryMesh) {
   EXPECT_EQ(reported[0], reported[1]);
 }
 
-TEST(Text, TheCacheIsSplitOverTheAxisThatIsAskedFor) {
+TEST(Text, SplitCacheTakesTheAxis) {
   const auto asked = [](const char* axis) {
     std::string words[] = {"llm", "generate", "--model", "m", "--tokens", "1", "--mesh", "dp=2", "--split-cache", axis};
     std::vector<char*> argv;
@@ -107,10 +108,10 @@ TEST(Text, TheCacheIsSplitOverTheAxisThatIsAskedFor) {
     return llm::parse_args(static_cast<int>(argv.size()), argv.data(), status).sample.split_cache;
   };
   EXPECT_EQ(asked("dp"), "dp");
-  EXPECT_THROW(asked("tp"), llm::UsageError);  // it splits heads
+  EXPECT_THROW(asked("tp"), llm::UsageError);  // tp splits heads
 }
 
-TEST(Text, FilesAndLinesBecomeFramedAndEndedTokens) {
+TEST(Text, FilesAndLinesBecomeTokensWithBeginAndEnd) {
   const Folder folder("llama2");
   auto family = llm::read_family(folder.str());
   family.end_tokens = {2};
@@ -126,7 +127,7 @@ TEST(Text, FilesAndLinesBecomeFramedAndEndedTokens) {
   EXPECT_EQ(tokens(lines), (std::vector<std::int32_t>{1, 4, 11, 2, 7, 8, 2}));
   EXPECT_EQ(tokens(lines, "said"), (std::vector<std::int32_t>{1, 7, 3, 8, 2, 1, 9, 2}));
   EXPECT_THROW(tokens(lines, "other"), llm::UsageError);
-  // What the program does with them: a step of training a kind of file, the field asked for by a flag.
+  // End-to-end: train on each kind of file, with the field given by a flag.
   for (const auto& [path, field] : {std::pair(regular, "text"), std::pair(lines, "said")}) {
     const auto out = run({"train", "--model", folder.str(), "--data", path, "--text-field", field, "--steps", "2",
                           "--seq", "4", "--batch", "2", "--mesh", "shard=2", "--log", folder.str() + "/log.jsonl"});
@@ -137,8 +138,8 @@ TEST(Text, FilesAndLinesBecomeFramedAndEndedTokens) {
   EXPECT_EQ(run({"train", "--model", folder.str(), "--data", lines, "--text-field", "other"}).status, 2);
 }
 
-// What a parser would round to an id is none; and the flag is named that the file was given by.
-TEST(Text, WhatIsNoIdIsToldWithFlagAndLine) {
+// Values that a parser would round to an id are refused. The error names the flag of the file.
+TEST(Text, InvalidIdIsReportedWithFlagAndLine) {
   const Folder folder("llama2");
   const auto fine = folder.write_text("fine.jsonl", R"({"text": [3, 4, 5, 6, 7, 8, 9]})");
   const auto train = [&](const std::string& data, const std::string& eval) {
@@ -158,7 +159,7 @@ TEST(Text, WhatIsNoIdIsToldWithFlagAndLine) {
   EXPECT_EQ(train(fine, "/no/such").second, "llm: --eval: no file or folder /no/such\n");
 }
 
-TEST(Text, FlagsThatNobodyWouldHeedAreRefused) {
+TEST(Text, FlagsWithoutEffectAreRefused) {
   for (const auto& [command, flag, value, needs] : {std::tuple("train", "--lora-alpha", "8", "--lora-rank"),
                                                     {"train", "--lora-targets", "v_proj", "--lora-rank"},
                                                     {"train", "--eval-every", "2", "--eval"},
@@ -179,7 +180,7 @@ TEST(Text, FlagsThatNobodyWouldHeedAreRefused) {
   }
 }
 
-bool ends_full(const std::string& text) {
+bool ends_with_complete_character(const std::string& text) {
   std::size_t at = 0;
   std::uint32_t last = 0;
   while (at < text.size()) {
@@ -189,8 +190,8 @@ bool ends_full(const std::string& text) {
   return last < tokenizer::kInvalidByte;
 }
 
-// Whatever the tokens: the parts are the whole; where the text is all characters, each part is.
-RC_GTEST_PROP(Text, PartsOfAStreamAreTheWhole, ()) {
+// The parts of a stream concatenate to the full text for any tokens. If the text is valid UTF-8, each part is.
+RC_GTEST_PROP(Text, PartsOfAStreamConcatenateToTheText, ()) {
   const std::string family = *rc::gen::element("llama2", "mistral", "gemma", "llama3", "unigram_bytes");
   static std::map<std::string, tokenizer::Tokenizer> read;
   auto found = read.find(family);
@@ -216,7 +217,7 @@ RC_GTEST_PROP(Text, PartsOfAStreamAreTheWhole, ()) {
   for (std::size_t i = cut; i < ids.size(); ++i) {
     const auto part = stream.add(ids[i]);
     reported += part;
-    RC_ASSERT(!text || part.empty() || ends_full(before + reported));
+    RC_ASSERT(!text || part.empty() || ends_with_complete_character(before + reported));
   }
   reported += stream.finish();
   RC_ASSERT(before + reported == own.decode(ids, false));

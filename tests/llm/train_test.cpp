@@ -1,5 +1,5 @@
-// Five steps of training, of all parameters and of adapters: the losses of transformers on every mesh. A run left and
-// taken up on another mesh, and what a trained model is exported as.
+// Five training steps, of all parameters and of adapters: losses equal transformers on every mesh. Also: a run resumed
+// on another mesh, and exported models.
 #include <gtest/gtest.h>
 
 #include "dtensor/debug.h"
@@ -30,7 +30,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-// The recorded batch: ids, and the tokens after them.
+// The recorded batch: ids and next tokens.
 train::Batch batch_of(const nlohmann::json& expected) {
   std::vector<std::int64_t> flat;
   const auto rows = expected.at("batch").get<std::vector<std::vector<std::int64_t>>>();
@@ -54,7 +54,7 @@ void expect_losses(llm::Trainer& trainer, const train::Batch& batch, const nlohm
   }
 }
 
-// As tools/llm/make.py begins them.
+// Initializes adapters as tools/llm/make.py does.
 void set_adapters(const llm::Model& model) {
   const at::NoGradGuard no_grad;
   for (const auto& [name, slot] : model.decoder->named_parameters()) {
@@ -72,7 +72,7 @@ dtensor::nn::LoraOptions lora_of(const std::string& family, const llm::TrainOpti
 
 class Training : public testing::TestWithParam<Case> {};
 
-TEST_P(Training, OfAllParametersHasTheLossesOfTransformers) {
+TEST_P(Training, LossesOfAllParametersEqualTransformers) {
   const auto& [family, mesh] = GetParam();
   const auto expected = recorded::expected(family).all;
   run_local(static_cast<int>(mesh.ranks()), [&](dtensor::Communicator world) {
@@ -82,7 +82,7 @@ TEST_P(Training, OfAllParametersHasTheLossesOfTransformers) {
   });
 }
 
-TEST_P(Training, OfAdaptersHasTheLossesOfTransformers) {
+TEST_P(Training, LossesOfAdaptersEqualTransformers) {
   const auto& [family, mesh] = GetParam();
   const auto expected = recorded::expected(family).all;
   run_local(static_cast<int>(mesh.ranks()), [&](dtensor::Communicator world) {
@@ -99,7 +99,7 @@ TEST_P(Training, OfAdaptersHasTheLossesOfTransformers) {
   });
 }
 
-TEST(TrainingOverflow, StopsBeforeTheOptimizerTakesWhatIsNotFinite) {
+TEST(TrainingOverflow, StopsBeforeNonFiniteUpdates) {
   const auto expected = recorded::expected("llama3").all;
   run_local(2, [&](dtensor::Communicator world) {
     auto options = options_of(expected);
@@ -145,8 +145,8 @@ std::map<std::string, std::pair<dtensor::CheckpointEntry, std::string>> contents
   return all;
 }
 
-// Names, dtypes, sizes and bytes, from any mesh; the other files go along.
-TEST(Export, WritesWhatWasRead) {
+// Names, dtypes, sizes and bytes are equal on any mesh; other files are copied.
+TEST(Export, WritesTheTensorsOfTheSource) {
   const Folder folder;
   for (const auto& family : recorded::families()) {
     const auto source = recorded::folder(family), out = folder / family;
@@ -169,8 +169,8 @@ TEST(Export, WritesWhatWasRead) {
   }
 }
 
-// What others are divided by.
-TEST(Config, RefusesZerosThatWouldBeDividedBy) {
+// These values are divisors.
+TEST(Config, RefusesZeroDivisors) {
   const std::string common = R"("vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8)";
   const std::string experts = R"("num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 4)";
   const Folder folder;
@@ -191,8 +191,8 @@ TEST(Config, RefusesZerosThatWouldBeDividedBy) {
   }
 }
 
-// An adapted head would be another matrix than the embedding that it is.
-TEST(Adapters, OfATiedHeadAreRefused) {
+// An adapter of a tied head would make it differ from the embedding.
+TEST(Adapters, TiedHeadIsRefused) {
   llm::TrainOptions options;
   options.lora_rank = 2, options.lora_targets = {"lm_head"};
   dtensor::nn::DecoderConfig config;
@@ -201,8 +201,8 @@ TEST(Adapters, OfATiedHeadAreRefused) {
   EXPECT_THROW(llm::lora_options(options, config), llm::UsageError);
 }
 
-// Adapters are merged, into what is transposed or one matrix there too: the exported model, without any, has the logits
-// of the adapted one. In another dtype the configuration says so.
+// Adapters are merged also into transposed and fused weights: the exported model has the logits of the adapted one. The
+// configuration names another dtype.
 TEST(Export, MergesAdaptersAndConverts) {
   const Folder folder;
   for (const std::string family : {"mistral", "gpt2", "deepseek_v3"}) {
@@ -236,8 +236,8 @@ llm::TrainOptions with_folders(llm::TrainOptions options, std::string save, std:
   return options;
 }
 
-// Three steps and two more on another mesh are five steps.
-TEST(Run, IsLeftAndTakenUpOnAnotherMesh) {
+// Three steps and two more on another mesh equal five steps.
+TEST(Run, ResumesOnAnotherMesh) {
   const Folder folder;
   const auto expected = recorded::expected("qwen3").all;
   const auto& losses = expected.at("losses");
@@ -249,7 +249,7 @@ TEST(Run, IsLeftAndTakenUpOnAnotherMesh) {
     train::RunState state(with_folders(options_of(expected), folder / "state", ""), {}, "", world);
     trainer.add_to(state.parts());
     state.begin();
-    EXPECT_EQ(state.after(2), 0);  // the last of its steps
+    EXPECT_EQ(state.after(2), 0);  // the last step of the run
   });
   run_local(3, [&](dtensor::Communicator world) {
     const auto model = recorded::model("qwen3", {.tp = 3}, world, {.always_mesh = true});
@@ -261,14 +261,14 @@ TEST(Run, IsLeftAndTakenUpOnAnotherMesh) {
     EXPECT_EQ(state.begin(), 3);
     trainer.set_steps_done(3);
     expect_losses(trainer, batch, {losses[3], losses[4]});
-    options.seed = 1;  // other batches
+    options.seed = 1;  // other seed, other batches
     train::RunState refuses(options, {}, "", world);
     trainer.add_to(refuses.parts());
     EXPECT_THROW(refuses.begin(), llm::UsageError);
   });
 }
 
-TEST(Run, HeedsScheduleClipAndWeightDecay) {
+TEST(Run, AppliesScheduleClipAndWeightDecay) {
   llm::TrainOptions options;
   options.lr = 1, options.warmup = 4, options.steps = 24;
   const std::map<std::string, double> at_step_14 = {{"constant", 1}, {"linear", 0.5}, {"cosine", 0.5}, {"wsd", 1}};
@@ -293,7 +293,7 @@ TEST(Run, HeedsScheduleClipAndWeightDecay) {
     const double regular = second_loss([](auto&) {});
     EXPECT_NEAR(regular, expected.at("losses")[1].get<double>(), 1e-4);
     EXPECT_NE(second_loss([](auto& o) { o.weight_decay = 1; }), regular);
-    EXPECT_NE(second_loss([](auto& o) { o.clip = 1e-9; }), regular);  // beside AdamW's epsilon
+    EXPECT_NE(second_loss([](auto& o) { o.clip = 1e-9; }), regular);  // small against AdamW's epsilon
     EXPECT_NE(second_loss([](auto& o) { o.schedule = "linear", o.steps = 1, o.warmup = 1; }), regular);
   });
 }

@@ -1,5 +1,4 @@
-// What a decoder does on a mesh, beside its numbers: collectives, cache of decisions, memory of keys and values, bytes
-// read.
+// Work of a decoder on a mesh: collectives, cached decisions, memory of keys and values, bytes read.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -19,7 +18,7 @@ using dtensor::test::bytes_read;
 
 constexpr const char* kDense[] = {"llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"};
 
-// A prompt and tokens after it, one by one.
+// Runs a prompt and further tokens with one cache.
 struct Steps {
   const llm::Model& model;
   dtensor::nn::KVCache cache{model.decoder->config().layers, 32};
@@ -30,9 +29,9 @@ struct Steps {
   }
 };
 
-// The embedding, and after attention and MLP of each layer, a sum over tp of batch x sequence x hidden; the head's
-// words are gathered. Heads that do not come out even cost nothing more, since no head is divided.
-TEST(Work, TwoAllReducesALayerUnderTensorParallelism) {
+// The embedding, and attention and MLP of each layer, each sum batch x sequence x hidden over tp; the head's logits are
+// gathered. Uneven heads add no communication, since no head is divided.
+TEST(Work, TensorParallelismUsesTwoAllReducesPerLayer) {
   for (const std::string family : kDense) {
     for (const std::int64_t ranks : {2, 3}) {
       const auto tokens = recorded::expected(family).tokens;
@@ -56,7 +55,7 @@ TEST(Work, TwoAllReducesALayerUnderTensorParallelism) {
   }
 }
 
-TEST(Work, NoDecisionIsMadeAfterTheFirstToken) {
+TEST(Work, NoCacheMissesAfterTheFirstToken) {
   for (const auto& family : recorded::families()) {
     for (const llm::MeshSizes& mesh : std::vector<llm::MeshSizes>{{.tp = 2}, {.tp = 3}, {.shard = 2}}) {
       run_local(static_cast<int>(mesh.ranks()), [&](Communicator world) {
@@ -72,7 +71,7 @@ TEST(Work, NoDecisionIsMadeAfterTheFirstToken) {
   }
 }
 
-// Three heads of keys over two ranks: two and one; memory for the capacity is made once.
+// Three key heads over two ranks: two and one. Memory for the capacity is allocated once.
 TEST(Work, KeysAndValuesStaySplitByHeads) {
   run_local(2, [](Communicator world) {
     const auto model = recorded::model("llama3", {.tp = 2}, world);
@@ -92,9 +91,9 @@ TEST(Work, KeysAndValuesStaySplitByHeads) {
   });
 }
 
-// A token costs one all_gather a layer more: of each head's value, its weight and the largest score. Memory is that of
-// the rank's own tokens of the capacity, 11 of 32 and 10.
-TEST(Work, TokensOfACacheMayBeSharedOut) {
+// Each layer adds one all_gather per token: of each head's value, its weight and the largest score. Each rank stores
+// its own tokens of the capacity, 11 or 10 of 32.
+TEST(Work, CacheMayBeSplitOverTokens) {
   run_local(3, [](Communicator world) {
     const auto model = recorded::model("llama3", {.dp = 3}, world);
     const auto& config = model.decoder->config();
@@ -120,7 +119,7 @@ TEST(Work, TokensOfACacheMayBeSharedOut) {
   });
 }
 
-TEST(Work, TheCacheRefusesMoreThanItsCapacityAndGradients) {
+TEST(Work, CacheRefusesTokensBeyondItsCapacityAndGradients) {
   run_local(1, [](Communicator world) {
     const auto model = recorded::model("llama2", {}, world);
     dtensor::nn::KVCache cache(2, 3);
@@ -139,8 +138,8 @@ TEST(Work, TheCacheRefusesMoreThanItsCapacityAndGradients) {
   });
 }
 
-// A folder of one linear layer's weights, 4 MiB: by names, turned, and as a stack.
-TEST(Work, EachRankReadsItsOwnPartOnly) {
+// A checkpoint of one linear layer's 4 MiB weight, loaded by name and transposed.
+TEST(Work, EachRankReadsOnlyItsPart) {
   const auto path = std::filesystem::temp_directory_path() / ("dtensor_llm_read_" + std::to_string(::getpid()));
   const auto weight = at::arange(1 << 20, at::kFloat).view({1024, 1024});
   run_local(1, [&](Communicator world) { save_state(path.string(), world, {{"there.weight", weight}}); });
@@ -154,7 +153,7 @@ TEST(Work, EachRankReadsItsOwnPartOnly) {
         const auto before = bytes_read();
         load_state(path.string(), world, {{"weight", target}}, options);
         const auto read = bytes_read() - before;
-        // Where it is split within rows, ranks read rows for each other.
+        // For splits within rows, ranks read rows for each other.
         EXPECT_LE(read, (4 << 20) / 4 + (64 << 10)) << "rank " << world.rank();
         EXPECT_GE(read, (4 << 20) / 4);
         EXPECT_TRUE(at::equal(DTensor(target).full_tensor(), transposed ? weight.t() : weight));
