@@ -1,5 +1,5 @@
-// How little each kernel communicates when its dimension is split over two ranks (PITFALLS H3): never a gather of the
-// dimension itself.
+// Communication of each kernel whose dimension is split over two ranks (pitfall H3): the dimension itself is never
+// gathered.
 #include "local_kernels/local_kernel_fixture.h"
 
 namespace dtensor::testing {
@@ -36,7 +36,7 @@ TEST(Communication, LossesAndEmbeddings) {
                               {kFull, kFull},
                               {2}}),
               kOneReduce)
-        << "the number and its total weight together";
+        << "the loss and its total weight are reduced together";
   }
   EXPECT_EQ(collectives_of({"nll_loss_backward",
                             "",

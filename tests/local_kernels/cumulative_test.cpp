@@ -1,4 +1,4 @@
-// Scans along a split dimension whose parts alone leave the range of their type, where the whole does not.
+// Scans along a split dimension in which the parts alone exceed the range of their dtype, but the full scan does not.
 #include <limits>
 
 #include "pitfalls/all_placements.h"
@@ -11,17 +11,17 @@ const std::vector<Placement>& split() {
   return all;
 }
 
-// Rows of numbers that cancel, after a zero, and beyond the range for good.
+// Rows of numbers that cancel, contain a zero, or exceed the range.
 std::vector<double> rows(double huge) {
   const double tiny = 1 / huge, inf = std::numeric_limits<double>::infinity();
-  return {tiny, 1,    huge, huge, 3,    .5,    // back from below
-          huge, 1,    tiny, tiny, 2,    5,     // the parts' own products are too small
-          0,    1,    huge, huge, huge, 1,     // zero times what is beyond the range
+  return {tiny, 1,    huge, huge, 3,    .5,    // returns from underflow
+          huge, 1,    tiny, tiny, 2,    5,     // products of the parts underflow
+          0,    1,    huge, huge, huge, 1,     // zero times an overflow
           huge, huge, tiny, tiny, 3,    huge,  //
-          2,    3,    inf,  0,    1,    2};    // no number from there on
+          2,    3,    inf,  0,    1,    2};    // NaN from here on
 }
 
-TEST(Scan, ProductsThatLeaveTheRangeAndComeBackAreThoseOfOneDevice) {
+TEST(Scan, ProductsWithIntermediateOverflowEqualOneDevice) {
   for (const auto& [type, huge] : {std::pair{at::kFloat, 1e30}, {at::kDouble, 1e200}, {at::kHalf, 2e4}}) {
     const auto x = at::tensor(rows(huge), at::kDouble).view({5, 6}).t().contiguous().to(type);
     const auto finite = x.narrow(1, 0, 3).to(at::kDouble);
@@ -40,10 +40,11 @@ TEST(Scan, ProductsThatLeaveTheRangeAndComeBackAreThoseOfOneDevice) {
   }
 }
 
-TEST(Scan, ProductsOfEveryLayoutHaveTheGradientOfOneDevice) {
+TEST(Scan, GradientsOfProductsEqualOneDevice) {
   const auto x = Draw(3).normal({7, 3});
   equal_everywhere("cumprod", {x}, [](const auto& t) { return at::cumprod(t[0], 0); });
-  equal_everywhere("of nothing", {x.narrow(0, 0, 0)}, [](const auto& t) { return at::cumprod(t[0], 0); });
+  equal_everywhere("cumprod of an empty tensor", {x.narrow(0, 0, 0)},
+                   [](const auto& t) { return at::cumprod(t[0], 0); });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Rules and kernels together: losses, norms, index reductions and scans on DTensors with random placements give one
-// device's values and gradients (PITFALLS A12, C1-C5, C18, C20, D1, D2, H3).
+// Rules and kernels together: losses, norms, index reductions and scans on DTensors with random placements equal the
+// values and gradients of one device (pitfalls A12, C1-C5, C18, C20, D1, D2, H3).
 #include <gtest/gtest.h>
 
 #include "dtensor/debug.h"
@@ -10,7 +10,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Floating inputs get gradients; integer ones are targets or indices.
+// Floating-point inputs get gradients; integer inputs are targets or indices.
 struct Program {
   const char* name;
   std::function<Tensors(Draw&)> inputs;
@@ -22,7 +22,7 @@ Program on_matrix(const char* name, std::function<at::Tensor(const at::Tensor&)>
           [run](const Tensors& t) { return run(t[0]); }};
 }
 
-// Two of the same sizes, the second between 0 and 1.
+// Two tensors of equal sizes, the second between 0 and 1.
 Program on_pair(const char* name, std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> run) {
   return {name,
           [](Draw& d) {
@@ -56,7 +56,7 @@ using at::Reduction::Mean;
 using at::Reduction::None;
 using at::Reduction::Sum;
 
-// Frames x batch x labels, and rows of targets without the blank; the last frames and targets are left out.
+// Frames x batch x labels, and rows of targets without the blank label. The last frames and targets are cut off.
 Tensors frames_and_targets(Draw& d) {
   const auto batch = d.integer(1, 6), labels = d.integer(2, 5);
   const auto longest = d.integer(1, 3);
@@ -221,7 +221,7 @@ Reference reference_of(const Program& program, Draw& draw) {
   return r;
 }
 
-// ATen's std() warns of local parts without elements.
+// ATen's std() warns about local parts without elements.
 struct Silent : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -263,7 +263,7 @@ void check(const std::vector<Program>& programs) {
 
 TEST(ThroughEngine, Losses) { check(losses()); }
 TEST(ThroughEngine, SequenceLosses) { check(sequence_losses()); }
-TEST(ThroughEngine, SequencesDoNotMove) {
+TEST(ThroughEngine, CtcLossOfSplitBatchMovesNothing) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto frames = distribute_tensor(at::rand({7, 4, 3}), mesh, {Shard(1)}).requires_grad_();
     const auto targets = distribute_tensor(at::ones({4, 2}, at::kLong), mesh, {Shard(0)});

@@ -1,5 +1,5 @@
-// Row-split embedding tables against the plain operators: uneven and empty vocabularies, global padding_idx, counts
-// over a split batch.
+// Row-split embedding tables against the ATen operators: uneven and empty vocabularies, global padding_idx, counts over
+// a split batch.
 #include "local_kernels/local_kernel_fixture.h"
 
 namespace dtensor::testing {
@@ -10,7 +10,7 @@ struct Table {
   std::int64_t rows = pick(1, 7), width = pick(0, 3);
   std::vector<std::int64_t> batch = any_sizes(0, 2);
   at::Tensor indices = at::randint(rows, batch, flip() ? at::kLong : at::kInt);
-  // Per axis: the table's rows, the batch, or nothing.
+  // Per mesh axis: splits the table's rows, the batch, or nothing.
   std::vector<int> role = roles();
   std::vector<int> roles() const {
     std::vector<int> r(mesh.size());
@@ -28,7 +28,7 @@ struct Table {
 RC_GTEST_PROP(Embedding, Forward, ()) {
   const Table t;
   auto weight = at::randn({t.rows, t.width}).to(any_float());
-  if (flip() && t.width > 0) weight.select(0, 0).fill_(NAN);  // row 0 stands in for rows held elsewhere
+  if (flip() && t.width > 0) weight.select(0, 0).fill_(NAN);  // row 0 replaces rows of other ranks
   const auto out = t.by_role(flip() ? Partial() : Replicate(), Shard(0));
   check_case({"embedding",
               "",

@@ -1,5 +1,5 @@
-// Bad input: one error, the same on every rank, from the operator itself where it can judge the whole call; and nothing
-// of it is remembered.
+// Invalid input raises one error, equal on every rank, from the operator itself if it can check the full call. Nothing
+// of the call is cached.
 #include <gtest/gtest.h>
 
 #include "local_kernels/same_error.h"
@@ -7,8 +7,8 @@
 namespace dtensor::test {
 namespace {
 
-// signbit's meta kernel refuses complex numbers by a NotImplementedError, which is no lack of a kernel.
-TEST(Errors, AKernelsRefusalIsNoLackOfAMetaKernel) {
+// The meta kernel of signbit refuses complex numbers with a NotImplementedError, although the meta kernel exists.
+TEST(Errors, NotImplementedErrorOfAMetaKernelIsReported) {
   expect_same_error([](const DeviceMesh& mesh) { at::signbit(split(mesh, {6}, at::kComplexFloat)); }, "signbit");
   on_mesh({3}, [](const DeviceMesh& mesh) {
     const at::Tensor signs = at::signbit(split(mesh, {5, 2}));
@@ -17,12 +17,12 @@ TEST(Errors, AKernelsRefusalIsNoLackOfAMetaKernel) {
   });
 }
 
-TEST(Errors, TheMeanOfIntegersIsRefused) {
+TEST(Errors, MeanOfIntegersIsRefused) {
   expect_same_error([](const DeviceMesh& mesh) { at::mean(split(mesh, {6}, at::kLong)); }, "mean(): could not infer");
   expect_same_error([](const DeviceMesh& mesh) { at::mean(split(mesh, {6, 2}, at::kLong), {1}); }, "mean(): could not");
 }
 
-TEST(Errors, TheLargestOfNothingIsRefused) {
+TEST(Errors, MaximumOfEmptyTensorsIsRefused) {
   const std::vector<std::function<void(const at::Tensor&)>> calls = {
       [](const at::Tensor& x) { at::max(x); },        [](const at::Tensor& x) { at::min(x); },
       [](const at::Tensor& x) { at::max(x, 0); },     [](const at::Tensor& x) { at::min(x, 0, true); },
@@ -41,7 +41,7 @@ TEST(Errors, TheLargestOfNothingIsRefused) {
   }
 }
 
-TEST(Errors, NormsOfAnotherShapeAreRefused) {
+TEST(Errors, LayerNormWithMismatchedShapeIsRefused) {
   const at::Tensor none;
   for (const bool weighted : {false, true}) {
     expect_same_error(
@@ -56,7 +56,7 @@ TEST(Errors, NormsOfAnotherShapeAreRefused) {
                     "Expected bias to be of same shape as normalized_shape");
 }
 
-// The operator that looks for the matrix at fault is ATen's, on a tensor that has no memory.
+// ATen locates the invalid matrix, on a tensor without memory.
 TEST(Errors, NotPositiveDefiniteMatrixRaisesAsOnOneDevice) {
   expect_same_error(
       [](const DeviceMesh& mesh) {
@@ -67,7 +67,7 @@ TEST(Errors, NotPositiveDefiniteMatrixRaisesAsOnOneDevice) {
       "linalg.cholesky: (Batch element 2)");
 }
 
-// Which matrix of the batch it is and where, whatever part of the batch a rank has.
+// The error names the matrix of the batch and the element, for any part of the batch on a rank.
 TEST(Errors, SingularFactorRaisesAsOnOneDevice) {
   at::Tensor factors = at::eye(3).repeat({4, 1, 1});
   factors[2][1][1] = 0;
@@ -87,8 +87,8 @@ TEST(Errors, SingularFactorRaisesAsOnOneDevice) {
   });
 }
 
-// Rules look at dimensions that these have not.
-TEST(Errors, TooFewDimensionsAreAnErrorAndNoCrash) {
+// Rules read dimensions that these operands lack.
+TEST(Errors, TooFewDimensionsAreAnError) {
   const auto vector = [](const DeviceMesh& mesh) { return split(mesh, {4}); };
   const auto number = [](const DeviceMesh& mesh) {
     return at::Tensor(distribute_tensor(at::ones({}), mesh, {Replicate()}));
@@ -125,8 +125,8 @@ TEST(Errors, TooFewDimensionsAreAnErrorAndNoCrash) {
   }
 }
 
-// Ranks without elements would pass what a kernel refuses for its types or sizes.
-TEST(Errors, ARankWithoutElementsRaisesWhatTheOthersRaise) {
+// Ranks without elements would accept what a kernel refuses for its dtypes or sizes.
+TEST(Errors, RankWithoutElementsRaisesTheSameError) {
   const auto one_row = [](const DeviceMesh& mesh, at::ScalarType type) { return split(mesh, {1, 2, 4, 4, 4}, type); };
   const std::vector<std::pair<Call, const char*>> calls = {
       {[&](const DeviceMesh& m) { at::max_pool3d(one_row(m, at::kBool), {2}); }, "not implemented for 'Bool'"},
@@ -168,8 +168,8 @@ TEST(Errors, ARankWithoutElementsRaisesWhatTheOthersRaise) {
   for (const auto& [call, part] : calls) expect_same_error(call, part);
 }
 
-// One device takes these, and so must every rank.
-TEST(Errors, EmptyBatchesAndIndicesOfAnotherRankAreTaken) {
+// One device accepts these calls, so every rank must.
+TEST(Errors, EmptyBatchesAndIndicesAreAccepted) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     expect_close(at::avg_pool2d(split(mesh, {0, 4, 6, 6}, at::kDouble, 1), {2, 2}),
                  at::zeros({0, 4, 3, 3}, at::kDouble), "avg_pool2d");
@@ -184,7 +184,7 @@ TEST(Errors, EmptyBatchesAndIndicesOfAnotherRankAreTaken) {
   });
 }
 
-TEST(Errors, WhatOneDeviceRefusesIsRefused) {
+TEST(Errors, CallsThatOneDeviceRefusesAreRefused) {
   const auto rows = [](const DeviceMesh& m, const Shape& s) { return split(m, s); };
   expect_same_error(
       [&](const DeviceMesh& m) {
@@ -205,8 +205,8 @@ TEST(Errors, WhatOneDeviceRefusesIsRefused) {
   expect_same_error([&](const DeviceMesh& m) { at::min(rows(m, {0, 3})); }, "numel() == 0");
 }
 
-// Destinations without elements or with other dimensions say nothing of the result.
-TEST(Errors, ResultsWrittenToOtherSizesAreThoseOfOneDevice) {
+// out= tensors without elements, or with other dimensions, do not determine the result.
+TEST(Errors, OutOfOtherSizesEqualsOneDevice) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     const auto place = [&](const at::Tensor& t, std::int64_t dim) {
       return at::Tensor(distribute_tensor(t, mesh, {Shard(dim)}));
@@ -229,8 +229,8 @@ TEST(Errors, ResultsWrittenToOtherSizesAreThoseOfOneDevice) {
   });
 }
 
-// Ragged parts are those of one size: a destination of another, plain or itself ragged, has none of them.
-TEST(Errors, RaggedResultsAreWrittenToOtherSizes) {
+// Ragged parts belong to one size: an out= tensor of another size, regular or ragged, cannot have them.
+TEST(Errors, RaggedResultsInOutOfOtherSizes) {
   const at::Tensor x = at::eye(3, at::kDouble).expand({2, 3, 3}).clone().mul_(4);
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto ragged = [&](const at::Tensor& t, const Shape& parts) {

@@ -1,5 +1,5 @@
-// Norms of lists that mix meshes: each logical element counts once, scalars of one mesh and axis set travel together,
-// and a rank outside a mesh takes no part in it (PITFALLS F1, F10).
+// Norms of lists on several meshes: each logical element counts once, scalars of one mesh and axis set share a
+// collective, and a rank outside a mesh skips it (pitfalls F1, F10).
 #include <atomic>
 
 #include "dtensor/events.h"
@@ -12,7 +12,7 @@ namespace {
 struct Entry {
   at::Tensor full_tensor;
   Placements placements;
-  int mesh;  // 0: all four ranks as 2 x 2; 1: the same as one line; 2: ranks 0 and 1 only
+  int mesh;  // 0: all four ranks as 2 x 2; 1: all four ranks in one dimension; 2: ranks 0 and 1 only
 };
 
 std::vector<DeviceMesh> meshes_of(const Communicator& world) {
@@ -20,7 +20,7 @@ std::vector<DeviceMesh> meshes_of(const Communicator& world) {
           device_mesh(world, at::kCPU, {0, 1}, {2})};
 }
 
-// One norm per entry as this rank sees it; undefined where it is outside the mesh.
+// Returns one norm per entry on this rank; undefined outside the mesh.
 std::vector<at::Tensor> norms_on_rank(const std::vector<Entry>& entries, double p, const Communicator& world) {
   const auto meshes = meshes_of(world);
   std::vector<at::Tensor> locals;
@@ -48,7 +48,7 @@ Entry any_entry() {
 }
 
 RC_GTEST_PROP(ForeachNorm, MixedMeshes, ()) {
-  any_mesh();  // seeds
+  any_mesh();  // seeds ATen's generator
   std::vector<Entry> entries;
   for (std::int64_t i = pick(1, 6); i > 0; --i) entries.push_back(any_entry());
   const double p = *rc::gen::element(1.0, 2.0, 3.0, std::numeric_limits<double>::infinity());
@@ -70,7 +70,7 @@ TEST(ForeachNorm, OneCollectivePerMeshAndAxes) {
                                    {x, {Replicate(), Replicate()}, 0}, {x, {Shard(0)}, 1}};
   std::atomic<int> collectives{0};
   run_local(4, [&](Communicator world) {
-    norms_on_rank(entries, 2, world);  // makes the communicators
+    norms_on_rank(entries, 2, world);  // creates the communicators
     EventListener listener([&](const Event& e) { collectives += e.kind == Event::Kind::collective; });
     norms_on_rank(entries, 2, world);
   });

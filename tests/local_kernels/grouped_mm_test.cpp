@@ -1,22 +1,22 @@
-// Products of groups (_grouped_mm) with every operand split along every dimension, forward and backward, against one
-// product for each group on one device; what they move.
+// Grouped matrix products (_grouped_mm) with every operand split along every dimension, forward and backward, against
+// one product per group on one device. Also the bytes moved.
 #include <gtest/gtest.h>
 
 #include "dtensor/debug.h"
 #include "dtensor/events.h"
 #include "support/errors.h"
 #include "support/ranks.h"
-// After GoogleTest.
+// Include after GoogleTest.
 #include <rapidcheck.h>
 
 namespace dtensor::test {
 namespace {
 
 struct Operands {
-  at::Tensor a, b, ends;  // ends: undefined for two stacks
+  at::Tensor a, b, ends;  // ends: undefined for two batches of matrices
 };
 
-// Groups of rows (may be empty) times a matrix each.
+// Multiplies groups of rows, which may be empty, by one matrix each.
 at::Tensor expected(const Operands& x, const at::Tensor& a, const at::Tensor& b) {
   if (!x.ends.defined()) return a.bmm(b);
   std::vector<at::Tensor> parts;
@@ -38,7 +38,7 @@ at::Tensor any_ends(Draw& d, std::int64_t groups, std::int64_t rows) {
   return ends.to(at::kInt);
 }
 
-// Rows that are no multiples of 16 bytes, and empty groups, are among them.
+// Includes rows that are not multiples of 16 bytes, and empty groups.
 Operands any_operands(Draw& d, at::ScalarType dtype) {
   const auto groups = d.integer(1, 4), rows = d.integer(0, 9);
   const auto m = d.integer(1, 9), k = d.integer(1, 9), n = d.integer(1, 9);
@@ -97,7 +97,7 @@ std::int64_t bytes_received(const std::function<void()>& body) {
 
 constexpr std::int64_t kExperts = 4, kRows = 16, kIn = 8, kOut = 12, kBytes = 4;
 
-// Of a layer of experts: rows x, a matrix for each expert, kRows / kExperts rows each.
+// A layer of experts: rows x, a matrix per expert, kRows / kExperts rows each.
 struct Layer {
   Placement x, weight;
   std::int64_t forward, backward;  // bytes
@@ -107,11 +107,11 @@ TEST(GroupedProducts, BytesOfALayerOfExperts) {
   const std::int64_t ranks = 2, rows = kRows * kIn * kBytes;
   const Layer layers[] = {
       {Replicate(), Replicate(), 0, 0},
-      {Replicate(), Shard(0), 0, rows},                      // experts: the gradient of x is a sum of shares
-      {Replicate(), Shard(2), 0, rows},                      // columns: so it is
-      {Shard(0), Shard(0), rows / ranks, 2 * rows / ranks},  // rows meet experts: x is gathered, its gradient scattered
-      {Shard(0), Replicate(), 0, kExperts * kIn * kOut * kBytes},  // rows: the gradient of the weights is a sum
-      {Shard(1), Shard(1), 0, 0},                                  // both split along what is summed
+      {Replicate(), Shard(0), 0, rows},                            // expert parallel: the gradient of x is Partial
+      {Replicate(), Shard(2), 0, rows},                            // columns: the gradient of x is Partial
+      {Shard(0), Shard(0), rows / ranks, 2 * rows / ranks},        // x is gathered, its gradient scattered
+      {Shard(0), Replicate(), 0, kExperts * kIn * kOut * kBytes},  // rows: gradient of the weights is reduced
+      {Shard(1), Shard(1), 0, 0},                                  // both split along the contracted dimension
   };
   const auto x = Draw(1).normal({kRows, kIn}, at::kFloat), w = Draw(2).normal({kExperts, kIn, kOut}, at::kFloat);
   const auto ends = at::arange(1, kExperts + 1, at::kInt) * (kRows / kExperts);
@@ -131,8 +131,8 @@ TEST(GroupedProducts, BytesOfALayerOfExperts) {
   }
 }
 
-// Alike on every rank, whatever part it has.
-TEST(GroupedProducts, MistakesAreNamed) {
+// The error is equal on every rank.
+TEST(GroupedProducts, InvalidOperandsAreNamed) {
   const auto x = at::ones({4, 8}), w = at::ones({2, 8, 8}), ends = at::tensor({2, 4}, at::kInt);
   struct Mistake {
     at::Tensor a, b, ends;

@@ -1,5 +1,4 @@
-// Convolutions and paddings along split dimensions: what one device gives, for the rows that windows reach beyond a
-// rank's own.
+// Convolutions and paddings along split dimensions equal one device, with halo exchange for rows of neighbours.
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
@@ -15,7 +14,7 @@ using Tensors = std::vector<at::Tensor>;
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
 
-// The result and the gradients of its weighted sum.
+// Returns the result and the gradients of its weighted sum.
 Tensors run(const std::function<at::Tensor(const Tensors&)>& op, const Tensors& leaves, const at::Tensor& factors,
             const std::function<at::Tensor(const at::Tensor&)>& place) {
   const at::Tensor y = op(leaves);
@@ -47,7 +46,7 @@ Setup any_setup() {
   s.padding = any(s.positions, 0, 3);
   s.dilation = any(s.positions, 1, 2);
   s.sizes = any(s.positions, 1, s.positions == 1 ? 14 : 7);
-  for (std::size_t d = 0; d < s.sizes.size(); ++d) {  // room for one window
+  for (std::size_t d = 0; d < s.sizes.size(); ++d) {  // sizes of at least one window
     s.sizes[d] = std::max(s.sizes[d], s.dilation[d] * (s.kernel[d] - 1) + 1 - 2 * s.padding[d]);
   }
   s.bias = *rc::gen::arbitrary<bool>();
@@ -56,7 +55,7 @@ Setup any_setup() {
   for (std::size_t d = 0; s.transposed && d < s.sizes.size(); ++d) {
     s.extra[d] = *rc::gen::inRange<std::int64_t>(0, std::max(s.stride[d], s.dilation[d]));
     const auto most = (s.sizes[d] - 1) * s.stride[d] + s.dilation[d] * (s.kernel[d] - 1) + s.extra[d];
-    s.padding[d] = std::min(s.padding[d], most / 2);  // a row is left
+    s.padding[d] = std::min(s.padding[d], most / 2);  // at least one row remains
   }
   return s;
 }
@@ -73,7 +72,7 @@ at::Tensor convolve(const Setup& s, const Tensors& leaves) {
                          s.dilation, s.transposed, s.extra, s.groups);
 }
 
-RC_GTEST_PROP(Windows, ConvolutionsOverSplitPlacesAreThoseOfOneDevice, ()) {
+RC_GTEST_PROP(Windows, ConvolutionsOverShardedSpatialDimsEqualOneDevice, ()) {
   const auto shape = *rc::gen::elementOf(std::vector<Shape>{{2}, {3}, {4}, {2, 2}});
   const Setup s = any_setup();
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 10000);
@@ -107,12 +106,12 @@ RC_GTEST_PROP(Windows, ConvolutionsOverSplitPlacesAreThoseOfOneDevice, ()) {
   });
 }
 
-RC_GTEST_PROP(Windows, PaddingsAlongSplitDimensionsAreThoseOfOneDevice, ()) {
+RC_GTEST_PROP(Windows, PaddingsAlongShardedDimsEqualOneDevice, ()) {
   const auto shape = *rc::gen::elementOf(std::vector<Shape>{{2}, {3}, {4}, {2, 2}});
   const auto sizes = *rc::gen::container<Shape>(3, rc::gen::inRange<std::int64_t>(0, 9));
   auto amounts = *rc::gen::container<Shape>(4, rc::gen::inRange<std::int64_t>(-3, 6));
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 10000);
-  for (std::size_t i = 0; i < 2; ++i) {  // nothing is cut to less than nothing
+  for (std::size_t i = 0; i < 2; ++i) {  // sizes after cropping are not negative
     const auto left = sizes[2 - i] + amounts[2 * i] + amounts[2 * i + 1];
     if (left < 0 || sizes[2 - i] + std::min<std::int64_t>(amounts[2 * i], 0) < 0)
       amounts[2 * i] = amounts[2 * i + 1] = 1;
@@ -139,7 +138,7 @@ RC_GTEST_PROP(Windows, PaddingsAlongSplitDimensionsAreThoseOfOneDevice, ()) {
   });
 }
 
-RC_GTEST_PROP(Windows, FlipsOfSplitDimensionsAreThoseOfOneDevice, ()) {
+RC_GTEST_PROP(Windows, FlipsOfShardedDimsEqualOneDevice, ()) {
   const auto shape = *rc::gen::elementOf(std::vector<Shape>{{2}, {3}, {4}, {2, 2}});
   const auto sizes = *rc::gen::container<Shape>(3, rc::gen::inRange<std::int64_t>(0, 9));
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 10000);
@@ -160,8 +159,8 @@ RC_GTEST_PROP(Windows, FlipsOfSplitDimensionsAreThoseOfOneDevice, ()) {
   });
 }
 
-// A convolution whose result is as long as its input: (k - 1) / 2 rows of each neighbour, once.
-TEST(Windows, NeighboursExchangeTheRowsThatAWindowReaches) {
+// A convolution with output as long as its input receives (k - 1) / 2 rows of each neighbour, once.
+TEST(Windows, NeighboursExchangeOnlyHaloRows) {
   constexpr std::int64_t kChannels = 3, kRanks = 4, kLength = 32, kReach = 2;
   on_mesh({kRanks}, [&](const DeviceMesh& mesh) {
     Draw draw(1);
@@ -176,14 +175,15 @@ TEST(Windows, NeighboursExchangeTheRowsThatAWindowReaches) {
         sides * kReach);
     EXPECT_EQ(DTensor(y).placements(), (Placements{Shard(2)}));
     const at::Tensor grad = distribute_tensor(at::ones({1, kChannels, kLength}, at::kDouble), mesh, {Shard(2)});
-    // The same rows again, and their gradients back; the sum of the filter's waits for nothing here: it is no leaf's.
+    // Backward exchanges the same rows again, and returns their gradients. The filter's gradient is not reduced,
+    // because it is no leaf.
     EXPECT_EQ(rows_received(8 * kChannels, [&] { y.backward(grad); }), 2 * sides * kReach);
   });
 }
 
-// Causal, as models write it: padded with k - 1 rows, so that the result is as long as the input. Parts of the padded
-// sequence begin a little elsewhere, so that padding and convolution share the rows out between them.
-TEST(Windows, ACausalConvolutionMovesARowLessThanItsKernel) {
+// A causal convolution as in models: k - 1 rows of padding, so that the output is as long as the input. The shards of
+// the padded sequence are slightly shifted, so padding and convolution share the exchange.
+TEST(Windows, CausalConvolutionMovesAtMostKernelMinusOneRows) {
   constexpr std::int64_t kChannels = 3, kKernel = 4;
   for (const std::int64_t length : {64, 640}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {

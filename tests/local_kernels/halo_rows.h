@@ -1,4 +1,4 @@
-// What windows over split dimensions bring from neighbours, counted.
+// Counts the rows that windows over split dimensions receive from neighbours.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 namespace dtensor::test {
 
-// Rows that this rank received, of `row` bytes each.
+// Number of rows of `row` bytes that this rank received.
 template <class Body>
 std::int64_t rows_received(std::int64_t row, const Body& body) {
   std::int64_t bytes = 0;

@@ -1,5 +1,5 @@
-// An index beyond its dimension is one error on every rank that has the whole index, whatever part of it a rank works
-// on and whether it has anything to do. Where the index is split, the ranks that cannot see it are told.
+// An index out of range raises one error on every rank that has the full index, for any local part. If the index is
+// split, the other ranks receive the error of the rank that detects it.
 #include "local_kernels/same_error.h"
 
 namespace dtensor::test {
@@ -8,14 +8,14 @@ namespace {
 struct Indexing {
   const char* name;
   Shape self, index;
-  std::int64_t size;  // of what is indexed
+  std::int64_t size;  // size of the indexed dimension
   bool from_end;      // negative indices are allowed
   std::function<at::Tensor(const at::Tensor& self, const at::Tensor& index)> run;
 };
 
 at::Tensor ones(const Shape& sizes) { return at::ones(sizes, at::kDouble); }
 
-// Small, so that of three ranks one may have nothing.
+// Sizes are small, so that one of three ranks may have no elements.
 std::vector<Indexing> indexings() {
   using T = const at::Tensor&;
   return {
@@ -157,7 +157,7 @@ TEST(IndexBounds, AreReportedOnEveryRankThatHoldsTheFullIndex) {
   }
 }
 
-// The ranks that hold it raise; which those are, the operator's own layout decides. Their error ends the others.
+// Ranks with the invalid index raise; the layout of the operator determines which. Their error ends the other ranks.
 TEST(IndexBounds, EndAllRanksWithTheReasonWhereTheIndexIsSplit) {
   for (const auto& kind : indexings()) {
     at::Tensor index = index_of(kind, {0}, at::kLong);
@@ -173,7 +173,7 @@ TEST(IndexBounds, EndAllRanksWithTheReasonWhereTheIndexIsSplit) {
         world.barrier();
       } catch (const c10::Error& error) {
         mine = error.what_without_backtrace();
-        throw std::runtime_error(mine);  // whose text needs no backtrace
+        throw std::runtime_error(mine);  // an exception without a backtrace
       } catch (const CommError& error) {
         mine = error.what();
         throw;
@@ -189,7 +189,7 @@ TEST(IndexBounds, EndAllRanksWithTheReasonWhereTheIndexIsSplit) {
   }
 }
 
-TEST(IndexBounds, WhatLiesWithinIsTakenAsOnOneDevice) {
+TEST(IndexBounds, IndicesInRangeEqualOneDevice) {
   for (const auto& kind : indexings()) {
     std::vector<std::int64_t> values = {0, kind.size - 1, 2};
     if (kind.from_end) values.insert(values.end(), {-1, -kind.size});
@@ -208,8 +208,8 @@ TEST(IndexBounds, WhatLiesWithinIsTakenAsOnOneDevice) {
   }
 }
 
-// Of a loss, the index that stands for none may lie anywhere.
-TEST(IndexBounds, IgnoredTargetsAreNone) {
+// ignore_index of a loss may be out of range.
+TEST(IndexBounds, IgnoredTargetsAreNotChecked) {
   const at::Tensor x = at::rand({7, 5}, at::kDouble), target = at::tensor({0, -100, 4, -100, 1, 2, 3}, at::kLong);
   for (const Placement& self : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     on_mesh({3}, [&](const DeviceMesh& m) {
@@ -220,7 +220,7 @@ TEST(IndexBounds, IgnoredTargetsAreNone) {
   }
 }
 
-// A mask among the indices may stand for several dimensions.
+// A mask among the indices covers several dimensions.
 TEST(IndexBounds, MasksBesideIndicesKeepTheirDimensions) {
   const at::Tensor x = at::arange(2 * 3 * 9, at::kDouble).reshape({2, 3, 9}), mask = at::eye(2, 3).to(at::kBool);
   const at::Tensor index = at::tensor({8, 7}, at::kLong), full = at::index(x, {mask, index});

@@ -1,11 +1,11 @@
-// Windows over planes that do not fit: convolutions and pooling, as tools/fuzz found them.
+// Invalid convolutions and pooling, found by tools/fuzz.
 #include "local_kernels/same_error.h"
 
 namespace dtensor::test {
 namespace {
 
-// ATen's kernels write where the indices say.
-TEST(WindowMistakes, GradientsOfPoolingStayWithinTheirPlanes) {
+// ATen's kernels write to the positions that the indices name.
+TEST(WindowMistakes, PoolingBackwardChecksIndices) {
   const auto indices = [](const DeviceMesh& m, std::int64_t value, std::int64_t dim) {
     return distribute_tensor(at::full({3, 3, 3, 2}, value, at::kLong), m, {Shard(dim)});
   };
@@ -38,7 +38,7 @@ TEST(WindowMistakes, GradientsOfPoolingStayWithinTheirPlanes) {
   }
 }
 
-TEST(WindowMistakes, PoolingIsOfNonemptyPlanes) {
+TEST(WindowMistakes, PoolingRefusesEmptyPlanes) {
   const auto pool = [](const Shape& sizes) {
     return [sizes](const DeviceMesh& m) {
       at::max_pool3d_with_indices(split(m, sizes), {3, 3, 3}, {2, 2, 2}, {0, 0, 0}, {1, 1, 1}, true);
@@ -50,7 +50,7 @@ TEST(WindowMistakes, PoolingIsOfNonemptyPlanes) {
   expect_same_error(pool({0, 4, 2, 1, 4}), "output size is too small");
 }
 
-TEST(WindowMistakes, AConvolutionsGradientIsOfItsInputsBatch) {
+TEST(WindowMistakes, ConvolutionBackwardChecksTheBatch) {
   expect_same_error(
       [](const DeviceMesh& m) {
         at::convolution_backward(split(m, {1, 3, 6}), split(m, {0, 3, 4}), split(m, {3, 3, 3}), at::IntArrayRef{3}, {2},
@@ -59,7 +59,7 @@ TEST(WindowMistakes, AConvolutionsGradientIsOfItsInputsBatch) {
       "upstream gradient of sizes [1, 3, 6]");
 }
 
-// Each piece of a split place has a destination of its own.
+// Each shard of a split spatial dimension is written to its own part of out=.
 TEST(WindowMistakes, ShardedSpatialDimsWriteToOut) {
   const at::Tensor x = at::randn({2, 3, 7, 6}, at::kDouble), w = at::randn({3, 2, 3, 3}, at::kDouble);
   on_mesh({3}, [&](const DeviceMesh& m) {

@@ -1,11 +1,11 @@
-// Operands that do not fit, as tools/fuzz found them: one error on every rank, or what one device says.
+// Invalid operands, found by tools/fuzz: one error on every rank, or the behaviour of one device.
 #include "local_kernels/same_error.h"
 
 namespace dtensor::test {
 namespace {
 
-// Kernels without a meta kernel, whose local parts pass on some ranks.
-TEST(Mistakes, TheFullCallIsValidatedWhereShardsDiffer) {
+// Kernels without a meta kernel, whose local parts are valid on some ranks.
+TEST(Mistakes, FullCallIsValidated) {
   const auto norm = [](const DeviceMesh& m, std::int64_t channels, at::ScalarType type) {
     const auto x = [&] { return split(m, {2, 6, 3}); };
     at::native_group_norm_backward(x(), x(), split(m, {2, 2}), split(m, {2, 2}, type), split(m, {channels}), 2, 6, 3, 2,
@@ -66,8 +66,8 @@ TEST(Mistakes, TheFullCallIsValidatedWhereShardsDiffer) {
       "does not belong to an input of sizes [2, 1, 5, 5, 5]");
 }
 
-// What the library computes in its own way takes the types that the operator takes.
-TEST(Mistakes, LocalKernelsRefuseTheTypesThatAtenRefuses) {
+// Kernels of the library accept the dtypes that the operator accepts.
+TEST(Mistakes, LocalKernelsRefuseDtypesThatAtenRefuses) {
   expect_same_error(
       [](const DeviceMesh& m) {
         at::Tensor out = split(m, {5});
@@ -90,8 +90,8 @@ TEST(Mistakes, LocalKernelsRefuseTheTypesThatAtenRefuses) {
       "expected scalar type Float but found Byte");
 }
 
-// The kernels read beside what does not fit, or nothing at all.
-TEST(Mistakes, StatisticsThatDoNotBelongToTheInputAreRefused) {
+// The ATen kernels would read out of bounds, or uninitialized memory.
+TEST(Mistakes, MismatchedStatisticsAreRefused) {
   expect_same_error(
       [](const DeviceMesh& m) {
         const auto x = [&] { return split(m, {3, 3}, at::kFloat, 1); };
@@ -105,8 +105,8 @@ TEST(Mistakes, StatisticsThatDoNotBelongToTheInputAreRefused) {
       "needs running_mean");
 }
 
-// A rank with one of several elements must not squeeze them away, and a copy is no view.
-TEST(Mistakes, SqueezeCopyIsACopyWhereverItIsWritten) {
+// A rank with one of several elements must not squeeze the dimension, and the result is a copy, not a view.
+TEST(Mistakes, SqueezeCopyReturnsACopy) {
   const at::Tensor x = at::arange(12, at::kDouble).reshape({3, 1, 4});
   on_mesh({3}, [&](const DeviceMesh& mesh) {
     const at::Tensor placed = distribute_tensor(x, mesh, {Shard(0)});
@@ -117,7 +117,7 @@ TEST(Mistakes, SqueezeCopyIsACopyWhereverItIsWritten) {
   });
 }
 
-TEST(Mistakes, OutTensorsAndGradientsThatDoNotFitAreRefused) {
+TEST(Mistakes, MismatchedOutTensorsAndGradientsAreRefused) {
   expect_same_error(
       [](const DeviceMesh& m) {
         at::Tensor out = split(m, {3, 3}), mask = split(m, {3, 3});
@@ -137,8 +137,8 @@ TEST(Mistakes, OutTensorsAndGradientsThatDoNotFitAreRefused) {
       "indices of sizes [0, 3, 2, 3, 2]");
 }
 
-// An operand that broadcasts with the whole of another, but not with its parts.
-TEST(Mistakes, ABufferOfOtherSizesKeepsTheFullTensor) {
+// An operand broadcasts with the full tensor, but not with its parts.
+TEST(Mistakes, BroadcastBufferUsesTheFullTensor) {
   const at::Tensor x = at::arange(9, at::kDouble).reshape({3, 3}), buffer = at::arange(3, at::kDouble);
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto place = [&](const at::Tensor& t, std::int64_t dim) {
@@ -149,7 +149,7 @@ TEST(Mistakes, ABufferOfOtherSizesKeepsTheFullTensor) {
   });
 }
 
-TEST(Mistakes, AddbmmGivesAnElementTheSizesOfTheProduct) {
+TEST(Mistakes, AddbmmResizesAOneElementTensor) {
   const at::Tensor a = at::arange(125, at::kDouble).reshape({5, 5, 5}), b = at::ones({5, 5, 2}, at::kDouble);
   for (const Placement from : {Placement(Partial()), Placement(Shard(0)), Placement(Replicate())}) {
     on_mesh({3}, [&](const DeviceMesh& mesh) {
@@ -160,7 +160,7 @@ TEST(Mistakes, AddbmmGivesAnElementTheSizesOfTheProduct) {
   }
 }
 
-TEST(Mistakes, TheHuberLossHasTheTypeOfItsInput) {
+TEST(Mistakes, HuberLossHasTheDtypeOfItsInput) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor loss = at::huber_loss(split(mesh, {4, 3}, at::kHalf), split(mesh, {4, 3}), at::Reduction::None);
     EXPECT_EQ(loss.scalar_type(), at::kHalf);
@@ -168,8 +168,8 @@ TEST(Mistakes, TheHuberLossHasTheTypeOfItsInput) {
   });
 }
 
-// Kernels that read where other operands' sizes or values lead them.
-TEST(Mistakes, GradientsReadNothingBesideTheirOperands) {
+// These kernels read at positions given by sizes or values of other operands.
+TEST(Mistakes, GradientsDoNotReadOutOfBounds) {
   expect_same_error(
       [](const DeviceMesh& m) {
         const auto row = [&] { return split(m, {3, 1, 1}); };
@@ -213,7 +213,7 @@ TEST(Mistakes, GradientsReadNothingBesideTheirOperands) {
       "cannot have lengths of sizes [1, 3]");
 }
 
-TEST(Mistakes, ParametersOfNormsHaveTheirSizesAndType) {
+TEST(Mistakes, NormParametersOfOtherSizesOrDtypesAreRefused) {
   const auto layer_norm = [](const Shape& bias, at::ScalarType weight) {
     return [=](const DeviceMesh& m) {
       const auto x = [&] { return split(m, {4, 8, 3}); };
@@ -251,7 +251,7 @@ TEST(Mistakes, ParametersOfNormsHaveTheirSizesAndType) {
   expect_same_error(batch_norm(2, at::kFloat, {1, 4}), "`save_mean` has one dimension");
 }
 
-TEST(Mistakes, GradientsOfBagsStayWithinThem) {
+TEST(Mistakes, EmbeddingBagBackwardChecksIndices) {
   const auto gradient = [](std::int64_t bags, std::int64_t index, std::int64_t dim) {
     return [=](const DeviceMesh& m) {
       const auto list = [&](const at::Tensor& t) { return distribute_tensor(t, m, {Replicate()}); };
@@ -267,7 +267,7 @@ TEST(Mistakes, GradientsOfBagsStayWithinThem) {
   }
 }
 
-TEST(Mistakes, WindowsOfNothingAndNormsOfNothingAreRefused) {
+TEST(Mistakes, EmptyKernelsAndEmptyBatchNormsAreRefused) {
   expect_same_error(
       [](const DeviceMesh& m) {
         at::convolution(split(m, {1, 3, 4, 4}), split(m, {3, 3, 3, 0}), split(m, {3}), {2, 2}, {2, 2}, {1, 1}, true,
@@ -281,7 +281,7 @@ TEST(Mistakes, WindowsOfNothingAndNormsOfNothingAreRefused) {
       "at least one element");
 }
 
-TEST(Mistakes, ALinearMapsGradientIsOfItsInputAndWeight) {
+TEST(Mistakes, LinearBackwardChecksTheGradient) {
   const auto gradient = [](const Shape& grad) {
     return [grad](const DeviceMesh& m) {
       at::linear_backward(split(m, {3, 3}), distribute_tensor(at::ones(grad), m, {Replicate()}), split(m, {3, 3}),
@@ -289,11 +289,11 @@ TEST(Mistakes, ALinearMapsGradientIsOfItsInputAndWeight) {
     };
   };
   expect_same_error(gradient({}), "without a dimension of features");
-  expect_same_error(gradient({2, 3}), "(3x2 and 3x3)");  // ATen's product of matrices
+  expect_same_error(gradient({2, 3}), "(3x2 and 3x3)");  // error of ATen's matrix product
 }
 
-// A target that only one rank sees is told to all before any throws.
-TEST(Mistakes, ATargetOutOfBoundsIsOneErrorWhereTargetsAreSplit) {
+// An invalid target on one rank is reported to all ranks before any throws.
+TEST(Mistakes, TargetOutOfBoundsIsOneErrorForSplitTargets) {
   for (const bool positions : {false, true}) {
     expect_same_error(
         [&](const DeviceMesh& m) {
@@ -307,7 +307,7 @@ TEST(Mistakes, ATargetOutOfBoundsIsOneErrorWhereTargetsAreSplit) {
   }
 }
 
-TEST(Mistakes, ATargetAmongNoClassesIsOutOfBounds) {
+TEST(Mistakes, TargetOutOfBoundsWithoutClasses) {
   const auto loss = [](std::int64_t target) {
     return [target](const DeviceMesh& m) {
       const at::Tensor targets = distribute_tensor(at::full({6}, target, at::kLong), m, {Shard(0)});
@@ -318,7 +318,7 @@ TEST(Mistakes, ATargetAmongNoClassesIsOutOfBounds) {
   expect_same_error(loss(-100), "no error");
 }
 
-TEST(Mistakes, AGradientOfWholeNumbersIsRefusedWhereTheOperatorRefusesIt) {
+TEST(Mistakes, IntegerGradientOfSoftmaxIsRefused) {
   expect_same_error(
       [](const DeviceMesh& m) {
         const auto x = [&] { return split(m, {3, 2}, at::kLong); };
@@ -327,7 +327,7 @@ TEST(Mistakes, AGradientOfWholeNumbersIsRefusedWhereTheOperatorRefusesIt) {
       "Long");
 }
 
-TEST(Mistakes, TargetsOfOtherSizesAreRefusedWhateverTheirValues) {
+TEST(Mistakes, MismatchedTargetSizesAreRefused) {
   expect_same_error(
       [](const DeviceMesh& m) {
         at::nll_loss2d_forward(split(m, {4, 2, 1, 3}, at::kFloat, 3),

@@ -1,4 +1,4 @@
-// Layer norm and topk over split dimensions against the plain operators.
+// Layer norm and topk over split dimensions against the ATen operators.
 #include "local_kernels/local_kernel_fixture.h"
 
 namespace dtensor::testing {
@@ -8,7 +8,7 @@ struct Norm {
   std::vector<std::int64_t> mesh = any_mesh();
   std::vector<std::int64_t> sizes = any_sizes(1, 3, 1);
   std::int64_t ndim = static_cast<std::int64_t>(sizes.size());
-  std::int64_t first = pick(0, ndim - 1);  // first normalised dimension
+  std::int64_t first = pick(0, ndim - 1);  // first normalized dimension
   std::vector<std::int64_t> normalized{sizes.begin() + first, sizes.end()};
   Placements placements = any_shards(mesh, all_dims(ndim));
   at::ScalarType type = any_float();
@@ -17,7 +17,7 @@ struct Norm {
   c10::IValue weight = affine ? c10::IValue(at::randn(normalized).to(type)) : c10::IValue();
   c10::IValue bias = affine ? c10::IValue(at::randn(normalized).to(type)) : c10::IValue();
 
-  // Of weight and bias where they are split like the row, else whole.
+  // Placements of weight and bias: split like the row if `split`, otherwise Replicate.
   Placements parameter(bool split) const {
     Placements p = placements;
     for (auto& x : p) {
@@ -34,7 +34,7 @@ struct Norm {
     }
     return p;
   }
-  // Gradient of weight and bias: split like the row, partial where rows are split.
+  // Gradient of weight and bias: split like the row, and Partial if rows are split.
   Placements gradient() const {
     Placements p = parameter(true);
     for (std::size_t a = 0; a < p.size(); ++a) {
@@ -57,7 +57,7 @@ RC_GTEST_PROP(LayerNorm, Forward, ()) {
 
 RC_GTEST_PROP(LayerNorm, Backward, ()) {
   const Norm n;
-  const auto input = n.input.to(at::kDouble);  // ATen's own float error is larger than what is looked for
+  const auto input = n.input.to(at::kDouble);  // ATen's rounding error in float would hide errors
   const auto cast = [&](const c10::IValue& v) { return v.isNone() ? v : c10::IValue(v.toTensor().to(input.dtype())); };
   const auto weight = cast(n.weight), bias = cast(n.bias);
   const auto optional = [](const c10::IValue& v) { return v.toOptional<at::Tensor>(); };

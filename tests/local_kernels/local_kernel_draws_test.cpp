@@ -1,4 +1,4 @@
-// What the tests of local kernels draw: meshes, sizes and placements.
+// Random meshes, sizes and placements for the tests of local kernels.
 #include "local_kernels/local_kernel_fixture.h"
 
 namespace dtensor::testing {
@@ -8,7 +8,7 @@ std::int64_t pick(std::int64_t low, std::int64_t high) {
 }
 
 std::vector<std::int64_t> any_mesh() {
-  at::manual_seed(static_cast<std::uint64_t>(pick(0, 1 << 30)));  // so that a failing case can be run again
+  at::manual_seed(static_cast<std::uint64_t>(pick(0, 1 << 30)));  // makes failing cases reproducible
   const std::vector<std::vector<std::int64_t>> meshes{{1}, {2}, {3}, {2, 2}, {2, 1}};
   return meshes[pick(0, 4)];
 }

@@ -1,4 +1,4 @@
-// The fixture: slicing, running and glueing. Its own test: glueing slices gives the whole.
+// The fixture: slicing, running and combining. Its own test checks that combining slices gives the full tensor.
 #include "local_kernels/local_kernel_fixture.h"
 
 #include "dtensor/events.h"
@@ -42,7 +42,7 @@ void place(at::Tensor& full, const at::Tensor& part, const Placements& placement
   }
   std::int64_t before = 0;
   for (const auto& s : shard_segments(full.size(d), d, placements, shape, at)) {
-    // Placement of the other dimensions looks at their own sizes only, which narrowing this one keeps.
+    // Segments of other dimensions depend only on their own sizes, which narrowing this dimension keeps.
     auto target = full.narrow(d, s.offset, s.length);
     auto source = part.narrow(d, before, s.length);
     place(target, source, placements, shape, at, d + 1);
@@ -58,7 +58,7 @@ at::Tensor fold(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   throw std::runtime_error("fixture: no such reduction");
 }
 
-// Folds or compares the local results along axis `a`; leaves one per coordinate of the axes before it.
+// Reduces or compares local results along the last axis and returns one result per coordinate of the other axes.
 std::vector<at::Tensor> close_axis(const std::vector<at::Tensor>& parts, std::int64_t ranks,
                                    const Placement& placement) {
   std::vector<at::Tensor> closed;
@@ -67,7 +67,7 @@ std::vector<at::Tensor> close_axis(const std::vector<at::Tensor>& parts, std::in
     for (std::int64_t r = 1; r < ranks; ++r) {
       if (placement.is_partial()) value = fold(value, parts[first + r], placement.reduce_op());
       if (placement.is_replicate() && !at::equal(value.nan_to_num(12345), parts[first + r].nan_to_num(12345))) {
-        throw std::runtime_error("fixture: ranks that should hold the same differ");
+        throw std::runtime_error("fixture: replicated results differ between ranks");
       }
     }
     closed.push_back(value);
@@ -84,13 +84,13 @@ std::vector<std::int64_t> coordinate(std::int64_t index, at::IntArrayRef shape) 
   return at;
 }
 
-// `parts`: one per rank, row-major. Axes that do not shard are closed from the right, keeping the order of the others.
+// `parts` has one tensor per rank, row-major. Axes without shards are reduced from right to left.
 at::Tensor glue(std::vector<at::Tensor> parts, const Placements& placements, const std::vector<std::int64_t>& mesh,
                 const at::Tensor& like) {
   auto shape = mesh;
   for (std::int64_t a = static_cast<std::int64_t>(shape.size()) - 1; a >= 0; --a) {
     if (placements[a].is_shard()) continue;
-    // Bring axis `a` to the right end: parts indexed by coordinates.
+    // Moves axis `a` to the end: parts are indexed by coordinates.
     std::vector<at::Tensor> moved;
     std::int64_t inner = 1;
     for (std::size_t b = a + 1; b < shape.size(); ++b) inner *= shape[b];
@@ -160,13 +160,14 @@ std::vector<at::Tensor> run_on_rank(const KernelCase& c, const std::vector<at::T
   decision.local_kernel = c.kernel;
   decision.local_kernel_axes = sharded_axes(c);
   torch::jit::Stack stack;
-  stack.emplace_back(std::string("below the arguments"));  // kernels must leave alone what lies below
+  stack.emplace_back(std::string("below the arguments"));  // kernels must not touch entries below their arguments
   for (auto& value : bound.stack) stack.push_back(std::move(value));
   const auto op = find_op(c);
   const OpInfo info(op);
   LocalCall call{info, stack, decision, bound.specs, outputs, as_mesh_impl(*impl_of(mesh))};
   find_local_kernel(c.kernel)(call);
-  if (!stack.at(0).isString()) throw std::runtime_error("fixture: the kernel ate the stack");
+  if (!stack.at(0).isString())
+    throw std::runtime_error("fixture: the kernel changed stack entries below its arguments");
   auto results = flatten(stack);
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (results[i].sizes() != outputs[i]->local_sizes || results[i].scalar_type() != outputs[i]->dtype) {
@@ -189,7 +190,7 @@ SpecPtr spec_for(const at::Tensor& full, const Placements& placements, const Dev
   return intern_spec(impl_of(mesh), placements, full.sizes(), full.strides(), full.scalar_type());
 }
 
-// var() warns where it gives NaN, for some hundred cases.
+// var() warns about NaN results in hundreds of cases.
 struct Silent : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -270,7 +271,7 @@ void check_case(const KernelCase& c) {
   try {
     expected = run_full(c);
   } catch (const c10::Error&) {
-    RC_DISCARD("the plain operator refuses");
+    RC_DISCARD("the ATen operator refuses");
   }
   std::vector<at::Tensor> actual;
   try {

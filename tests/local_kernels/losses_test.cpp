@@ -1,4 +1,4 @@
-// Element-wise losses with a mean, forward and backward, against the plain operators (PITFALLS C1, C2).
+// Element-wise losses with a mean, forward and backward, against the ATen operators (pitfalls C1, C2).
 #include "local_kernels/local_kernel_fixture.h"
 
 namespace dtensor::testing {

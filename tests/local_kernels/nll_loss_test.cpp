@@ -1,5 +1,5 @@
-// Negative log-likelihood over split classes and batches against the plain operator: weights, ignored targets, every
-// reduction, ranks without any valid target and batches without any.
+// Negative log-likelihood over split classes and batches against the ATen operator: weights, ignored targets, every
+// reduction, ranks and batches without a valid target.
 #include "local_kernels/local_kernel_fixture.h"
 
 namespace dtensor::testing {
@@ -51,7 +51,7 @@ struct Loss {
     if (weight.isNone()) return {};
     return by_role({}, weight_split ? Shard(0) : Replicate(), {});
   }
-  bool each() const { return reduction == 0 && form != 0; }  // ATen sums one sample
+  bool each() const { return reduction == 0 && form != 0; }  // ATen reduces a single sample
   KernelCase forward() const {
     return {name("forward"),
             "",

@@ -1,5 +1,4 @@
-// Pooling and transposed convolutions along split dimensions: what one device gives, and the rows that neighbours bring
-// each other for it.
+// Pooling and transposed convolutions along split dimensions equal one device. Also the rows that neighbours exchange.
 #include <gtest/gtest.h>
 
 #include <rapidcheck.h>
@@ -44,13 +43,13 @@ Setup any_setup(Draw& draw) {
           {},
           draw.integer(0, 3) > 0 ? at::kDouble : at::kBFloat16};
   if (s.positions == 1) s.divisor = 0;
-  if (s.positions == 3) s.dtype = at::kDouble;  // ATen averages no half types over three places
+  if (s.positions == 3) s.dtype = at::kDouble;  // ATen has no 3D average pooling of half types
   for (std::int64_t d = 0; d < s.positions; ++d) {
     s.kernel.push_back(draw.integer(1, 3));
     s.stride.push_back(draw.integer(1, 3));
     s.padding.push_back(draw.integer(0, s.kernel.back() / 2));
     s.dilation.push_back(s.maximum ? draw.integer(1, 2) : 1);
-    // Of windows that see no element at all, which padding and dilation make of few, ATen writes beyond its memory.
+    // ATen writes out of bounds for windows without any element, which padding and dilation cause for small sizes.
     const auto span = s.dilation.back() * (s.kernel.back() - 1) + 1;
     s.sizes.push_back(std::max(draw.integer(1, s.positions == 1 ? 14 : 7), span));
   }
@@ -71,7 +70,7 @@ Tensors pool(const Setup& s, const at::Tensor& x) {
   return {std::get<0>(both), std::get<1>(both)};
 }
 
-// Values that occur twice, and some that are -inf or no number.
+// Values with ties, and some that are -inf or NaN.
 at::Tensor values_of(Draw& draw, const Shape& sizes, at::ScalarType dtype, bool maximum) {
   auto x = draw.integers(sizes, 5).to(at::kDouble) - 2 + 0.25 * draw.integers(sizes, 2).to(at::kDouble);
   if (maximum && draw.coin()) x = x.masked_fill(draw.integers(sizes, 3).eq(0), -INFINITY);
@@ -106,7 +105,7 @@ void check(const Setup& s, const Shape& shape, std::uint64_t seed) {
   });
 }
 
-void any_pooling_is_that_of_one_device() {
+void random_pooling_equals_one_device() {
   const auto shape = *rc::gen::elementOf(std::vector<Shape>{{2}, {3}, {4}, {2, 2}});
   const auto seed = *rc::gen::arbitrary<std::uint64_t>();
   Draw draw(seed);
@@ -117,7 +116,7 @@ void any_pooling_is_that_of_one_device() {
 }
 
 TEST(Pooling, ShardedSpatialDimsEqualOneDevice) {
-  check_property("pooling over split places", any_pooling_is_that_of_one_device, 100);
+  check_property("pooling over split spatial dimensions", random_pooling_equals_one_device, 100);
 }
 
 constexpr std::int64_t kChannels = 3, kRanks = 4, kRow = 8 * kChannels;
@@ -127,8 +126,9 @@ at::Tensor along(const DeviceMesh& mesh, std::int64_t length) {
   return at::Tensor(distribute_tensor(x, mesh, {Shard(2)})).requires_grad_();
 }
 
-// A window of 2 r + 1 rows that moves by one: r rows of each neighbour; in backward as many gradients and no row.
-TEST(Pooling, NeighboursExchangeTheRowsThatAWindowReaches) {
+// A window of 2 r + 1 rows with stride 1 receives r rows of each neighbour; backward receives as many gradients and no
+// row.
+TEST(Pooling, NeighboursExchangeOnlyHaloRows) {
   constexpr std::int64_t kReach = 2;
   for (const bool maximum : {false, true}) {
     on_mesh({kRanks}, [&](const DeviceMesh& mesh) {
@@ -147,8 +147,8 @@ TEST(Pooling, NeighboursExchangeTheRowsThatAWindowReaches) {
   }
 }
 
-// Windows side by side whose borders are those of the ranks' parts: nothing moves.
-TEST(Pooling, WindowsWithinThePartsMoveNothing) {
+// Windows side by side whose boundaries are those of the shards move nothing.
+TEST(Pooling, WindowsWithinShardsMoveNothing) {
   on_mesh({kRanks}, [&](const DeviceMesh& mesh) {
     const at::Tensor x = along(mesh, 32);
     const at::Tensor grad = distribute_tensor(at::ones({1, kChannels, 8}, at::kDouble), mesh, {Shard(2)});
@@ -160,9 +160,9 @@ TEST(Pooling, WindowsWithinThePartsMoveNothing) {
   });
 }
 
-// Every row makes two, and a filter of four reaches one row over the border on either side. Its gradient looks at
-// four rows of the result for each row: one more on either side.
-TEST(Pooling, ATransposedConvolutionMovesTheRowsThatReachOver) {
+// With stride 2 and a kernel of four, each row reaches one row across the boundary on either side. The gradient of a
+// row needs four rows of the result: one more on either side.
+TEST(Pooling, TransposedConvolutionMovesOnlyHaloRows) {
   on_mesh({kRanks}, [&](const DeviceMesh& mesh) {
     const auto rank = mesh.communicator().rank();
     const std::int64_t sides = rank == 0 || rank == kRanks - 1 ? 1 : 2;

@@ -1,5 +1,5 @@
-// Means, reductions with identities, index reductions, norms and variances over split dimensions against the plain
-// operators, empty shards included.
+// Means, reductions with identities, index reductions, norms and variances over split dimensions against the ATen
+// operators, including empty shards.
 #include "local_kernels/local_kernel_fixture.h"
 
 namespace dtensor::testing {
@@ -16,7 +16,7 @@ struct Reduction {
   std::vector<std::int64_t> dims = some_dims();  // not empty unless 0-dim
   std::int64_t dim = dims.empty() ? 0 : dims[0];
   bool keepdim = flip();
-  bool full = flip();  // results asked for whole rather than Partial
+  bool full = flip();  // request a Replicate result instead of Partial
   Placements placements = any_shards(mesh, all_dims(ndim));
 
   std::vector<std::int64_t> some_dims() const {
@@ -34,7 +34,7 @@ struct Reduction {
   }
 };
 
-// Few distinct values, so that there are ties.
+// Few distinct values, so that ties occur.
 at::Tensor any_values(const std::vector<std::int64_t>& sizes) {
   const auto x = at::randint(-3, 4, sizes);
   if (flip()) return x.to(at::kLong);

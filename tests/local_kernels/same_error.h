@@ -1,4 +1,4 @@
-// What a call says on each of three ranks.
+// Errors of a call on each of three ranks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,8 @@ namespace dtensor::test {
 
 using Call = std::function<void(const DeviceMesh&)>;
 
-// What each rank of a mesh of three says; a rank that raises does not leave, so that one alone is told from all.
+// Returns the error of each rank of a mesh of three. A rank that raises stays in the run, so that the others do not
+// fail with it.
 inline std::vector<std::string> errors_of(const Call& call) {
   std::vector<std::string> errors(3);
   on_mesh({3}, [&](const DeviceMesh& mesh) {

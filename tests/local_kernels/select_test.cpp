@@ -1,4 +1,4 @@
-// select along a split dimension: one entry moves, forward, and nothing backward.
+// select along a split dimension moves one entry in forward and nothing in backward.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -8,8 +8,8 @@
 namespace dtensor::test {
 namespace {
 
-// Values, gradients and writes, wherever the tensor lies.
-RC_GTEST_PROP(Rows, EqualOneDeviceWhateverIsSplit, ()) {
+// Compares values, gradients and writes for any placement.
+RC_GTEST_PROP(Rows, EqualOneDeviceForAnyPlacement, ()) {
   const auto seed = *rc::gen::arbitrary<std::uint32_t>();
   Draw data(seed);
   const auto shape =
@@ -25,7 +25,7 @@ RC_GTEST_PROP(Rows, EqualOneDeviceWhateverIsSplit, ()) {
   const auto program = [&](const at::Tensor& leaf) {
     leaf.requires_grad_();
     const auto row = leaf.select(dim, index);
-    const auto moved = (leaf * 2).select(dim, index);  // of what is no leaf
+    const auto moved = (leaf * 2).select(dim, index);  // select of a non-leaf
     (row.sin().sum() + (moved * moved).sum()).backward();
     at::Tensor written = leaf.detach().clone();
     written.select(dim, index).mul_(3);
@@ -41,7 +41,7 @@ RC_GTEST_PROP(Rows, EqualOneDeviceWhateverIsSplit, ()) {
   });
 }
 
-TEST(Rows, OneEntryMovesAndNothingBackward) {
+TEST(Rows, ForwardMovesOneEntryAndBackwardNothing) {
   for (const int ranks : {2, 3, 4}) {
     on_mesh({ranks}, [&](const DeviceMesh& mesh) {
       const std::int64_t rows = 10, columns = 6;
@@ -67,7 +67,7 @@ TEST(Rows, OneEntryMovesAndNothingBackward) {
   }
 }
 
-// The bits are the owner's: no sum with zeros.
+// The bits are those of the owner; the result is not a sum with zeros.
 TEST(Rows, KeepTheirBits) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto full = at::tensor({-0.0, 1.0, std::numeric_limits<double>::quiet_NaN(), -0.0}, at::kDouble);
@@ -79,7 +79,7 @@ TEST(Rows, KeepTheirBits) {
   });
 }
 
-TEST(Rows, ThatAreNotThereAreAnErrorOnEveryRank) {
+TEST(Rows, IndexOutOfRangeIsAnErrorOnEveryRank) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(at::zeros({3, 2}), mesh, {Shard(0)});
     for (const auto index : {3, -4}) {

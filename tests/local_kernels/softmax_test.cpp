@@ -1,4 +1,5 @@
-// Softmax family over a split dimension against the plain operators: large logits, rows of -inf, NaN and empty shards.
+// The softmax family over a split dimension against the ATen operators: large logits, rows of -inf, NaN and empty
+// shards.
 #include "local_kernels/local_kernel_fixture.h"
 
 namespace dtensor::testing {
@@ -6,7 +7,7 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// Logits with some of the values that break careless maxima.
+// Logits with infinities and NaN that break naive maxima.
 at::Tensor any_logits(const std::vector<std::int64_t>& sizes, at::ScalarType type) {
   auto x = at::randn(sizes) * (flip() ? 1 : 100);
   if (flip()) x.masked_fill_(at::rand(sizes).lt(0.3), -kInf);

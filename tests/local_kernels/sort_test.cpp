@@ -1,5 +1,5 @@
-// sort of a vector that is split: values and indices of one device, and their order among equals, with no rank holding
-// the whole; tensors with another dimension are split along that one.
+// sort of a split vector gives values and indices of one device, including the order of equal elements, and no rank
+// stores the full vector. Tensors with another dimension are split along that one.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Few distinct values, so that equals meet across ranks; or all kinds of them.
+// Few distinct values, so that equal elements are on several ranks, or arbitrary values.
 at::Tensor any_vector(Draw& draw, std::int64_t n) {
   const auto types = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kByte, at::kBool};
   const auto type = types.begin()[draw.integer(0, static_cast<std::int64_t>(types.size()) - 1)];
@@ -31,7 +31,7 @@ void expect_same(const at::Tensor& actual, const at::Tensor& expected, const std
   EXPECT_TRUE(at::equal(at::nan_to_num(DTensor(actual).full_tensor(), 12345), at::nan_to_num(expected, 12345))) << what;
 }
 
-RC_GTEST_PROP(Sort, OfASplitVector, ()) {
+RC_GTEST_PROP(Sort, ShardedVectorEqualsOneDevice, ()) {
   const auto shape = *rc::gen::elementOf(mesh_shapes());
   const auto seed = *rc::gen::arbitrary<std::uint32_t>();
   on_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -70,8 +70,8 @@ RC_GTEST_PROP(Sort, Gradient, ()) {
   RC_ASSERT(!testing::Test::HasFailure());
 }
 
-// Neither a gather of the vector nor memory for it.
-TEST(Sort, NoRankHoldsTheFullTensor) {
+// No rank gathers the vector or allocates memory for it.
+TEST(Sort, NoRankStoresTheFullTensor) {
   constexpr std::int64_t kCount = 1 << 18;
   Draw draw(1);
   const auto x = draw.normal({kCount}, at::kFloat);
@@ -80,7 +80,7 @@ TEST(Sort, NoRankHoldsTheFullTensor) {
     const CommDebugMode mode;
     (void)at::sort(dx);
     const auto bytes = mode.total().bytes;
-    // A value and an index of each element that another rank holds, and the bounds.
+    // At most a value and an index of each remote element, and the bounds.
     EXPECT_LT(bytes, kCount / 4 * 12 + 40000) << mode.table();
     EXPECT_EQ(mode.total("all_to_all").calls, 2);
   });

@@ -1,4 +1,4 @@
-// What a program reads of the strides is what one device says.
+// Strides of results equal those of one device.
 #include <gtest/gtest.h>
 
 #include "support/ranks.h"
@@ -30,7 +30,7 @@ at::Tensor volumes_last() {
   return x.contiguous(at::MemoryFormat::ChannelsLast3d);
 }
 
-TEST(Strides, OfFourierTransformsAreOneDevices) {
+TEST(Strides, FourierTransformsEqualOneDevice) {
   const at::Tensor x = images(), complex = at::complex(x, x);
   expect_strides_of_one_device({
       {"fft", [&](auto& place) { return at::_fft_c2c(place(complex), {1}, 0, true); }},
@@ -44,7 +44,7 @@ TEST(Strides, OfFourierTransformsAreOneDevices) {
   });
 }
 
-TEST(Strides, OfPoolsAreOneDevices) {
+TEST(Strides, PoolingEqualsOneDevice) {
   const at::Tensor last = channels_last(images()), volumes = volumes_last();
   const at::Tensor positions = channels_last(at::zeros({2, 8, 4, 6}, at::kLong));
   expect_strides_of_one_device({
@@ -81,7 +81,7 @@ TEST(Strides, OfPoolsAreOneDevices) {
   });
 }
 
-TEST(Strides, OfPaddingAndShufflesAreOneDevices) {
+TEST(Strides, PaddingAndShufflesEqualOneDevice) {
   const at::Tensor x = images(), last = channels_last(x), permuted = x.transpose(0, 1).contiguous().transpose(0, 1);
   const at::Tensor padded = at::ones({2, 8, 6, 8}, at::kDouble);
   expect_strides_of_one_device({
@@ -109,7 +109,7 @@ TEST(Strides, OfPaddingAndShufflesAreOneDevices) {
   });
 }
 
-TEST(Strides, OfMovesAndAnglesAreOneDevices) {
+TEST(Strides, FlipsAndAnglesEqualOneDevice) {
   const at::Tensor x = images(), complex = at::complex(x, x + 1).sum(3).sum(2);
   expect_strides_of_one_device({
       {"flip, channels last", [&](auto& place) { return at::flip(place(channels_last(x)), {1}); }},
@@ -126,7 +126,7 @@ TEST(Strides, OfMovesAndAnglesAreOneDevices) {
   });
 }
 
-TEST(Strides, ConvolutionsOfNoChannelsHaveNone) {
+TEST(Strides, ConvolutionsWithoutChannelsEqualOneDevice) {
   const at::Tensor x = at::zeros({2, 0, 5, 5}), weight = at::zeros({4, 0, 2, 2}), bias = at::ones({4});
   const at::Tensor grad = at::zeros({2, 0, 4, 4});
   expect_strides_of_one_device({

@@ -1,5 +1,5 @@
-// Tables whose rows are split: each rank builds the gradient of its own rows only, and it is one device's, for every
-// placement of table and indices, with padding rows on other shards and counts of repeated indices.
+// Gradients of row-split tables: each rank computes the gradient of its own rows only, equal to one device for every
+// placement, with padding rows on other shards and counts of repeated indices.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -28,7 +28,7 @@ struct Lookup {
   }
 };
 
-// Rows are split on some axis, on the others anything.
+// Rows are split on one axis; the other axes are arbitrary.
 Placements rows_split(Draw& draw, const DeviceMesh& mesh) {
   auto placements = draw.placements(mesh, 2, false);
   placements[static_cast<std::size_t>(draw.integer(0, mesh.ndim() - 1))] = Shard(0);
@@ -91,8 +91,8 @@ RC_GTEST_PROP(TableGradients, EmbeddingBag, ()) {
   RC_ASSERT(!testing::Test::HasFailure());
 }
 
-// The peak of both passes stays below half the table, where the whole table or its gradient would be all of it.
-TEST(TableGradients, NoRankMakesTheWholeTable) {
+// The peak of both passes is below half the table, although the table or its gradient would take all of it.
+TEST(TableGradients, NoRankAllocatesTheFullTable) {
   constexpr std::int64_t kRows = 1 << 16, kWidth = 8, kFull = kRows * kWidth * 4;
   for (const bool bag : {false, true}) {
     on_mesh({4}, [&](const DeviceMesh& mesh) {
@@ -108,9 +108,9 @@ TEST(TableGradients, NoRankMakesTheWholeTable) {
   }
 }
 
-// The preference is part of the key: the same gradient for a replicated table is replicated. Rows are added up where
-// they lie.
-TEST(TableGradients, EachTableAsItIs) {
+// The preference is part of the cache key: a replicated table gets a replicated gradient. Gradients of rows are summed
+// on their own ranks.
+TEST(TableGradients, GradientHasThePlacementOfTheTable) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto indices = distribute_tensor(at::arange(6), mesh, {Replicate()});
     const auto look = [&](const at::Tensor& weight, bool bag) {
