@@ -1,4 +1,4 @@
-// Meshes, coordinates and placements that the placement and redistribution tests run over.
+// Meshes, coordinates and placements for the placement and redistribution tests.
 #pragma once
 
 #include <ATen/core/DimVector.h>
@@ -38,7 +38,7 @@ inline MeshRef mesh_of(const Shape& shape, std::int64_t rank = 0) {
   return c10::make_intrusive<MeshInfo>(layout_of(shape), rank, c10::DeviceType::CPU);
 }
 
-// Every list of `ndim` entries out of `choices`.
+// All lists of `ndim` entries out of `choices`.
 inline std::vector<Placements> all_lists(const std::vector<Placement>& choices, std::size_t ndim) {
   std::vector<Placements> lists{{}};
   for (std::size_t axis = 0; axis < ndim; ++axis) {
@@ -66,8 +66,8 @@ std::vector<std::int64_t> random_cut(std::int64_t n, std::int64_t parts, Random&
   return sizes;
 }
 
-// A third of the plain shards become ragged ones, at most one of each dimension, and a third zigzag ones, some of them
-// of pieces.
+// Replaces a third of the Shard placements by RaggedShard, at most one per dimension, and a third by ZigzagShard, some
+// with several pieces.
 template <class Sizes, class Random>
 Placements replace_some_shards_of(Placements placements, const Sizes& sizes, at::IntArrayRef mesh, Random& random) {
   std::set<std::int64_t> ragged;

@@ -1,4 +1,4 @@
-// Mesh layouts: the arithmetic of slicing, flattening and viewing, checked against its definition on random meshes.
+// Mesh layouts: slicing, flattening and viewing against their definitions on random meshes.
 #include "mesh/mesh_layout.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 using test::error_of;
 
-// [[[0], [1]]] without spaces.
+// Formats as [[[0],[1]]].
 std::string nested(const MeshLayout& layout, std::int64_t dim = 0, std::int64_t first = 0) {
   if (dim == layout.ndim()) {
     return std::to_string(layout.ranks[first]);
@@ -86,7 +86,7 @@ TEST(MeshLayout, DenseAndSparseViews) {
   EXPECT_EQ(flatten_layout(dense, "").names, std::vector<std::string>{"replicate_shard_tp"});
   EXPECT_EQ(flatten_layout(dense, "all").names, std::vector<std::string>{"all"});
   EXPECT_TRUE(flatten_layout(make_layout(4, {2, 2}, {}), "").names.empty());
-  // A slice flattened is the line of its dimensions.
+  // A flattened slice is the line of its dimensions.
   const auto slice = slice_layout(dense, {0, 1}, {1, 0, 1});
   EXPECT_EQ(flatten_layout(slice, "").ranks, line_ranks(dense, 0b011, {1, 0, 1}));
 }
@@ -113,7 +113,7 @@ TEST(MeshLayout, ErrorsNameBothValues) {
   EXPECT_ERROR(line_ranks(mesh, 0b100, {0, 0}), "axis mask 4");
 }
 
-RC_GTEST_PROP(MeshLayout, SliceHoldsWhatItsCoordinatesSay, ()) {
+RC_GTEST_PROP(MeshLayout, SliceHasTheRanksOfItsCoordinates, ()) {
   const auto layout = random_layout();
   const auto at = random_coordinate(layout);
   std::vector<std::int64_t> dims(layout.ndim());
@@ -188,7 +188,7 @@ dim0=3  3
 )");
 }
 
-RC_GTEST_PROP(MeshLayout, PictureShowsEachRankOnce, ()) {
+RC_GTEST_PROP(MeshLayout, PlotShowsEachRankOnce, ()) {
   const auto layout = random_layout();
   const auto plot = draw_layout(layout, c10::DeviceType::CPU);
   const auto body = plot.substr(plot.find('\n'));

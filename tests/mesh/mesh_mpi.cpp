@@ -1,5 +1,5 @@
-// Meshes and random numbers on processes: lines that talk, and the tensors that one rank gets, on every mesh of the
-// world.
+// Meshes and random numbers on processes: collectives along every line of a mesh, and tensors equal to those of one
+// rank.
 #include <gtest/gtest.h>
 
 #include "dtensor/dtensor.h"
@@ -24,7 +24,7 @@ std::vector<DeviceMesh> meshes() {
           init_device_mesh(world, at::kCPU, {2, n / 2}, {"dp", "tp"})};
 }
 
-TEST(MeshOfProcesses, EveryLineTalks) {
+TEST(MeshOfProcesses, EveryLineCommunicates) {
   for (const auto& mesh : meshes()) {
     for (const auto& name : mesh.names()) EXPECT_EQ(gathered_ranks(mesh.communicator(name)), mesh[name].ranks());
     EXPECT_EQ(gathered_ranks(mesh.flatten().communicator()), mesh.ranks());
@@ -41,7 +41,7 @@ TEST(MeshOfProcesses, RanksOutside) {
   }
 }
 
-// Draws of several kinds in one program, as full tensors.
+// Several kinds of random tensors in one program, as full tensors.
 std::vector<at::Tensor> draws(const DeviceMesh& mesh, const Placements& placements) {
   manual_seed(mesh, 17);
   const DTensor normal = randn({9, 7}, mesh, placements);

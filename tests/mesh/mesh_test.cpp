@@ -1,5 +1,4 @@
-// Device meshes on thread ranks: who is where, which objects are shared, and that each communicator joins the ranks
-// that the layout says.
+// Device meshes on thread ranks: coordinates, shared objects, and the ranks of each communicator.
 #include "dtensor/mesh.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +51,7 @@ TEST(DeviceMesh, NativeParallelismCube) {
   });
 }
 
-TEST(DeviceMesh, EveryLineOfEveryMeshTalks) {
+TEST(DeviceMesh, EveryLineOfEveryMeshCommunicates) {
   for (const std::vector<std::int64_t>& shape :
        std::vector<std::vector<std::int64_t>>{{1}, {2}, {3}, {2, 2}, {2, 3}, {2, 1, 2}, {2, 2, 2}}) {
     const auto n = std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
@@ -123,7 +122,7 @@ TEST(DeviceMesh, RanksOutside) {
   run_local(3, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 1}, {"dp", "tp"});
     EXPECT_EQ(mesh.is_member(), world.rank() < 2);
-    EXPECT_EQ(mesh["dp"].is_member(), world.rank() < 2);  // a slice is taken outside too
+    EXPECT_EQ(mesh["dp"].is_member(), world.rank() < 2);  // ranks outside can slice as well
     EXPECT_EQ(mesh.flatten().size(), 2);
     EXPECT_NE(mesh.diagram().find("dp=1"), std::string::npos);
     if (world.rank() == 2) {
@@ -151,7 +150,7 @@ TEST(DeviceMesh, Errors) {
   });
 }
 
-TEST(WorldState, LivesAndDiesWithTheWorld) {
+TEST(WorldState, HasTheLifetimeOfTheWorld) {
   std::weak_ptr<CommBackend> backend;
   std::weak_ptr<WorldState> state;
   run_local(1, [&](Communicator world) {
@@ -160,12 +159,12 @@ TEST(WorldState, LivesAndDiesWithTheWorld) {
       (void)mesh.communicator(0);
       manual_seed(mesh, 5);
     }
-    EXPECT_EQ(get_rng_state(init_device_mesh(world, at::kCPU, {1})).seed, 5U);  // no mesh lived in between
+    EXPECT_EQ(get_rng_state(init_device_mesh(world, at::kCPU, {1})).seed, 5U);  // no mesh existed in between
     state = WorldState::of(world);
     backend = backend_of(world);
   });
   EXPECT_TRUE(backend.expired());
-  run_local(1, [&](Communicator world) {  // the next world sweeps
+  run_local(1, [&](Communicator world) {  // the next world releases the state
     EXPECT_NE(get_rng_state(init_device_mesh(world, at::kCPU, {1})).seed, 5U);
   });
   EXPECT_TRUE(state.expired());

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the include folders of the rooms cannot say, since LibTorch's headers are there for every room: which of them who may use.
-#   headers.sh SOURCE_FOLDER
+# Checks which files include headers of LibTorch and of backends, which every module can find.
+# headers.sh SOURCE_FOLDER
 set -euo pipefail
 cd "$1"
 status=0
@@ -11,9 +11,9 @@ forbid() {
   hits=$(grep -rnE "^ *#include +[<\"]($pattern)" "$@" --include='*.h' --include='*.cpp' || true)
   [ -z "$hits" ] || { echo "$what:"; echo "$hits"; status=1; }
 }
-forbid "pure rooms and public headers know no TensorImpl" 'c10/core/TensorImpl\.h' \
+forbid "pure modules and public headers must not include TensorImpl.h" 'c10/core/TensorImpl\.h' \
   src/placement src/sharding_prop src/redistribute/plan include
-forbid "public headers know no backend" 'mpi\.h|nccl\.h|cuda[^"]*\.h|ATen/core/dispatch' include
-forbid "the library needs nothing of torch::nn, torch::optim, JIT or c10d" \
+forbid "public headers must not include headers of a backend" 'mpi\.h|nccl\.h|cuda[^"]*\.h|ATen/core/dispatch' include
+forbid "the library must not include torch::nn, torch::optim, JIT or c10d" \
   'torch/torch\.h|torch/nn|torch/optim|torch/csrc/jit|torch/csrc/distributed' src include
 exit $status
