@@ -1,5 +1,4 @@
-// The uneven all-to-all, sorting by bin, and the expansion and combination of rows: values, gradients, gradients of
-// gradients.
+// Uneven all-to-all, sorting by bin, and permutation and combination of rows: values, gradients and second derivatives.
 #include "moe/dispatch/permute.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +14,7 @@ namespace {
 
 using Splits = std::vector<std::int64_t>;
 
-TEST(AllToAll, TheUnevenExchangeOfTwoRanks) {
+TEST(AllToAll, UnevenSplitsOfTwoRanks) {
   for (const auto dtype : {at::kLong, at::kInt, at::kByte, at::kFloat}) {
     run_local(2, [&](Communicator world) {
       const bool first = world.rank() == 0;
@@ -28,7 +27,7 @@ TEST(AllToAll, TheUnevenExchangeOfTwoRanks) {
   }
 }
 
-// splits[from][to]
+// Indexed as splits[from][to].
 std::vector<Splits> random_splits(Draw& draw, int ranks) {
   std::vector<Splits> splits(ranks, Splits(ranks));
   for (auto& row : splits) {
@@ -37,7 +36,7 @@ std::vector<Splits> random_splits(Draw& draw, int ranks) {
   return splits;
 }
 
-// What rank `me` holds after the exchange of `parts[from]`.
+// Rows of rank `me` after the exchange of `parts[from]`.
 at::Tensor exchanged(const std::vector<at::Tensor>& parts, const std::vector<Splits>& splits, int me) {
   std::vector<at::Tensor> pieces;
   for (std::size_t from = 0; from < parts.size(); ++from)
@@ -45,7 +44,7 @@ at::Tensor exchanged(const std::vector<at::Tensor>& parts, const std::vector<Spl
   return at::cat(pieces);
 }
 
-RC_GTEST_PROP(AllToAll, MovesAnySplitsThereAndTheirGradientsBack, (const std::uint32_t seed)) {
+RC_GTEST_PROP(AllToAll, AnySplitsWithGradients, (const std::uint32_t seed)) {
   Draw draw(seed);
   const int ranks = static_cast<int>(draw.integer(1, 4));
   const auto splits = random_splits(draw, ranks);
@@ -59,7 +58,7 @@ RC_GTEST_PROP(AllToAll, MovesAnySplitsThereAndTheirGradientsBack, (const std::ui
     auto x = parts[me].clone().requires_grad_();
     const auto y = all_to_all(x, splits[me], world);
     EXPECT_TRUE(at::equal(y, exchanged(parts, splits, me)));
-    // sum of c * y^2: a gradient and a gradient of the gradient that both cross the ranks
+    // sum of c * y^2: the gradient and its gradient both cross ranks.
     const auto grad = torch::autograd::grad({(cotangents[me] * y * y).sum()}, {x}, {}, true, /*create_graph=*/true)[0];
     (grad.sum() * 0.5).backward();
     gradients[me] = x.grad();
@@ -71,7 +70,7 @@ RC_GTEST_PROP(AllToAll, MovesAnySplitsThereAndTheirGradientsBack, (const std::ui
   for (int r = 0; r < ranks; ++r) EXPECT_TRUE(at::allclose(gradients[r], exchanged(cotangents, back, r)));
 }
 
-// What a formula that has nothing to say returns on one rank: an undefined gradient.
+// A node that returns an undefined gradient.
 struct NoGradient final : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {at::Tensor()}; }
 };
@@ -85,8 +84,8 @@ at::Tensor without_gradient_on_rank_1(const at::Tensor& y, const Communicator& w
   return result;
 }
 
-// Rank 1 goes on to something else; rank 0, which waits for it, says what may be the reason.
-TEST(AllToAll, AnOutputThatOneRankLeavesUnusedIsAnErrorThatSaysSo) {
+// Rank 1 continues with another call; the error of rank 0, which waits for it, names a possible cause.
+TEST(AllToAll, UnusedOutputOnOneRankIsAnErrorWithReason) {
   run_local(2, [](Communicator world) {
     std::string error;
     try {
@@ -103,7 +102,7 @@ TEST(AllToAll, AnOutputThatOneRankLeavesUnusedIsAnErrorThatSaysSo) {
   });
 }
 
-TEST(RowCounts, AnUndefinedGradientOnOneRankCountsAsZeros) {
+TEST(RowCounts, UndefinedGradientOnOneRankCountsAsZeros) {
   run_local(2, [](Communicator world) {
     const Splits two{2, 2};
     const auto check = [&](const char* what, const auto& forward, double own, double other) {
@@ -135,7 +134,7 @@ TEST(AllToAll, MismatchedSplitsAreAnErrorOnEveryRank) {
                std::exception);
 }
 
-RC_GTEST_PROP(RowCounts, GatherAndSumAreEachOthersGradients, (const std::uint32_t seed)) {
+RC_GTEST_PROP(RowCounts, GatherAndReduceScatterAreAdjoint, (const std::uint32_t seed)) {
   Draw draw(seed);
   const int ranks = static_cast<int>(draw.integer(1, 4));
   Splits rows(ranks);
@@ -156,7 +155,7 @@ RC_GTEST_PROP(RowCounts, GatherAndSumAreEachOthersGradients, (const std::uint32_
   });
 }
 
-RC_GTEST_PROP(SortByBin, IsStableAndLeavesOutWhatHasNoBin, (const std::vector<std::uint8_t>& values)) {
+RC_GTEST_PROP(SortByBin, IsStableAndDropsIdsWithoutBin, (const std::vector<std::uint8_t>& values)) {
   auto ids = at::empty({static_cast<std::int64_t>(values.size())}, at::kLong);
   for (std::size_t i = 0; i < values.size(); ++i) ids[static_cast<std::int64_t>(i)] = values[i] % 7;
   const auto sorted = sort_by_bin(ids, 5);
@@ -169,7 +168,7 @@ RC_GTEST_PROP(SortByBin, IsStableAndLeavesOutWhatHasNoBin, (const std::vector<st
   EXPECT_TRUE(at::equal(count_bins(ids, 5), sorted.counts));
 }
 
-// A random routing: tokens x choices, some left out.
+// A random routing of tokens x choices, with some entries dropped.
 at::Tensor random_position(Draw& draw, std::int64_t& kept) {
   const auto tokens = draw.integer(0, 6), choices = draw.integer(1, 3), bins = draw.integer(1, 4);
   const auto sorted = sort_by_bin(draw.integers({tokens * choices}, bins + 1), bins);
@@ -181,7 +180,7 @@ at::Tensor dense_map(const at::Tensor& position, std::int64_t kept) {  // [token
   return at::one_hot(at::where(position < 0, kept, position), kept + 1).narrow(2, 0, kept).to(at::kDouble);
 }
 
-RC_GTEST_PROP(UnpermuteTokens, EqualsAMatrixProductWithItsGradients, (const std::uint32_t seed)) {
+RC_GTEST_PROP(UnpermuteTokens, EqualsAMatrixProductWithGradients, (const std::uint32_t seed)) {
   Draw draw(seed);
   std::int64_t kept = 0;
   const auto position = random_position(draw, kept);
@@ -204,7 +203,7 @@ RC_GTEST_PROP(UnpermuteTokens, EqualsAMatrixProductWithItsGradients, (const std:
     return at::einsum("tjk,tj,kd->td", {map, b, rows});
   });
   for (std::size_t i = 0; i < ours.size(); ++i) expect_close(ours[i], regular[i], c10::str("result ", i));
-  // without create_graph, the hand-written backward
+  // Without create_graph, the explicit backward formula runs.
   auto rows = draw.normal({kept, 3}).requires_grad_(), weight = w.clone().requires_grad_();
   (unpermute_tokens(rows, position, weight) * cotangent).sum().backward();
   expect_close(rows.grad(), at::einsum("tjk,tj,td->kd", {map, w, cotangent}), "rows");
@@ -217,7 +216,7 @@ TEST(UnpermuteTokens, SumsSixteenBitRowsInFloat) {
   EXPECT_EQ(unpermute_tokens(rows, position).item<double>(), 258.0);  // 256 + 1 is 256 in bfloat16
 }
 
-RC_GTEST_PROP(GatherBlocks, IsAPermutationOfRowsWithItsGradient, (const std::uint32_t seed)) {
+RC_GTEST_PROP(GatherBlocks, IsAPermutationOfRowsWithGradient, (const std::uint32_t seed)) {
   Draw draw(seed);
   Splits sizes(draw.integer(1, 5));
   for (auto& s : sizes) s = draw.integer(0, 3);

@@ -1,4 +1,4 @@
-// Clipping of a mixture of experts by the norm of one device, in every form that its parameters can take.
+// Gradient clipping of a mixture of experts uses the norm of one device, for all placements of its parameters.
 #include "moe/small_layer.h"
 
 #include "dtensor/optim.h"
@@ -29,20 +29,20 @@ double one_device() {
 
 struct Form {
   const char* name;
-  std::vector<std::string> axes;  // of the slice that the router lies on; none: all ranks as one axis
+  std::vector<std::string> axes;  // of the router's mesh slice; empty: all ranks in one dimension
   Placements placements;
 };
 
 const std::vector<Form> kForms = {
-    {"whole everywhere", {"edp", "ep"}, {Replicate(), Replicate()}},
-    {"stored split", {"edp", "ep"}, {Shard(0).as_storage(), Replicate()}},
-    {"on the slices of ep", {"ep"}, {Shard(0).as_storage()}},
-    {"copies on the slices of edp", {"edp"}, {Replicate()}},
-    {"split over the slices of edp", {"edp"}, {Shard(0).as_storage()}},
-    {"on one axis over all", {}, {Shard(0).as_storage()}},
+    {"replicated", {"edp", "ep"}, {Replicate(), Replicate()}},
+    {"storage shards", {"edp", "ep"}, {Shard(0).as_storage(), Replicate()}},
+    {"sharded on the slices of ep", {"ep"}, {Shard(0).as_storage()}},
+    {"replicated on the slices of edp", {"edp"}, {Replicate()}},
+    {"sharded on the slices of edp", {"edp"}, {Shard(0).as_storage()}},
+    {"sharded on one axis over all ranks", {}, {Shard(0).as_storage()}},
 };
 
-// `plain`: each rank gives its own tokens as a plain tensor.
+// If `regular`, each rank gives its tokens as a regular tensor.
 void expect_norm(const DeviceMesh& mesh, const Form& form, bool regular, double wanted) {
   MixtureOfExperts layer(small_options());
   fill(layer, 3);
@@ -53,12 +53,12 @@ void expect_norm(const DeviceMesh& mesh, const Form& form, bool regular, double 
   const auto mine = regular ? x.chunk(mesh.size())[mesh.world().rank()].clone()
                             : at::Tensor(distribute_tensor(x, mesh, {Shard(0), Shard(0)}));
   EXPECT_NEAR(norm_of(layer, mine), wanted, 1e-10 * wanted)
-      << form.name << (regular ? ", plain tokens, " : ", ") << mesh.str();
+      << form.name << (regular ? ", regular tokens, " : ", ") << mesh.str();
   EXPECT_NEAR(clip_grad_norm_(layer.parameters(), 1).item<double>(), wanted, 1e-10 * wanted) << form.name;
   EXPECT_NEAR(clip_grad_norm_(layer.parameters(), 1).item<double>(), 1, 1e-6) << form.name;
 }
 
-TEST(ClipOfExperts, EveryFormGivesTheNormOfOneDevice) {
+TEST(ClipOfExperts, NormEqualsOneDevice) {
   const double wanted = one_device();
   for (const auto& shape : {Shape{1, 2}, Shape{2, 1}, Shape{2, 2}, Shape{1, 4}}) {
     run_local(count(shape), [&](Communicator world) {
@@ -70,8 +70,8 @@ TEST(ClipOfExperts, EveryFormGivesTheNormOfOneDevice) {
   }
 }
 
-// Experts split over tp as well, whose ranks hold the same tokens.
-TEST(ClipOfExperts, EveryFormGivesTheNormOfOneDeviceOverTp) {
+// Experts are also split over tp, whose ranks have the same tokens.
+TEST(ClipOfExperts, NormOverTpEqualsOneDevice) {
   const double wanted = one_device();
   run_local(4, [&](Communicator world) {
     const auto sparse = init_device_mesh(world, at::kCPU, {2, 2}, {"ep", "etp"});
@@ -88,9 +88,8 @@ TEST(ClipOfExperts, EveryFormGivesTheNormOfOneDeviceOverTp) {
   });
 }
 
-// A plain router among plain tokens has its own rank's gradient, which nobody sums: ranks would clip by different
-// norms.
-TEST(ClipOfExperts, PlainGradientsThatDifferAreAnError) {
+// A regular router with regular tokens has a local gradient that is not reduced: ranks would clip by different norms.
+TEST(ClipOfExperts, RegularGradientsThatDifferAreAnError) {
   run_local(2, [&](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
     MixtureOfExperts layer(small_options());

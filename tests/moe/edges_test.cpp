@@ -1,5 +1,5 @@
-// Where layers of this kind break: experts and ranks without tokens, weights that are Inf, dispatches that should be
-// equal bit for bit, and the order of collectives.
+// Edge cases: experts and ranks without tokens, Inf weights, dispatchers that must agree bit for bit, and the order of
+// collectives.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -11,7 +11,7 @@
 namespace dtensor::test {
 namespace {
 
-// A gate that sends every token with a positive first feature to expert 0 (then 1), whatever else it holds.
+// Sets a gate that routes every token with a positive first feature to expert 0, then 1.
 void send_all_to_first(MixtureOfExperts& layer) {
   const at::NoGradGuard no_grad;
   auto gate = at::zeros_like(layer.gate.weight);
@@ -20,7 +20,7 @@ void send_all_to_first(MixtureOfExperts& layer) {
   layer.gate.weight.copy_(gate);
 }
 
-TEST(MoeEdges, AnUnusedExpertMayHoldInfAndGetsAZeroGradient) {
+TEST(MoeEdges, UnusedExpertMayHaveInfWeightsAndGetsZeroGradient) {
   for (const auto kind : {DispatchKind::all_to_all, DispatchKind::all_gather, DispatchKind::capacity}) {
     run_local(4, [&](Communicator world) {
       const auto mesh = init_device_mesh(world, at::kCPU, {4}, {"ep"});
@@ -51,7 +51,7 @@ TEST(MoeEdges, AnUnusedExpertMayHoldInfAndGetsAZeroGradient) {
   }
 }
 
-TEST(MoeEdges, ABatchWithoutTokensGivesZeroGradients) {
+TEST(MoeEdges, EmptyBatchGivesZeroGradients) {
   run_local(2, [&](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
     auto options = small_options();
@@ -64,7 +64,7 @@ TEST(MoeEdges, ABatchWithoutTokensGivesZeroGradients) {
   });
 }
 
-TEST(MoeEdges, TheSequenceOfCollectivesDoesNotDependOnTheData) {
+TEST(MoeEdges, OrderOfCollectivesDoesNotDependOnData) {
   std::vector<std::vector<std::string>> seen;
   std::mutex mutex;
   for (const std::uint64_t seed : {1, 2, 3}) {
@@ -77,7 +77,7 @@ TEST(MoeEdges, TheSequenceOfCollectivesDoesNotDependOnTheData) {
       if (seed == 2) send_all_to_first(layer);
       apply_expert_parallel(layer, mesh);
       const auto x = distribute_tensor(Draw(seed).normal({seed == 3 ? 1 : 9, 8}), mesh, {Shard(0)}).requires_grad_();
-      layer.forward(x);  // communicators are made
+      layer.forward(x);  // creates communicators
       const auto names = collectives_of([&] {
         const auto out = layer.run(x);
         (out.y.sum() + out.loss).backward();
@@ -90,8 +90,8 @@ TEST(MoeEdges, TheSequenceOfCollectivesDoesNotDependOnTheData) {
   EXPECT_GE(seen[0].size(), 5u);
 }
 
-// Weights that are gathered for each pass are packed once, until a parameter is written to.
-TEST(MoeEdges, PackedWeightsAreKeptWhereverTheExpertsAreStored) {
+// Weights gathered in each pass are packed once, until a parameter is written.
+TEST(MoeEdges, PackedWeightsAreCachedForAnyMesh) {
   for (const Shape& shape : {Shape{1, 2}, Shape{2, 1}, Shape{2, 2}}) {
     run_local(count(shape), [&](Communicator world) {
       const auto mesh = init_device_mesh(world, at::kCPU, shape, {"edp", "ep"});
@@ -115,9 +115,9 @@ TEST(MoeEdges, PackedWeightsAreKeptWhereverTheExpertsAreStored) {
   }
 }
 
-// Five tokens on two ranks: the rule by which experts are chosen says what others send only where all have equally
-// many.
-TEST(MoeEdges, UnevenTokensOnTheEqualPathAreOneErrorOnEveryRank) {
+// Five tokens on two ranks: the round-robin rule determines what others send only if all ranks have equally many
+// tokens.
+TEST(MoeEdges, UnevenTokensWithEqualDispatchAreOneErrorOnEveryRank) {
   run_local(2, [&](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
     auto options = small_options();
@@ -131,8 +131,8 @@ TEST(MoeEdges, UnevenTokensOnTheEqualPathAreOneErrorOnEveryRank) {
   });
 }
 
-TEST(MoeEdges, TheEqualPathIsTheGeneralPathBitForBit) {
-  for (const std::int64_t tokens : {8, 12, 3, 1}) {  // of each rank: without and with padding
+TEST(MoeEdges, EqualDispatchEqualsGeneralDispatchBitForBit) {
+  for (const std::int64_t tokens : {8, 12, 3, 1}) {  // per rank, without and with padding
     for (const auto backend : {ExpertBackend::automatic, ExpertBackend::loop}) {
       run_local(2, [&](Communicator world) {
         const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
@@ -161,13 +161,13 @@ TEST(MoeEdges, TheEqualPathIsTheGeneralPathBitForBit) {
         for (std::size_t i = 0; i < results[0].size(); ++i) {
           EXPECT_TRUE(at::equal(results[0][i], results[1][i])) << tokens << " tokens, result " << i;
         }
-        EXPECT_EQ(collectives[1].size() + 1, collectives[0].size());  // no counts
+        EXPECT_EQ(collectives[1].size() + 1, collectives[0].size());  // counts are not exchanged
       });
     }
   }
 }
 
-TEST(MoeEdges, OnlyRowsOfOtherRanksAndCountsAreExchanged) {
+TEST(MoeEdges, OnlyRemoteRowsAndCountsAreExchanged) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
     MixtureOfExperts layer(small_options());
@@ -185,17 +185,17 @@ TEST(MoeEdges, OnlyRowsOfOtherRanksAndCountsAreExchanged) {
     const auto sent = layer.stats().load.narrow(0, world.rank() == 0 ? 2 : 0, 2).sum().view({1}).contiguous();
     const auto taken = exchange_splits({sent.item<std::int64_t>(), sent.item<std::int64_t>()}, world);
     const auto rows = sent.item<std::int64_t>() + taken[1 - world.rank()];
-    EXPECT_EQ(moved, 2 * rows * 8 * 8);  // there and back, in forward and in backward
+    EXPECT_EQ(moved, 2 * rows * 8 * 8);  // sent and returned, in forward and backward
   });
 }
 
-TEST(MoeEdges, TokensThatAreNotInTurnAreRefusedByTheEqualPath) {
+TEST(MoeEdges, EqualDispatchNeedsRoundRobinRouting) {
   MixtureOfExperts layer(small_options());
   layer.set_dispatch(DispatchKind::equal);
   EXPECT_THROW(layer.forward(at::zeros({4, 8}, at::kDouble)), c10::Error);
 }
 
-TEST(MoeEdges, ExpertsThatDoNotDivideAreAnErrorWithBothNumbers) {
+TEST(MoeEdges, IndivisibleExpertsAreAnErrorWithBothNumbers) {
   try {
     run_local(3, [](Communicator world) {
       MixtureOfExperts layer(small_options());
@@ -216,8 +216,8 @@ TEST(MoeEdges, OneRankChangesNothing) {
   });
 }
 
-// Plain tokens of each rank, as in a hand-written program.
-TEST(MoeEdges, PlainTokensOfEachRankAreTheBatch) {
+// Each rank gives regular tokens, as in hand-written SPMD programs.
+TEST(MoeEdges, RegularTokensOfEachRankFormTheBatch) {
   auto options = small_options();
   options.router.aux_loss = 0.2;
   options.router.z_loss = 0.1;

@@ -1,4 +1,4 @@
-// The exchange of equal segments, wherever the ranks that share the experts stand in the batch.
+// The all-to-all of equal segments, for any position of the ranks of ep in the batch.
 #include <gtest/gtest.h>
 
 #include "small_layer.h"
@@ -14,8 +14,8 @@ MoeOptions round_robin() {
   return options;
 }
 
-// Members of ep that do not follow each other in the batch.
-TEST(EqualExchange, GoesByThePlaceOfEachRankInTheBatch) {
+// Ranks of ep that are not adjacent in the batch.
+TEST(EqualExchange, UsesThePositionOfEachRankInTheBatch) {
   const auto options = round_robin();
   const auto x = Draw(7).normal({8, 8});
   MixtureOfExperts one(options);
@@ -38,8 +38,8 @@ TEST(EqualExchange, GoesByThePlaceOfEachRankInTheBatch) {
   }
 }
 
-// One rank's number is the mean.
-TEST(EqualExchange, UnequalNumbersAreOneErrorWhateverARanksOwn) {
+// One rank has the mean number of tokens.
+TEST(EqualExchange, UnequalNumbersOfTokensAreOneErrorOnEveryRank) {
   auto options = round_robin();
   options.router.experts = 3;
   run_local(3, [&](Communicator world) {

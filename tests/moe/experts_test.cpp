@@ -1,4 +1,4 @@
-// Experts by every backend, their weight cache and gradients; the balancer, the router's options and capacities.
+// Experts with every backend, their weight cache and gradients; the load balancer, router options and capacities.
 #include <gtest/gtest.h>
 #include "dtensor/checkpoint_activations.h"
 #include "moe/dispatch/permute.h"
@@ -9,8 +9,8 @@ namespace {
 
 at::Tensor full(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
 
-// Packed and separate experts, every backend: one result.
-TEST(Experts, PackedAndSeparateByEveryBackendAreEqual) {
+// Packed and separate experts give the same result with every backend.
+TEST(Experts, PackedAndSeparateAreEqualForEveryBackend) {
   for (const auto& rows : {Shape{2, 0, 5, 1}, Shape{3, 3, 3, 3}, Shape{0, 0, 0, 0}}) {
     for (const auto activation : {ExpertActivation::swiglu, ExpertActivation::geglu, ExpertActivation::glu,
                                   ExpertActivation::gelu, ExpertActivation::relu}) {
@@ -53,7 +53,7 @@ TEST(Experts, PackedAndSeparateByEveryBackendAreEqual) {
   }
 }
 
-TEST(Experts, AlignedGroupsKeepRowsInOrderBetweenZeros) {
+TEST(Experts, AlignedGroupsPadRowsWithZeros) {
   for (const auto& rows : {Shape{3, 0, 4, 1}, Shape{0, 0}, Shape{8}, Shape{0, 5}}) {
     const auto counts = at::tensor(rows, at::kLong);
     const auto m = counts.sum().item<std::int64_t>();
@@ -74,7 +74,7 @@ TEST(Experts, AlignedGroupsKeepRowsInOrderBetweenZeros) {
   }
 }
 
-TEST(Experts, EveryFloatingTypeRunsOnTheCpu) {
+TEST(Experts, EveryFloatingDtypeRunsOnTheCpu) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     auto options = small_options(dtype);
     options.shared_ffn = 8;
@@ -87,7 +87,7 @@ TEST(Experts, EveryFloatingTypeRunsOnTheCpu) {
   }
 }
 
-TEST(Experts, TheWeightCacheIsKeyedByIdentityAndVersion) {
+TEST(Experts, WeightCacheIsKeyedByIdentityAndVersion) {
   Draw draw(3);
   ExpertWeights w{draw.normal({2, 6, 4}), draw.normal({2, 4, 6}), draw.normal({2, 6, 4})};
   const auto x = draw.normal({6, 4});
@@ -110,12 +110,12 @@ TEST(Experts, TheWeightCacheIsKeyedByIdentityAndVersion) {
   run();
   EXPECT_EQ(cache.misses(), 3u);
   EXPECT_EQ(cache.hits(), 2u);
-  w.w1.set_data(w.w1 * 3);  // which leaves the version as it is
+  w.w1.set_data(w.w1 * 3);  // set_data keeps the version
   run();
   EXPECT_EQ(cache.misses(), 4u);
 }
 
-TEST(AddUnpermutedTokens, WritesIntoItsBaseOnlyWhereNobodyElseSeesIt) {
+TEST(AddUnpermutedTokens, WritesInPlaceOnlyIfTheBaseIsNotAliased) {
   for (const auto dtype : {at::kDouble, at::kBFloat16}) {
     Draw draw(5);
     const auto x = draw.normal({4, 6}, dtype), rows = draw.normal({8, 6}, dtype);
@@ -128,7 +128,7 @@ TEST(AddUnpermutedTokens, WritesIntoItsBaseOnlyWhereNobodyElseSeesIt) {
     const auto result = add_unpermuted_tokens(own, rows, position, weight, {x});
     EXPECT_TRUE(result.is_same(own));
     EXPECT_TRUE(at::equal(result, wanted));
-    const auto view = x.flatten().narrow(0, 6, 12).view({2, 6});  // a view of what must stay, with an offset
+    const auto view = x.flatten().narrow(0, 6, 12).view({2, 6});  // a view of x, which must not change, with an offset
     const auto before = x.clone();
     add_unpermuted_tokens(view, rows, position.narrow(0, 0, 2), weight.narrow(0, 0, 2), {x});
     add_unpermuted_tokens(x, rows, position, weight, {x});
@@ -193,8 +193,8 @@ TEST(Experts, GradientScaleChangesWeightGradientsOnly) {
   }
 }
 
-// Two micro-batches on two ranks, as they are and computed again in backward.
-TEST(LoadBalancer, CountsOnceUnderRecomputationAndOverMicroBatches) {
+// Two microbatches on two ranks, with and without recomputation in backward.
+TEST(LoadBalancer, CountsOnceUnderRecomputationAndMicrobatches) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
     auto options = small_options();
@@ -255,7 +255,7 @@ TEST(Router, GroupsLimitTheChoice) {
   EXPECT_TRUE(at::equal(std::get<1>(scores.max(1)), routing.experts.select(1, 0).div(2, "floor")));
 }
 
-TEST(Capacity, ByProbabilityKeepsTheHeaviestEntries) {
+TEST(Capacity, ProbabilityPolicyKeepsTheLargestWeights) {
   RouterOptions o{.experts = 3, .top_k = 1};
   const auto x = Draw(6).normal({12, 4}), gate = Draw(7).normal({3, 4});
   auto routing = route(x, gate, o);

@@ -1,4 +1,4 @@
-// Experts in fully sharded units: they are dropped and gathered again as dense units are, whatever the units hold.
+// Experts in FSDP units are resharded and gathered as dense units, for any contents of the units.
 #include <gtest/gtest.h>
 
 #include "small_layer.h"
@@ -39,7 +39,7 @@ std::vector<FsdpUnit> shard(Tower& tower, const DeviceMesh& mesh, Units kind, co
     if (kind == Units::experts_apart) units.push_back(fully_shard(expert_parameters(*block), mesh, options));
     units.push_back(fully_shard(*block, mesh, options));
   }
-  fully_shard(tower, mesh, options);  // joins them
+  fully_shard(tower, mesh, options);  // connects the units
   return units;
 }
 
@@ -56,12 +56,12 @@ Totals gathered_bytes(const std::vector<FsdpUnit>& units) {
 }
 
 struct Run {
-  std::vector<std::vector<std::string>> collectives;  // of each step
-  std::int64_t bytes = 0;                             // gathered in the last
+  std::vector<std::vector<std::string>> collectives;  // per step
+  std::int64_t bytes = 0;                             // gathered in the last step
 };
 
-// In each step, the first too: with resharding one unit and the one before it; without, everything. Gathers: each unit
-// once in forward and, where it was dropped, once in backward (the last one used is still there).
+// In every step at most two units are gathered with resharding, and all without. Each unit is gathered once in forward
+// and, if resharded, once in backward; the last unit of forward is still gathered.
 Run expect_resharding(const DeviceMesh& mesh, Units kind, const FsdpOptions& options) {
   Tower tower(6, small_options(at::kFloat));
   const auto units = shard(tower, mesh, kind, options);
@@ -90,7 +90,7 @@ Run expect_resharding(const DeviceMesh& mesh, Units kind, const FsdpOptions& opt
   return run;
 }
 
-TEST(MoeFsdp, UnitsReshardAndANarrowDtypeChangesNothingButTheBytes) {
+TEST(MoeFsdp, UnitsReshardAndParamDtypeChangesOnlyBytes) {
   for (const auto kind : {Units::full_block, Units::experts_apart}) {
     for (const bool reshards : {true, false}) {
       on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -100,7 +100,7 @@ TEST(MoeFsdp, UnitsReshardAndANarrowDtypeChangesNothingButTheBytes) {
         options.precision.param_dtype = at::kBFloat16;
         const auto narrow = expect_resharding(mesh, kind, options);
         EXPECT_EQ(narrow.bytes * 2, wide.bytes);
-        EXPECT_EQ(narrow.collectives, wide.collectives);  // gradients are reduced as soon as those of float are
+        EXPECT_EQ(narrow.collectives, wide.collectives);  // gradients are reduced in the order of float
       });
     }
   }

@@ -1,5 +1,5 @@
-// Random cases of the layer, and running them on one device and on a mesh: routers, dispatchers, meshes, placements and
-// batches, some of which leave experts or ranks without tokens.
+// Random cases of the layer, run on one device and on a mesh: routers, dispatchers, meshes, placements and batches,
+// some of which leave experts or ranks without tokens.
 #pragma once
 
 #include "dtensor/moe/layer.h"
@@ -16,8 +16,8 @@ struct Case {
   DispatchKind kind = DispatchKind::all_to_all;
   CapacityOptions capacity = {};
   Shape dense = {}, sparse = {};  // dp x tp, edp x ep x etp
-  bool ep_outside = false;        // ep x edp x etp: the ranks of ep do not follow each other in the batch
-  Placement tp = {};              // of the input
+  bool ep_outside = false;        // ep x edp x etp: the ranks of ep are not adjacent in the batch
+  Placement tp = {};              // placement of the input on tp
   Shape input = {};
   std::uint64_t seed = 0;
 
@@ -161,7 +161,7 @@ inline Outcome run_on(const Case& c, const Values& v, const Communicator& world)
   layer.set_dispatch(c.kind, c.capacity);
   const auto put = [&](const at::Tensor& t) { return distribute_tensor(t.clone(), dense, {Shard(0), c.tp}); };
   auto outcome = run_layer(layer, put(v.x).requires_grad_(), put(v.cotangent));
-  // experts on ranks of tp that hold the same tokens count them alike
+  // Replicated tokens on tp are counted once per rank of tp.
   const bool repeated = c.tp.is_replicate() && c.sparse[2] == 2 && c.dense[1] == 2;
   auto sums = at::cat({outcome.counts, at::tensor({outcome.dropped})});
   world.all_reduce(sums, ReduceOp::sum).wait();

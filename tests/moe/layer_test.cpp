@@ -1,5 +1,5 @@
-// The layer on a mesh is the layer on one device: outputs, losses, every gradient, counts and drops, over random
-// routers, dispatchers, meshes, placements and batches, some of which leave experts or ranks without tokens.
+// The layer on a mesh equals the layer on one device: outputs, losses, gradients, counts and drops. Routers,
+// dispatchers, meshes, placements and batches are random; some leave experts or ranks without tokens.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -21,21 +21,21 @@ void check_case(std::uint64_t seed) {
   }
 }
 
-TEST(MoeLayer, IsTheLayerOfOneDeviceOnEveryMesh) {
+TEST(MoeLayer, EqualsOneDeviceOnEveryMesh) {
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     check_case(seed);
     if (HasFailure()) break;
   }
 }
 
-// Others at every run; the seed of one that fails is printed.
-RC_GTEST_PROP(MoeLayer, AnyLayerIsTheLayerOfOneDeviceE3, ()) {
+// Every run uses other seeds; the seed of a failure is printed.
+RC_GTEST_PROP(MoeLayer, RandomLayerEqualsOneDeviceE3, ()) {
   const auto seed = *rc::gen::inRange<std::uint64_t>(150, 1u << 30);
   check_case(seed);
   RC_ASSERT(!testing::Test::HasFailure());
 }
 
-// Every expert on every token, weighted by what the router gives: no dispatch at all.
+// Reference: every expert on every token, weighted by the router, without dispatch.
 at::Tensor dense_layer(const Case& c, const Values& v, const at::Tensor& x) {
   const auto rows = x.reshape({-1, c.options.hidden});
   const auto& p = v.parameters;
@@ -44,7 +44,7 @@ at::Tensor dense_layer(const Case& c, const Values& v, const at::Tensor& x) {
   for (std::int64_t e = 0; e < c.options.router.experts; ++e) {
     const auto weight = (routing.weights * (routing.experts == e)).sum(1, true);
     const bool gated = is_gated(c.options.experts.activation);
-    const bool before = c.options.score_before_experts;  // an expert of zeros gives zeros
+    const bool before = c.options.score_before_experts;  // experts map zeros to zeros
     const auto y = run_expert(before ? weight * rows : rows, {p[1][e], p[2][e], gated ? p[3][e] : at::Tensor()},
                               c.options.experts.activation);
     sum = sum + (before ? y : weight * y);
@@ -58,7 +58,7 @@ at::Tensor dense_layer(const Case& c, const Values& v, const at::Tensor& x) {
   return sum.view_as(x);
 }
 
-TEST(MoeLayer, IsTheSumOfAllExpertsByWeight) {
+TEST(MoeLayer, EqualsTheWeightedSumOfAllExperts) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     auto c = draw_case(seed);
     c.kind = DispatchKind::all_to_all;

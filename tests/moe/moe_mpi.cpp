@@ -1,5 +1,5 @@
-// Mixture of experts between processes: the reference layer by every dispatcher, and random layers on meshes of this
-// many ranks.
+// Mixture of experts between processes: the reference layer with every dispatcher, and random layers on meshes of this
+// number of ranks.
 #include <cstdio>
 
 #include "dtensor/launch.h"

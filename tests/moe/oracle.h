@@ -1,5 +1,5 @@
-// The reference layer of tests/data/moe.json run from the library's pieces (router, dispatcher, experts) on any number
-// of ranks, for thread ranks and MPI alike: a mismatch throws.
+// Runs the reference layer of tests/data/moe.json with the library's router, dispatcher and experts on any number of
+// ranks, threads or MPI. A mismatch throws.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@ inline const json& data() {
   return all;
 }
 
-// float32(offset + scale * (double(h >> 40) / 2^23 - 1)), row-major; h is splitmix64's finaliser.
+// float32(offset + scale * (double(h >> 40) / 2^23 - 1)), row-major; h is the finalizer of splitmix64.
 inline at::Tensor fill(at::IntArrayRef sizes, std::uint64_t seed, double scale = 1, double offset = 0) {
   at::Tensor result = at::empty(sizes, at::kFloat);
   auto* out = result.mutable_data_ptr<float>();
@@ -58,12 +58,12 @@ inline Parameters parameters(bool shared) {
 }
 
 inline void check_close(double got, double wanted, double scale, const std::string& what) {
-  TORCH_CHECK(std::abs(got - wanted) <= 2e-5 * scale, what, " is ", got, ", not ", wanted);
+  TORCH_CHECK(std::abs(got - wanted) <= 2e-5 * scale, what, " differs: got ", got, ", expected ", wanted);
 }
 
 inline void check_digest(const at::Tensor& t, const json& digest, const std::string& what) {
   const auto d = t.detach().flatten().to(at::kDouble);
-  TORCH_CHECK(t.sizes() == digest["shape"].get<std::vector<std::int64_t>>(), what, " has sizes ", t.sizes());
+  TORCH_CHECK(t.sizes() == digest["shape"].get<std::vector<std::int64_t>>(), what, " has unexpected sizes ", t.sizes());
   const double l2 = digest["l2"];
   check_close(d.norm().item<double>(), l2, l2, what + " norm");
   check_close(d.abs().max().item<double>(), digest["absmax"], l2, what + " absmax");
@@ -76,7 +76,7 @@ inline void check_digest(const at::Tensor& t, const json& digest, const std::str
 inline void check_full(const at::Tensor& t, const json& values, const std::string& what) {
   const auto wanted = at::tensor(values.get<std::vector<double>>()).view(t.sizes());
   const double worst = (t.detach().to(at::kDouble) - wanted).abs().max().item<double>();
-  TORCH_CHECK(worst <= 2e-5 * wanted.abs().max().item<double>(), what, " differs by ", worst);
+  TORCH_CHECK(worst <= 2e-5 * wanted.abs().max().item<double>(), what, " differs from the recorded values by ", worst);
 }
 
 inline RouterOptions router_options(const json& config) {
@@ -87,7 +87,7 @@ inline RouterOptions router_options(const json& config) {
   return o;
 }
 
-// The dispatchers that apply to a variant.
+// Dispatchers that support a variant.
 inline std::vector<std::string> dispatchers_for(const json& config, int ranks) {
   if (config.value("capacity", false)) return {"capacity"};
   std::vector<std::string> names{"all_to_all", "all_gather", "capacity"};
@@ -117,7 +117,7 @@ inline at::Tensor gathered(const Communicator& ranks, const at::Tensor& t) {
   return all_gather_rows(t, exchange_splits(std::vector<std::int64_t>(ranks.size(), t.size(0)), ranks), ranks);
 }
 
-// One rank's share of a variant.
+// One rank's part of a variant.
 struct Run {
   const Communicator& ranks;
   const json& variant;
@@ -152,7 +152,7 @@ inline void run_step(Run& run, const Dispatcher& dispatcher, std::int64_t step, 
   auto [x, target] = batch(step);
   x = run.mine(x).requires_grad_();
   at::Tensor bias = run.balancer.bias;
-  // all tokens to experts 0 and 1: a bias that no score can outweigh
+  // Routes all tokens to experts 0 and 1 with a bias larger than any score.
   if (config.value("force", "") == "two_experts") bias = at::tensor({100.f, 50.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f});
   const auto routing = route(x, run.p.gate, run.router, run.layout, bias);
   run.balancer.count(routing);

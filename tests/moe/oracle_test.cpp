@@ -1,4 +1,4 @@
-// The reference layer's outputs, gradients, counts and biases over five steps, with every dispatcher that applies.
+// Outputs, gradients, counts and biases of the reference layer over five steps, with every applicable dispatcher.
 #include "oracle.h"
 
 #include <gtest/gtest.h>

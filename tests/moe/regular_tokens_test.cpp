@@ -1,4 +1,4 @@
-// Plain tokens of each rank: nobody knows how many the others have, and what is computed is that of the batch.
+// Regular tokens on each rank: ranks do not know the numbers of the others, and results equal those of the full batch.
 #include <gtest/gtest.h>
 
 #include "small_layer.h"
@@ -6,12 +6,12 @@
 namespace dtensor::test {
 namespace {
 
-// The first `first` rows of x on rank 0, the rest on rank 1.
+// Returns the first `first` rows of x on rank 0 and the rest on rank 1.
 at::Tensor part_of(const at::Tensor& x, const Communicator& world, std::int64_t first) {
   return world.rank() == 0 ? x.narrow(0, 0, first) : x.narrow(0, first, x.size(0) - first);
 }
 
-// On two ranks that share the experts: results and the sum of the losses are those of one device.
+// On two ranks that share the experts, results and the sum of the losses equal one device.
 void expect_one_device(const MoeOptions& options, const at::Tensor& x, std::int64_t first,
                        DispatchKind kind = DispatchKind::all_to_all) {
   const CapacityOptions capacity{.factor = 0.7};
@@ -41,21 +41,21 @@ TEST(RegularTokens, MayBeUnequalNumbersOfSequences) {
   for (const std::int64_t first : {2, 3, 4}) expect_one_device(options, Draw(2).normal({4, 3, 8}), first);
 }
 
-TEST(RegularTokens, AreCountedWhereExpertsChoose) {
+TEST(RegularTokens, AreCountedForExpertChoice) {
   auto options = small_options();
   options.router.choice = RouterChoice::experts;
   options.router.z_loss = 1;
   for (const std::int64_t first : {4, 3}) expect_one_device(options, Draw(2).normal({8, 8}), first);
 }
 
-TEST(RegularTokens, AreBalancedByForceInTheirOrder) {
+TEST(RegularTokens, RoundRobinFollowsTheOrderOfRanks) {
   auto options = small_options();
   options.router.choice = RouterChoice::round_robin;
   options.router.top_k = 1;
   for (const std::int64_t first : {3, 4, 0}) expect_one_device(options, Draw(7).normal({5, 8}), first);
 }
 
-// A token's last place has no expert: entries do not tell how many tokens there are.
+// The last choice of each token has no expert, so the number of entries does not determine the number of tokens.
 class DropsLastToken final : public RoutingStrategy {
  public:
   Choice choose(const at::Tensor& scores, const RouterOptions& o, const TokenLayout&,
@@ -67,7 +67,7 @@ class DropsLastToken final : public RoutingStrategy {
   const char* name() const override { return "DropsLastToken"; }
 };
 
-TEST(RegularTokens, MayHavePlacesWithoutAnExpert) {
+TEST(RegularTokens, MayHaveChoicesWithoutAnExpert) {
   auto options = small_options();
   options.router.strategy = std::make_shared<DropsLastToken>();
   options.router.z_loss = 1;
@@ -85,8 +85,8 @@ TEST(RegularTokens, EntriesWithoutAnExpertAreCountedAfterDropping) {
   EXPECT_EQ(routing.empty, routing.experts.eq(4).sum().item<std::int64_t>());
 }
 
-// Whose weights are DTensors: gathered for this rank's tokens, as the gate's are.
-TEST(RegularTokens, MeetAShardedSharedExpert) {
+// Weights of the shared expert are DTensors: they are gathered for local tokens, as the gate's are.
+TEST(RegularTokens, WorkWithAShardedSharedExpert) {
   auto options = small_options();
   options.shared_ffn = 4;
   const auto x = Draw(1).normal({4, 8});

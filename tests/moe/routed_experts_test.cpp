@@ -1,5 +1,5 @@
-// A block of one's own with experts of one's own: as on one device on every mesh, forward and backward, and in units of
-// whole blocks.
+// A user-defined block with user-defined experts equals one device on every mesh, forward and backward, also in FSDP
+// units of entire blocks.
 #include "moe/small_layer.h"
 
 #include "dtensor/optim.h"
@@ -8,7 +8,7 @@
 namespace dtensor::test {
 namespace {
 
-// Norm, bias and a parameter that is no matrix: nothing that the packed class has.
+// Has a norm, biases and a parameter that is not a matrix, which the packed class lacks.
 struct Expert final : nn::Module {
   Expert() : norm(8, 1e-5, true, at::kDouble), up(8, 6, true, at::kDouble), down(6, 8, true, at::kDouble) {
     scale = at::ones({8}, at::kDouble);
@@ -112,7 +112,7 @@ void check(const Shape& shape, Units kind, const Placements& placements, const R
   });
 }
 
-TEST(RoutedExperts, AUsersBlockIsTheBlockOfOneDevice) {
+TEST(RoutedExperts, UserDefinedBlockEqualsOneDevice) {
   const auto wanted = one_device(2);
   for (const auto& shape : {Shape{1, 1}, Shape{1, 2}, Shape{2, 1}, Shape{2, 2}, Shape{1, 4}}) {
     for (const auto kind : {Units::none, Units::blocks}) {
@@ -122,8 +122,8 @@ TEST(RoutedExperts, AUsersBlockIsTheBlockOfOneDevice) {
   }
 }
 
-// Every token to experts 0 and 1: the others, some alone on their rank, run on no rows and get zeros.
-TEST(RoutedExperts, ExpertsWithoutTokensKeepTheirPlace) {
+// Every token goes to experts 0 and 1: the others, some alone on their rank, run without rows and get zero gradients.
+TEST(RoutedExperts, ExpertsWithoutTokensGetZeroGradients) {
   run_local(4, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"edp", "ep"});
     Block block;
@@ -145,14 +145,14 @@ TEST(RoutedExperts, ExpertsWithoutTokensKeepTheirPlace) {
   });
 }
 
-// Units of whole blocks on the dense mesh, of experts that are spread already, packed or of one's own. `gathers`: of a
-// step. Two blocks at most are there at a time.
+// FSDP units of entire blocks on the dense mesh, whose experts are already distributed, packed or user-defined.
+// `gathers` is the number per step. At most two blocks are gathered at a time.
 template <class Model>
 void expect_resharding(Model& model, const DeviceMesh& dense, int gathers, const std::function<at::Tensor()>& loss) {
   std::vector<FsdpUnit> units;
   for (const auto& block : model.blocks) units.push_back(fully_shard(*block, dense, {.shard_axis = "shard"}));
   fully_shard(model, dense, {.shard_axis = "shard"});
-  loss().backward();  // the order of units is known from here on
+  loss().backward();  // records the order of units
   units[0].reset_peaks();
   const auto before = units[0].stats();
   loss().backward();
@@ -160,23 +160,23 @@ void expect_resharding(Model& model, const DeviceMesh& dense, int gathers, const
   EXPECT_EQ(after.all_gathers - before.all_gathers, gathers);
   EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, 2 * static_cast<std::int64_t>(model.blocks.size()));
   EXPECT_EQ(after.gathered_bytes, 0);
-  std::int64_t bytes = 0;  // of all parameters of a block here, gathered
+  std::int64_t bytes = 0;  // gathered bytes of all parameters of a block on this rank
   for (const auto& [name, p] : model.blocks[0]->named_parameters()) {
     const DTensor t(*p);
     if (!t.mesh().is_member()) continue;
-    const auto parts = t.mesh() == dense ? 1 : t.mesh().names().size() == 1 ? 1 : dense.size(1);  // experts over ep
+    const auto parts = t.mesh() == dense ? 1 : t.mesh().names().size() == 1 ? 1 : dense.size(1);  // split over ep
     bytes += (t.numel() / parts * 8 + 63) / 64 * 64;
   }
   EXPECT_LE(after.peak_gathered_bytes, 2 * bytes);
 }
 
-TEST(RoutedExperts, UnitsOfWholeBlocksReshardAfterExpertParallelism) {
+TEST(RoutedExperts, UnitsOfEntireBlocksReshardAfterExpertParallelism) {
   run_local(4, [](Communicator world) {
     const auto dense = init_device_mesh(world, at::kCPU, {2, 2}, {"shard", "tp"});
     const auto x = distribute_tensor(tokens(), dense, {Shard(0), Shard(0)});
     Tower own(5);
     apply_expert_parallel(own, dense.view({2, 2}, {"edp", "ep"}));
-    // Router and experts of each block in forward and in backward, but for the last block in backward.
+    // Router and experts of each block in forward and backward, except for the last block in backward.
     expect_resharding(own, dense, 5 * 4 - 2, [&] { return own.forward(x).square().mean(); });
 
     struct Packed final : nn::Module {
@@ -199,7 +199,7 @@ TEST(RoutedExperts, UnitsOfWholeBlocksReshardAfterExpertParallelism) {
   });
 }
 
-TEST(RoutedExperts, StepsAndClipsAsOneDevice) {
+TEST(RoutedExperts, OptimizerStepsAndClippingEqualOneDevice) {
   Tower regular(1);
   AdamW reference(regular.parameters());
   std::vector<double> norms;
@@ -224,8 +224,8 @@ TEST(RoutedExperts, StepsAndClipsAsOneDevice) {
   });
 }
 
-// An id of size() is no expert, and any other beyond them gave nothing in silence.
-TEST(RoutedExperts, IdsBeyondTheExpertsAreAnError) {
+// The id size() means no expert; any other id out of range must raise.
+TEST(RoutedExperts, IdsOutOfRangeAreAnError) {
   const auto rows = tokens().view({12, 8});
   const auto weights = at::ones({12, 2}, at::kDouble);
   const auto ids_with = [](std::int64_t id) {
@@ -245,14 +245,14 @@ TEST(RoutedExperts, IdsBeyondTheExpertsAreAnError) {
       Block block;
       apply_expert_parallel(block, mesh);
       const auto on_all = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
-      // Ranks share out the tokens that both have; each has seen the id.
+      // Ranks split the replicated tokens, but each has checked the id.
       const auto reported =
           error_of([&] { block.experts.forward(on_all(rows), on_all(ids_with(id)), on_all(weights)); });
       EXPECT_NE(reported.find(text), std::string::npos) << "rank " << world.rank() << ": " << reported;
       EXPECT_EQ(error_of([&] { block.experts.forward(on_all(rows), on_all(ids_with(4)), on_all(weights)); }),
                 "no error");
     });
-    EXPECT_ANY_THROW(run_local(2, [&](Communicator world) {  // of one rank's part
+    EXPECT_ANY_THROW(run_local(2, [&](Communicator world) {  // an invalid id on one rank only
       const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
       Block block;
       apply_expert_parallel(block, mesh);
@@ -262,7 +262,7 @@ TEST(RoutedExperts, IdsBeyondTheExpertsAreAnError) {
   }
 }
 
-TEST(RoutedExperts, WhatCannotBeIsAnError) {
+TEST(RoutedExperts, InvalidCallsAreErrors) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
     RoutedExperts three;

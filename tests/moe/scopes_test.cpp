@@ -1,4 +1,4 @@
-// A layer runs in whatever scope its program is in: its local tensors stay plain, its products are those of autocast.
+// A layer works in any scope of the program: local tensors stay regular, and matrix products follow autocast.
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ std::vector<at::Tensor> run_way(const Way& way, const DeviceMesh& mesh, const at
   return results;
 }
 
-TEST(MoeScopes, ALayerInAMeshScopeIsTheLayerOutsideOfIt) {
+TEST(MoeScopes, MeshScopeDoesNotChangeResults) {
   const auto values = Draw(1).normal({8, 8});
   const std::vector<Way> ways = {{},
                                  {.kind = DispatchKind::all_gather},
@@ -58,7 +58,7 @@ TEST(MoeScopes, ALayerInAMeshScopeIsTheLayerOutsideOfIt) {
   });
 }
 
-TEST(MoeScopes, ALayerMayBeMadeAndTrainedInOneMeshScope) {
+TEST(MoeScopes, LayerMayBeConstructedAndTrainedInAMeshScope) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const MeshScope scope(mesh);
     RoutedExperts list;
@@ -70,7 +70,7 @@ TEST(MoeScopes, ALayerMayBeMadeAndTrainedInOneMeshScope) {
     const auto y = list.forward(layer.forward(x), ids, at::ones({4, 1}, at::kDouble));
     y.sum().backward();
     EXPECT_TRUE(layer.experts.w1.grad().defined() && layer.gate.weight.grad().defined());
-    const bool first = mesh.communicator().rank() == 0;  // which has the one that all tokens go to
+    const bool first = mesh.communicator().rank() == 0;  // the rank with the expert of all tokens
     const auto mine = DTensor(list.parameters()[first ? 0 : 2].detach()).to_local();
     EXPECT_TRUE(at::equal(mine, DTensor(born[first ? 0 : 2].detach()).full_tensor()));
     EXPECT_TRUE(list.parameters()[0].requires_grad());
@@ -85,8 +85,8 @@ struct Autocast {
   }
 };
 
-// Backward runs outside of it, on the types of forward.
-TEST(MoeScopes, UnderAutocastExpertsAreLinearLayersUnderAutocast) {
+// Backward runs outside of autocast, with the dtypes of forward.
+TEST(MoeScopes, ExpertsUnderAutocastEqualLinearLayers) {
   Draw draw(2);
   const auto values = draw.normal({8, 8}, at::kFloat);
   std::vector<at::Tensor> weights;
@@ -116,10 +116,10 @@ TEST(MoeScopes, UnderAutocastExpertsAreLinearLayersUnderAutocast) {
   }
 }
 
-TEST(MoeScopes, ALayerTrainsUnderAutocast) {
+TEST(MoeScopes, LayerTrainsUnderAutocast) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
-    for (const std::int64_t top : {1, 4}) {  // all experts: as many rows each
+    for (const std::int64_t top : {1, 4}) {  // 4 selects all experts, so that all have equally many rows
       auto o = small_options(at::kFloat);
       o.router.top_k = top;
       o.shared_ffn = 4;

@@ -1,4 +1,4 @@
-// A small layer with values that do not depend on the ranks, and a record of what a rank does between ranks.
+// A small layer whose values do not depend on the ranks, and a record of a rank's collectives.
 #pragma once
 
 #include <string>
@@ -28,7 +28,7 @@ inline void fill(nn::Module& layer, std::uint64_t seed) {
   }
 }
 
-// What each rank does between ranks, in order.
+// Returns the collectives of this rank, in order.
 inline std::vector<std::string> collectives_of(const std::function<void()>& fn) {
   std::vector<std::string> names;
   const EventListener listener([&](const Event& event) {

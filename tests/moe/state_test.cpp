@@ -1,4 +1,4 @@
-// What a layer keeps from pass to pass: weights, counts, statistics; and what surrounds a pass.
+// State that a layer keeps between passes: weights, counts and statistics. Also autocast and edge cases of row kernels.
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
@@ -14,18 +14,18 @@ MoeOptions round_robin() {
   return options;
 }
 
-TEST(MoeState, WritesThroughDataAreSeen) {
+TEST(MoeState, WritesThroughDataInvalidateTheCache) {
   MixtureOfExperts layer(round_robin()), other(round_robin());
   fill(layer, 3), fill(other, 3);
   const at::NoGradGuard no_grad;
   const auto x = Draw(7).normal({8, 8});
   layer.forward(x);
-  layer.experts.w2.data().mul_(2);  // which leaves the version as it is
+  layer.experts.w2.data().mul_(2);  // writing to .data keeps the version
   other.experts.w2.mul_(2);
   expect_close(layer.forward(x), other.forward(x), "y");
 }
 
-TEST(MoeState, StatisticsAreTheUsers) {
+TEST(MoeState, WritesToStatisticsDoNotChangeResults) {
   MixtureOfExperts layer(round_robin());
   fill(layer, 3);
   const at::NoGradGuard no_grad;
@@ -35,7 +35,7 @@ TEST(MoeState, StatisticsAreTheUsers) {
   EXPECT_TRUE(at::equal(layer.forward(x), y));
 }
 
-TEST(MoeState, AResetForgetsTheLoad) {
+TEST(MoeState, ResetClearsTheLoad) {
   auto options = small_options();
   options.balance_rate = 0.1;
   MixtureOfExperts layer(options);
@@ -44,7 +44,7 @@ TEST(MoeState, AResetForgetsTheLoad) {
   EXPECT_EQ(layer.balancer()->counts.sum().item<std::int64_t>(), 0);
 }
 
-TEST(MoeState, ADispatcherThatCannotBeMadeLeavesTheOneBefore) {
+TEST(MoeState, FailedSetDispatcherKeepsThePreviousOne) {
   MixtureOfExperts layer(small_options());
   const auto x = Draw(1).normal({4, 8});
   const auto y = layer.forward(x).detach();
@@ -52,7 +52,7 @@ TEST(MoeState, ADispatcherThatCannotBeMadeLeavesTheOneBefore) {
   EXPECT_TRUE(at::equal(layer.forward(x), y));
 }
 
-// Without anything to do while rows are under way.
+// A dispatcher that ignores the overlap function.
 class NoOverlapDispatcher final : public Dispatcher {
  public:
   NoOverlapDispatcher() : Dispatcher({}) {}
@@ -70,7 +70,7 @@ class NoOverlapDispatcher final : public Dispatcher {
   DispatcherPtr inner_ = local_dispatcher();
 };
 
-TEST(MoeState, ASharedExpertRunsWhateverTheDispatcherDoesMeanwhile) {
+TEST(MoeState, SharedExpertRunsWithoutOverlap) {
   auto options = small_options();
   options.shared_ffn = 4;
   MixtureOfExperts layer(options);
@@ -81,7 +81,7 @@ TEST(MoeState, ASharedExpertRunsWhateverTheDispatcherDoesMeanwhile) {
   expect_close(layer.forward(x).detach(), y, "y");
 }
 
-TEST(MoeState, CountsOfOneRankServeAfterThoseOfAll) {
+TEST(MoeState, CountsOfOneRankAfterCountsOfAllRanks) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 1}, {"a", "b"});
     SharedCounts counts(at::full({3}, world.rank() + 1, at::kLong));
@@ -90,7 +90,7 @@ TEST(MoeState, CountsOfOneRankServeAfterThoseOfAll) {
   });
 }
 
-TEST(MoeState, TheGateIsNotNarrowedByAutocast) {
+TEST(MoeState, GateIgnoresAutocast) {
   RouterOptions o;
   o.experts = 4;
   const auto x = Draw(1).normal({6, 8}, at::kFloat), gate = Draw(2).normal({4, 8}, at::kFloat);
@@ -101,8 +101,8 @@ TEST(MoeState, TheGateIsNotNarrowedByAutocast) {
   EXPECT_TRUE(at::equal(cast.scores, regular.scores));
 }
 
-// Rows that no position names.
-TEST(MoeState, RowsWithoutANameAreZero) {
+// Rows that no position refers to.
+TEST(MoeState, UnreferencedRowsAreZero) {
   const auto position = at::tensor({0, -1, 2, -1}, at::kLong).view({2, 2});
   const auto unnamed = at::tensor({1, 3}, at::kLong);
   for (const bool weighted : {false, true}) {
@@ -114,8 +114,8 @@ TEST(MoeState, RowsWithoutANameAreZero) {
   EXPECT_EQ(spread.index_select(0, unnamed).abs().max().item<double>(), 0);
 }
 
-// A block may be named twice, or none, and rows may have any sizes.
-TEST(MoeState, BlocksMayBeNamedTwice) {
+// Blocks may be repeated or missing, and rows may have any sizes.
+TEST(MoeState, BlocksMayBeRepeated) {
   const auto x = Draw(1).normal({3, 2, 2}).requires_grad_();
   const auto twice = gather_blocks(x, {1, 2}, {0, 0});
   EXPECT_TRUE(at::equal(twice, at::cat({x.narrow(0, 0, 1), x.narrow(0, 0, 1)})));

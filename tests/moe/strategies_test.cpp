@@ -1,4 +1,4 @@
-// Routing and exchange strategies as objects, what they keep, and counters of the ways that save work.
+// Routing strategies and dispatchers as objects, their caches, and counters of saved work.
 #include "moe/small_layer.h"
 #include "support/errors.h"
 
@@ -19,7 +19,7 @@ Pass count_pass(MixtureOfExperts& layer, const at::Tensor& x) {
   return pass;
 }
 
-// On `ranks` ranks that share the experts; x is cut over them.
+// Runs `body` on `ranks` ranks that share the experts; x is split over them.
 void on_ranks(int ranks, const MoeOptions& options,
               const std::function<void(MixtureOfExperts&, const std::function<at::Tensor(const at::Tensor&)>&)>& body) {
   run_local(ranks, [&](Communicator world) {
@@ -34,7 +34,7 @@ void on_ranks(int ranks, const MoeOptions& options,
   });
 }
 
-TEST(Strategies, EntriesAreCountedAndSortedOnceAPass) {
+TEST(Strategies, EntriesAreCountedAndSortedOncePerPass) {
   for (const auto kind : {DispatchKind::all_to_all, DispatchKind::capacity}) {
     for (const int ranks : {1, 2}) {
       on_ranks(ranks, small_options(), [&](auto& layer, const auto& place) {
@@ -50,7 +50,7 @@ TEST(Strategies, EntriesAreCountedAndSortedOnceAPass) {
   }
 }
 
-TEST(Strategies, ForcedBalanceKeepsChoiceAndPlanForEachSize) {
+TEST(Strategies, RoundRobinCachesRoutingAndPlanPerSize) {
   auto options = small_options();
   options.router.choice = RouterChoice::round_robin;
   for (const bool equal : {false, true}) {
@@ -66,15 +66,15 @@ TEST(Strategies, ForcedBalanceKeepsChoiceAndPlanForEachSize) {
         EXPECT_EQ(c.sorts, c.histograms);
         EXPECT_EQ(c.equal_exchanges, equal ? 1 : 0);
       }
-      const auto again = count_pass(layer, place(tokens(12))).counters;  // the size of the pass before
+      const auto again = count_pass(layer, place(tokens(12))).counters;  // the size of the previous pass
       EXPECT_EQ(again.cached_routings, 1);
       EXPECT_EQ(again.cached_plans, equal ? 1 : 0);
     });
   }
 }
 
-// What is kept in inference serves training, and the numbers are those of a strategy that keeps nothing.
-TEST(Strategies, WhatIsKeptInInferenceServesTraining) {
+// A cache filled in inference mode is valid in training, and results equal those without a cache.
+TEST(Strategies, CachesOfInferenceAreValidInTraining) {
   auto options = small_options();
   options.router.choice = RouterChoice::round_robin;
   on_ranks(2, options, [&](auto& layer, const auto& place) {
@@ -91,8 +91,7 @@ TEST(Strategies, WhatIsKeptInInferenceServesTraining) {
   });
 }
 
-// Token t of the batch, whatever its scores, goes to experts 3 t and 3 t + 1: a strategy that the library does not
-// know.
+// A user-defined strategy: token t of the batch goes to experts 3 t and 3 t + 1 for any scores.
 class ByNumber final : public RoutingStrategy {
  public:
   Choice choose(const at::Tensor& scores, const RouterOptions& o, const TokenLayout& layout,
@@ -111,7 +110,7 @@ class Wrong final : public RoutingStrategy {
   const char* name() const override { return "Wrong"; }
 };
 
-TEST(Strategies, AUsersOwnRunsOnRanksAsOnOneDevice) {
+TEST(Strategies, UserDefinedStrategyEqualsOneDevice) {
   auto options = small_options();
   options.router.strategy = std::make_shared<ByNumber>();
   MixtureOfExperts regular(options);
@@ -137,7 +136,7 @@ TEST(Strategies, AUsersOwnRunsOnRanksAsOnOneDevice) {
   EXPECT_NE(error_of([&] { wrong.forward(x); }).find("Wrong must choose int64 [tokens, choices]"), std::string::npos);
 }
 
-// A user's own exchange: this one counts, and leaves the work to another.
+// A user-defined dispatcher that counts calls and forwards them.
 class Counting final : public Dispatcher {
  public:
   Counting(const Communicator& ranks, std::atomic<int>& calls)
@@ -160,7 +159,7 @@ class Counting final : public Dispatcher {
   std::atomic<int>& calls_;
 };
 
-TEST(Strategies, APlanOfAnotherKindOfDispatcherIsRefused) {
+TEST(Strategies, PlanOfAnotherDispatcherIsRefused) {
   const auto x = tokens(8);
   RouterOptions router;
   router.experts = 4;
@@ -175,7 +174,7 @@ TEST(Strategies, APlanOfAnotherKindOfDispatcherIsRefused) {
   EXPECT_EQ(error_of([&] { rows->dispatch(x, other); }), "no error");
 }
 
-TEST(Strategies, AUsersOwnExchangeIsMadeForTheRanksOfTheExperts) {
+TEST(Strategies, UserDefinedDispatcherGetsTheRanksOfTheExperts) {
   std::atomic<int> calls = 0;
   on_ranks(2, small_options(), [&](auto& layer, const auto& place) {
     const auto wanted = layer.forward(place(tokens(8)));
@@ -191,13 +190,12 @@ TEST(Strategies, AUsersOwnExchangeIsMadeForTheRanksOfTheExperts) {
   EXPECT_EQ(calls, 2);
 }
 
-// A shared expert's result is written into where no gradient is recorded, on DTensors too, whether the tokens came cut
-// or were cut for the dispatch.
+// Without gradients, a shared expert's result is accumulated in place, also on DTensors, for tokens sharded by the
+// caller or for the dispatch.
 TEST(Strategies, ResultsAreAddedInPlaceOnDTensors) {
   auto options = small_options();
   options.shared_ffn = 8;
-  options.experts.backend =
-      ExpertBackend::loop;  // packed weights, which passes without gradients take, round otherwise
+  options.experts.backend = ExpertBackend::loop;  // packed weights, used without gradients, round differently
   run_local(4, [&](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"shard", "tp"});
     MixtureOfExperts layer(options);
@@ -252,9 +250,9 @@ void expect_near(const at::Tensor& got, const at::Tensor& wanted, double bound, 
       << what;
 }
 
-// Hidden 256 and an ffn of exactly one block; of 6 tokens most experts have none, and none has a block's rows. Groups
-// are padded without the host's knowing counts, and the numbers are those of a loop over experts.
-TEST(AlignedExperts, OneBlockOfFfnIsTheLoopOverExperts) {
+// Hidden size 256 and an ffn of exactly one block: most experts have none of the 6 tokens, and none has a full block.
+// Groups are padded without counts on the host, and results equal a loop over experts.
+TEST(AlignedExperts, OneBlockOfFfnEqualsTheLoopOverExperts) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto x = Draw(2).normal({6, 256}, dtype);
     auto loop = one_block(dtype, 0);
@@ -262,7 +260,7 @@ TEST(AlignedExperts, OneBlockOfFfnIsTheLoopOverExperts) {
     const auto wanted = run_block(loop, x, 1, 0);
     for (const std::int64_t block : {0, 8, 16, 128}) {
       const auto a = block > 0 ? block : 16 / static_cast<std::int64_t>(c10::elementSize(dtype));
-      const auto bound = (6 * 2 + 8 * (a - 1) + a - 1) / a * a;  // entries, and the most that padding adds
+      const auto bound = (6 * 2 + 8 * (a - 1) + a - 1) / a * a;  // entries plus the maximum padding
       for (const int ranks : {1, 2}) {
         const auto got = run_block(one_block(dtype, block), x, ranks, ranks == 1 ? bound : -1);
         const auto what = c10::str(dtype, " block ", block, " ranks ", ranks);
@@ -277,7 +275,7 @@ TEST(AlignedExperts, OneBlockOfFfnIsTheLoopOverExperts) {
   }
 }
 
-TEST(AlignedExperts, ABlockThatIsNoMultipleOf16BytesIsAnError) {
+TEST(AlignedExperts, BlockThatIsNotAMultipleOf16BytesIsAnError) {
   auto options = one_block(at::kBFloat16, 4);
   MixtureOfExperts layer(options);
   EXPECT_NE(error_of([&] {
@@ -286,7 +284,7 @@ TEST(AlignedExperts, ABlockThatIsNoMultipleOf16BytesIsAnError) {
             std::string::npos);
 }
 
-TEST(EqualExchange, UnevenTokensAreOneClearError) {
+TEST(EqualExchange, UnevenTokensAreOneError) {
   auto options = small_options();
   options.router.choice = RouterChoice::round_robin;
   for (const bool regular : {false, true}) {
@@ -308,7 +306,7 @@ TEST(EqualExchange, UnevenTokensAreOneClearError) {
           errors[world.rank()] = error.what();
         }
       });
-    } catch (const std::exception&) {  // the world is over where ranks disagreed
+    } catch (const std::exception&) {  // run_local rethrows if ranks disagree
     }
     for (const auto& error : errors)
       EXPECT_NE(error.find("EqualAllToAll"), std::string::npos) << regular << " " << error;

@@ -1,4 +1,4 @@
-// Which token is the batch's first, second, ... where shards of the input do not follow the order of ranks.
+// Order of tokens in the batch if shards of the input do not follow the order of ranks.
 #include <gtest/gtest.h>
 
 #include "small_layer.h"
@@ -15,8 +15,9 @@ const std::vector<Placements>& layouts() {
   return all;
 }
 
-// A ragged shard splits first, whatever stands to its left: what comes later in the batch is dropped.
-TEST(TokenOrder, WhatIsOverCapacityIsTheEndOfTheBatchWhereShardsAreRagged) {
+// A ragged shard splits before placements to its left. Tokens beyond the capacity, at the end of the batch, are
+// dropped.
+TEST(TokenOrder, CapacityDropsTheEndOfTheBatchForRaggedShards) {
   auto options = small_options();
   options.router.top_k = 1;
   const auto x = Draw(4).normal({8, 8});
@@ -38,7 +39,7 @@ TEST(TokenOrder, WhatIsOverCapacityIsTheEndOfTheBatchWhereShardsAreRagged) {
   });
 }
 
-TEST(TokenOrder, TheEqualPathTakesRaggedShardsInTurnOnlyAsTheyStand) {
+TEST(TokenOrder, EqualDispatchNeedsRaggedShardsInRankOrder) {
   auto options = small_options();
   options.router.choice = RouterChoice::round_robin;
   options.router.top_k = 1;

@@ -1,4 +1,4 @@
-// Training: expert parallel runs are the run of one device over a hundred steps with AdamW and clipping.
+// Training with expert parallelism equals one device over a hundred steps with AdamW and clipping.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -57,7 +57,7 @@ void expect_same_curve(Options o, const std::vector<StepRecord>& reference, cons
       << layout.mesh.str() << ", ep " << layout.ep << ", etp " << layout.etp;
 }
 
-TEST(MoeTraining, ExpertParallelIsOneDeviceInDouble) {
+TEST(MoeTraining, ExpertParallelEqualsOneDeviceInDouble) {
   auto o = options_of(train::Dtype::float64);
   const auto reference = train::train_on_one_device(o, corpus());
   EXPECT_LT(reference.back().loss, reference.front().loss - 1);
@@ -66,11 +66,11 @@ TEST(MoeTraining, ExpertParallelIsOneDeviceInDouble) {
         MeshLayout{{1, 2, 2}, 2, 2}, MeshLayout{{2, 2, 2}, 4, 1}}) {
     expect_same_curve(o, reference, layout, 1e-9);
   }
-  o.parallel = "plain";  // without units, each parameter gathered where it is used
+  o.parallel = "plain";  // without FSDP units; each parameter is gathered at its use
   expect_same_curve(o, reference, {{1, 4, 1}, 2, 1}, 1e-9);
 }
 
-TEST(MoeTraining, AccumulatedPiecesAreOneDeviceInDouble) {
+TEST(MoeTraining, GradientAccumulationEqualsOneDeviceInDouble) {
   auto o = options_of(train::Dtype::float64);
   o.steps = 20;
   o.experts->balance = "bias";
@@ -82,7 +82,7 @@ TEST(MoeTraining, AccumulatedPiecesAreOneDeviceInDouble) {
   }
 }
 
-TEST(MoeTraining, CapacityAndBiasAreOneDeviceInDouble) {
+TEST(MoeTraining, CapacityAndBiasEqualOneDeviceInDouble) {
   auto o = options_of(train::Dtype::float64);
   o.steps = 40;
   o.experts->dispatcher = "capacity";
@@ -92,7 +92,7 @@ TEST(MoeTraining, CapacityAndBiasAreOneDeviceInDouble) {
   expect_same_curve(o, reference, {{1, 2, 2}, 4, 1}, 1e-9);
 }
 
-TEST(MoeTraining, ExpertParallelIsOneDeviceInFloat) {
+TEST(MoeTraining, ExpertParallelEqualsOneDeviceInFloat) {
   auto o = options_of(train::Dtype::float32);
   o.experts->balance = "none";
   const auto reference = train::train_on_one_device(o, corpus());
@@ -101,9 +101,9 @@ TEST(MoeTraining, ExpertParallelIsOneDeviceInFloat) {
   expect_same_curve(o, reference, {{1, 2, 2}, 2, 1}, std::max(1e-5, 3 * spread));
 }
 
-// Parameters and activations in bfloat16, the loss in float: rounded to bfloat16 itself, a loss of 5.7 is a multiple of
-// 2^-5, and every difference at least half a percent.
-TEST(MoeTraining, ExpertParallelIsOneDeviceInBfloat16) {
+// Parameters and activations are bfloat16, the loss is float. A loss of 5.7 in bfloat16 would be a multiple of 2^-5, so
+// that every difference were at least half a percent.
+TEST(MoeTraining, ExpertParallelEqualsOneDeviceInBfloat16) {
   auto o = options_of(train::Dtype::bfloat16);
   o.steps = 20;
   const auto reference = train::losses(train::train_on_one_device(o, corpus()));
@@ -117,8 +117,8 @@ TEST(MoeTraining, ExpertParallelIsOneDeviceInBfloat16) {
   }
 }
 
-// Pitfall G8 of experts: their shards move with the sizes of ep, etp and edp, and nothing is forgotten.
-TEST(MoeTraining, G8GoesOnAtAnotherExpertParallelism) {
+// Pitfall G8 for experts: a run resumes with all state on other sizes of ep, etp and edp.
+TEST(MoeTraining, G8ResumesWithAnotherExpertParallelism) {
   const auto folder = std::filesystem::temp_directory_path() / ("dtensor_moe_resume_" + std::to_string(::getpid()));
   auto o = options_of(train::Dtype::float64);
   o.steps = 8;
