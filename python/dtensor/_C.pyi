@@ -108,6 +108,7 @@ def init_device_mesh(
     *,
     mesh_dim_names: Sequence[str] | None = None,
     world: Communicator | None = None,
+    comm: Any = None,
 ) -> DeviceMesh:
     """A mesh over the first prod(mesh_shape) ranks, row by row. Called by every rank; no communication."""
 

@@ -2,6 +2,7 @@
 
 #include "bind.h"
 #include "internal/aten_scopes.h"
+#include "internal/mpi_handle.h"
 
 namespace dtensor::python {
 namespace {
@@ -56,9 +57,20 @@ DeviceMesh mesh_of(const py::object& value) {
 }
 
 DeviceMesh init(const std::string& device, const std::vector<std::int64_t>& shape,
-                std::optional<std::vector<std::string>> names, std::optional<Communicator> world) {
+                std::optional<std::vector<std::string>> names, std::optional<Communicator> world,
+                const std::optional<int>& mpi_handle) {
+  TORCH_CHECK_VALUE(!world || !mpi_handle, "init_device_mesh: expected `world` or `comm`, got both");
+  if (mpi_handle) world = communicator_of_mpi_handle(*mpi_handle);
   return init_device_mesh(world ? *world : current_world(), device_type(device), shape,
                           names ? std::move(*names) : std::vector<std::string>{});
+}
+
+// Of mpi4py's communicators. Asked while Python's lock is held.
+std::optional<int> mpi_handle_of(const py::object& comm) {
+  if (comm.is_none()) return std::nullopt;
+  TORCH_CHECK_TYPE(py::hasattr(comm, "py2f"), "init_device_mesh: expected `comm` to be a communicator of mpi4py, got ",
+                   py::repr(comm).cast<std::string>());
+  return comm.attr("py2f")().cast<int>();
 }
 
 std::int64_t size_of(const DeviceMesh& mesh, const std::optional<Axis>& dim) {
@@ -146,10 +158,19 @@ void bind_mesh(py::module_& module) {
           },
           py::arg("mesh_dim") = py::none(), ReleaseGil(),
           "The communicator of a dimension, or of all ranks of the mesh.");
-  module.def("init_device_mesh", &init, py::arg("device_type"), py::arg("mesh_shape"), py::kw_only(),
-             py::arg("mesh_dim_names") = py::none(), py::arg("world") = py::none(), ReleaseGil(),
-             "A mesh over the first prod(mesh_shape) ranks, row by row. Called by every rank; no communication.\n\n"
-             "`world`: the communicator to take ranks of; by default all ranks that the program was started as.");
+  module.def(
+      "init_device_mesh",
+      [](const std::string& device, const std::vector<std::int64_t>& shape,
+         std::optional<std::vector<std::string>> names, std::optional<Communicator> world, const py::object& comm) {
+        const auto mpi_handle = mpi_handle_of(comm);
+        const py::gil_scoped_release no_gil;
+        return init(device, shape, std::move(names), std::move(world), mpi_handle);
+      },
+      py::arg("device_type"), py::arg("mesh_shape"), py::kw_only(), py::arg("mesh_dim_names") = py::none(),
+      py::arg("world") = py::none(), py::arg("comm") = py::none(),
+      "A mesh over the first prod(mesh_shape) ranks, row by row. Called by every rank; no communication.\n\n"
+      "`world`: the communicator to take ranks of; by default all ranks that the program was started as.\n"
+      "`comm`: a communicator of mpi4py to take ranks of, in place of `world`. Collective over it.");
 }
 
 }  // namespace dtensor::python

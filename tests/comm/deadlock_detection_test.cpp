@@ -24,6 +24,7 @@ class FakeTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(reported_.size()); }
   int local_size() const override { return 1; }
+  int cores() const override { return 1; }
   int max_tag() const override { return 1000; }
   std::unique_ptr<Batch> batch(Channel, int) override { return nullptr; }
   void send_control(int peer, int tag, const std::string& text) override {

@@ -39,7 +39,8 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
   if (const std::string trouble = load_api(); !trouble.empty()) return print_failure(environment.rank, trouble), 2;
   std::unique_ptr<p2p::Transport> transport;
   try {
-    transport = make_transport(start_mpi(argc, argv));
+    const bool started_here = start_mpi(argc, argv);
+    transport = make_transport(api().world, started_here);
   } catch (...) {
     return print_failure(environment.rank, current_exception_text()), 1;
   }

@@ -1,11 +1,12 @@
 #include "comm/mpi/transport.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <deque>
 #include <mutex>
 #include <thread>
 
+#include "comm/mpi/host_cores.h"
+#include "comm/mpi/thread_level.h"
 #include "dtensor/comm.h"
 
 namespace dtensor::mpi {
@@ -16,12 +17,6 @@ using p2p::ControlMessage;
 
 std::int64_t max_message_bytes = std::int64_t{1} << 30;
 
-namespace {
-
-constexpr std::chrono::milliseconds kSpinTime{5};  // then this rank sleeps between tests
-constexpr std::chrono::microseconds kSleep{50};
-
-// Throws CommError with MPI's error text if `code` is an error.
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
@@ -30,11 +25,17 @@ void check(int code, const char* what) {
   throw CommError(std::string(what) + ": " + std::string(text, length));
 }
 
+namespace {
+
+constexpr std::chrono::milliseconds kSpinTime{5};  // then this rank sleeps between tests
+constexpr std::chrono::microseconds kSleep{50};
+
 class MpiBatch final : public Batch {
  public:
   MpiBatch(MPI_Comm comm, int tag) : comm_(comm), tag_(tag) {}
 
   void send(const void* data, std::int64_t bytes, int peer) override {
+    const auto turn = level_.lock();
     for (std::int64_t at = 0; at < bytes; at += max_message_bytes) {
       check(api().isend(static_cast<const char*>(data) + at, count(bytes - at), api().byte, peer, tag_, comm_,
                         next(peer)),
@@ -43,6 +44,7 @@ class MpiBatch final : public Batch {
   }
 
   void recv(void* data, std::int64_t bytes, int peer) override {
+    const auto turn = level_.lock();
     for (std::int64_t at = 0; at < bytes; at += max_message_bytes) {
       check(api().irecv(static_cast<char*>(data) + at, count(bytes - at), api().byte, peer, tag_, comm_, next(peer)),
             "MPI_Irecv");
@@ -51,6 +53,8 @@ class MpiBatch final : public Batch {
 
   bool test() override {
     if (open_ == 0) return true;
+    level_.check();
+    const auto turn = level_.lock();
     std::vector<int> finished(requests_.size());
     std::vector<MPI_Status> status(requests_.size());
     int count = 0;
@@ -84,6 +88,7 @@ class MpiBatch final : public Batch {
     return &requests_.back();
   }
 
+  const ThreadLevel& level_ = ThreadLevel::get();
   MPI_Comm comm_;
   int tag_;
   std::vector<MPI_Request> requests_;
@@ -93,13 +98,16 @@ class MpiBatch final : public Batch {
 
 class MpiTransport final : public p2p::Transport {
  public:
-  explicit MpiTransport(bool finalize) : finalize_(finalize) {
-    api().comm_rank(api().world, &rank_);
-    api().comm_size(api().world, &size_);
+  MpiTransport(MPI_Comm program, bool finalize) : finalize_(finalize) {
+    api().comm_rank(program, &rank_);
+    api().comm_size(program, &size_);
     for (MPI_Comm* comm : {&control_, &channels_[0], &channels_[1], &channels_[2], &channels_[3]}) {
-      check(api().comm_dup(api().world, comm), "MPI_Comm_dup");
+      check(api().comm_dup(program, comm), "MPI_Comm_dup");
       api().comm_set_errhandler(*comm, api().errors_return);
     }
+    const HostCores host = cores_of_host(control_);
+    local_size_ = host.ranks;
+    cores_ = host.cores_per_rank;
     void* bound = nullptr;
     int found = 0;
     api().comm_get_attr(api().world, MPI_TAG_UB, &bound, &found);
@@ -109,25 +117,27 @@ class MpiTransport final : public p2p::Transport {
   const char* name() const override { return "mpi"; }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  int local_size() const override {
-    const char* text = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-    return text != nullptr ? std::max(1, std::atoi(text)) : 0;
-  }
+  int local_size() const override { return local_size_; }
+  int cores() const override { return cores_; }
   int max_tag() const override { return max_tag_; }
 
   std::unique_ptr<Batch> batch(Channel channel, int tag) override {
+    level_.check();
     return std::make_unique<MpiBatch>(channels_[static_cast<std::size_t>(channel)], tag);
   }
 
+  // A thread that may not call MPI leaves the message to one that may.
   void send_control(int peer, int tag, const std::string& text) override {
     const std::lock_guard lock(mutex_);
-    forget_sent();
-    auto& [kept, request] = reported_.emplace_back(text, api().no_request);
-    api().isend(kept.data(), static_cast<int>(kept.size()), api().byte, peer, tag, control_, &request);
+    waiting_.push_back({peer, tag, text});
+    if (may_call()) send_waiting();
   }
 
   std::optional<ControlMessage> poll_control() override {
-    const std::lock_guard lock(mutex_);  // keeps the probe and the receive together
+    if (!may_call()) return std::nullopt;
+    const auto turn = level_.lock();
+    const std::lock_guard lock(mutex_);  // between the look and the receipt
+    send_waiting();
     int there = 0, length = 0;
     MPI_Status status;
     check(api().iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &there, &status), "MPI_Iprobe");
@@ -154,25 +164,41 @@ class MpiTransport final : public p2p::Transport {
   bool abort_ends_all() const override { return true; }
 
  private:
+  bool may_call() const { return level_.permits_this_thread() && !has_ended(); }
+
+  void send_waiting() {
+    const auto turn = level_.lock();
+    forget_sent();
+    for (auto& [peer, tag, text] : waiting_) {
+      auto& [kept, request] = sending_.emplace_back(std::move(text), api().no_request);
+      api().isend(kept.data(), static_cast<int>(kept.size()), api().byte, peer, tag, control_, &request);
+    }
+    waiting_.clear();
+  }
+
   void forget_sent() {
-    for (int done = 1; done != 0 && !reported_.empty();) {
+    for (int done = 1; done != 0 && !sending_.empty();) {
       int which = 0;
       MPI_Status status;
-      api().testsome(1, &reported_.front().second, &done, &which, &status);
-      if (done != 0) reported_.pop_front();
+      api().testsome(1, &sending_.front().second, &done, &which, &status);
+      if (done != 0) sending_.pop_front();
     }
   }
 
+  const ThreadLevel& level_ = ThreadLevel::get();
   bool finalize_;
-  int rank_ = 0, size_ = 1, max_tag_ = 0;
+  int rank_ = 0, size_ = 1, max_tag_ = 0, local_size_ = 1, cores_ = 1;
   MPI_Comm control_{};
   MPI_Comm channels_[4] = {};  // by Channel
   std::mutex mutex_;
-  std::deque<std::pair<std::string, MPI_Request>> reported_;  // control messages, until they are sent
+  std::vector<ControlMessage> waiting_;                      // to be sent, `from` is the peer
+  std::deque<std::pair<std::string, MPI_Request>> sending_;  // until they are sent
 };
 
 }  // namespace
 
-std::unique_ptr<p2p::Transport> make_transport(bool finalize) { return std::make_unique<MpiTransport>(finalize); }
+std::unique_ptr<p2p::Transport> make_transport(MPI_Comm comm, bool finalize) {
+  return std::make_unique<MpiTransport>(comm, finalize);
+}
 
 }  // namespace dtensor::mpi

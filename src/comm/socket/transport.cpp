@@ -74,6 +74,7 @@ class SocketTransport final : public p2p::Transport {
   int rank() const override { return engine_.rank(); }
   int size() const override { return engine_.size(); }
   int local_size() const override { return here_; }
+  int cores() const override { return static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, here_); }
   int max_tag() const override { return std::numeric_limits<int>::max(); }
   std::unique_ptr<Batch> batch(Channel channel, int tag) override {
     return std::make_unique<SocketBatch>(engine_, channel, tag);

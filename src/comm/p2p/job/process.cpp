@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -20,13 +21,8 @@ namespace {
 constexpr std::chrono::milliseconds kPollInterval{200};
 constexpr std::chrono::milliseconds kAfterFailure{3000};
 
-void share_cores(const RunOptions& options, int processes_here) {
-  if (!options.set_threads || std::getenv("OMP_NUM_THREADS") != nullptr) return;
-  at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, processes_here)));
-}
-
-// A rank that computes, sleeps or waits for something else does not notice that the run has failed. It gets some time
-// to reach a call and report its position; then its process ends.
+// A rank that computes, sleeps or waits for something else does not hear that the run is over: it has a while to come
+// and say where it was, and is ended then.
 void exit_if_others_failed(Job& job) {
   while (!job.closed()) {
     std::this_thread::sleep_for(kPollInterval);
@@ -43,15 +39,26 @@ void exit_if_others_failed(Job& job) {
 
 }  // namespace
 
+Job& make_job(std::unique_ptr<Transport> transport, const RunOptions& options) {
+  static auto& jobs = *new std::vector<std::unique_ptr<Job>>;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  return *jobs.emplace_back(std::make_unique<Job>(std::move(transport), options));
+}
+
+Communicator start(Job& job) {
+  const bool chosen_by_user = !job.options().set_threads || std::getenv("OMP_NUM_THREADS") != nullptr;
+  if (!chosen_by_user) at::set_num_threads(std::max(1, job.transport().cores()));
+  const Communicator world(make_world_backend(job));
+  job.set_record(backend_of(world)->shared_record());
+  return world;
+}
+
 int run_process(std::unique_ptr<Transport> transport, const std::function<void(Communicator)>& fn, RunOptions options) {
-  static auto& jobs = *new std::vector<std::unique_ptr<Job>>;  // kept: communicators may outlive this call
-  auto* job = jobs.emplace_back(std::make_unique<Job>(std::move(transport), options)).get();
+  auto* job = &make_job(std::move(transport), options);
   try {
     if (!job->transport().abort_ends_all()) std::thread([job] { exit_if_others_failed(*job); }).detach();
-    share_cores(options, job->transport().local_size());
-    const Communicator world(make_world_backend(*job));
-    job->set_record(backend_of(world)->shared_record());
-    fn(world);
+    fn(start(*job));
     run_rank_exit_hooks();
     job->leave();
   } catch (...) {

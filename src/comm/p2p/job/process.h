@@ -9,7 +9,15 @@
 
 namespace dtensor::p2p {
 
-// Runs fn and returns the exit status; does not return if a rank failed.
+class Job;
+
+// The job lives as long as the process, since communicators may outlive what started it.
+Job& make_job(std::unique_ptr<Transport> transport, const RunOptions& options);
+// The communicator over all ranks of the job. Gives this rank's intra-op threads the cores that the transport counts,
+// unless the options or OMP_NUM_THREADS say otherwise.
+Communicator start(Job& job);
+
+// Runs fn and returns the exit status; does not return where a rank failed.
 int run_process(std::unique_ptr<Transport> transport, const std::function<void(Communicator)>& fn, RunOptions options);
 
 }  // namespace dtensor::p2p
