@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <map>
 
-#include "dtensor/factories.h"
 #include "dtensor/inspect.h"
 #include "dtensor/launch.h"
 #include "dtensor/nn/decoder.h"

@@ -6,8 +6,8 @@ import re
 import sys
 
 TOPICS = {
-    "Tensors and placements": "tensor placement factories",
-    "Ranks and meshes": "launch mesh mesh_scope comm debug_rank",
+    "Tensors and placements": "tensor placement",
+    "Ranks and meshes": "launch mpi mesh mesh_scope comm debug_rank",
     "Parallel modules": "parallelize fully_shard loss attention checkpoint_activations hooks named_tensors nn",
     "Mixture of experts": "moe moe/layer moe/router moe/experts moe/dispatch",
     "Pipelines": "pipeline pipeline_schedule",

@@ -11,7 +11,6 @@
 #include "dtensor/debug.h"
 #include "dtensor/debug_rank.h"
 #include "dtensor/events.h"
-#include "dtensor/factories.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/grad_scaler.h"
 #include "dtensor/hooks.h"

@@ -20,10 +20,10 @@ namespace dtensor {
 // side. A second call with the same `comm` returns the communicator of the first, with its options. Collective over
 // `comm`.
 //
-// Threads: under MPI_THREAD_MULTIPLE any thread may communicate. Under MPI_THREAD_SERIALIZED the library's own calls take
-// turns; the program must not call MPI in the meantime. Under MPI_THREAD_FUNNELED and MPI_THREAD_SINGLE, communication
-// on another thread than the one that initialised MPI is a CommError. RunOptions::set_threads gives this rank's intra-op
-// threads the cores that the launcher bound it to, divided by the ranks that share them.
+// Threads: under MPI_THREAD_MULTIPLE any thread may communicate. Under MPI_THREAD_SERIALIZED the library's own calls
+// take turns; the program must not call MPI in the meantime. Under MPI_THREAD_FUNNELED and MPI_THREAD_SINGLE,
+// communication on another thread than the one that initialised MPI is a CommError. RunOptions::set_threads gives this
+// rank's intra-op threads the cores that the launcher bound it to, divided by the ranks that share them.
 //
 // The program may call MPI_Finalize before or after its last object of this library is destroyed; communication after
 // MPI_Finalize is a CommError. A rank that fails reports the failure to the other ranks, whose next or current
@@ -37,8 +37,8 @@ DTENSOR_API Communicator from_mpi(MPI_Comm comm, const RunOptions& options = {})
 DTENSOR_API Communicator from_mpi_fortran(MPI_Fint comm, const RunOptions& options = {});
 
 template <class Handle>
-requires(std::is_same_v<Handle, MPI_Fint> && !std::is_same_v<MPI_Comm, MPI_Fint>)
-Communicator from_mpi(Handle comm, const RunOptions& options = {}) {
+requires(std::is_same_v<Handle, MPI_Fint> && !std::is_same_v<MPI_Comm, MPI_Fint>) Communicator
+    from_mpi(Handle comm, const RunOptions& options = {}) {
   return from_mpi_fortran(comm, options);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 
 #include <functional>
 #include <iosfwd>
@@ -102,5 +103,25 @@ using LocalFunction = std::function<std::vector<at::Tensor>(const std::vector<at
 DTENSOR_API std::vector<at::Tensor> local_map(const LocalFunction& fn, const std::vector<at::Tensor>& inputs,
                                               const std::vector<Placements>& out_placements,
                                               const LocalMapOptions& options = {});
+
+// Factory functions. Each rank fills its own part only. Random ones give the same global tensor on every mesh and with
+// every placement (dtensor/random.h).
+
+// `placements` empty: Replicate. The device is the mesh's.
+DTENSOR_API DTensor zeros(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placements = {},
+                          at::TensorOptions options = {});
+DTENSOR_API DTensor ones(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placements = {},
+                         at::TensorOptions options = {});
+DTENSOR_API DTensor empty(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placements = {},
+                          at::TensorOptions options = {});
+DTENSOR_API DTensor full(at::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh& mesh,
+                         Placements placements = {}, at::TensorOptions options = {});
+DTENSOR_API DTensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placements = {},
+                         at::TensorOptions options = {});
+DTENSOR_API DTensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, Placements placements = {},
+                          at::TensorOptions options = {});
+// 0, 1, ..., end - 1.
+DTENSOR_API DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, Placements placements = {},
+                           at::TensorOptions options = {});
 
 }  // namespace dtensor

@@ -14,7 +14,6 @@
 #include "checkpoint/local_part.h"
 #include "checkpoint/mismatches.h"
 #include "checkpoint/save/manifest.h"
-#include "dtensor/factories.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {

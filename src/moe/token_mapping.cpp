@@ -9,7 +9,6 @@
 #include <limits>
 #include <tuple>
 
-#include "dtensor/factories.h"
 #include "dtensor/hooks.h"
 #include "internal/gradient_hooks.h"
 #include "internal/shard_segments.h"

@@ -4,7 +4,6 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "dtensor/factories.h"
 #include "dtensor/nn.h"
 #include "dtensor/tensor.h"
 #include "internal/parameter_swap.h"

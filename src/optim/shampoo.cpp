@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "dtensor/factories.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
 #include "optim/blocks/block_exchange.h"

@@ -9,7 +9,6 @@
 #include <map>
 #include <unordered_set>
 
-#include "dtensor/factories.h"
 #include "dtensor/tensor.h"
 #include "internal/parameter_swap.h"
 #include "parallel/mesh_slice.h"

@@ -1,5 +1,4 @@
 // Factories on a mesh: ATen's, called inside a MeshScope.
-#include "dtensor/factories.h"
 
 #include <ATen/Functions.h>
 

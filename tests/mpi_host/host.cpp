@@ -34,7 +34,8 @@ void expect_error(const std::function<void()>& fn, const std::string& part) {
   try {
     fn();
   } catch (const Error& error) {
-    return expect(std::string(error.what()).find(part) != std::string::npos, "'" + part + "' is not in " + error.what());
+    return expect(std::string(error.what()).find(part) != std::string::npos,
+                  "'" + part + "' is not in " + error.what());
   }
   expect(false, "no error, expected '" + part + "'");
 }
@@ -122,8 +123,8 @@ void check_failure(MPI_Comm comm) {
   MPI_Comm_dup(comm, &own);
   const Communicator ranks = from_mpi(own);
   at::Tensor one = at::ones({1});
-  expect_error<CommError>(
-      [&] { rank_of(own) == 0 ? ranks.barrier() : ranks.all_reduce(one, ReduceOp::sum).wait(); }, "rank");
+  expect_error<CommError>([&] { rank_of(own) == 0 ? ranks.barrier() : ranks.all_reduce(one, ReduceOp::sum).wait(); },
+                          "rank");
   MPI_Barrier(own);
   const Communicator again = from_mpi(own);
   expect(!(again == ranks), "a failed communicator is not returned again");

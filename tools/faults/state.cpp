@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include "dtensor/factories.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::faults {

@@ -53,7 +53,8 @@ void check_communicator(MPI_Comm comm) {
   int is_inter = 0;
   TORCH_CHECK(api().comm_test_inter(comm, &is_inter) == MPI_SUCCESS,
               "from_mpi: expected a valid communicator, got one that MPI does not know; was it freed?");
-  TORCH_CHECK(is_inter == 0, "from_mpi: expected an intracommunicator, got an intercommunicator; use MPI_Intercomm_merge");
+  TORCH_CHECK(is_inter == 0,
+              "from_mpi: expected an intracommunicator, got an intercommunicator; use MPI_Intercomm_merge");
 }
 
 int attribute() {

@@ -46,7 +46,7 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual int local_size() const = 0;  // processes on this host; 0: unknown
-  virtual int cores() const = 0;  // of this host, for this rank
+  virtual int cores() const = 0;       // of this host, for this rank
   virtual int max_tag() const = 0;
   virtual std::unique_ptr<Batch> batch(Channel channel, int tag) = 0;
   virtual void send_control(int peer, int tag, const std::string& text) = 0;  // does not block; a few kilobytes at most

@@ -7,7 +7,6 @@
 #include <map>
 #include <numeric>
 
-#include "dtensor/factories.h"
 #include "dtensor/hooks.h"
 #include "internal/aten_scopes.h"
 #include "internal/parameter_swap.h"

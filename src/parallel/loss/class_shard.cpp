@@ -3,8 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include "dtensor/factories.h"
-
 namespace dtensor {
 namespace {
 
