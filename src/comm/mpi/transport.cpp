@@ -136,7 +136,7 @@ class MpiTransport final : public p2p::Transport {
   std::optional<ControlMessage> poll_control() override {
     if (!may_call()) return std::nullopt;
     const auto turn = level_.lock();
-    const std::lock_guard lock(mutex_);  // between the look and the receipt
+    const std::lock_guard lock(mutex_);  // keeps the probe and the receive together
     send_waiting();
     int there = 0, length = 0;
     MPI_Status status;
@@ -191,8 +191,8 @@ class MpiTransport final : public p2p::Transport {
   MPI_Comm control_{};
   MPI_Comm channels_[4] = {};  // by Channel
   std::mutex mutex_;
-  std::vector<ControlMessage> waiting_;                      // to be sent, `from` is the peer
-  std::deque<std::pair<std::string, MPI_Request>> sending_;  // until they are sent
+  std::vector<ControlMessage> waiting_;                      // not sent yet; `from` is the receiver
+  std::deque<std::pair<std::string, MPI_Request>> sending_;  // kept until they are sent
 };
 
 }  // namespace

@@ -21,8 +21,8 @@ namespace {
 constexpr std::chrono::milliseconds kPollInterval{200};
 constexpr std::chrono::milliseconds kAfterFailure{3000};
 
-// A rank that computes, sleeps or waits for something else does not hear that the run is over: it has a while to come
-// and say where it was, and is ended then.
+// A rank that computes, sleeps or waits for something else does not notice that the run has failed. It gets some time
+// to reach a call and report its position; then its process ends.
 void exit_if_others_failed(Job& job) {
   while (!job.closed()) {
     std::this_thread::sleep_for(kPollInterval);
