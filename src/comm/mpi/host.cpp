@@ -51,7 +51,9 @@ void check_communicator(MPI_Comm comm) {
   TORCH_CHECK(comm != api().no_comm, "from_mpi: expected a communicator that includes this process, got MPI_COMM_NULL");
   const ErrorsReturn guard;
   int is_inter = 0;
-  TORCH_CHECK(api().comm_test_inter(comm, &is_inter) == MPI_SUCCESS,
+  // Open MPI looks at a freed handle's memory; its table of handles for Fortran has the handle no more.
+  const bool known = api().comm_f2c(api().comm_c2f(comm)) == comm;
+  TORCH_CHECK(known && api().comm_test_inter(comm, &is_inter) == MPI_SUCCESS,
               "from_mpi: expected a valid communicator, got one that MPI does not know; was it freed?");
   TORCH_CHECK(is_inter == 0,
               "from_mpi: expected an intracommunicator, got an intercommunicator; use MPI_Intercomm_merge");

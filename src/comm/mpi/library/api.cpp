@@ -5,9 +5,10 @@ extern "C" __attribute__((visibility("default"))) const dtensor::mpi::Api dtenso
     .abort = &MPI_Abort,
     .allgather = &MPI_Allgather,
     .allreduce = &MPI_Allreduce,
+    .comm_c2f = [](MPI_Comm comm) { return MPI_Comm_c2f(comm); },  // a macro in some MPIs
     .comm_create_keyval = &MPI_Comm_create_keyval,
     .comm_dup = &MPI_Comm_dup,
-    .comm_f2c = [](MPI_Fint handle) { return MPI_Comm_f2c(handle); },  // a macro in some MPIs
+    .comm_f2c = [](MPI_Fint handle) { return MPI_Comm_f2c(handle); },
     .comm_free = &MPI_Comm_free,
     .comm_get_attr = &MPI_Comm_get_attr,
     .comm_get_errhandler = &MPI_Comm_get_errhandler,
