@@ -1,5 +1,5 @@
 // Charts as SVG: lines, steps, points and stacked areas over a common axis. Memory timelines and the plots of the
-// examples are drawn by it, so that all have the same axes, colours and legends.
+// examples use them, with the same axes, colours and legends.
 #pragma once
 
 #include <cstddef>
@@ -11,55 +11,55 @@
 
 namespace dtensor {
 
-// One curve, or one layer of the areas that are stacked.
+// One curve, or one layer of stacked areas.
 struct ChartSeries {
-  // `points` are joined by a line; areas share their x.
+  // A line joins `points`. Areas share their x values.
   enum class Style { line, steps, points, area };
-  std::string name = {};       // in the legend; empty: not listed there
-  std::vector<double> x = {};  // values along the horizontal axis
-  std::vector<double> y = {};  // as many as of x; a point that is not finite is left out
-  Style style = Style::line;   // how the values are drawn
-  double width = 1.8;          // of a line, in pixels
+  std::string name = {};       // Name in the legend. Empty: not listed.
+  std::vector<double> x = {};  // Values along the horizontal axis.
+  std::vector<double> y = {};  // As many as x; non-finite points are left out.
+  Style style = Style::line;   // How the values are drawn.
+  double width = 1.8;          // Line width in pixels.
 };
 
-// A range of x, shaded between dashed lines.
+// A shaded range of x between dashed lines.
 struct ChartBand {
-  double begin;            // at the left
-  double end;              // at the right
-  std::string label = {};  // above the plot, where there is room for it
+  double begin;            // Left end.
+  double end;              // Right end.
+  std::string label = {};  // Above the plot if there is space.
 };
 
 // A dashed horizontal line.
 struct ChartLimit {
-  double y;                // its height
-  std::string label = {};  // above it, at the right
+  double y;                // Position on the vertical axis.
+  std::string label = {};  // Above the line, at the right.
 };
 
-// One plot with its axes, and its legend above it.
+// One plot with its axes and a legend above it.
 struct ChartPanel {
-  std::string title = {};                                    // above the legend
-  std::string x_label = {};                                  // name of the horizontal axis, with its unit
-  std::string y_label = {};                                  // name of the vertical axis, with its unit
-  std::vector<ChartSeries> series = {};                      // later ones on top
-  std::vector<ChartBand> bands = {};                         // below the series
-  std::vector<ChartLimit> limits = {};                       // on top of the series
-  std::vector<double> x_ticks = {};                          // on the axis, which reaches as far; empty: round numbers
-  std::vector<std::string> notes = {};                       // lines of text at the right of the plot
-  double y_low = std::numeric_limits<double>::quiet_NaN();   // lower end of the axis; NaN: as the series need
-  double y_high = std::numeric_limits<double>::quiet_NaN();  // upper end of the axis; NaN: as the series need
-  bool log_y = false;                                        // logarithmic, with 0 at the lower end
-  double height = 290;                                       // of the plot, in pixels
+  std::string title = {};                                    // Above the legend.
+  std::string x_label = {};                                  // Name and unit of the horizontal axis.
+  std::string y_label = {};                                  // Name and unit of the vertical axis.
+  std::vector<ChartSeries> series = {};                      // Drawn in this order.
+  std::vector<ChartBand> bands = {};                         // Drawn below the series.
+  std::vector<ChartLimit> limits = {};                       // Drawn on top of the series.
+  std::vector<double> x_ticks = {};                          // Ticks; the axis includes them. Empty: round numbers.
+  std::vector<std::string> notes = {};                       // Lines of text at the right of the plot.
+  double y_low = std::numeric_limits<double>::quiet_NaN();   // Lower end of the axis. NaN: from the series.
+  double y_high = std::numeric_limits<double>::quiet_NaN();  // Upper end of the axis. NaN: from the series.
+  bool log_y = false;                                        // Logarithmic axis with 0 at its lower end.
+  double height = 290;                                       // Height of the plot in pixels.
 };
 
-// Panels side by side and one below the other.
+// Panels in a grid.
 struct Chart {
-  std::string title = {};               // above all panels
-  std::vector<ChartPanel> panels = {};  // row by row
-  std::size_t columns = 1;              // panels in a row
-  double width = 860;                   // of a panel in pixels; more where its text needs it
+  std::string title = {};               // Above all panels.
+  std::vector<ChartPanel> panels = {};  // Row by row.
+  std::size_t columns = 1;              // Number of panels in a row.
+  double width = 860;                   // Width of a panel in pixels; text may widen it.
 };
 
-// The document. Throws c10::Error where x and y of a series, or the areas of a panel, differ in length.
+// Returns the SVG document. Throws c10::Error if x and y of a series, or the areas of a panel, differ in length.
 DTENSOR_API std::string to_svg(const Chart& chart);
 
 }  // namespace dtensor

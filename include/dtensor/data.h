@@ -1,5 +1,5 @@
-// Tokens to train on: files of them, and batches that are a function of a seed and the number of the step alone, so
-// that any number of ranks sees the same global batches, from any step on, and nothing but the step need be saved.
+// Token data for training: token files, and batches that depend only on a seed and the step number. So any number of
+// ranks sees the same global batches, and a checkpoint needs to store only the step to resume.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,61 +15,63 @@
 
 namespace dtensor {
 
-// How a token is stored, in the byte order of this machine.
+// Storage type of a token, in the byte order of this machine.
 enum class TokenDtype : std::uint8_t { uint16, uint32 };
 
-// Files of bare tokens, one after the other, as one stream. Read where they are asked for: nothing of them is kept in
-// memory but by the operating system. A cheap handle; may be used by several threads.
+// A stream of the concatenated tokens of headerless files. Tokens are read on demand; only the operating system caches
+// them. Copies share their state. Several threads may use it.
 class DTENSOR_API TokenFiles {
  public:
-  // Throws c10::Error for a file that cannot be read or that ends within a token.
+  // Throws c10::Error if a file cannot be read or ends within a token.
   explicit TokenFiles(const std::vector<std::string>& paths, TokenDtype dtype = TokenDtype::uint16);
 
-  // Tokens in all files.
+  // Number of tokens in all files.
   std::int64_t size() const;
-  // Writes the tokens [first, first + count) to `to`. Throws c10::Error where there are not so many.
+  // Writes the tokens [first, first + count) to `to`. Throws c10::Error if the range exceeds the files.
   void read(std::int64_t first, std::int64_t count, std::int64_t* to) const;
-  // So many were read through this handle and its copies.
+  // Number of tokens read through this object and its copies.
   std::int64_t tokens_read() const;
 
  private:
   struct State;
-  State& state() const;  // throws where this was moved from
+  State& state() const;  // Throws if the object was moved from.
 
   std::shared_ptr<State> state_;
 };
 
-// Writes such a file, whole or not at all: of several who write it at once, the last is what is left. Throws c10::Error
-// where a token does not fit the dtype.
+// Writes a token file atomically. If several processes write it at once, the last one wins. Throws c10::Error if a
+// token does not fit the dtype.
 DTENSOR_API void write_token_file(const std::string& path, c10::IntArrayRef tokens,
                                   TokenDtype dtype = TokenDtype::uint16);
 
-// Of TokenBatches.
+// Options of TokenBatches.
 struct TokenBatchOptions {
-  std::int64_t batch = 1;     // sequences in the global batch of a step
-  std::int64_t sequence = 1;  // tokens of a sequence; one more is read, for the last target
-  std::uint64_t seed = 0;     // of the order of sequences, another one in each epoch
-  bool shuffle = true;        // else in the order of the files
+  std::int64_t batch = 1;  // Sequences in the global batch of a step.
+  // Tokens of a sequence. One more is read for the last target.
+  std::int64_t sequence = 1;
+  std::uint64_t seed = 0;  // Seed of the order of sequences, which differs in each epoch.
+  bool shuffle = true;     // False: the order of the files.
 };
 
-// The stream is cut into sequences, each of which comes once in an epoch; the rest of the stream that makes no whole
-// one is left out. Step s has sequences s * batch to (s + 1) * batch - 1 of the endless row of epochs.
+// Splits the stream into sequences, each of which occurs once in an epoch. An incomplete sequence at the end is left
+// out. Step s has sequences s * batch to (s + 1) * batch - 1 of the concatenation of all epochs.
 class DTENSOR_API TokenBatches {
  public:
-  // Throws c10::Error where the files have less than one sequence and its last target.
+  // Throws c10::Error if the files have less than one sequence and its last target.
   TokenBatches(TokenFiles files, TokenBatchOptions options);
 
-  // ids [batch, sequence] and the next tokens, of the same sizes; int64.
+  // Token ids and the next tokens as targets.
   struct Batch {
-    // [batch, sequence] int64.
+    // Both are [batch, sequence], int64.
     at::Tensor ids, targets;
   };
-  // Whole, as plain tensors. Throws c10::Error for a step below 0, or beyond which sequences could not be counted.
+  // The full batch as regular tensors. Throws c10::Error if `step` is negative or so large that sequence numbers
+  // overflow.
   Batch at(std::int64_t step) const;
-  // As DTensors, of which each rank reads what it holds. Not collective.
+  // The batch as DTensors, of which each rank reads only its part. Not collective.
   Batch at(std::int64_t step, const DeviceMesh& mesh, const Placements& placements) const;
 
-  // Sequences in an epoch.
+  // Number of sequences in an epoch.
   std::int64_t sequences() const { return sequences_; }
 
  private:

@@ -1,5 +1,5 @@
-// Watching a program that runs on many ranks: what it communicates and for which module, what memory it holds, where a
-// tensor lives, and how to stop one rank for a debugger.
+// Debugging tools for distributed programs: counts of collectives by module, memory over time, visualization of shards,
+// detection of non-finite values, and a debugger breakpoint on one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,33 +24,33 @@
 
 namespace dtensor {
 
-// Names the part of the model that runs on this thread while it lives. Scopes nest: "h.0", then "attn" is "h.0.attn".
-// Costs a few nanoseconds where nobody watches. The backward pass of what ran inside is told apart by autograd's
-// sequence numbers, so the model needs no hooks.
+// Names the module that runs on this thread during the scope's lifetime. Scopes nest: "attn" inside "h.0" is
+// "h.0.attn". It costs a few nanoseconds while no debugging tool is active. Backward passes are attributed to modules
+// by autograd's sequence numbers, so the model needs no hooks.
 class DTENSOR_API ModuleScope {
  public:
-  explicit ModuleScope(const std::string& name);  // the name must outlive the scope; empty: no scope
+  explicit ModuleScope(const std::string& name);  // The name must outlive the scope. Empty: no scope.
   explicit ModuleScope(std::string&& name) = delete;
   ~ModuleScope();
   ModuleScope(const ModuleScope&) = delete;
   ModuleScope& operator=(const ModuleScope&) = delete;
 
-  static std::string path();  // of this thread, "" outside any scope
+  static std::string path();  // Of this thread; "" outside any scope.
 
  private:
   const std::string* name_;
   std::uint64_t first_node_ = 0;
 };
 
-// What collectives are counted by.
+// Collectives are counted by these attributes.
 struct CommKey {
   std::string kind;    // all_gather, all_reduce, reduce_scatter, all_to_all, broadcast, ...
-  std::string axis;    // mesh dimension name(s)
+  std::string axis;    // Names of the mesh dimensions.
   std::string module;  // "" outside any ModuleScope
-  // Whether forward or backward ran.
+  // Whether the forward or the backward pass ran.
   Phase phase = Phase::forward;
-  // The parameter that was gathered, or whose gradient was reduced; of several at once (a unit, a list) what their
-  // names have in common, and how many they are: "h.0.* (12)". "" for activations, and where no names were given.
+  // The parameter that was gathered, or whose gradient was reduced. For several at once (an FSDP unit, a list) it is
+  // the common part of their names and their number: "h.0.* (12)". "" for activations, and if no names were given.
   std::string parameter = {};
   friend bool operator<(const CommKey& a, const CommKey& b) {
     return std::tie(a.module, a.phase, a.kind, a.axis, a.parameter) <
@@ -58,28 +58,28 @@ struct CommKey {
   }
 };
 
-// So many collectives, and what they brought.
+// Number of collectives and bytes that they received.
 struct CommCount {
-  // How many.
+  // Number of collectives.
   std::int64_t calls = 0;
-  std::int64_t bytes = 0;  // received by this rank from others
+  std::int64_t bytes = 0;  // Received by this rank from other ranks.
 };
 
-// Counts the collectives of this thread (and of backward passes that run on it) while it lives. Nests.
+// Counts the collectives of this thread, and of backward passes that run on it, during its lifetime. Instances nest.
 class DTENSOR_API CommDebugMode {
  public:
   CommDebugMode();
-  // With a model's parameters as they are placed now, collectives are told apart by those that they are for
-  // (CommKey::parameter).
+  // Also attributes collectives to the parameters that they gather or reduce (CommKey::parameter). The placements of
+  // the parameters are read once, by the constructor.
   explicit CommDebugMode(const NamedTensors& parameters);
   ~CommDebugMode();
   CommDebugMode(const CommDebugMode&) = delete;
   CommDebugMode& operator=(const CommDebugMode&) = delete;
 
-  // All that was counted; the sum of those for which `of` holds (none: of all).
+  // All counts, and their sum over the keys for which `of` returns true. An empty `of` selects all keys.
   const std::map<CommKey, CommCount>& counts() const;
   CommCount total(const std::function<bool(const CommKey&)>& of = {}) const;
-  // Sums by kind, axis and phase; an empty text counts any. `module`: the module itself and those below it.
+  // Sums by kind, axis and phase. An empty string selects all. `module` includes its submodules.
   CommCount total(const std::string& kind, const std::string& axis = "", const std::string& module = "") const;
   CommCount total(const std::string& kind, Phase phase, const std::string& module = "") const;
   std::string table() const;
@@ -90,47 +90,46 @@ class DTENSOR_API CommDebugMode {
   std::unique_ptr<State> state_;
 };
 
-// What memory this rank holds over time, and for which module: ATen's allocators report to it, and that of what
-// communicators put out.
+// Memory of this rank over time, by module. ATen's allocators and the communicators report it.
 
-// Follows what this thread allocates and frees while it lives (with thread ranks: this rank). Bytes count from its
-// start: what was there before and is freed now counts negative. Nests, and ends in any order; all hear. Not while a
-// profiler runs. Hears the threads of backward passes that start meanwhile, too; what peak() and samples() refer to is
-// to be read when these have ended.
+// Records allocations and deallocations of this thread (with thread ranks: of this rank) during its lifetime. Bytes are
+// relative to the start, so freeing older memory counts as negative. Instances nest and end in any order; each of them
+// records all events. It does not work while a profiler runs. Threads of backward passes that start in the meantime are
+// included. Read the references that peak() and samples() return only after these passes have ended.
 class DTENSOR_API MemoryTimeline {
  public:
-  // Memory at one moment.
+  // Memory at one point in time.
   struct Sample {
-    // When it was, how many bytes lived, and in which phase and module.
+    // Time, live bytes, phase and module of the event.
     std::chrono::steady_clock::time_point when;
     std::int64_t bytes = 0;
-    std::string module;  // that allocated or freed
+    std::string module;  // The module that allocated or freed.
     Phase phase = Phase::forward;
   };
-  // A sample is kept where the bytes differ from the last one's by `resolution`; the highest one always.
+  // Keeps a sample if its bytes differ from the last sample's by at least `resolution`. The peak is always kept.
   explicit MemoryTimeline(std::int64_t resolution = 0);
   ~MemoryTimeline();
   MemoryTimeline(const MemoryTimeline&) = delete;
   MemoryTimeline& operator=(const MemoryTimeline&) = delete;
 
-  // Bytes that live now.
+  // Bytes that are allocated now.
   std::int64_t live() const;
-  const Sample& peak() const;  // since the start or the last reset_peak()
-  // Looks for the peak from now on.
+  const Sample& peak() const;  // Since the start or the last reset_peak().
+  // Restarts the search for the peak.
   void reset_peak();
-  // Memory that was made in one module and phase: activations are of forward, gradients of backward.
+  // Memory allocated in one module and phase. Activations belong to forward, gradients to backward.
   struct Holder {
-    // Where it was made, and how much of it lived.
+    // Where the memory was allocated, and its live bytes.
     std::string module;
     Phase phase = Phase::forward;
     std::int64_t bytes = 0;
   };
-  // Who held memory at the peak, the largest first. Of memory that was made since the start.
+  // Live memory at the peak by module and phase, largest first. Memory from before the start is not included.
   std::vector<Holder> holders_at_peak() const;
-  // All that was noted, in order of time.
+  // All samples in order of time.
   const std::vector<Sample>& samples() const;
-  std::string csv() const;  // seconds,bytes,phase,module
-  // A drawing over time: bytes against milliseconds, the backward passes shaded, the peak and who held it named.
+  std::string csv() const;  // Columns: seconds,bytes,phase,module.
+  // A plot of bytes against milliseconds, with backward passes shaded and the peak and its largest modules labelled.
   std::string svg(int width = 800, int height = 240) const;
 
  private:
@@ -138,60 +137,63 @@ class DTENSOR_API MemoryTimeline {
   std::shared_ptr<State> state_;
 };
 
-// Where a training step first got a value that is no finite number: which module, and which operator.
+// Detection of the first non-finite value (NaN or infinity) of a training step, by module and operator.
 
-// An operator whose results were not finite.
+// An operator with non-finite results.
 struct NonFinite {
-  std::string module = {};       // the innermost ModuleScope, "" outside any
-  std::string op = {};           // aten::div
-  Phase phase = Phase::forward;  // whether forward or backward ran
-  int rank = 0;                  // of the ranks that were asked, the one that saw it first
-  bool from_operand = false;     // an operand was so already: a parameter, the batch, what another program made
-  std::string str() const;       // "in h.1.mlp, forward, by aten::div on rank 1"
+  std::string module = {};       // The innermost ModuleScope; "" outside any.
+  std::string op = {};           // For example aten::div.
+  Phase phase = Phase::forward;  // Whether the forward or the backward pass ran.
+  // The first of the compared ranks whose results were not finite.
+  int rank = 0;
+  // Whether an operand was non-finite already, for example a parameter, the batch or data of another program.
+  bool from_operand = false;
+  std::string str() const;  // For example "in h.1.mlp, forward, by aten::div on rank 1".
 };
 
-// What a pass came to, the same on every rank.
+// The result of find_nonfinite(), the same on every rank.
 struct NonFiniteReport {
-  std::optional<NonFinite> nan;  // the operator that first made NaN
-  // That first made infinite values of finite ones; what is told to (masks are filled with -inf) does not count.
+  std::optional<NonFinite> nan;  // The operator that first returned NaN.
+  // The operator that first returned infinite values for finite operands. Requested infinities, such as masks filled
+  // with -inf, are not reported.
   std::optional<NonFinite> infinite;
-  std::string str() const;  // one line
+  std::string str() const;  // One line.
 };
 
-// Runs `pass`, a forward pass or forward and backward, and looks at what each operator called in it reads and writes on
-// this rank: DTensors by their local part, plain tensors whole. Operators inside of others are theirs, and memory that
-// was not written yet (at::empty) is nobody's. Of several ranks the one counts that made NaN of finite operands, and
-// came to it after the fewest operators: what others get by communication is not their doing. Reads every tensor once
-// more, and on a device waits for each operator: for a pass that is known to go wrong.
-// Collective over `ranks`, which are all that the pass communicates with; none: this rank alone.
+// Runs `pass` (a forward pass, or forward and backward) and checks the operands and results of each operator on this
+// rank. For DTensors it checks the local tensor. An operator inside a composite operator is attributed to the
+// composite. Unwritten memory (at::empty) is ignored. Among several ranks the report is of the rank that made NaN from
+// finite operands after the fewest operators, since other ranks receive NaN by communication.
+// Each tensor is read once more, and on a GPU each operator is synchronized, so use it only to repeat a failed pass.
+// Collective over `ranks`, which must include all ranks that the pass communicates with. By default only this rank.
 DTENSOR_API NonFiniteReport find_nonfinite(const std::function<void()>& pass, const Communicator& ranks = {});
 
-// A step whose numbers were no longer finite.
+// Thrown by check_step_finite() for a step with a non-finite loss or gradient norm.
 class DTENSOR_API NonFiniteError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What a step knows before its optimizer is called, the same on every rank.
+// Numbers of a step before the optimizer runs, the same on every rank.
 struct StepNumbers {
-  std::int64_t step = 0;  // as the messages shall count it
-  // Of the batch, and of all gradients together, before clipping.
+  std::int64_t step = 0;  // The step number for error messages.
+  // Loss of the batch, and norm of all gradients together before clipping.
   double loss = 0, gradient_norm = 0;
 };
 
-// For a training loop, between backward pass and optimizer: returns at once where both numbers are finite. Else runs
-// `pass`, the step's forward and backward again on the same batch, through find_nonfinite, and throws a NonFiniteError
-// of one line with step, module and operator. No parameter has changed by then; gradients have. A pass that draws
-// random numbers sets the state of before (get_rng_state, set_rng_state). No communication while numbers are finite.
+// Call it between the backward pass and the optimizer. It returns at once if both numbers are finite, without
+// communication. Otherwise it runs `pass` through find_nonfinite and throws a NonFiniteError with step, module and
+// operator. `pass` repeats the step's forward and backward pass on the same batch. If it draws random numbers, it must
+// restore their state (get_rng_state, set_rng_state). Parameters are unchanged; gradients are not.
 DTENSOR_API void check_step_finite(const StepNumbers& numbers, const std::function<void()>& pass,
                                    const Communicator& ranks = {});
 
-// Where a tensor lives, drawn: which ranks of a mesh hold which part of it. No communication; any rank can draw.
+// Visualization of shards: which ranks of a mesh store which part of a tensor. No communication; any rank may call it.
 
-// Rows and columns are the first two sharded dimensions (fewer: leading ones), cells name the ranks that hold them;
-// what is sharded beyond them is listed rank by rank. Partial: each rank holds its share of the values.
+// A table as text. Rows and columns are the first two sharded dimensions, or leading dimensions if fewer are sharded.
+// Each cell lists the ranks that store it; further sharded dimensions are listed by rank. Partial values are marked.
 DTENSOR_API std::string visualize_sharding(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements);
 DTENSOR_API std::string visualize_sharding(const at::Tensor& dtensor);
-// The same as a drawing, cells coloured by the set of ranks.
+// The same as SVG, with one colour for each set of ranks.
 DTENSOR_API std::string visualize_sharding_svg(at::IntArrayRef sizes, const DeviceMesh& mesh,
                                                const Placements& placements);
 DTENSOR_API std::string visualize_sharding_svg(const at::Tensor& dtensor);

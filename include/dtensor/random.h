@@ -1,6 +1,6 @@
-// Random numbers that do not depend on the layout: each value is a function of the seed, the number of the random
-// operator and the element's global index (Philox4x32-10, Salmon et al., SC'11), so every mesh and placement gives the
-// same global tensor. One counter per world communicator, shared by all its meshes.
+// Random numbers that do not depend on the layout. Each value is a function of the seed, the number of the random
+// operator and the element's global index (Philox4x32-10, Salmon et al., SC'11). So every mesh and placement gives the
+// same global tensor. All meshes of a world communicator share one counter.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +13,24 @@
 
 namespace dtensor {
 
-// Of a world's random numbers.
+// State of the random number generator of a world.
 struct RngState {
-  // What was given to manual_seed().
+  // The argument of manual_seed().
   std::uint64_t seed = 0;
-  std::uint64_t counter = 0;  // random operators run so far
+  std::uint64_t counter = 0;  // Number of random operators that have run.
   friend bool operator==(const RngState&, const RngState&) = default;
 };
 
-// Seeds every random operator on the meshes of this mesh's world and sets the counter to 0. Call it on every rank.
+// Seeds all random operators on the meshes of this mesh's world and sets the counter to 0. Every rank must call it.
 DTENSOR_API void manual_seed(const DeviceMesh& mesh, std::uint64_t seed);
 DTENSOR_API RngState get_rng_state(const DeviceMesh& mesh);
 DTENSOR_API void set_rng_state(const DeviceMesh& mesh, RngState state);
 
-// Which worlds a function drew random numbers of, and where each stood before: with that it draws the same ones again.
+// The worlds from which a function drew random numbers, each with its state before the first draw. Replaying that state
+// draws the same numbers again.
 class DTENSOR_API RandomDraws {
  public:
-  // While it lives, this thread's draws are noted.
+  // Records the draws of this thread during its lifetime.
   class DTENSOR_API Record {
    public:
     explicit Record(RandomDraws& draws);
@@ -37,7 +38,8 @@ class DTENSOR_API RandomDraws {
    private:
     std::shared_ptr<const void> scope_;
   };
-  // While it lives, those worlds stand where they stood before the first draw; then where they stood until now.
+  // Sets the recorded worlds to their state before the first draw. The destructor restores the state of the
+  // construction.
   class DTENSOR_API Replay {
    public:
     explicit Replay(const RandomDraws& draws);
@@ -49,25 +51,26 @@ class DTENSOR_API RandomDraws {
     std::vector<std::pair<DeviceMesh, RngState>> now_;
   };
 
-  void note(const DeviceMesh& mesh, RngState before);  // a draw; the first of each world counts
+  // Records a draw; only the first one of each world is kept.
+  void note(const DeviceMesh& mesh, RngState before);
 
  private:
-  std::vector<std::pair<DeviceMesh, RngState>> before_;  // a mesh of each world
+  std::vector<std::pair<DeviceMesh, RngState>> before_;  // One mesh of each world.
 };
 
-// While it lives, random tensors of `count` rows, or of a multiple where rows were flattened with dimensions behind
-// them, count as rows [first, first + count) of a batch of `total`: a microbatch gets the values that its rows would
-// get in the whole batch. Other sizes along dim 0 are as ever.
+// During its lifetime, random tensors of `count` rows are rows [first, first + count) of a batch of `total` rows. So a
+// microbatch gets the values that its rows would get in the full batch. This also applies to a multiple of `count`
+// rows, where dimension 0 was flattened with the dimensions behind it. Other sizes of dimension 0 are not affected.
 class DTENSOR_API MicrobatchRandomGuard {
  public:
-  // Rows of a batch.
+  // A range of rows of a batch.
   struct Range {
-    // In rows of dim 0.
+    // Counted in rows of dimension 0.
     std::int64_t first = 0, count = 0, total = 0;
   };
   explicit MicrobatchRandomGuard(Range range);
 
-  // The innermost of this thread; of no rows outside any, which changes nothing.
+  // The innermost range of this thread. Outside any guard it is empty and has no effect.
   static Range current();
 
  private:

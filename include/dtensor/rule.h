@@ -1,5 +1,6 @@
-// Sharding rules: which index spaces an operator's tensors share, in one line of text per operator. From a rule the
-// engine derives the strategies of an operator, prices them and chooses; see docs/rules.md for the grammar by example.
+// Sharding rules. A rule states in one line of notation which index spaces the tensors of an operator share. The
+// library derives the operator's strategies from its rule and picks the cheapest. See docs/rules.md for the notation by
+// example.
 #pragma once
 
 #include <ATen/core/DimVector.h>
@@ -19,31 +20,32 @@
 
 namespace dtensor {
 
-// A returned tensor (or entry of a returned list) as one device would return it.
+// Metadata of a returned tensor (or entry of a returned list) as one device would return it.
 struct OutputMeta {
-  bool defined = true;      // false: an undefined tensor, or a return that is no tensor
-  bool from_local = false;  // sizes are known only from the (replicated) local result: data-dependent operators
+  bool defined = true;  // False for an undefined tensor, or for a return that is not a tensor.
+  // Sizes are known only from the (replicated) local result, for operators with data-dependent sizes.
+  bool from_local = false;
   // Global sizes and strides.
   at::DimVector sizes = {};
   at::DimVector strides = {};
-  std::int64_t offset_delta = 0;  // views: storage offset minus that of the aliased operand
-  // Of the result.
+  std::int64_t offset_delta = 0;  // For views: storage offset minus that of the aliased operand.
+  // Dtype of the result.
   c10::ScalarType dtype = c10::ScalarType::Undefined;
 };
 
 class OpArgs;
 
-// Sizes or strides of an operand. Asked for a dimension that the operand has not, each throws an error that names the
-// operator, the operand and how many dimensions it needs.
+// Sizes or strides of an operand. Access to a dimension that does not exist throws an error with the operator, the
+// operand and the number of dimensions that the rule needs.
 class DTENSOR_API Extents : public at::IntArrayRef {
  public:
   Extents(const OpArgs& op, int operand, at::IntArrayRef values)
       : at::IntArrayRef(values), op_(&op), operand_(operand) {}
 
-  // *this, where there are at least `rank` dimensions.
+  // Returns *this; throws if there are fewer than `rank` dimensions.
   const Extents& require(std::size_t rank) const;
   std::int64_t operator[](std::size_t dim) const { return require(dim + 1).data()[dim]; }
-  std::int64_t from_end(std::size_t i) const { return require(i).data()[size() - i]; }  // 1: the last
+  std::int64_t from_end(std::size_t i) const { return require(i).data()[size() - i]; }  // 1 is the last dimension.
   std::int64_t back() const { return from_end(1); }
   at::IntArrayRef drop_back(std::size_t count) const { return require(count).slice(0, size() - count); }
 
@@ -52,135 +54,147 @@ class DTENSOR_API Extents : public at::IntArrayRef {
   int operand_;
 };
 
-// What a rule may ask of a call: arguments by name, and its tensor operands in schema order, lists flattened.
+// The arguments of a call as a rule reads them: by name, and tensor operands by index in schema order, with lists
+// flattened.
 class DTENSOR_API OpArgs {
  public:
-  // Argument by name; error names the operator if there is none.
+  // The named argument. Throws with the operator's name if there is none.
   const c10::IValue& arg(std::string_view name) const;
   bool has_arg(std::string_view name) const;
   std::int64_t integer(std::string_view name) const;
   bool boolean(std::string_view name) const;
-  double number(std::string_view name, double if_none = 0) const;   // float or Scalar
-  std::vector<std::int64_t> integers(std::string_view name) const;  // int or int[]; empty for None
-  // The same for `count` dimensions: one number stands for all; error for another length.
+  double number(std::string_view name, double if_none = 0) const;   // A float or Scalar argument.
+  std::vector<std::int64_t> integers(std::string_view name) const;  // An int or int[] argument; empty for None.
+  // An int[] argument of `count` entries, to which a single number expands. Throws for another length.
   std::vector<std::int64_t> integers(std::string_view name, std::size_t count) const;
   // The named int argument as a non-negative dimension of operand 0.
   std::int64_t dim(std::string_view name) const;
   // The named int[] as non-negative dimensions of operand 0; all of them for None or empty.
   std::vector<std::int64_t> dims(std::string_view name) const;
 
-  // Of tensors, undefined ones and entries of lists included.
+  // Number of tensor operands, including undefined ones and entries of lists.
   int operand_count() const;
-  std::string_view operand_arg(int operand) const;  // name of its argument
-  // Whether the caller gave it.
+  std::string_view operand_arg(int operand) const;  // Name of the argument that the operand belongs to.
+  // Whether the caller passed a defined tensor.
   bool defined(int operand) const;
-  Extents sizes(int operand) const;  // global
+  Extents sizes(int operand) const;  // Global sizes.
   Extents strides(int operand) const;
-  // Whether an axis holds shares of its values; its dtype.
+  // Whether the operand is Partial along any mesh axis.
   bool has_partial(int operand) const;
   c10::ScalarType dtype(int operand) const;
-  c10::DeviceType device() const;  // of the mesh
-  // Index of the first operand that belongs to the named argument; -1 if the argument is absent or has none.
+  c10::DeviceType device() const;  // Device of the mesh.
+  // Index of the first operand of the named argument; -1 if the argument is absent or has no operands.
   int operand(std::string_view arg) const;
-  int result_count() const;  // flattened; before outputs are inferred: the schema's
+  // Number of flattened results. Before outputs are inferred: number of returns in the schema.
+  int result_count() const;
   const OutputMeta& result(int index) const;
 };
 
 struct RuleData;
-// One dimension of an operand or result: its factors, major first. Empty: never sharded.
+// Factors of one dimension of an operand or result, major first. Empty: never sharded.
 using RuleDim = c10::SmallVector<int, 2>;
 using RuleTerm = c10::SmallVector<RuleDim, 5>;
 
-// One operator's factors. Text: "mk, kn -> mn"; the letters name factors. Built by hand: factor(), operand(), result().
-// A value: a copy is a rule of its own.
+// The factors of one operator's tensors and permissions for Partial. Build a rule from notation, such as "mk, kn -> mn"
+// where letters name factors, or with factor(), operand() and result(). Rules have value semantics: changing a copy
+// does not change the original.
 class DTENSOR_API Rule {
  public:
-  // Positions of operands; sizes of results; dimensions that a name means.
+  // Indices of operands, a function for the metadata of results, and a function for the dimensions that a name means.
   using Operands = std::vector<int>;
   using Outputs = std::function<std::vector<OutputMeta>(const OpArgs&)>;
   using Dims = std::function<std::vector<std::int64_t>(const OpArgs&)>;
 
   Rule();
-  Rule(std::string_view text);  // NOLINT: a text is a rule
+  Rule(std::string_view text);  // NOLINT: implicit conversion from notation
   Rule(const char* text) : Rule(std::string_view(text)) {}
   explicit Rule(RuleData data);
 
-  // Sets of operands that may be Partial(sum or avg) together, the others being Replicate: the result is Partial too.
+  // Sets of operands that may be Partial(sum or avg) together while the others are Replicate. The result is then
+  // Partial.
   Rule& linear(Operands a, Operands b = {}, Operands c = {}, Operands d = {});
-  Rule& monotone(Operands a, ReduceOp op);  // Partial(op), op = max or min
-  Rule& structural(Operands a);             // any Partial: the operator only moves elements
-  Rule& structural();                       // the same of all operands together; for texts with packs
-  // `names` below: letters of factors and packs, "..." for the batch, or the one name of a place ("dim").
-  Rule& unsharded(std::string_view names);  // never sharded
-  Rule& reduce(ReduceOp op);                // what a contracted factor leaves: Partial(op) instead of Partial(sum)
-  Rule& nonempty(std::string_view names);   // sharded only if every rank holds an element
-  // Factors that may be sharded provided that the named local kernel runs; results without them are Partial(sum).
+  Rule& monotone(Operands a, ReduceOp op);  // The same for Partial(op), where op is max or min.
+  Rule& structural(Operands a);             // The same for any Partial: the operator only moves elements.
+  Rule& structural();                       // The same for all operands together, for notation with packs.
+  // `names` below are letters of factors and packs, "..." for the batch, or the one name of a slot ("dim").
+  Rule& unsharded(std::string_view names);  // Never sharded.
+  Rule& reduce(ReduceOp op);                // A contracted factor leaves Partial(op) instead of Partial(sum).
+  Rule& nonempty(std::string_view names);   // Sharded only if every rank has an element.
+  // Factors that may be sharded if the named local kernel runs. Results without them are Partial(sum).
   Rule& sharded_by_kernel(std::string_view names, std::string kernel);
   Rule& kernel_gives(ReduceOp op);
   Rule& kernel_gives_replicate();
-  Rule& kernel_gives_replicate_scalars();  // results of no dimensions are Replicate, others Partial
-  Rule& kernel(std::string name);          // the local kernel runs always
-  Rule& writes(Operands operands);         // written, though the schema does not say so: they keep their placements
-  Rule& values_unused(int operand);        // its values do not matter, only its sizes: a Partial need not be reduced
-  Rule& ignored(int operand);              // neither: it is given as it is
-  Rule& local_strides(std::string arg, int result = 0);  // int[] argument replaced by dense local strides
-  Rule& local_size(std::string arg, int result = 0);     // int[] argument replaced by the result's local sizes
-  Rule& reads_storage_shards();                          // storage shards count as what they are
-  Rule& keeps_storage_shards();                          // the same, and results keep the flag
-  Rule& reads_scalars();                                 // the rule's function reads float or Scalar arguments
-  Rule& outputs(Outputs fn);                             // sizes of results, for operators without a meta kernel
-  Rule& no_meta();  // the same, sizes by the text's letters, contiguous, operand 0's dtype
-  // What holds for the operator, whatever the call (also where a function gives the rule).
-  Rule& foreach_op();  // each position of its lists is a call of its own, perhaps on a mesh of its own
-  Rule& overwrites();  // operand 0 is written and not read: its content may be anything
-  Rule& values_unused_if_zero(std::string number);  // so it is, written or not, where the argument of that name is 0
-  Rule& follows_parameter_placement();  // result 0 is laid out as the parameter is whose gradient it becomes
-  Rule& uninitialized_results();        // results hold whatever the memory held
-  Rule& saved_for_backward();  // results after the first are for the operator's own backward: nobody else compares them
-  Rule& not_random();          // though it is tagged as random
-  // The second argument of tensors holds indices into operand 0: `along` the dimension that an argument of that name or
-  // a number gives, "flat", or "each" for a list with an entry per dimension. `from_end`: -1 is the last one;
-  // `ignored`: the argument whose value is no index.
+  Rule& kernel_gives_replicate_scalars();  // Results without dimensions are Replicate, others Partial.
+  Rule& kernel(std::string name);          // The local kernel always runs.
+  // The operator writes these operands although the schema does not say so. They keep their placements.
+  Rule& writes(Operands operands);
+  // The operator uses only the sizes of this operand, so a Partial is not reduced.
+  Rule& values_unused(int operand);
+  // The operator uses neither values nor sizes of this operand; it is passed unchanged.
+  Rule& ignored(int operand);
+  Rule& local_strides(std::string arg, int result = 0);  // The int[] argument becomes dense local strides.
+  Rule& local_size(std::string arg, int result = 0);     // The int[] argument becomes the result's local sizes.
+  Rule& reads_storage_shards();                          // Storage shards are Shard instead of Replicate.
+  Rule& keeps_storage_shards();                          // The same, and results are storage shards too.
+  Rule& reads_scalars();                                 // The rule's function reads float or Scalar arguments.
+  Rule& outputs(Outputs fn);                             // Metadata of results, for operators without a meta kernel.
+  // The same, with sizes from the factors, contiguous, with the dtype of operand 0.
+  Rule& no_meta();
+  // Properties of the operator, independent of the call (also if a function returns the rule).
+  // Each position of the operator's lists is a call of its own and may be on a mesh of its own.
+  Rule& foreach_op();
+  Rule& overwrites();                               // Operand 0 is written but not read.
+  Rule& values_unused_if_zero(std::string number);  // Operand 0 is not read if this argument is 0.
+  // Result 0 is the gradient of a parameter and gets the placements of the parameter.
+  Rule& follows_parameter_placement();
+  Rule& uninitialized_results();  // Results are uninitialized memory.
+  // Results after the first are only for the operator's own backward, so they are not compared.
+  Rule& saved_for_backward();
+  Rule& not_random();  // The operator is tagged as random but is not.
+  // The second tensor argument holds indices into operand 0. `along` is a dimension: the name of an argument, a number,
+  // "flat" for the flattened operand, or "each" for a list with one entry per dimension. If `from_end`, -1 is the last
+  // index. `ignored` names the argument whose value is not an index.
   Rule& indexes(std::string along, bool from_end = false, std::string ignored = {});
 
-  // The dimensions that [name] means, counted from the left, where they are not those of an argument with that name.
+  // The dimensions that [name] means, counted from the left, if they are not those of an argument with that name.
   Rule& dims(std::string name, Dims fn);
 
-  int factor(std::string name = {}, std::int64_t size = -1);  // size: needed where it occurs in compounds only
-  // Adds an operand, a result; makes a factor whole.
+  int factor(std::string name = {}, std::int64_t size = -1);  // `size` is needed only in compound dimensions.
+  // operand() and result() add a term. unsharded_factor() excludes a factor from sharding.
   Rule& operand(RuleTerm term);
   Rule& result(RuleTerm term);
   Rule& unsharded_factor(int factor);
 
-  // For the engine.
+  // For the library's own use.
   const RuleData& data() const { return *data_; }
-  std::string notation() const;  // the terms alone
-  std::string str() const;       // and every permission
+  std::string notation() const;  // The terms only.
+  std::string str() const;       // The terms and all permissions.
 
  private:
-  RuleData& edit();  // its own from now on
+  // Copies the data if another Rule shares it.
+  RuleData& edit();
 
   std::shared_ptr<RuleData> data_;
 };
 
-// A rule that depends on the call.
+// Returns the rule for a call.
 using RuleFunction = std::function<Rule(const OpArgs&)>;
 
-// Operand 0 seen with the sizes of result 0 (row-major order of elements kept).
+// The rule of a view: operand 0 with the sizes of result 0, in the same row-major order of elements.
 DTENSOR_API Rule view_factors(at::IntArrayRef in_sizes, at::IntArrayRef out_sizes);
 
-// The rules of all operators, shared by thread ranks: while they run, register finished rules only, and change none
-// returned.
+// The rules of all operators, shared by thread ranks. While ranks run, register only finished rules and do not modify
+// returned ones.
 class DTENSOR_API RuleBook {
  public:
-  // The one of this process.
+  // The book of this process.
   static RuleBook& get();
 
-  // "aten::mm" (every overload without a rule of its own) or "aten::sum.dim_IntList".
+  // `op` is "aten::mm" (all overloads without a rule of their own) or "aten::sum.dim_IntList".
   Rule& rule(const std::string& op, Rule rule);
   Rule& rule(const std::string& op, const char* text) { return rule(op, Rule(text)); }
-  // `properties` of the returned rule (reads_scalars, outputs) count for every rule that the function returns.
-  // `about` stands for the function where rules are listed.
+  // `properties` of the returned rule (reads_scalars, outputs) apply to every rule that the function returns. `about`
+  // describes the function in listings.
   Rule& rule(const std::string& op, RuleFunction function, std::string about = "of the call");
   void for_tag(at::Tag tag, RuleFunction function);
   void replicate(const std::string& op, std::string why);
@@ -190,33 +204,35 @@ class DTENSOR_API RuleBook {
   RuleBook();
 };
 
-// Proving sharding rules by trial, without a communicator: the operands of a call are cut as each strategy that the
-// operator's rule offers asks, the plain operator runs on the parts rank by rank in this thread, and what it gives is
-// put together and compared with one device.
+// Verification of sharding rules without a communicator. The operands of a call are sharded as each strategy of the
+// rule requires. The operator then runs on the parts of each rank, one after the other in this thread. The combined
+// results are compared with the result of one device.
 
-// What a rule offers for one call on a one-dimensional mesh, against what is true.
+// The strategies of a rule for one call on a one-dimensional mesh, and which of them are correct.
 struct RuleReport {
-  // False: the engine takes the operator apart itself, and no rule decides it.
+  // False: the library decomposes the operator, so no rule applies.
   bool by_rule = true;
-  // Strategies that the rule offers; those that hold; those that a local kernel carries out, which only ranks can run.
+  // Number of strategies that the rule offers, of correct ones, and of those that need a local kernel, which only ranks
+  // can run.
   int offered = 0, sound = 0, by_kernel = 0;
-  // Offered and wrong: operands, results, and what differs. True and not offered (search only): placements of the
-  // operands, "[S(0)], [R]".
+  // Strategies that are offered but wrong: operands, results and the difference. Strategies that are correct but not
+  // offered (only with `search`), as placements of the operands: "[S(0)], [R]".
   std::vector<std::string> unsound = {}, missing = {};
-  // For operands split by their first and by their last dimension: bytes moved over the least.
+  // Bytes moved relative to the minimum, for operands split by their first and by their last dimension.
   std::vector<double> bytes = {};
 };
 
-// Tries the rule of `op` ("my::scale_rows", "aten::add.Tensor": with its overload) on the call `args` (plain CPU
-// tensors and whatever else the schema asks for, in its order, defaults filled in; not changed) for `ranks` ranks.
-// `search`: looks for what is not offered as well. That runs the operator on parts which do not belong together, and a
-// kernel that does not check its operands may write past its results then: do it in a process that may die. Throws
-// where the call itself does.
+// Verifies the rule of `op` ("my::scale_rows", "aten::add.Tensor": with its overload) for `ranks` ranks on one call.
+// `args` are all arguments in the order of the schema, with defaults filled in; tensors are regular CPU tensors. They
+// are not changed.
+// `search` also looks for correct strategies that are not offered. This runs the operator on parts that do not fit
+// together. A kernel that does not check its operands may then write out of bounds, so use a process that may crash.
+// Throws if the call itself throws.
 DTENSOR_API RuleReport verify_rule(const std::string& op, const std::vector<c10::IValue>& args, std::int64_t ranks,
                                    bool search = false);
 
-// The decisions on a mesh of several dimensions for `tries` placements of the operands, drawn alike each time; the
-// wrong ones as text.
+// Verifies the decisions on a mesh of several dimensions for `tries` placements of the operands, from a fixed random
+// sequence. Returns the wrong decisions as text.
 DTENSOR_API std::vector<std::string> verify_rule_on_mesh(const std::string& op, const std::vector<c10::IValue>& args,
                                                          at::IntArrayRef mesh_shape, int tries = 8);
 

@@ -16,89 +16,91 @@
 
 namespace dtensor {
 
-// Whether it carries a mesh and placements.
+// Whether the tensor carries a device mesh and placements.
 DTENSOR_API bool is_dtensor(const at::Tensor& tensor);
 
-// Adds no data to at::Tensor: a checked view of one.
+// A checked view of an at::Tensor that is a DTensor. It adds no data members.
 class DTENSOR_API DTensor : public at::Tensor {
  public:
   DTensor() = default;  // undefined
   // Throws unless is_dtensor(tensor) or tensor is undefined.
   explicit DTensor(at::Tensor tensor);
 
-  // Collective where `sizes` is empty and `local` has dimensions: local sizes are agreed across the ranks of the mesh
-  // (they must be the chunks of one global size; an error on every rank otherwise). Else nothing is exchanged: ranks
-  // that give other sizes or dtypes have parted, which Checked(Checks::calls) tells at the next collective. Empty
-  // `strides`: dense ones, in the order of dimensions of the largest local tensor; where `sizes` are given, in that of
-  // the local tensors, which must be one on all ranks, or row-major where some rank's part is too short to show one,
-  // and outside the mesh. Differentiable: the gradient of `local` has the forward placements, Partial and Replicate
-  // taken literally (see docs/design.md, "border").
+  // Wraps the local tensors of all ranks. If `sizes` is empty and `local` has dimensions, the call is collective: the
+  // ranks exchange their local sizes. Every rank throws if these are not the chunks of one global size. In all other
+  // cases nothing is communicated. Ranks that pass different sizes or dtypes then diverge; Checked(Checks::calls)
+  // reports it at the next collective. Default `strides` are dense, in the order of dimensions of the largest local
+  // tensor. If `sizes` are given, the order is that of the local tensors, which must be the same on all ranks. It is
+  // row-major where a local tensor is too small to determine an order, and on ranks outside the mesh. Differentiable:
+  // the gradient of `local` has the forward placements; Partial and Replicate are not converted (see docs/design.md).
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                             at::IntArrayRef sizes = {}, at::IntArrayRef strides = {});
 
-  // Where it lives: the mesh, and a placement for each of its dimensions.
+  // The mesh, and one placement for each mesh dimension.
   DeviceMesh mesh() const;
   const Placements& placements() const;
 
-  // This rank's part. Differentiable: `grad_placements` are those of the gradient that arrives at the local tensor; by
-  // default the forward ones, except that Partial takes Replicate, and an average (ReduceOp::avg) Partial: its ranks'
-  // gradients add up, since from_local has given each of them its part.
+  // This rank's local tensor. Differentiable: `grad_placements` are the placements of the gradient of the local tensor.
+  // They default to the forward placements, except that Partial(sum) becomes Replicate. Partial(avg) stays Partial,
+  // because from_local has given each rank its share of the gradient and these shares add up.
   at::Tensor to_local(Placements grad_placements = {}) const;
-  // The whole tensor on every rank. Collective. Differentiable.
+  // The replicated value as a regular tensor on every rank. Collective. Differentiable.
   at::Tensor full_tensor(Placements grad_placements = {}) const;
-  // Same values, other placements. Collective. Differentiable: the gradient comes back in this tensor's placements
-  // (Partial takes Replicate).
+  // The same values with other placements. Collective. Differentiable: the gradient has the placements of this tensor,
+  // with Replicate instead of Partial.
   DTensor redistribute(Placements placements) const;
-  // The same on any other mesh of this world: on the same ranks in another shape, some of them, others. A rank receives
-  // the elements that it wants and lacks, each once. Collective over the ranks of both meshes; on ranks outside `mesh`
-  // the result has no local tensor. Differentiable.
+  // The same values on another mesh of this world, on the same ranks in another shape or on other ranks. Each rank
+  // receives only the elements that it lacks, each once. Collective over the ranks of both meshes. The result has no
+  // local tensor on ranks outside `mesh`. Differentiable.
   DTensor redistribute(const DeviceMesh& mesh, Placements placements) const;
-  // In place: every handle to this tensor sees it. Its gradient goes along, to the placements that gradients of such a
-  // tensor have (Partial takes Replicate). Not differentiable; refuses views, and non-leaf tensors that require grad.
+  // Redistributes in place, so every handle to this tensor sees the new placements. The gradient is redistributed to
+  // the same placements, with Replicate instead of Partial. Not differentiable. Views and non-leaf tensors that require
+  // grad throw.
   DTensor& redistribute_(Placements placements);
 
-  // A number that advances with every write to this tensor, through whatever alias (views, detached copies,
-  // to_local()'s tensor, collectives), and whenever it gets other data or placements (set_data, redistribute_). What
-  // was derived from the tensor holds as long as the number is the same. Local: no communication.
+  // A number that increases with each write to this tensor through any alias: views, detached copies, the tensor of
+  // to_local(), collectives. It also increases if the data or placements change (set_data, redistribute_). A value
+  // derived from the tensor is valid as long as the number is the same. No communication.
   std::uint64_t generation() const;
 
-  std::string spec_str() const;  // f32[64, 1024] on [2, 2] [S(0), R]
+  std::string spec_str() const;  // For example f32[64, 1024] on [2, 2] [S(0), R].
 };
 
-// DTensor::redistribute of several tensors, one entry of `placements` each, in as few collectives as their meshes,
-// dtypes and kinds of moves allow; bit for bit what each would give alone. Collective: every rank gives the list in the
-// same order. Differentiable (backward moves each gradient by itself).
+// Redistributes several tensors, with one entry of `placements` for each, in as few collectives as their meshes, dtypes
+// and kinds of conversions allow. The results are bit-equal to separate calls. Collective: every rank passes the list
+// in the same order. Differentiable; backward redistributes each gradient separately.
 DTENSOR_API std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, std::vector<Placements> placements);
 
-// The same onto another mesh, all in one exchange (dtypes and source meshes may differ): weights handed from training
-// to generation, activations from one stage of a pipeline to the next. Collective over the ranks of all meshes in play;
-// every rank gives the list in the same order, and has a handle to tensors that it holds nothing of (distribute_tensor
-// gives it one, or from_local with sizes and an empty tensor of that dtype). Differentiable: gradients go back in one
-// exchange too.
+// Redistributes several tensors to another mesh in one exchange; dtypes and source meshes may differ. Uses: weights
+// from training to generation, activations from one pipeline stage to the next. Collective over the ranks of all meshes
+// involved. Every rank passes the list in the same order, including tensors of which it has no local data.
+// distribute_tensor returns such handles, and so does from_local for an empty tensor of that dtype with `sizes`.
+// Differentiable; gradients return in one exchange.
 DTENSOR_API std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, const DeviceMesh& mesh,
                                               std::vector<Placements> placements);
 
-// The description and this rank's part. (A plain at::Tensor handle to a DTensor prints as an error: it has no data.)
+// Prints the spec and the local tensor. (Printing a DTensor through a handle of type at::Tensor throws.)
 DTENSOR_API std::ostream& operator<<(std::ostream& out, const DTensor& tensor);
 
-// Splits a plain tensor of which every rank gives the whole; each keeps its part, a copy. Where the ranks' values
-// differ, those of the mesh's first rank count, as in PyTorch; sizes or dtypes that differ are an error on every rank.
-// Collective (one small exchange; a broadcast where values differ). Differentiable. `tensor` that is a DTensor is
-// redistributed, from another mesh too.
+// Shards a regular tensor that every rank passes in full. Each rank keeps a copy of its part. If values differ between
+// ranks, those of the mesh's first rank are used, as in PyTorch. If sizes or dtypes differ, every rank throws.
+// Collective: one small exchange, and a broadcast if values differ. Differentiable. If `tensor` is a DTensor, it is
+// redistributed, also from another mesh.
 DTENSOR_API DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements);
-// The same, but only world rank `source` need hold the data (others give any tensor of that shape and dtype).
+// The same with the data of world rank `source`. Other ranks pass any tensor of that shape and dtype.
 DTENSOR_API DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,
                                            int source);
 
-// Runs fn on the local tensors (inputs redistributed to in_placements first, where given) and wraps what it returns
-// with out_placements. `out_sizes[i]` are global sizes; by default they are agreed as in from_local.
+// Runs fn on the local tensors of the inputs, after redistributing them to in_placements if given, and wraps the
+// results with out_placements. `out_sizes[i]` are the global sizes of result i; by default the ranks agree on them as
+// in from_local.
 struct LocalMapOptions {
-  std::vector<Placements> in_placements;       // one per input, or empty: as they are
-  std::vector<Placements> in_grad_placements;  // one per input, or empty: inferred
-  // One per result, or empty: agreed.
+  std::vector<Placements> in_placements;       // One per input. Empty: no redistribution.
+  std::vector<Placements> in_grad_placements;  // One per input. Empty: inferred.
+  // One per result. Empty: the ranks agree on them.
   std::vector<std::vector<std::int64_t>> out_sizes;
 };
-// On the local tensors of one rank.
+// Maps the local tensors of one rank to local results.
 using LocalFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 DTENSOR_API std::vector<at::Tensor> local_map(const LocalFunction& fn, const std::vector<at::Tensor>& inputs,
                                               const std::vector<Placements>& out_placements,
