@@ -1,4 +1,4 @@
-// SVG's syntax.
+// Writes SVG elements.
 #include "chart/canvas.h"
 
 #define FMT_HEADER_ONLY
@@ -23,7 +23,7 @@ const char* name_of(Anchor anchor) {
   return anchor == Anchor::start ? "start" : anchor == Anchor::middle ? "middle" : "end";
 }
 
-// Of the font's size; DejaVu Sans is the widest of the fonts that viewers take for sans-serif.
+// Width relative to the font size. DejaVu Sans is the widest of the common sans-serif fonts.
 double width_of(char c) {
   if ((c & 0xC0) == 0x80) return 0;  // a continuation byte of UTF-8
   if (std::string("mwMW%@").find(c) != std::string::npos) return 1.0;

@@ -1,4 +1,4 @@
-// Elements of an SVG document. All text is escaped, and is counted so that the document is at least as wide as it.
+// Elements of an SVG document. Text is escaped.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace dtensor {
 
 enum class Anchor { start, middle, end };
 
-// Pixels that a text takes at most in common sans-serif fonts.
+// Upper bound of the width of a text in pixels, for common sans-serif fonts.
 double text_width(const std::string& text, double font_size);
 
 class SvgCanvas {
@@ -17,7 +17,7 @@ class SvgCanvas {
 
   void text(double x, double y, Anchor anchor, const std::string& text, const std::string& attributes = "");
   void line(double x1, double y1, double x2, double y2, const std::string& attributes);
-  // A `tooltip` is shown by viewers under the pointer.
+  // Viewers show `tooltip` under the pointer.
   void rect(double x, double y, double width, double height, const std::string& attributes,
             const std::string& tooltip = "");
   void circle(double x, double y, double radius, const std::string& attributes);
@@ -26,7 +26,7 @@ class SvgCanvas {
   void polygon(const Points& points, const std::string& attributes);
 
   double font_size() const { return font_size_; }
-  // On a white ground.
+  // The document, with a white background.
   std::string str(double width, double height) const;
 
  private:

@@ -1,4 +1,4 @@
-// Panels in rows, those of a row with their plots at one height.
+// Arranges panels in rows; the plots of a row have the same vertical position.
 #include "dtensor/chart.h"
 
 #include <c10/util/Exception.h>
@@ -14,21 +14,21 @@ namespace {
 constexpr double kTitle = 16, kTitleRow = 44, kEdge = 12;
 
 void check(const Chart& chart) {
-  TORCH_CHECK(chart.columns > 0, "a chart has at least one column, got 0");
+  TORCH_CHECK(chart.columns > 0, "chart: expected at least 1 column, got 0");
   for (const auto& panel : chart.panels) {
-    std::size_t area = std::string::npos;  // points of an area
+    std::size_t area = std::string::npos;  // number of points of an area
     for (const auto& series : panel.series) {
       TORCH_CHECK(series.x.size() == series.y.size(), "chart: the series '", series.name, "' has ", series.x.size(),
-                  " values of x and ", series.y.size(), " of y; give as many of each");
+                  " values of x and ", series.y.size(), " of y; expected equal numbers");
       if (series.style != ChartSeries::Style::area) continue;
       if (area == std::string::npos) area = series.x.size();
-      TORCH_CHECK(series.x.size() == area, "chart: stacked areas need the same x, got ", area, " points and, of '",
-                  series.name, "', ", series.x.size());
+      TORCH_CHECK(series.x.size() == area, "chart: expected the same x for all stacked areas, got ", area,
+                  " points, and for '", series.name, "', ", series.x.size());
     }
   }
 }
 
-// The first panel at `place`, the others right of it. The height of the row.
+// Draws the first panel at `place` and the others to its right. Returns the height of the row.
 double draw_row(SvgCanvas& canvas, std::span<const ChartPanel> panels, PanelPosition place) {
   double height = 0;
   for (const auto& panel : panels)
@@ -45,7 +45,7 @@ double draw_row(SvgCanvas& canvas, std::span<const ChartPanel> panels, PanelPosi
 
 std::string to_svg(const Chart& chart) {
   check(chart);
-  double width = chart.width, axis = 0;  // of a panel; plots that stand one above the other begin at one place
+  double width = chart.width, axis = 0;  // of a panel; all panels have the same axis width, which aligns their plots
   for (const auto& panel : chart.panels) axis = std::max(axis, PanelDrawing::axis_width(panel));
   for (const auto& panel : chart.panels) width = std::max(width, axis + PanelDrawing::min_width(panel));
   const std::size_t columns = std::max<std::size_t>(1, std::min(chart.columns, chart.panels.size()));

@@ -1,4 +1,4 @@
-// Where the parts of a panel lie, and how they look.
+// Layout and drawing of the parts of a panel.
 #include "chart/panel.h"
 
 #include <algorithm>
@@ -8,8 +8,8 @@ namespace dtensor {
 namespace {
 
 constexpr double kFont = 13, kRow = 20, kGap = 18, kMargin = 16, kMark = 8, kNameRow = 24;
-constexpr double kBelow = 58;  // marks and name of the horizontal axis
-// Told apart with any kind of colour vision (Okabe and Ito); a ninth series has the first colour, dashed.
+constexpr double kBelow = 58;  // tick labels and name of the horizontal axis
+// Distinguishable with any kind of colour vision (Okabe and Ito). A ninth series gets the first colour with dashes.
 constexpr std::array kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                  "#e69f00", "#56b4e9", "#000000", "#7f7f7f"};
 constexpr std::array kDashes = {"", "7 3", "2 3", "9 3 2 3"};
@@ -28,7 +28,7 @@ std::string stroke_of(std::size_t series, double width) {
 
 std::string fill_of(std::size_t series) { return "fill=\"" + colour_of(series) + "\" fill-opacity=\"0.75\""; }
 
-// Heights of the stacked areas' upper edges, each with its index; others are left out.
+// Upper edges of the stacked areas, each with the index of its series. Non-finite values count as 0.
 std::vector<std::pair<std::size_t, std::vector<double>>> stacked(const ChartPanel& panel) {
   std::vector<std::pair<std::size_t, std::vector<double>>> edges;
   for (std::size_t s = 0; s < panel.series.size(); ++s) {
@@ -75,7 +75,7 @@ Scale y_scale(const ChartPanel& panel, std::pair<double, double> pixels) {
   const bool empty = !(range.low <= range.high);
   if (panel.log_y) return Scale::logarithmic(empty ? 0.1 : range.low, empty ? 1 : range.high, pixels);
   if (empty) range.low = range.high = 0;
-  // Of a flat curve: so much that doubles of its size tell the edges apart.
+  // For a flat curve the margin is so large that doubles of that magnitude distinguish the edges.
   const double size = std::max(std::abs(range.low), std::abs(range.high));
   const double margin = std::max({0.06 * (range.high - range.low), 1e-6, 1e-9 * size});
   const double low = std::isnan(panel.y_low) ? range.low - margin : panel.y_low;
@@ -89,7 +89,7 @@ std::vector<Scale::Tick> x_ticks(const ChartPanel& panel, const Scale& scale) {
   return given.empty() ? scale.ticks(8) : given;
 }
 
-// Right of the plot: notes, and the half of a mark that is centred on its edge.
+// Width right of the plot: the notes, and half of a tick label that is centred on the edge.
 double notes_width(const ChartPanel& panel) {
   double widest = 0;
   for (const auto& tick : x_ticks(panel, Scale(x_range(panel), {0, 1})))
@@ -98,7 +98,7 @@ double notes_width(const ChartPanel& panel) {
   return widest + kMargin;
 }
 
-// Where the entries of a legend stand, from the left edge of the plot: series, x, row.
+// Position of a legend entry: series, x from the left edge of the plot, row.
 struct Entry {
   std::size_t series;
   double x;

@@ -1,4 +1,4 @@
-// One panel of a chart: its legend, its axes, its series.
+// One panel of a chart: legend, axes and series.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace dtensor {
 
-// Pixels of the document. The plot lies `axis` right of `left` and `header` below `top`.
+// Position of a panel in pixels. The plot is `axis` right of `left` and `header` below `top`.
 struct PanelPosition {
   double left, top, width, axis, header;
 };
@@ -21,11 +21,11 @@ class PanelDrawing {
   PanelDrawing(const ChartPanel& panel, const PanelPosition& place);
   void draw(SvgCanvas& canvas) const;
 
-  // Of the name and the marks of the vertical axis.
+  // Width of the name and the tick labels of the vertical axis.
   static double axis_width(const ChartPanel& panel);
-  // Of title, legend and labels of bands, at a width of the panel without its axis.
+  // Height of the title, the legend and the labels of bands, for a panel width without the axis.
   static double header_height(const ChartPanel& panel, double width);
-  // Without its axis: title, notes and the widest entry of the legend fit.
+  // The width without the axis that title, notes and the widest legend entry need.
   static double min_width(const ChartPanel& panel);
   static double height(const ChartPanel& panel, double header);
 
@@ -42,7 +42,7 @@ class PanelDrawing {
 
   const ChartPanel& panel_;
   const PanelPosition position_;
-  double left_, right_, top_, bottom_;  // of the plot
+  double left_, right_, top_, bottom_;  // edges of the plot
   Scale x_, y_;
 };
 

@@ -1,4 +1,4 @@
-// From values to pixels, and where an axis has its marks.
+// Conversion of values to pixels, and ticks of an axis.
 #pragma once
 
 #include <cmath>
@@ -8,17 +8,18 @@
 
 namespace dtensor {
 
-// Marks at 1, 2 or 5 times a power of ten, about `count` of them, within [low, high]. None where either is not finite.
+// About `count` ticks at multiples of 1, 2 or 5 times a power of ten, within [low, high]. None if a bound is not
+// finite.
 std::vector<double> round_ticks(double low, double high, int count);
 
-// What is not finite has no place on an axis, nor has what leaves no room for an axis beyond it.
+// Excludes non-finite values, and values so large that the range of the axis would overflow.
 inline bool is_drawable(double value) { return std::abs(value) < 1e300; }
 
-// One axis: values [low, high] lie at pixels [from, to]. On a logarithmic one, 0 lies at `from`.
+// One axis: maps values [low, high] to pixels [from, to]. A logarithmic axis maps 0 to `from`.
 class Scale {
  public:
   Scale(std::pair<double, double> values, std::pair<double, double> pixels) : values_(values), pixels_(pixels) {}
-  // `smallest` and `largest` are positive. The decade below `smallest` is that of 0.
+  // `smallest` and `largest` are positive. The decade below `smallest` represents 0.
   static Scale logarithmic(double smallest, double largest, std::pair<double, double> pixels);
 
   double operator()(double value) const;
@@ -31,7 +32,7 @@ class Scale {
  private:
   std::vector<Tick> decades(int count) const;
 
-  std::pair<double, double> values_, pixels_;  // of a logarithmic axis: exponents
+  std::pair<double, double> values_, pixels_;  // exponents if logarithmic
   bool log_ = false;
 };
 

@@ -1,5 +1,5 @@
-// Which sequences a step has: a permutation of all of them for each epoch, computed for one number at a time, so that
-// nothing is stored and any step can be asked for.
+// The sequences of a step: each epoch permutes all sequences. The permutation is computed per index, so nothing is
+// stored and any step can be read directly.
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
@@ -22,8 +22,8 @@ std::uint64_t mixed(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// A permutation of [0, n): a Feistel network over the next power of four, walked until it is below n (Black and
-// Rogaway, CT-RSA 2002).
+// A permutation of [0, n): a Feistel network over the next power of four, repeated until the value is below n (Black
+// and Rogaway, CT-RSA 2002).
 std::int64_t permuted(std::int64_t index, std::int64_t n, std::uint64_t key) {
   const auto half = std::max<std::uint64_t>(1, (std::bit_width(static_cast<std::uint64_t>(n - 1)) + 1) / 2);
   const std::uint64_t mask = (std::uint64_t{1} << half) - 1;
@@ -40,32 +40,33 @@ std::int64_t permuted(std::int64_t index, std::int64_t n, std::uint64_t key) {
   return static_cast<std::int64_t>(x);
 }
 
-// Splits of [batch, sequence], dimensions counted from the first.
+// Checks the placements of [batch, sequence] and makes negative dimensions non-negative.
 Placements resolved(Placements placements, const DeviceMesh& mesh) {
-  TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "TokenBatches: placements ",
-              to_string(placements), " do not fit ", mesh.str());
+  TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "TokenBatches: expected ", mesh.ndim(),
+              " placements for ", mesh.str(), ", got ", to_string(placements));
   for (Placement& p : placements) {
-    TORCH_CHECK(!p.is_partial(), "TokenBatches: token ids are no shares of a sum, as ", to_string(placements), " says");
+    TORCH_CHECK(!p.is_partial(), "TokenBatches: token ids cannot be Partial, got ", to_string(placements));
     if (p.is_shard() && p.dim() < 0) p = p.with_dim(p.dim() + 2);
   }
   return placements;
 }
 
-// The numbers of the step's sequences are below that.
+// Sequence numbers of the step must be below the maximum of int64.
 void check_step(std::int64_t step, std::int64_t batch) {
   const std::int64_t end = std::numeric_limits<std::int64_t>::max() / batch;
-  TORCH_CHECK(step >= 0 && step < end, "TokenBatches: step ", step, " is not in [0, ", end, ") for ", batch,
-              " sequences a step");
+  TORCH_CHECK(step >= 0 && step < end, "TokenBatches: expected a step in [0, ", end, ") for ", batch,
+              " sequences per step, got ", step);
 }
 
 }  // namespace
 
 TokenBatches::TokenBatches(TokenFiles files, TokenBatchOptions options) : files_(std::move(files)), options_(options) {
-  TORCH_CHECK(options.batch > 0 && options.sequence > 0, "TokenBatches: batch ", options.batch, " and sequence ",
-              options.sequence, " must be at least 1");
+  TORCH_CHECK(options.batch > 0 && options.sequence > 0,
+              "TokenBatches: expected batch and sequence of at least 1, got ", options.batch, " and ",
+              options.sequence);
   sequences_ = (files_.size() - 1) / options.sequence;
-  TORCH_CHECK(files_.size() > options.sequence, "TokenBatches: ", files_.size(), " tokens are less than a sequence of ",
-              options.sequence, " and its last target");
+  TORCH_CHECK(files_.size() > options.sequence, "TokenBatches: expected more than ", options.sequence,
+              " tokens (one sequence and its last target), got ", files_.size());
 }
 
 std::int64_t TokenBatches::first_token(std::int64_t step, std::int64_t row) const {

@@ -1,5 +1,5 @@
-// Files of tokens, read by position. Not mapped into memory: a file that is cut while it is mapped ends the process by
-// a signal, and the system keeps what was read either way.
+// Reads token files by position. They are not memory-mapped, because truncation of a mapped file ends the process with
+// SIGBUS. The operating system caches reads in both cases.
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@ namespace {
 
 std::int64_t bytes_of(TokenDtype dtype) { return dtype == TokenDtype::uint16 ? 2 : 4; }
 
-// One file; tokens [first, first + count) of the stream.
+// One file, with the tokens [first, first + count) of the stream.
 struct File {
   std::string path;
   int descriptor = -1;
@@ -31,16 +31,16 @@ struct File {
 };
 
 File open_file(const std::string& path, TokenDtype dtype, std::int64_t first) {
-  // Not blocking: a pipe would be opened only when somebody writes to it, and is refused below.
+  // O_NONBLOCK: opening a pipe would block until it has a writer. The check below then refuses the pipe.
   File file{path, ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), first, 0};
   TORCH_CHECK(file.descriptor >= 0, "TokenFiles: ", path, ": ", std::strerror(errno));
   struct stat status {};
   const bool regular = ::fstat(file.descriptor, &status) == 0 && S_ISREG(status.st_mode);
   const std::int64_t bytes = regular ? status.st_size : 0;
   if (!regular || bytes % bytes_of(dtype) != 0) ::close(file.descriptor);
-  TORCH_CHECK(regular, "TokenFiles: ", path, " is no file");
-  TORCH_CHECK(bytes % bytes_of(dtype) == 0, "TokenFiles: ", path, " has ", bytes,
-              " bytes, which are no whole tokens of ", bytes_of(dtype), " bytes");
+  TORCH_CHECK(regular, "TokenFiles: ", path, " is not a regular file");
+  TORCH_CHECK(bytes % bytes_of(dtype) == 0, "TokenFiles: expected a multiple of ", bytes_of(dtype), " bytes in ", path,
+              ", got ", bytes, " bytes");
   file.count = bytes / bytes_of(dtype);
   return file;
 }
@@ -54,7 +54,7 @@ void widen(const std::vector<char>& bytes, std::int64_t count, std::int64_t* to)
   }
 }
 
-// A name that no other writer of the file has, on other threads, in other processes or on other hosts.
+// A name that is unique among the writers of the file: threads, processes and hosts.
 std::string temporary_beside(const std::string& path) {
   static std::atomic<unsigned> written{0};
   std::random_device random;
@@ -81,7 +81,7 @@ struct TokenFiles::State {
       const ssize_t n = ::pread(file.descriptor, bytes.data() + at, bytes.size() - at, offset);
       if (n < 0 && errno == EINTR) continue;
       TORCH_CHECK(n >= 0, "TokenFiles: ", file.path, ": ", std::strerror(errno));
-      TORCH_CHECK(n > 0, "TokenFiles: ", file.path, " ended at ", offset, " bytes: it was cut since it was opened");
+      TORCH_CHECK(n > 0, "TokenFiles: ", file.path, " ends at byte ", offset, ": it was truncated after it was opened");
       at += static_cast<std::size_t>(n);
     }
     dtype == TokenDtype::uint16 ? widen<std::uint16_t>(bytes, count, to) : widen<std::uint32_t>(bytes, count, to);
@@ -97,7 +97,7 @@ TokenFiles::TokenFiles(const std::vector<std::string>& paths, TokenDtype dtype) 
 }
 
 TokenFiles::State& TokenFiles::state() const {
-  TORCH_CHECK(state_ != nullptr, "TokenFiles: one that was moved from");
+  TORCH_CHECK(state_ != nullptr, "TokenFiles: used after it was moved from");
   return *state_;
 }
 
@@ -105,8 +105,8 @@ std::int64_t TokenFiles::size() const { return state().size; }
 std::int64_t TokenFiles::tokens_read() const { return state().tokens_read; }
 
 void TokenFiles::read(std::int64_t first, std::int64_t count, std::int64_t* to) const {
-  TORCH_CHECK(first >= 0 && count >= 0 && first <= size() - count, "TokenFiles: tokens [", first, ", ", first + count,
-              ") of ", size());
+  TORCH_CHECK(first >= 0 && count >= 0 && first <= size() - count, "TokenFiles: expected a range within [0, ", size(),
+              "), got [", first, ", ", first + count, ")");
   state().tokens_read += count;
   for (const File& file : state().files) {
     const std::int64_t from = std::max(first, file.first), end = std::min(first + count, file.first + file.count);
@@ -120,7 +120,8 @@ void write_token_file(const std::string& path, c10::IntArrayRef tokens, TokenDty
   for (const std::int64_t token : tokens) {
     TORCH_CHECK(token >= 0 && token <= most, "write_token_file: token ", token, " is not in [0, ", most, "]");
   }
-  // Beside the file, which stays as it was where this fails; but a device or a pipe is written to.
+  // Writes a temporary file and renames it, so an existing file stays unchanged on failure. Devices and pipes are
+  // written directly.
   std::error_code unknown;
   const bool direct = std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
   const std::string temporary = direct ? path : temporary_beside(path);

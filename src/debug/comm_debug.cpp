@@ -15,7 +15,8 @@ namespace dtensor {
 
 namespace {
 
-// Parameters by the storages of their local parts, which views, saved copies and the engine's operands share.
+// Names of parameters by the storages of their local tensors. Views, saved copies and the engine's operands share these
+// storages.
 class ParameterNames {
  public:
   explicit ParameterNames(const NamedTensors& parameters) {
@@ -27,7 +28,7 @@ class ParameterNames {
     }
   }
 
-  // "h.0.attn.q_proj.weight"; of several what they have in common: "h.0.* (12)".
+  // For one parameter its name, for several the common part of their names and their number: "h.0.* (12)".
   std::string of(const std::vector<const void*>& storages) const {
     std::set<std::string> found;
     for (const void* storage : storages) {
@@ -38,7 +39,7 @@ class ParameterNames {
   }
 
  private:
-  // They are sorted, so what the first and the last have in common is common to all; up to a whole part of the name.
+  // The common prefix up to a dot. The set is sorted, so the prefix of its first and last name is common to all.
   static std::string common(const std::string& first, const std::string& last) {
     const auto differs = std::mismatch(first.begin(), first.end(), last.begin(), last.end()).first;
     const auto dot = std::string(first.begin(), differs).rfind('.');
@@ -64,7 +65,8 @@ struct CommDebugMode::State {
   EventListener listener{[this](const Event& event) { on_event(event); }};
 
   void on_event(const Event& event) {
-    const ModuleAndPhase place = current_module_and_phase();  // operators too: they move the place of a backward pass
+    // Called for operators too, because it advances the current module of a backward pass.
+    const ModuleAndPhase place = current_module_and_phase();
     if (event.kind != Event::Kind::collective) return;
     CommCount& count = counts[{event.name, event.axis, place.module, place.phase, names.of(CollectiveTag::storages())}];
     ++count.calls;
@@ -111,7 +113,7 @@ CommCount CommDebugMode::total(const std::string& kind, Phase phase, const std::
 }
 
 std::string CommDebugMode::table() const {
-  std::size_t width = 6, named = 0;  // the column of parameters is there where any is known
+  std::size_t width = 6, named = 0;  // the column of parameters is printed only if a parameter is known
   for (const auto& [key, count] : counts()) {
     width = std::max(width, key.module.size());
     if (!key.parameter.empty()) named = std::max({named, key.parameter.size(), std::size_t{9}});

@@ -1,4 +1,4 @@
-// The chosen rank waits for a debugger to trace its process and traps into it; the others are in a barrier.
+// The chosen rank waits until a debugger traces its process and then raises SIGTRAP. The other ranks wait in a barrier.
 #include "dtensor/debug_rank.h"
 
 #include <c10/util/Exception.h>
@@ -24,17 +24,18 @@ bool is_traced() {
   return false;
 }
 
-// Or for the end of the run, of which the barrier behind it tells.
+// Also returns if the run failed; the barrier that follows then throws.
 void wait_for_debugger(const Communicator& comm) {
   while (!is_traced()) {
     if (!backend_of(comm)->failure().empty()) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  std::raise(SIGTRAP);  // of this thread: the debugger shows it
+  std::raise(SIGTRAP);  // raised on this thread, so the debugger shows it
 }
 
 void check_rank(const Communicator& comm, int rank) {
-  TORCH_CHECK(rank >= kAllRanksSequentially && rank < comm.size(), "debug_rank: rank ", rank, " of ", comm.size());
+  TORCH_CHECK(rank >= kAllRanksSequentially && rank < comm.size(), "debug_rank: expected a rank in [0, ", comm.size(),
+              ") or kAllRanksSequentially, got ", rank);
 }
 
 }  // namespace

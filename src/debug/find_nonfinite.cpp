@@ -1,6 +1,6 @@
-// Listens where ATen's profiler would, to each operator that a pass calls: its operands as it starts, its results as it
-// ends. Ranks then agree whose came first. Rejected: a dispatch mode, of which LibTorch has one to give
-// (native_kernel).
+// Observes each operator of a pass by a RecordFunction callback: its operands at the start, its results at the end. The
+// ranks then agree on the first one. A dispatch mode is not used, because LibTorch has only one and native_kernel uses
+// it.
 #include "dtensor/debug.h"
 #include "internal/aten_scopes.h"
 
@@ -30,8 +30,8 @@ namespace {
 
 struct Values {
   bool nan = false, infinite = false;
-  bool any_tensor = false;  // of any dtype: a factory has none
-  at::Tensor dtensor;       // the first of them
+  bool any_tensor = false;  // of any dtype; factory functions have none
+  at::Tensor dtensor;       // the first DTensor operand
 
   void add(double least, double greatest) {
     nan = nan || std::isnan(least) || std::isnan(greatest);
@@ -39,14 +39,14 @@ struct Values {
   }
 };
 
-// This rank's part; undefined where it has none.
+// This rank's local tensor; undefined on ranks outside the mesh.
 at::Tensor local_part(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return tensor.detach();
   const DTensor d(tensor);
   return d.mesh().is_member() ? d.to_local().detach() : at::Tensor();
 }
 
-// A rank that has nothing of what a maximum or a minimum is taken of gives the infinity that changes none as its share.
+// Whether the tensor is Partial(max) or Partial(min). A rank without elements then has the infinity that is neutral.
 bool is_share_of_extreme(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return false;
   const Placements& placements = DTensor(tensor).placements();
@@ -55,12 +55,12 @@ bool is_share_of_extreme(const at::Tensor& tensor) {
   });
 }
 
-// What all ranks of the operator's mesh call alike.
+// Identifies a call of an operator; equal on all ranks of the operator's mesh.
 std::int64_t name_of_call(const at::RecordFunction& op, const at::Tensor& dtensor) {
   std::string name = op.name();
   for (const std::int64_t rank : DTensor(dtensor).mesh().ranks()) name += " " + std::to_string(rank);
   return static_cast<std::int64_t>(std::hash<std::string>()(name) >> 2) +
-         1;  // 0 is an operator of plain tensors, which is this rank's own
+         1;  // 0 means an operator on regular tensors, which is local to this rank
 }
 
 void inspect(const at::Tensor& tensor, Values& values) {
@@ -72,7 +72,7 @@ void inspect(const at::Tensor& tensor, Values& values) {
   if (local.is_complex()) local = at::view_as_real(local.resolve_conj());
   const auto dtype = local.scalar_type();
   if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kHalf && dtype != at::kBFloat16) return;
-  const auto [least, greatest] = at::aminmax(local);  // either is NaN where any element is
+  const auto [least, greatest] = at::aminmax(local);  // both are NaN if any element is
   const double from = least.item<double>(), to = greatest.item<double>();
   if (!is_share_of_extreme(tensor) || std::isnan(from)) values.add(from, to);
 }
@@ -94,18 +94,18 @@ bool uninitialized_results(const at::RecordFunction& call) {
   return op && OpInfo(*op).rule().data().uninitialized_results;
 }
 
-// What this rank saw. `call` counts the operators that the pass called, from 0.
+// A non-finite value on this rank. `call` counts the operators that the pass called, from 0.
 struct SeenValue {
   std::int64_t call = 0;
-  std::int64_t name = 0;  // of the call
+  std::int64_t name = 0;  // name_of_call()
   NonFinite what = {};
 };
 
-// What one rank has to say of one kind, NaN or infinite values.
+// Findings of one rank for one kind of value, NaN or infinity.
 struct Findings {
-  std::vector<SeenValue> made;                           // of finite operands, in order
-  std::optional<SeenValue> given;                        // the first that had such an operand
-  std::unordered_map<std::int64_t, std::int64_t> reads;  // the names of the calls that had one
+  std::vector<SeenValue> made;                           // from finite operands, in order of calls
+  std::optional<SeenValue> given;                        // the first one with a non-finite operand
+  std::unordered_map<std::int64_t, std::int64_t> reads;  // calls with a non-finite operand, and their names
 
   void add(const SeenValue& seen, bool read, bool put) {
     if (read) reads.emplace(seen.call, seen.name);
@@ -132,13 +132,13 @@ class NonfiniteRecorder {
   const Findings& infinite() const { return infinite_; }
 
  private:
-  std::atomic<std::int64_t> calls_ = 0;  // autograd's threads tell of their part of a pass at the same time
+  std::atomic<std::int64_t> calls_ = 0;  // autograd's threads report concurrently
   std::mutex mutex_;
   Findings nan_, infinite_;
 };
 
-// RecordFunction::inputs() says in a program without NDEBUG that it is called outside a callback, since LibTorch itself
-// is built with it and sets no such flag. What it would return, as in sharding_prop/operators/native_kernel.cpp.
+// In programs without NDEBUG, RecordFunction::inputs() asserts a flag that LibTorch does not set, since it is built
+// with NDEBUG. So the private member is read directly, as in sharding_prop/operators/native_kernel.cpp.
 template <class Tag, auto Member>
 struct Opened {
   friend constexpr auto opened(Tag) { return Member; }
@@ -148,8 +148,8 @@ struct Inputs {
 };
 template struct Opened<Inputs, &at::RecordFunction::inputs_>;
 
-// How deep in operators this thread is: those inside of another are its own affair, but not a backward pass inside of
-// aten::_backward.
+// Nesting depth of operators on this thread. Only the outermost operator counts, but a backward pass inside
+// aten::_backward starts anew.
 struct Depth {
   int pass = -1, operators = 0;
 };
@@ -161,10 +161,10 @@ struct Call final : at::ObserverContext {
   std::int64_t number = 0;
   ModuleAndPhase place;
   Values read;
-  std::vector<c10::IValue> written;  // operands, where nothing is returned
+  std::vector<c10::IValue> written;  // operands that an operator without returns writes
 };
 
-// Many list operators return nothing of what they write.
+// The operands that an operator without returns writes, for example many list operators.
 std::vector<c10::IValue> written_operands(const at::RecordFunction& call, c10::ArrayRef<const c10::IValue> inputs) {
   const auto op = operator_of(call);
   if (!op || !op->schema().returns().empty()) return {};
@@ -179,7 +179,7 @@ std::vector<c10::IValue> written_operands(const at::RecordFunction& call, c10::A
 std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& op) {
   auto call = std::make_unique<Call>();
   call->outer = depth;
-  if (!op.operator_name()) return call;  // autograd tells of its nodes, too
+  if (!op.operator_name()) return call;  // autograd nodes also call this
   const int pass = torch::autograd::get_current_graph_task_id();
   depth = {pass, depth.pass == pass ? depth.operators + 1 : 1};
   const auto* watch = ScopedValue<NonfiniteRecorder*>::current();
@@ -231,12 +231,12 @@ std::int64_t over_ranks(const Communicator& ranks, std::int64_t mine, ReduceOp o
   return number.item<std::int64_t>();
 }
 
-// Of all ranks the one that saw one after the fewest calls; kNothing: nobody did. Call and rank in one number.
+// The smallest call and its rank over all ranks, in one number; kNothing if no rank has one.
 std::int64_t first_order(const Communicator& ranks, const SeenValue* mine) {
   return over_ranks(ranks, mine == nullptr ? kNothing : mine->call * kRanks + ranks.rank(), ReduceOp::min);
 }
 
-// What rank `first % kRanks` saw, told to all.
+// Broadcasts the value that rank `first % kRanks` saw.
 SeenValue broadcast_seen(const Communicator& ranks, std::int64_t first, const SeenValue* mine) {
   SeenValue seen{first / kRanks, 0, {.rank = static_cast<int>(first % kRanks)}};
   const bool here = ranks.rank() == seen.what.rank;
@@ -251,14 +251,14 @@ SeenValue broadcast_seen(const Communicator& ranks, std::int64_t first, const Se
   return seen;
 }
 
-// Whether a rank of the operator's mesh had such an operand in the same call, so that it may have come from there.
+// Whether a rank of the operator's mesh had a non-finite operand in the same call, from which the value may originate.
 bool originates_on_other_rank(const Communicator& ranks, const SeenValue& seen, const Findings& mine) {
   const auto read = mine.reads.find(seen.call);
   const bool same = seen.name != 0 && read != mine.reads.end() && read->second == seen.name;
   return over_ranks(ranks, same ? 1 : 0, ReduceOp::max) != 0;
 }
 
-// Who made it comes before all that were given it.
+// The first value made from finite operands on any rank; otherwise, if `also_given`, the first non-finite operand.
 std::optional<NonFinite> first_of_all(const Findings& mine, bool also_given, const Communicator& ranks) {
   const auto as_given = [](NonFinite what) {
     what.from_operand = true;
@@ -269,7 +269,7 @@ std::optional<NonFinite> first_of_all(const Findings& mine, bool also_given, con
     if (!mine.made.empty()) return mine.made.front().what;
     return given == nullptr ? std::nullopt : std::optional(as_given(given->what));
   }
-  // What a MeshScope makes DTensors of is the program's.
+  // The collectives below use regular tensors even inside a MeshScope.
   const NoMeshScopeGuard regular;
   for (std::size_t next = 0;;) {
     const SeenValue* made = next < mine.made.size() ? &mine.made[next] : nullptr;

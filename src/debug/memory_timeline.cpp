@@ -1,4 +1,4 @@
-// Listens where ATen's profiler would: allocators report each allocation and release to the thread's profiler state.
+// Allocators report each allocation and release to the thread's profiler state, which this file implements.
 #include "dtensor/debug.h"
 
 #define FMT_HEADER_ONLY
@@ -20,7 +20,7 @@ namespace dtensor {
 
 using DebugInfo = c10::ThreadLocalDebugInfo;
 
-// Several threads report where a backward pass runs on some of its own.
+// Locks a mutex, since threads of a backward pass report concurrently.
 struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
   explicit State(std::int64_t r) : resolution(r) {}
 
@@ -41,24 +41,25 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
     if (far) samples.push_back(std::move(sample));
   }
 
-  // The highest is kept however near it was to the sample before it; which that is, is known when somebody asks.
+  // Adds the peak to the samples, even if it is close to the previous sample. This is done lazily, when samples are
+  // read.
   void note_peak() {
     if (std::exchange(peak_noted, true)) return;
     const auto later = [](const Sample& a, const Sample& b) { return a.when < b.when; };
     samples.insert(std::upper_bound(samples.begin(), samples.end(), peak, later), peak);
   }
 
-  // The holders at the peak are those when memory is first given back after it.
+  // The holders at the peak are copied when memory is first freed after it.
   void record_peak_holders() {
     if (std::exchange(is_at_peak, false)) peak_holders = holders;
   }
 
-  // What is given back was made by whoever is known by its address; memory from before the start by nobody.
+  // Freed memory is attributed to its allocation, by address. Memory from before the start is ignored.
   void attribute(void* ptr, std::int64_t change, const ModuleAndPhase& place) {
     if (change > 0) {
       const MemoryBlock made{change, {place.module, place.phase}};
       const auto [block, fresh] = blocks.try_emplace(ptr, made);
-      if (!fresh) holders[block->second.by] -= block->second.bytes;  // given back unseen, on another thread
+      if (!fresh) holders[block->second.by] -= block->second.bytes;  // its release on another thread was not reported
       block->second = made;
       holders[made.by] += change;
       return;
@@ -75,7 +76,8 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
     DebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, self);
     entry = DebugInfo::current();
   }
-  // Entries go from the top only: what was opened later than this one, another timeline or any scope, may live longer.
+  // Only the top entry can be removed. Entries that were opened later, by another timeline or any scope, may live
+  // longer.
   static void drop_closed() {
     for (auto top = DebugInfo::current(); top != nullptr; top = DebugInfo::current()) {
       const auto* s = dynamic_cast<State*>(DebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
@@ -84,7 +86,8 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
     }
   }
 
-  std::mutex mutex;  // of all that reports change
+  // Guards all members that reports change.
+  std::mutex mutex;
   std::int64_t resolution, live = 0;
   using BlockOwner = std::pair<std::string, Phase>;
   struct MemoryBlock {
@@ -92,13 +95,13 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
     BlockOwner by;
   };
   Sample peak;
-  bool is_at_peak = false;  // nothing was given back since
-  bool peak_noted = true;   // among the samples
+  bool is_at_peak = false;  // no memory was freed since the peak
+  bool peak_noted = true;   // whether samples contain the peak
   std::unordered_map<void*, MemoryBlock> blocks;
   std::map<BlockOwner, std::int64_t> holders, peak_holders;
   std::vector<Sample> samples;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
-  State* outer = nullptr;  // kept alive by what lies below
+  State* outer = nullptr;  // kept alive by `below`
   std::atomic<bool> closed = false;
   std::optional<NodeRecorder> recorder{std::in_place};
   std::shared_ptr<DebugInfo> below;
@@ -108,16 +111,17 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
 MemoryTimeline::MemoryTimeline(std::int64_t resolution) : state_(std::make_shared<State>(resolution)) {
   auto* present = DebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
   state_->outer = dynamic_cast<State*>(present);
-  TORCH_CHECK(present == nullptr || state_->outer != nullptr, "MemoryTimeline: a profiler runs on this thread");
+  TORCH_CHECK(present == nullptr || state_->outer != nullptr,
+              "MemoryTimeline: a profiler runs on this thread; stop it first");
   state_->peak.when = state_->begin;
   state_->open(state_);
 }
 
-// Autograd nodes made meanwhile, and entries above its own, may carry the state further: it hears nothing any more.
+// Autograd nodes and later entries may keep the state alive; it ignores reports from now on.
 MemoryTimeline::~MemoryTimeline() {
   state_->closed = true;
   State::drop_closed();
-  state_->recorder.reset();  // whose own entry lies below
+  state_->recorder.reset();  // removes the entry of the recorder, which is below
   State::drop_closed();
 }
 

@@ -1,4 +1,4 @@
-// A tensor cut at every boundary of every rank's part: a grid whose cells are each held by one set of ranks.
+// Cuts a tensor at every boundary of every rank's part. Each cell of the resulting grid is stored by one set of ranks.
 #include "dtensor/debug.h"
 
 #define FMT_HEADER_ONLY
@@ -20,12 +20,12 @@ namespace {
 
 struct RankPart {
   std::int64_t rank;
-  std::vector<Segments> parts;  // per tensor dimension
+  std::vector<Segments> parts;  // one per tensor dimension
 };
 
 struct Grid {
-  std::vector<std::int64_t> dims;               // one or two tensor dimensions; none for a number
-  std::vector<std::vector<std::int64_t>> cuts;  // per dimension, 0 and its size included
+  std::vector<std::int64_t> dims;               // one or two tensor dimensions; empty for a scalar
+  std::vector<std::vector<std::int64_t>> cuts;  // one per dimension; includes 0 and the size
   std::vector<RankPart> ranks;
 };
 
@@ -50,7 +50,7 @@ std::vector<std::int64_t> sharded_dims(const Placements& placements) {
   return {dims.begin(), dims.end()};
 }
 
-// The first two sharded dimensions, filled up with leading ones, in order.
+// The first two sharded dimensions, supplemented by leading ones, in ascending order.
 std::vector<std::int64_t> drawn_dims(std::int64_t ndim, const Placements& placements) {
   std::vector<std::int64_t> dims = sharded_dims(placements);
   dims.resize(std::min<std::size_t>(dims.size(), 2));
@@ -111,7 +111,7 @@ std::string title(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placement
   return partial ? text + ", ranks hold shares of the values" : text;
 }
 
-// Dimensions that are sharded and not drawn, rank by rank.
+// Lists sharded dimensions that the table does not show, by rank.
 std::string other_dims(const Grid& grid, const Placements& placements) {
   std::string text;
   for (const std::int64_t d : sharded_dims(placements)) {
@@ -127,7 +127,7 @@ std::string other_dims(const Grid& grid, const Placements& placements) {
   return text;
 }
 
-// Pale, so that dark words are read on all of them; in the order in which sets of ranks come.
+// Light colours on which dark text is readable, assigned in the order in which sets of ranks occur.
 class Colours {
  public:
   std::string of(const std::string& ranks) {

@@ -153,7 +153,9 @@ RC_GTEST_PROP(TokenBatches, AreOfAnyStepWhoseSequencesCanBeCounted, ()) {
     for (const std::int64_t step : {end, most, -back}) {
       for (const auto& error : {error_of([&] { (void)batches.at(step); }),
                                 error_of([&] { (void)batches.at(step, mesh, {Replicate()}); })}) {
-        EXPECT_NE(error.find(c10::str("step ", step, " is not in [0, ", end, ")")), std::string::npos) << error;
+        const auto expected =
+            c10::str("expected a step in [0, ", end, ") for ", batch, " sequences per step, got ", step);
+        EXPECT_NE(error.find(expected), std::string::npos) << error;
       }
     }
     const auto last = batches.at(end - back);
