@@ -1,4 +1,4 @@
-// DTensors made of plain tensors, and plain tensors made of DTensors.
+// Conversions between regular tensors and DTensors.
 #include "dtensor/tensor.h"
 
 #include <ATen/core/Formatting.h>
@@ -21,7 +21,7 @@ bool is_materialised_view(const at::Tensor& tensor) {
 
 namespace {
 
-// Kernels and collectives read memory: wrapper subclasses of Python and sparse tensors have none that is theirs.
+// Kernels and collectives access memory. Wrapper subclasses of Python and sparse tensors have no memory of their own.
 void check_has_memory(const at::Tensor& tensor, const char* caller) {
   if (tensor.is_meta() || is_dtensor(tensor) || tensor._is_zerotensor()) return;
   const auto* impl = tensor.unsafeGetTensorImpl();
@@ -36,20 +36,20 @@ void check_has_memory(const at::Tensor& tensor, const char* caller) {
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                             at::IntArrayRef sizes, at::IntArrayRef strides) {
   ensure_registered();
-  TORCH_CHECK(mesh, "from_local: no mesh");
+  TORCH_CHECK(mesh, "from_local: expected a mesh, got an empty DeviceMesh");
   TORCH_CHECK(local.defined(),
-              "from_local: an undefined tensor; a rank that holds nothing of the whole gives one without elements, "
-              "which outside the mesh tells the dtype");
+              "from_local: expected a defined tensor, got an undefined one; on a rank without elements, pass an empty "
+              "tensor; outside the mesh, its dtype is used");
   TORCH_CHECK(!is_dtensor(local), "from_local: the local_tensor argument only accepts torch.Tensor but got a DTensor: ",
               DTensor(local).spec_str());
   check_has_memory(local, "from_local");
-  TORCH_CHECK(local.is_meta() || local.device().type() == mesh.device_type(), "from_local: the local tensor is on ",
-              local.device(), ", and tensors of ", mesh.str(), " are not");
+  TORCH_CHECK(local.is_meta() || local.device().type() == mesh.device_type(), "from_local: expected a local tensor on ",
+              mesh.device_type(), " for ", mesh.str(), ", got one on ", local.device());
   static const std::string name = "from_local";
   return run_as_call(name, local, impl_of(mesh).get(), [&] {
-    // What is given outside the mesh has no dimensions that count.
-    const bool reported = !mesh.is_member() && !sizes.empty();
-    const auto ndim = reported ? static_cast<std::int64_t>(sizes.size()) : local.dim();
+    // Dimensions of the tensor do not count on ranks outside the mesh.
+    const bool outside = !mesh.is_member() && !sizes.empty();
+    const auto ndim = outside ? static_cast<std::int64_t>(sizes.size()) : local.dim();
     placements = normalize_placements(std::move(placements), ndim, mesh.shape());
     return DTensor(wrap_local(local, infer_spec(local, impl_of(mesh), std::move(placements), sizes, strides)));
   });
@@ -57,19 +57,19 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
 
 at::Tensor DTensor::full_tensor(Placements grad_placements) const {
   const auto& spec = checked_impl(*this).spec();
-  TORCH_CHECK(spec->mesh->is_member, "full_tensor: world rank ", spec->mesh->world_rank, " is outside the mesh of ",
-              spec->str());
-  // Every rank then holds the same values and, unless told otherwise, the same gradient.
-  const bool reported = !grad_placements.empty();
+  TORCH_CHECK(spec->mesh->is_member, "full_tensor: expected a rank of the mesh, but world rank ",
+              spec->mesh->world_rank, " is outside the mesh of ", spec->str());
+  // Every rank then has the same values and, by default, the same gradient.
+  const bool explicit_grad = !grad_placements.empty();
   static const std::string name = "full_tensor";
   return run_as_call(name, *this, nullptr, [&] {
-    return unwrap_local(redistribute(Placements(placements().size())), std::move(grad_placements), !reported);
+    return unwrap_local(redistribute(Placements(placements().size())), std::move(grad_placements), !explicit_grad);
   });
 }
 
 namespace {
 
-// In place where that can be; a gradient that has a graph (create_graph) becomes another tensor of that graph.
+// Redistributes in place if possible. A gradient with a graph (create_graph) becomes another tensor of that graph.
 void move_gradient(const DTensor& tensor, const Placements& placements) {
   DTensor gradient(tensor.grad());
   if (gradient.is_leaf() && !gradient.is_view() && gradient.mesh() == tensor.mesh()) {
@@ -84,8 +84,8 @@ void move_gradient(const DTensor& tensor, const Placements& placements) {
 DTensor& DTensor::redistribute_(Placements placements) {
   auto* impl = dtensor_or_null(*this);
   TORCH_CHECK(impl != nullptr, "redistribute_: undefined DTensor");
-  TORCH_CHECK(is_leaf() && !is_view(), "redistribute_: only a leaf that is no view can be re-placed in place (",
-              spec_str(), "); use redistribute");
+  TORCH_CHECK(is_leaf() && !is_view(), "redistribute_: expected a leaf that is not a view, got ", spec_str(),
+              "; use redistribute");
   placements = normalize_placements(std::move(placements), dim(), impl->spec()->mesh->layout.shape);
   auto to = with_placements(*impl->spec(), placements);
   auto local = redistribute_local_of(*impl, placements);
@@ -96,8 +96,8 @@ DTensor& DTensor::redistribute_(Placements placements) {
 
 DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
   ensure_registered();
-  TORCH_CHECK(tensor.defined(), "distribute_tensor: undefined tensor");
-  TORCH_CHECK(mesh, "distribute_tensor: no mesh");
+  TORCH_CHECK(tensor.defined(), "distribute_tensor: expected a defined tensor, got an undefined one");
+  TORCH_CHECK(mesh, "distribute_tensor: expected a mesh, got an empty DeviceMesh");
   check_has_memory(tensor, "distribute_tensor");
   static const std::string name = "distribute_tensor";
   return run_as_call(name, tensor, impl_of(mesh).get(), [&] {
@@ -110,8 +110,8 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
 
 DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements, int source) {
   ensure_registered();
-  TORCH_CHECK(tensor.defined(), "distribute_tensor_from: undefined tensor");
-  TORCH_CHECK(mesh, "distribute_tensor_from: no mesh");
+  TORCH_CHECK(tensor.defined(), "distribute_tensor_from: expected a defined tensor, got an undefined one");
+  TORCH_CHECK(mesh, "distribute_tensor_from: expected a mesh, got an empty DeviceMesh");
   check_has_memory(tensor, "distribute_tensor_from");
   const auto ranks = mesh.ranks();
   const auto root = std::find(ranks.begin(), ranks.end(), source);
@@ -126,7 +126,7 @@ DTensor distribute_tensor_from(const at::Tensor& tensor, const DeviceMesh& mesh,
   });
 }
 
-// No communication, so that a debugger may print.
+// Does not communicate, so that a debugger can print a tensor.
 std::ostream& operator<<(std::ostream& out, const DTensor& tensor) {
   if (!tensor.defined()) return out << "DTensor(undefined)";
   const auto* impl = dtensor_or_null(tensor);

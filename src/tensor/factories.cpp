@@ -11,7 +11,7 @@ namespace {
 template <class Make>
 DTensor on_mesh(const char* name, std::int64_t ndim, const DeviceMesh& mesh, Placements placements,
                 at::TensorOptions options, const Make& make) {
-  TORCH_CHECK(mesh, name, ": no mesh");
+  TORCH_CHECK(mesh, name, ": expected a mesh, got an empty DeviceMesh");
   if (placements.empty()) placements.resize(static_cast<std::size_t>(mesh.ndim()));
   placements = normalize_placements(std::move(placements), ndim, mesh.shape());
   const bool requires_grad = options.requires_grad();

@@ -1,4 +1,4 @@
-// local_map: hand-written per-rank code between DTensors.
+// local_map: hand-written SPMD code on the local tensors of DTensors.
 #include "dtensor/tensor.h"
 
 #include "autograd/conversion_nodes.h"
@@ -6,8 +6,8 @@
 namespace dtensor {
 namespace {
 
-// On an axis where this input is whole but the ranks compute different things (some other input or output is split or
-// unreduced there), each rank's gradient is a share of the sum.
+// If this input is Replicate on an axis where another input or output is not, the ranks compute different things, and
+// each rank's gradient is a summand.
 Placements gradient_of_input(std::size_t index, const std::vector<Placements>& inputs,
                              const std::vector<Placements>& outputs) {
   auto result = local_gradient_placements(inputs[index]);
@@ -29,11 +29,11 @@ DeviceMesh mesh_of(const std::vector<at::Tensor>& inputs) {
     TORCH_CHECK(!mesh || mesh == its, "local_map: inputs on two meshes: ", mesh.str(), " and ", its.str());
     mesh = its;
   }
-  TORCH_CHECK(mesh, "local_map: none of the ", inputs.size(), " inputs is a DTensor");
+  TORCH_CHECK(mesh, "local_map: expected at least one DTensor, got ", inputs.size(), " inputs without one");
   return mesh;
 }
 
-// One each, or none at all.
+// Expects one per entry, or none.
 void check_count(const char* what, std::size_t given, std::size_t of, const char* each) {
   TORCH_CHECK(given == 0 || given == of, "local_map: ", given, " ", what, " for ", of, " ", each);
 }
@@ -65,13 +65,13 @@ std::vector<at::Tensor> local_map(const LocalFunction& fn, const std::vector<at:
   std::vector<at::Tensor> locals = moved;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!is_dtensor(moved[i])) continue;
-    const bool reported = !options.in_grad_placements.empty();
-    locals[i] = DTensor(moved[i]).to_local(reported ? options.in_grad_placements[i]
-                                                    : gradient_of_input(i, placements, out_placements));
+    const bool explicit_grad = !options.in_grad_placements.empty();
+    locals[i] = DTensor(moved[i]).to_local(explicit_grad ? options.in_grad_placements[i]
+                                                         : gradient_of_input(i, placements, out_placements));
   }
   auto results = fn(locals);
-  TORCH_CHECK(results.size() == out_placements.size(), "local_map: the function returned ", results.size(),
-              " tensors for ", out_placements.size(), " out_placements");
+  TORCH_CHECK(results.size() == out_placements.size(), "local_map: expected ", out_placements.size(),
+              " results (one per out_placements), the function returned ", results.size());
   for (std::size_t i = 0; i < results.size(); ++i) {
     const bool sized = i < options.out_sizes.size();
     results[i] = DTensor::from_local(results[i], mesh, out_placements[i],

@@ -1,6 +1,6 @@
-// MeshScope: a dispatch mode (the free key DeferredInit, in this thread's included set) whose kernels take the factory
-// operators. Each tensor is made at its local size; random ones are filled by global index; those whose values depend
-// on the position (arange, eye, tril_indices, ...) are made whole and cut.
+// MeshScope: a dispatch mode whose kernels replace factory operators. It uses the free key DeferredInit in this
+// thread's included set. Each tensor is created with its local size. Random tensors are filled by global index. Tensors
+// whose values depend on the position (arange, eye, tril_indices, ...) are created in full and sharded.
 #include "dtensor/mesh_scope.h"
 
 #include <ATen/ExpandUtils.h>
@@ -48,7 +48,7 @@ Factory kind_of(const OpInfo& op) {
   return it == kinds.end() ? Factory::positional : it->second;
 }
 
-// A dimension that the tensor lacks counts as Replicate.
+// Shard of a dimension that the tensor lacks becomes Replicate.
 Placements placements_for(const Scope& scope, std::int64_t ndim) {
   auto placements = scope.placements;
   for (auto& p : placements) {
@@ -69,22 +69,23 @@ Stack on_device(c10::DeviceType type, const OpInfo& op, Stack stack) {
   return stack;
 }
 
-// The tensor that one device would make, without its data.
+// A meta tensor with the sizes that one device would create.
 at::Tensor global_shape(const OpInfo& op, const Stack& stack) {
   if (op.name().name != "aten::randperm") return call(op, on_device(c10::kMeta, op, stack));
-  const auto& dtype = stack[op.dtype_arg];  // has no meta kernel
+  const auto& dtype = stack[op.dtype_arg];  // randperm has no meta kernel
   return at::empty({stack[0].toInt()},
                    at::TensorOptions(dtype.isNone() ? at::kLong : dtype.toScalarType()).device(at::kMeta));
 }
 
-// In the spec's order of dimensions: views of the whole are views of the part.
+// Strides have the spec's order of dimensions, so a view of the global tensor is also a view of the local one.
 at::Tensor empty_local(const TensorSpec& spec) {
   return at::empty_strided(spec.local_sizes, at::infer_dense_strides(spec.local_sizes, spec.strides),
                            at::TensorOptions(spec.dtype).device(at::Device(spec.mesh->device)));
 }
 
-// at::tensor and torch::tensor make an empty vector of a given dtype and write their numbers straight into its memory,
-// the whole of it. So such a vector has memory, of which the local tensor is a part. Undefined where it must not have.
+// at::tensor and torch::tensor create an empty vector with a dtype and write all numbers through its data pointer. So
+// such a vector gets memory of its global size, and its local tensor is a view of that memory. Returns an undefined
+// tensor in all other cases.
 at::Tensor make_writable(const OpInfo& op, const Stack& stack, const SpecPtr& spec) {
   const bool asked = op.name().name == "aten::empty" && spec->dim() == 1;
   if (!asked || stack[op.dtype_arg].isNone()) return {};
@@ -108,7 +109,7 @@ at::Tensor make_constant(const OpInfo& op, const Stack& stack, const TensorSpec&
   return call(op, std::move(local));
 }
 
-// Every rank draws the whole of it and keeps its part.
+// Every rank draws the full permutation and keeps its part.
 at::Tensor make_permutation(const Scope& scope, const SpecPtr& spec) {
   const auto options = at::TensorOptions(spec->dtype).device(at::Device(spec->mesh->device));
   const auto key = next_random_key(as_mesh_impl(*spec->mesh));
@@ -137,7 +138,7 @@ at::Tensor make_full(const Scope& scope, const OpInfo& op, const Stack& args) {
   return make_dtensor(spec, spec->mesh->is_member ? make_constant(op, args, *spec) : at::Tensor());
 }
 
-// On a Partial axis the whole tensor is what was asked for, not what each rank holds.
+// On a Partial axis the factory's arguments describe the full tensor, not the summand of each rank.
 at::Tensor make_in_scope(const Scope& scope, const OpInfo& op, const Stack& args) {
   const auto is_partial = [](const Placement& p) { return p.is_partial(); };
   if (std::none_of(scope.placements.begin(), scope.placements.end(), is_partial)) return make_full(scope, op, args);
@@ -155,8 +156,8 @@ void factory_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   stack->emplace_back(std::move(result));
 }
 
-// Every other operator runs outside the scope: what a kernel allocates for itself is plain. Composite ones are made of
-// operators that are seen again, so they stay inside.
+// Other operators run outside the scope, so that a kernel allocates regular tensors. Composite operators stay inside,
+// because they consist of operators that are dispatched again.
 void other_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMeshScopeKey);
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return op.redispatchBoxed(below, stack);
@@ -174,7 +175,7 @@ bool is_factory(const c10::OperatorHandle& op) {
 
 void register_factories() {
   auto& dispatcher = c10::Dispatcher::singleton();
-  static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // for the program's life
+  static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // never destroyed
   handles.push_back(dispatcher.registerFallback(
       kMeshScopeKey, c10::KernelFunction::makeFromBoxedFunction<&other_kernel>(), "dtensor mesh scope"));
   for (const auto& name : dispatcher.getAllOpNames()) {
@@ -210,7 +211,7 @@ MeshScope::MeshScope(DeviceMesh mesh, Placements placements) {
   ensure_registered();
   static std::once_flag once;
   std::call_once(once, register_factories);
-  TORCH_CHECK(mesh, "MeshScope: no mesh");
+  TORCH_CHECK(mesh, "MeshScope: expected a mesh, got an empty DeviceMesh");
   if (placements.empty()) placements.resize(static_cast<std::size_t>(mesh.ndim()));
   TORCH_CHECK(static_cast<std::int64_t>(placements.size()) == mesh.ndim(), "MeshScope: ", placements.size(),
               " placements for ", mesh.str());

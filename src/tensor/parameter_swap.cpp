@@ -1,5 +1,6 @@
-// Which tensors were parameters of a model that has others now. Known weakly, so that no address is mistaken for
-// another tensor's; for all threads, since a model may be made on one and trained on another.
+// Registry of tensors that were parameters of a model and have been replaced. It holds weak references, so a reused
+// address is not mistaken for an old tensor. It is global, since a model may be created and trained on different
+// threads.
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -17,9 +18,9 @@ using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 struct Replaced {
   Weak former;
-  std::vector<Weak> by;  // of each model that had it, and each thread's
+  std::vector<Weak> by;  // replacements in each model and on each thread
 
-  // What two names got in its place is to be told apart as long as both live.
+  // An entry is needed as long as two replacements live, since they must be distinguished.
   bool is_over() const {
     return former.expired() && std::count_if(by.begin(), by.end(), [](const Weak& t) { return !t.expired(); }) < 2;
   }
@@ -37,15 +38,15 @@ Registry& registry() {
 
 using Slots = std::unordered_map<const c10::TensorImpl*, const NamedTensors::value_type*>;
 
-// The slot that holds what replaced a tensor; null: none of these.
+// The slot that holds a replacement of the tensor; null if none does.
 const NamedTensors::value_type* successor(const Replaced& tensor, const Slots& slots) {
   const NamedTensors::value_type* found = nullptr;
   for (const Weak& by : tensor.by) {
     const auto slot = slots.find(by._unsafe_get_target());
     if (slot == slots.end()) continue;
     TORCH_CHECK(found == nullptr, "parameters '", slot->second->first, "' and '", found == nullptr ? "" : found->first,
-                "' were one tensor, and each was placed without the other, so that they are two now. Name tied ",
-                "parameters in one call, or one of them alone before the call for the model");
+                "' were one tensor, but were distributed separately and are two tensors now. Pass tied ",
+                "parameters in one call, or distribute one of them before the call for the model");
     found = slot->second;
   }
   return found;

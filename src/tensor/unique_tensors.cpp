@@ -1,4 +1,4 @@
-// Tensors that are there several times in a list.
+// Removes duplicate tensors from a list.
 #include <unordered_set>
 
 #include "dtensor/named_tensors.h"

@@ -48,7 +48,7 @@ TEST(UsualMistakes, TwoMeshes) {
 TEST(UsualMistakes, RegularTensorThatDiffersBetweenRanks) {
   expect_error(
       {"is a plain tensor whose values differ between ranks", "operand `other` of sizes [4, 8]", "distribute_tensor",
-       "DTensor::from_local", "in aten::add.Tensor(f32[4, 8] [S(0), R], plain Float[4, 8])", kModule},
+       "DTensor::from_local", "in aten::add.Tensor(f32[4, 8] [S(0), R], regular Float[4, 8])", kModule},
       [](const DeviceMesh& mesh) {
         at::add(rows(mesh), at::ones({4, 8}) * mesh.world().rank());
       });
@@ -148,8 +148,8 @@ TEST(UsualMistakes, RegularTensorAsDTensor) {
 // --- placements and meshes ---
 
 TEST(UsualMistakes, OnePlacementForTwoAxes) {
-  expect_error({"one placement per mesh dimension is needed", "1 given", "in distribute_tensor(plain Float[4, 8]) on ",
-                "dp=2", kModule},
+  expect_error({"one placement per mesh dimension is needed", "1 given",
+                "in distribute_tensor(regular Float[4, 8]) on ", "dp=2", kModule},
                [](const DeviceMesh& mesh) {
                  distribute_tensor(at::ones({4, 8}), mesh, {Shard(0)});
                });
@@ -176,7 +176,7 @@ TEST(UsualMistakes, UnknownMeshDimension) {
 
 TEST(UsualMistakes, FromLocalWithSizesOtherThanChunks) {
   expect_error(
-      {"the local sizes are not the chunks of one tensor", "rank 0: Float [1, 8]", "in from_local(plain Float", kMesh,
+      {"the local sizes are not the chunks of one tensor", "rank 0: Float [1, 8]", "in from_local(regular Float", kMesh,
        kModule},
       [](const DeviceMesh& mesh) {
         DTensor::from_local(at::ones({mesh.local_rank("dp") * 4 + 1, 8}), mesh, {Shard(0), Replicate()});
@@ -187,7 +187,7 @@ TEST(UsualMistakes, FromLocalWithSizesOtherThanChunks) {
 TEST(UsualMistakes, FullTensorsOfDifferentSizes) {
   expect_error(
       {"every rank gives the whole tensor, but their sizes or dtypes differ", "rank 1: Float [2]",
-       "in distribute_tensor(plain Float", kMesh, kModule},
+       "in distribute_tensor(regular Float", kMesh, kModule},
       [](const DeviceMesh& mesh) {
         distribute_tensor(at::ones({mesh.world().rank() + 1}), mesh, {Replicate(), Replicate()});
       },

@@ -87,7 +87,7 @@ TEST(NonMemberRanks, FromLocalReceivesTheDtype) {
   with_outsider([](const DeviceMesh& mesh) {
     const auto local = mesh.is_member() ? numbers({2, 2}) : at::Tensor();
     const auto error = error_of([&] { DTensor::from_local(local, mesh, {Shard(0)}, {4, 2}); });
-    EXPECT_EQ(error.find("from_local: an undefined tensor") != std::string::npos, !mesh.is_member()) << error;
+    EXPECT_EQ(error.find("from_local: expected a defined tensor") != std::string::npos, !mesh.is_member()) << error;
   });
 }
 

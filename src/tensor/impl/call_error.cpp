@@ -1,4 +1,4 @@
-// Cold: nothing of this runs before something was thrown.
+// Adds the context of a call to exceptions. It runs only after an exception was thrown.
 #include "tensor/impl/call_error.h"
 
 #include "comm/record/rank_record.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kShownOperands = 8;
 
-// Marks what has been told already.
+// Marks an error whose context was already added.
 class ContextualizedError final : public CommError {
   using CommError::CommError;
 };
@@ -18,7 +18,7 @@ class Words {
  public:
   explicit Words(const MeshInfo* mesh) : mesh_(mesh) {}
 
-  // f32[4, 8] [S(0), R]; with its mesh where that is not the call's.
+  // For example f32[4, 8] [S(0), R], followed by the tensor's mesh if it is not the mesh of the call.
   void add(const TensorSpec& spec) {
     if (mesh_ == nullptr) mesh_ = spec.mesh.get();
     auto text = c10::str(dtype_abbreviation(spec.dtype), at::IntArrayRef(spec.sizes), ' ', to_string(spec.placements));
@@ -26,12 +26,12 @@ class Words {
   }
   void add(const c10::TensorImpl& impl) {
     if (has_dtensor_key(&impl)) return add(*static_cast<const DTensorImpl&>(impl).spec());
-    add(c10::str("plain ", c10::toString(c10::typeMetaToScalarType(impl.dtype())), impl.sizes()));
+    add(c10::str("regular ", c10::toString(c10::typeMetaToScalarType(impl.dtype())), impl.sizes()));
   }
   std::string operands() const {
     return count_ > kShownOperands ? c10::str(text_, ", ... of ", count_, " tensors") : text_;
   }
-  // Other ranks are told of it, should this one part from them by it.
+  // Records the error for other ranks, in case this rank diverges because of it.
   void record_error(const char* text) const {
     if (mesh_ != nullptr) as_mesh_impl(*mesh_).record().record_error(text);
   }
@@ -82,8 +82,8 @@ std::string describe_operands(SpecList operands) { return words_of(operands).ope
 void set_storage_error_message(DTensorImpl& tensor) {
   static const std::string text =
       "Cannot access the data of a DTensor, which has no memory of its own (data_ptr, accessors, printing, "
-      "torch::save): take this rank's part, DTensor(t).to_local(), or the whole, DTensor(t).full_tensor(); "
-      "Checkpoint saves DTensors, in Python dtensor.save";
+      "torch::save): use the local tensor, DTensor(t).to_local(), or the full one, DTensor(t).full_tensor(); "
+      "to save DTensors, use Checkpoint, or dtensor.save in Python";
   tensor.release_storage_and_set_meta_custom_data_ptr_error_msg_(text);
 }
 

@@ -17,7 +17,7 @@ struct Pass {
 }  // namespace
 
 bool is_call_order_deterministic() {
-  static std::array<Pass, 256> passes;  // under way on all ranks of the process
+  static std::array<Pass, 256> passes;  // backward passes of all ranks of the process
   const int number = torch::autograd::get_current_graph_task_id();
   if (number < 0) return true;
   Pass& pass = passes[static_cast<std::size_t>(number) % passes.size()];

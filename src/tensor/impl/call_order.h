@@ -1,10 +1,10 @@
-// Which of this thread's calls the ranks compare.
+// Decides which calls of this thread are compared between ranks.
 #pragma once
 
 namespace dtensor {
 
-// Whether what this thread calls comes in an order that is the same on every rank. A backward pass over tensors on two
-// devices (parameters in host memory) runs on two threads: those of the one that asked first do.
+// Whether the calls of this thread have the same order on every rank. A backward pass over tensors on two devices
+// (parameters in host memory) runs on two threads. Only the thread that calls this first in the pass is deterministic.
 bool is_call_order_deterministic();
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// The TensorImpl of a DTensor: key set, metadata, and the copies that autograd makes of it.
+// The TensorImpl of a DTensor: its key set, its metadata, and the detached copies that autograd makes.
 #include "tensor/impl/dtensor_impl.h"
 
 #include <ATen/core/Tensor.h>
@@ -20,13 +20,13 @@ c10::DispatchKeySet compute_key_set(c10::DeviceType device) {
          c10::DispatchKeySet(c10::BackendComponent::MetaBit) | c10::getAutocastRelatedKeySetFromBackend(backend);
 }
 
-// Every result asks.
+// Cached, because every result needs it.
 c10::DispatchKeySet key_set_for(c10::DeviceType device) {
   static const auto cpu = compute_key_set(c10::kCPU), cuda = compute_key_set(c10::kCUDA);
   return device == c10::kCPU ? cpu : device == c10::kCUDA ? cuda : compute_key_set(device);
 }
 
-// With its index: a prototype has no local tensor, and autograd compares whole devices.
+// Includes the device index, because autograd compares it. A prototype has no local tensor to take it from.
 c10::Device current_device(c10::DeviceType type) {
   if (type == c10::kCPU || !c10::impl::hasDeviceGuardImpl(type)) return c10::Device(type);
   return c10::impl::VirtualGuardImpl(type).getDevice();
@@ -80,7 +80,7 @@ void DTensorImpl::take_metadata(std::int64_t offset) {
   if (local_.defined() && (local_.is_neg() || is_neg())) _set_neg(local_.is_neg());
 }
 
-// The hooks of a leaf, which autograd's part of it holds, know this tensor as a DTensorImpl to the end.
+// Destroys the autograd metadata first: the hooks of a leaf access this tensor as a DTensorImpl.
 DTensorImpl::~DTensorImpl() { set_autograd_meta(nullptr); }
 
 TensorExtras& DTensorImpl::make_extras() {
@@ -116,7 +116,7 @@ std::uint32_t DTensorImpl::writes() const {
   return writes_to(local_.unsafeGetTensorImpl()->version_counter(), *spec_->mesh);
 }
 
-// A view of an ordinary tensor is one in inference mode, too: autograd has it share the other's count of writes.
+// In inference mode, a view of a normal tensor is a normal tensor too, and autograd shares the base's version counter.
 void DTensorImpl::match_inference_mode(const DTensorImpl& base) {
   const auto keys = base.key_set() & c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   if (keys.empty() || !is_inference()) return;
@@ -131,7 +131,7 @@ void DTensorImpl::set_view_base(const DTensorImpl& base) {
 }
 
 void DTensorImpl::cache_reduced(SpecPtr spec, at::Tensor local) {
-  if (local_.is_inference()) return;  // whoever has the local tensor may write to it unseen
+  if (local_.is_inference()) return;  // writes to the local tensor would not be counted
   make_extras().reduced = {c10::make_intrusive<DTensorImpl>(std::move(spec), std::move(local), storage_offset_),
                            generation()};
 }
@@ -170,7 +170,7 @@ bool DTensorImpl::base_data_was_replaced() const {
 
 namespace {
 
-// Whether nothing had been written to the base, and it had not been re-placed, by when set_data took its data away.
+// Whether the base was neither written nor redistributed between the creation of the view and set_data.
 bool was_fresh_then(const MaterialisedView& view, const DTensorImpl& base) {
   const auto replaced = base.replacements() - static_cast<std::uint32_t>(view.generation >> 32);
   return replaced == base.extras()->data_changes - view.data_changes &&
@@ -183,7 +183,7 @@ bool DTensorImpl::base_has_changed() const {
   if (!extras_->moved) return false;
   const auto& moved = *extras_->moved;
   if (base_data_was_replaced()) return !was_fresh_then(moved, *moved.base);
-  if (moved.base && moved.base->is_stale()) return true;  // a materialised view itself
+  if (moved.base && moved.base->is_stale()) return true;  // the base is a materialised view itself
   return moved.generation != (moved.base ? moved.base->generation() : writes_to(moved.left, *spec_->mesh));
 }
 
@@ -218,19 +218,19 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::Va
 
 void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
   TORCH_CHECK(has_dtensor_key(impl.get()),
-              "a DTensor cannot take the data of a plain tensor; distribute it first: distribute_tensor(t, mesh, ",
+              "a DTensor cannot take the data of a regular tensor; distribute it first: distribute_tensor(t, mesh, ",
               to_string(spec_->placements), ")");
   auto* other = as_dtensor(impl.get());
   storage_offset_ = other->storage_offset_;
-  device_opt_ = other->device_opt_;  // of a tensor on meta that gets memory
+  device_opt_ = other->device_opt_;  // a meta tensor may get memory
   reset(other->spec_, other->local_);
   if (extras_ != nullptr) ++extras_->data_changes;
   if (other->is_detached_view()) make_extras().moved = other->extras_->moved;
 }
 
 const char* DTensorImpl::tensorimpl_type_name() const {
-  return "DTensor, which has no memory of its own: take full_tensor(), or to_local() for this rank's part; "
-         "dtensor.save (save_state in C++) writes it from all ranks";
+  return "DTensor, which has no memory of its own: use full_tensor(), or to_local() for the local tensor; "
+         "to save it from all ranks, use dtensor.save (save_state in C++)";
 }
 
 void DTensorImpl::release_resources() {
