@@ -1,4 +1,4 @@
-// For code that computes with local tensors by plain ATen: operators, dispatchers, optimizers of one's own.
+// Guards for code that computes with local tensors in ATen: operators, dispatchers, user-defined optimizers.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -7,22 +7,22 @@
 
 namespace dtensor {
 
-// The dispatch key under which a MeshScope takes the calls of factories.
+// The dispatch key through which MeshScope intercepts factory functions.
 inline constexpr auto kMeshScopeKey = c10::DispatchKey::DeferredInit;
 
-// Factories make plain tensors while it lives, whatever MeshScope is open.
+// During its lifetime, factory functions create regular tensors even inside a MeshScope.
 struct NoMeshScopeGuard {
-  c10::impl::ExcludeDispatchKeyGuard exclude_mesh_scope{kMeshScopeKey};  // holds the key off
+  c10::impl::ExcludeDispatchKeyGuard exclude_mesh_scope{kMeshScopeKey};  // excludes the key
 };
 
-// The same without a graph, and numbers keep their width under autocast: what surrounds a step, a norm, a message.
+// Also disables grad mode and autocast, for example for an optimizer step, a norm or a message.
 struct LocalNoGradGuard : NoMeshScopeGuard {
   at::NoGradGuard no_grad;                                                        // records no graph
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};  // keeps dtypes
 };
 
-// The same below autograd, where not even versions count: kernels of a function that has a node of its own, and copies
-// that are no part of anybody's graph, mode or mesh.
+// Also skips autograd and version counters. For kernels of a function with its own node, and for copies that must not
+// be visible to autograd, modes or a mesh.
 struct LocalBelowAutogradGuard : NoMeshScopeGuard {
   at::AutoDispatchBelowADInplaceOrView below;                                     // skips autograd
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};  // keeps dtypes

@@ -1,5 +1,5 @@
-// Pieces of tensors for other ranks, all that go over one communicator in one all-to-all: for exchanges of one's own
-// (internal/shard_segments.h says who holds what).
+// Packs pieces of tensors for other ranks, so that all pieces of one communicator use one all-to-all. For custom
+// exchanges; internal/shard_segments.h computes which rank stores which elements.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,21 +12,22 @@
 
 namespace dtensor {
 
-// Pieces that one rank sends to another arrive in the order in which the other receives them, in equal sizes. All
-// members of a communicator open the same buckets in the same order. One piece between two ranks travels from where it
-// is to where it belongs; several are packed, which costs a copy on either side. A piece may lie in the memory of a
-// target: all pieces, of every bucket, are read before any target is filled.
+// The pieces from one rank to another must have the same order and sizes on both sides. All members of a communicator
+// open the same buckets in the same order. A single piece between two ranks is sent without a copy; several pieces are
+// packed, which costs one copy on each side. A piece may overlap a target: all pieces of all buckets are read before
+// any target is written.
 class DTENSOR_API BucketedAllToAll {
  public:
-  // Returns the bucket: one per communicator and dtype. kByte: pieces of any dtypes, as bytes. `remote`: whether any
-  // member may send to another; else no collective is needed, and a piece for or from another is an error.
+  // Returns the bucket of a communicator and dtype. kByte buckets take pieces of any dtype as bytes. `remote`: whether
+  // any member may send to another one. If not, there is no collective, and a piece for or from another rank is an
+  // error.
   std::size_t bucket(const Communicator& members, at::ScalarType dtype, bool remote = true);
-  // `peer`: rank in the bucket's communicator. The tensors may be views of any strides.
+  // `peer` is a rank of the bucket's communicator. Tensors may have any strides.
   void send(std::size_t bucket, int peer, const at::Tensor& piece);
   void receive(std::size_t bucket, int peer, const at::Tensor& target);
-  // Fills all targets. Collective; closes the buckets, also where it throws: what comes next opens its own.
+  // Fills all targets. Collective. Closes the buckets, even if it throws.
   void run() { start()(); }
-  // The same in the background where the backend can; the targets are filled when what it returns has been called.
+  // The same asynchronously, if the backend supports it. Call the returned function to complete the targets.
   std::function<void()> start();
 
  private:
@@ -34,7 +35,7 @@ class DTENSOR_API BucketedAllToAll {
     Communicator members;
     at::ScalarType dtype;
     bool remote;
-    std::vector<std::vector<at::Tensor>> out, in;  // per member
+    std::vector<std::vector<at::Tensor>> out, in;  // one list per member
   };
   Bucket& opened(std::size_t bucket, int peer);
   static std::function<void()> begin(Bucket bucket);

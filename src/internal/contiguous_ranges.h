@@ -1,4 +1,4 @@
-// Where the elements of a shard lie in the whole tensor, row-major: as ranges of consecutive elements, in local order.
+// Positions of a shard's elements in the row-major global tensor, as ranges of consecutive elements in local order.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -9,26 +9,26 @@
 
 namespace dtensor {
 
-// How many indices the segments hold.
+// Total number of indices in the segments.
 DTENSOR_API std::int64_t total_length(const Segments& segments);
 
-// Which elements of a contiguous tensor a rank holds, as ranges of its memory.
+// The elements of a contiguous tensor that a rank stores, as ranges of its memory.
 class DTENSOR_API ContiguousRanges {
  public:
-  // So many elements from this one on.
+  // `length` elements from `global` on.
   struct Range {
     std::int64_t global, length;  // in elements
   };
 
-  // Of a tensor of these (global) sizes; `held[d]`: what the shard has along dimension d.
+  // `sizes` are global; `held[d]` are the segments of the shard along dimension d.
   ContiguousRanges(c10::IntArrayRef sizes, std::vector<Segments> held);
 
-  // Elements in all ranges.
+  // Number of elements in all ranges.
   std::int64_t numel() const { return numel_; }
-  // From local element `local` (flat, row-major) to the end of its range.
+  // The range from local element `local` (flat, row-major) to the end of its range.
   Range at(std::int64_t local) const;
 
-  // fn(local, range) for each range of the local elements [begin, end).
+  // Calls fn(local, range) for each range of the local elements [begin, end).
   template <class F>
   void each(std::int64_t begin, std::int64_t end, const F& fn) const {
     for (std::int64_t local = begin; local < end;) {
@@ -42,10 +42,11 @@ class DTENSOR_API ContiguousRanges {
  private:
   struct Dim {
     Segments held;
-    std::int64_t count, stride;  // local indices; global elements from one index to the next
+    std::int64_t count, stride;  // number of local indices; global elements per index
   };
-  std::vector<Dim> outer_;  // before the last dimension that is split
-  Segments line_;           // what is held of that dimension and those behind it, in elements
+  std::vector<Dim> outer_;  // dimensions before the last split one
+  // Segments of the last split dimension and those behind it, in elements.
+  Segments line_;
   std::int64_t line_length_ = 1, numel_ = 1;
 };
 

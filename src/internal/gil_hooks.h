@@ -1,19 +1,19 @@
-// For language runtimes that call ATen while they hold a lock (Python's interpreter lock): a thread rank that waits for
-// another must not hold what the other needs to get there.
+// Hooks for language runtimes that call ATen while they hold a lock (Python's GIL). A thread rank that waits for
+// another one must release the lock that the other rank may need.
 #pragma once
 
 #include "dtensor/export.h"
 
 namespace dtensor {
 
-// What is done around a wait.
+// Called before and after a wait.
 struct GilReleaseHooks {
-  void* (*release)() = nullptr;        // gives the lock up where this thread holds it; null where it does not
-  void (*reacquire)(void*) = nullptr;  // gets what release() returned, if that was not null
+  void* (*release)() = nullptr;        // releases the lock; returns null if this thread does not hold it
+  void (*reacquire)(void*) = nullptr;  // receives the result of release(), unless it was null
 };
 
-// Runs the hooks around every wait of a rank for other ranks that is not over at once, on the thread that waits. Set
-// them once, before the first rank starts.
+// Sets the hooks, which run on the waiting thread around every blocking wait of a rank for other ranks. Call it once,
+// before the first rank starts.
 DTENSOR_API void set_gil_release_hooks(GilReleaseHooks hooks);
 
 }  // namespace dtensor

@@ -1,6 +1,5 @@
-// Where a schedule (fully_shard, gradient accumulation, offload) takes part in a step: when an operator is about to
-// gather a parameter, when a leaf's gradient arrives, and when a backward pass ends. Hooks for users are in
-// dtensor/hooks.h.
+// Hooks for schedules (fully_shard, gradient accumulation, offload): before an operator gathers a parameter, when the
+// gradient of a leaf arrives, and when a backward pass ends. Hooks for users are in dtensor/hooks.h.
 #pragma once
 
 #include <functional>
@@ -12,61 +11,62 @@
 
 namespace dtensor {
 
-// Called when an operator needs `parameter`, or a view or cast of it, gathered: with the parameter's placements,
-// storage shards made Replicate, and the dtype that the operator sees. May return the parameter's local tensor in those
-// placements, of any dtype that casts to the one asked for without loss (gathered ahead of time, with others of its
-// unit); undefined: the engine gathers the operand itself. Called in forward and in backward alike, in the order of the
-// operators, on every rank of the mesh.
+// Called when an operator needs `parameter`, or a view or cast of it, gathered. `gathered` are the parameter's
+// placements with Replicate for storage shards; `dtype` is the dtype that the operator sees. The hook may return the
+// local tensor in those placements, for example one that was prefetched with its unit. It may have any dtype that casts
+// to `dtype` without loss. If it returns an undefined tensor, the engine gathers the operand itself. Called in forward
+// and backward, in the order of the operators, on every rank of the mesh.
 using GatherHook =
     std::function<at::Tensor(const DTensor& parameter, const Placements& gathered, at::ScalarType dtype)>;
 
-// One hook a tensor; an empty function removes it. The hook must not hold the tensor itself. Views and casts find the
-// hooks of their parameter if they were made after the first was set.
+// One hook per tensor; an empty function removes it. The hook must not hold the tensor itself. Views and casts find the
+// hooks of their parameter only if they are created after the first hook is set.
 DTENSOR_API void set_gather_hook(const DTensor& parameter, GatherHook hook);
 
-// The hook of this tensor; null: none.
+// The hook of this tensor, or null.
 DTENSOR_API const GatherHook* gather_hook(const DTensor& parameter);
 
-// For code that computes on local tensors: what an operator would get of `operand` (a parameter, or a view or cast of
-// one) in these placements. From the schedule where that has it, else redistributed; without a graph.
+// For code that computes on local tensors: the local tensor that an operator would get for `operand` in these
+// placements. `operand` is a parameter, or a view or cast of one. It comes from the gather hook if possible, otherwise
+// from redistribution. Records no graph.
 DTENSOR_API at::Tensor gathered_local(const DTensor& operand, const Placements& wanted);
 
-// Takes over a leaf's gradient: called once for each backward pass that reaches the leaf (unless NoGradientSync), with
-// the sum of what the operators gave, as it came (Partial, mostly). parameter.grad() is left as it was; the schedule
-// reduces, with others of its unit, and calls accumulate_gradient.
+// Takes over the gradient of a leaf. Called once per backward pass that reaches the leaf, unless NoGradientSync is
+// active. `gradient` is the sum of the gradients in their original placements (usually Partial). parameter.grad() is
+// unchanged. The schedule reduces the gradient, together with others of its unit, and calls accumulate_gradient.
 using ReduceHook = std::function<void(const DTensor& parameter, const at::Tensor& gradient)>;
 DTENSOR_API void set_reduce_hook(const DTensor& parameter, ReduceHook hook);
 
-// Makes a leaf's gradient one that the functions above and below see. Operators do so for their operands; for code that
-// computes with a parameter's local tensor and gives its gradient by a node of its own.
+// Registers a leaf whose gradient the functions of this header handle. Operators register their operands. Call it in
+// code that computes with a parameter's local tensor and returns its gradient from a node of its own.
 DTENSOR_API void watch_gradient(const DTensor& leaf);
 
-// Whether backward passes reduce this leaf's gradient; false: they accumulate it as under NoGradientSync. Default:
+// Whether backward passes reduce this leaf's gradient. If false, they accumulate it as under NoGradientSync. Default:
 // true.
 DTENSOR_API void set_gradient_sync(const DTensor& parameter, bool on);
 
-// What a gradient is reduced to: the parameter's placements without storage flags, Partial made Replicate.
+// Placements of a reduced gradient: those of the parameter without storage flags, with Replicate for Partial.
 DTENSOR_API Placements gradient_placements(const DTensor& parameter);
 
 // Adds to parameter.grad(), or sets it, and calls the gradient hook.
 DTENSOR_API void accumulate_gradient(const DTensor& parameter, const DTensor& gradient);
 
-// The same of a gradient given by this rank's part, in the parameter's dtype and with these placements on its mesh; the
-// part is taken over. Throws where its sizes or dtype are others.
+// The same for a gradient given as this rank's local tensor, in the parameter's dtype, with these placements on the
+// parameter's mesh. It may keep or change `local`. Throws if sizes or dtype differ.
 DTENSOR_API void accumulate_gradient(const DTensor& parameter, at::Tensor local, const Placements& placements);
 
-// What NoGradientSync or NoReplicaSync left in a leaf's .grad, taken out to be reduced together with a new gradient. It
-// comes back where that fails: where this ends without done().
+// Takes the gradient that NoGradientSync or NoReplicaSync accumulated out of a leaf's .grad, to reduce it with a new
+// gradient. The destructor restores it, unless done() was called.
 class DTENSOR_API UnsynchronizedGradient {
  public:
   UnsynchronizedGradient() = default;
   explicit UnsynchronizedGradient(const DTensor& leaf);
   ~UnsynchronizedGradient();
   UnsynchronizedGradient(UnsynchronizedGradient&&) noexcept = default;
-  UnsynchronizedGradient& operator=(UnsynchronizedGradient&&) noexcept = default;  // gives nothing back
+  UnsynchronizedGradient& operator=(UnsynchronizedGradient&&) noexcept = default;  // does not restore the gradient
 
-  const at::Tensor& sum() const { return sum_; }  // undefined: there was none
-  // It is part of what is accumulated next.
+  const at::Tensor& sum() const { return sum_; }  // undefined if there was none
+  // Call it once the sum is part of the next accumulated gradient.
   void done() { sum_.reset(); }
 
  private:
@@ -74,14 +74,14 @@ class DTENSOR_API UnsynchronizedGradient {
   at::Tensor sum_;
 };
 
-// The number of the backward pass that runs on this thread (the innermost, where they nest); -1: none.
+// Id of the innermost backward pass that runs on this thread; -1 if none.
 DTENSOR_API int current_backward_id();
 
-// Calls `callback` on this thread when that pass ends, once its gradients are accumulated.
+// Calls `callback` on this thread at the end of that pass, after its gradients are accumulated.
 DTENSOR_API void queue_backward_callback(std::function<void()> callback);
 
-// While it lives, a backward pass that is started on this thread is part of the one that runs there (recomputation):
-// it has the number of that one, and what is to be done at its end is done at the end of that one.
+// During its lifetime, a backward pass that starts on this thread belongs to the current one (recomputation). It has
+// the same id, and callbacks for its end run at the end of the current one.
 class DTENSOR_API NestedBackwardGuard {
  public:
   NestedBackwardGuard();
@@ -90,12 +90,12 @@ class DTENSOR_API NestedBackwardGuard {
   NestedBackwardGuard& operator=(const NestedBackwardGuard&) = delete;
 };
 
-// For this thread, while it lives: what runs without grad mode is part of a training step all the same, since it runs
-// again in backward (recomputation). A schedule tells it from inference by that.
+// Marks code on this thread that runs without grad mode but is part of a training step, because it is recomputed in
+// backward. Schedules use it to distinguish training from inference.
 class DTENSOR_API RecomputeGuard {
  public:
   RecomputeGuard();
-  // Whether one lives on this thread.
+  // Whether a guard is active on this thread.
   static bool current();
 
   struct Flag {};

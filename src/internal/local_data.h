@@ -1,14 +1,14 @@
-// Marks a call on each rank's own data (FsdpCall), for the engine.
+// Marks a call with local semantics (FsdpCall) for the engine.
 #pragma once
 
 #include "dtensor/mesh.h"
 
 namespace dtensor {
 
-// The value of a ScopedValue while such a call runs: regular tensors are this rank's own, so none is replicated, and an
-// operator that gets one beside a parameter of a unit, or another DTensor on `mesh`, is refused.
+// Value of a ScopedValue during a call with local semantics. Regular tensors differ between ranks, so none is
+// replicated. An operator throws if it gets one together with a unit's parameter or another DTensor on `mesh`.
 struct LocalDataCall {
-  DeviceMesh mesh;  // of the call's units; none where its module has no parameters of its own
+  DeviceMesh mesh;  // of the call's units; empty if the module has no parameters of its own
 };
 
 }  // namespace dtensor

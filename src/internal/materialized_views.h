@@ -1,4 +1,4 @@
-// Whether a view of a DTensor shares memory with its base: what code that writes to local tensors needs to know.
+// Whether a view of a DTensor shares memory with its base, for code that writes to local tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,9 +7,9 @@
 
 namespace dtensor {
 
-// A view whose data a redistribution had to move shares no memory with its base (a narrow along a sharded dimension).
-// What an operator (copy_, add_) writes to it reaches the base; what is written to its to_local() does not. False for
-// plain tensors.
+// Whether redistribution copied the data of a view (for example a narrow along a sharded dimension), so that it shares
+// no memory with its base. Writes by operators (copy_, add_) reach the base; writes to its to_local() do not. False for
+// regular tensors.
 DTENSOR_API bool is_materialised_view(const at::Tensor& tensor);
 
 }  // namespace dtensor

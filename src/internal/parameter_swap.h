@@ -1,4 +1,4 @@
-// Lists of a model's tensors: each tensor once, and parameters that another tensor replaced.
+// Deduplicates lists of tensors, and tracks parameters that were replaced by other tensors.
 #pragma once
 
 #include <vector>
@@ -8,17 +8,17 @@
 
 namespace dtensor {
 
-// Each of them once, where it stands first: lists of parameters may have a tied one under each of its names.
+// The tensors without duplicates, in order of first occurrence. A list of parameters may contain a tied one several
+// times.
 DTENSOR_API std::vector<at::Tensor> unique_tensors(at::TensorList tensors);
 
-// Whoever puts another tensor in the place of a model's parameter says so: an optimizer that holds the former one would
-// train nothing.
+// Call it when another tensor replaces a parameter of a model, so that an optimizer that holds the former one throws.
 DTENSOR_API void record_parameter_swap(const at::Tensor& former);
 DTENSOR_API void record_parameter_swap(const at::Tensor& former, const at::Tensor& by);
 DTENSOR_API bool is_swapped_out(const at::Tensor& tensor);
 
-// Where one name of a tied tensor was replaced before and another still holds the former one, both hold what replaced
-// it: models are placed piece by piece. An error where two names got one each.
+// Retied parameters: if one name of a tied tensor was replaced and another name still has the former tensor, both get
+// the replacement. Models may be distributed piece by piece. Throws if two names have different replacements.
 DTENSOR_API void retie_shared_parameters(const NamedTensors& tensors);
 
 }  // namespace dtensor

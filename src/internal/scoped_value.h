@@ -57,9 +57,9 @@ class ScopedValue {
   ScopedValue(T value, Recompute recompute, bool watched = false, detail::ScopeFrame::Reopen reopen = nullptr)
       : frame_({typeid(T), recompute, watched, reopen}, std::make_shared<const T>(std::move(value))) {}
 
-  // Null where no scope is open.
+  // Null if no scope is open.
   static const T* current() { return static_cast<const T*>(detail::ScopeFrame::innermost(typeid(T))); }
-  // Innermost first.
+  // Visits the innermost value first.
   static void for_each(const std::function<void(const T&)>& visit) {
     detail::ScopeFrame::for_each(typeid(T), [&](const void* value) { visit(*static_cast<const T*>(value)); });
   }
@@ -68,8 +68,8 @@ class ScopedValue {
   detail::ScopeFrame frame_;
 };
 
-// For classes of public headers, which do not name ScopedValue: the scope is open as long as the pointer or a copy
-// lives.
+// For classes of public headers, which do not include ScopedValue. The scope is open while the pointer or a copy of it
+// exists.
 template <class T>
 std::shared_ptr<const void> open_scope(T value, Recompute recompute, bool watched = false) {
   return std::make_shared<const ScopedValue<T>>(std::move(value), recompute, watched);

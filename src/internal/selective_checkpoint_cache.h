@@ -1,5 +1,5 @@
-// Results of chosen operators are recorded in one run of a function and given out again in another run of it, in order:
-// what selective activation checkpointing is made of.
+// Selective activation checkpointing: records results of chosen operators in one run of a function and returns them, in
+// order, when the function runs again.
 #pragma once
 
 #include <memory>
@@ -10,26 +10,26 @@
 
 namespace dtensor {
 
-// Results of some operators, kept in forward for when they are computed again.
+// Results of chosen operators, kept from forward for recomputation.
 class DTENSOR_API SelectiveCheckpointCache {
  public:
   SelectiveCheckpointCache() = default;
-  // Operators by name without overload: "aten::mm". Only calls on DTensors count.
+  // Operators by name without overload: "aten::mm". Only calls on DTensors are recorded.
   explicit SelectiveCheckpointCache(std::set<std::string> operators);
 
   struct State;
-  // While it lives, results are kept.
+  // Scoped value while results are recorded.
   struct Recording {
     // For the library itself.
     std::shared_ptr<State> state;
   };
-  // While it lives, they are given back in their order.
+  // Scoped value while results are replayed.
   struct Replaying {
     // For the library itself.
     std::shared_ptr<State> state;
   };
 
-  // While it lives, this thread's results of the operators are kept, instead of those of an earlier run.
+  // During its lifetime, records this thread's results of the operators and discards those of an earlier run.
   class DTENSOR_API Record {
    public:
     explicit Record(const SelectiveCheckpointCache& results);
@@ -37,8 +37,8 @@ class DTENSOR_API SelectiveCheckpointCache {
    private:
     ScopedValue<Recording> scope_;
   };
-  // While it lives, they are given out instead of being computed. An error if the run differs from the recorded one, or
-  // if a result was changed in place since. Whether it made all the calls of that is asked by check_all_replayed().
+  // During its lifetime, returns the recorded results instead of computing them. Throws if the run differs from the
+  // recorded one, or if a result was changed in place. check_all_replayed() checks that no recorded call is missing.
   class DTENSOR_API Replay {
    public:
     explicit Replay(const SelectiveCheckpointCache& results);
@@ -48,8 +48,8 @@ class DTENSOR_API SelectiveCheckpointCache {
     ScopedValue<Recording> no_record_;
   };
 
-  // At the end of a run under Replay: an error if it made fewer of the calls than were recorded. It may have left out
-  // one before others, and been given the results of those.
+  // Call it at the end of a run under Replay. Throws if the run made fewer calls than were recorded. In that case it
+  // may have received results of the wrong calls.
   void check_all_replayed() const;
 
  private:

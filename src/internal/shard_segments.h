@@ -1,4 +1,4 @@
-// Which elements of a sharded tensor a mesh coordinate holds: what hand-written exchanges and files need to know.
+// The elements of a sharded tensor at a mesh coordinate, for custom exchanges and file formats.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -11,17 +11,17 @@
 
 namespace dtensor {
 
-// So many elements from this one on.
+// A range of indices along a dimension.
 struct Segment {
   std::int64_t offset;  // global index along the dimension
-  std::int64_t length;  // none is fine
+  std::int64_t length;  // may be 0
   friend bool operator==(const Segment&, const Segment&) = default;
 };
-// In local order, which is rising. One segment (possibly empty) unless a StridedShard has no matching axes to its
-// right, or where a ZigzagShard has two chunks that do not meet.
+// Segments in local, ascending order. There is one (possibly empty), except for a StridedShard without matching axes to
+// its right, and for a ZigzagShard with two chunks that are not adjacent.
 using Segments = c10::SmallVector<Segment, 2>;
 
-// The global indices along tensor dimension `dim` (of size `n`) that `coordinate` holds.
+// The global indices along tensor dimension `dim` (of size `n`) at `coordinate`.
 DTENSOR_API Segments shard_segments(std::int64_t n, std::int64_t dim, const Placements& placements,
                                     c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate);
 

@@ -1,4 +1,4 @@
-// Checked, and the one that the environment asks for.
+// Checked, and its default from the environment variable DTENSOR_CHECKED.
 #include "scope/checked.h"
 
 #include <c10/util/Exception.h>
@@ -25,7 +25,7 @@ std::optional<Checks> checks_from_environment() {
   const char* const value = std::getenv("DTENSOR_CHECKED");
   if (value == nullptr || std::string_view(value).empty()) return std::nullopt;
   if (value == std::string_view("calls")) return Checks::calls;
-  TORCH_CHECK_VALUE(value == std::string_view("values"), "DTENSOR_CHECKED=", value, ": expected calls or values");
+  TORCH_CHECK_VALUE(value == std::string_view("values"), "DTENSOR_CHECKED: expected calls or values, got ", value);
   return Checks::values;
 }
 

@@ -1,9 +1,9 @@
-// Whether this thread is under Checked.
+// Whether a Checked scope is open on this thread.
 #pragma once
 
 namespace dtensor {
 
-bool checked_calls();   // any Checked
-bool checked_values();  // one that compares values too
+bool checked_calls();   // any level
+bool checked_values();  // level Checks::values
 
 }  // namespace dtensor

@@ -6,7 +6,7 @@
 
 namespace dtensor {
 
-// False: there is no room, or keeping is over.
+// Returns false if the list is full or the thread is ending.
 bool FreeListAllocator::begin() {
 #if C10_ASAN_ENABLED || defined(__SANITIZE_THREAD__)
   return false;
@@ -21,7 +21,7 @@ bool FreeListAllocator::begin() {
   return true;
 }
 
-// Later destructors of the thread may still free tensors.
+// Later destructors of the thread may still free tensors, so the list stays usable.
 void FreeListAllocator::end() {
   most_ = 0;
   while (first_ != nullptr) ::operator delete(std::exchange(first_, first_->next));

@@ -1,4 +1,4 @@
-// Memory of the objects that every operator makes.
+// A free list for the objects that every operator creates.
 #pragma once
 
 #include <c10/macros/Macros.h>
@@ -8,9 +8,8 @@
 
 namespace dtensor {
 
-// Blocks of one size that were freed, kept for this thread's next objects, so that a result costs no search of the
-// heap. At most kMaxFreeBlocks, given back when the thread ends. Sanitizers look at each object, so with them nothing
-// is kept.
+// A free list of blocks of one size for this thread, so that a result needs no call of malloc. It keeps at most
+// kMaxFreeBlocks and frees them when the thread ends. With sanitizers it keeps none, so that they see each allocation.
 class FreeListAllocator {
  public:
   static constexpr std::size_t kMaxFreeBlocks = 256;
@@ -41,7 +40,7 @@ class FreeListAllocator {
 
   Block* first_ = nullptr;
   std::size_t count_ = 0;
-  std::size_t most_ = 0;  // 0: nothing was kept yet, or the thread is ending
+  std::size_t most_ = 0;  // 0: nothing was freed yet, or the thread is ending
   bool begun_ = false;
 };
 

@@ -1,6 +1,6 @@
-// Module scopes: each thread's stack of names, and for each scope that was closed while somebody recorded, the range of
-// autograd sequence numbers that it covered. A node belongs to the smallest range that holds its number. What was
-// recorded goes to the threads on which autograd runs a backward pass.
+// Module scopes. Each thread has a stack of names. While a NodeRecorder is active, each closed scope records its range
+// of autograd sequence numbers. A node belongs to the smallest range that contains its number. Autograd propagates the
+// ranges to the threads of a backward pass.
 #include "scope/module_scope.h"
 
 #include <ATen/SequenceNumber.h>
@@ -21,13 +21,13 @@ struct Range {
 
 struct OpenScope {
   const std::string* name;
-  int pass;  // the backward pass that it was opened in (recomputation), or -1
+  int pass;  // the backward pass in which it was opened (recomputation), or -1
 };
 
-// Nothing is recorded while it is 0, which is all that a scope then asks.
+// Number of active recorders. If it is 0, a scope records nothing and costs only this test.
 std::atomic<int> recorders = 0;
 
-// The module of the node that ran last on this thread, and its pass.
+// The backward pass and module of the node that ran last on this thread.
 struct LastExecutedNode {
   int pass = -1;
   std::string module;
@@ -38,7 +38,7 @@ std::vector<OpenScope>& open_scopes() {
   return scopes;
 }
 
-// In a backward pass only the scopes that were opened in it: a part of the model runs again.
+// In a backward pass, only scopes that were opened in it count: recomputation runs a part of the model again.
 std::string path_of(const std::vector<OpenScope>& scopes, int pass) {
   std::string path;
   for (const OpenScope& scope : scopes) {
@@ -59,7 +59,8 @@ struct NodeRecorder::Ranges {
     const std::lock_guard lock(mutex);
     list.push_back(std::move(range));
   }
-  // "" for none; the latest among equals: a scope closes before the one around it.
+  // The path of the smallest range, or "". Among equal ranges the first one wins: an inner scope closes before the
+  // outer one.
   std::string smallest(std::uint64_t number) {
     const std::lock_guard lock(mutex);
     const Range* best = nullptr;

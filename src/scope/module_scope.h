@@ -1,4 +1,4 @@
-// The stack of module scopes of each thread, and which scope an autograd node was made in.
+// Each thread's stack of module scopes, and the module of an autograd node.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace dtensor {
 
-// While one lives on this thread, scopes remember which autograd nodes they made; so it is known on the threads on
-// which autograd runs them.
+// While active on this thread, scopes record the autograd nodes that they create, so that threads of a backward pass
+// find a node's module.
 class NodeRecorder {
  public:
   NodeRecorder();
@@ -19,8 +19,8 @@ class NodeRecorder {
 
   struct Ranges;
   using RangesPtr = std::shared_ptr<Ranges>;
-  static RangesPtr current();  // null where nobody records
-  // Of the node that runs on this thread in backward pass `pass`, or ran last.
+  static RangesPtr current();  // null if no recorder is active
+  // Module of the node that runs on this thread in backward pass `pass`, or ran last.
   static std::string module_of_node(int pass);
 
  private:
@@ -32,8 +32,9 @@ struct ModuleAndPhase {
   Phase phase = Phase::forward;
 };
 
-// Where this thread is: in a backward pass the module whose forward made the node that runs now (or ran last: the
-// reduction of a leaf's gradient follows its last node), otherwise the innermost scope.
+// The current module of this thread. In a backward pass it is the module whose forward created the current node. After
+// a node it is still that node's module, since the gradient reduction of a leaf follows its last node. Otherwise it is
+// the innermost scope.
 ModuleAndPhase current_module_and_phase();
 
 }  // namespace dtensor

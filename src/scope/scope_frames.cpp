@@ -1,6 +1,6 @@
-// Frames are entries of ATen's ThreadLocalDebugInfo, which is part of the state that autograd takes from the thread on
-// which a pass starts to the threads that run it. An entry is never changed, since several threads may see it: a scope
-// that ends before an inner one is marked, and its entry goes when it comes to lie on top.
+// Frames are entries of ATen's ThreadLocalDebugInfo, which autograd copies from the thread that starts a backward pass
+// to the threads that run it. Several threads may share an entry, so entries are immutable. A scope that ends before an
+// inner one is only marked; its entry is removed once it is on top.
 #include "scope/scope_frames.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -20,7 +20,7 @@ using DebugInfo = c10::ThreadLocalDebugInfo;
 
 inline constexpr std::string_view kName = "DTENSOR_SCOPES";
 
-// Older releases of LibTorch have a fixed list of kinds, of which programs like this one use none but the profiler's.
+// Older LibTorch releases have a fixed list of kinds. MOBILE_RUNTIME_INFO is unused outside mobile builds.
 template <class Kind>
 Kind own_kind() {
   if constexpr (std::is_enum_v<Kind>) {
@@ -30,7 +30,7 @@ Kind own_kind() {
   }
 }
 
-// Once for the program; volatile, so that it is stored, and no leak checker takes it for lost.
+// Registers the fallthrough kernel once. The handle is volatile so that it is stored and leak checkers find it.
 void register_fallthrough() {
   static c10::RegistrationHandleRAII* volatile handle =
       new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerFallback(
@@ -46,7 +46,8 @@ struct ScopeFrame::State final : c10::DebugInfoBase {
 
   static State* top() {
     auto* info = DebugInfo::get(own_kind<c10::DebugInfoKind>());
-    if constexpr (std::is_enum_v<c10::DebugInfoKind>) return dynamic_cast<State*>(info);  // it may be another's
+    // the entry may belong to other code
+    if constexpr (std::is_enum_v<c10::DebugInfoKind>) return dynamic_cast<State*>(info);
     return static_cast<State*>(info);
   }
   static void mark_thread() {
@@ -90,7 +91,7 @@ const void* ScopeFrame::innermost(const std::type_info& type) {
 }
 
 void ScopeFrame::for_each(const std::type_info& type, const std::function<void(const void*)>& visit) {
-  const auto kept = DebugInfo::current();  // scopes that end while they are visited
+  const auto kept = DebugInfo::current();  // keeps scopes alive that end during the visit
   for (const auto* s = State::top(); s != nullptr; s = s->outer) {
     if (!s->open || s->kind.type != type) continue;
     if (s->value == nullptr) return;

@@ -1,4 +1,4 @@
-// What the hit path asks of scopes: one test whether any is open that operators look for.
+// One test on the cache-hit path: whether a scope is open that operators must check.
 #pragma once
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -7,10 +7,10 @@
 
 namespace dtensor {
 
-// Calls fall through this key, so including it changes no dispatch. Included keys go with the rest of a thread's state
-// to autograd's threads and lie beside the excluded ones, which every operator reads anyway. The guards under which
-// operators run leave them alone, while they put the excluded ones back as they were: a scope may be opened or closed
-// while an operator runs.
+// All calls fall through this key, so including it does not change dispatch. Autograd copies included keys to its
+// threads with the rest of the thread-local state. They are adjacent to the excluded keys, which every operator reads
+// anyway. The guards that surround kernels restore excluded keys but not included ones, so a scope may open or close
+// inside an operator.
 inline constexpr auto kObservingScopesKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 inline bool any_observing_scope() { return c10::impl::tls_local_dispatch_key_set().included_.has(kObservingScopesKey); }

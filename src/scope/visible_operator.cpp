@@ -1,4 +1,4 @@
-// The computation is a scoped value: modes are Python functions, and nothing else leads from them to the engine.
+// Stores the computation in a scoped value, because modes are Python functions that cannot pass it back to the engine.
 #include "scope/visible_operator.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -15,7 +15,7 @@ struct VisibleOpCall {
   const Computation* compute = nullptr;
 };
 
-// Opposite of DisableDispatchModesGuard, below autograd.
+// Reverts DisableDispatchModesGuard, below autograd.
 c10::impl::LocalDispatchKeySet keys_of_program() {
   auto keys = c10::impl::tls_local_dispatch_key_set();
   keys.excluded_ = (keys.excluded_ - kDispatchModeKeys) | c10::autograd_dispatch_keyset_with_ADInplaceOrView;

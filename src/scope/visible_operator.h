@@ -1,4 +1,4 @@
-// Computations of the library that stand for an operator of ATen, of which dispatch modes are shown that operator.
+// Computations of the library that dispatch modes see as an ATen operator.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -8,15 +8,15 @@
 
 namespace dtensor {
 
-// Takes the arguments from the stack and leaves the results of the operator.
+// Pops the operator's arguments from the stack and pushes its results.
 using Computation = std::function<void(torch::jit::Stack&)>;
 
-// `shown`: whether the program's modes see what it calls (is_dispatch_mode_active). They are then given the operator
-// with these arguments, DTensors among them; where they call it, `compute` runs in its place, hidden. They may keep its
-// results and give them out again. Not `shown`: compute(stack).
+// `shown` means that dispatch modes are active (is_dispatch_mode_active). They then receive the operator with these
+// arguments, including DTensors. When they call it, `compute` runs instead, hidden from them. They may keep its results
+// and return them again. If not `shown`, this is compute(stack).
 void run_visible_as_op(const c10::OperatorHandle& op, torch::jit::Stack& stack, bool shown, const Computation& compute);
 
-// For the engine: runs the computation that stands for this call; false: none does.
+// For the engine: runs the computation of the current visible call, if this is its operator; otherwise returns false.
 bool run_visible_call(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 }  // namespace dtensor
