@@ -1,4 +1,4 @@
-// A distribution as a value: what a fill needs to know besides where and with which key.
+// A distribution as a variant. Fill functions take it together with a region and a key.
 #pragma once
 
 #include <variant>

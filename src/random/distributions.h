@@ -1,6 +1,6 @@
-// From a block of random words to numbers of a distribution. Each struct says how many elements one block serves
-// (kPerBlock), of which type (Value), and fills them; host and device run the same text. Everything but the functions
-// of libm (log, sin, cos, tan) gives the same bits on both: products and sums are never contracted to a fused one.
+// Converts blocks of random words to numbers of a distribution. Each struct defines how many elements one block yields
+// (kPerBlock), their type (Value), and how to compute them. Host and device share this code. Except for libm functions
+// (log, sin, cos, tan, exp), both give equal bits, because no product and sum is contracted to a fused operation.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace dtensor::dist {
 
-// The most significant half of a 128-bit product.
+// The upper 64 bits of a 128-bit product.
 DTENSOR_HD std::uint64_t multiply_high(std::uint64_t a, std::uint64_t b) {
 #if defined(__CUDA_ARCH__)
   return __umul64hi(a, b);
@@ -26,17 +26,17 @@ inline constexpr float kInv32 = 1.0F / 4294967296.0F;
 inline constexpr double kInv32d = 1.0 / 4294967296.0;
 inline constexpr double kInv53 = 1.0 / 9007199254740992.0;
 
-// [0, 1) with all bits that the type holds. By way of signed integers, which vector units convert.
+// Uniform in [0, 1) with all mantissa bits of the type. It converts signed integers, because vector units support that.
 DTENSOR_HD float unit(std::uint32_t x) { return static_cast<float>(static_cast<std::int32_t>(x >> 8)) * kInv24; }
 DTENSOR_HD double unit(std::uint64_t x) { return static_cast<double>(x >> 11) * kInv53; }
-// (0, 1], fine near 0, for logarithms.
+// Uniform in (0, 1] with high resolution near 0, for logarithms.
 DTENSOR_HD float open_unit(std::uint32_t x) {
   const auto upper = static_cast<float>(static_cast<std::int32_t>(x >> 16));
   const auto lower = static_cast<float>(static_cast<std::int32_t>(x & 0xFFFF));
   return mul_add(mul_add(upper, 65536.0F, lower), kInv32, 0.5F * kInv32);
 }
 DTENSOR_HD double open_unit(std::uint64_t x) { return (static_cast<double>(x >> 11) + 0.5) * kInv53; }
-// (0, 1), exact in double.
+// Uniform in (0, 1), exact in double.
 DTENSOR_HD double inner_unit(std::uint32_t x) { return (static_cast<double>(x) + 0.5) * kInv32d; }
 
 template <class Real>
@@ -52,7 +52,8 @@ struct Lanes<double> {
   DTENSOR_HD static std::uint64_t get(const philox::Words& words, int i) { return philox::word64(words, i); }
 };
 
-// [from, to): `limit` is the largest value below `to` that the tensor's dtype holds, so that rounding stays below `to`.
+// Uniform in [from, to). `limit` is the largest value below `to` in the tensor's dtype, so that rounding does not reach
+// `to`.
 template <class Real>
 struct Uniform {
   using Value = Real;
@@ -66,7 +67,7 @@ struct Uniform {
   }
 };
 
-// Box and Muller: elements 2 i and 2 i + 1 are the two coordinates of one point of the plane.
+// Box-Muller transform: elements 2 i and 2 i + 1 are the coordinates of one point in the plane.
 DTENSOR_HD void normal_pair(std::uint32_t a, std::uint32_t b, float& x, float& y) {
   const float radius = square_root(-2.0F * log_unit(open_unit(a)));
   float sine = 0;
@@ -110,7 +111,7 @@ struct LogNormal {
   }
 };
 
-// Probability `p` of 1; one word an element whatever the dtype, so that a mask does not depend on it.
+// 1 with probability `p`. It uses one word per element for all dtypes, so a mask does not depend on the dtype.
 struct Bernoulli {
   using Value = bool;
   static constexpr int kPerBlock = 4;
@@ -120,7 +121,7 @@ struct Bernoulli {
   }
 };
 
-// What Bernoulli compares with p.
+// The uniform number that Bernoulli compares with p.
 struct UnitWord {
   using Value = double;
   static constexpr int kPerBlock = 4;
@@ -129,7 +130,8 @@ struct UnitWord {
   }
 };
 
-// from + [0, range), range <= 2^20, so that the bias of multiply-and-shift stays below 2^-12 of a probability.
+// Integers in from + [0, range) with range <= 2^20, so that the bias of multiply-and-shift is below 2^-12 of a
+// probability.
 struct SmallInteger {
   using Value = std::int64_t;
   static constexpr int kPerBlock = 4;
@@ -141,7 +143,7 @@ struct SmallInteger {
   }
 };
 
-// from + [0, range); range 0 stands for 2^64.
+// Integers in from + [0, range); range 0 means 2^64.
 struct Integer {
   using Value = std::int64_t;
   static constexpr int kPerBlock = 2;
@@ -155,7 +157,7 @@ struct Integer {
   }
 };
 
-// The remaining ones are computed in double from one word an element, by inversion.
+// The following distributions use inversion in double, with one word per element.
 struct Exponential {
   using Value = double;
   static constexpr int kPerBlock = 4;

@@ -1,4 +1,4 @@
-// Argument checks of the random fills, and the choice of kernel by device.
+// Checks the arguments of random fills and selects the kernel by device.
 #include "random/fill.h"
 
 #include <ATen/Dispatch.h>
@@ -26,7 +26,7 @@ void check_floating(const at::Tensor& t, const char* what) {
               t.scalar_type());
 }
 
-// Complex numbers as pairs along one more dimension, of which a rank holds both.
+// A complex tensor as real pairs along an additional, unsharded dimension.
 std::pair<at::Tensor, GlobalRegion> as_real(const at::Tensor& local, const GlobalRegion& region) {
   if (!local.is_complex()) {
     return {local, region};
@@ -37,7 +37,7 @@ std::pair<at::Tensor, GlobalRegion> as_real(const at::Tensor& local, const Globa
   return {at::view_as_real(local), std::move(pairs)};
 }
 
-// As ATen asks for: ends that the dtype holds, no further apart than its largest number.
+// As in ATen: the dtype represents both ends, and their distance is at most its largest number.
 void check_interval(at::ScalarType dtype, double from, double to) {
   TORCH_CHECK(from <= to, "uniform_ expects from <= to, got from = ", from, " and to = ", to);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "uniform_", [&] {
@@ -49,7 +49,7 @@ void check_interval(at::ScalarType dtype, double from, double to) {
   });
 }
 
-// The largest value of the dtype below `to`, or `from` where the interval is empty.
+// The largest value of the dtype below `to`, or `from` if the interval is empty.
 double largest_below(at::ScalarType dtype, double from, double to) {
   double limit = 0;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "uniform_", [&] {
@@ -60,7 +60,7 @@ double largest_below(at::ScalarType dtype, double from, double to) {
   return limit;
 }
 
-// The largest integer that random_() gives.
+// The largest integer that random_() returns.
 std::int64_t largest_integer(at::ScalarType dtype) {
   std::int64_t largest = 0;
   AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, dtype, "random_", [&] {
@@ -87,11 +87,11 @@ void check_holds(at::ScalarType dtype, std::int64_t value, const char* what) {
   });
 }
 
-// Those integers of [from, last] that the dtype rounds to none outside of it.
+// The smallest and the largest integer in [from, last] that the dtype does not round out of the interval.
 std::pair<std::int64_t, std::int64_t> rounded_within(at::ScalarType dtype, std::int64_t from, std::int64_t last) {
   if (!c10::isFloatingType(dtype)) return {from, last};
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "random_", [&] {
-    __extension__ using Wide = __int128;  // a rounded integer may lie beyond 64 bits
+    __extension__ using Wide = __int128;  // a rounded integer may exceed 64 bits
     constexpr auto kInfinity = std::numeric_limits<scalar_t>::infinity();
     const auto low = static_cast<scalar_t>(from), high = static_cast<scalar_t>(last);
     if (static_cast<Wide>(low) < from) from = static_cast<std::int64_t>(std::nextafter(low, kInfinity));
@@ -102,7 +102,7 @@ std::pair<std::int64_t, std::int64_t> rounded_within(at::ScalarType dtype, std::
 
 void fill_range(const at::Tensor& local, const GlobalRegion& region, RandomKey key, std::int64_t from,
                 std::int64_t last) {
-  // 0 where all 2^64 values are asked for.
+  // 0 means all 2^64 values.
   const auto range = static_cast<std::uint64_t>(last) - static_cast<std::uint64_t>(from) + 1;
   if (range != 0 && range <= dist::SmallInteger::kMaxRange) {
     return fill(local, region, key, dist::SmallInteger{from, range});
@@ -110,7 +110,7 @@ void fill_range(const at::Tensor& local, const GlobalRegion& region, RandomKey k
   fill(local, region, key, dist::Integer{from, range});
 }
 
-// False where the device has no kernel for it.
+// Returns false if the device has no kernel.
 bool fill_dense(const at::Tensor& dense, const GlobalRegion& region, RandomKey key, const Distribution& distribution) {
   const auto kernel = dense.is_cpu() ? &fill_cpu : kernels[static_cast<std::size_t>(dense.device().type())].load();
   return kernel != nullptr && kernel(dense, region, key, distribution);
@@ -171,7 +171,7 @@ void fill_integers(const at::Tensor& local, const GlobalRegion& region, RandomKe
   check_holds(dtype, from, "from");
   check_holds(dtype, last, "to - 1");
   const auto [first, end] = rounded_within(dtype, from, last);
-  TORCH_CHECK(first <= end, "random_: ", dtype, " holds none of the integers from ", from, " to ", last);
+  TORCH_CHECK(first <= end, "random_: ", dtype, " represents no integer from ", from, " to ", last);
   fill_range(local, region, key, first, end);
 }
 
@@ -200,7 +200,7 @@ at::Tensor random_permutation(std::int64_t n, RandomKey key, at::TensorOptions o
   TORCH_CHECK(n >= 0, "randperm expects n >= 0, got ", n);
   auto permutation = at::arange(n, at::TensorOptions(at::kLong));
   auto* p = permutation.mutable_data_ptr<std::int64_t>();
-  for (auto i = n - 1; i > 0; --i) {  // Fisher and Yates; step i draws from its own block
+  for (auto i = n - 1; i > 0; --i) {  // Fisher-Yates shuffle; step i uses its own block
     const auto word = philox::word64(philox::block(key, static_cast<std::uint64_t>(i)), 0);
     std::swap(p[i], p[dist::multiply_high(word, static_cast<std::uint64_t>(i) + 1)]);
   }
@@ -213,8 +213,8 @@ void register_fill_kernel(c10::DeviceType device, FillKernel kernel) {
 
 void fill(const at::Tensor& local, const GlobalRegion& region, RandomKey key, const Distribution& distribution) {
   const auto sizes = region.local_sizes();
-  TORCH_CHECK(local.sizes().equals(sizes), "a local tensor of sizes ", local.sizes(),
-              " does not fit its region, which has sizes ", at::IntArrayRef(sizes));
+  TORCH_CHECK(local.sizes().equals(sizes), "expected a local tensor of sizes ", at::IntArrayRef(sizes),
+              " for its region, got ", local.sizes());
   if (local.numel() == 0) return;
   const auto dense = local.is_contiguous() ? local : at::empty(local.sizes(), local.options());
   if (!fill_dense(dense, region, key, distribution)) {

@@ -1,4 +1,5 @@
-// The CPU kernel: batches of blocks along runs of consecutive global indices, in loops that the compiler vectorises.
+// The CPU kernel: fills runs of consecutive global indices in batches of blocks, with loops that the compiler
+// vectorises.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")
 #endif
@@ -16,7 +17,7 @@
 namespace dtensor {
 namespace {
 
-// Values outside an integer type (a geometric draw) stop at its largest.
+// Saturates values that exceed an integer type (geometric distribution).
 template <class T, class Value>
 T convert(Value value) {
   if constexpr (std::is_same_v<Value, double> && std::is_integral_v<T> && !std::is_same_v<T, bool>) {
@@ -27,7 +28,7 @@ T convert(Value value) {
   }
 }
 
-constexpr int kBatch = 64;  // blocks; the loops over a batch are the ones that the compiler vectorises
+constexpr int kBatch = 64;  // blocks per batch; the compiler vectorises the loops over a batch
 
 template <class T, class Dist>
 [[gnu::always_inline]] inline void batch_body(T* out, std::uint64_t block, RandomKey key, const Dist& dist) {
@@ -53,7 +54,7 @@ void fill_batch(T* out, std::uint64_t block, RandomKey key, const Dist& dist) {
   batch_body(out, block, key, dist);
 }
 
-// The same text for wider registers. No fused products, so the same bits.
+// The same code for wider registers. It has no fused operations, so the bits are equal.
 #if defined(__x86_64__)
 template <class T, class Dist>
 [[gnu::target("avx2")]] void fill_batch_avx2(T* out, std::uint64_t block, RandomKey key, const Dist& dist) {
@@ -72,7 +73,7 @@ auto batch_function() {
 }
 #endif
 
-// Elements first .. first + n - 1, of one block at most.
+// Fills the elements first .. first + n - 1, which are in one block.
 template <class T, class Dist>
 void fill_part(T* out, std::uint64_t first, std::int64_t n, RandomKey key, const Dist& dist) {
   constexpr int kPer = Dist::kPerBlock;

@@ -1,4 +1,4 @@
-// What a coordinate holds, dimension by dimension.
+// Computes the region of a coordinate, dimension by dimension.
 #include "random/global_indices.h"
 
 #include <c10/util/Exception.h>

@@ -1,4 +1,4 @@
-// Where a local tensor sits in its global one: the global indices that it holds along each dimension.
+// The global indices of a local tensor along each dimension.
 #pragma once
 
 #include <ATen/core/DimVector.h>
@@ -11,16 +11,16 @@
 namespace dtensor {
 
 struct GlobalRegion {
-  at::DimVector sizes;             // global
-  std::vector<Segments> segments;  // per dimension, in local order
+  at::DimVector sizes;             // global sizes
+  std::vector<Segments> segments;  // one per dimension, in local order
 
   at::DimVector local_sizes() const;
 };
 
-// What the coordinate holds. Throws on a Partial: a sum of random numbers is not one.
+// The region at a coordinate. Throws for Partial, since a sum of random numbers has another distribution.
 GlobalRegion region_of(at::IntArrayRef sizes, const Placements& placements, at::IntArrayRef mesh_shape,
                        at::IntArrayRef coordinate);
-// On this rank, which is in the mesh.
+// The region of this rank, which must be in the mesh.
 GlobalRegion region_of(const TensorSpec& spec);
 
 }  // namespace dtensor

@@ -1,9 +1,9 @@
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC'11): a bijection of a
-// 128-bit counter under a 64-bit key, good enough that consecutive counters give independent words. Plain C++ for host
-// and device, no ATen, so that CPU and CUDA code share every bit.
+// 128-bit counter under a 64-bit key. Consecutive counters give statistically independent words. This header is C++
+// without ATen for host and device, so that CPU and CUDA share every bit.
 //
-// The library's use: key = seed, counter = (block, number of the random operator). Element e of a global tensor takes
-// word e % 4 of block e / 4, or words 2 (e % 2) and the next of block e / 2 where it needs 64 bits.
+// The key is the seed, the counter is (block, number of the random operator). Element e of a global tensor uses word
+// e % 4 of block e / 4. If it needs 64 bits, it uses words 2 (e % 2) and 2 (e % 2) + 1 of block e / 2.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace dtensor {
 
-// What one random operator draws from: the world's seed and the operator's number.
+// The key of one random operator: the world's seed and the operator's number.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t op = 0;

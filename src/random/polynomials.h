@@ -1,6 +1,6 @@
 // Logarithm, square root, sine and cosine in float by the polynomials of Cephes (S. L. Moshier, logf.c and sinf.c;
-// errors below 1e-7), without branches, so that compilers vectorise them. Products and sums are never contracted to a
-// fused one and nothing depends on a library: every CPU and GPU gives the same bits.
+// errors below 1e-7). They have no branches, so that compilers vectorise them. They use neither fused operations nor
+// libm, so every CPU and GPU gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -63,8 +63,8 @@ DTENSOR_HD float log_unit(float x) {
   return mul_add(e, 0.693359375F, m + y);
 }
 
-// Square root of a number that is 0 or normal, by Newton's steps for 1 / sqrt(x) from the well-known guess. To the last
-// bit or the one before; the library's own may set errno, which keeps loops from being vectorised.
+// Square root of 0 or a normal number, by Newton iterations for 1 / sqrt(x) from the bit-level initial guess. The error
+// is at most one unit in the last place. std::sqrt may set errno, which prevents vectorisation.
 DTENSOR_HD float square_root(float x) {
   float r = float_of_bits(0x5F375A86 - (float_bits(x) >> 1));
   const float half = 0.5F * x;
@@ -72,7 +72,7 @@ DTENSOR_HD float square_root(float x) {
   return x * r;
 }
 
-// Sine and cosine of turns / 2^32 of a full turn: the quadrant is in the two highest bits after rounding.
+// Sine and cosine of turns / 2^32 of a full turn. The two highest bits after rounding are the quadrant.
 DTENSOR_HD void sin_cos(std::uint32_t turns, float& sine, float& cosine) {
   const std::uint32_t quadrant = (turns + 0x20000000U) >> 30;
   const auto rest = static_cast<std::int32_t>(turns - (quadrant << 30));
@@ -84,7 +84,8 @@ DTENSOR_HD void sin_cos(std::uint32_t turns, float& sine, float& cosine) {
   float c = mul_add(2.443315711809948E-5F, z, -1.388731625493765E-3F);
   c = mul_add(c, z, 4.166664568298827E-2F);
   c = mul_add(c * z, z, mul_add(z, -0.5F, 1.0F));
-  // Odd quadrants swap the two; signs by the quadrant. In integers, since a choice may become a branch.
+  // Odd quadrants swap sine and cosine; the quadrant determines the signs. Integer operations, since a conditional may
+  // become a branch.
   const std::int32_t odd = -static_cast<std::int32_t>(quadrant & 1U);
   const std::int32_t swap = (float_bits(s) ^ float_bits(c)) & odd;
   const auto sine_sign = static_cast<std::int32_t>((quadrant & 2U) << 30);

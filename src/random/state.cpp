@@ -1,4 +1,4 @@
-// Seed and counter of a world, kept in its WorldState.
+// Seed and counter of a world, stored in its WorldState.
 #include "random/state.h"
 
 #include <c10/util/Exception.h>
@@ -13,7 +13,7 @@ namespace dtensor {
 namespace {
 
 WorldState& state_of(const DeviceMesh& mesh) {
-  TORCH_CHECK(mesh, "the random state belongs to a mesh's world: this DeviceMesh is empty");
+  TORCH_CHECK(mesh, "random state: expected a mesh, got an empty DeviceMesh");
   return impl_of(mesh)->state();
 }
 

@@ -1,6 +1,6 @@
-// The random state as operators use it. Contract: every rank of the world calls next_random_key once per random
-// operator, whatever its mesh, empty shards included; ranks outside the operator's mesh call it too (the engine does,
-// where it runs the operator as a no-op), so that the counter stays one number for the world.
+// The random state as operators use it. Every rank of the world must call next_random_key once per random operator,
+// including ranks with empty shards. For ranks outside the operator's mesh the engine calls it too, so that all ranks
+// have the same counter.
 #pragma once
 
 #include "mesh/mesh_impl.h"
@@ -8,7 +8,7 @@
 
 namespace dtensor {
 
-// The key of the next random operator on this mesh's world; counts it.
+// Returns the key of the next random operator on this mesh's world and increments the counter.
 RandomKey next_random_key(const MeshImpl& mesh);
 
 }  // namespace dtensor

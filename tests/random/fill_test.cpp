@@ -329,7 +329,7 @@ TEST(RandomFill, Errors) {
   EXPECT_ERROR(fill_normal(t, r, kKey, 0, -1), "std = -1");
   EXPECT_ERROR(fill_bernoulli(t, r, kKey, 1.5), "p = 1.5");
   EXPECT_ERROR(fill_uniform(at::empty({2}, at::kLong), r, kKey), "expected a floating point tensor, got Long");
-  EXPECT_ERROR(fill_uniform(t, full_region({3}), kKey), "sizes [2] does not fit its region, which has sizes [3]");
+  EXPECT_ERROR(fill_uniform(t, full_region({3}), kKey), "expected a local tensor of sizes [3] for its region, got [2]");
   EXPECT_ERROR(region_of({4}, {Partial()}, {2}, {0}), "[P(sum)] cannot be filled with random numbers");
 }
 

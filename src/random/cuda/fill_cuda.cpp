@@ -1,5 +1,4 @@
-// Registers the CUDA kernels of the random fills when the library dtensor_cuda is loaded, and describes regions to
-// them.
+// Registers the CUDA kernels of random fills when the library dtensor_cuda is loaded, and converts regions for them.
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 

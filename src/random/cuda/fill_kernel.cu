@@ -1,5 +1,5 @@
-// The CUDA kernels of the random fills. One run of consecutive indices: a thread draws a block and stores all of it;
-// otherwise a thread draws the block of one element. The text of the distributions is the CPU's
+// CUDA kernels of random fills. For a run of consecutive indices, a thread computes a block and stores all its values.
+// Otherwise a thread computes the block of one element. The distributions are the same code as on the CPU
 // (random/distributions.h).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -15,7 +15,7 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class T, class Value>
-__device__ T saturated(Value value) {  // a geometric draw may exceed the type
+__device__ T saturated(Value value) {  // a geometric number may exceed the type
   constexpr double largest =
       static_cast<double>(static_cast<T>((std::uint64_t{1} << (8 * sizeof(T) - (T(-1) < T(0)))) - 1));
   const auto wide = static_cast<double>(value);
