@@ -1,5 +1,5 @@
-// Every strategy that a rule offers: those of operands that are sharded, and each group of operands that may be Partial
-// together, for each reduction that the rule allows it.
+// Enumerates all strategies that a rule offers: those with sharded operands, and each group of operands that may be
+// Partial together, for each allowed reduction.
 #include <ATen/ATen.h>
 
 #include <set>
@@ -9,7 +9,7 @@
 namespace dtensor {
 namespace {
 
-// Replicate everywhere but the first operand with a dimension, so that factors are offered.
+// Replicate except for the first operand with a dimension, so that the rule offers its factors.
 std::vector<Placements> some_shard(const std::vector<at::Tensor>& operands) {
   std::vector<Placements> placements;
   bool sharded = false;
@@ -23,7 +23,8 @@ std::vector<Placements> some_shard(const std::vector<at::Tensor>& operands) {
   return placements;
 }
 
-// A group of the rule by the arguments that its operands stand in: lists are in it as a whole.
+// A group of the rule, given by the arguments of its operands. An argument that is a list belongs to a group with all
+// its entries.
 struct PartialGroup {
   int group;
   ReduceOp op;
@@ -40,8 +41,8 @@ PartialGroup partial_group_of(const Problem& p, std::size_t group, ReduceOp op) 
   return sharing;
 }
 
-// Whether shares of the type can be made here, and what they come to differs only where a rule is wrong: sums in types
-// of 16 bits show their rounding, and nothing computes an average of whole numbers.
+// Whether summands of the type can be generated such that only a wrong rule changes their reduction. Sums of 16-bit
+// types show rounding, and integers have no average.
 bool has_shares(c10::ScalarType type, ReduceOp op) {
   const bool full = c10::isIntegralType(type, true) && !c10::isBarebonesUnsignedType(type);
   const bool summed = op == ReduceOp::sum || op == ReduceOp::avg, ordered = op == ReduceOp::max || op == ReduceOp::min;
@@ -67,7 +68,7 @@ class StrategyTrial {
   }
 
  private:
-  // Of the first position of a list: the others are decided by the same rule.
+  // Finds the groups for the first position of a list; the same rule decides the others.
   void find_groups() {
     MeshCall mc = mesh_call(sample_, {ranks_}, 0, shards_);
     for (const Operand& operand : mc.call.operands) args_.push_back(operand.arg);
@@ -86,7 +87,7 @@ class StrategyTrial {
 
   bool in(const PartialGroup& sharing, std::size_t operand) const { return sharing.args.contains(args_[operand]); }
 
-  // Shares of numbers that are not finite are none of them, and sums of shares come to NaN.
+  // Non-finite numbers have no summands, since sums of summands would be NaN.
   bool can_be_partial(const PartialGroup& sharing) {
     for (std::size_t i = 0; i < operands_.size(); ++i) {
       if (in(sharing, i) && operands_[i].defined() && !has_shares(operands_[i].scalar_type(), sharing.op)) return false;
@@ -120,7 +121,7 @@ class StrategyTrial {
   std::int64_t ranks_;
   std::vector<at::Tensor> operands_;
   std::vector<Placements> shards_;
-  std::vector<int> args_;  // per operand
+  std::vector<int> args_;  // one per operand
   std::vector<PartialGroup> groups_;
   bool first_ = true;
   std::size_t count_ = 0;

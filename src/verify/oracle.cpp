@@ -1,4 +1,4 @@
-// Runs samples rank by rank and compares.
+// Runs samples rank by rank and compares the results.
 #include "verify/oracle.h"
 
 #include <ATen/ATen.h>
@@ -54,7 +54,7 @@ void append_tensors(const c10::IValue& value, std::vector<at::Tensor>& out) {
   }
 }
 
-// Returned tensors, then the written operands as they are after the call.
+// Returned tensors, and the written operands after the call.
 struct Outcome {
   std::vector<at::Tensor> results, written;
 };
@@ -69,7 +69,7 @@ Outcome run(const c10::OperatorHandle& op, std::vector<c10::IValue> args, const 
   return outcome;
 }
 
-// Strides kept, gaps included.
+// Keeps the strides, including gaps.
 at::Tensor clone_strided(const at::Tensor& tensor) {
   for (std::int64_t d = 0; d < tensor.dim(); ++d) {
     if (tensor.stride(d) == 0 && tensor.size(d) > 1) return tensor.clone();
@@ -101,7 +101,7 @@ std::string decision_text(const Decision& d) {
   return text + "  by " + d.why;
 }
 
-// Runs every rank as the decision says.
+// Runs every rank according to a decision and compares the result with one device.
 class Verifier {
  public:
   Verifier(const Sample& sample, at::IntArrayRef shape, const std::vector<Placements>& placements, Chooser chooser)
@@ -185,16 +185,16 @@ class Verifier {
     if (meta.from_local) return;
     TORCH_CHECK(meta.defined && at::IntArrayRef(meta.sizes) == one.results[i].sizes() &&
                     meta.dtype == one.results[i].scalar_type(),
-                "result ", i, " is inferred as ", at::IntArrayRef(meta.sizes), " ", meta.dtype, " and is ",
+                "result ", i, " is inferred as ", at::IntArrayRef(meta.sizes), " ", meta.dtype, " but has ",
                 one.results[i].sizes(), " ", one.results[i].scalar_type());
     TORCH_CHECK(one.results[i].numel() == 0 || at::IntArrayRef(meta.strides) == one.results[i].strides() ||
                     !strides_matter(one.results[i], meta),
-                "result ", i, " is inferred with strides ", at::IntArrayRef(meta.strides), " and has ",
+                "result ", i, " is inferred with strides ", at::IntArrayRef(meta.strides), " but has ",
                 one.results[i].strides());
     check(one.results[i], parts_of(ranks, i, &Outcome::results), output.placements, "result", i);
   }
 
-  // Strides of dimensions of size 1 may be anything.
+  // Strides of dimensions of size 1 are ignored.
   static bool strides_matter(const at::Tensor& tensor, const OutputMeta& meta) {
     for (std::int64_t d = 0; d < tensor.dim(); ++d) {
       if (tensor.size(d) > 1 && tensor.stride(d) != meta.strides[static_cast<std::size_t>(d)]) return true;
@@ -214,7 +214,7 @@ class Verifier {
   std::vector<Placements> placements_;
   Chooser chooser_;
   std::vector<at::Tensor> full_;
-  std::vector<SpecPtr> specs_;  // per operand
+  std::vector<SpecPtr> specs_;  // one per operand
   Decision decision_;
 };
 

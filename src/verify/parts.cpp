@@ -1,4 +1,5 @@
-// Slicing and gluing for the oracle: contributions of Partials, parts by the shard map, replicas that must agree.
+// Splits and assembles tensors for the oracle: operands of Partial reductions, shards by the shard map, and replicas
+// that must agree.
 #include <ATen/ATen.h>
 
 #include "placement/shard_map.h"
@@ -17,7 +18,8 @@ at::Tensor noise(at::IntArrayRef sizes, std::uint64_t seed) {
   return at::randint(-4, 5, sizes, generator, at::TensorOptions(at::kLong));
 }
 
-// The product of these is `whole`: numbers of either sign, in fractions twice as much, whose inverses are exact.
+// A factor of `full`: the product over all ranks is `full`. Factors have either sign; fractions are powers of two with
+// exact inverses.
 at::Tensor product_share(const at::Tensor& full, std::int64_t parts, std::int64_t index, std::uint64_t seed) {
   const bool fractions = full.is_floating_point() || full.is_complex();
   const auto factor = [&](std::int64_t r) {
@@ -30,7 +32,7 @@ at::Tensor product_share(const at::Tensor& full, std::int64_t parts, std::int64_
   return rest;
 }
 
-// Rank `index` of `parts` contributes this; the contributions differ and their combination is `whole`.
+// The operand of rank `index` of `parts` in a reduction whose result is `full`. Operands differ between ranks.
 at::Tensor contribution(const at::Tensor& full, ReduceOp op, std::int64_t parts, std::int64_t index,
                         std::uint64_t seed) {
   const auto at_rank = [&](std::int64_t r) {
@@ -50,7 +52,7 @@ at::Tensor contribution(const at::Tensor& full, ReduceOp op, std::int64_t parts,
     case ReduceOp::min: {
       const at::Tensor away = at_rank(index).abs();
       const at::Tensor holder = at_rank(parts).abs().to(at::kLong).remainder(parts).eq(index);
-      // Of whole numbers, the difference may lie on the other side.
+      // For integers, overflow may move the value to the other side.
       const at::Tensor other = op == ReduceOp::max ? at::minimum(full - away, full) : at::maximum(full + away, full);
       return at::where(holder, full, other);
     }
@@ -75,7 +77,7 @@ Positions positions_of(at::IntArrayRef sizes, const Placements& placements, at::
   return positions;
 }
 
-// Advanced indices that address the outer product of the places.
+// Advanced indices that address the outer product of the positions.
 c10::List<std::optional<at::Tensor>> grid(const Positions& positions) {
   c10::List<std::optional<at::Tensor>> indices;
   for (std::size_t d = 0; d < positions.index.size(); ++d) {
@@ -86,7 +88,7 @@ c10::List<std::optional<at::Tensor>> grid(const Positions& positions) {
   return indices;
 }
 
-// Values and which of them are known.
+// Values, and a mask of the known ones.
 struct Canvas {
   at::Tensor values, known;
 };
@@ -112,14 +114,14 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   return op == ReduceOp::product ? a * b : a + b;
 }
 
-// What contributions, added in another order, may change.
+// The tolerance for sums in another order.
 double rounding(c10::ScalarType type) {
   if (c10::isFloat8Type(type)) return 0.13;
   if (type == at::kBFloat16) return 0.06;
   return type == at::kHalf ? 0.01 : 1e-4;
 }
 
-// Types of 8 bits have no arithmetic.
+// 8-bit types have no arithmetic.
 at::Tensor wide(const at::Tensor& t) { return c10::isFloat8Type(t.scalar_type()) ? t.to(at::kFloat) : t; }
 
 }  // namespace
@@ -140,7 +142,7 @@ at::Tensor part_of_rank(const at::Tensor& full, const Placements& placements, at
   at::Tensor part = full;
   for (std::size_t a = 0; a < placements.size(); ++a) {
     if (!placements[a].is_partial()) continue;
-    // The same for ranks that differ on other axes only.
+    // Equal for ranks that differ only on other axes.
     part = contribution(part, placements[a].reduce_op(), mesh_shape[a], coordinate[a], seed * 7 + a);
   }
   for (std::int64_t d = 0; d < full.dim(); ++d) {
@@ -151,7 +153,7 @@ at::Tensor part_of_rank(const at::Tensor& full, const Placements& placements, at
 
 at::Tensor assemble_parts(const std::vector<at::Tensor>& parts, at::IntArrayRef sizes, const Placements& placements,
                           at::IntArrayRef mesh_shape) {
-  // One canvas for each coordinate along the Partial axes, reduced axis by axis from the right.
+  // One canvas for each coordinate along the Partial axes. Axes are then reduced from the right.
   std::vector<std::int64_t> partial_shape;
   for (std::size_t a = 0; a < placements.size(); ++a)
     partial_shape.push_back(placements[a].is_partial() ? mesh_shape[a] : 1);
@@ -170,7 +172,7 @@ at::Tensor assemble_parts(const std::vector<at::Tensor>& parts, at::IntArrayRef 
     for (std::size_t d = 0; d < sizes.size(); ++d) {
       TORCH_CHECK(parts[r].dim() == static_cast<std::int64_t>(sizes.size()) &&
                       parts[r].size(static_cast<std::int64_t>(d)) == positions.index[d].numel(),
-                  "rank ", r, " has sizes ", parts[r].sizes(), " of ", sizes, " ", to_string(placements));
+                  "rank ", r, " has sizes ", parts[r].sizes(), " for global sizes ", sizes, " ", to_string(placements));
     }
     paint(canvases[static_cast<std::size_t>(index)], parts[r], positions);
   }
@@ -188,7 +190,7 @@ at::Tensor assemble_parts(const std::vector<at::Tensor>& parts, at::IntArrayRef 
     }
     canvases = std::move(reduced);
   }
-  TORCH_CHECK(canvases[0].known.all().item<bool>(), "some elements are on no rank");
+  TORCH_CHECK(canvases[0].known.all().item<bool>(), "no rank has some of the elements");
   return canvases[0].values;
 }
 

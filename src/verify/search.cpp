@@ -1,4 +1,4 @@
-// Tries all combinations and prices them by the bytes that bring operands there.
+// Tries all combinations of placements and measures their cost in bytes moved.
 #include "verify/search.h"
 
 #include <ATen/ATen.h>
@@ -12,7 +12,7 @@
 namespace dtensor::verify {
 namespace {
 
-using Inputs = std::vector<Placements>;  // per operand; empty: plain
+using Inputs = std::vector<Placements>;  // one per operand; empty: regular tensor
 
 constexpr std::size_t kMostCombinations = 256;
 
@@ -22,7 +22,7 @@ std::string text_of(const Inputs& inputs) {
   return text;
 }
 
-// Replicate, and each dimension of which every rank gets an element: smaller ones look sound by accident.
+// Replicate, and Shard for each dimension with enough elements; smaller dimensions may look sound by accident.
 std::vector<Placement> options(const at::Tensor& tensor, std::int64_t ranks) {
   std::vector<Placement> list{Replicate()};
   for (std::int64_t d = 0; d < tensor.dim(); ++d) {
@@ -31,7 +31,7 @@ std::vector<Placement> options(const at::Tensor& tensor, std::int64_t ranks) {
   return list;
 }
 
-// All combinations with a shard; none where they are too many.
+// All combinations with a Shard; empty if there are too many.
 std::vector<Inputs> combinations(const std::vector<at::Tensor>& operands, std::int64_t ranks) {
   std::vector<Inputs> all{{}};
   for (const at::Tensor& tensor : operands) {
@@ -44,7 +44,7 @@ std::vector<Inputs> combinations(const std::vector<at::Tensor>& operands, std::i
     all = std::move(next);
     if (all.size() > kMostCombinations) return {};
   }
-  all.erase(all.begin());  // everything Replicate
+  all.erase(all.begin());  // all Replicate
   return all;
 }
 
@@ -64,7 +64,7 @@ bool fits(const std::vector<at::Tensor>& parts, const at::Tensor& full, const Pl
   }
 }
 
-// Whether some placement tells what the ranks hold.
+// Whether a placement describes the results of the ranks.
 bool has_placement(const std::vector<at::Tensor>& parts, const at::Tensor& full, std::int64_t ranks) {
   if (fits(parts, full, {Replicate()}, ranks)) return true;
   for (std::int64_t d = 0; d < full.dim(); ++d) {
@@ -115,13 +115,13 @@ double bytes_between(const MeshCall& mc, const Inputs& to) {
   return bytes;
 }
 
-// Bytes of the operands' redistributions and of the local kernel's own collectives.
+// Bytes of redistributing the operands, and of the local kernel's own collectives.
 double bytes_of(const Sample& sample, std::int64_t ranks, const MeshCall& mc, const Decision& decision) {
   const double moved = bytes_between(mc, decision.inputs);
   return decision.local_kernel.empty() ? moved : moved + kernel_traffic(sample, ranks, decision.inputs);
 }
 
-// The offered strategies, whatever they cost.
+// The offered strategies, regardless of cost.
 std::vector<Decision> strategies(const Sample& sample, std::int64_t ranks, const Inputs& start) {
   std::vector<Decision> list;
   for (std::size_t k = 0, count = 1; k < count; ++k) {
@@ -167,7 +167,7 @@ Report verify_sample(const Sample& sample, std::int64_t ranks, bool search) {
   count_strategies(sample, ranks, report);
   const auto operands = sample_operands(sample);
   std::vector<Inputs> truths;
-  // Positions of lists are decided one by one: their combinations are no strategies.
+  // Positions of lists are decided separately, so their combinations are not strategies.
   search = search && sample.op.operator_name().name.find("::_foreach_") == std::string::npos;
   for (const Inputs& inputs : search ? combinations(operands, ranks) : std::vector<Inputs>()) {
     if (is_true(sample, inputs, ranks)) truths.push_back(inputs);

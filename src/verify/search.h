@@ -1,5 +1,6 @@
-// What a rule offers against what is true, for one sample on a one-dimensional mesh and without a communicator: every
-// combination of Replicate and Shard operands is tried by slicing, running rank by rank and putting together.
+// Compares the strategies that a rule offers with the correct ones, for one sample on a one-dimensional mesh without a
+// communicator. It tries each combination of Replicate and Shard operands by slicing, running rank by rank and
+// assembling.
 #pragma once
 
 #include <string>
@@ -12,10 +13,10 @@ namespace dtensor::verify {
 
 using Report = RuleReport;
 
-// `search`: look for what is not offered. That runs the operator on parts which do not belong together, and some
-// kernels of ATen write past their results then: do it in a process that may die.
+// `search` also looks for correct strategies that are not offered. This runs the operator on parts that do not fit
+// together, so some ATen kernels write out of bounds: use a process that may crash.
 Report verify_sample(const Sample& sample, std::int64_t ranks, bool search);
-// The decisions on a mesh of several dimensions, for some placements; wrong ones as text.
+// Verifies decisions on a mesh of several dimensions for some placements. Returns wrong ones as text.
 std::vector<std::string> verify_mesh(const Sample& sample, at::IntArrayRef mesh_shape, int tries);
 
 }  // namespace dtensor::verify

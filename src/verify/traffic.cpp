@@ -1,4 +1,4 @@
-// Runs the call on thread ranks and listens.
+// Runs the call on thread ranks and counts received bytes.
 #include "verify/traffic.h"
 
 #include <ATen/ATen.h>
@@ -44,7 +44,7 @@ double kernel_traffic(const Sample& sample, std::int64_t ranks, const std::vecto
         options);
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    std::cerr << "NOT COUNTED " << sample.op.operator_name() << ": " << text.substr(0, text.find('\n')) << "\n";
+    std::cerr << "not counted: " << sample.op.operator_name() << ": " << text.substr(0, text.find('\n')) << "\n";
     return 0;
   }
   return static_cast<double>(*std::max_element(received.begin(), received.end()));

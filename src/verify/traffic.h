@@ -1,13 +1,13 @@
-// What local kernels send besides the redistributions that plans tell of.
+// Communication of local kernels, which redistribution plans do not include.
 #pragma once
 
 #include "verify/oracle.h"
 
 namespace dtensor::verify {
 
-// Bytes that the busiest of `ranks` receives while the operator runs on operands that lie in these placements already
-// (empty: plain): its local kernel's own collectives, counted by the event stream of thread ranks. Where it raises, 0
-// and a line to stderr.
+// The largest number of bytes that one of `ranks` ranks receives while the operator runs on operands with these
+// placements (empty: a regular tensor). It counts only the collectives of the local kernel, from the event stream of
+// thread ranks. If the call throws, it returns 0 and prints a line to stderr.
 double kernel_traffic(const Sample& sample, std::int64_t ranks, const std::vector<Placements>& inputs);
 
 }  // namespace dtensor::verify

@@ -1,4 +1,4 @@
-// The door: a call of an operator, in whatever library it is defined.
+// The public functions. They accept an operator of any library.
 #include "dtensor/rule.h"
 
 #include "ops/dispatch/boxed_kernel.h"
@@ -20,7 +20,7 @@ bool is_by_rule(const c10::OperatorHandle& op) { return entry_of(op).special == 
 }  // namespace
 
 RuleReport verify_rule(const std::string& op, const std::vector<c10::IValue>& args, std::int64_t ranks, bool search) {
-  TORCH_CHECK(ranks >= 1, "verify_rule: ", ranks, " ranks");
+  TORCH_CHECK(ranks >= 1, "verify_rule: expected at least 1 rank, got ", ranks);
   const auto handle = find(op);
   if (!is_by_rule(handle)) return {.by_rule = false};
   return verify::verify_sample({handle, args}, ranks, search);
