@@ -1,5 +1,5 @@
-// What the propagation decides for one call: the placements that the local computation needs and gives, and how the
-// local call differs from the global one. A value that depends on the call's specs and arguments only, so it is cached.
+// The result of sharding propagation for one call: the placements of operands and results, and how the local call
+// differs from the global one. It depends only on the specs and arguments of the call, so it is cached.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -13,35 +13,36 @@
 namespace dtensor {
 
 struct OutputDecision {
-  MeshRef mesh;           // null: returned as a plain value (non-tensor output)
+  MeshRef mesh;           // null: not a tensor, returned unchanged
   Placements placements;  // as the local computation leaves it
-  OutputMeta meta;        // global
-  // Returned tensor is operand `alias` itself (in-place and out=) or a view of it; -1: fresh.
+  OutputMeta meta;        // global metadata
+  // Index of the operand that this result is (in-place and out=) or is a view of; -1 if it is a new tensor.
   int alias = -1;
   bool is_view = false;
 };
 
-// Replaces argument `arg` for the local call (a size list by its local value, for instance).
+// Replaces argument `arg` in the local call, for example a size list by its local value.
 struct ArgPatch {
   int arg;
   c10::IValue value;
 };
 
 struct Decision {
-  // Per operand of the call: the placements that its local tensor must have. Empty for plain and undefined operands.
+  // For each operand of the call, the placements that its local tensor must have. Empty for regular and undefined
+  // operands.
   std::vector<Placements> inputs;
   std::vector<OutputDecision> outputs;
   std::vector<ArgPatch> patches;
-  // Mutated operands (in-place, out=): where inputs[i] or the output's placements differ from the operand's own, the
-  // engine computes into a temporary and writes it back in the operand's placements.
+  // Operands that the operator writes (in-place, out=). If inputs[i] or the output's placements differ from the
+  // operand's placements, the engine computes into a temporary and writes it back in the operand's placements.
   std::vector<int> mutated;
-  // Name of the local computation that replaces the plain operator, or empty; and the mesh axes on which it must
-  // communicate (those that shard a factor that the rule marked as handled).
+  // Name of the local kernel that replaces the operator, or empty. It communicates on the mesh axes that shard a factor
+  // marked with sharded_by_kernel.
   std::string local_kernel;
   AxisMask local_kernel_axes = 0;
-  // For messages and explain(): the rule text, or why it is replicated.
+  // For messages and explain(): the rule's notation, or the reason for replication.
   std::string why;
-  bool warn_replicated = false;  // operator without a rule: ran replicated
+  bool warn_replicated = false;  // the operator has no rule and runs replicated
 };
 
 }  // namespace dtensor

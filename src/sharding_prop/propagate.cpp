@@ -1,4 +1,4 @@
-// Assembles the decision of a call from the choices of its parts.
+// Assembles the decision of a call from the choices for its parts.
 #include "sharding_prop/propagate.h"
 
 #include <ATen/ExpandUtils.h>
@@ -24,7 +24,7 @@ void check_allowed(const OpCall& call) {
                               " draws random numbers and has no rule that makes them independent of the layout");
 }
 
-// What the operator writes behind the schema's back.
+// Whether the operator writes an operand that its schema does not mark as written.
 bool hidden_write(const Problem& p, std::size_t index) { return index < 32 && (p.data->written >> index & 1u) != 0; }
 
 void decide_operands(const CallPart& part, const Assignment& chosen, Decision& decision) {
@@ -83,7 +83,7 @@ at::DimVector local_sizes_of(const Problem& p, const OutputDecision& output) {
 
 void add_size_patch(const Problem& p, const std::string& name, int result, bool strides, Decision& decision) {
   const auto index = p.call->info->schema().argumentIndexWithName(name);
-  TORCH_CHECK(index, p.call->info->name(), ": the rule patches '", name, "', which is no argument");
+  TORCH_CHECK(index, p.call->info->name(), ": the rule patches '", name, "', which is not an argument of the schema");
   if (p.call->args[static_cast<std::size_t>(*index)].isNone()) return;
   const OutputDecision& output = decision.outputs.at(static_cast<std::size_t>(result));
   const at::DimVector local = local_sizes_of(p, output);
@@ -110,7 +110,7 @@ void decide_part(const CallPart& part, const Chooser& chooser, Decision& decisio
   add_patches(p, decision);
 }
 
-// As the equal part was decided.
+// Copies the decision of an equal part.
 void decide_like(const CallPart& first, const CallPart& part, Decision& decision) {
   for (std::size_t i = 0; i < part.operands.size(); ++i) {
     decision.inputs[static_cast<std::size_t>(part.operands[i])] =
@@ -145,7 +145,7 @@ std::string inputs_text(const OpCall& call) {
   std::string text;
   for (const Operand& operand : call.operands) {
     if (!text.empty()) text += ", ";
-    text += operand.spec ? operand.spec->str() : operand.defined ? "plain" : "none";
+    text += operand.spec ? operand.spec->str() : operand.defined ? "regular" : "none";
   }
   return text;
 }

@@ -1,4 +1,4 @@
-// The door of the room: from a call to a decision.
+// The interface of sharding propagation: computes the decision for a call.
 #pragma once
 
 #include <functional>
@@ -8,19 +8,19 @@
 
 namespace dtensor {
 
-// Fills call.outputs by running the operator on meta tensors of the global sizes (or by the rule's own formula where
-// the operator has no meta kernel).
+// Fills call.outputs by running the operator on meta tensors of global sizes, or with the rule's own function if the
+// operator has no meta kernel.
 void infer_outputs(OpCall& call);
 
-// infer_outputs must have run. Deterministic. Throws for operators that are refused, with the reason, and when nothing
-// fits: operator, input specs and candidates.
+// Requires infer_outputs. Deterministic. Throws with the reason if the operator is refused. If no strategy fits, throws
+// with operator, input specs and candidates.
 Decision propagate(const OpCall& call);
 
-// Like propagate(), with the strategies that `chooser` gives for each piece of the call (the oracle compares them).
+// Like propagate(), with the strategies that `chooser` selects for each part of the call (used to verify rules).
 using Chooser = std::function<Assignment(const Problem&)>;
 Decision decide(const OpCall& call, const Chooser& chooser);
 
-// The candidates, their prices and the choice, as text.
+// The candidates, their costs and the choice, as text.
 std::string explain_decision(const OpCall& call);
 
 }  // namespace dtensor

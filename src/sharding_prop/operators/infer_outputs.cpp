@@ -1,4 +1,4 @@
-// Sizes, strides and dtypes of a call's results, by running the operator on meta tensors of the global sizes.
+// Infers sizes, strides and dtypes of a call's results by running the operator on meta tensors of global sizes.
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -12,7 +12,7 @@
 namespace dtensor {
 namespace {
 
-// Tensor arguments are replaced by meta tensors, devices by the meta device, generators by none.
+// Replaces tensor arguments by meta tensors, devices by the meta device, and generators by None.
 class MetaArguments {
  public:
   explicit MetaArguments(const OpCall& call) : call_(call) {
@@ -36,13 +36,13 @@ class MetaArguments {
   at::Tensor bind_operand() {
     const Operand& operand = call_.operands[next_++];
     if (!operand.defined) return {};
-    // Numbers for all positions of a list operator are read on the host.
+    // Shared numbers of a list operator are read on the host.
     const bool numbers = call_.info->rule().data().foreach_op && operand.list_index < 0;
     return numbers ? at::ones(operand.sizes, at::TensorOptions(operand.dtype)) : meta_tensor(operand);
   }
 
-  // A number stays the number that it is, on the CPU, as for operators on any device: where Python's meta kernels have
-  // taken the place of ATen's, they are given its value.
+  // A wrapped number keeps its value, on the CPU, as for operators on any device. Python's meta kernels, where they
+  // replaced ATen's, receive this value.
   void push_operand(const c10::IValue& value) {
     const bool number = call_.operands[next_].wrapped_number;
     at::Tensor tensor = bind_operand();
@@ -91,8 +91,8 @@ void read_outputs(const torch::jit::Stack& stack, std::vector<OutputMeta>& outpu
   }
 }
 
-// A kernel came to an operator, or to a table of devices' kernels, that has none for meta tensors. A kernel's own
-// errors, which may be NotImplementedErrors too, say something else.
+// Whether a kernel called an operator, or a dispatch stub, that has no meta kernel. Other errors of kernels, which may
+// be NotImplementedErrors too, have other texts.
 bool failed_without_kernel(const c10::Error& error) {
   const std::string& text = error.msg();
   const auto says = [&](const char* part) { return text.find(part) != std::string::npos; };
@@ -107,7 +107,7 @@ bool has_empty_operand(const OpCall& call) {
 }
 
 void run_on_meta(OpCall& call) {
-  // Temporaries of kernels are no DTensors, and no mode sees them.
+  // Temporaries of kernels are regular tensors, and dispatch modes do not see them.
   const c10::impl::ExcludeDispatchKeyGuard no_modes(
       c10::DispatchKeySet({kMeshScopeKey, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
       c10::autocast_dispatch_keyset);
@@ -117,31 +117,33 @@ void run_on_meta(OpCall& call) {
   read_outputs(meta.stack, call.outputs);
 }
 
-// An operator that runs on full operands in any case judges the call there, the same on every rank, and its results are
-// described by what came. A failure on meta tensors, which lack values, says nothing of such a call.
+// Whether the operator runs on full operands in any case. It then checks the call itself, equally on every rank, and
+// its results define the output metadata. A failure on meta tensors, which have no values, is not relevant for such a
+// call.
 bool is_constrained_by_results(const OpCall& call) { return call.info->rule().entry->source != RuleSource::rule; }
 
-// Whether a failure on meta tensors says nothing of the call.
+// Whether a failure on meta tensors does not mean that the call is invalid.
 bool is_inconclusive(const OpCall& call, const std::exception& error) {
   if (is_constrained_by_results(call)) return true;
   const bool own_sizes = static_cast<bool>(call.info->rule().data().outputs);
-  // Meta kernels that look at entry 0 (index_add, index_reduce), which an empty operand has not.
+  // Meta kernels that select entry 0 (index_add, index_reduce), which an empty operand does not have.
   if (dynamic_cast<const c10::IndexError*>(&error) != nullptr) return own_sizes && has_empty_operand(call);
   const auto* own = dynamic_cast<const c10::Error*>(&error);
   return own != nullptr && failed_without_kernel(*own);
 }
 
-// Lets the operator itself judge the call, the same on every rank, and fills call.outputs; its errors are the user's.
-// False where it cannot on meta tensors.
-bool judge(OpCall& call) {
+// Runs the meta kernel, which checks the call equally on every rank, and fills call.outputs. Its errors are passed to
+// the user. Returns false if the operator cannot run on meta tensors.
+bool run_meta_kernel(OpCall& call) {
   const OpRule& rule = call.info->rule();
   try {
     run_on_meta(call);
     return true;
-  } catch (const std::exception& error) {  // Python's, too
+  } catch (const std::exception& error) {  // also exceptions of Python
     if (!is_inconclusive(call, error)) throw;
     const auto* own = dynamic_cast<const c10::Error*>(&error);
-    // Some check a call before they come to such an operator: those with sizes of their own are asked again.
+    // Some kernels check a call before they reach such an operator, so operators with an outputs function are tried
+    // again.
     if (own != nullptr && failed_without_kernel(*own)) rule.lacks_meta = !rule.data().outputs;
   }
   return false;
@@ -163,14 +165,14 @@ void bind_written_outputs(OpCall& call) {
     if (!aliases[r].write || aliases[r].operand < 0 || call.info->inplace_view) continue;
     const Operand& operand = call.operands[static_cast<std::size_t>(aliases[r].operand)];
     OutputMeta& meta = call.outputs[r];
-    // Some resize what they write: their result takes its place.
+    // Some operators resize what they write; their inferred result is used.
     if (meta.defined && !meta.from_local && at::IntArrayRef(meta.sizes) != operand.sizes) continue;
     call.outputs[r] = {true, false, operand.sizes, operand.strides, 0, operand.dtype};
   }
 }
 
-// Neither a meta kernel nor the rule's own formula tells the sizes: its letters may; else it runs whole, and the
-// replicated result tells.
+// Neither a meta kernel nor the rule's outputs function gives the sizes. The rule's factors may give them; otherwise
+// the operator runs replicated, and its result defines them.
 void outputs_without_meta(OpCall& call) {
   call.outputs.clear();
   const bool known = call.info->rule().entry->source == RuleSource::rule && !call.info->dynamic_shape;
@@ -180,7 +182,7 @@ void outputs_without_meta(OpCall& call) {
   call.runs_replicated = call.info->has_out;
 }
 
-// Beside a sparse tensor the operator is another one, which runs on full operands, whatever is said of it by name.
+// With a sparse operand the operator runs replicated, whatever its rule says.
 void outputs_with_sparse_operand(OpCall& call) {
   call.runs_replicated = call.has_sparse_operand = true;
   from_local_outputs(call);
@@ -197,13 +199,14 @@ void infer_outputs(OpCall& call) {
   if (!info.returns_tensor) return from_local_outputs(call);
   const bool own_kernel = native_kernel(info.op, c10::DispatchKey::Meta) != nullptr;
   const RuleData& rule = info.rule().data();
-  const bool from_python = info.rule().entry->source == RuleSource::none;  // or of no operator that the book knows
+  // also for operators without an entry in the book
+  const bool from_python = info.rule().entry->source == RuleSource::none;
   const bool has_kernel = native_meta_kernel(info.op) != nullptr ||
                           (from_python && info.op.hasKernelForDispatchKey(c10::DispatchKey::Meta));
   const bool asked = !info.rule().lacks_meta && !rule.sizes_from_factors && has_kernel;
-  const bool known = asked && judge(call);
-  // A composite kernel may lay out its results otherwise than the device's; and addbmm_'s own says that self keeps its
-  // sizes.
+  const bool known = asked && run_meta_kernel(call);
+  // A composite kernel may choose other strides than the device's kernel. The meta kernel of addbmm_ wrongly keeps the
+  // sizes of self.
   if (known && ((own_kernel && !info.inplace) || !rule.outputs)) return;
   call.outputs.clear();
   if (!rule.outputs) return outputs_without_meta(call);

@@ -1,7 +1,7 @@
-// The dispatcher keeps the kernels that newer ones cover, and tells nobody: its lists are private. An explicit
-// instantiation may name private members ([temp.spec.general]/6), so a release that renames them does not compile, and
-// nothing else can go wrong. Rejected: taking Python's kernels out of the dispatcher for a moment (0.2 s at import, and
-// names private to torch's Python); giving them the values that they ask for (they still differ from ATen's).
+// The dispatcher keeps replaced kernels in private lists. An explicit instantiation may name private members
+// ([temp.spec.general]/6), which gives access to them. A LibTorch release that renames these members fails to compile.
+// Rejected: removing Python's kernels from the dispatcher temporarily (0.2 s at import, private names of torch's
+// Python). Also rejected: passing them the values that they need, since their results still differ from ATen's.
 #include "sharding_prop/operators/native_kernel.h"
 
 #include <torch/library.h>
@@ -9,7 +9,7 @@
 namespace dtensor {
 namespace {
 
-// A mode that no library owns: torch's tests alone register anything for it.
+// A dispatch key for modes that no library uses; only torch's tests register kernels for it.
 constexpr auto kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 template <class Tag, auto Member>
@@ -36,7 +36,7 @@ void run_native(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
 }
 
 c10::DispatchKeySet registered_mode() {
-  // For the program's life; volatile, so that it is stored, and no leak checker takes it for lost.
+  // Never destroyed. The handle is volatile so that it is stored and leak checkers find it.
   static c10::RegistrationHandleRAII* volatile handle =
       new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerFallback(
           kMode, c10::KernelFunction::makeFromBoxedFunction<&run_native>(), "dtensor: native kernels of meta tensors"));
@@ -44,7 +44,8 @@ c10::DispatchKeySet registered_mode() {
   return c10::DispatchKeySet(kMode);
 }
 
-// Not excluded either, as all keys above Python's are while a dispatch mode of Python runs an operator.
+// Also removes the key from the excluded set: a Python dispatch mode that runs an operator excludes all keys above
+// Python's.
 c10::impl::LocalDispatchKeySet keys_with(c10::DispatchKeySet mode) {
   auto keys = c10::impl::tls_local_dispatch_key_set();
   keys.included_ = keys.included_ | mode;
@@ -62,7 +63,7 @@ const c10::KernelFunction* native_kernel(const c10::OperatorHandle& op, c10::Dis
   if (found == all.end()) return nullptr;
   for (const auto& registered : found->second) {
     const bool unboxed = registered.kernel.isValidUnboxed() || registered.kernel.isValidSymUnboxed();
-    if (unboxed) return &registered.kernel;  // Python's can be called boxed only
+    if (unboxed) return &registered.kernel;  // kernels of Python are boxed only
   }
   return nullptr;
 }

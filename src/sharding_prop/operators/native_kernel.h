@@ -1,6 +1,6 @@
-// Kernels for meta tensors as C++ libraries registered them. Importing torch in Python puts Python functions before a
-// thousand of ATen's; they answer for tracing (guesses about data, errors where ATen gives a result), are not always of
-// ATen's opinion, and want the interpreter lock.
+// Meta kernels as C++ libraries registered them. `import torch` replaces about a thousand of ATen's meta kernels by
+// Python functions. These are made for tracing (they guess data, or throw where ATen returns a result), differ from
+// ATen in some cases, and need the GIL.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -9,14 +9,14 @@
 
 namespace dtensor {
 
-// The newest kernel of this very key that C++ gave the operator; null: none.
+// The newest C++ kernel that was registered for exactly this key; null if none.
 const c10::KernelFunction* native_kernel(const c10::OperatorHandle& op, c10::DispatchKey key);
 
-// What a call on meta tensors would come to if Python had registered nothing; null: nothing.
+// The kernel that a call on meta tensors would use without Python's registrations; null if none.
 const c10::KernelFunction* native_meta_kernel(const c10::OperatorHandle& op);
 
-// While it lives, operators on meta tensors on this thread, those that kernels call included, run these kernels, below
-// autograd. Those that have none, but one for CPUs, are errors that say so; others are the dispatcher's business.
+// During its lifetime, operators on meta tensors on this thread, including those that kernels call, run these kernels
+// below autograd. Operators with a CPU kernel but no meta kernel throw; others are dispatched as usual.
 class NativeMetaKernels {
  public:
   NativeMetaKernels();

@@ -1,4 +1,4 @@
-// Reading a call's arguments by name.
+// Reads a call's arguments by name.
 #include "sharding_prop/operators/op_call.h"
 
 #include <c10/core/WrapDimMinimal.h>
@@ -21,7 +21,7 @@ std::vector<std::int64_t> to_integers(const c10::IValue& value) {
 const Operand& operand_at(const OpArgs& args, int operand) {
   const OpCall& call = as_call(args);
   TORCH_CHECK(operand >= 0 && static_cast<std::size_t>(operand) < call.operands.size(), call.info->name(), " has ",
-              call.operands.size(), " tensor operands; its rule asks for number ", operand);
+              call.operands.size(), " tensor operands, but its rule reads operand ", operand);
   return call.operands[static_cast<std::size_t>(operand)];
 }
 

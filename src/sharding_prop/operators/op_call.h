@@ -1,5 +1,5 @@
-// One call of an operator as the propagation sees it: operator, arguments and the specs of its tensor operands. No
-// data.
+// One call of an operator as sharding propagation sees it: operator, arguments and the specs of its tensor operands,
+// without data.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -12,14 +12,14 @@
 
 namespace dtensor {
 
-// A tensor argument, or one entry of a tensor list argument. Absent optional tensors are listed too (defined = false).
+// A tensor argument, or one entry of a tensor list argument. Absent optional tensors are included with defined = false.
 struct Operand {
   int arg = 0;          // index of the schema argument
   int list_index = -1;  // position in a list argument, else -1
   bool defined = false;
   bool wrapped_number = false;
-  bool strided = true;    // a plain tensor may be sparse
-  SpecPtr spec;           // null for a plain tensor, which counts as Replicate on the call's mesh
+  bool strided = true;    // false: a regular tensor with a sparse layout
+  SpecPtr spec;           // null for a regular tensor, which counts as Replicate on the call's mesh
   at::DimVector sizes;    // global
   at::DimVector strides;  // global
   c10::ScalarType dtype = c10::ScalarType::Undefined;
@@ -27,20 +27,20 @@ struct Operand {
   std::int64_t dim() const { return static_cast<std::int64_t>(sizes.size()); }
 };
 
-// Description and arguments are the caller's; they must outlive the call. Rules see it as OpArgs.
+// Rules access it as OpArgs. The caller owns `info` and `args`, which must outlive it.
 struct OpCall : OpArgs {
   const OpInfo* info = nullptr;
-  c10::ArrayRef<c10::IValue> args;  // one per schema argument; tensor values are not looked at
+  c10::ArrayRef<c10::IValue> args;  // one per schema argument; tensor values are not read
   std::vector<Operand> operands;    // in schema order, lists flattened
-  // One per return, list returns flattened, in order; returns that are no tensors have an entry with defined = false.
-  // Operators that return nothing have none. Filled by infer_outputs.
+  // One per return in order, with lists flattened. Returns that are not tensors have an entry with defined = false.
+  // Empty for operators without returns. Filled by infer_outputs.
   std::vector<OutputMeta> outputs;
-  bool runs_replicated = false;     // the results' sizes are not known, so that no rule can be bound to them
-  bool has_sparse_operand = false;  // a plain operand is sparse, of which no rule speaks
-  // Where result 0 will go (the shards of the parameter whose gradient it is); Replicate: no preference. Empty: not
-  // known.
+  bool runs_replicated = false;     // the sizes of results are unknown, so no rule can be bound
+  bool has_sparse_operand = false;  // a regular operand is sparse; rules do not cover it
+  // The shards that result 0 will be redistributed to (those of the parameter whose gradient it is). Replicate means no
+  // preference; empty means unknown.
   Placements preferred_result;
-  MeshRef mesh;  // of the first operand with a spec (list operators: of that list position)
+  MeshRef mesh;  // of the first operand with a spec; for list operators, of that list position
 };
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// Reads an operator's schema. Nobody else does.
+// Reads an operator's schema. No other file does.
 #include "sharding_prop/operators/op_info.h"
 
 #include <ATen/core/jit_type.h>
@@ -50,7 +50,7 @@ ReturnInfo read_return(const c10::FunctionSchema& schema, const c10::Argument& v
   result.is_list = result.is_tensor && is_list(*value.type());
   result.is_number = value.type()->isSubtypeOf(*c10::NumberType::get());
   const c10::AliasInfo* info = value.alias_info();
-  // Of a list, what its entries are: Tensor(a)[].
+  // For lists, the alias info of the entries: Tensor(a)[].
   if (info != nullptr && info->beforeSets().empty() && !info->containedTypes().empty()) {
     info = &info->containedTypes()[0];
   }
@@ -88,7 +88,7 @@ bool OpInfo::returns_tensors_only() const {
 }
 
 bool needs_kernel(const c10::OperatorHandle& op) {
-  // A few implicit operators have a backend kernel besides (silu_backward), which would be reached past us.
+  // A few implicit operators also have a backend kernel (silu_backward), which a call would reach directly.
   const bool backend = op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !backend) return false;
   const auto& arguments = op.schema().arguments();

@@ -1,5 +1,5 @@
-// What the library knows of an operator: read off its schema and tags once, when it is registered or first used, and
-// the rule that it follows.
+// Properties of an operator, read once from its schema and tags when it is registered or first used, and the rule that
+// it follows.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,7 +13,7 @@
 
 namespace dtensor {
 
-// scalar: a number whose value seldom matters for the decision (Scalar, float), or a list of such.
+// scalar: a number (Scalar, float) whose value rarely affects the decision, or a list of such numbers.
 enum class ArgKind : std::uint8_t { tensor, tensor_list, scalar, dtype, other };
 
 struct ArgInfo {
@@ -28,35 +28,34 @@ struct ReturnInfo {
   bool is_tensor = false;  // or a list of tensors
   bool is_list = false;
   bool is_number = false;
-  int arg = -1;        // schema argument that it aliases, -1: fresh
-  bool write = false;  // the argument itself (in-place, out=), not a view
+  int arg = -1;        // schema argument that it aliases; -1: none
+  bool write = false;  // it is the argument itself (in-place, out=), not a view
 };
 
 enum class RuleSource : std::uint8_t { rule, replicate, refuse, none };
 
-// What the book holds under a name.
+// An entry of the rule book.
 struct RuleEntry {
   RuleSource source = RuleSource::none;
-  Rule constant;  // or, where function is set, the properties that count for each rule it returns
+  Rule constant;  // if `function` is set: the properties of all rules that it returns
   RuleFunction function;
   std::string why;
 };
 using RuleEntryPtr = std::shared_ptr<const RuleEntry>;
 
-// What the book says of one operator, found once. Lives for the program: calls on other threads may still read it when
-// the book changes.
+// The rule of one operator. It is never freed: calls on other threads may still read it when the book changes.
 struct OpRule {
   RuleEntryPtr entry;         // never null
   std::string derived_from;   // name of the base operator, or empty
-  std::uint64_t version = 0;  // of the book
-  bool reads_scalars = true;  // values of float, Scalar and complex arguments are part of a call's key
-  bool reads_only = false;    // nothing written, no view returned: an operand may be exchanged for its equal
-  mutable std::atomic<bool> lacks_meta = false;  // found out by the first call
+  std::uint64_t version = 0;  // version of the book
+  bool reads_scalars = true;  // values of float, Scalar and complex arguments are part of a call's cache key
+  bool reads_only = false;    // it writes no operand and returns no view, so an operand may be replaced by an equal one
+  mutable std::atomic<bool> lacks_meta = false;  // set by the first call that finds no meta kernel
 
   const RuleData& data() const { return entry->constant.data(); }
 };
 
-// How often the book was changed.
+// Number of changes of the rule book.
 inline constinit std::atomic<std::uint64_t> book_version{0};
 
 class OpInfo {
@@ -69,7 +68,7 @@ class OpInfo {
   bool is_out(int arg) const { return args[static_cast<std::size_t>(arg)].out; }
   bool returns_tensors_only() const;
 
-  // The rule of the book, as the book is now. Takes no lock unless the book has changed since the last call.
+  // The current rule of the book. It takes a lock only if the book has changed since the last call.
   const OpRule& rule() const {
     const OpRule* known = rule_.load(std::memory_order_acquire);
     const bool current = known != nullptr && known->version == book_version.load(std::memory_order_acquire);
@@ -79,8 +78,8 @@ class OpInfo {
   c10::OperatorHandle op;
   std::vector<ArgInfo> args;
   std::vector<ReturnInfo> returns;
-  int device_arg = -1;     // the argument `device`, where there is one
-  int generator_arg = -1;  // and `generator`, `dtype`
+  int device_arg = -1;     // index of the argument `device`, or -1
+  int generator_arg = -1;  // indices of `generator` and `dtype`, or -1
   int dtype_arg = -1;
   bool mutates = false;       // in-place or out=
   bool inplace = false;       // writes an operand that it reads
@@ -97,7 +96,7 @@ class OpInfo {
   mutable std::atomic<const OpRule*> rule_ = nullptr;
 };
 
-// Whether the engine has to know the operator: it takes tensors and has no composite-implicit kernel.
+// Whether the library must register a kernel for the operator: it takes tensors and has no composite-implicit kernel.
 bool needs_kernel(const c10::OperatorHandle& op);
 
 }  // namespace dtensor

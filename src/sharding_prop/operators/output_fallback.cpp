@@ -1,5 +1,5 @@
-// Sizes by the factors of the rule, strides as TensorIterator would lay them out, dtypes by what kind of operator it
-// is.
+// Infers results without a meta kernel: sizes from the factors of the rule, strides as TensorIterator computes them,
+// and dtypes by the kind of operator.
 #include "sharding_prop/operators/output_fallback.h"
 
 #include <ATen/TensorIterator.h>
@@ -17,7 +17,7 @@ bool among(const std::string& name, std::initializer_list<const char*> names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// The functional operator's name, without its namespace.
+// The name of the functional operator without its namespace.
 std::string base_of(const OpCall& call) {
   std::string name = call.info->schema().name();
   name.erase(0, name.find("::") + 2);
@@ -30,10 +30,10 @@ c10::ScalarType floating(c10::ScalarType type) {
   return c10::isIntegralType(type, true) ? c10::get_default_dtype_as_scalartype() : type;
 }
 
-// What result `r` of this operator holds, given the promoted type of its operands.
+// The dtype of result `r`, given the promoted dtype of the operands.
 c10::ScalarType result_type(const std::string& name, const OpCall& call, std::size_t r, c10::ScalarType type) {
   if (call.info->schema().returns()[r].name() == "indices") return c10::ScalarType::Long;
-  if (name == "huber_loss") return call.operands[0].dtype;  // the loss is made like the input
+  if (name == "huber_loss") return call.operands[0].dtype;  // the loss has the dtype of the input
   if (name == "frexp" && r == 1) return c10::ScalarType::Int;
   if (among(name, {"logical_and", "logical_or", "logical_xor", "logical_not", "isinf", "isin", "isnan", "isfinite"})) {
     return c10::ScalarType::Bool;
@@ -58,7 +58,7 @@ std::optional<c10::ScalarType> dtype_argument(const OpCall& call) {
   return std::nullopt;
 }
 
-// Of the operands but a condition, as TensorIterator promotes them.
+// The promoted dtype of the operands, as in TensorIterator, without conditions.
 c10::ScalarType promoted_type(const OpCall& call, const std::string& name) {
   at::native::ResultTypeState state = {};
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
@@ -70,7 +70,7 @@ c10::ScalarType promoted_type(const OpCall& call, const std::string& name) {
   return at::native::result_type(state);
 }
 
-// Broadcast sizes and the strides that a new result gets.
+// The broadcast sizes, and the strides of a new result.
 at::Tensor iterate(const OpCall& call) {
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false).check_all_same_dtype(false).check_all_same_device(false);
@@ -90,7 +90,7 @@ void elementwise_outputs(OpCall& call) {
   for (std::size_t r = 0; r < call.info->schema().returns().size(); ++r) {
     OutputMeta& meta = call.outputs.emplace_back();
     meta.sizes = shape.sizes();
-    // ATen puts the angles of complex numbers into a new tensor of its own order.
+    // ATen writes the angles of complex numbers into a new contiguous tensor.
     const bool contiguous = name == "angle" && c10::isComplexType(type);
     meta.strides = contiguous ? at::DimVector(c10::contiguous_strides(meta.sizes)) : at::DimVector(shape.strides());
     meta.dtype = dtype_argument(call).value_or(result_type(name, call, r, type));
@@ -103,7 +103,7 @@ bool is_elementwise(const RuleData& data) {
          std::all_of(data.results.begin(), data.results.end(), regular);
 }
 
-// Factor sizes by the operands alone.
+// Binds factor sizes from the operands only.
 Problem bind_operands(const OpCall& call, const Rule& rule) {
   Problem p;
   p.call = &call;
@@ -134,7 +134,7 @@ bool add_term_sizes(const Problem& p, const Term& term, OutputMeta& meta) {
 }
 
 bool factor_outputs(OpCall& call, const Rule& rule) {
-  if (rule.data().storage == StorageView::keep) return false;  // a view's sizes follow from its arguments
+  if (rule.data().storage == StorageView::keep) return false;  // the sizes of a view follow from its arguments
   const std::string name = base_of(call);
   const auto& returns = call.info->schema().returns();
   const Problem p = bind_operands(call, rule);
@@ -150,7 +150,7 @@ bool factor_outputs(OpCall& call, const Rule& rule) {
   return true;
 }
 
-// A list of results: each position by itself.
+// A list of results, each inferred separately.
 bool list_outputs(OpCall& call) {
   if (call.info->returns.size() != 1) return false;
   std::vector<OutputMeta> outputs;
@@ -183,14 +183,14 @@ at::Tensor meta_tensor(const Operand& operand) {
 
 namespace {
 
-// The call without its out= tensors, which tell nothing of the results' sizes.
+// The call without its out= tensors, which do not determine the sizes of results.
 OpCall without_outs(const OpCall& call) {
   OpCall inputs = call;
   std::erase_if(inputs.operands, [&](const Operand& operand) { return call.info->is_out(operand.arg); });
   return inputs;
 }
 
-// What is written in place must have the sizes that its operands broadcast to.
+// Throws if a tensor that is written in place does not have the broadcast sizes of the operands.
 void check_written(const OpCall& call) {
   const at::Tensor shape = iterate(call);
   for (const Operand& operand : call.operands) {
@@ -207,7 +207,7 @@ bool outputs_of_inputs(OpCall& call) {
     if (call.info->inplace) return check_written(call), false;
     return elementwise_outputs(call), true;
   } catch (const std::out_of_range&) {
-    return false;  // the rule's function asks for the results
+    return false;  // the rule's function reads results
   }
 }
 

@@ -1,4 +1,4 @@
-// Results of operators that LibTorch gives no meta kernel, from their rule.
+// Infers results from the rule, for operators that have no meta kernel in LibTorch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,11 +9,11 @@ namespace dtensor {
 
 at::Tensor meta_tensor(const Operand& operand);
 
-// Fills call.outputs: elementwise operators by TensorIterator, others by the sizes of the factors in the rule's
-// results, contiguous. False where the rule does not tell.
+// Fills call.outputs. Elementwise operators use TensorIterator; others use the sizes of the factors in the rule's
+// results and contiguous strides. Returns false if the rule does not determine them.
 bool outputs_from_rule(OpCall& call);
 
-// Results of out= are in the types of the tensors that they are written to, and in their memory where they fit.
+// Results of out= get the dtypes of the out tensors, and their strides if the sizes are equal.
 void apply_out_operands(OpCall& call);
 
 }  // namespace dtensor
