@@ -1,5 +1,5 @@
-// Which choices a mesh axis offers. A factor is offered only where some operand is sharded on the axis, or the result
-// is preferred so: an implicit redistribution never invents a sharding, and never makes a Partial but of an operand
+// The choices that a mesh axis offers. A factor is offered only if an operand is sharded on the axis or result 0 is
+// preferred in a shard. So an implicit redistribution never adds a shard, and it adds a Partial only for an operand
 // that is added once.
 #include "sharding_prop/strategies/axis_choices.h"
 
@@ -22,7 +22,8 @@ bool occurs_in_operands(const Problem& p, int factor) {
                      [&](const OperandState& o) { return o.used && o.has(factor); });
 }
 
-// Only the result has it: splitting it costs nothing, and gains something only where the result is wanted so.
+// Whether the preferred shard of result 0 contains the factor. Splitting a factor that only the result has costs
+// nothing, but pays off only in this case.
 bool is_preferred(const Problem& p, int factor, std::size_t axis) {
   const Placement* wanted = preferred_output(p, axis);
   if (wanted == nullptr) return false;
@@ -30,8 +31,8 @@ bool is_preferred(const Problem& p, int factor, std::size_t axis) {
   return std::find(dim.begin(), dim.end(), factor) != dim.end();
 }
 
-// A placement of a dimension as one of its factor: strided and ragged ones of the most major factor. Of more minor ones
-// a zigzag split, whose pieces are the more major factors.
+// Expresses a placement of a dimension as a split of one of its factors. Strided and ragged shards split the most major
+// factor. A more minor factor can only have a zigzag split, whose pieces are the more major factors.
 std::optional<Placement> split_of(const Problem& p, const RuleDim& dim, int factor, const Placement& placement) {
   if (std::find(dim.begin(), dim.end(), factor) == dim.end()) return std::nullopt;
   const bool major = dim[0] == factor;
@@ -41,7 +42,7 @@ std::optional<Placement> split_of(const Problem& p, const RuleDim& dim, int fact
                                : std::optional(StridedShard(0, placement.split_factor()));
 }
 
-// How this factor may be split on the axis: in chunks, and as the operands have it.
+// The splits of this factor that the axis offers: chunks, and the splits of the operands.
 c10::SmallVector<Placement, 4> split_kinds(const Problem& p, int factor, std::size_t axis) {
   c10::SmallVector<Placement, 4> found{Shard(0)};
   for (const OperandState& o : p.operands) {
@@ -53,14 +54,15 @@ c10::SmallVector<Placement, 4> split_kinds(const Problem& p, int factor, std::si
   return found;
 }
 
-// Sums of few bits begin anew at their end; shares in more bits, or in fractions, would go on.
+// Whether a sum of small integers wraps around while summands in the larger or floating-point type would not.
 bool continues(c10::ScalarType from, c10::ScalarType to) {
   const bool few = c10::isIntegralType(from, false) && c10::elementSize(from) < sizeof(std::int64_t);
   return few && (!c10::isIntegralType(to, false) || c10::elementSize(to) > c10::elementSize(from));
 }
 
-// Whether shares that change type one by one are shares of the whole that does. A sum is none of truth values, nor of
-// fractions that were cut; and shares may lie where eight bits do not reach, though their sum does not.
+// Whether converting each summand and reducing equals reducing and converting. Sums of bools, or of floating-point
+// numbers converted to integers, do not commute with the conversion. In 8-bit types, summands may exceed the range of
+// their sum.
 bool survives_types(const Problem& p, const Operand& operand, ReduceOp op) {
   const bool additive = op == ReduceOp::sum || op == ReduceOp::avg;
   const auto fractional = [](c10::ScalarType type) { return c10::isFloatingType(type) || c10::isComplexType(type); };

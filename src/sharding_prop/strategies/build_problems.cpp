@@ -1,4 +1,4 @@
-// Pieces of a call and their problems.
+// Splits a call into parts and builds their problems.
 #include "sharding_prop/strategies/build_problems.h"
 
 #include <map>
@@ -34,7 +34,7 @@ StorageView storage_view(const Problem& p) {
   return p.call->info->inplace || p.call->info->rule().data().foreach_op ? StorageView::shard : rule;
 }
 
-// The operand as the rule sees it.
+// The operand's spec as the rule reads it.
 SpecPtr spec_seen_by_rule(const Problem& p, const SpecPtr& spec, std::size_t index) {
   if (!spec || spec->mesh != p.mesh) return nullptr;
   const bool values_unused = index < 32 && (p.rule.data().values_unused >> index & 1u) != 0;
@@ -79,7 +79,7 @@ void add_results(CallPart& part, const std::vector<ResultAlias>& aliases) {
   }
 }
 
-// What the shared (non-list) tensors of list operators are: numbers or conditions for all positions, never sharded.
+// Tensors that list operators share between positions are numbers or conditions and are never sharded.
 void mark_shared(Problem& p) {
   if (!p.call->info->rule().data().foreach_op) return;
   for (OperandState& operand : p.operands) {
@@ -108,7 +108,7 @@ OutputMeta meta_of(const Operand& operand) {
   return meta;
 }
 
-// Mutated list entries of operators that return nothing are their results.
+// If the operator returns nothing, its written list entries count as results.
 void add_silent_results(CallPart& part, std::vector<ResultAlias>& aliases) {
   const OpInfo& info = *part.call.info;
   if (!info.returns.empty()) return;
@@ -128,7 +128,7 @@ MeshRef mesh_of(const OpCall& part, int position) {
   return {};
 }
 
-// part.operands and part.results are set, in ascending order.
+// Requires part.operands and part.results in ascending order.
 void fill_part(const OpCall& call, int position, const std::vector<ResultAlias>& all, CallPart& part) {
   part.call.info = call.info;
   part.call.args = call.args;
@@ -151,7 +151,7 @@ void fill_part(const OpCall& call, int position, const std::vector<ResultAlias>&
   if (part.call.mesh) build_problem(part, aliases);
 }
 
-// One pass over all operands: lists may hold thousands.
+// One pass over all operands, since lists may have thousands of entries.
 void share_out_operands(const OpCall& call, std::deque<CallPart>& parts) {
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const int at = call.operands[i].list_index;
@@ -178,7 +178,8 @@ void share_out_results(const OpCall& call, std::deque<CallPart>& parts) {
   }
 }
 
-// What a position of a list is decided by. Layers repeat, so most positions of a long list are like an earlier one.
+// The data that determines the decision of a list position. Layers repeat, so most positions of a long list equal an
+// earlier one.
 using Signature = std::vector<std::uint64_t>;
 
 void add_sizes(at::IntArrayRef sizes, at::IntArrayRef strides, c10::ScalarType dtype, Signature& signature) {

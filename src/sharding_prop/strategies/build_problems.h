@@ -1,5 +1,5 @@
-// From a call to the problems that the strategies are chosen for: one for most operators, one per list position for
-// list operators, each on its own mesh.
+// Builds the problems for which strategies are chosen: one for most operators, one per list position for list
+// operators, each on its own mesh.
 #pragma once
 
 #include <deque>
@@ -9,30 +9,32 @@
 
 namespace dtensor {
 
-// The part of a call that is decided together.
+// A part of a call with one decision.
 struct CallPart {
   OpCall call;
-  std::vector<int> operands;  // indices into the whole call's operands
-  std::vector<int> results;   // indices into its outputs; -1: a mutated operand of an operator that returns nothing
-  int like = -1;  // an earlier piece whose operands and results are equal: this one has no problem of its own
+  std::vector<int> operands;  // indices into the operands of the call
+  // indices into the outputs of the call; -1: a written operand of an operator without returns
+  std::vector<int> results;
+  // Index of an earlier part with equal operands and results, or -1. A part that equals an earlier one has no problem.
+  int like = -1;
   Problem problem;
 };
 
-// Of its longest list of tensors.
+// Length of the longest list of tensors.
 int list_length(const OpCall& call);
 
-// Operand that return `result` (flattened) is, or is a view of; -1: fresh.
+// The operand that a (flattened) return is, or is a view of; -1 for a new tensor.
 struct ResultAlias {
   int operand = -1;
   bool write = false;
 };
 std::vector<ResultAlias> result_aliases(const OpCall& call);
 
-// A deque, since problems point into their piece.
+// A deque, since problems point into their parts.
 std::deque<CallPart> split_call(const OpCall& call);
 
-// Puts the operand's own placements back where they are what was decided, in other words: storage flags of shards that
-// the rule looked at, Partials that are not read, operands that are given as they are.
+// Restores the operand's own placements where they are equivalent to the decided ones. This applies to storage flags of
+// shards that the rule reads, Partials whose values are unused, and ignored operands.
 void restore_operand_placements(const Problem& p, std::size_t index, Placements& placements);
 
 }  // namespace dtensor

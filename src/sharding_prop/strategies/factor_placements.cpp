@@ -1,7 +1,7 @@
-// Placements of compound dimensions. Axes act in mesh order from the left: an axis that shards a factor with M elements
-// of more major factors left on this rank is a StridedShard of split factor M, a plain Shard where M is 1; a zigzag
-// split has that split factor itself. With several axes on one compound dimension, the placements' own meaning
-// (placement/shard_map.h) is compared with that of the factors.
+// Placements of compound dimensions. Axes apply in mesh order, from the left. M is the number of elements that this
+// rank has of the factors more major than the sharded one. The placement is a StridedShard with split factor M, or a
+// Shard if M is 1. A zigzag split has that split factor itself. If several axes shard one compound dimension, the
+// segments of the placements (placement/shard_map.h) are compared with those of the factors.
 #include "sharding_prop/strategies/factor_placements.h"
 
 #include <c10/util/accumulate.h>
@@ -13,7 +13,7 @@
 namespace dtensor {
 namespace {
 
-constexpr std::size_t kMostSegments = 1 << 14;  // more are not compared: the strategy is not offered
+constexpr std::size_t kMostSegments = 1 << 14;  // a strategy with more segments is not offered
 
 struct Place {
   std::int64_t dim = -1;
@@ -29,7 +29,7 @@ Place find_factor(const TensorState& tensor, int factor) {
   return {};
 }
 
-// Elements of the factors more major than `position` that one rank holds, by the axes before `axis`.
+// Number of elements of the factors more major than `position` that one rank has after the axes before `axis`.
 std::int64_t major_length(const Problem& p, const RuleDim& dim, std::size_t position, const Assignment& chosen,
                           std::size_t axis) {
   std::int64_t length = 1;
@@ -61,7 +61,7 @@ Placements factor_placements(const Assignment& chosen, int factor) {
   return placements;
 }
 
-// What the factors say: the segments of a compound dimension at a coordinate; nothing if there are too many.
+// The segments of a compound dimension at a coordinate, computed from its factors; nothing if there are too many.
 std::optional<Segments> factor_segments(const Problem& p, const RuleDim& dim, const Assignment& chosen,
                                         at::IntArrayRef shape, at::IntArrayRef coordinate) {
   Segments held{{0, 1}};
@@ -103,7 +103,8 @@ bool shards(const AxisChoice& choice, const RuleDim& dim) {
   return choice.kind == AxisChoice::Kind::factor && std::find(dim.begin(), dim.end(), choice.index) != dim.end();
 }
 
-// Parts of a compound dimension that are ragged in one factor and cut along another, or cut again, have no name.
+// Whether one factor of a compound dimension has a ragged split and a second split applies. No placement expresses
+// this.
 bool splits_along_ragged(const RuleDim& dim, const Assignment& chosen) {
   int splits = 0;
   bool ragged = false;
@@ -115,7 +116,7 @@ bool splits_along_ragged(const RuleDim& dim, const Assignment& chosen) {
   return dim.size() > 1 && ragged && splits > 1;
 }
 
-// Elements of a compound dimension for each one of its most major factor.
+// Number of elements of a compound dimension per element of its most major factor.
 std::int64_t minor_length(const Problem& p, const RuleDim& dim) {
   std::int64_t length = 1;
   for (std::size_t k = 1; k < dim.size(); ++k) length *= p.factors[static_cast<std::size_t>(dim[k])].size;
@@ -135,7 +136,7 @@ bool ragged_sizes_fit(const Placements& placements, at::IntArrayRef sizes) {
   });
 }
 
-// First and last rank of every axis: a wrong order or a wrong split shows there.
+// Compares the first and the last rank of every axis, where a wrong order or split shows.
 bool fits_at_corners(const Problem& p, const TensorState& tensor, std::size_t d, std::int64_t size,
                      const Assignment& chosen, const Placements& placements) {
   const std::size_t axes = chosen.size();
@@ -174,7 +175,7 @@ std::int64_t smallest_part(const Problem& p, int factor, const Assignment& chose
       n = pieces > 1 && n % pieces != 0 ? 0 : pieces * 2 * (n / pieces / (2 * parts));
       continue;
     }
-    // The pieces of a strided shard are cut one by one, and the last may be cut to nothing.
+    // Each piece of a strided shard is chunked separately, and its last chunk may be empty.
     n = pieces > 1 ? (n % (pieces * parts) == 0 ? n / parts : 0) : chunk(n, parts, parts - 1).length;
   }
   return n;

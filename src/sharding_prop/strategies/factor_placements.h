@@ -1,5 +1,5 @@
-// From sharded factors to placements of one tensor: simple dimensions, and compound ones, where a minor factor makes a
-// strided shard.
+// Converts sharded factors to placements of one tensor, for simple and compound dimensions. In a compound dimension, a
+// minor factor gives a strided shard.
 #pragma once
 
 #include <optional>
@@ -8,23 +8,23 @@
 
 namespace dtensor {
 
-// Placement on mesh axis `axis` of a tensor that holds the factor chosen there; nothing if the tensor lacks it.
-// Sets `valid` to false where no placement can say it.
+// Placement on mesh axis `axis` of a tensor that has the factor chosen there; nothing if it does not have it. Sets
+// `valid` to false if no placement expresses it.
 std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& tensor, const Assignment& chosen,
                                          std::size_t axis, bool& valid);
 
-// A ragged shard of a dimension as a split of its most major factor, as if that were dimension 0; nothing where a
-// boundary lies within an element of it.
+// A ragged shard of a dimension as a split of its most major factor, with that factor as dimension 0. Nothing if a
+// boundary lies within an element of the factor.
 std::optional<Placement> ragged_split(const Problem& p, const RuleDim& dim, const Placement& ragged);
 
-// Whether `placements` of the decided axes give each rank just what the factors say. Only compound dimensions that
-// several axes shard need the check.
+// Whether `placements` of the decided axes give each rank exactly the elements that the factors define. Only compound
+// dimensions that several axes shard need this check.
 bool placements_fit_factors(const Problem& p, const TensorState& tensor, at::IntArrayRef sizes,
                             const Assignment& chosen, const Placements& placements);
 
-// Smallest part of the factor that a rank holds, under the axes that shard it.
+// Size of the smallest part of the factor on any rank.
 std::int64_t smallest_part(const Problem& p, int factor, const Assignment& chosen);
-// Ranks over which the factor is split.
+// Number of ranks over which the factor is split.
 std::int64_t parts_of_factor(const Problem& p, int factor, const Assignment& chosen, std::size_t axes);
 
 }  // namespace dtensor

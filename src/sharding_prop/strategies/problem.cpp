@@ -1,4 +1,4 @@
-// Binding of a rule's terms to the tensors of a call.
+// Binds the terms of a rule to the tensors of a call.
 #include "sharding_prop/strategies/problem.h"
 
 namespace dtensor {
@@ -75,7 +75,7 @@ class Binder {
     }
   }
 
-  // Tensors that have the term's sizes, or are never sharded.
+  // Binds tensors that have the term's sizes; all others are never sharded.
   template <class Tensors>
   void bind_optional(Tensors& tensors, const std::vector<Term>& terms) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -94,7 +94,8 @@ class Binder {
     }
   }
 
-  // An operand of other sizes stays whole; parts of the others would broadcast with it otherwise than the whole does.
+  // An operand of other sizes is replicated and unshards the factors of its term, since parts of the others would
+  // broadcast differently.
   void replicated_beside(const ResultState&, const Term&) {}
   void replicated_beside(const OperandState& tensor, const Term& term) {
     if (c10::multiply_integers(sizes_of(tensor)) <= 1) return;
@@ -103,7 +104,7 @@ class Binder {
     }
   }
 
-  // A result without some of the batch is no sum over it.
+  // A result that lacks batch dimensions is not a sum over them.
   void replicated_where_absent(const OperandState&, const Term&) {}
   void replicated_where_absent(const ResultState& result, const Term& term) {
     if (term.ellipsis < 0) return;
@@ -119,12 +120,12 @@ class Binder {
     return size;
   }
 
-  // Dims are aligned at the right; a tensor of lower rank lacks the leading ones (broadcasting).
+  // Dimensions are aligned at the right; a tensor of lower rank lacks the leading ones (broadcasting).
   void bind_term(TensorState& tensor, const Term& term) const {
     const auto explicit_rank = static_cast<std::int64_t>(term.dims.size());
     const std::int64_t batch = term.ellipsis < 0 ? 0 : std::max<std::int64_t>(tensor.rank - explicit_rank, 0);
     TORCH_CHECK(tensor.rank <= explicit_rank + batch, p_.call->info->name(), ": rule '", p_.rule.notation(), "' has ",
-                explicit_rank, " dimensions where a tensor has ", tensor.rank);
+                explicit_rank, " dimensions, but a tensor has ", tensor.rank);
     RuleDim* out = tensor.dims.end();
     for (std::int64_t i = explicit_rank; i >= 0 && out != tensor.dims.begin(); --i) {
       if (i < explicit_rank) *--out = term.dims[static_cast<std::size_t>(i)];
@@ -135,7 +136,7 @@ class Binder {
     }
   }
 
-  // An operand of out= is what its result is.
+  // An out= operand has the placements of its result.
   void bind_outs() {
     for (OperandState& tensor : p_.operands) {
       if (!tensor.out || !tensor.used || tensor.out_result < 0) continue;
@@ -154,7 +155,7 @@ class Binder {
     }
   }
 
-  // The one factor of a compound whose size is not known from elsewhere.
+  // Computes the size of the one factor of a compound dimension that has no size yet.
   template <class T>
   void solve_compounds(const T& tensor) {
     for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
@@ -170,7 +171,7 @@ class Binder {
     }
   }
 
-  // A factor of one element says nothing in a compound; the others split as if it were not there.
+  // Removes factors of size 1 from compound dimensions; they do not affect the split of the others.
   void drop_size_one_dims(TensorState& tensor) {
     for (RuleDim& dim : tensor.dims) {
       if (dim.size() < 2) continue;
@@ -184,7 +185,7 @@ class Binder {
     for (std::size_t i = 0; i + 1 < dim.size(); ++i) p_.factors[static_cast<std::size_t>(dim[i])].even = true;
   }
 
-  // A factor that two dimensions of one tensor share (a diagonal) stays whole.
+  // A factor that occurs in two dimensions of one tensor (a diagonal) is unsharded.
   void check_repeats(const TensorState& tensor) {
     c10::SmallVector<int, 8> seen;
     for (const RuleDim& dim : tensor.dims) {

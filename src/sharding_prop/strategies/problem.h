@@ -1,5 +1,5 @@
-// A rule meets the sizes of one call: factors with sizes, and per tensor the factors of each dimension. What strategies
-// are made from.
+// Binds a rule to the sizes of one call: factors with sizes, and the factors of each tensor dimension. Strategies are
+// derived from this.
 #pragma once
 
 #include "sharding_prop/operators/op_call.h"
@@ -7,11 +7,11 @@
 
 namespace dtensor {
 
-// The term of a tensor; null: it has none.
+// The term of a tensor; null if it has none.
 const Term* term_for(const std::vector<Term>& terms, std::size_t index);
 
 struct FactorState : Factor {
-  bool even = false;        // major part of a compound dimension somewhere: parts must be equal
+  bool even = false;        // major part of a compound dimension: its parts must be equal
   bool contracted = false;  // absent from a result
 };
 
@@ -30,18 +30,19 @@ struct TensorState {
 
 struct OperandState : TensorState {
   const Operand* operand = nullptr;
-  SpecPtr spec;  // as the rule sees it (storage shards as Replicate where it says so); null: passed on as it is
+  // The spec as the rule reads it (storage shards may be Replicate); null: the operand is passed unchanged.
+  SpecPtr spec;
   bool written = false;
-  bool ignored = false;  // given as it is
-  bool out = false;      // written, not read: takes the result's placements
+  bool ignored = false;  // passed unchanged
+  bool out = false;      // written but not read: has the result's placements
   int out_result = -1;
 };
 
 struct ResultState : TensorState {
   const OutputMeta* meta = nullptr;
-  int alias = -1;                  // operand that it is (in-place, out=)
-  bool always_replicated = false;  // the rule says that it is Replicate whatever is sharded
-  std::uint32_t reads = ~0u;       // bit i: it is computed of operand i
+  int alias = -1;                  // operand that it is (in-place, out=); -1: none
+  bool always_replicated = false;  // the rule defines it as Replicate
+  std::uint32_t reads = ~0u;       // bit i: it depends on operand i
 };
 
 struct Problem {
@@ -49,7 +50,7 @@ struct Problem {
   Rule rule;
   const RuleData* data = nullptr;
   MeshRef mesh;
-  bool pinned = true;  // written operands keep their placements where a strategy allows it
+  bool pinned = true;  // written operands keep their placements if a strategy allows it
   StorageView storage = StorageView::replicate;
   c10::SmallVector<FactorState, 8> factors;
   std::vector<OperandState> operands;
@@ -58,8 +59,8 @@ struct Problem {
   at::IntArrayRef mesh_shape() const { return mesh->layout.shape; }
 };
 
-// Fills factors and dims from the terms of `problem.rule`; operands and results must be listed. Factors whose sizes
-// disagree between tensors become whole; dimensions of size 1 that meet a larger factor are not sharded.
+// Fills factors and dims from the terms of `problem.rule`; operands and results must be set. Factors whose sizes differ
+// between tensors become unsharded. Dimensions of size 1 that broadcast to a larger factor are not sharded.
 void bind_rule(Problem& problem);
 
 }  // namespace dtensor

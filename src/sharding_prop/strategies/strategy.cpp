@@ -1,5 +1,5 @@
-// Candidates per mesh axis and the choice by price. Axes are decided from the left; the price of a candidate is what it
-// takes to bring each operand to its placements, with the axes to the right as they are.
+// Candidates for each mesh axis, and the choice by cost. Axes are decided from the left. The cost of a candidate is
+// that of redistributing each operand, with the placements of later axes unchanged.
 #include "sharding_prop/strategies/strategy.h"
 
 #define FMT_HEADER_ONLY
@@ -43,8 +43,7 @@ bool reads(const ResultState& result, std::size_t operand) {
   return operand >= 32 || (result.reads >> operand & 1u) != 0;
 }
 
-// Whether any operand that the result is computed of is split along the factor. A result of others is the same on all
-// ranks.
+// Whether a sharded operand contributes to the result along the factor. Otherwise the result is equal on all ranks.
 bool depends_on(const Problem& p, const ResultState& result, int factor) {
   if (result.reads == ~0u) return true;
   for (std::size_t i = 0; i < p.operands.size(); ++i) {
@@ -132,9 +131,10 @@ bool price_operands(const Problem& p, const Assignment& chosen, Candidate& candi
   return true;
 }
 
-// A result that stays Partial is reduced by somebody later. Its price, by the price of reducing the operand now: a
-// small gradient is reduced before it makes a large Partial result (an embedding's), a large one after it was summed
-// up. Equal sizes wait, since the next operator may make less of it.
+// The cost of reducing a Partial result later, derived from the cost of reducing the operand now and the sizes of both.
+// A small gradient is reduced before it becomes a large Partial result (an embedding's); a large operand is reduced
+// after it was summed up. With equal sizes the reduction is deferred, since the next operator may make the tensor
+// smaller.
 double price_of_deferred_reduction(const Problem& p, const AxisChoice& choice, std::size_t axis) {
   constexpr double kWaiting = 0.99;
   if (choice.kind != Kind::group) return 0;
@@ -157,7 +157,8 @@ double price_of_deferred_reduction(const Problem& p, const AxisChoice& choice, s
   return kWaiting * reduce_now * static_cast<double>(result_elements) / static_cast<double>(partial_elements);
 }
 
-// What brings result 0 to where it is wanted. A replicated one is cut for nothing, but was made whole.
+// The cost of redistributing result 0 to the preferred placement. Sharding a replicated result moves nothing, but
+// computing it in full has a cost.
 double preference_price(const Problem& p, const std::vector<std::optional<Placements>>& results, std::size_t axis) {
   const Placement* wanted = preferred_output(p, axis);
   if (wanted == nullptr || !results[0] || (*results[0])[axis] == *wanted) return 0;
@@ -167,18 +168,18 @@ double preference_price(const Problem& p, const std::vector<std::optional<Placem
   const double bytes =
       static_cast<double>(c10::multiply_integers(meta.sizes)) * static_cast<double>(c10::elementSize(meta.dtype));
   const double full = (1 - 1.0 / static_cast<double>(p.mesh_shape()[axis])) * bytes / kBytesPerSecond;
-  if (!at_most_one_ragged(to)) return 2 * full;  // no placement of its own: all of it moves
+  if (!at_most_one_ragged(to)) return 2 * full;  // cannot be expressed as placements; assume that everything moves
   return redistribute_cost(*intern_spec(p.mesh, *results[0], meta.sizes, meta.strides, meta.dtype), to) + full;
 }
 
-// Operands that an operator writes and does not return are after the call what they were taken for.
+// Whether written operands that are not returned have the placements after the call that they have in the candidate.
 bool returns_nothing(const Problem& p, const std::vector<std::optional<Placements>>& results, std::size_t axis,
                      const Candidate& candidate) {
   if (!p.call->info->returns.empty()) return true;
   for (std::size_t r = 0; r < results.size(); ++r) {
     const int operand = p.results[r].alias;
     if (operand < 0 || !results[r] || p.operands[static_cast<std::size_t>(operand)].out) continue;
-    const Placements& taken = candidate.operands[static_cast<std::size_t>(operand)];  // empty: plain
+    const Placements& taken = candidate.operands[static_cast<std::size_t>(operand)];  // empty: regular tensor
     if ((*results[r])[axis] != (taken.empty() ? Replicate() : taken[axis])) return false;
   }
   return true;
@@ -200,7 +201,7 @@ bool better(const Candidate& a, const Candidate& b) {
   if (a.unpinned != b.unpinned) return a.unpinned < b.unpinned;
   const double tolerance = 1e-9 * std::max(a.price, b.price);
   if (std::abs(a.price - b.price) > tolerance) return a.price < b.price;
-  // Tensors without elements move for nothing: they stay where they are, or detach() would be a moved view.
+  // Tensors without elements move at no cost. They keep their placements, or detach() would return a materialised view.
   const bool nothing_moves = a.price == 0 && b.price == 0;
   if (nothing_moves && a.changes != b.changes) return a.changes < b.changes;
   const bool a_all = a.choice.kind == Kind::replicate;
@@ -222,7 +223,7 @@ void log_axis(const Problem& p, std::size_t axis, const std::vector<Candidate>& 
 std::string no_strategy(const Problem& p, const Assignment& chosen) {
   std::string text = c10::str(p.call->info->name()) + ": no strategy fits on mesh axis " +
                      std::to_string(chosen.size()) + ". Operands:";
-  for (const OperandState& o : p.operands) text += " " + (o.spec ? o.spec->str() : std::string("plain")) + ";";
+  for (const OperandState& o : p.operands) text += " " + (o.spec ? o.spec->str() : std::string("regular")) + ";";
   text += " rule " + p.rule.str() + "; tried:";
   for (const AxisChoice& choice : choices_on(p, chosen.size())) text += " " + describe(p, choice) + ";";
   return text;

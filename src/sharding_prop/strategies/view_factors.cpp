@@ -1,5 +1,6 @@
-// The common factors of two shapes with the same row-major elements: boundaries that both have make factors; what lies
-// between boundaries of one only stays whole, but for the largest common major part, along which equal cuts agree.
+// The common factors of two shapes with the same row-major elements. Boundaries that both shapes have separate factors.
+// Dimensions between boundaries of only one shape are unsharded, except for their largest common major part, along
+// which equal chunks agree.
 #include <numeric>
 
 #include "dtensor/rule.h"
@@ -24,7 +25,7 @@ class ViewFactors {
     return std::find(in_.begin(), in_.end(), 0) == in_.end() && std::find(out_.begin(), out_.end(), 0) == out_.end();
   }
 
-  // Without elements row-major order says nothing: equal leading dimensions are the same.
+  // Without elements, row-major order does not relate dimensions; equal leading dimensions are matched.
   void match_empty() {
     for (std::size_t d = 0; d < std::min(in_.size(), out_.size()) && in_[d] == out_[d]; ++d) {
       in_dims_[d] = out_dims_[d] = {rule_.factor({}, in_[d])};
@@ -42,7 +43,7 @@ class ViewFactors {
     }
   }
 
-  // The next dimension with elements to place; `left` stays 1 at the end.
+  // Advances to the next dimension with remaining elements; `left` is 1 at the end.
   static void next(at::IntArrayRef sizes, std::size_t& at, std::int64_t& left) {
     while (left == 1 && at < sizes.size()) left = sizes[at++];
   }
@@ -61,7 +62,7 @@ class ViewFactors {
     dim.push_back(factor);
   }
 
-  // in_left_ and out_left_ have no common divisor: both sides stay whole until their products agree again.
+  // in_left_ and out_left_ have no common divisor: both sides are unsharded until their products agree.
   void skip_to_common_boundary() {
     std::int64_t in_product = in_left_, out_product = out_left_;
     keep_unsharded(in_dims_[i_ - 1], in_left_);
