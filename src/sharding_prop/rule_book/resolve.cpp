@@ -1,5 +1,5 @@
-// Finds an operator's rule: its own, that of every overload of its name, its base operator's (in-place, out=, _copy),
-// its tag's, that of names that begin alike ("aten::_foreach_*"), or none.
+// Finds an operator's rule. The order is: its own rule, the rule of its name for all overloads, of its base operator
+// (in-place, out=, _copy), of its tag, of a name prefix ("aten::_foreach_*").
 #include "sharding_prop/rule_book/resolve.h"
 
 #include <deque>
@@ -13,7 +13,7 @@ bool ends_with(const std::string& text, std::string_view suffix) {
 }
 
 // The overloads of the operator `base`, from which `derived` may derive. All registered operators are read once, and
-// again where `derived` is none of them: a base comes with the library that derives from it.
+// again if `derived` is not among them: a base operator comes with the library of its derived ones.
 std::vector<c10::OperatorName> overloads_of(const std::string& base, const c10::OperatorName& derived) {
   static std::mutex mutex;
   static auto& table = *new std::unordered_map<std::string, std::vector<c10::OperatorName>>;
@@ -26,7 +26,8 @@ std::vector<c10::OperatorName> overloads_of(const std::string& base, const c10::
   return table[base];
 }
 
-// Whether `base` takes what `derived` takes, but for out arguments and for options with defaults (dtype, layout, ...).
+// Whether `base` has the arguments of `derived`, except for out arguments and for options with defaults (dtype, layout,
+// ...).
 bool same_inputs(const c10::FunctionSchema& base, const c10::FunctionSchema& derived, const OpInfo& info) {
   for (std::size_t i = 0; i < derived.arguments().size(); ++i) {
     if (info.is_out(static_cast<int>(i))) continue;
@@ -69,7 +70,7 @@ RuleEntryPtr find_derived(const OpInfo& info, const std::string& base, std::stri
   return find_rule_entry(base);
 }
 
-// "aten::_foreach_*" for "aten::_foreach_abs".
+// Finds "aten::_foreach_*" for "aten::_foreach_abs".
 RuleEntryPtr find_by_beginning(std::string name) {
   for (; !name.empty(); name.pop_back()) {
     if (auto entry = find_rule_entry(name + "*")) return entry;
@@ -97,7 +98,7 @@ const OpRule& OpInfo::find_rule() const {
   static std::mutex mutex;
   static auto& rules = *new std::deque<OpRule>();
   RuleBook::get();
-  const std::uint64_t version = book_version.load();  // read first: what comes meanwhile is found at the next call
+  const std::uint64_t version = book_version.load();  // read first, so that later changes are found by the next call
   std::string derived_from;
   auto entry = dtensor::find_rule(*this, derived_from);
   const std::lock_guard lock(mutex);

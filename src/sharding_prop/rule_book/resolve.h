@@ -1,4 +1,4 @@
-// Which rule an operator follows.
+// Finds the rule of an operator.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace dtensor {
 
-// The rule for this call; outputs must be inferred unless the rule's function does not look at them.
+// The rule for this call. Outputs must be inferred, unless the rule's function does not read them.
 Rule rule_for(const OpCall& call);
 
-// The book's entries (dtensor/rule.h adds to it).
+// Entries of the rule book (see dtensor/rule.h).
 RuleEntryPtr find_rule_entry(const std::string& name);
 RuleEntryPtr find_rule_entry_by_tag(c10::ArrayRef<at::Tag> tags);
 

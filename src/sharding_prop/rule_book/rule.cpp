@@ -1,4 +1,4 @@
-// The value behind a rule and its fluent interface.
+// The data of a rule and its fluent interface.
 #include "dtensor/rule.h"
 
 #include "sharding_prop/rule_book/rule_data.h"
@@ -10,7 +10,7 @@ void add_group(RuleData& data, const Rule::Operands& operands, ReduceOps ops) {
   if (!operands.empty()) data.groups.push_back({operands, ops});
 }
 
-// The factors of `names`: the name of a place as a whole, else letters of factors and packs, and '...'.
+// Calls fn for each factor in `names`: the name of a slot, or else letters of factors and packs, and '...'.
 template <class Fn>
 void each_named(RuleData& data, std::string_view names, Fn fn) {
   const auto named = [&](std::string_view name) {

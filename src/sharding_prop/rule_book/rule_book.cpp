@@ -11,7 +11,7 @@ namespace {
 struct Tables {
   std::shared_mutex mutex;
   std::unordered_map<std::string, std::shared_ptr<RuleEntry>> by_name;
-  std::vector<std::shared_ptr<RuleEntry>> replaced;  // whoever registered one may still hold its reference
+  std::vector<std::shared_ptr<RuleEntry>> replaced;  // kept alive, since rule() returned references to them
   std::vector<std::pair<at::Tag, RuleEntryPtr>> by_tag;
 };
 
@@ -42,7 +42,7 @@ RuleBook::RuleBook() = default;
 RuleBook& RuleBook::get() {
   static RuleBook* book = [] {
     static RuleBook instance;
-    add_refused(instance);  // first: families may know better
+    add_refused(instance);  // first, so that rules of the families replace these entries
     for (auto* add :
          {add_pointwise_rules, add_product_rules, add_reduction_rules, add_view_rules, add_assembly_rules,
           add_indexing_rules, add_like_rules, add_list_rules, add_loss_rules, add_norm_rules, add_attention_rules,

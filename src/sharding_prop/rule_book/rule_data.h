@@ -1,4 +1,4 @@
-// What a Rule holds: factors, terms and permissions, before it meets the sizes of a call.
+// Data of a Rule: factors, terms and permissions, before it is bound to the sizes of a call.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ enum class KernelResult : std::uint8_t { partial, replicate_scalars, replicate }
 struct Factor {
   std::string name;
   bool unsharded = false;
-  bool nonempty = false;  // sharded only where every rank holds an element
+  bool nonempty = false;  // sharded only if every rank has an element
   bool sharded_by_kernel = false;
-  bool elastic = false;    // tensors may differ in its size: each is split by its own
+  bool elastic = false;    // sizes may differ between tensors; each is split by its own size
   std::int64_t size = -1;  // -1: taken from the tensors
 };
 
-// What the dimensions that an argument names hold: factors of their own (or those of the pack itself), nothing, nothing
-// or not being there as keepdim says, one given factor; or they are not there.
+// Content of the dimensions that a slot names: own factors (or those of the pack), size 1, size 1 or nothing depending
+// on keepdim, one given factor, or nothing.
 enum class PackFill : std::uint8_t { own_factors, unit, keepdim, factor, removed };
 
 struct PackSlot {
@@ -32,9 +32,9 @@ struct PackSlot {
   int letter = -1;
 };
 
-// A pack among the dimensions of a term, and the places that others take in it: X[dim].
+// A pack in the dimensions of a term, and the slots of other packs in it: X[dim].
 struct PackUse {
-  std::size_t at = 0;  // before this position of dims
+  std::size_t at = 0;  // position in dims before which the pack stands
   PackSlot self;
   std::vector<PackSlot> slots;
 };
@@ -42,10 +42,10 @@ struct PackUse {
 struct Term {
   bool absent = false;        // never sharded
   bool once = false;          // '+': added once, so Replicate may become Partial
-  bool repeat = false;        // '*': every further operand of the list
-  bool optional = false;      // '?': absent where the sizes are others
-  int ellipsis = -1;          // position of '...' among dims
-  std::uint32_t reads = ~0u;  // '@': bit i: the result is computed of operand i; of all where nothing is said
+  bool repeat = false;        // '*': applies to all further tensors of the list
+  bool optional = false;      // '?': absent if the sizes differ
+  int ellipsis = -1;          // position of '...' in dims
+  std::uint32_t reads = ~0u;  // '@': bit i: the result depends on operand i; default: on all
   RuleTerm dims;
   std::vector<PackUse> packs;
 };
@@ -54,8 +54,8 @@ struct Terms {
   std::vector<Term> operands, results;
 };
 
-// Any number of dimensions under one name: as many as an argument has entries or a number says, as [name] finds, or as
-// the ranks leave.
+// Any number of dimensions under one name. The count is a number, the length of an argument, the number of dimensions
+// that the slot [name] finds, or the remaining rank of a tensor.
 struct Pack {
   Factor each;
   std::string counted;
@@ -74,7 +74,7 @@ struct Group {
 
 enum class StorageView : std::uint8_t { replicate, shard, keep };
 
-// As Rule::indexes says; nothing where `along` is empty.
+// See Rule::indexes; unused if `along` is empty.
 struct Indexing {
   std::string along;
   bool from_end = false;
@@ -83,16 +83,16 @@ struct Indexing {
 
 struct RuleData : Terms {
   std::string text;
-  std::string about;  // what the function does that gives the terms
+  std::string about;  // describes the function that returns the terms
   std::vector<Factor> factors;
   std::vector<Pack> packs;
-  Factor batch;                     // what holds for each dimension of '...'
-  std::vector<Terms> alternatives;  // behind '|'
+  Factor batch;                     // properties of each dimension of '...'
+  std::vector<Terms> alternatives;  // the terms after '|'
   std::vector<std::pair<std::string, Rule::Dims>> dims;
-  bool exact = false;  // nothing but '...' is broadcast
+  bool exact = false;  // only '...' is broadcast
   std::vector<Group> groups;
   ReduceOp reduce = ReduceOp::sum;
-  std::string local_kernel;  // of handled factors, or always
+  std::string local_kernel;  // for factors that are sharded_by_kernel, or for all calls
   bool local_kernel_always = false;
   KernelResult kernel_result = KernelResult::partial;
   ReduceOp kernel_reduce_op = ReduceOp::sum;
@@ -102,17 +102,18 @@ struct RuleData : Terms {
   std::vector<std::pair<std::string, int>> size_patches, stride_patches;
   Rule::Outputs outputs;
   bool sizes_from_factors = false;
-  bool foreach_op = false, overwrites = false, follows_parameter_placement = false;  // of the operator, as Rule says
+  // Properties of the operator, as in Rule.
+  bool foreach_op = false, overwrites = false, follows_parameter_placement = false;
   std::string values_unused_if_zero;
   bool uninitialized_results = false, saved_for_backward = false, not_random = false;
   Indexing indexing;
 };
 
-// Throws with the text and the position.
+// Throws with the text and the position of the error.
 void parse_rule(std::string_view text, RuleData& data);
 
-// Packs and alternatives by the ranks and arguments of a call: a rule of factors. Nothing is sharded where no
-// alternative has the ranks. Other rules are returned as they are.
+// Expands packs and alternatives by the ranks and arguments of a call to a rule of factors. If no alternative has the
+// ranks, nothing is sharded. Rules without packs and alternatives are returned unchanged.
 struct OpCall;
 Rule expand_packs(const Rule& rule, const OpCall& call);
 

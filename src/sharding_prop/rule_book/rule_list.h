@@ -8,8 +8,7 @@
 
 namespace dtensor {
 
-// "aten::mm: mk, kn -> mn  [linear {0}; linear {1}]", "aten::take ...", sorted; operators that are refused are left
-// out.
+// Lines such as "aten::mm: mk, kn -> mn  [linear {0}; linear {1}]", sorted, without refused operators.
 DTENSOR_API std::vector<std::string> rule_strings();
 
 }  // namespace dtensor

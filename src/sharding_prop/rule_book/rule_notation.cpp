@@ -1,5 +1,5 @@
-// The text form of rules: `mk, kn -> mn`. One term per operand and result, one letter per factor,
-// capitals for packs of dimensions; see docs/rules.md.
+// The notation of rules: `mk, kn -> mn`. One term per operand and result, one letter per factor, capitals for packs of
+// dimensions; see docs/rules.md.
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -50,7 +50,7 @@ class Parser {
     return std::string(text_.substr(begin, at_ - begin));
   }
 
-  // D = normalized_shape, S = 2
+  // For example D = normalized_shape, S = 2.
   void parse_counts() {
     do {
       Pack& pack = data_.packs[static_cast<std::size_t>(pack_of(word()))];
@@ -82,17 +82,17 @@ class Parser {
     return term;
   }
 
-  // 12: operands 1 and 2
+  // For example 12: operands 1 and 2.
   std::uint32_t parse_operands() {
     std::uint32_t operands = 0;
     for (; std::isdigit(static_cast<unsigned char>(peek())) != 0; ++at_) operands |= 1u << (peek() - '0');
-    if (operands == 0) fail("expected the operands that the result is computed of");
+    if (operands == 0) fail("expected the operands that the result depends on");
     return operands;
   }
 
   bool parse_dim(Term& term) {
     if (accept("...")) {
-      if (term.ellipsis >= 0 || !term.packs.empty()) fail("a second '...', or one beside a pack");
+      if (term.ellipsis >= 0 || !term.packs.empty()) fail("expected one '...' and no pack beside it");
       term.ellipsis = static_cast<int>(term.dims.size());
       return true;
     }
@@ -106,9 +106,9 @@ class Parser {
     return true;
   }
 
-  // X, D!, D=_, X[dim!, dim2=i]
+  // For example X, D!, D=_, X[dim!, dim2=i].
   void parse_pack(Term& term) {
-    if (term.ellipsis >= 0) fail("a pack beside '...'");
+    if (term.ellipsis >= 0) fail("expected no pack beside '...'");
     PackUse use;
     use.at = term.dims.size();
     use.self.pack = pack_of(std::string(1, text_[at_++]));
@@ -213,7 +213,7 @@ std::string ops_text(ReduceOps ops) {
   return text;
 }
 
-// What may be done: permissions in brackets behind the terms.
+// Formats the permissions in brackets after the terms.
 class Permissions {
  public:
   explicit Permissions(const RuleData& data) : data_(data) {}

@@ -1,5 +1,6 @@
-// Packs and alternatives of a rule's text become factors: how many dimensions a pack has, where the named ones stand,
-// and which alternative has the ranks of the call. Factors are numbered as they appear, which is how ties are decided.
+// Expands the packs and alternatives of a rule to factors. It computes the number of dimensions of each pack, the
+// positions of named dimensions, and the alternative that has the ranks of the call. Factors are numbered in order of
+// appearance, which decides ties between strategies.
 #include <c10/core/WrapDimMinimal.h>
 
 #include <charconv>
@@ -21,7 +22,7 @@ class Expander {
     for (std::size_t i = 0; i < packs_.size(); ++i) packs_[i].count = counted(text.packs[i].counted);
   }
 
-  // Whether every tensor has the rank of its term, once the packs are counted.
+  // Returns whether every tensor has the rank of its term after the packs are counted.
   bool expand(const Terms& terms, RuleData& rule) {
     rule = text_;
     rule.packs.clear(), rule.alternatives.clear(), rule.factors.clear();
@@ -44,7 +45,7 @@ class Expander {
 
   struct State {
     std::int64_t count = kUnknown;
-    std::optional<Positions> positions;  // of a named place
+    std::optional<Positions> positions;  // of a named slot
     std::vector<int> factors;
   };
 
@@ -74,7 +75,7 @@ class Expander {
     return place.fill != PackFill::keepdim || (call_.has_arg("keepdim") && call_.boolean("keepdim"));
   }
 
-  // The dimensions that the name means among `size` of them, from the left.
+  // The dimensions that `name` means among `size` dimensions, from the left.
   Positions find_positions(const std::string& name, std::int64_t size) const {
     for (const auto& [own, fn] : text_.dims) {
       if (own == name) return fn(call_);
@@ -101,7 +102,7 @@ class Expander {
     return std::unique(all.begin(), all.end()) - all.begin();
   }
 
-  // Dimensions of a pack and its places, before keepdim takes some.
+  // Number of dimensions of a pack and its slots, before keepdim removes some.
   std::int64_t group_size(const PackUse& use) const {
     const std::int64_t own = packs_[at(use.self)].count, taken = taken_by(use);
     return own == kUnknown || taken == kUnknown ? kUnknown : own + taken;
@@ -117,7 +118,7 @@ class Expander {
     if (self.count == kUnknown) self.count = size - taken_by(use);
   }
 
-  // The one pack of the term that is not counted yet has what the others leave.
+  // The one pack of the term without a count gets the remaining dimensions.
   bool count_packs(const Term& term, std::int64_t rank) {
     std::int64_t left = rank - std::ssize(term.dims);
     const PackUse* open = nullptr;
@@ -141,7 +142,7 @@ class Expander {
     return fits;
   }
 
-  // Where the rank is not known yet (results are being inferred): by what the argument says.
+  // If the rank is unknown (results are being inferred), counts by the argument.
   void count_unranked(const PackUse& use) {
     if (group_size(use) != kUnknown) return;
     std::int64_t size = std::max<std::int64_t>(packs_[at(use.self)].count, 0);
@@ -243,7 +244,7 @@ Rule expand_packs(const Rule& rule, const OpCall& call) {
   for (const Terms& terms : text.alternatives) {
     if (fits && !call.outputs.empty()) break;
     if (!Expander(text, call).expand(terms, fits ? other : expanded)) continue;
-    if (fits && !same_ranks(expanded.results, other.results)) return Rule();  // only results that are inferred tell
+    if (fits && !same_ranks(expanded.results, other.results)) return Rule();  // undecidable until results are inferred
     fits = true;
   }
   return fits ? Rule(std::move(expanded)) : Rule();
