@@ -102,7 +102,7 @@ TEST(Mistakes, MismatchedStatisticsAreRefused) {
       [](const DeviceMesh& m) {
         at::_native_batch_norm_legit(split(m, {3, 3, 3}), {}, {}, false, 0.5, 0.5);
       },
-      "needs running_mean");
+      "expected running_mean and running_var in evaluation");
 }
 
 // A rank with one of several elements must not squeeze the dimension, and the result is a copy, not a view.
@@ -128,7 +128,7 @@ TEST(Mistakes, MismatchedOutTensorsAndGradientsAreRefused) {
       [](const DeviceMesh& m) {
         at::_adaptive_avg_pool3d_backward(split(m, {3, 3, 3, 3, 3, 3}), split(m, {3, 3, 3, 3, 3, 3}));
       },
-      "more than batch");
+      "at most a batch and a channel dimension");
   expect_same_error(
       [](const DeviceMesh& m) {
         at::fractional_max_pool3d_backward(split(m, {2, 3, 2, 3, 2}), split(m, {2, 3, 5, 5, 5}), {2, 2, 2}, {2, 3, 2},
@@ -248,7 +248,7 @@ TEST(Mistakes, NormParametersOfOtherSizesOrDtypesAreRefused) {
   };
   expect_same_error(batch_norm(1, at::kFloat, {0}), "`running_var` of sizes [1]");
   expect_same_error(batch_norm(2, at::kLong, {0}), "found Long (`running_mean`)");
-  expect_same_error(batch_norm(2, at::kFloat, {1, 4}), "`save_mean` has one dimension");
+  expect_same_error(batch_norm(2, at::kFloat, {1, 4}), "`save_mean`: expected one dimension");
 }
 
 TEST(Mistakes, EmbeddingBagBackwardChecksIndices) {

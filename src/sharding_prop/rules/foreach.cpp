@@ -1,5 +1,5 @@
-// List operators, decided per position: elementwise by default; which keep a Partial; norms of lists; optimizers, where
-// the step counts are numbers that no placement touches.
+// List operators, decided per position: elementwise by default, those that keep a Partial, norms of lists, and
+// optimizers, whose step counts are numbers without placements.
 #include "sharding_prop/operators/op_call.h"
 #include "sharding_prop/rules/rules.h"
 
@@ -8,19 +8,19 @@ namespace {
 
 Rule elementwise() { return Rule("...* -> ...*").foreach_op(); }
 
-// One number for all positions (the learning rate, a scale), in any number of dimensions.
+// Whether operand i is one number for all positions (a learning rate, a scale), with any number of dimensions.
 bool is_shared_number(const OpArgs& op, int i) {
   const Operand& operand = static_cast<const OpCall&>(op).operands[static_cast<std::size_t>(i)];
   return operand.list_index < 0 && c10::multiply_integers(operand.sizes) == 1;
 }
 
-// Step counts, and what else has other sizes than the parameter, are numbers.
+// Step counts, and operands whose sizes differ from the parameter's, are numbers.
 Rule optimizer(const OpArgs& op) {
   std::string text;
   for (int i = 0; i < op.operand_count(); ++i) {
     const bool number = op.operand_arg(i) == "state_steps" || (op.defined(i) && is_shared_number(op, i));
     const bool state = !number && op.defined(i) && op.sizes(i) == op.sizes(0);
-    // The kernels trust these to be as long as the parameter.
+    // The kernels assume that these have as many elements as the parameter.
     TORCH_CHECK(state || number || !op.defined(i) || op.sizes(i).empty(), "a fused optimizer's `", op.operand_arg(i),
                 "` of sizes ", op.sizes(i), " does not fit a parameter of sizes ", op.sizes(0));
     text += (i == 0 ? "" : ", ") + std::string(state ? "X" : "~");

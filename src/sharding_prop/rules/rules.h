@@ -1,5 +1,5 @@
-// The families of rules. Each file adds its own; rule_book.cpp calls them, since static archives drop what registers
-// itself.
+// The families of rules. Each file adds its rules, and rule_book.cpp calls the functions, since static archives drop
+// objects that only register themselves.
 #pragma once
 
 #include "dtensor/rule.h"

@@ -1,4 +1,4 @@
-// What several families share.
+// Helpers shared by several families.
 #include "sharding_prop/rules/shared_parts.h"
 
 #include <ATen/ExpandUtils.h>

@@ -1,5 +1,5 @@
-// What no placement can say, and what only LibTorch's own kernels call: errors that give the reason. Names, or
-// beginnings of names (*), over all operators of the dispatcher.
+// Refused operators: those that no placement expresses, and those that only LibTorch's own kernels call. The error
+// gives the reason. Entries are names, or prefixes of names (*), of operators of the dispatcher.
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <set>
@@ -14,7 +14,7 @@ struct RefusalReason {
   const char *why, *names;
 };
 
-// Constants: rules are added while other files' static objects are made.
+// constexpr, since rules may be added during static initialization of other files.
 constexpr RefusalReason kRefusalReasons[] = {
     {"sparse layouts have no placement",
      "_sparse_* sparse_* _to_sparse* _coalesce* _convert_indices_* _cslt_* _spdiags* _spsolve* _nnz* _dimI* _dimV* "
@@ -43,7 +43,7 @@ constexpr RefusalReason kRefusalReasons[] = {
     {"random numbers of DTensors come from the mesh's own generator", "_philox_* rrelu_with_noise_functional"},
 };
 
-// "set_*" for "set_data".
+// For example "set_*" for "set_data".
 bool fits(std::string_view pattern, std::string_view name) {
   return pattern.ends_with('*') ? name.starts_with(pattern.substr(0, pattern.size() - 1)) : name == pattern;
 }

@@ -1,4 +1,4 @@
-// Linear algebra: matrices are whole, batches of them shard.
+// Linear algebra: matrices are unsharded, batches of matrices may be sharded.
 #include "sharding_prop/rules/rules.h"
 #include "sharding_prop/rules/shared_parts.h"
 
@@ -8,15 +8,15 @@
 namespace dtensor {
 namespace {
 
-// Matrices and vectors are whole; `...` are batches.
+// Matrices and vectors are unsharded; `...` are batches.
 Rule batches(const char* text) { return Rule(text).sharded_by_kernel("...", kSkipEmpty); }
 
-// What is factored, the matrix or its transpose, is decided by the whole batch's order of memory.
+// The strides of the full batch decide whether the matrix or its transpose is factored.
 Rule factored(const char* text) {
   return Rule(text).sharded_by_kernel("...", "factor_full_matrix").kernel("factor_full_matrix");
 }
 
-// LAPACK's order: columns follow each other.
+// LAPACK's order: columns are contiguous.
 OutputMeta by_columns(at::IntArrayRef sizes, c10::ScalarType dtype) {
   OutputMeta meta = dense_meta(sizes, dtype);
   const std::size_t rank = sizes.size();
@@ -25,7 +25,7 @@ OutputMeta by_columns(at::IntArrayRef sizes, c10::ScalarType dtype) {
   return meta;
 }
 
-// Batches of both, broadcast, and operand 1 - or, for `last` = 0, operand 0 - as the matrix.
+// The batch dimensions of both operands, broadcast, and the matrix of operand `last`.
 std::vector<OutputMeta> broadcast_solution(const OpArgs& op, int last) {
   const auto lead = [&](int i) { return op.sizes(i).drop_back(2); };
   const auto batch = at::infer_size_dimvector(lead(0), lead(1));
@@ -43,7 +43,7 @@ std::vector<OutputMeta> geqrf_outputs(const OpArgs& op) {
   return {by_columns(op.sizes(0), op.dtype(0)), dense_meta(tau, op.dtype(0))};
 }
 
-// A row of coefficients for each result.
+// Each result has a row of coefficients.
 std::vector<OutputMeta> combined_outputs(const OpArgs& op) {
   at::DimVector sizes(op.sizes(0).require(1));
   sizes[0] = op.sizes(1).require(1)[0];
@@ -56,7 +56,7 @@ std::vector<OutputMeta> transposed_output(const OpArgs& op) {
   return {dense_meta(sizes, op.dtype(0))};
 }
 
-// Operators without a meta kernel.
+// Adds operators without a meta kernel.
 void add_outputs(RuleBook& book) {
   const auto like = [](int operand) { return [operand](const OpArgs& op) { return like_operands(op, {operand}); }; };
   const auto columns = [](int operand) {
@@ -107,7 +107,7 @@ Rule lstsq(const OpArgs& op) {
                                      : "...__, ...__ -> ...__, ..._, ..., ..._");
 }
 
-// Three operands, each lacking the dimensions in its expand list, multiplied and summed over sumdim.
+// Multiplies three operands, each without the dimensions in its expand list, and sums over sumdim.
 Rule trilinear(const OpArgs& op) {
   const auto total = op.sizes(0).size() + op.integers("expand1").size();
   const auto without = [&](const char* list) {
@@ -123,7 +123,7 @@ Rule trilinear(const OpArgs& op) {
   return Rule(operands + " -> " + without("sumdim")).linear({0}, {1}, {2});
 }
 
-// The gradient has the batch of both operands, but for nothing: then it is zeros like the operand.
+// The gradient has the batch dimensions of both operands. Without elements it is zeros like the operand.
 bool has_distances(const OpArgs& op) {
   return c10::multiply_integers(op.sizes(0)) != 0 && c10::multiply_integers(op.sizes(1)) != 0;
 }

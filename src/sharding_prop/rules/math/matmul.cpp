@@ -1,12 +1,12 @@
-// Matrix products: contracted factors leave a Partial sum, biases are added once.
+// Matrix products: contracted factors give Partial(sum), and biases are added once.
 #include "sharding_prop/rules/rules.h"
 #include "sharding_prop/rules/shared_parts.h"
 
 namespace dtensor {
 namespace {
 
-// What _grouped_mm says of its operands, on every rank: self and mat2 are matrices whose groups end where offs says, or
-// stacks with a matrix for each group.
+// Checks the operands of _grouped_mm, equally on every rank. self and mat2 are matrices whose groups end at `offs`, or
+// stacks with one matrix per group.
 void check_grouped(const OpArgs& op) {
   const auto a = op.sizes(0), b = op.sizes(1);
   const auto is_matrix = [](const Extents& sizes) { return sizes.size() == 2; };
@@ -40,8 +40,8 @@ std::vector<OutputMeta> grouped_outputs(const OpArgs& op) {
   return {dense_meta(sizes, op.dtype(0))};
 }
 
-// m, n and k are those of a product. The dimension along which groups lie (m, n or k), and the groups e themselves,
-// need the local kernel, which knows where groups end. The rows of a rank's own groups are what it knows of the result.
+// m, n and k are those of a product. If the dimension of the groups (m, n or k) or the groups e are sharded, the local
+// kernel computes the boundaries of groups. It returns the rows of the rank's own groups.
 Rule grouped_mm(const OpArgs& op) {
   const bool stack = op.sizes(0).size() == 3;
   if (op.sizes(1).size() == 3) {
@@ -59,7 +59,7 @@ Rule dot(const OpArgs& op) {
   return Rule("k, k -> ").linear({0}, {1});
 }
 
-// The kernel returns a self that is expanded as it is where a rank has no rows or no products.
+// If a rank has no rows or no products, the kernel returns an expanded self unchanged.
 Rule addmv(const OpArgs& op) {
   const bool expanded = op.sizes(0).empty() || op.sizes(0)[0] == 1;
   Rule rule = Rule("+m, mk, k -> m").linear({0, 1}, {0, 2});
@@ -70,8 +70,8 @@ Rule addmv(const OpArgs& op) {
 }  // namespace
 
 void add_product_rules(RuleBook& book) {
-  // beta * self + alpha * a * b. A kernel without products multiplies self by beta, which integers refuse where beta is
-  // none: every rank needs some.
+  // beta * self + alpha * a * b. Without products, the kernel multiplies self by beta, which integer tensors reject for
+  // a fractional beta. So every rank needs products.
   const auto biased = [&](const char* op, const Rule& rule, const char* contracted) -> Rule& {
     const auto for_call = [rule, contracted](const OpArgs& call) {
       return c10::isIntegralType(call.dtype(1), true) ? Rule(rule).nonempty(contracted) : rule;
@@ -85,7 +85,7 @@ void add_product_rules(RuleBook& book) {
   biased("aten::addmm", Rule("+mn, mk, kn -> mn").linear({0, 1}, {0, 2}), "k").values_unused_if_zero("beta");
   book.rule("aten::_addmm_activation", "+mn, mk!, k!n -> mn").values_unused_if_zero("beta");
   biased("aten::baddbmm", Rule("+bmn, bmk, bkn -> bmn").linear({0, 1}, {0, 2}), "k").values_unused_if_zero("beta");
-  // addbmm_ gives a smaller self the result's sizes.
+  // addbmm_ resizes a smaller self to the sizes of the result.
   const auto added_up = [](const OpArgs& op) {
     return std::vector{dense_meta({op.sizes(1)[1], op.sizes(2)[2]}, op.dtype(1))};
   };

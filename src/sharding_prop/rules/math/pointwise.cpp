@@ -1,4 +1,4 @@
-// Elementwise operators: one rule for all that LibTorch tags, and which of them keep a Partial.
+// Elementwise operators: one rule for all operators tagged as pointwise, and those that keep a Partial.
 #include <ATen/ExpandUtils.h>
 
 #include "sharding_prop/rules/rules.h"
@@ -11,7 +11,7 @@ namespace {
 Rule elementwise() { return Rule("...* -> ...*"); }
 
 void add_linear(RuleBook& book) {
-  // A sum of parts may be added, negated and scaled part by part; a number may not be added to it.
+  // Summands may be added, negated and scaled separately; a constant may not be added to each.
   for (const char* op : {"aten::add.Tensor", "aten::sub.Tensor", "aten::rsub.Tensor", "aten::lerp.Scalar"}) {
     book.rule(op, elementwise().linear({0, 1}));
   }
@@ -38,7 +38,7 @@ void add_backward(RuleBook& book) {
                          "aten::_prelu_kernel_backward", "aten::infinitely_differentiable_gelu_backward"}) {
     book.rule(op, elementwise().linear({0}));
   }
-  // The buffer of CPU kernels has the input's sizes, CUDA's none.
+  // The buffer has the sizes of the input for CPU kernels and is empty for CUDA kernels.
   const auto log_sigmoid = [](const OpArgs& op) {
     return Rule(is_cuda_call(op) ? "X, X, ~ -> X" : "X, X, X? -> X").linear({0});
   };
@@ -57,7 +57,7 @@ void add_moves(RuleBook& book) {
   book.rule("aten::minimum", elementwise().monotone({0, 1}, ReduceOp::min));
 }
 
-// What was rounded, and whether it was in range.
+// The rounded values, and whether they were in range.
 std::vector<OutputMeta> quantized_outputs(const OpArgs& op) {
   OutputMeta output = dense_meta(op.sizes(0), op.dtype(0));
   output.strides = at::infer_dense_strides(op.sizes(0), op.strides(0));
@@ -66,7 +66,7 @@ std::vector<OutputMeta> quantized_outputs(const OpArgs& op) {
   return {output, mask};
 }
 
-// Elementwise, but not tagged.
+// Elementwise operators without the pointwise tag.
 void add_untagged(RuleBook& book) {
   for (const char* op : {"aten::fill", "aten::hardswish", "aten::masked_fill", "aten::_prelu_kernel",
                          "aten::where.ScalarOther", "aten::where.ScalarSelf", "aten::isin.Tensor_Scalar",
@@ -80,7 +80,8 @@ void add_untagged(RuleBook& book) {
   }
   book.rule("aten::fake_quantize_per_channel_affine_cachemask", "X[axis!], ~, ~ -> X[axis], X[axis]")
       .outputs(quantized_outputs);
-  // The buffer that CPU kernels keep for backward has the input's sizes; CUDA's is empty. Both are contiguous on CPUs.
+  // The buffer for backward has the sizes of the input for CPU kernels and is empty for CUDA. Both results are
+  // contiguous on CPUs.
   const auto log_sigmoid = [](const OpArgs& op) {
     return Rule(is_cuda_call(op) ? "... -> ..., ~" : "... -> ..., ...");
   };

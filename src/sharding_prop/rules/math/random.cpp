@@ -1,4 +1,5 @@
-// Random fills: a local kernel draws each value by its global index, so any shard of the result may be drawn alone.
+// Random fills. A local kernel computes each value from its global index, so each shard of the result can be filled
+// separately.
 #include <ATen/ExpandUtils.h>
 
 #include "sharding_prop/rules/rules.h"
@@ -14,7 +15,7 @@ std::vector<OutputMeta> dropout_outputs(const OpArgs& op) {
   output.strides = at::DimVector(at::infer_dense_strides(op.sizes(0), op.strides(0)));
   OutputMeta mask = output;
   mask.dtype = at::kBool;
-  const int out = op.operand("out0"), kept = op.operand("out1");  // -1 where they are returned
+  const int out = op.operand("out0"), kept = op.operand("out1");  // -1 if it is a result
   TORCH_CHECK(out < 0 || (op.dtype(out) == output.dtype && op.dtype(kept) == at::kBool),
               "native_dropout: expected out tensors of dtype ", output.dtype, " and Bool, but got ", op.dtype(out),
               " and ", op.dtype(kept));
@@ -36,14 +37,14 @@ void add_random_rules(RuleBook& book) {
   add("fill_geometric", {"aten::geometric_", "aten::geometric"});
   add("fill_cauchy", {"aten::cauchy_", "aten::cauchy"});
   add("fill_log_normal", {"aten::log_normal_", "aten::log_normal"});
-  // Of the operand only sizes count.
+  // Only the sizes of the operand are used.
   for (const auto& [op, kernel] : {std::pair{"aten::rand_like", "fill_uniform"},
                                    {"aten::randn_like", "fill_normal"},
                                    {"aten::randint_like", "fill_integers"}}) {
     book.rule(op, Rule("...* -> ...*").values_unused(0).reads_storage_shards().kernel(kernel));
   }
   book.rule("aten::native_dropout", Rule("... -> ..., ...").outputs(dropout_outputs).kernel("dropout_global"));
-  // The local kernel random_replicated (ops/local_kernels/random.cpp) gives them a generator that all ranks seed alike.
+  // The local kernel random_replicated (ops/local_kernels/random.cpp) uses a generator with the same seed on all ranks.
   for (const char* op : {"aten::multinomial", "aten::poisson", "aten::binomial", "aten::_standard_gamma",
                          "aten::_sample_dirichlet", "aten::rrelu_with_noise"}) {
     book.replicate(op, "draws by a generator in the order of the elements");

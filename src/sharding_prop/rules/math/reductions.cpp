@@ -1,5 +1,5 @@
-// Reductions: a sharded reduced dimension leaves a Partial of the operator's own kind where there is one; means, norms
-// and index-returning reductions need a local kernel or the whole dimension.
+// Reductions. If the reduced dimension is sharded, the result is a Partial of the operator's kind, if there is one.
+// Means, norms and reductions that return indices need a local kernel or an unsharded dimension.
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -8,7 +8,7 @@ namespace {
 constexpr const char* kReduced = "X[dim] -> X[dim?]*";
 constexpr const char* kAlong = "X[dim] -> X[dim]*";
 
-// An empty list of dimensions means all of them to other reductions, to these none.
+// For these operators an empty list of dimensions means none; for other reductions it means all.
 std::vector<std::int64_t> dims_as_given(const OpArgs& op) {
   const bool named = op.has_arg("dim") && !op.arg("dim").isNone();
   if (named && op.integers("dim").empty()) return {};
@@ -35,7 +35,7 @@ void add_simple(RuleBook& book) {
   }
 }
 
-// Positions, moments and sums of exponentials: small exchanges instead of the whole dimension.
+// Local kernels exchange positions, moments or sums of exponentials instead of gathering the dimension.
 void add_by_kernel(RuleBook& book) {
   const auto add = [&](const char* op, const char* kernel) -> Rule& {
     return book.rule(op, kReduced).sharded_by_kernel("dim", kernel).kernel_gives_replicate();
@@ -51,8 +51,8 @@ void add_by_kernel(RuleBook& book) {
   for (const char* op : {"aten::linalg_vector_norm", "aten::norm"}) add(op, "vector_norm_sharded").reads_scalars();
 }
 
-// A vector is sorted where it lies; of more dimensions another one is split, since an all-to-all costs less than a
-// gather.
+// A sharded vector is sorted in place. For more dimensions, another dimension is sharded, since an all-to-all costs
+// less than an all-gather.
 Rule sort(const OpArgs& op) {
   const bool vector = op.sizes(0).empty() ||
                       c10::multiply_integers(op.sizes(0)) == op.sizes(0)[static_cast<std::size_t>(op.dim("dim"))];
@@ -65,7 +65,7 @@ void add_along(RuleBook& book) {
   }
   for (const char* op : {"aten::sort", "aten::sort.stable"})
     book.rule(op, sort, "X[dim!] -> X[dim], of a vector along it");
-  // The best of each part are gathered: results are whole along the dimension.
+  // The largest entries of each part are gathered, so results are replicated along the dimension.
   book.rule("aten::topk", "X[dim] -> X[dim=_]*").sharded_by_kernel("dim", "topk_sharded").kernel_gives_replicate();
   book.rule("aten::cumsum", kAlong).sharded_by_kernel("dim", "cumsum_sharded").linear({0});
   book.rule("aten::cumprod", kAlong).sharded_by_kernel("dim", "cumprod_sharded");

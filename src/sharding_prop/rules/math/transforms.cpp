@@ -1,4 +1,5 @@
-// Transforms along dimensions, histograms, recurrent cells and what else is neither a product nor a reduction.
+// Transforms along dimensions, histograms, recurrent cells and other operators that are neither products nor
+// reductions.
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/_fft_c2c.h>
 #include <ATen/ops/_fft_c2r.h>
@@ -11,8 +12,8 @@
 namespace dtensor {
 namespace {
 
-// Which dimension varies fastest in the result is the FFT library's affair: the transform of two elements a dimension,
-// in the operand's order, tells.
+// The FFT library decides which dimension varies fastest in the result. A transform with two elements per dimension, in
+// the operand's order of dimensions, determines it.
 at::DimVector fourier_strides(const OpArgs& op, at::IntArrayRef sizes) {
   const at::DimVector twos(sizes.size(), 2);
   const auto options = at::TensorOptions(op.dtype(0)).device(op.device());
@@ -44,10 +45,10 @@ std::vector<OutputMeta> fourier_outputs(const OpArgs& op) {
   return {meta};
 }
 
-// Counts add up, unless the edges follow from the data.
+// Counts are summed over ranks, unless the edges depend on the data.
 Rule histc(const OpArgs& op) { return Rule(op.number("min") == op.number("max") ? "X! -> _" : "X -> _"); }
 
-// self, (bins,) weight -> hist, bin_edges
+// Operands: self, optional bins, weight. Results: hist, bin_edges.
 Rule histogram(const OpArgs& op) {
   const bool bins = op.operand("bins") >= 0, from_data = !bins && op.arg("range").isNone();
   Rule rule(bins ? "X, ~, X -> _, ~" : "X, X -> _, ~");
@@ -73,7 +74,8 @@ void add_histograms(RuleBook& book) {
   }
 }
 
-// The mask has self's sizes, or is looked at as a whole: operand `input` is as large as the result.
+// A mask with the sizes of operand `input` is sharded with it; another mask makes `input` unsharded. `input` has the
+// sizes of the result.
 constexpr const char* kMasked = "X[dim!]* -> X[dim] for a mask of each element";
 
 Rule masked_softmax(const OpArgs& op, int input) {
@@ -84,7 +86,7 @@ Rule masked_softmax(const OpArgs& op, int input) {
   });
 }
 
-// What GRU cells keep of each row for backward: as many numbers as five states have.
+// Per row, GRU cells store five times the hidden size for backward.
 constexpr std::int64_t kGruKept = 5, kGruGates = 3;
 
 std::vector<OutputMeta> gru_outputs(const OpArgs& op) {
@@ -96,7 +98,7 @@ OutputMeta bias_gradient(const OpArgs& op, std::int64_t gates, c10::ScalarType d
   return op.boolean("has_bias") ? dense_meta({gates}, dtype) : undefined_meta();
 }
 
-// grad_hy, workspace -> of the input's gates, of the state's, of the state, of both biases.
+// Operands: grad_hy, workspace. Results: gradients of the input gates, the hidden gates, the state and both biases.
 std::vector<OutputMeta> gru_gradients(const OpArgs& op) {
   const auto kept = op.sizes(1).require(2);
   const OutputMeta gates = dense_meta({kept[0], kept[1] / kGruKept * kGruGates}, op.dtype(1));
@@ -104,7 +106,7 @@ std::vector<OutputMeta> gru_gradients(const OpArgs& op) {
   return {gates, gates, dense_meta(op.sizes(0), op.dtype(0)), bias, bias};
 }
 
-// grad_hy, grad_cy, cx, cy, workspace -> of the gates, of cx, of the bias.
+// Operands: grad_hy, grad_cy, cx, cy, workspace. Results: gradients of the gates, cx and the bias.
 std::vector<OutputMeta> lstm_gradients(const OpArgs& op) {
   auto outputs = like_operands(op, {4, 2});
   outputs.push_back(bias_gradient(op, op.sizes(4).back(), op.dtype(4)));
@@ -124,7 +126,7 @@ void add_recurrent(RuleBook& book) {
 }
 
 void add_quantised_products(RuleBook& book) {
-  // A scale for each row is split with the rows; one for all of them is a number, and others leave the rows whole.
+  // Per-row scales are sharded with the rows. One scale for all rows is a scalar; others make the rows unsharded.
   book.rule("aten::_scaled_mm", "mk!, k!n!, m_?, ~, ~, ~ -> mn");
   book.rule("aten::_int_mm", "mk!, k!n! -> mn");
   book.rule("aten::_weight_int8pack_mm", "mk!, n!k!, ~ -> mn");
@@ -155,7 +157,7 @@ void add_transform_rules(RuleBook& book) {
   add_recurrent(book);
   add_quantised_products(book);
   add_fused_inference(book);
-  book.rule("aten::linspace", Rule());  // of numbers in tensors
+  book.rule("aten::linspace", Rule());  // operands are scalar tensors
   book.rule("aten::logspace", Rule());
   book.rule("aten::_amp_update_scale_", Rule());
   for (const char* op : {"aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_scatter"}) {

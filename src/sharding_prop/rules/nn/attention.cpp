@@ -1,7 +1,7 @@
-// Scaled dot product attention, each variant that LibTorch picks. Batch and heads may be sharded: query
-// heads are groups (g) over the heads of keys and values (h). So may the queries, unless a causal mask makes them
-// depend on their position. Keys and features are whole: a split sequence has ways of its own (src/attention), and
-// comes here only where these do not serve.
+// Scaled dot product attention, in each variant that LibTorch selects. Batch and heads may be sharded; query heads are
+// groups (g) over the heads of keys and values (h). Queries may be sharded unless a causal mask makes them depend on
+// their position. Keys and features are unsharded. Split sequences use src/attention and reach these rules only if it
+// does not support the call.
 #include <ATen/ExpandUtils.h>
 
 #include "sharding_prop/rules/rules.h"
@@ -16,8 +16,8 @@ void refuse_dropout(const OpArgs& op) {
                               "backend (at::globalContext().setSDPUse...) or apply dropout outside");
 }
 
-// Aten's name without `_scaled_dot_product_`. The kernels divide by the sizes of batch, heads and queries. A backward
-// is linear in its operand 0.
+// `name` is ATen's name without `_scaled_dot_product_`. The kernels divide by the sizes of batch, heads and queries, so
+// these are nonempty. Backward operators are linear in operand 0.
 Rule& add(RuleBook& book, const std::string& name, const std::string& text, Rule::Outputs outputs) {
   Rule rule = Rule(text).nonempty("bhgl");
   if (name.ends_with("_backward")) rule.linear({0});
@@ -32,7 +32,7 @@ Rule& add(RuleBook& book, const std::string& name, const std::string& text, Rule
       .outputs(std::move(outputs));
 }
 
-// Sizes of a [B, H, L, E] result, strided as its memory order says (`order`: dimensions, major first).
+// Metadata of a [B, H, L, E] result with strides in memory order (`order`: dimensions, major first).
 OutputMeta permuted(at::IntArrayRef sizes, const std::vector<int>& order, c10::ScalarType dtype) {
   OutputMeta meta = dense_meta(sizes, dtype);
   std::int64_t stride = 1;
@@ -52,7 +52,7 @@ at::DimVector without_last(at::DimVector sizes) { return sizes.pop_back(), sizes
 // [B, H, L, E] in memory order [B, L, H, E].
 OutputMeta by_token(at::IntArrayRef sizes, c10::ScalarType dtype) { return permuted(sizes, {0, 2, 1, 3}, dtype); }
 
-// As at::empty_like(query) lays its dimensions out, of which some may be broadcast or have one entry.
+// Order of dimensions as in at::empty_like(query), whose dimensions may be broadcast or of size 1.
 OutputMeta like_query(const OpArgs& op, const at::DimVector& sizes) {
   OutputMeta meta = dense_meta(sizes, op.dtype(0));
   const auto strides = at::infer_dense_strides(sizes, op.strides(0));
@@ -70,22 +70,22 @@ std::vector<OutputMeta> cpu_outputs(const OpArgs& op) {
   return {like_query(op, sizes), permuted(without_last(sizes), {0, 2, 1}, accumulate(op.dtype(0)))};
 }
 
-// grad_out, query, key, value, ... -> gradients of the latter three.
+// Operands: grad_out, query, key, value, ... Results: gradients of the latter three.
 std::vector<OutputMeta> gradients_by_token(const OpArgs& op) {
   std::vector<OutputMeta> outputs;
   for (const int i : {1, 2, 3}) outputs.push_back(by_token(op.sizes(i).require(4), op.dtype(i)));
   return outputs;
 }
 
-// The kernel reads where the query's sizes lead it.
+// Checked here, since the kernel reads other operands with the query's sizes.
 std::vector<OutputMeta> cpu_gradients(const OpArgs& op) {
   const at::DimVector sizes = attention_sizes(op, 1, 3), rows = without_last(sizes);
   for (const int i : {0, 4}) {
     TORCH_CHECK(op.sizes(i).equals(sizes), "the gradient of attention: `", i == 0 ? "grad_out" : "out", "` of sizes ",
-                op.sizes(i), " for a result of sizes ", at::IntArrayRef(sizes));
+                op.sizes(i), ", expected ", at::IntArrayRef(sizes));
   }
-  TORCH_CHECK(op.sizes(5).equals(rows), "the gradient of attention: `logsumexp` of sizes ", op.sizes(5),
-              " for rows of sizes ", at::IntArrayRef(rows));
+  TORCH_CHECK(op.sizes(5).equals(rows), "the gradient of attention: `logsumexp` of sizes ", op.sizes(5), ", expected ",
+              at::IntArrayRef(rows));
   return gradients_by_token(op);
 }
 
@@ -124,11 +124,11 @@ std::vector<OutputMeta> efficient_gradients(const OpArgs& op) {
 
 }  // namespace
 
-// Backwards: grad_out, query, key, value, out, logsumexp, then
+// Operands of backward operators: grad_out, query, key, value, out, logsumexp, and then
 // - CPU: attn_mask
 // - flash: cum_seq_q, cum_seq_k, philox_seed, philox_offset
 // - cuDNN: philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k
-// but of the efficient one attn_bias stands before out, and philox_seed, philox_offset are last.
+// In the efficient variant attn_bias is before out, and philox_seed and philox_offset are last.
 void add_attention_rules(RuleBook& book) {
   add(book, "flash_attention_for_cpu", "b(hg)le!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)l", cpu_outputs);
   add(book, "flash_attention_for_cpu_backward",

@@ -1,6 +1,6 @@
-// Convolution: batch, groups, and input and output channels shard (a sharded input channel leaves a Partial sum), and
-// spatial dimensions, of which ranks bring each other the rows that their windows reach, or that reach them where it is
-// transposed. A local kernel sets the group count and the bias size of the part.
+// Convolution. Batch, groups, and input and output channels may be sharded; sharded input channels give Partial(sum).
+// Spatial dimensions may be sharded too: ranks exchange the rows that their windows reach, or that reach them if it is
+// transposed. A local kernel adjusts the number of groups and the size of the bias.
 #include "sharding_prop/rules/rules.h"
 #include "sharding_prop/rules/shared_parts.h"
 
@@ -9,14 +9,15 @@ namespace {
 
 constexpr const char *kKernel = "convolution_local", *kBackwardKernel = "convolution_backward_local";
 
-// Letters: n batch, g groups, i and o channels of a group, abc (S) spatial dimensions. Of several groups each is whole.
+// Letters: n batch, g groups, i and o channels of a group, abc (S) spatial dimensions. With several groups, the
+// channels of each group are unsharded.
 struct Channels {
   bool transposed, groups;
 };
 
-// Of as many as the input's spatial dimensions.
+// Letters for the input's spatial dimensions.
 struct SpatialFactors {
-  std::string split, unsharded;  // "abc" of what is split alike, "___" of the windows
+  std::string split, unsharded;  // "abc" for sharded dimensions, "___" for those of the kernel
 };
 
 SpatialFactors spatial_factors(at::IntArrayRef input) {
@@ -43,7 +44,7 @@ Channels channels(const OpArgs& op) {
   return {op.has_arg("transposed") && op.boolean("transposed"), op.has_arg("groups") && op.integer("groups") != 1};
 }
 
-// One device gives no channels then, however many the weight has. Nothing is there to split: it runs whole.
+// Without input channels one device returns no channels, whatever the weight has. There is nothing to shard.
 bool has_no_channels(const OpArgs& op, int input) { return op.sizes(input).size() > 1 && op.sizes(input)[1] == 0; }
 
 Rule convolution(const OpArgs& op) {
@@ -56,7 +57,7 @@ Rule convolution(const OpArgs& op) {
   return groups ? rule.sharded_by_kernel("g", kKernel) : rule;
 }
 
-// The bias' gradient is that of the results alone: split input channels leave it whole.
+// The gradient of the bias depends only on the upstream gradient: sharded input channels leave it replicated.
 Rule convolution_backward(const OpArgs& op) {
   if (has_no_channels(op, 1)) return {};
   const auto [transposed, groups] = channels(op);
@@ -70,7 +71,7 @@ Rule convolution_backward(const OpArgs& op) {
   return groups ? rule.sharded_by_kernel("g", kBackwardKernel) : rule;
 }
 
-// Spatial sizes after a window has gone over them; the transpose undoes it.
+// Spatial sizes after a convolution, or the inverse if it is transposed.
 at::DimVector sizes_after(const OpArgs& op, int input_at, int weight_at) {
   const Extents input = op.sizes(input_at), weight = op.sizes(weight_at);
   const std::size_t spatial = weight.require(2).size() - 2;
@@ -113,15 +114,15 @@ void add_convolution_rules(RuleBook& book) {
   for (const char* op : {"aten::convolution_backward", "aten::convolution_backward_overrideable"}) {
     book.rule(op, convolution_backward, "by groups and transposed").outputs(backward_outputs);
   }
-  book.rule("aten::conv_tbc", "_n_, ~* -> _n_").sharded_by_kernel("n", kSkipEmpty);  // batches alone
+  book.rule("aten::conv_tbc", "_n_, ~* -> _n_").sharded_by_kernel("n", kSkipEmpty);  // only batches
   book.rule("aten::slow_conv_transpose2d", "nS!, ~* -> nS").sharded_by_kernel("n", kSkipEmpty);
-  // Kernels of aten::convolution's own, of which nothing tells the results' sizes; called by themselves they run whole.
+  // Kernels of aten::convolution, without a way to infer the sizes of results. A direct call runs replicated.
   for (const char* op : {"aten::_slow_conv2d_forward", "aten::slow_conv3d_forward", "aten::slow_conv_dilated2d",
                          "aten::slow_conv_dilated3d", "aten::slow_conv_transpose3d", "aten::_conv_depthwise2d",
                          "aten::conv_depthwise3d"}) {
     book.rule(op, Rule());
   }
-  // w = v g / |v|, the norm over all dimensions but `dim`. Gains have the same rank, or one dimension.
+  // w = v g / |v|, with the norm over all dimensions but `dim`. The gain g has the rank of v, or one dimension.
   book.rule("aten::_weight_norm_interface",
             "X![dim=d], X=_[dim=d] -> X[dim=d], X=_[dim=d] | X![dim=d], d -> X[dim=d], d");
   book.rule("aten::_weight_norm_interface_backward",

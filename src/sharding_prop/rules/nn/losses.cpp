@@ -1,5 +1,5 @@
-// Losses and softmax. Every mean is over the global count: its factors are handled by a local kernel, forward and
-// backward. Classes may be sharded.
+// Losses and softmax. Means use the global count: a local kernel handles their factors, in forward and backward.
+// Classes may be sharded.
 #include <ATen/core/Reduction.h>
 
 #include "sharding_prop/rules/rules.h"
@@ -21,14 +21,14 @@ void add_softmax(RuleBook& book) {
   }
 }
 
-// All operands broadcast together; the result has their sizes, or is one number.
+// All operands broadcast together. The result has the broadcast sizes, or is a scalar.
 Rule elementwise_loss(const OpArgs& op) {
   const auto reduction = op.integer("reduction");
   Rule rule(reduction == at::Reduction::None ? "...* -> ..." : "...* -> ");
   return reduction == at::Reduction::Mean ? rule.sharded_by_kernel("...", "loss_mean_global") : rule;
 }
 
-// grad_output, self, target, ... -> grad_self, of self's sizes.
+// Operands: grad_output, self, target, ... Result: grad_self with the sizes of self.
 Rule elementwise_loss_backward(const OpArgs& op) {
   Rule rule = Rule("...* -> ...").linear({0});
   const bool mean = op.integer("reduction") == at::Reduction::Mean;
@@ -55,15 +55,15 @@ std::vector<OutputMeta> nll2d_outputs(const OpArgs& op) {
 }
 
 void add_nll(RuleBook& book) {
-  // Batch, classes and spatial dimensions; the target lacks the class. The loss is one number, or one each. One number
-  // is reduced with the total weight that backward needs anyway.
+  // Batch, classes and spatial dimensions; the target has no class dimension. The loss is a scalar, or one number per
+  // target. A scalar is reduced together with the total weight, which backward needs anyway.
   const auto forward = [&](const char* op) -> Rule& {
     return book.rule(op, "ncS, nS, c -> , | ncS, nS, c -> nS, | c, , c -> , ")
         .sharded_by_kernel("ncS", "nll_loss_forward")
         .kernel_gives_replicate_scalars()
         .indexes("1", false, "ignore_index");
   };
-  // The total weight is that of the whole batch, so a part of the batch needs no exchange.
+  // The total weight is that of the full batch, so a part of the batch needs no communication.
   const auto backward = [&](const char* op) -> Rule& {
     return book.rule(op, ", ncS, nS, c, ~ -> ncS | nS, ncS, nS, c, ~ -> ncS | , c, , c, ~ -> c")
         .sharded_by_kernel("c", "nll_loss_backward")
@@ -80,7 +80,7 @@ OutputMeta row_losses(const OpArgs& op) {
   return dense_meta(each ? op.sizes(0).slice(0, 1) : at::IntArrayRef(), op.dtype(0));
 }
 
-// Losses of rows [N, C]; of one row nothing can be split. Means are over the rows of the whole batch.
+// Losses of rows [N, C]. A single row cannot be sharded. Means are over the rows of the full batch.
 void add_margin_losses(RuleBook& book) {
   constexpr const char* kKernel = "margin_loss";
   const auto like_self = [](const OpArgs& op) { return like_operands(op, {1}); };
@@ -109,7 +109,7 @@ std::vector<OutputMeta> ctc_loss_outputs(const OpArgs& op) {
   return {dense_meta({batch}, op.dtype(0)), dense_meta({batch, frames, 2 * longest + 1}, op.dtype(0))};
 }
 
-// Frames, batch and labels; targets by rows or concatenated.
+// Frames, batch and labels. Targets are rows or concatenated.
 void add_ctc(RuleBook& book) {
   book.rule("aten::_ctc_loss", "_n_, n_ -> n, n__ | _n_, ~ -> n, n__")
       .kernel("ctc_loss_batch")

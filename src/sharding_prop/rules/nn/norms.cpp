@@ -1,5 +1,5 @@
-// Layer, RMS and batch normalisation: the leading dimensions may be sharded, and gradients of weight and bias are sums
-// over them. What is normalised stays whole, but for layer norm, whose moments a local kernel exchanges.
+// Layer, RMS, group and batch norm. The leading dimensions may be sharded; gradients of weight and bias are sums over
+// them. Normalized dimensions are unsharded, except for layer norm, where a local kernel reduces the moments.
 #include "sharding_prop/rules/rules.h"
 #include "sharding_prop/rules/shared_parts.h"
 
@@ -13,7 +13,7 @@ at::DimVector stats_sizes(const OpArgs& op, int input) {
 
 c10::ScalarType type_of_parameters(const OpArgs& op) { return op.defined(1) ? op.dtype(1) : op.dtype(0); }
 
-// CPU keeps the statistics of half types in the parameters' type, CUDA in float.
+// For half-precision input the statistics have the parameters' dtype on CPU, and float32 on CUDA.
 c10::ScalarType stats_dtype(const OpArgs& op) {
   const c10::ScalarType input = op.dtype(0);
   const bool half = input == c10::ScalarType::Half || input == c10::ScalarType::BFloat16;
@@ -27,7 +27,7 @@ std::vector<OutputMeta> layer_norm_outputs(const OpArgs& op) {
   return {dense_meta(op.sizes(0), op.dtype(0)), stats, stats};
 }
 
-// Kernels take an operand's memory as it is: of the input's type, or float beside half types.
+// Kernels do not convert operands: the dtype must be the input's, or float32 for half-precision input.
 bool is_promoting_type(c10::ScalarType type, c10::ScalarType input) {
   const bool half = input == c10::ScalarType::Half || input == c10::ScalarType::BFloat16;
   return type == input || (half && type == c10::ScalarType::Float);
@@ -43,7 +43,7 @@ void check_parameter(const OpArgs& op, const char* name, int input, at::IntArray
               " but found ", op.dtype(i), " (`", name, "`)");
 }
 
-// The kernel reads as many as there are elements and rows, whatever their sizes.
+// Checked here, since the kernel reads as many elements as the input has rows and columns, whatever the sizes.
 void check_of_input(const OpArgs& op) {
   for (const char* name : {"weight", "bias"}) check_parameter(op, name, 1, op.integers("normalized_shape"));
   TORCH_CHECK(op.sizes(0).equals(op.sizes(1)), "the gradient of a norm: an upstream gradient of sizes ", op.sizes(0),
@@ -55,7 +55,7 @@ void check_of_input(const OpArgs& op) {
     const int i = op.operand(name);
     if (i < 0 || !op.defined(i)) continue;
     TORCH_CHECK(op.sizes(i).equals(expected), "the gradient of a norm: `", name, "` of sizes ", op.sizes(i),
-                " does not belong to an input of sizes ", op.sizes(1), ", whose are ", at::IntArrayRef(expected));
+                " does not belong to an input of sizes ", op.sizes(1), ", expected ", at::IntArrayRef(expected));
     TORCH_CHECK(is_promoting_type(op.dtype(i), op.dtype(1)), "the gradient of a norm: expected scalar type ",
                 op.dtype(1), " but found ", op.dtype(i), " (`", name, "`)");
   }
@@ -78,9 +78,9 @@ bool trains(const OpArgs& op, bool by_name) {
   return by_name;
 }
 
-// The running statistics are written in training, though the schema does not say so; saved ones have no elements in
-// evaluation, but from CUDA's own kernels, which put there what they normalised by. `by_name`: what operators without a
-// flag do.
+// In training the running statistics are written, although the schema does not say so. In evaluation the saved
+// statistics have no elements, except from CUDA's own kernels, which store the statistics used. `by_name` is whether
+// operators without a flag train.
 Rule batch_norm(const OpArgs& op, bool by_name) {
   Rule rule("ncS, c?* -> ncS, c?, c?, ~*");
   rule.sharded_by_kernel("nS", "batch_norm_global").kernel("batch_norm_global").kernel_gives_replicate();
@@ -89,12 +89,12 @@ Rule batch_norm(const OpArgs& op, bool by_name) {
   }
   for (const char* name : {"save_mean", "save_invstd"}) {
     const int out = op.operand(name);
-    TORCH_CHECK(out < 0 || op.sizes(out).size() == 1, "batch norm: `", name, "` has one dimension, got ",
+    TORCH_CHECK(out < 0 || op.sizes(out).size() == 1, "batch norm: `", name, "`: expected one dimension, got sizes ",
                 op.sizes(out));
   }
   const int mean = op.operand("running_mean"), variance = op.operand("running_var");
   const bool known = mean >= 0 && op.defined(mean) && op.defined(variance);
-  TORCH_CHECK(trains(op, by_name) || known, "batch norm in evaluation needs running_mean and running_var");
+  TORCH_CHECK(trains(op, by_name) || known, "batch norm: expected running_mean and running_var in evaluation");
   return trains(op, by_name) && mean >= 0 ? rule.writes({mean, variance}) : rule;
 }
 
@@ -146,7 +146,7 @@ void add_batch_norm(RuleBook& book) {
   }
 }
 
-// Of every device's kernel, the statistics of half types are in the parameters' type.
+// On every device, statistics of half-precision input have the parameters' dtype.
 std::vector<OutputMeta> group_norm_outputs(const OpArgs& op) {
   const OutputMeta stats = dense_meta({op.integer("N"), op.integer("group")}, type_of_parameters(op));
   return {suggested_on_cpu(op, op.sizes(0)), stats, stats};
@@ -160,7 +160,7 @@ std::vector<OutputMeta> group_norm_gradients(const OpArgs& op) {
 }  // namespace
 
 void add_norm_rules(RuleBook& book) {
-  // Batch, groups, channels of a group. A local kernel sets the counts of the part.
+  // Batch, groups, channels of a group. A local kernel passes the counts of the part.
   book.rule("aten::native_group_norm", "n(gc!)S!, (gc), (gc) -> n(gc)S, ng, ng")
       .sharded_by_kernel("ng", "group_norm_local")
       .outputs(group_norm_outputs);

@@ -1,5 +1,5 @@
-// Pooling, padding, resampling and their backward: batch and channels shard; spatial dimensions where windows of fixed
-// sizes go over them, else they are whole.
+// Pooling, padding, resampling and their backward. Batch and channels may be sharded. Spatial dimensions may be sharded
+// if windows of fixed sizes slide over them.
 #include <ATen/native/Pool.h>
 
 #include "sharding_prop/rules/rules.h"
@@ -8,20 +8,20 @@
 namespace dtensor {
 namespace {
 
-// `count` trailing dimensions are whole in every operand and result.
+// `count` trailing dimensions are unsharded in every operand and result.
 Rule spatial_rule(std::size_t count) {
   return Rule("N S!* -> N S*; S = " + std::to_string(count)).sharded_by_kernel("N", kSkipEmpty);
 }
 
-// The same where windows of fixed sizes go over the spatial dimensions: the kernel brings what a rank's windows look
-// at.
+// The same for windows of fixed sizes, where spatial dimensions may be sharded: the kernel exchanges the elements that
+// a rank's windows need.
 Rule windowed_spatial_dims(std::size_t count, const char* kernel) {
   return elastic(
       Rule("N S* -> N S*; S = " + std::to_string(count)).sharded_by_kernel("N", kernel).sharded_by_kernel("S", kernel),
       "S");
 }
 
-// Kernels that round their results to whole numbers are linear in fractions alone.
+// Kernels that round their results to integers are linear only for floating-point dtypes.
 RuleFunction linear_in_fractions(const Rule& rule) {
   return [rule, linear = Rule(rule).linear({0})](const OpArgs& call) {
     return c10::isIntegralType(call.dtype(0), true) ? rule : linear;
@@ -32,23 +32,24 @@ void add_rounding(RuleBook& book, const std::string& op, const Rule& rule) {
   book.rule(op, linear_in_fractions(rule), Rule(rule).linear({0}).str() + ", linear in fractions");
 }
 
-// Kernels write where the indices say, one for each element of the gradient, and trust the dimensions.
+// Kernels write to the positions given by indices, one per element of the gradient, and do not check the sizes.
 void check_gradient(const OpArgs& call, std::size_t count) {
   TORCH_CHECK(call.sizes(1).size() <= count + 2, "the gradient of a pooling of ", count,
-              " dimensions: the input has sizes ", call.sizes(1), ", more than batch, channels and these");
+              " dimensions: the input has sizes ", call.sizes(1),
+              ", expected at most a batch and a channel dimension besides these");
   TORCH_CHECK(call.sizes(0).size() == call.sizes(1).size() &&
                   call.sizes(0).drop_back(count).equals(call.sizes(1).drop_back(count)),
               "the gradient of a pooling: an upstream gradient of sizes ", call.sizes(0),
               " does not belong to an input of sizes ", call.sizes(1));
   const int indices = call.operand("indices");
   TORCH_CHECK(indices < 0 || call.sizes(indices).equals(call.sizes(0)), "the gradient of a pooling: indices of sizes ",
-              call.sizes(indices), " for a gradient of sizes ", call.sizes(0));
+              call.sizes(indices), ", expected those of the gradient, ", call.sizes(0));
 }
 
 std::vector<OutputMeta> suggested_gradient(const OpArgs& op) { return {suggested_meta(op, op.sizes(1), 1)}; }
 std::vector<OutputMeta> contiguous_gradient(const OpArgs& op) { return like_operands(op, {1}); }
 
-// Gradients of operators that pick or average: linear in the incoming gradient, of operand 1's sizes.
+// Gradients of operators that select or average: linear in the incoming gradient, with the sizes of operand 1.
 void add_gradients(RuleBook& book, const Rule& full, std::size_t count, std::initializer_list<const char*> ops,
                    Rule::Outputs outputs = suggested_gradient) {
   const auto checked = [rule = linear_in_fractions(full), count](const OpArgs& call) {
@@ -109,7 +110,7 @@ std::vector<OutputMeta> padded_outputs(const OpArgs& op) {
   return {suggested_on_cpu(op, sizes)};
 }
 
-// [N, C, H, W] to [N, C kernel, windows]
+// [N, C, H, W] to [N, C kernel, windows].
 std::vector<OutputMeta> im2col_outputs(const OpArgs& op) {
   const auto kernel = op.integers("kernel_size", 2), padding = op.integers("padding", 2);
   const auto dilation = op.integers("dilation", 2), stride = op.integers("stride", 2);
@@ -131,7 +132,7 @@ std::vector<OutputMeta> col2im_outputs(const OpArgs& op) {
   return {dense_meta(joined(sizes, spatial_sizes), op.dtype(0))};
 }
 
-// The CPU's kernel that takes channels apart gives nothing back as it is.
+// Without elements, the CPU kernel of pixel_unshuffle returns its operand's sizes.
 std::vector<OutputMeta> shuffled_outputs(const OpArgs& op) {
   at::DimVector sizes(op.sizes(0).require(3).drop_back(3));
   const bool nothing = c10::multiply_integers(op.sizes(0)) == 0 && op.device() == c10::DeviceType::CPU;
@@ -185,7 +186,7 @@ void add_pooling(RuleBook& book) {
   }
 }
 
-// Only dimensions that are padded need be whole.
+// Only padded dimensions are unsharded.
 void add_padding(RuleBook& book) {
   const Rule pad = Rule("X[padded!]* -> X[padded]")
                        .dims("padded", padded_by("padding"))
@@ -202,7 +203,7 @@ void add_padding(RuleBook& book) {
   }
 }
 
-// Those that pick one place move elements; the others weigh spatial dimensions, and round bytes.
+// Nearest-neighbour variants move elements; the others compute weighted sums, which are rounded for uint8.
 void add_resampling(RuleBook& book) {
   const std::pair<const char*, std::size_t> kinds[] = {
       {"nearest1d", 1},    {"nearest2d", 2},       {"nearest3d", 3},       {"linear1d", 1},       {"bilinear2d", 2},
@@ -221,7 +222,7 @@ void add_resampling(RuleBook& book) {
   }
 }
 
-// The grid's gradient is found with the input's: it is given asked for or not.
+// The kernel computes the gradients of grid and input together, so the gradient of the grid is always returned.
 std::vector<OutputMeta> grid_gradients(const OpArgs& op) {
   auto outputs = like_operands(op, {1, 2});
   if (op.has_arg("output_mask") && !op.arg("output_mask").toBoolList()[0]) outputs[0] = undefined_meta();
@@ -261,7 +262,7 @@ void add_spatial_rules(RuleBook& book) {
   add_padding(book);
   add_resampling(book);
   add_grids(book);
-  // Channels and spatial dimensions change into each other: batches shard.
+  // Channels and spatial dimensions are converted into each other, so only batches may be sharded.
   const auto batches = [&](const char* op, const char* text) -> Rule& {
     return book.rule(op, text).sharded_by_kernel("...", kSkipEmpty).linear({0});
   };

@@ -1,4 +1,4 @@
-// Putting tensors together and taking them apart out of place: cat, stack, padding, and the backward of slices.
+// Concatenation and splitting out of place: cat, stack, padding, and the backward of slices.
 #include "sharding_prop/rules/rules.h"
 #include "sharding_prop/rules/shared_parts.h"
 
@@ -6,7 +6,7 @@ namespace dtensor {
 namespace {
 
 void add_moves(RuleBook& book) {
-  // A 1-d tensor without elements may stand among tensors of any shape.
+  // A 1-d tensor without elements may be in a list with tensors of any shape.
   for (const char* op : {"aten::cat", "aten::_cat"}) book.rule(op, "X[dim=_]?* -> X[dim=_]").structural();
   for (const char* op : {"aten::stack", "aten::_stack"}) book.rule(op, "X* -> X[dim=_]").structural();
   const auto flipped = [](const OpArgs& op) {
@@ -34,7 +34,7 @@ void add_backward(RuleBook& book) {
       .local_size("input_sizes")
       .sharded_by_kernel("dim", "select_row_backward")
       .follows_parameter_placement();
-  // The diagonal is the last dimension of the gradient, and the window that of an unfold's.
+  // The diagonal is the last dimension of the gradient, and so is the window of unfold.
   book.rule("aten::diagonal_backward", "X_ -> X[dim1!,dim2!]").linear({0}).local_size("input_sizes");
   book.rule("aten::unfold_backward", "X[dim=_]_ -> X[dim!]")
       .linear({0})

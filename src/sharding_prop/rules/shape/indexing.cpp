@@ -1,5 +1,5 @@
-// Indexing: the indexed dimension of the operand is whole (but for embedding tables), the index's own dimensions are
-// free.
+// Indexing. The indexed dimension of the operand is unsharded (except for embedding tables); the dimensions of the
+// index may be sharded.
 #include "sharding_prop/rules/rules.h"
 #include "sharding_prop/rules/shared_parts.h"
 
@@ -9,8 +9,9 @@
 namespace dtensor {
 namespace {
 
-// self[indices] as text, operand by operand: each dimension of self is a letter; the dimensions of the indices, which
-// broadcast together, stand in the result where the indexed ones were, or in front where others are between them.
+// self[indices] in notation, by operand. Each dimension of self is a letter. The dimensions of the indices, which
+// broadcast together, replace the indexed dimensions in the result. They are in front if the indexed dimensions are not
+// adjacent.
 struct Advanced {
   std::string self, indices, result, broadcast;
 };
@@ -51,7 +52,7 @@ Rule index(const OpArgs& op) {
   return Rule(x.self + x.indices + " -> " + x.result).structural({0});
 }
 
-// Of self[indices], to which values are broadcast: the kernel judges the part of its rank.
+// Sizes of self[indices], to which values broadcast. It is checked here, since a kernel sees only a part.
 at::DimVector indexed_sizes(const OpArgs& op, const Advanced& x, int end) {
   at::DimVector shared, sizes;
   for (int i = 1; i < end; ++i) {
@@ -64,7 +65,7 @@ at::DimVector indexed_sizes(const OpArgs& op, const Advanced& x, int end) {
   return sizes;
 }
 
-// Which of several equal indices wins depends on their order, so the indices are whole unless values add up.
+// If indices are equal, their order decides which value is written. So indices are unsharded unless values accumulate.
 Rule index_put(const OpArgs& op) {
   const int values = op.operand("values");
   if (has_mask(op, values)) return Rule();
@@ -78,8 +79,8 @@ Rule index_put(const OpArgs& op) {
   return add ? rule.linear({0, values}) : rule.unsharded(x.broadcast);
 }
 
-// Rows are split only where the table's own shards want them so (OpCall::wanted). Counts of an index are over the whole
-// batch.
+// Rows are split only if the table's own shards prefer it (OpCall::preferred_result). Frequencies are counted over the
+// full batch.
 Rule embedding_backward(const OpArgs& op) {
   Rule rule = Rule("...d, ... -> vd").sharded_by_kernel("v", "embedding_backward_vocab");
   return op.boolean("scale_grad_by_freq") ? rule.unsharded("...d") : rule.linear({0});
@@ -105,7 +106,7 @@ void add_data_dependent(RuleBook& book) {
         "aten::nonzero_static", "aten::masked_scatter_backward"}) {
     book.replicate(op, "the result's size depends on the data");
   }
-  // The numbers of sequences at each step are for the host, which takes a packed sequence apart by them.
+  // The numbers of sequences per step are for the host, which unpacks a packed sequence with them.
   book.rule("aten::_pack_padded_sequence", "~, ~ -> ~, ~").no_meta().outputs([](const OpArgs& op) {
     return std::vector{unknown_meta(op.dtype(0)), undefined_meta()};
   });
@@ -116,7 +117,7 @@ void add_data_dependent(RuleBook& book) {
   }
 }
 
-// A 1-d sequence is searched by all, others row by row. Number operands have no dimension.
+// A 1-d sequence serves all values, others are searched row by row. Operands that are numbers have no dimension.
 Rule searchsorted(const OpArgs& op) {
   if (op.operand_arg(1) != "self") return Rule("~, ~ -> ~");
   if (op.sizes(0).size() == 1) return Rule("~, ..., ~ -> ...");
@@ -129,11 +130,11 @@ std::vector<OutputMeta> search_outputs(const OpArgs& op) {
   return {dense_meta(self < 0 ? at::IntArrayRef() : op.sizes(self), type)};
 }
 
-// The sizes of a reduction of segments, of which offsets count before lengths. The kernels read where sizes that do not
-// fit would lead them.
+// The sizes of a segment reduction, for which offsets take precedence over lengths. Checked here, since the kernels
+// read out of bounds for wrong sizes.
 at::DimVector reduced_segments(const OpArgs& op, int data_at, int lengths_at, int offsets_at) {
   const bool by_length = !op.defined(offsets_at);
-  TORCH_CHECK(!by_length || op.defined(lengths_at), "a reduction of segments needs lengths or offsets");
+  TORCH_CHECK(!by_length || op.defined(lengths_at), "segment_reduce: expected lengths or offsets, got neither");
   const at::IntArrayRef data = op.sizes(data_at), ends = op.sizes(by_length ? lengths_at : offsets_at);
   const auto axis = c10::maybe_wrap_dim(op.integer("axis"), std::ssize(data));
   const auto outer = static_cast<std::size_t>(axis);
@@ -146,18 +147,18 @@ at::DimVector reduced_segments(const OpArgs& op, int data_at, int lengths_at, in
   return sizes;
 }
 
-// data, lengths, indices, offsets -> the reduced segments.
+// Operands: data, lengths, indices, offsets. Result: the reduced segments.
 Rule segment_reduce(const OpArgs& op) {
-  TORCH_CHECK(!op.defined(2), "segment_reduce takes no indices");
+  TORCH_CHECK(!op.defined(2), "segment_reduce: expected no indices");
   reduced_segments(op, 0, 1, 3);
   return Rule("~, ~, ~, ~ -> ~").kernel("segments");
 }
 
-// grad, output, data, lengths, offsets -> the gradient of data.
+// Operands: grad, output, data, lengths, offsets. Result: the gradient of data.
 Rule segment_reduce_backward(const OpArgs& op) {
   const at::DimVector expected = reduced_segments(op, 2, 3, 4);
   TORCH_CHECK(op.sizes(1).equals(expected) && op.sizes(0).equals(expected),
-              "the gradient of segment_reduce: segments of sizes ", expected, " do not go with an output of sizes ",
+              "the gradient of segment_reduce: expected segments of sizes ", expected, ", got an output of sizes ",
               op.sizes(1), " and a gradient of sizes ", op.sizes(0));
   return Rule("~, ~, ~, ~, ~ -> ~").kernel("segments");
 }
@@ -182,15 +183,15 @@ void add_searches(RuleBook& book) {
       .outputs([](const OpArgs& op) { return std::vector{dense_meta(op.sizes(2), op.dtype(2))}; });
 }
 
-// weight, indices, offsets, per_sample_weights -> output, offset2bag, bag_size, max_indices. Features shard, and rows
-// of which each rank adds up its own.
+// Operands: weight, indices, offsets, per_sample_weights. Results: output, offset2bag, bag_size, max_indices. Features
+// may be sharded, and so may rows, of which each rank sums its own.
 Rule embedding_bag(const OpArgs& op) {
-  constexpr std::int64_t kMax = 2;  // its fourth result has features too
+  constexpr std::int64_t kMax = 2;  // its fourth result also has features
   if (op.integer("mode") == kMax) return "~, ~, ~, ~ -> ~, ~, ~, ~";
   return Rule("vd, ~, ~, ~ -> _d, ~, ~, ~").sharded_by_kernel("v", "embedding_bag_vocab");
 }
 
-// The sizes of the others are the kernel's own affair.
+// The kernel determines the sizes of the other results.
 std::vector<OutputMeta> embedding_bag_outputs(const OpArgs& op) {
   const std::int64_t bags = op.sizes(2)[0] - (op.boolean("include_last_offset") ? 1 : 0);
   const OutputMeta other = unknown_meta(op.dtype(1));
@@ -202,7 +203,7 @@ void add_embedding_bag(RuleBook& book) {
     book.rule(op, embedding_bag, "vd, ~, ~, ~ -> _d, ~, ~, ~ but of mode max").outputs(embedding_bag_outputs);
   }
   for (const char* op : {"aten::_embedding_bag_dense_backward", "aten::_embedding_bag_backward"}) {
-    // grad and, of one of them, a table beside indices, offsets and counts
+    // Operands: grad, indices, offsets and counts, and for one of the operators a table.
     book.rule(op, "_d, _d?* -> vd")
         .linear({0})
         .sharded_by_kernel("v", "embedding_bag_backward")
@@ -218,7 +219,7 @@ void add_embedding_bag(RuleBook& book) {
       .outputs([](const OpArgs& op) { return std::vector{dense_meta(op.sizes(2), op.dtype(0))}; });
 }
 
-// Operands: self, index, source. The index and what goes with it have a factor of their own along `dim`.
+// Operands: self, index, source. The index and the source have a factor of their own along `dim`.
 void add_along(RuleBook& book) {
   // An index without elements may have any number of dimensions.
   book.rule("aten::gather", "X[dim!], X[dim=i] -> X[dim=i] | X!, Y! -> Y").structural({0}).indexes("dim");
@@ -226,11 +227,11 @@ void add_along(RuleBook& book) {
     book.rule(op, "X[dim!], X[dim=i!], X[dim=i] -> X[dim]").indexes("dim");
   }
   book.rule("aten::scatter_add", "+X[dim!], X[dim=i], X[dim=i] -> X[dim]").linear({0, 2}).indexes("dim");
-  // self or the index may be one number.
+  // self or the index may be a scalar.
   book.rule("aten::index_select", ", j! -> | X[dim!], i -> X[dim=i] | X[dim!],  -> X[dim=_]")
       .structural({0})
       .indexes("dim");
-  // The meta kernels of two of these select entry 0, which need not exist.
+  // The meta kernels of two of these select entry 0, which may not exist.
   const auto as_self = [](const OpArgs& op) { return std::vector{dense_meta(op.sizes(0), op.dtype(0))}; };
   book.rule("aten::index_add", ", ~, ~ -> | +X[dim!], i, X[dim=i] -> X[dim] | +X[dim!], , X[dim=_] -> X[dim]")
       .linear({0, 2})

@@ -1,4 +1,4 @@
-// New tensors shaped after an operand: they take its shard, not its values.
+// New tensors with the shape of an operand: they have its shards but do not use its values.
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -6,7 +6,7 @@ namespace {
 
 Rule like() { return Rule("... -> ...").values_unused(0).reads_storage_shards(); }
 
-// new_*: another size has nothing to do with the operand.
+// new_*: a result of another size is unrelated to the operand.
 Rule new_sized(const OpArgs& op) {
   if (op.sizes(0).equals(op.result(0).sizes)) return like().local_size("size");
   return Rule("~ -> ~").ignored(0);

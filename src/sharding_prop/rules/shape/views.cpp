@@ -1,5 +1,5 @@
-// Views and slicing: which dimension of the result is which of the operand. Partials of any kind pass through. A
-// dimension that is cut has another size in the result, so it is whole.
+// Views and slicing: the correspondence of dimensions of operand and result. Partials of any kind are preserved. A
+// sliced dimension has another size in the result, so it is unsharded.
 #include "sharding_prop/rules/rules.h"
 
 namespace dtensor {
@@ -9,7 +9,7 @@ using Dims = std::vector<std::int64_t>;
 
 Rule view_rule(Rule rule) { return rule.structural({0}).keeps_storage_shards(); }
 
-// As "abc -> cab".
+// For example "abc -> cab".
 Rule permute(const OpArgs& op) {
   std::string in, out;
   for (const std::int64_t d : op.sizes(0).empty() ? Dims() : op.dims("dims")) {
@@ -23,13 +23,13 @@ Rule view(const OpArgs& op) {
   return view_rule(view_factors(op.sizes(0), op.result(0).sizes)).local_size(op.has_arg("size") ? "size" : "shape");
 }
 
-// Bits that are read in another type are no sum of those of the shares.
+// Reinterpreting the bits of summands does not preserve their sum.
 Rule bits(const OpArgs& op) {
   const bool other = op.arg("dtype").toScalarType() != op.dtype(0);
   return other ? Rule("X -> X").keeps_storage_shards() : view_rule("X -> X");
 }
 
-// Which of the dimensions that a squeeze names have one element, and go; or which have others, and stay.
+// The dimensions named by a squeeze that have size 1 and are removed (`goes`), or that have another size and remain.
 Rule::Dims squeezed(bool goes) {
   return [goes](const OpArgs& op) {
     const auto rank = std::ssize(op.sizes(0));
@@ -51,16 +51,16 @@ void add_texts(RuleBook& book) {
   add(book, "X -> X",
       {"aten::alias", "aten::detach", "aten::lift", "aten::lift_fresh", "aten::contiguous", "aten::_fw_primal",
        "aten::_conj", "aten::real", "aten::imag"});
-  // The greatest of what is negated is the negated least.
+  // Negation turns Partial(max) into a minimum, so only linear Partials are preserved.
   book.rule("aten::_neg_view", Rule("X -> X").linear({0}).keeps_storage_shards());
   add(book, "ab -> ba | a -> a |  -> ", {"aten::t"});
   add(book, "X[dim0=a,dim1=b] -> X[dim1=a,dim0=b]", {"aten::transpose"});
   add(book, "X -> X[dim=_]", {"aten::unsqueeze"});
   add(book, "X[dim!] -> X*", {"aten::unbind"});
-  // The owner of the entry sends it round: a copy, no view, where the dimension is split.
+  // If the dimension is split, the rank that has the entry broadcasts it; the result is a copy, not a view.
   book.rule("aten::select", view_rule("X[dim] -> X")).sharded_by_kernel("dim", "select_row").kernel_gives_replicate();
   add(book, "X -> X*", {"aten::slice", "aten::split", "aten::chunk", "aten::unsafe_split", "aten::unsafe_chunk"});
-  // The call gives lengths, which are not those of a part.
+  // The arguments are lengths of the global dimension, which do not apply to a part.
   add(book, "X[dim!] -> X[dim]*", {"aten::narrow", "aten::split_with_sizes", "aten::unsafe_split_with_sizes"});
   add(book, "X[dim1!,dim2!] -> X_", {"aten::diagonal"});
   add(book, "X[dimension!] -> X[dimension=_]_", {"aten::unfold"});
@@ -79,7 +79,7 @@ void add_view_rules(RuleBook& book) {
   book.rule("aten::permute", permute, "abc -> cab by dims");
   book.rule("aten::view.dtype", bits, "X -> X");
   book.rule("aten::expand", view_rule("... -> ...")).local_size("size");
-  // A rank that holds just one element of a dimension that stays would squeeze it all the same.
+  // A rank with one element of a remaining dimension would squeeze it.
   book.rule("aten::squeeze", view_rule("X[ones!,others] -> X[ones=,others]"))
       .dims("ones", squeezed(true))
       .dims("others", squeezed(false))
