@@ -1,5 +1,5 @@
-// Activation checkpointing: what a part of the model computes in forward is dropped and computed again in backward.
-// Memory against time; the gradients are the same to the last bit, random numbers included.
+// Activation checkpointing: activations of a part of the model are freed after forward and recomputed in backward. It
+// trades time for memory. Gradients are bitwise equal, random numbers included.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,22 +13,23 @@
 
 namespace dtensor {
 
-// How checkpoint() trades memory for time.
+// What checkpoint() keeps.
 struct CheckpointOptions {
-  // Results of these operators ("aten::mm", all overloads) on DTensors are kept, the rest is computed again. A kept
-  // result is neither computed nor communicated a second time.
+  // Results of these operators ("aten::mm", all overloads) on DTensors are kept and neither computed nor communicated a
+  // second time. All other results are recomputed.
   std::set<std::string> keep = {};
 };
 
 // A segment of a model: tensors in, tensors out.
 using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-// fn(inputs), of which only the inputs (and what options.keep names) stay until backward. fn runs again there: it may
-// draw random numbers of DTensors on any mesh (the same ones), and use parameters that it captures, but must not change
-// anything else. Gradients of captured parameters are accumulated once. An input that is changed in place before
-// backward is an error. Segments nest. Not differentiable twice, and autograd::grad finds gradients of the inputs only:
-// errors, both. (backward with `inputs` that none of the segment's lead to does not run it: a parameter that it alone
-// captures stays without a gradient, as what is no part of the graph does.) Without grad mode it is fn(inputs).
+// Returns fn(inputs) and keeps only the inputs, and the results of options.keep, until backward, which runs fn again.
+// fn may draw random numbers of DTensors on any mesh (recomputation draws the same ones) and use captured parameters.
+// It must not change anything else. Gradients of captured parameters are accumulated once. Changing an input in place
+// before backward is an error. Segments may be nested. Double backward is an error, and so is autograd::grad for
+// tensors other than the inputs. (backward with `inputs` that no input of the segment leads to does not run the
+// segment: a parameter that only it captures gets no gradient, like a tensor outside the graph.) Without grad mode the
+// call is fn(inputs).
 DTENSOR_API std::vector<at::Tensor> checkpoint(const CheckpointedFunction& fn, const std::vector<at::Tensor>& inputs,
                                                const CheckpointOptions& options = {});
 DTENSOR_API at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& fn, const at::Tensor& input,

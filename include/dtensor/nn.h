@@ -1,6 +1,7 @@
-// A small base for models: named parameters, buffers, children and activation points, and the layers that transformers
-// need. Written in plain ATen for one device; where its tensors live is decided elsewhere (a MeshScope around the
-// constructor, distribute(), parallelize(), fully_shard()). Any type that lists NamedTensors serves as well.
+// A small base class for models (named parameters, buffers, children and activation points), and the layers of
+// transformers. Modules are written in regular ATen calls for one device. A MeshScope around the constructor,
+// distribute(), parallelize() or fully_shard() distributes their tensors. These accept any type that lists
+// NamedTensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,11 +24,11 @@ namespace dtensor {
 
 namespace nn {
 
-// Brings an activation where a plan wants it.
+// Redistributes an activation as a plan requires.
 using Constraint = std::function<at::Tensor(const at::Tensor&)>;
 
-// Derive from it, keep tensors and modules as members, and register them by name in the constructor. Members are listed
-// by address, so modules neither copy nor move.
+// Base class of modules. Keep tensors and modules as members and register them by name in the constructor. Registration
+// stores the members' addresses, so modules can be neither copied nor moved.
 class DTENSOR_API Module {
  public:
   Module();
@@ -35,51 +36,51 @@ class DTENSOR_API Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  // In the order of registration, own before children. Undefined ones (no bias) are left out.
+  // In the order of registration, own before children's. Undefined tensors (no bias) are left out.
   NamedTensors named_parameters(const std::string& prefix = "");
   NamedTensors named_buffers(const std::string& prefix = "");
   std::vector<at::Tensor> parameters();  // each tensor once
-  // Direct children, and all modules with their full names (this one first, named `prefix`).
+  // Direct children, and all modules with their full names (this one first, as `prefix`).
   const std::vector<std::pair<std::string, Module*>>& children() const { return children_; }
   std::vector<std::pair<std::string, Module*>> named_modules(const std::string& prefix = "");
 
-  // Sets the mode of this module and those below it: dropout and the like look at it.
+  // Sets the mode of this module and its descendants, which dropout and similar layers read.
   Module& train(bool on = true);
   Module& eval() { return train(false); }
   bool is_training() const { return training_; }
 
-  // Fills the module's own tensors as the constructor does; then its children's.
+  // Initializes the module's own tensors as the constructor does, then those of its children.
   void reset();
   virtual void reset_parameters() {}
 
-  // Makes every plain parameter and buffer a DTensor there; each rank keeps its part. Tensors on the meta device get
-  // memory for their part only and are to be filled by reset(). DTensors are redistributed in place. Tied tensors stay
-  // tied.
+  // Replaces every regular parameter and buffer by a DTensor on `mesh`; each rank keeps its local tensor. Tensors on
+  // the meta device get memory for their local tensor only; reset() initializes it. DTensors are redistributed in
+  // place. Tied tensors stay tied.
   using PlacementFn = std::function<Placements(const std::string& name, const at::Tensor& tensor)>;
   void distribute(const DeviceMesh& mesh, const PlacementFn& place);
 
   // The dimension of a parameter that indexes output (input) features, for column-wise (row-wise) parallelism; -1:
-  // none. By default 0 and 1, as Linear and convolutions have it.
+  // none. The default is 0 (1), as in Linear and convolutions.
   virtual std::int64_t output_dim(const std::string& parameter) const;
   virtual std::int64_t input_dim(const std::string& parameter) const;
 
-  // Activation points: places in forward() at which a plan may constrain an activation. Every module has "in" and
-  // "out".
+  // Activation points: named positions in forward() at which a plan may redistribute an activation. Every module has
+  // "in" and "out".
   std::vector<std::string> activation_points() const;
   void set_constraint(const std::string& point, Constraint constraint);  // empty: none
   const Constraint& constraint(const std::string& point);                // empty: none
 
-  const std::string& name() const { return name_; }  // in its parent
+  const std::string& name() const { return name_; }  // its name in the parent module
 
  protected:
   void register_parameter(std::string name, at::Tensor& member);  // requires_grad is set
-  // As register_parameter, without a gradient; a module below this one; a point besides "in" and "out".
+  // A buffer, which requires no gradient; a child module; an activation point besides "in" and "out".
   void register_buffer(std::string name, at::Tensor& member);
   void register_module(std::string name, Module& child);
   void register_activation(std::string point);
-  at::Tensor constrain(const char* point, const at::Tensor& x) const;  // x itself where no plan says more
-  // For reset_parameters(): uniform(-1/sqrt(inputs), 1/sqrt(inputs)), and one value everywhere. Tensors that are
-  // undefined or on the meta device stay as they are.
+  at::Tensor constrain(const char* point, const at::Tensor& x) const;  // returns x without a constraint
+  // For reset_parameters(): fill with uniform(-1/sqrt(inputs), 1/sqrt(inputs)), or with one value. Tensors that are
+  // undefined or on the meta device are not changed.
   static void reset_uniform(const at::Tensor& tensor, std::int64_t inputs);
   static void reset_to(const at::Tensor& tensor, double value);
 
@@ -93,7 +94,7 @@ class DTENSOR_API Module {
   bool training_ = true;
 };
 
-// Replaces each tensor of `tensors` as Module::distribute does, whoever keeps it.
+// Replaces each tensor of `tensors` as Module::distribute does.
 DTENSOR_API void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::PlacementFn& place);
 
 // y = x W^T + b; weight [out, in], both uniform(-1/sqrt(in), 1/sqrt(in)) as torch.nn.Linear.
@@ -103,7 +104,7 @@ class DTENSOR_API Linear final : public Module {
   // [..., in] to [..., out].
   at::Tensor forward(const at::Tensor& x) const;
   void reset_parameters() override;
-  // Parameters; no bias: undefined.
+  // Parameters; `bias` is undefined without a bias.
   at::Tensor weight, bias;
 };
 
@@ -111,7 +112,7 @@ class DTENSOR_API Linear final : public Module {
 class DTENSOR_API Embedding final : public Module {
  public:
   Embedding(std::int64_t count, std::int64_t size, std::int64_t padding_idx = -1, at::TensorOptions options = {});
-  // int64 of any sizes to one dimension more.
+  // int64 of any shape; the result has one more dimension.
   at::Tensor forward(const at::Tensor& ids) const;
   void reset_parameters() override;
   std::int64_t output_dim(const std::string&) const override { return 1; }
@@ -123,8 +124,9 @@ class DTENSOR_API Embedding final : public Module {
   std::int64_t padding_idx_;
 };
 
-// at::layer_norm over the last dimension, of that size, where x may be narrower than weight and bias (which mixed
-// precision keeps in float): computed in their type and given in x's, as the CPU's kernel does; a GPU's refuses that.
+// at::layer_norm over the last dimension, of size `size`. x may have a narrower dtype than weight and bias, which mixed
+// precision keeps in float: the result is computed in their dtype and returned in x's, as ATen's CPU kernel does.
+// (ATen's GPU kernel does not accept mixed dtypes.)
 DTENSOR_API at::Tensor layer_norm(const at::Tensor& x, std::int64_t size, const at::Tensor& weight,
                                   const at::Tensor& bias, double eps);
 
@@ -135,7 +137,7 @@ class DTENSOR_API LayerNorm final : public Module {
   // [..., size], over the last dimension.
   at::Tensor forward(const at::Tensor& x) const;
   void reset_parameters() override;
-  // Parameters; no bias: undefined.
+  // Parameters; `bias` is undefined without a bias.
   at::Tensor weight, bias;
 
  private:
@@ -158,18 +160,17 @@ class DTENSOR_API RMSNorm final : public Module {
   double eps_;
 };
 
-// Scaled dot-product attention on [batch, sequence, hidden]. kv_heads < heads: grouped queries. A mask (true: seen), of
-// any shape that broadcasts to [batch, heads, sequence, sequence], says all that may be seen: `causal` is not added.
-// Documents (AttentionOptions::row_cu_seqlens, int64 [batch, D]) do not see each other; `causal` and a mask hold
-// beside.
+// Scaled dot-product attention on [batch, sequence, hidden]; kv_heads < heads is grouped-query attention. A mask (true:
+// visible) of any shape that broadcasts to [batch, heads, sequence, sequence] replaces `causal`. Documents
+// (AttentionOptions::row_cu_seqlens, int64 [batch, D]) do not attend to each other, in addition to `causal` or a mask.
 class DTENSOR_API Attention final : public Module {
  public:
-  // Of the layer.
+  // Options of the layer.
   struct Options {
-    // Features, and heads of queries, which divide them.
+    // Number of features, and of query heads, which must divide it.
     std::int64_t hidden = 0, heads = 1;
     std::int64_t kv_heads = 0;  // 0: heads
-    // Biases of the projections; whether a token sees no later one.
+    // Whether projections have biases; whether a token attends to no later one.
     bool bias = false, causal = true;
     // Queries and keys are rotated by their position in the sequence: the pair of elements i and i + size / 2 of a head
     // by position * rope ** (-2 i / size) (RoFormer, arXiv:2104.09864; halves paired as in GPT-NeoX). 0: not rotated.
@@ -184,15 +185,15 @@ class DTENSOR_API Attention final : public Module {
   Options options_;
 };
 
-// Of MLP.
+// Activation function of MLP.
 enum class Activation : std::uint8_t { gelu, swiglu };
 
 // gelu: down(gelu(up(x))). swiglu: down(silu(gate(x)) * up(x)).
 class DTENSOR_API MLP final : public Module {
  public:
-  // Of the layer.
+  // Options of the layer.
   struct Options {
-    // Features outside and inside, which activation, biases, dtype and device.
+    // Input and inner features, activation function, biases, dtype and device.
     std::int64_t hidden = 0, ffn = 0;
     Activation activation = Activation::gelu;
     bool bias = false;
@@ -207,23 +208,23 @@ class DTENSOR_API MLP final : public Module {
   Activation activation_;
 };
 
-// x + attn(norm(x)), then + mlp(norm(x)).
+// A transformer block: x + attn(norm(x)), then + mlp(norm(x)).
 class DTENSOR_API Block final : public Module {
  public:
   Block(const Attention::Options& attention, const MLP::Options& mlp);
   // [batch, sequence, hidden].
   at::Tensor forward(const at::Tensor& x) const;
-  // Its parts, in the order of their use.
+  // Submodules in the order of their use.
   LayerNorm ln1;
   Attention attn;
   LayerNorm ln2;
   MLP mlp;
 };
 
-// Rotary positions (RoFormer, arXiv:2104.09864): pairs of elements of a head are turned by angles that grow with the
-// token's position, and the usual ways to reach beyond the positions that a model was trained on.
+// Rotary position embeddings (RoFormer, arXiv:2104.09864): pairs of elements of a head are rotated by angles
+// proportional to the token's position. Includes the usual extensions to longer sequences than those of training.
 
-// How far positions reach.
+// How frequencies are scaled for longer sequences.
 enum class RopeScaling : std::uint8_t {
   none,
   linear,    // positions are divided by `factor` (arXiv:2306.15595)
@@ -233,42 +234,42 @@ enum class RopeScaling : std::uint8_t {
   llama3,    // as yarn, the ramp over wavelengths (Llama 3.1)
 };
 
-// Which elements are turned, and how fast.
+// Which elements are rotated, and by which frequencies.
 struct RopeOptions {
-  std::int64_t size = 0;  // elements of a head that are turned, its first ones; even
-  // Pair i turns by position * base ** (-2 i / size).
+  std::int64_t size = 0;  // how many leading elements of a head are rotated; even
+  // Pair i is rotated by position * base ** (-2 i / size).
   double base = 10000;
   bool interleaved = false;        // elements 2 i and 2 i + 1 are a pair; else i and i + size / 2
-  std::int64_t max_positions = 0;  // of the model, scaling included (dynamic)
-  // How far positions reach, and by what factor.
+  std::int64_t max_positions = 0;  // of the model, including scaling (dynamic)
+  // Method and factor of scaling.
   RopeScaling scaling = RopeScaling::none;
   double factor = 1;
-  std::int64_t original_positions = 0;           // trained on, without scaling (yarn, longrope, llama3)
-  double beta_fast = 32, beta_slow = 1;          // yarn: turns over the original positions where the ramp ends
-  bool truncate = true;                          // yarn: the ramp's ends are whole numbers
-  double mscale = 0, mscale_all_dim = 0;         // yarn: both set, of the attention factor
-  double low_frequency = 1, high_frequency = 4;  // llama3: original_positions over wavelength, the ramp's ends
+  std::int64_t original_positions = 0;           // in training, before scaling (yarn, longrope, llama3)
+  double beta_fast = 32, beta_slow = 1;          // yarn: rotations over the original positions at the ramp's ends
+  bool truncate = true;                          // yarn: the ramp's ends are rounded to integers
+  double mscale = 0, mscale_all_dim = 0;         // yarn: if both are set, they give the attention factor
+  double low_frequency = 1, high_frequency = 4;  // llama3: original_positions / wavelength at the ramp's ends
   std::vector<double> short_factors = {}, long_factors = {};  // longrope: [size / 2]
-  std::optional<double> attention_factor = {};  // multiplies sine and cosine; by default the scaling's own
+  std::optional<double> attention_factor = {};  // multiplies sine and cosine; default: that of the scaling
 };
 
-// The angles of positions, and turning by them.
+// Computes the angles of positions and rotates by them.
 class DTENSOR_API Rope {
  public:
-  explicit Rope(RopeOptions options);  // an error where the options contradict each other
-  // As given.
+  explicit Rope(RopeOptions options);  // throws if the options contradict each other
+  // The options of the constructor.
   const RopeOptions& options() const { return options_; }
 
   // [size / 2] float64 on the CPU: radians from one position to the next, for a sequence of `length` tokens.
   at::Tensor frequencies(std::int64_t length) const;
   double attention_factor() const;
 
-  // Of a run of positions.
+  // Angles of consecutive positions.
   struct Angles {
-    at::Tensor cos, sin;  // [count, size / 2], the attention factor in them
+    at::Tensor cos, sin;  // [count, size / 2], multiplied by the attention factor
   };
-  // Of the positions first .. first + count - 1. Plain tensors: ranks that hold part of a sequence or of the heads take
-  // what they need.
+  // Angles of the positions first .. first + count - 1. They are regular tensors: ranks that store part of the sequence
+  // or of the heads slice them.
   Angles angles(std::int64_t first, std::int64_t count, at::TensorOptions like) const;
   // x: [batch, heads, count, E] with E >= size.
   at::Tensor rotate(const at::Tensor& x, const Angles& angles) const;
@@ -277,7 +278,7 @@ class DTENSOR_API Rope {
   Angles make(std::int64_t first, std::int64_t count, std::int64_t length, at::TensorOptions like) const;
 
   RopeOptions options_;
-  mutable Angles kept_;  // of the positions from 0 on, where they do not depend on the length
+  mutable Angles kept_;  // from position 0, if they do not depend on the length
 };
 
 }  // namespace nn

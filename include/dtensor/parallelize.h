@@ -1,5 +1,5 @@
-// Tensor and sequence parallelism as a plan: which entry of a model's names is split how on one mesh axis. The model
-// stays as it was written for one device.
+// Tensor and sequence parallelism by a plan: patterns over a model's names select how each parameter and activation is
+// split along one mesh axis. The model stays as it was written for one device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,101 +21,103 @@
 
 namespace dtensor {
 
-// Brings x to `placements` (one per axis of its mesh), and the gradient that comes back to those of x, at this point
-// and not later (Partial takes Replicate). A sum of partial gradients is so reduced once.
+// Redistributes x to `placements` (one per axis of its mesh), and its gradient back to the placements of x (Replicate
+// where those are Partial). The communication happens at this point, so a sum of partial gradients is reduced once.
 DTENSOR_API at::Tensor constrain(const at::Tensor& x, const Placements& placements);
-// The same on one axis, the others as they are.
+// The same for one axis; the other axes keep their placements.
 DTENSOR_API at::Tensor constrain(const at::Tensor& x, const std::string& axis, Placement placement);
-// A named activation point: does what the plan in force (ParallelModel::Scope) says for that name, with the path of the
-// ModuleScopes before it; x itself where it says nothing.
+// A named activation point: applies the entry of the current plan (ParallelModel::Scope) for that name, prefixed by the
+// path of the enclosing ModuleScopes. Returns x where no entry matches.
 DTENSOR_API at::Tensor constrain(const char* point, const at::Tensor& x);
 
-// Styles. `in` and `out` are placements on the plan's axis of a module's first input and its output; none: as they
-// come.
+// Styles. `in` and `out` are placements on the plan's axis of a module's first input and of its output. Without a
+// value, the tensor keeps its placement.
 
-// Every parameter of the module is split by output features (bias too); of a parameter that is matched by its own name,
-// dimension 0. nn::Module::output_dim says otherwise for an embedding.
+// Splits every parameter of the module, bias included, by output features (nn::Module::output_dim). A parameter that is
+// matched by its own name is split along dimension 0.
 struct ColwiseParallel {
-  // Of the first input and of the output; none: as they come.
+  // Placements of the first input and of the output.
   std::optional<Placement> in = Replicate();
   std::optional<Placement> out = {};
-  // Consecutive features that no rank's part may divide (a head, a group of heads): where they do not come out even
-  // over the ranks, whole blocks go to the first ranks (BlockShard).
+  // Consecutive features that must stay on one rank (a head, a group of heads). Where the blocks do not divide evenly,
+  // the first ranks get one more block each (BlockShard).
   std::int64_t block = 1;
 };
-// Split by input features (dimension 1; rows of an nn::Embedding); what has none (a bias) is Replicate. The result is a
-// partial sum, reduced to `out`.
+// Splits parameters by input features (dimension 1; rows of an nn::Embedding); a parameter without that dimension (a
+// bias) is Replicate. The result is a partial sum, reduced to `out`.
 struct RowwiseParallel {
-  // Of the first input and of the output; none: as they come.
+  // Placements of the first input and of the output.
   std::optional<Placement> in = {};
   std::optional<Placement> out = Replicate();
-  std::int64_t block = 1;  // of input features, as in ColwiseParallel
+  std::int64_t block = 1;  // consecutive input features that must stay on one rank
 };
-// Parameters Replicate, activations split along `dim`, the sequence: norms and dropout between the parallel parts.
+// Parameters are Replicate, activations are split along the sequence dimension `dim`. For norms and dropout between
+// tensor-parallel modules.
 struct SequenceParallel {
-  // The sequence's, of activations.
+  // Sequence dimension of the activations.
   std::int64_t dim = 1;
 };
-// Only activations.
+// Redistributes only the first input of a module.
 struct PrepareModuleInput {
-  // Of the first input.
+  // Placement of the first input.
   Placement in;
 };
-// Likewise of what it returns.
+// Redistributes only the output of a module.
 struct PrepareModuleOutput {
-  // Of the output.
+  // Placement of the output.
   Placement out;
 };
-// Only parameters, of any rank: split along dim, or whole.
+// Splits only parameters, of any number of dimensions, along `dim`; or replicates them.
 struct ShardParameter {
   // The dimension that is split.
   std::int64_t dim = 0;
 };
 struct ReplicateParameter {};
-// An activation point by its full name ("h.0.attn.scores").
+// Redistributes an activation point, which is matched by its full name ("h.0.attn.scores").
 struct ConstrainActivation {
-  // On the plan's axis.
+  // Placement on the plan's axis.
   Placement placement;
 };
 
-// Any of them.
+// Any style.
 using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput,
                                    PrepareModuleOutput, ShardParameter, ReplicateParameter, ConstrainActivation>;
 
-// Patterns over full names of modules, parameters and activation points; "*" stands for any part of a name between
-// dots, "**" for any part: {"h.*.attn.q_proj", ColwiseParallel()}. An empty pattern is the model itself.
+// Pairs of a pattern over full names (of modules, parameters and activation points) and a style: {"h.*.attn.q_proj",
+// ColwiseParallel()}. "*" matches any part of a name between dots, "**" any part. An empty pattern matches the model
+// itself.
 using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
-// Where a plan applies.
+// Mesh axis and activation points of a plan.
 struct ParallelizeOptions {
-  std::string axis = "tp";  // of the mesh; a 1-D mesh needs none of that name
-  // Activation points of a model that is no nn::Module (those have "in" and "out" for each module and what they
-  // register). Such a model calls constrain("name", x) under a ParallelModel::Scope.
+  std::string axis = "tp";  // name of the mesh axis; ignored on a 1-D mesh
+  // Activation points of a model that is not an nn::Module. (An nn::Module has "in" and "out" for each module, and the
+  // points that its modules register.) Such a model calls constrain("name", x) under a ParallelModel::Scope.
   std::vector<std::string> activations = {};
 };
 
-// What parallelize() decided; print it. Keep it for models that are no nn::Module.
+// The decisions of parallelize(), for printing. A model that is not an nn::Module needs it for Scope.
 class DTENSOR_API ParallelModel {
  public:
-  // One parameter or activation point.
+  // Placement of one parameter or activation point.
   struct Decision {
-    std::string name;  // of a parameter or activation point
-    // On the plan's axis.
+    std::string name;  // name of the parameter or activation point
+    // Placement on the plan's axis.
     Placement placement;
-    std::string entry;  // the pattern; empty: no entry, Replicate
+    std::string entry;  // pattern of the entry; empty: no entry matched, Replicate
   };
-  // All decisions, and as text.
+  // All decisions, also as text.
   const std::vector<Decision>& parameters() const;
   const std::vector<Decision>& activations() const;
   std::string str() const;
 
-  // What is in force on this thread, that of all scopes around; the plan of none, which changes nothing, outside any
-  // scope. Put in force elsewhere, it holds there as it does here, alone.
+  // The combined plans of all Scopes on this thread; outside any Scope, a plan that changes nothing. A Scope of the
+  // result on another thread applies these plans alone.
   static ParallelModel current();
 
   struct State;
-  // While it lives, named activation points of this thread follow the plan, and those of the scopes around: of plans
-  // for one axis the innermost.
+  // During its lifetime, named activation points of this thread follow the plan and those of the enclosing scopes. Of
+  // plans for the same axis, the innermost applies.
   class DTENSOR_API Scope {
    public:
     explicit Scope(const ParallelModel& model);
@@ -133,19 +135,23 @@ class DTENSOR_API ParallelModel {
                                                const ParallelPlan& plan, const ParallelizeOptions& options);
 };
 
-// Places every parameter on `mesh`. Plain ones (equal on all ranks) are distributed, those on the meta device get
-// memory for their part; DTensors on `mesh` or on a slice of it keep their placements on the other axes and are
-// re-placed on the plan's. What no entry names is Replicate on the plan's axis, or stays as it is where its mesh has
-// axes of other names (experts after apply_expert_parallel). Errors: an entry that matches nothing
-// (with the nearest names), a tensor or activation point that two entries claim. Plans for several axes follow each
-// other: an nn::Module's activation points then have the placements of all, on one axis those of the last.
+// Distributes every parameter over `mesh`.
+// - Regular tensors (equal on all ranks) become DTensors; those on the meta device get memory for their local tensor.
+// - DTensors on `mesh` or on a slice of it are redistributed on the plan's axis and keep their other placements.
+// - Parameters without a matching entry are Replicate on the plan's axis. They are not changed if their mesh has axes
+// of
+//   other names (experts after apply_expert_parallel).
+// Throws if an entry matches nothing (the error lists the nearest names), or if two entries match the same tensor or
+// activation point. Plans for several axes can be applied one after the other: activation points of an nn::Module then
+// combine them. Of plans for the same axis, the last applies.
 DTENSOR_API ParallelModel parallelize(nn::Module& model, const DeviceMesh& mesh, const ParallelPlan& plan,
                                       const ParallelizeOptions& options = {});
 DTENSOR_API ParallelModel parallelize(const NamedTensors& parameters, const DeviceMesh& mesh, const ParallelPlan& plan,
                                       const ParallelizeOptions& options = {});
 
-// A torch::nn::Module (or anything whose named_parameters() gives items with key() and value()). It hands out copies of
-// its handles, so its tensors cannot be exchanged: it must have been built in a MeshScope, and is re-placed in place.
+// For a torch::nn::Module, or any type whose named_parameters() gives items with key() and value(). It returns copies
+// of tensor handles, so its tensors cannot be replaced: build it in a MeshScope. Its parameters are redistributed in
+// place.
 template <class Model>
 requires(!std::is_base_of_v<nn::Module, Model> && !std::is_convertible_v<const Model&, NamedTensors>) ParallelModel
     parallelize(Model& model, const DeviceMesh& mesh, const ParallelPlan& plan,
@@ -154,9 +160,10 @@ requires(!std::is_base_of_v<nn::Module, Model> && !std::is_convertible_v<const M
   for (const auto& item : model.named_parameters()) handles.emplace_back(item.key(), item.value());
   NamedTensors list;
   for (auto& [name, tensor] : handles) {
-    TORCH_CHECK(is_dtensor(tensor) && DTensor(tensor).mesh() == mesh, "parallelize: parameter '", name, "' is not on ",
-                mesh.str(),
-                " and this kind of module does not let it be exchanged; build the module in a MeshScope of that mesh");
+    TORCH_CHECK(
+        is_dtensor(tensor) && DTensor(tensor).mesh() == mesh, "parallelize: parameter '", name, "' is not on ",
+        mesh.str(),
+        "; its tensors cannot be replaced in this kind of module: build the module in a MeshScope of that mesh");
     list.emplace_back(name, &tensor);
   }
   return parallelize(list, mesh, plan, options);

@@ -1,6 +1,6 @@
-// Pipeline schedules as values: what each rank of a pipeline does in one step, and in which order. They are generated,
-// read from text, completed with communication, proved, timed and drawn; nothing here communicates or sees a tensor, so
-// every rank makes the same ones without asking.
+// Pipeline schedules as values: what each rank of a pipeline does in one step, and in which order. Functions generate
+// them, parse them, add communication, verify, simulate and draw them. No function communicates or reads a tensor, so
+// every rank computes the same schedule on its own.
 #pragma once
 
 #include <cstdint>
@@ -15,120 +15,121 @@
 
 namespace dtensor::pipeline {
 
-// The model is cut into stages 0, 1, ..., the batch into microbatches 0, 1, ...
+// Stages 0, 1, ... split the model, microbatches 0, 1, ... split the batch.
 enum class ActionKind : std::uint8_t {
   forward,          // F: the stage's outputs for a microbatch (of the last stage: the loss)
   backward,         // B: the gradients of its inputs and weights
-  backward_input,   // I: of its inputs only, which is what the stage before waits for
-  backward_weight,  // W: of its weights, some time after I
+  backward_input,   // I: the gradients of its inputs only, for the previous stage
+  backward_weight,  // W: the gradients of its weights, after I
   send_forward,     // SEND_F: the outputs, to the next stage
-  recv_forward,     // RECV_F: the inputs, from the stage before
-  send_backward,    // SEND_B: the gradients of the inputs, to the stage before
+  recv_forward,     // RECV_F: the inputs, from the previous stage
+  send_backward,    // SEND_B: the gradients of the inputs, to the previous stage
   recv_backward,    // RECV_B: the gradients of the outputs, from the next stage
-  unshard,          // UNSHARD: the stage's weights are gathered from where they are fully sharded
-  reshard,          // RESHARD: and freed
-  reduce_grad,      // REDUCE_GRAD: the gradients, summed over the microbatches, are reduced over the replicas
+  unshard,          // UNSHARD: gathers the stage's fully sharded weights
+  reshard,          // RESHARD: frees the gathered weights
+  reduce_grad,      // REDUCE_GRAD: reduces the gradients, summed over the microbatches, over the replicas
 };
 // Number of kinds.
 constexpr int kActionKinds = 11;
 
-// F, B, I, W: what takes a rank's time, and all that generators write.
+// F, B, I, W: the actions that take a rank's compute time, and the only ones that generators write.
 constexpr bool is_compute(ActionKind kind) { return kind <= ActionKind::backward_weight; }
 constexpr bool is_communication(ActionKind kind) {
   return kind >= ActionKind::send_forward && kind <= ActionKind::recv_backward;
 }
-// Of a microbatch; the others concern a stage.
+// Whether actions of this kind have a microbatch; the others have only a stage.
 constexpr bool has_microbatch(ActionKind kind) { return kind < ActionKind::unshard; }
 
-// One thing that a rank does.
+// One action of a rank.
 struct Action {
-  // What is done, and of which stage.
+  // The kind of work, and its stage.
   ActionKind kind = ActionKind::forward;
   int stage = 0;
-  int microbatch = -1;  // -1 where the action has none
+  int microbatch = -1;  // -1 if the action has none
   friend bool operator==(const Action&, const Action&) = default;
 };
-// As in PyTorch: stage, kind, microbatch: `0F3`, `1I2`, `0SEND_F3`, `1RECV_F3`, `2UNSHARD`.
+// PyTorch's notation: stage, kind, microbatch: `0F3`, `1I2`, `0SEND_F3`, `1RECV_F3`, `2UNSHARD`.
 DTENSOR_API std::string to_string(const Action& action);
 DTENSOR_API std::ostream& operator<<(std::ostream& out, const Action& action);
 
-// What each rank does, in order.
+// The actions of all ranks.
 struct DTENSOR_API Schedule {
-  std::vector<std::vector<Action>> ranks;  // of each rank of the pipeline, in the order in which it runs them
+  std::vector<std::vector<Action>> ranks;  // actions of each rank, in their order
 
-  // One more than the highest that an action names.
+  // One more than the highest number in any action.
   int stages() const;
   int microbatches() const;
-  // Which rank has the stage: that of its first action. Throws where none has.
+  // The rank of the stage's first action. Throws if no rank has the stage.
   int rank_of(int stage) const;
   bool has(ActionKind kind) const;
 
-  // One line a rank, actions separated by blanks; `-` for a rank without any.
+  // One line per rank, actions separated by blanks; `-` for a rank without actions.
   std::string str() const;
-  // Reads that back. Separators are commas and blanks, `#` begins a comment, empty lines are skipped. Throws with the
-  // line and the word that is no action; whether the actions make a schedule is for check() to say.
+  // Parses the result of str(). Separators are commas and blanks, `#` begins a comment, empty lines are skipped. Throws
+  // with the line and the word that is not an action. It does not check that the schedule is valid; see check().
   static Schedule parse(std::string_view text);
 
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
 
 // The schedules by name: "gpipe", "1f1b", "interleaved", "bfs" (looped, breadth first), "zb-h1", "zbv", "dualpipev".
-// Any number of ranks and of microbatches will do. `chunks` is the number of stages of a rank; 0 is the schedule's own,
-// which is 2 for interleaved, bfs, zbv and dualpipev and else 1. Stage s lies on rank s % ranks; for zbv and dualpipev,
-// which take 2 chunks and no other number, rank r has stages r and 2 * ranks - 1 - r (a V). Computation only: see
+// They accept any number of ranks and microbatches. `chunks` is the number of stages per rank. 0 selects the default: 2
+// for interleaved, bfs, zbv and dualpipev, otherwise 1. Stage s is on rank s % ranks. zbv and dualpipev require 2
+// chunks and put stages r and 2 * ranks - 1 - r on rank r (a V). The result has only computation; see
 // with_communication.
 DTENSOR_API Schedule make_schedule(std::string_view name, int ranks, int microbatches, int chunks = 0);
 DTENSOR_API const std::vector<std::string>& schedule_names();
 
-// The forward part, without communication: for evaluation.
+// The forward actions only, without communication: for evaluation.
 DTENSOR_API Schedule forward_only(const Schedule& schedule);
 
-// How sends and receives are put in.
+// How communication is added.
 struct CommunicationOptions {
-  // How many stages of a rank may be unsharded at once (at least one): beyond it, that is freed which is used again
-  // last. With none, there are no UNSHARD and no RESHARD, and the stages gather their weights as they like.
+  // How many stages of a rank may be unsharded at once (at least one). Beyond that, the stage whose next use is last is
+  // resharded. Without a value, no UNSHARD and RESHARD are added, and the stages gather their weights themselves.
   std::optional<int> unsharded_stages = 1;
   bool reduce_grad = true;
-  // For transports whose sends wait for their receives: each receive stands where its rank is when the message is made
-  // (were the times of actions those of Costs()), possibly long before its use, and no order of waiting is a deadlock.
+  // For transports whose sends block until their receives. Each receive is placed at the time at which its message is
+  // sent (by the durations of Costs()), possibly long before its use, so that blocking sends cannot deadlock.
   bool rendezvous = false;
 };
-// Adds to a schedule of computation only what moves data; an UNSHARD, RESHARD or REDUCE_GRAD that is there stays, where
-// none is asked for. A send follows what it sends. A receive comes right before what needs it, so that a wait for it
-// keeps nothing from running, unless a message that the same rank sent earlier is needed later: that is received first
-// (it costs no wait, and messages between two ranks stay in order, for transports without tags). Neighbouring stages on
-// one rank need neither. RESHARD and REDUCE_GRAD follow the last use and the last B or W of a stage.
+// Adds communication to a schedule of computation. Existing UNSHARD, RESHARD and REDUCE_GRAD actions stay if the
+// options add none of their kind. A send follows the action that computes its data. A receive comes right before the
+// action that needs it, so that waiting for it delays nothing else. Exception: messages of one sender are received in
+// the order in which they are sent, for transports without tags; this adds no wait. Neighbouring stages on one rank
+// need no messages. RESHARD and REDUCE_GRAD follow the last use and the last B or W of a stage.
 DTENSOR_API Schedule with_communication(const Schedule& schedule, const CommunicationOptions& options = {});
 
-// What a schedule is checked against.
+// Limits for check().
 struct ScheduleLimits {
-  int stages = 0, microbatches = 0;  // how many there must be; 0: as many as the schedule has
-  int live_microbatches = 0;         // how many microbatches' activations a stage may hold at once; 0: any number
-  bool forward_only = false;         // the schedule is one of evaluation: F and no gradients
+  int stages = 0, microbatches = 0;  // required numbers; 0: those of the schedule
+  int live_microbatches = 0;         // limit for microbatch activations held at once by a stage; 0: no limit
+  bool forward_only = false;         // the schedule is for evaluation: F without gradients
 };
-// What a check found out.
+// Results of check().
 struct ScheduleReport {
   bool in_order = true;  // messages from one rank to another are received in the order in which they are sent
-  // Empty where the schedule also runs when a send waits for its receive, else the cycle of actions that would wait.
-  // Buffered sends, which return at once, are what check() demands. Batched: communication with no other action in
-  // between starts at once and is then awaited together (as batch_isend_irecv); rendezvous: one at a time (as
-  // MPI_Ssend).
+  // Empty if the schedule also runs with sends that block until their receive; otherwise the cycle of blocked actions.
+  // check() itself requires only buffered sends, which return at once. Batched: consecutive communication actions start
+  // together and are then awaited together (as batch_isend_irecv). Rendezvous: one at a time (as MPI_Ssend).
   std::string batched, rendezvous;
-  std::vector<int> live_activations;  // see there
+  std::vector<int> live_activations;  // see live_activations()
 };
-// Proves a schedule: each stage is on one rank; each stage and microbatch has one F and one B, or one I and a W after
-// it; what an action needs comes before it; each send has its receive and the other way round, wherever neighbouring
-// stages lie on different ranks (a schedule without any communication is taken as one whose results appear where they
-// are needed); a stage that is unsharded at all is so whenever it computes and in the end is not; its gradients, if any
-// stage's are, are reduced once, after the last; no rank waits for itself. Throws an error that names the two actions
-// that conflict, with their ranks.
+// Verifies a schedule and throws an error that names the two actions that conflict, with their ranks. The rules:
+// - Each stage is on one rank. Each stage and microbatch has one F and one B, or one I and a later W.
+// - The inputs of an action are computed or received before it.
+// - Each send has its receive and vice versa, wherever neighbouring stages are on different ranks. (Without any
+//   communication in the schedule, results count as available everywhere.)
+// - A stage with UNSHARD is unsharded whenever it computes, and resharded at the end.
+// - If any stage has REDUCE_GRAD, each stage has it once, after its last gradient.
+// - No rank waits for itself.
 DTENSOR_API ScheduleReport check(const Schedule& schedule, const ScheduleLimits& limits = {});
 
-// Of each rank of a valid schedule: the most microbatch activations that it holds at once, all its stages together. One
-// is held from F to B, or to W where the backward is split: what W needs is held until then.
+// For each rank of a valid schedule: the peak of microbatch activations that all its stages together hold. An
+// activation is held from F to B, or to W if the backward is split, because W needs it.
 DTENSOR_API std::vector<int> live_activations(const Schedule& schedule);
 
-// Seconds (or any unit) of one action. A message arrives `communication` after its send, which itself takes no time.
+// Durations of actions. A message arrives `communication` after its send, which itself takes no time.
 struct DTENSOR_API Costs {
   // In any unit of time.
   double forward = 1, backward = 2, backward_input = 1, backward_weight = 1;
@@ -136,28 +137,28 @@ struct DTENSOR_API Costs {
   std::vector<double> stages = {};  // factors of F, B, I and W by stage; empty: 1
   double operator()(const Action& action) const;
 };
-// Of one action, in any unit of time.
+// Duration of one action, in any unit of time.
 using CostFunction = std::function<double(const Action&)>;
 
-// An action and when it ran.
+// An action with its measured or simulated times.
 struct TimedAction {
-  // What ran, and from when to when.
+  // The action, and its begin and end.
   Action action;
   double begin = 0, end = 0;
 };
-// Of all ranks.
+// Times of the actions of all ranks.
 struct Timeline {
-  // Of each rank, in order.
+  // Per rank, in order.
   std::vector<std::vector<TimedAction>> ranks;
   double makespan = 0;                // from the first action to the end of the last
-  double bubble = 0;                  // the share of ranks x makespan in which nothing is computed
-  std::vector<Action> critical_path;  // a chain of actions, each waiting for the one before, as long as the makespan
+  double bubble = 0;                  // the idle share of ranks x makespan
+  std::vector<Action> critical_path;  // dependent actions whose durations add up to makespan
 };
-// When a valid schedule's actions run, each as soon as its rank is through with the one before and what it needs is
-// there. A receive lasts until its message is there.
+// Simulates a valid schedule. Each action starts as soon as the previous action of its rank has ended and its inputs
+// are available. A receive lasts until its message arrives.
 DTENSOR_API Timeline simulate(const Schedule& schedule, const CostFunction& cost = Costs());
 
-// One row a rank, one box an action, coloured by kind: of a simulated step, or of one as measured.
+// An SVG of a simulated or measured step: one row per rank, one box per action, coloured by kind.
 DTENSOR_API std::string schedule_svg(const std::vector<std::vector<TimedAction>>& ranks);
 
 }  // namespace dtensor::pipeline
