@@ -1,4 +1,4 @@
-// Activations are brought where a plan wants them, and their gradients with them.
+// Redistributes activations to the placements of a plan, and their gradients likewise.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace dtensor {
 namespace {
 
-// Plain tensors count as Replicate.
+// Regular tensors count as Replicate.
 DTensor on_mesh(const at::Tensor& x, const DeviceMesh& mesh) {
   if (is_dtensor(x)) return DTensor(x);
   return distribute_tensor(x, mesh, Placements(static_cast<std::size_t>(mesh.ndim())));
@@ -23,7 +23,8 @@ DTensor on_mesh(const at::Tensor& x, const DeviceMesh& mesh) {
 Placement normalised(Placement placement, const at::Tensor& x) {
   if (!placement.is_shard()) return placement;
   const std::int64_t dim = placement.dim() < 0 ? placement.dim() + x.dim() : placement.dim();
-  TORCH_CHECK(dim >= 0 && dim < x.dim(), "constrain: ", placement.str(), " of a tensor of ", x.dim(), " dimensions");
+  TORCH_CHECK(dim >= 0 && dim < x.dim(), "constrain: expected a shard dimension in [", -x.dim(), ", ", x.dim(),
+              "), got ", placement.str());
   return placement.with_dim(dim);
 }
 
@@ -33,7 +34,7 @@ Placements with_axis(const DTensor& x, std::size_t axis, Placement placement) {
   return placements;
 }
 
-// Where plain activations are put: the mesh that has the axes of all rules.
+// The mesh for regular activations: the one that has the axes of all rules.
 const DeviceMesh& largest_mesh(const std::vector<ActivationRule>& rules) {
   return std::max_element(rules.begin(), rules.end(),
                           [](const auto& a, const auto& b) { return a.mesh.ndim() < b.mesh.ndim(); })
@@ -43,7 +44,7 @@ const DeviceMesh& largest_mesh(const std::vector<ActivationRule>& rules) {
 }  // namespace
 
 at::Tensor constrain(const at::Tensor& x, const Placements& placements) {
-  TORCH_CHECK(is_dtensor(x), "constrain: a plain tensor has no placements; distribute_tensor() gives it some");
+  TORCH_CHECK(is_dtensor(x), "constrain: expected a DTensor, got a regular tensor; convert it by distribute_tensor()");
   const DTensor input(x);
   Placements wanted = placements;
   for (Placement& p : wanted) p = normalised(p, x);
@@ -57,7 +58,7 @@ at::Tensor constrain(const at::Tensor& x, const Placements& placements) {
 }
 
 at::Tensor constrain(const at::Tensor& x, const std::string& axis, Placement placement) {
-  TORCH_CHECK(is_dtensor(x), "constrain: a plain tensor has no placements; distribute_tensor() gives it some");
+  TORCH_CHECK(is_dtensor(x), "constrain: expected a DTensor, got a regular tensor; convert it by distribute_tensor()");
   return constrain(x, with_axis(DTensor(x), static_cast<std::size_t>(DTensor(x).mesh().dim(axis)), placement));
 }
 
@@ -105,7 +106,7 @@ StatePtr joined(std::vector<StatePtr> plans) {
   return all;
 }
 
-// A plan within the scopes of others adds to them, as a further one of an nn::Module does.
+// Combines a plan with those of the enclosing scopes, as successive plans for an nn::Module combine.
 StatePtr make_current(const StatePtr& plan) {
   if (!plan || !plan->plans.empty()) return plan;
   const StatePtr around = current_state();

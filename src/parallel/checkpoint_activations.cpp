@@ -1,5 +1,6 @@
-// One autograd node a segment: forward runs without grad mode, backward runs the segment again with it, differentiates
-// that, and hands the inputs' gradients on. Captured parameters accumulate in the inner pass, by their own hooks.
+// One autograd node per segment. Forward runs without grad mode. Backward runs the segment again with grad mode,
+// differentiates it in an inner pass and returns the gradients of the inputs. Gradients of captured parameters are
+// accumulated by the inner pass and its hooks.
 #include "dtensor/checkpoint_activations.h"
 
 #include <ATen/ATen.h>
@@ -26,7 +27,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Autocast is a setting of the thread.
+// Autocast is thread-local state.
 struct AutocastState {
   bool on[2];
   at::ScalarType dtype[2];
@@ -67,8 +68,8 @@ struct Holder : torch::CustomClassHolder {
   std::shared_ptr<CheckpointedCall> call;
 };
 
-// Both runs make casts of their own: those that autocast keeps of weights would be without a graph after the first run,
-// which has none, and those of the second, which nobody clears, would serve the next step with weights of this one.
+// Disables the cache of autocast in both runs. Casts that it keeps of weights have no graph after the first run, which
+// runs without grad mode. Those of the second run are never cleared, so the next step would use outdated weights.
 class AutocastCacheDisabled {
  public:
   AutocastCacheDisabled() : kept_(at::autocast::is_autocast_cache_enabled()) {
@@ -82,7 +83,7 @@ class AutocastCacheDisabled {
   bool kept_;
 };
 
-// The surroundings of the first run, while it lives.
+// Restores the thread-local state of the first run during its lifetime.
 class RestoredForwardState {
  public:
   explicit RestoredForwardState(CheckpointedCall& call)
@@ -116,13 +117,13 @@ variable_list detached(const variable_list& saved) {
 }
 
 using ExecInfoMap = std::unordered_map<torch::autograd::Node*, torch::autograd::GraphTask::ExecInfo>;
-// What the pass around a segment's own one was told, for segments within it.
+// The gradients that an enclosing pass requests, for segments nested in it.
 struct RequestedGradients {
   const ExecInfoMap* asked;
 };
 
-// Null: every leaf's gradient is accumulated. Else the pass was told which gradients it is for (autograd::grad,
-// backward with inputs).
+// Null: the pass accumulates every leaf's gradient. Otherwise: the requested gradients of autograd::grad, or of
+// backward with inputs.
 const ExecInfoMap* requested_by_name() {
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
   return asked != nullptr && !asked->empty() ? asked : nullptr;
@@ -133,7 +134,7 @@ bool wants(const ExecInfoMap& asked, torch::autograd::Node* node) {
   return found != asked.end() && (found->second.needed_ || found->second.captures_);
 }
 
-// By the pass that runs, or by one around it: segments nest.
+// Whether the current pass or an enclosing one requests the gradient: segments may be nested.
 bool is_requested(const ExecInfoMap& asked, torch::autograd::Node* node) {
   bool is = wants(asked, node);
   ScopedValue<RequestedGradients>::for_each(
@@ -141,7 +142,8 @@ bool is_requested(const ExecInfoMap& asked, torch::autograd::Node* node) {
   return is;
 }
 
-// The pass does not know that a captured parameter is part of its graph: it would find no gradient of it.
+// Throws if a captured parameter's gradient is requested: the outer pass does not have it in its graph and would not
+// find the gradient.
 void refuse_captured(const variable_list& outputs, const ExecInfoMap& asked) {
   std::vector<torch::autograd::Node*> open;
   std::unordered_set<torch::autograd::Node*> seen;
@@ -153,15 +155,16 @@ void refuse_captured(const variable_list& outputs, const ExecInfoMap& asked) {
     auto* node = open.back();
     open.pop_back();
     TORCH_CHECK(!is_requested(asked, node),
-                "checkpoint: autograd::grad, or backward with inputs, asks for the gradient of a parameter that a "
-                "recomputed segment captures. The segment's graph is made anew in backward, where the pass does not "
-                "look for it: give the parameter to the segment as an input, or call backward without inputs");
+                "checkpoint: autograd::grad, or backward with inputs, requests the gradient of a parameter that a "
+                "recomputed segment captures. The segment's graph is built in backward, where the pass does not find "
+                "it: pass the parameter to the segment as an input, or call backward without inputs");
     for (const auto& edge : node->next_edges()) visit(edge.function.get());
   }
 }
 
-// While it lives, reduces the gradients of a segment's inputs at once: those of other leaves may wait, as sums, for the
-// end of the outer pass, which goes on with these before. A segment may keep its inputs for longer.
+// During its lifetime, reduces the gradients of a segment's inputs at once, because the outer pass continues with them.
+// (Gradients of other leaves may stay Partial until the outer pass ends.) They are taken out of the inputs, which the
+// segment may keep longer.
 class StashedGradients {
  public:
   StashedGradients(const variable_list& inputs, variable_list& taken) {
@@ -183,7 +186,8 @@ class StashedGradients {
   std::vector<DTensor> inputs_;
 };
 
-// Differentiates what the second run gave, as far as the first run's results were used; the inputs' gradients.
+// Differentiates the results of the second run with respect to the inputs, for those results of the first run that were
+// used.
 variable_list run_backward(const variable_list& outputs, const variable_list& grads, const variable_list& inputs) {
   variable_list roots, root_grads;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -204,7 +208,7 @@ variable_list run_backward(const variable_list& outputs, const variable_list& gr
     const StashedGradients taken(inputs, result);
     torch::autograd::backward(roots, root_grads);
     for (const auto i : wanted) {
-      if (!result[i].defined()) result[i] = inputs[i].grad();  // plain tensors; DTensors under NoGradientSync
+      if (!result[i].defined()) result[i] = inputs[i].grad();  // regular tensors; DTensors under NoGradientSync
     }
   } else if (!wanted.empty()) {
     variable_list leaves;
@@ -216,8 +220,8 @@ variable_list run_backward(const variable_list& outputs, const variable_list& gr
   return result;
 }
 
-// A result that somebody else holds (a parameter, a constant that the segment captures) would itself become part of the
-// graph, for good: its next use would lead into this pass's. A handle of its own does so in its place.
+// A result that another handle refers to (a parameter or a constant that the segment captures) would become part of the
+// graph permanently, and its next use would lead into this pass. Replaces it by a handle of its own.
 void copy_handles(variable_list& results, at::TensorList inputs) {
   for (at::Tensor& t : results) {
     const auto is_this = [&](const at::Tensor& input) { return input.is_same(t); };
@@ -230,7 +234,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
                                const at::Tensor& /*always*/, at::TensorList inputs) {
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
     ctx->save_for_backward(inputs.vec());
-    ctx->set_materialize_grads(false);  // results that nobody used give no gradients, not even zeros
+    ctx->set_materialize_grads(false);  // unused results have undefined gradients instead of zeros
     const SelectiveCheckpointCache::Record record(call->kept);
     const RandomDraws::Record draws(call->random);
     const RecomputeGuard again;
@@ -242,10 +246,11 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    TORCH_CHECK(!at::GradMode::is_enabled(),
-                "checkpoint: no gradient of a gradient (create_graph): a recomputed segment is differentiated in a "
-                "pass of its own, inside of backward, and the graph of that ends there. Run the segment without "
-                "checkpoint where its gradient is differentiated");
+    TORCH_CHECK(
+        !at::GradMode::is_enabled(),
+        "checkpoint: double backward (create_graph) is not supported: a recomputed segment is differentiated in "
+        "an inner pass of backward, whose graph is not kept. Run the segment without checkpoint if its "
+        "gradient is differentiated");
     const variable_list inputs = detached(ctx->get_saved_variables());
     auto& kept_call = static_cast<Holder*>(ctx->saved_data["call"].toCapsule().get())->call;
     CheckpointedCall& call = *kept_call;
@@ -256,16 +261,16 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
       outputs = call.fn(inputs);
       call.kept.check_all_replayed();
     }
-    TORCH_CHECK(outputs.size() == grads.size(), "checkpoint: the segment gave ", grads.size(),
-                " tensors in forward and ", outputs.size(), " in backward");
+    TORCH_CHECK(outputs.size() == grads.size(), "checkpoint: expected as many tensors in recomputation as in forward, ",
+                grads.size(), ", got ", outputs.size());
     for (std::size_t i = 0; i < outputs.size(); ++i) {
-      TORCH_CHECK(described(outputs[i]) == call.results[i], "checkpoint: the segment gave ", call.results[i],
-                  " in forward and ", described(outputs[i]), " in backward, as result ", i,
-                  "; a function that runs again must make the same calls as before");
+      TORCH_CHECK(described(outputs[i]) == call.results[i], "checkpoint: expected result ", i, " to be ",
+                  call.results[i], " as in forward, got ", described(outputs[i]),
+                  " in recomputation; the function must make the same calls each time");
     }
     variable_list result(2);
     for (auto& gradient : run_backward(outputs, grads, inputs)) result.push_back(std::move(gradient));
-    // With the saved inputs goes what was kept, or it would stay as long as somebody holds the loss.
+    // Frees kept results together with the saved inputs; otherwise they would live as long as the loss.
     if (!torch::autograd::get_current_graph_task_keep_graph()) kept_call.reset();
     return result;
   }
@@ -280,7 +285,7 @@ std::vector<at::Tensor> checkpoint(const CheckpointedFunction& fn, const std::ve
   call->fn = fn;
   call->module = ModuleScope::path();
   call->kept = SelectiveCheckpointCache(options.keep);
-  // Results must require grad even where only captured parameters do.
+  // A dummy input, so that results require grad even if only captured parameters do.
   const at::Tensor always = at::empty({0}).requires_grad_();
   return Checkpoint::apply(call, always, at::TensorList(inputs));
 }

@@ -1,5 +1,5 @@
-// The scale is a number of the program, the same on every rank because found-inf is. Local parts are looked at, and one
-// number is agreed on over the ranks of all meshes.
+// The scale has the same value on every rank because found-inf has: each rank inspects its local gradients, and a
+// maximum over the ranks of all meshes makes the result the same everywhere.
 #include "dtensor/grad_scaler.h"
 #include "internal/aten_scopes.h"
 
@@ -19,7 +19,7 @@
 namespace dtensor {
 namespace {
 
-// It and its inverse are floats, however often gradients overflow or do not.
+// Clamps the scale so that it and its inverse stay finite floats after any number of steps.
 double within_floats(double scale) {
   constexpr double smallest = std::numeric_limits<float>::min();
   return std::clamp(scale, smallest, 1 / smallest);
@@ -33,9 +33,9 @@ Ranks sorted_ranks(const DeviceMesh& mesh) {
   return ranks;
 }
 
-// Which ranks must agree: those of all meshes that the parameters name, and the world where some have none.
+// The ranks that must agree: those of all meshes of the parameters, and the world if there are regular tensors.
 struct Members {
-  DeviceMesh given;                // all of them, where the caller has said it
+  DeviceMesh given;                // Options::mesh: all ranks that must agree
   std::vector<DeviceMesh> meshes;  // each once
   bool regular = false;
 
@@ -51,11 +51,12 @@ struct Members {
 
   void check_within(const DeviceMesh& mesh) const {
     const Ranks all = sorted_ranks(given), some = sorted_ranks(mesh);
-    TORCH_CHECK(std::includes(all.begin(), all.end(), some.begin(), some.end()), "GradScaler: a parameter on ",
-                mesh.str(), ", some of whose ranks are not among those that skip steps together, ", given.str());
+    TORCH_CHECK(std::includes(all.begin(), all.end(), some.begin(), some.end()),
+                "GradScaler: expected parameters on ranks of ", "the scaler's mesh ", given.str(), ", got one on ",
+                mesh.str());
   }
 
-  // The ranks that news from the first mesh reaches by those that are in two meshes.
+  // The ranks that are connected to the first mesh by ranks that belong to two meshes.
   Ranks reached() const {
     Ranks all = sorted_ranks(meshes.front());
     for (std::size_t round = 1; round < meshes.size(); ++round) {
@@ -79,8 +80,9 @@ void take_largest(const at::Tensor& found, const Communicator& ranks) {
   if (ranks.size() > 1) ranks.all_reduce(found, ReduceOp::max).wait();
 }
 
-// Ranks that are in two meshes carry the news from one to the other: over a chain of n meshes it takes n rounds. So it
-// may be that each rank names a slice of its own; where meshes have no rank in common, every rank names all of them.
+// Maximum over all members. Ranks that belong to two meshes propagate values from one to the other; a chain of n meshes
+// takes n rounds. So each rank may name only slices of its own. If meshes are not connected by common ranks, every rank
+// must name all of them.
 void agree(const at::Tensor& found, const Members& members) {
   if (members.given) {
     if (members.given.is_member()) take_largest(found, members.given.communicator());
@@ -102,14 +104,16 @@ void agree(const at::Tensor& found, const Members& members) {
   }
 }
 
-constexpr float kRefused = 2;  // of what is found; 1: a gradient that is not finite
+constexpr float kRefused = 2;  // value of found-inf for an invalid argument; 1: a gradient that is not finite
 
-// This rank's part; undefined outside the mesh. Shares of a gradient may be finite where their sum is not.
+// The local gradient; undefined outside the mesh. Partial gradients are refused: summands may be finite although their
+// sum is not.
 at::Tensor local_gradient(const at::Tensor& gradient) {
   if (!is_dtensor(gradient)) return gradient;
   const DTensor d(gradient);
   for (const Placement& p : d.placements()) {
-    TORCH_CHECK(!p.is_partial(), "GradScaler: a gradient is not reduced yet, ", d.spec_str());
+    TORCH_CHECK(!p.is_partial(), "GradScaler: a gradient is not reduced: expected no Partial placement, got ",
+                d.spec_str(), "; unscale after a backward pass that synchronizes gradients");
   }
   return d.mesh().is_member() ? d.to_local() : at::Tensor();
 }
@@ -118,13 +122,13 @@ void multiply(const std::vector<at::Tensor>& parameters, const std::vector<at::T
   for (const at::Tensor& p : parameters) {
     const at::Tensor& gradient = p.grad();
     if (!is_dtensor(gradient) || gradient.is_inference()) continue;
-    gradient.unsafeGetTensorImpl()->bump_version();  // whoever saved it notices
+    gradient.unsafeGetTensorImpl()->bump_version();  // detected if autograd saved it
   }
   if (!locals.empty()) at::_foreach_mul_(locals, factor);
 }
 
-// Whether all gradients were finite. What one rank refuses, which another may have no gradient of, all refuse, and none
-// is changed: it can be unscaled later.
+// Returns whether all gradients are finite. If one rank finds an invalid gradient, all ranks throw (another rank may
+// have no part of it), and no gradient is changed, so that it can be unscaled later.
 bool unscale(const std::vector<at::Tensor>& parameters, double inverse, const DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
   const NoMeshScopeGuard regular;
@@ -146,14 +150,14 @@ bool unscale(const std::vector<at::Tensor>& parameters, double inverse, const De
                                                : c10::Device(members.meshes.front().device_type());
   const auto options = at::TensorOptions(at::kFloat).device(device);
   at::Tensor found = at::full({1}, refused ? kRefused : 0, options);
-  if (!refused && !locals.empty()) {  // by 1: looks only
+  if (!refused && !locals.empty()) {  // a factor of 1 leaves the values unchanged
     at::_amp_foreach_non_finite_check_and_unscale_(locals, found, at::ones({1}, options));
   }
   agree(found, members);
   if (refused) std::rethrow_exception(refused);
   const float most = found.item<float>();
-  TORCH_CHECK(most < kRefused, "GradScaler: another rank refuses a gradient that is not reduced yet, or a parameter ",
-              "on other ranks than those that skip steps together; its own message says which");
+  TORCH_CHECK(most < kRefused, "GradScaler: another rank has a gradient that is not reduced, or a parameter outside ",
+              "the scaler's mesh; the error of that rank names it");
   multiply(parameters, locals, inverse);
   return most == 0;
 }
@@ -162,31 +166,34 @@ bool unscale(const std::vector<at::Tensor>& parameters, double inverse, const De
 
 GradScaler::GradScaler(const Options& options)
     : options_(options), state_{options.enabled ? options.init_scale : 1, 0} {
-  TORCH_CHECK(options.growth_factor > 1 && options.backoff_factor < 1 && options.backoff_factor > 0 &&
-                  options.growth_interval > 0 && options.init_scale > 0 && std::isfinite(options.init_scale),
-              "GradScaler: scale ", options.init_scale, ", growth ", options.growth_factor, " each ",
-              options.growth_interval, " steps, backoff ", options.backoff_factor);
+  TORCH_CHECK(
+      options.growth_factor > 1 && options.backoff_factor < 1 && options.backoff_factor > 0 &&
+          options.growth_interval > 0 && options.init_scale > 0 && std::isfinite(options.init_scale),
+      "GradScaler: expected init_scale > 0, growth_factor > 1, growth_interval > 0 and backoff_factor in (0, 1), got ",
+      options.init_scale, ", ", options.growth_factor, ", ", options.growth_interval, " and ", options.backoff_factor);
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   if (!options_.enabled) return loss;
-  // A half number times 65536 would overflow by itself.
+  // In half precision, a product with 65536 would overflow.
   const bool half = loss.scalar_type() == at::kHalf || loss.scalar_type() == at::kBFloat16;
   return (half ? loss.to(at::kFloat) : loss) * state_.scale;
 }
 
 void GradScaler::set_state(State state) {
-  TORCH_CHECK(state.scale > 0 && std::isfinite(state.scale) && state.good_steps >= 0, "GradScaler: a state of scale ",
-              state.scale, " after ", state.good_steps, " steps; of another program, or none?");
+  TORCH_CHECK(state.scale > 0 && std::isfinite(state.scale) && state.good_steps >= 0,
+              "GradScaler: expected a state with scale > 0 and good_steps >= 0, got ", state.scale, " and ",
+              state.good_steps);
   state_ = state;
 }
 
-// What is found of an empty list is noted under null: with options.mesh it is what the other ranks have found.
+// The result for an empty list is stored under null: with options.mesh it is the result of the other ranks.
 bool GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
   const std::vector<at::Tensor> once = unique_tensors(parameters);
   for (const at::Tensor& p : once) {
-    TORCH_CHECK(!unscaled_.contains(p.unsafeGetTensorImpl()), "GradScaler: unscale_ was called before for a parameter ",
-                "of sizes ", p.sizes(), ", without update() since");
+    TORCH_CHECK(!unscaled_.contains(p.unsafeGetTensorImpl()),
+                "GradScaler: expected update() between calls of unscale_ for ",
+                "a parameter, got a second call for one of sizes ", p.sizes());
   }
   const bool finite = !options_.enabled || unscale(once, 1 / state_.scale, options_.mesh);
   for (const at::Tensor& p : once) unscaled_.emplace(p.unsafeGetTensorImpl(), finite);
@@ -215,7 +222,7 @@ void GradScaler::update() {
   if (!options_.enabled || !any) return;
   if (!finite) {
     state_ = {within_floats(state_.scale * options_.backoff_factor), 0};
-  } else if (++state_.good_steps >= options_.growth_interval) {  // beyond it where a state of longer intervals was set
+  } else if (++state_.good_steps >= options_.growth_interval) {  // may exceed it after set_state()
     state_ = {within_floats(state_.scale * options_.growth_factor), 0};
   }
 }

@@ -1,4 +1,4 @@
-// Axes are found by their names.
+// Slices are compared by axis names.
 #include "parallel/mesh_slice.h"
 
 #include <algorithm>

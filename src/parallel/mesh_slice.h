@@ -1,4 +1,4 @@
-// Tensors on a slice of a mesh, as that mesh sees them.
+// Tensors on a slice of a mesh, described on the full mesh.
 #pragma once
 
 #include "dtensor/mesh.h"
@@ -9,7 +9,7 @@ namespace dtensor {
 // Whether `part` is the sub-mesh of `mesh` through this rank along some of its axes, by their names.
 bool is_slice(const DeviceMesh& part, const DeviceMesh& mesh);
 
-// Placements on a slice of `mesh` as placements on all of it: whole on the axes that the slice lacks.
+// Placements on a slice of `mesh` as placements on `mesh`: Replicate on the axes that the slice lacks.
 Placements lifted_placements(const DTensor& tensor, const DeviceMesh& mesh);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// The plan is matched against the names of a model, then parameters are placed and activation points set.
+// Matches the plan against the names of a model, then distributes parameters and sets activation points.
 #include "dtensor/parallelize.h"
 
 #include <ATen/ATen.h>
@@ -14,10 +14,10 @@
 namespace dtensor {
 namespace {
 
-// What the plan is matched against.
+// The names that a plan is matched against.
 struct Names {
   NamedTensors parameters;
-  std::map<std::string, nn::Module*> modules;  // null: known by its parameters' names only
+  std::map<std::string, nn::Module*> modules;  // null: only its name is known, from its parameters
   std::vector<std::string> points;             // full names
 };
 
@@ -38,7 +38,7 @@ std::string point_of(const std::string& module, const char* point) {
   return module.empty() ? point : module + "." + point;
 }
 
-// The part that one entry claims of one model.
+// Collects what one entry of the plan claims.
 struct Matcher {
   const Names& names;
   const std::string& pattern;
@@ -61,12 +61,12 @@ struct Matcher {
     }
   }
 
-  // Parameters by their own name and, if asked, those of modules that match.
+  // Parameters that match by their own name or, with of_modules, by their module's.
   template <class PlacementOf>
   std::size_t each_parameter(bool of_modules, const PlacementOf& placement_of) {
     std::size_t count = 0;
     for (const auto& [name, tensor] : names.parameters) {
-      const bool own = name.find('.') == std::string::npos;  // the model's, which only an empty pattern names
+      const bool own = name.find('.') == std::string::npos;  // the model's own, for an empty pattern
       const bool by_module = of_modules && (own ? pattern.empty() : matches_pattern(pattern, parent_name(name)));
       if (!by_module && !matches_pattern(pattern, name)) continue;
       claim(parameters, name, {pattern, placement_of(name, *tensor)});
@@ -83,7 +83,8 @@ struct Matcher {
 };
 
 Placement split(const Matcher& m, std::int64_t dim, const at::Tensor& tensor, std::int64_t block) {
-  TORCH_CHECK(block >= 1, "parallelize: entry '", m.pattern, "' has blocks of ", block, " features; at least 1");
+  TORCH_CHECK(block >= 1, "parallelize: expected a block of at least 1 feature, got ", block, " in entry '", m.pattern,
+              "'");
   if (dim < 0 || dim >= tensor.dim()) return Replicate();
   const std::int64_t size = tensor.size(dim);
   return size % (block * m.ranks) == 0 || block == 1 ? Shard(dim) : BlockShard(dim, size, block, m.ranks);
@@ -96,7 +97,7 @@ void check_has_parameters(const Matcher& m, std::size_t count) {
               "' names modules without parameters of their own; name the layers below them");
 }
 
-// Features are along dimension `dim`, unless a parameter's module says otherwise.
+// Features are along dimension `dim`, unless the parameter's module overrides it (output_dim, input_dim).
 template <class Style>
 void split_features(Matcher& m, const Style& s, std::int64_t dim,
                     std::int64_t (nn::Module::*dim_of)(const std::string&) const) {
@@ -110,7 +111,7 @@ void split_features(Matcher& m, const Style& s, std::int64_t dim,
   }));
 }
 
-// One overload a style.
+// One overload per style.
 void apply(Matcher& m, const ColwiseParallel& s) { split_features(m, s, 0, &nn::Module::output_dim); }
 
 void apply(Matcher& m, const RowwiseParallel& s) { split_features(m, s, 1, &nn::Module::input_dim); }
@@ -200,7 +201,7 @@ std::shared_ptr<const ParallelModel::State> apply_decisions(const Names& names, 
   return state;
 }
 
-// What a plan puts at an activation point of a module. A further plan, for another axis, adds to it.
+// The rules at an activation point of a module. A later plan for another axis adds to them.
 struct Follows {
   std::vector<ActivationRule> rules;
   at::Tensor operator()(const at::Tensor& x) const { return apply_rules(rules, x); }
@@ -249,7 +250,7 @@ ParallelModel parallelize(const NamedTensors& parameters, const DeviceMesh& mesh
 
 namespace {
 
-// That of none has decided nothing.
+// Without a state, there are no decisions.
 const ParallelModel::State& decided(const std::shared_ptr<const ParallelModel::State>& state) {
   static const ParallelModel::State none;
   return state ? *state : none;

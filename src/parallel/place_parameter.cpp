@@ -1,6 +1,6 @@
-// One axis of a parameter's placements is replaced. Where an axis to the left splits the same dimension already (fully
-// sharded parameters), tensor parallelism still splits first: each of its ranks holds one run of the dimension once the
-// parameter is gathered, so the other axis becomes a strided shard.
+// Replaces the placement of a parameter on one axis. If an axis to the left already splits the same dimension (fully
+// sharded parameters), tensor parallelism must still split first, so that each of its ranks has one contiguous range of
+// the dimension after the parameter is gathered. The other axis therefore becomes a strided shard.
 #include "parallel/place_parameter.h"
 
 #include <ATen/ATen.h>
@@ -18,19 +18,19 @@ namespace {
 
 std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
-// Placements on all of `mesh` with the given one on `axis`.
+// Placements on `mesh` with `placement` on `axis`.
 Placements combined(Placements placements, const DeviceMesh& mesh, std::int64_t axis, Placement placement) {
   placements[at(axis)] = placement;
   if (!placement.is_shard() || placement.is_ragged() || mesh.size(axis) == 1) return placements;  // ragged: outermost
   for (std::int64_t a = 0; a < axis; ++a) {
     Placement& other = placements[at(a)];
-    if (!other.is_shard(placement.dim()) || other.is_zigzag()) continue;  // which goes first
+    if (!other.is_shard(placement.dim()) || other.is_zigzag()) continue;  // not split by this axis first
     other = StridedShard(other.dim(), other.split_factor() * mesh.size(axis)).as_storage(other.is_storage());
   }
   return placements;
 }
 
-// Without the axis: whole there, and strided shards that made room for it are plain again.
+// Replicates on the axis, and undoes the strided shards that it caused on axes to its left.
 Placements without_axis(Placements placements, const DeviceMesh& mesh, std::int64_t axis) {
   const Placement old = std::exchange(placements[at(axis)], Replicate());
   if (!old.is_shard()) return placements;
@@ -43,7 +43,8 @@ Placements without_axis(Placements placements, const DeviceMesh& mesh, std::int6
   return placements;
 }
 
-// Parameters of another mesh over these ranks (experts on their sparse view) have no such axis.
+// Whether the mesh of a tensor has axes that `mesh` lacks, although its ranks may be the same (experts on their sparse
+// mesh).
 bool is_on_other_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
   if (!is_dtensor(tensor) || DTensor(tensor).mesh() == mesh) return false;
   const auto own = DTensor(tensor).mesh();
@@ -52,9 +53,9 @@ bool is_on_other_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
                       [&](const auto& name) { return std::find(known.begin(), known.end(), name) != known.end(); });
 }
 
-// A tensor on a slice of the mesh, seen on all of it.
+// A tensor on a slice of the mesh as a tensor on the mesh.
 DTensor lifted(const DTensor& tensor, const DeviceMesh& mesh, const std::string& name) {
-  TORCH_CHECK(is_slice(tensor.mesh(), mesh), "parallelize: parameter '", name, "' lives on ", tensor.mesh().str(),
+  TORCH_CHECK(is_slice(tensor.mesh(), mesh), "parallelize: parameter '", name, "' is on ", tensor.mesh().str(),
               ", which is no slice of ", mesh.str());
   return DTensor::from_local(tensor.to_local(), mesh, lifted_placements(tensor, mesh), tensor.sizes(),
                              tensor.strides());
@@ -74,7 +75,7 @@ at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t
   return result;
 }
 
-// Tied tensors are one: what an entry says of one name counts for all.
+// Tied tensors are one tensor: an entry for one of its names applies to all.
 std::map<const c10::TensorImpl*, Placement> placement_by_tensor(const NamedTensors& parameters,
                                                                 const AxisPlacementFunction& place) {
   std::map<const c10::TensorImpl*, Placement> placements;
@@ -82,9 +83,9 @@ std::map<const c10::TensorImpl*, Placement> placement_by_tensor(const NamedTenso
     const std::optional<Placement> placement = place(name);
     if (!placement) continue;
     const auto [it, fresh] = placements.emplace(tensor->unsafeGetTensorImpl(), *placement);
-    TORCH_CHECK(fresh || it->second == *placement, "parallelize: '", name,
-                "' is tied to a tensor that the plan places as ", it->second.str(), ", but is itself to be ",
-                placement->str());
+    TORCH_CHECK(fresh || it->second == *placement,
+                "parallelize: expected one placement for all names of a tied tensor, got ", it->second.str(),
+                " and, for '", name, "', ", placement->str());
   }
   return placements;
 }
@@ -95,8 +96,8 @@ void place_parameters(const NamedTensors& parameters, const DeviceMesh& mesh, st
                       const AxisPlacementFunction& place) {
   at::NoGradGuard no_grad;
   const auto placements = placement_by_tensor(parameters, place);
-  std::map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> done;  // old and new; the old one kept alive
-  std::unordered_set<const at::Tensor*> seen;  // a module that is registered twice lists its members twice
+  std::map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> done;  // old and new; keeps the old alive
+  std::unordered_set<const at::Tensor*> seen;  // a module that is registered twice is listed twice
   for (const auto& [name, tensor] : parameters) {
     if (!seen.insert(tensor).second) continue;
     auto& [old, fresh] = done[tensor->unsafeGetTensorImpl()];

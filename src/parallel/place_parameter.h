@@ -1,4 +1,4 @@
-// Puts parameters on one axis of a mesh, whatever they are on the others.
+// Changes the placement of parameters on one axis of a mesh; the other axes keep theirs.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,8 @@
 
 namespace dtensor {
 
-// The placement on the axis; none: whole unless the tensor has another name that says more. Tied tensors must agree.
+// The placement on the axis; without a value: Replicate, unless another name of a tied tensor has one. Names of a tied
+// tensor must agree.
 using AxisPlacementFunction = std::function<std::optional<Placement>(const std::string& name)>;
 void place_parameters(const NamedTensors& parameters, const DeviceMesh& mesh, std::int64_t axis,
                       const AxisPlacementFunction& place);

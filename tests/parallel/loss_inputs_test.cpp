@@ -156,11 +156,11 @@ TEST(CrossEntropy, LogitsOfWholeNumbersAreAnErrorOnAllRanks) {
     const at::Tensor classes = distribute_tensor(at::ones({2, 2}, at::kLong), mesh, {Shard(1)});
     const at::Tensor hidden = distribute_tensor(at::ones({2, 4}), mesh, {Shard(0)}), head = at::ones({2, 4}, at::kLong);
     const std::string logits = test::error_of([&] { cross_entropy(classes, targets, {.weight = weight}); });
-    EXPECT_NE(logits.find("values are Long"), std::string::npos) << logits;
+    EXPECT_NE(logits.find("expected floating-point values, got Long"), std::string::npos) << logits;
     const std::string linear = test::error_of([&] { linear_cross_entropy(hidden.to(at::kLong), head, targets); });
-    EXPECT_NE(linear.find("values are Long"), std::string::npos) << linear;
+    EXPECT_NE(linear.find("expected floating-point values, got Long"), std::string::npos) << linear;
     const std::string mixed = test::error_of([&] { linear_cross_entropy(hidden, head, targets); });
-    EXPECT_NE(mixed.find("hidden is Float, weight Long"), std::string::npos) << mixed;
+    EXPECT_NE(mixed.find("got hidden Float and weight Long"), std::string::npos) << mixed;
   });
 }
 

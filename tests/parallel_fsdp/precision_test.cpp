@@ -68,7 +68,7 @@ TEST(FsdpPrecision, AParamDtypeWithoutAScopeIsSaidOnce) {
     EXPECT_TRUE(heard.texts.empty());
     for (int i = 0; i < 2; ++i) tower.loss(x).backward();
     ASSERT_EQ(heard.texts.size(), 1U);
-    EXPECT_NE(heard.texts[0].find("put the forward pass in one"), std::string::npos) << heard.texts[0];
+    EXPECT_NE(heard.texts[0].find("run the forward pass in one"), std::string::npos) << heard.texts[0];
   });
 }
 

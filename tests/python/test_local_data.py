@@ -384,7 +384,7 @@ class Boundary(unittest.TestCase):
             net(torch.ones(2, 4))
             net.hidden.sum().backward()
 
-        with self.assertRaisesRegex(RuntimeError, "return what backward starts from"):
+        with self.assertRaisesRegex(RuntimeError, "return the tensors from which backward starts"):
             dtensor.run(2, on_rank)
 
     def test_dtensors_make_it_global(self):
@@ -449,7 +449,7 @@ class Boundary(unittest.TestCase):
             net(x if own else dtensor.distribute_tensor(x, mesh, [Shard(0)]))
 
         for own in (True, False):
-            with self.assertRaisesRegex(RuntimeError, "parameter '1.weight' was made on the meta device"):
+            with self.assertRaisesRegex(RuntimeError, "parameter '1.weight' was created on the meta device"):
                 dtensor.run(2, on_rank, own)
 
     def test_a_module_that_raises_leaves_its_parameters(self):

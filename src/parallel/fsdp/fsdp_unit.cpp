@@ -1,4 +1,4 @@
-// What a FsdpUnit says of its unit and sets there, and the memory of a step, predicted from the units.
+// Getters and setters of FsdpUnit, and the prediction of a step's memory.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace dtensor {
 
 FsdpUnit::Impl& FsdpUnit::impl() const {
-  TORCH_CHECK(impl_ != nullptr, "FsdpUnit: one that was moved from");
+  TORCH_CHECK(impl_ != nullptr, "FsdpUnit: expected a unit, got one that was moved from");
   return *impl_;
 }
 
@@ -43,7 +43,7 @@ void FsdpUnit::set_reshard_after_forward(bool on) const { impl().reshards = on; 
 void FsdpUnit::set_reshard_after_backward(bool on) const { impl().reshards_after_backward = on; }
 
 void FsdpUnit::set_gradient_divide_factor(double factor) const {
-  TORCH_CHECK(factor > 0, "fully_shard: a gradient divide factor above 0 is needed, got ", factor);
+  TORCH_CHECK(factor > 0, "fully_shard: expected a gradient divide factor > 0, got ", factor);
   impl().divide_factor = factor;
 }
 
@@ -57,7 +57,7 @@ std::int64_t FsdpUnit::shard_bytes() const {
 std::int64_t FsdpUnit::gradient_bytes() const {
   std::int64_t bytes = 0;
   if (!impl().mesh.is_member()) return 0;
-  if (impl().mesh.size() == 1 && !impl().is_offloaded()) return 0;  // none is a sum over ranks
+  if (impl().mesh.size() == 1 && !impl().is_offloaded()) return 0;  // no gradient is a sum over ranks
   for (const auto& p : impl().parameters) {
     const auto element = static_cast<std::int64_t>(c10::elementSize(p.dtype));
     bytes += p.sharded ? p.layout.numel() * element : fsdp::local_bytes(p.lock());
@@ -89,7 +89,7 @@ FsdpMemory predict_memory(const std::vector<FsdpUnit>& units, int states_per_par
   memory.gradients = memory.parameters;
   memory.optimizer = memory.parameters * states_per_parameter;
   if (units.empty()) return memory;
-  // A unit that is in use keeps no share beside its copy.
+  // A unit in use has its gathered copy and no kept share.
   const auto in_flight = units.back().gathered_bytes() + largest_gathered + ahead;
   memory.gathered = all_kept ? all_gathered : std::min(all_gathered, in_flight + kept - kept_of_largest);
   memory.unreduced = units.back().gradient_bytes() + largest_gradient;

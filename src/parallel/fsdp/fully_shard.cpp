@@ -1,4 +1,4 @@
-// fully_shard: places parameters, makes a unit of those that are in none, and hangs its schedule on them.
+// fully_shard: distributes parameters, creates a unit of those without one, and installs its schedule's hooks on them.
 #include "dtensor/fully_shard.h"
 
 #include <ATen/ATen.h>
@@ -16,7 +16,7 @@ namespace dtensor {
 namespace fsdp {
 namespace {
 
-// The use hook of a parameter; by its type, a parameter's unit is found again.
+// The gather hook of a parameter. Its type identifies the parameters of units.
 struct UnitParameterHook : UnitParameter {
   at::Tensor operator()(const DTensor& parameter, const Placements& gathered, at::ScalarType dtype) const {
     return unit->schedule->use(*unit, k, parameter, gathered, dtype);
@@ -29,12 +29,12 @@ const UnitParameter* member_of(const at::Tensor& tensor) {
   return hook == nullptr ? nullptr : hook->target<UnitParameterHook>();
 }
 
-// Names of the axes of a DTensor's mesh.
+// Axis names of a DTensor's mesh.
 std::vector<std::string> axes_of(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? DTensor(tensor).mesh().names() : std::vector<std::string>();
 }
 
-// Of the axes that a parameter came with, those that the unit neither shards nor replicates over.
+// Of the axes of a parameter's original mesh, those over which the unit neither shards nor replicates.
 TensorParallelAxes find_tp_axes(const Parameter& p, const DeviceMesh& mesh, const Axes& axes,
                                 std::vector<std::string> names) {
   std::erase_if(names, [&](const std::string& name) {
@@ -51,59 +51,60 @@ TensorParallelAxes find_tp_axes(const Parameter& p, const DeviceMesh& mesh, cons
 std::int64_t dim_to_shard(const std::string& name, const at::Tensor& tensor, const FsdpOptions& options) {
   if (tensor.dim() == 0) return -1;
   const auto dim = options.shard_dim ? options.shard_dim(name, tensor) : 0;
-  TORCH_CHECK(dim >= -tensor.dim() && dim < tensor.dim(), "fully_shard: shard_dim gives ", dim, " for parameter '",
-              name, "' of ", tensor.dim(), " dimensions");
+  TORCH_CHECK(dim >= -tensor.dim() && dim < tensor.dim(), "fully_shard: expected shard_dim in [", -tensor.dim(), ", ",
+              tensor.dim(), ") for parameter '", name, "', got ", dim);
   return dim < 0 ? dim + tensor.dim() : dim;
 }
 
-// What the shard axis becomes where the options ask for whole blocks.
+// Placements with the shard axis changed to unsplit blocks if the options require them.
 Placements keep_last_blocks(Placements placements, const std::string& name, const at::Tensor& tensor,
                             const DeviceMesh& mesh, const Axes& axes, const FsdpOptions& options) {
   Placement& shard = placements[static_cast<std::size_t>(axes.shard[0])];
   const std::int64_t block = options.shard_block ? options.shard_block(name, tensor) : 1;
-  TORCH_CHECK(block >= 1, "fully_shard: shard_block gives ", block, " for parameter '", name,
-              "'; at least 1 is needed");
+  TORCH_CHECK(block >= 1, "fully_shard: expected shard_block >= 1 for parameter '", name, "', got ", block);
   if (block == 1 || !shard.is_shard()) return placements;
   const auto splits =
       std::count_if(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard(shard.dim()); });
-  TORCH_CHECK(splits == 1, "fully_shard: parameter '", name, "' cannot be split in whole blocks of ", block,
-              " along dimension ", shard.dim(), ", because another axis splits it too: ", to_string(placements));
+  TORCH_CHECK(splits == 1, "fully_shard: shard_block = ", block, " requires that no other axis splits dimension ",
+              shard.dim(), " of parameter '", name, "', got ", to_string(placements));
   shard = BlockShard(shard.dim(), tensor.size(shard.dim()), block, mesh.size(axes.shard[0])).as_storage();
   return placements;
 }
 
-// Memory for this rank's part only; NaN shows where the caller forgot to fill it.
+// Allocates the local tensor only. NaN makes missing initialization visible.
 at::Tensor materialise(const at::Tensor& meta, const DeviceMesh& mesh, const Placements& placements) {
   const bool has_nan = at::isFloatingType(meta.scalar_type()) || at::isComplexType(meta.scalar_type());
   const double value = has_nan ? std::numeric_limits<double>::quiet_NaN() : 0;
   return full(meta.sizes(), value, mesh, placements, at::TensorOptions(meta.scalar_type()));
 }
 
-// What from_local takes on a rank outside the mesh.
-at::Tensor is_outside_mesh(const DTensor& tensor, at::DeviceType device) {
+// The local tensor for from_local on a rank outside the mesh.
+at::Tensor local_outside_mesh(const DTensor& tensor, at::DeviceType device) {
   const NoMeshScopeGuard regular;
   return at::empty(at::DimVector(tensor.dim(), 0), at::TensorOptions(tensor.scalar_type()).device(device));
 }
 
-// Pinned, so that copies to the device need no detour.
+// A copy in pinned host memory, for asynchronous copies to the device.
 at::Tensor kept_at(const DeviceMesh& home, const DTensor& placed) {
   const at::Tensor local =
-      home.is_member() ? placed.to_local().to(at::kCPU).pin_memory() : is_outside_mesh(placed, home.device_type());
+      home.is_member() ? placed.to_local().to(at::kCPU).pin_memory() : local_outside_mesh(placed, home.device_type());
   return DTensor::from_local(local, home, placed.placements(), placed.sizes(), placed.strides());
 }
 
 at::Tensor place_regular(const std::string& name, const at::Tensor& regular, const DeviceMesh& mesh,
                          const DeviceMesh& home, const Placements& placements) {
   const at::NoGradGuard no_grad;
-  TORCH_CHECK(regular.is_leaf() && !regular.grad().defined(), "fully_shard: parameter '", name,
-              "' is the result of an operator, or has a gradient already; shard a model before it is used");
+  TORCH_CHECK(regular.is_leaf() && !regular.grad().defined(),
+              "fully_shard: expected a leaf without a gradient for parameter '", name, "', got ",
+              regular.is_leaf() ? "one with a gradient" : "the result of an operator",
+              "; shard a model before it is used");
   auto placed = regular.is_meta() ? materialise(regular, home, placements)
                                   : at::Tensor(distribute_tensor(regular.detach(), home, placements));
   if (home != mesh) placed = kept_at(home, DTensor(placed));
   return placed;
 }
 
-// In place: every handle sees it. Redistributed where it is, then kept in `home`.
+// Changes the tensor in place, so every handle sees it: redistributes it on its mesh, then moves it to `home`.
 void place_dtensor(const std::string& name, DTensor tensor, const DeviceMesh& mesh, const DeviceMesh& home,
                    const Placements& lifted, const Placements& placements) {
   const at::NoGradGuard no_grad;
@@ -112,8 +113,8 @@ void place_dtensor(const std::string& name, DTensor tensor, const DeviceMesh& me
     return;
   }
   TORCH_CHECK(!tensor.grad().defined(), "fully_shard: parameter '", name, "' has a gradient on ", tensor.mesh().str(),
-              ", and moves to ", home.str(), "; shard a model before it is used");
-  const auto local = mesh.is_member() ? tensor.to_local() : is_outside_mesh(tensor, mesh.device_type());
+              ", but its storage moves to ", home.str(), "; shard a model before it is used");
+  const auto local = mesh.is_member() ? tensor.to_local() : local_outside_mesh(tensor, mesh.device_type());
   auto placed = DTensor::from_local(local, mesh, lifted, tensor.sizes(), tensor.strides()).redistribute(placements);
   tensor.set_data(home == mesh ? placed : kept_at(home, placed));
 }
@@ -126,7 +127,7 @@ Placements without_shards(Placements placements, const Axes& axes) {
 at::Tensor place(const std::string& name, const at::Tensor& tensor, const DeviceMesh& mesh, const Axes& axes,
                  const FsdpOptions& options) {
   const auto home = options.cpu_offload ? mesh.offloaded() : mesh;
-  TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", name, "' is undefined");
+  TORCH_CHECK(tensor.defined(), "fully_shard: expected a defined parameter '", name, "'");
   auto dim = dim_to_shard(name, tensor, options);
   if (!is_dtensor(tensor)) {
     const Placements full_tensor(static_cast<std::size_t>(mesh.ndim()));
@@ -138,7 +139,8 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
   for (const auto axis : axes.shard) {
     const auto& given = lifted[static_cast<std::size_t>(axis)];
     TORCH_CHECK(given.is_replicate() || given.is_storage(), "fully_shard: parameter '", name, "' is ", given.str(),
-                " on the axis to shard over, as a computation wants it; give it a unit of its own on another axis");
+                " on the axis to shard over, because its computation is split there; give it a unit of its own on "
+                "another axis");
     if (given.is_storage() && !options.shard_dim) dim = given.dim();
     stays |= given.is_ragged() && axes.shard.size() == 1 && !options.shard_dim && !options.shard_block;
   }
@@ -175,7 +177,7 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   return p;
 }
 
-// Outside the mesh the unit only says that its parameters are in one.
+// Outside the mesh, the hook only marks the tensor as a parameter of the unit.
 void attach_hook(const std::shared_ptr<Unit>& unit) {
   const bool reduces = unit->mesh.is_member() && unit->has_work();
   for (std::size_t k = 0; k < unit->parameters.size(); ++k) {
@@ -207,8 +209,8 @@ Unit* unit_of(const at::Tensor& tensor, std::size_t& k) {
 namespace fsdp {
 namespace {
 
-// Options for parameters that were put on a mesh of their own: along the axis on which they are stored split already,
-// else on one that they are whole on. None where there is no such axis: they are split as they are used.
+// Options for parameters on a mesh of their own: sharded along the axis that already shards their storage, otherwise
+// along an axis that replicates them. No value if there is no such axis: they keep their placements.
 std::optional<FsdpOptions> options_on_other_mesh(const DeviceMesh& mesh, const DTensor& parameter,
                                                  FsdpOptions options) {
   const auto& placements = parameter.placements();
@@ -227,10 +229,10 @@ std::optional<FsdpOptions> options_on_other_mesh(const DeviceMesh& mesh, const D
   }
   if (axis < 0) return std::nullopt;
   if (!names.empty()) options.shard_axis = names[static_cast<std::size_t>(axis)];
-  options.more_shard_axes.clear();  // which are of the other mesh
+  options.more_shard_axes.clear();  // they are axes of the other mesh
   if (const auto* given = std::get_if<std::int64_t>(&options.reshard_after_forward)) {
     const auto post_forward_ranks = *given, fitting = std::gcd(post_forward_ranks, mesh.size(axis));
-    options.reshard_after_forward = true;  // of a number of neighbours, as many as divide the ranks there
+    options.reshard_after_forward = true;  // as many of the neighbours as divide the ranks of this axis
     if (post_forward_ranks == 1 || fitting > 1) options.reshard_after_forward = fitting;
   }
   return options;
@@ -238,11 +240,12 @@ std::optional<FsdpOptions> options_on_other_mesh(const DeviceMesh& mesh, const D
 
 using OnMesh = std::pair<DeviceMesh, NamedTensors>;
 
-// Experts lie on other arrangements of these ranks, or each on some of them, so that all ranks have equally many: what
-// lies on a few ranks for another reason is an error, since nobody would sum its gradient over the others.
+// Experts are on other arrangements of these ranks, or each on some of the ranks so that all ranks have equally many.
+// Parameters that are on some ranks for another reason are an error, because their gradients would not be summed over
+// the other ranks.
 std::vector<OnMesh> find_on_other_meshes(const NamedTensors& parameters, const DeviceMesh& mesh) {
   std::vector<OnMesh> groups;
-  std::map<std::int64_t, int> held;  // by each rank
+  std::map<std::int64_t, int> held;  // number of groups per rank
   for (const auto rank : mesh.ranks()) held[rank] = 0;
   for (const auto& [name, slot] : parameters) {
     if (!slot->defined() || !is_dtensor(*slot)) continue;
@@ -263,7 +266,7 @@ std::vector<OnMesh> find_on_other_meshes(const NamedTensors& parameters, const D
   return groups;
 }
 
-// Each gets a unit of its own, before the rest does.
+// Each group gets a unit of its own, before the other parameters.
 void shard_on_other_meshes(const std::vector<OnMesh>& groups, const FsdpOptions& options) {
   for (const auto& [own, list] : groups) {
     NamedTensors fresh;
@@ -289,7 +292,7 @@ bool holds(const std::vector<OnMesh>& groups, const at::Tensor& tensor) {
 }  // namespace fsdp
 
 FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, const FsdpOptions& options) {
-  TORCH_CHECK(mesh, "fully_shard: no mesh");
+  TORCH_CHECK(mesh, "fully_shard: expected a mesh, got an undefined one");
   retie_shared_parameters(parameters);
   const auto elsewhere = fsdp::find_on_other_meshes(parameters, mesh);
   fsdp::shard_on_other_meshes(elsewhere, options);
@@ -297,8 +300,8 @@ FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, con
   auto schedule = std::make_shared<fsdp::Schedule>();
   std::vector<fsdp::Parameter> list;
   std::vector<std::shared_ptr<fsdp::Unit>> joined;
-  std::map<const c10::TensorImpl*, at::Tensor> placed;  // tied ones, by what they were and by what they are
-  std::vector<at::Tensor> former;                       // alive, so that no address is used twice
+  std::map<const c10::TensorImpl*, at::Tensor> placed;  // by the original tensor, so tied parameters stay tied
+  std::vector<at::Tensor> former;                       // kept alive, so that no address is reused
   for (const auto& [name, slot] : parameters) {
     if (const auto* member = fsdp::member_of(*slot)) {
       if (joined.empty() || joined.back() != member->unit) joined.push_back(member->unit);

@@ -1,5 +1,5 @@
-// Mixed precision: casts in the place of parameters while a forward pass runs. A cast keeps its shards, so what is
-// gathered is the narrow dtype, and autograd brings the gradient back to the parameter's own.
+// Mixed precision: casts replace parameters while a forward pass runs. A cast stays sharded, so the narrow dtype is
+// gathered, and autograd casts the gradient back to the parameter's dtype.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -34,8 +34,9 @@ struct ComputeScope::State {
 };
 
 namespace {
-// Casts are made before anything else of a forward pass, so autograd would come to them last, with the gradients of all
-// units waiting. Like a leaf's accumulation, theirs is to run as soon as it can.
+// Casts are created before everything else in a forward pass, so autograd would run their backward last, with the
+// gradients of all units pending. A maximal sequence number makes it run as early as possible, like the accumulation of
+// a leaf.
 at::Tensor cast_of(const at::Tensor& parameter, at::ScalarType dtype) {
   auto cast = parameter.to(dtype);
   if (cast.grad_fn()) cast.grad_fn()->set_sequence_nr(UINT64_MAX);
@@ -44,7 +45,7 @@ at::Tensor cast_of(const at::Tensor& parameter, at::ScalarType dtype) {
 }  // namespace
 
 ComputeScope::ComputeScope(const NamedTensors& parameters) {
-  std::map<const c10::TensorImpl*, at::Tensor> casts;  // tied ones stay tied
+  std::map<const c10::TensorImpl*, at::Tensor> casts;  // by parameter, so tied parameters stay tied
   auto state = std::make_shared<State>();
   const auto* outer = ScopedValue<StatePtr>::current();
   state->outer = outer == nullptr ? nullptr : *outer;
@@ -75,7 +76,7 @@ std::shared_ptr<const void> ComputeScope::reopen(const std::shared_ptr<const voi
   return scope;
 }
 
-// A slot that has the cast, or something else, by now stays as it is.
+// A slot that no longer holds the parameter is not changed.
 void ComputeScope::enter(const State& state) {
   for (const auto& [slot, parameter, cast] : state.casts) {
     if (!slot->is_same(parameter)) continue;

@@ -1,4 +1,4 @@
-// Arithmetic of placements and pieces; no communication.
+// Computes placements and pieces; no communication.
 #include "parallel/fsdp/parameter_shards.h"
 
 #include <ATen/core/DimVector.h>
@@ -34,8 +34,9 @@ namespace {
 void add_more_axes(Axes& axes, const DeviceMesh& mesh, const FsdpOptions& options) {
   for (const auto& name : options.more_shard_axes) {
     const auto axis = axis_named(mesh, name);
-    TORCH_CHECK(axis >= 0 && axis != axes.replicate && !axes.splits(axis), "fully_shard: ", mesh.str(),
-                " has no further axis '", name, "' to shard over (FsdpOptions::more_shard_axes)");
+    TORCH_CHECK(axis >= 0 && axis != axes.replicate && !axes.splits(axis),
+                "fully_shard: FsdpOptions::more_shard_axes names '", name, "', which is not a further axis of ",
+                mesh.str());
     if (mesh.size(axis) > 1) axes.shard.push_back(axis);
   }
   std::sort(axes.shard.begin(), axes.shard.end());
@@ -68,7 +69,7 @@ Placements lift_placements(const std::string& name, const DTensor& tensor, const
   const auto own = tensor.mesh();
   if (own == mesh) return tensor.placements();
   TORCH_CHECK(is_slice(own, mesh), "fully_shard: parameter '", name, "' is on ", own.str(), ", which is no slice of ",
-              mesh.str(), ". Give parameters of another mesh a unit of their own, with their mesh, first");
+              mesh.str(), ". First create a unit for parameters of another mesh, with their mesh");
   return lifted_placements(tensor, mesh);
 }
 
@@ -77,7 +78,7 @@ Placements add_shard(Placements placements, const DeviceMesh& mesh, const Axes& 
     Placement& shard = placements[static_cast<std::size_t>(axis)];
     shard = Replicate();
     if (dim < 0) continue;
-    // Other axes to the right that split the same dimension come first, though they stand behind.
+    // Other axes to the right that split the same dimension split it first, although they come later in the mesh.
     std::int64_t before = 1;
     for (std::int64_t i = axis + 1; i < mesh.ndim(); ++i) {
       if (!axes.splits(i) && placements[static_cast<std::size_t>(i)].is_shard(dim)) before *= mesh.size(i);

@@ -1,5 +1,5 @@
-// Where the parts of one parameter lie: how it is placed, how its gathered local tensor looks, and which of it each
-// rank of the shard axis holds.
+// Sharding of one parameter: its placements, the layout of its gathered local tensor, and the piece of each rank of the
+// shard axis.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace dtensor::fsdp {
 
 using Shape = std::vector<std::int64_t>;
 
-// The axes of a mesh in the eyes of fully_shard: those that split parameters, from the left; -1: no replicas.
+// The shard axes of a mesh, from the left, and its replicate axis; -1: no replicas.
 struct Axes {
   Shape shard;
   std::int64_t replicate = -1;
@@ -21,16 +21,16 @@ struct Axes {
 };
 Axes find_axes(const DeviceMesh& mesh, const FsdpOptions& options);
 
-// Whether a parameter on `own` is on ranks of `mesh` in another arrangement: no slice of it, but some of its ranks.
+// Whether a mesh has only ranks of `mesh`, in another arrangement than a slice.
 bool has_own_mesh(const DeviceMesh& own, const DeviceMesh& mesh);
 
-// A parameter's placements as placements on `mesh`. Throws, naming it, where its mesh is no slice of that.
+// A parameter's placements as placements on `mesh`. Throws with its name if its mesh is not a slice of `mesh`.
 Placements lift_placements(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh);
 
-// With the shard axes added: they split what the other axes leave of dimension `dim`. -1: stays whole.
+// Adds the shard axes, which split what the other axes leave of dimension `dim`. -1: Replicate.
 Placements add_shard(Placements placements, const DeviceMesh& mesh, const Axes& axes, std::int64_t dim);
 
-// How many ranks split a parameter, and their axes' sizes.
+// Sizes of the axes that shard a parameter, and the number of their ranks.
 Shape shard_shape(const DeviceMesh& mesh, const Axes& axes);
 std::int64_t shard_ranks(const DeviceMesh& mesh, const Axes& axes);
 
@@ -39,25 +39,26 @@ struct ShardRange {
 };
 
 struct ParameterLayout {
-  Shape sizes, strides;  // of the local tensor once gathered, dense, in the parameter's order of dimensions
+  Shape sizes, strides;  // of the gathered local tensor, dense, in the parameter's order of dimensions
   std::int64_t dim = 0;
-  std::vector<ShardRange> pieces;  // along `dim`, of each rank that splits it
+  std::vector<ShardRange> pieces;  // along `dim`, one per rank that splits it
   std::int64_t numel() const;
 
-  // Dense by itself, in one piece.
+  // The dense layout of one rank's piece.
   ParameterLayout shard_layout(std::size_t rank) const;
-  // Views of a gathered local tensor (or of an unreduced gradient), one for each rank that splits it.
+  // View of the piece of one rank in a gathered local tensor (or in an unreduced gradient).
   at::Tensor shard_view(const at::Tensor& gathered, std::size_t rank) const;
 };
-// A view of `base`'s memory, made without the dispatcher. `offset`: in elements of `dtype` from base's first byte.
+// A view of `base`'s memory, created without the dispatcher. `offset`: in elements of `dtype` from base's first byte.
 at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides,
                    std::int64_t offset);
 
-// `whole`: the local tensor without the shard axes. `order`: global strides. `ranks`: of each shard axis, which split
-// in turn. `shard_sizes`: sizes of the pieces, of one axis; chunks if empty.
+// `full`: sizes of the local tensor before the shard axes split it. `order`: global strides. `ranks`: sizes of the
+// shard axes, which split one after the other. `shard_sizes`: sizes of the pieces if there is one axis; chunks if
+// empty.
 ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order, std::int64_t dim,
                                       at::IntArrayRef ranks, at::IntArrayRef shard_sizes = {});
-// In one piece.
+// An unsharded layout.
 ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order);
 
 }  // namespace dtensor::fsdp

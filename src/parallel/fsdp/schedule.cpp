@@ -1,4 +1,4 @@
-// Phases, first uses, what is dropped when, and what is fetched ahead.
+// Phases, order of first uses, and which units are freed and prefetched.
 #include "parallel/fsdp/schedule.h"
 
 #include <ATen/core/grad_mode.h>
@@ -10,13 +10,13 @@
 namespace dtensor::fsdp {
 namespace {
 
-// A model that computes in the parameters' own dtype has forgotten its ComputeScope.
+// Warns if a model computes in the parameters' own dtype, which suggests a missing ComputeScope.
 void warn_of_dtype(Unit& unit, const Parameter& p, const DTensor& parameter, at::ScalarType dtype) {
   if (dtype != p.dtype || !at::GradMode::is_enabled() || !parameter.requires_grad()) return;
   if (std::exchange(unit.warned, true)) return;
-  TORCH_WARN("fully_shard: parameter '", p.name, "' is computed with in ", dtype, ", although the param_dtype of its ",
-             "unit is ", p.gather_dtype(), ". A param_dtype takes effect within a ComputeScope ",
-             "(or an autocast of it): put the forward pass in one");
+  TORCH_WARN("fully_shard: parameter '", p.name, "' is used in ", dtype, ", although the param_dtype of its ",
+             "unit is ", p.gather_dtype(), ". param_dtype takes effect only within a ComputeScope ",
+             "(or an autocast to it): run the forward pass in one");
 }
 
 }  // namespace
@@ -32,7 +32,7 @@ void Schedule::join(const std::shared_ptr<Schedule>& schedule, Unit& unit) {
   while (!former->units_.empty()) join(schedule, *former->units_.front());
 }
 
-// What the units of another schedule, which come to this one, have done. Gathered copies come with each.
+// Adds the counters of another schedule whose units join this one. Gathered bytes are counted by unit.
 void Schedule::add_counts(Schedule& former) {
   stats.all_gathers += std::exchange(former.stats.all_gathers, 0);
   stats.reduce_scatters += std::exchange(former.stats.reduce_scatters, 0);
@@ -67,7 +67,7 @@ at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, co
   return p.full;
 }
 
-// Which pass and phase this is; what is finished with, now that `unit` is used, is dropped.
+// Determines the pass and phase, and frees units that are finished now that `unit` is used.
 void Schedule::begin_use(Unit& unit) {
   const int pass = current_backward_id();
   if (pass >= 0) {
@@ -114,8 +114,8 @@ void Schedule::finish_gather(Unit& unit) {
   }
 }
 
-// No gradient tells when an unsynchronised backward pass is through with a unit, nor does what was recorded, if this is
-// the first pass: it goes when another is used, and may have to be gathered again.
+// In an unsynchronised backward pass, neither gradients nor, if this is the first pass, recorded uses show that a unit
+// is finished. It is freed when another unit is used, and may have to be gathered again.
 bool Schedule::ends_implicitly(const Unit& unit) const {
   return pass_kind_ == kBackward && unit.recorded[kBackward].none() && NoGradientSync::current();
 }
@@ -130,7 +130,7 @@ void Schedule::release(Unit& unit) {
   }
   unit.uses = 0;
   if (unit.pinned || unit.active_calls > 0 || unit.kept_for_graph) return;
-  count_gathered(-unit.flat_bytes);  // whatever comes of a gather that is under way still
+  count_gathered(-unit.flat_bytes);  // also if an active gather fails
   if (pass_kind_ != kForward || !unit.has_post_forward_mesh()) return unit.drop();
   const auto before = unit.kept_shard_bytes();
   unit.reshard_after_forward_to_mesh();
@@ -148,9 +148,9 @@ void Schedule::unpin(Unit& unit) {
   release(unit);
 }
 
-// A unit is through when it was used as often as one of the last times. The first time, in forward, when each of its
-// parameters was used (what is used at the beginning and at the end of a model stays); in backward, when its gradients
-// are reduced.
+// A unit is finished when it has been used as often as in a recent pass. In the first pass: in forward, when each of
+// its parameters was used (so a unit used at the beginning and at the end of a model is kept); in backward, when its
+// gradients are reduced.
 bool Schedule::is_finished(const Unit& unit) const {
   if (unit.prefetched || unit.uses == 0) return false;
   if (pass_kind_ != kBackward && !unit.reshards) return false;
@@ -159,9 +159,9 @@ bool Schedule::is_finished(const Unit& unit) const {
   return pass_kind_ == kBackward ? unit.frozen() : unit.all_used();
 }
 
-// Whether forward goes on with a unit that it has used before, which backward will use first and `unit` then: what
-// forward ends with is not gathered again, and no more is there than before. The first time any second use is taken for
-// the end.
+// Whether forward returns to a unit `next` that it has used before, and backward uses `next` first and `unit` second.
+// Then `unit` is kept instead of gathered again, which does not raise the peak. In the first pass, any second use
+// counts as the end of forward.
 bool Schedule::begins_backward(const Unit& unit, const Unit& next) const {
   if (pass_kind_ != kForward || next.uses == 0) return false;
   const auto& order = order_[kBackward];
@@ -175,7 +175,7 @@ void Schedule::keep_for_backward(Unit& unit, const Unit& next) {
   first_used_after_kept_ = &next;
 }
 
-// Forward goes on after all, or again: at most two units are there.
+// If forward continues or starts again, frees the kept unit, so that at most two units are gathered.
 void Schedule::drop_kept_after_forward(const Unit& next) {
   if (kept_after_forward_ == nullptr || pass_kind_ == kBackward ||
       (pass_kind_ == kForward && &next == first_used_after_kept_))
@@ -192,8 +192,8 @@ void Schedule::release_finished(const Unit& next) {
   if (pass_kind_ == kInference) limit_inference();
 }
 
-// Outside training anything may read parameters, a norm of each for a log perhaps: units of which a part was used must
-// not pile up.
+// Outside training, any code may read parameters (to log their norms, for instance). Limits the number of partly used
+// units that stay gathered.
 void Schedule::limit_inference() {
   int others = 0;
   for (auto* unit : units_) others += unit->is_gathered() && unit->reshards;
@@ -227,7 +227,7 @@ bool Schedule::may_prefetch(const Unit& by, const Unit& next) const {
   return by.all_gather_comm.asynchronous() && waiting == 0;
 }
 
-// As long as this phase goes as the last one of its kind did.
+// Prefetches as long as this phase follows the order of the last one of its kind.
 void Schedule::prefetch(const Unit& unit) {
   const auto& order = order_[pass_kind_];
   const auto next = running_.size();
@@ -251,7 +251,7 @@ void Schedule::enter_pass(int pass) {
   queue_backward_callback([this, pass, end] { end_pass(pass); });
 }
 
-// Dropped once: those were all.
+// Records the uses if the unit was freed only once.
 void Schedule::learn_implicit_reshards(Unit& unit) {
   const auto uses = std::exchange(unit.implicit_reshard_uses, {});
   if (uses.size() == 1) unit.recorded[kBackward].note(uses[0]);
@@ -277,7 +277,7 @@ void Schedule::end_pass(int pass) {
     if (unit->pending_pass == pass) reduce(*unit);
   }
   std::erase_if(passes_, [&](const Pass& open) { return open.id == pass || open.owner_alive.expired(); });
-  if (!passes_.empty()) return;  // an inner one: a recomputation
+  if (!passes_.empty()) return;  // this was an inner pass of a recomputation
   if (!NoGradientSync::current()) {
     for (auto* unit : units_) reduce_leftovers(*unit);
   }
@@ -287,21 +287,21 @@ void Schedule::end_pass(int pass) {
     learn_implicit_reshards(*unit);
     count_gathered(-unit->kept_shard_bytes());
     unit->post_forward_shard.reset();
-    if (!NoGradientSync::current()) forget_expected(*unit);  // else a later microbatch may have its graph already
+    if (!NoGradientSync::current()) forget_expected(*unit);  // otherwise a later microbatch may already have its graph
     learn_segments(*unit);
   }
   switch_pass_kind(kForward);
   current_ = recomputed_ = nullptr;
 }
 
-// A pass that threw never ended. What it left is of no use, least of all to a later pass over a graph that was there
-// before it.
+// A pass that threw never reached its end callback. Discards its pending gradients, which a later pass over an older
+// graph must not use.
 void Schedule::forget_failed_passes() {
   const auto failed = [](const Pass& open) { return open.owner_alive.expired(); };
   if (C10_LIKELY(std::none_of(passes_.begin(), passes_.end(), failed))) return;
   std::erase_if(passes_, failed);
   if (passes_.empty()) return abandon_passes();
-  for (auto* unit : units_) {  // one within another, which goes on
+  for (auto* unit : units_) {  // an inner pass failed, the outer one continues
     const auto its = [&](const Pass& open) { return open.id == unit->pending_pass; };
     if (std::none_of(passes_.begin(), passes_.end(), its)) abandon(*unit);
   }
@@ -316,7 +316,7 @@ void Schedule::abandon(Unit& unit) {
     p.gradient_expected = p.gradient_arrived = p.had_gradient = false;
     count_unreduced(-local_bytes(p.pending_gradient));
     p.pending_gradient.reset();
-    const auto goes_back = std::exchange(p.earlier, UnsynchronizedGradient());  // into .grad, now
+    const auto goes_back = std::exchange(p.earlier, UnsynchronizedGradient());  // its destructor restores .grad
   }
 }
 

@@ -1,5 +1,5 @@
-// When units are gathered, dropped and reduced. One schedule for the units of a model, on one rank. Everything follows
-// from the order in which operators use parameters and gradients arrive, which is the same on every rank.
+// Decides when units are gathered, resharded and reduced. One schedule serves the units of a model on one rank. It
+// depends only on the order in which operators use parameters and gradients arrive, which is the same on every rank.
 #pragma once
 
 #include <memory>
@@ -14,26 +14,28 @@ using Unit = FsdpUnit::Impl;
 
 class Schedule {
  public:
-  // Makes this the schedule of `unit` and of every unit of its former one.
+  // Makes this the schedule of `unit` and of every unit of its previous schedule.
   static void join(const std::shared_ptr<Schedule>& schedule, Unit& unit);
   void leave(Unit& unit);
 
-  // An operator uses parameter k of `unit`: its gathered local tensor, or undefined where that does not serve.
+  // Called when an operator uses parameter k of `unit`. Returns its gathered local tensor, or an undefined tensor if
+  // that does not apply.
   at::Tensor use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered, at::ScalarType dtype);
-  // A call on a rank's own data begins, or backward reaches it: gathers, and keeps until the call leaves.
+  // A call with local semantics begins, or backward reaches it: gathers the unit, which stays gathered until the call
+  // leaves.
   void enter(Unit& unit);
-  // The call's forward pass is over. `keep`: the unit is what backward begins with.
+  // The forward pass of the call has ended. `keep`: backward begins with this unit.
   void leave(Unit& unit, bool keep);
-  // Backward has reached the call's module; has all gradients of its parameters, or ends.
+  // Backward has reached the call's module; backward has all gradients of its parameters, or has ended.
   void enter_backward(Unit& unit);
   void leave_backward(Unit& unit);
-  // The gradient of parameter k of this backward pass has come.
+  // The gradient of parameter k has arrived in this backward pass.
   void gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient);
   void release(Unit& unit);
-  // Gathers and keeps until unpin().
+  // Gathers the unit, which stays gathered until unpin().
   void pin(Unit& unit);
   void unpin(Unit& unit);
-  // What passes under NoGradientSync left in .grad.
+  // Reduces gradients that passes under NoGradientSync left in .grad.
   void reduce_leftovers(Unit& unit);
   void finish_reductions();
 
@@ -73,29 +75,29 @@ class Schedule {
   void count_gathered(std::int64_t bytes);
   void count_unreduced(std::int64_t bytes);
 
-  // Owned by the end callback of a backward pass, also where the pass throws and its callback never runs.
+  // Owned by the end callback of a backward pass, and destroyed even if the pass throws and the callback never runs.
   struct PassEnd {
     Schedule& schedule;
     int pass;
-    std::vector<at::Tensor> parameters;  // the last unit could go while its gradients are on their way
+    std::vector<at::Tensor> parameters;  // keep the units alive until their gradients have arrived
     ~PassEnd();
   };
 
   std::vector<Unit*> units_;
   struct Pass {
     int id;
-    std::weak_ptr<const void> owner_alive;  // what its end callback owns: gone where it threw
+    std::weak_ptr<const void> owner_alive;  // owned by its end callback: expired if the pass threw
     bool makes_graph = false;               // create_graph
   };
-  std::vector<Pass> passes_;  // backward passes under way
+  std::vector<Pass> passes_;  // active backward passes
   PassKind pass_kind_ = kForward;
-  Unit* current_ = nullptr;                           // the last one used
-  Unit* kept_after_forward_ = nullptr;                // finished in forward, but backward begins with it
-  const Unit* first_used_after_kept_ = nullptr;       // the unit whose use ended forward's use of that one
-  Unit* recomputed_ = nullptr;                        // left last by a forward pass within backward
-  std::array<std::vector<Unit*>, kPassKinds> order_;  // first uses, in the last phase of that kind
-  std::unique_ptr<GradientReduction> reduce_scattering_, all_reducing_;  // under way
-  std::vector<Unit*> running_;                                           // in this phase
+  Unit* current_ = nullptr;                           // the unit that was used last
+  Unit* kept_after_forward_ = nullptr;                // finished in forward, kept because backward begins with it
+  const Unit* first_used_after_kept_ = nullptr;       // the next unit that forward used after it
+  Unit* recomputed_ = nullptr;                        // the last unit of a recomputation in backward
+  std::array<std::vector<Unit*>, kPassKinds> order_;  // order of first uses in the last phase of each kind
+  std::unique_ptr<GradientReduction> reduce_scattering_, all_reducing_;  // active
+  std::vector<Unit*> running_;                                           // used in this phase
 };
 
 }  // namespace dtensor::fsdp

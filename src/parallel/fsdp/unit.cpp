@@ -1,4 +1,4 @@
-// Gathering a unit: one collective into one flat buffer, of which the gathered parameters are views.
+// Gathers a unit by one collective into one flat buffer; the gathered parameters are views of it.
 #include "parallel/fsdp/unit.h"
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@ namespace {
 
 using fsdp::Parameter;
 
-constexpr std::int64_t kAlignment = 64;  // bytes, of each parameter in the flat buffer
+constexpr std::int64_t kAlignment = 64;  // bytes; alignment of parameters in the flat buffer
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -22,8 +22,8 @@ at::Tensor local_of(const at::Tensor& parameter) {
   return DTensor(parameter).to_local();
 }
 
-// `unsharded_in_module`: graphs may refer to it. To read it is an error then, not a crash, in releases of LibTorch that
-// can say so.
+// `unsharded_in_module`: graphs may refer to the memory. In releases of LibTorch that support it, reading it then
+// throws an error instead of crashing.
 template <class Storage>
 void empty_storage(Storage& storage, bool unsharded_in_module) {
   storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
@@ -31,9 +31,8 @@ void empty_storage(Storage& storage, bool unsharded_in_module) {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
     storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
         "fully_shard: a gathered parameter is used while its unit is resharded. Backward gathers a unit when it "
-        "reaches "
-        "the outputs of the unit's module: return what backward starts from (tensors in lists, dictionaries and data "
-        "classes are found), or give the unit reshard_after_forward = false");
+        "reaches the outputs of the unit's module: return the tensors from which backward starts (those in lists, "
+        "dictionaries and data classes are found), or set reshard_after_forward = false for the unit");
   }
 }
 
@@ -43,7 +42,7 @@ void fill_storage(Storage& storage, c10::DataPtr memory) {
   storage.set_data_ptr_noswap(std::move(memory));
 }
 
-// The same members, with an order of their own.
+// A communicator of the same members with its own sequence of collectives.
 Communicator copy_with_shared_counter(const Communicator& comm) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
@@ -56,12 +55,13 @@ at::Tensor fsdp::Parameter::lock() const { return at::Tensor(tensor.lock()); }
 
 void fsdp::Parameter::throw_uninitialized(const DTensor& parameter) {
   TORCH_CHECK(parameter.generation() != *uninitialized_generation, "fully_shard: parameter '", name,
-              "' was made on the meta device and is used before it was filled. Fill it first: nn::Module::reset(), ",
+              "' was created on the meta device and is used before it was initialized. Initialize it first: "
+              "nn::Module::reset(), ",
               "reset_parameters() of its module, or a checkpoint");
   uninitialized_generation.reset();
 }
 
-// Compared once a generation: a parameter is used several times in each.
+// The result is kept per generation, because a parameter is used several times in each.
 bool fsdp::Parameter::has_original_layout(const DTensor& parameter) {
   const auto current = parameter.generation();
   if (std::exchange(compared_generation_, current) != current) {
@@ -106,8 +106,9 @@ void FsdpUnit::Impl::make_communicators() {
   const auto* group = std::get_if<std::int64_t>(&options.reshard_after_forward);
   if (group != nullptr) {
     reshards = *group > 1;
-    TORCH_CHECK(*group >= 1 && all_gather_comm.size() % *group == 0, "fully_shard: reshard_after_forward = ", *group,
-                " does not divide the ", all_gather_comm.size(), " ranks that parameters are split over");
+    TORCH_CHECK(*group >= 1 && all_gather_comm.size() % *group == 0,
+                "fully_shard: expected reshard_after_forward to divide the ", all_gather_comm.size(),
+                " ranks of the shard axes, got ", *group);
     const int first = all_gather_comm.rank() / static_cast<int>(*group) * static_cast<int>(*group);
     if (*group < all_gather_comm.size()) {
       for (int i = 0; i < *group; ++i) post_forward_ranks.push_back(first + i);
@@ -119,8 +120,8 @@ void FsdpUnit::Impl::make_communicators() {
   }
   if (axes.replicate >= 0) all_reduce_comm = mesh.communicator(axes.replicate);
   if (!all_gather_comm.asynchronous()) return;
-  // Collectives of one communicator run one after the other: gathers must not wait for reductions, nor must the model's
-  // own collectives for the sums over replicas.
+  // Collectives of one communicator run in order. Separate communicators let gathers run beside reductions, and the
+  // model's own collectives beside the all-reduces over replicas.
   all_gather_comm = copy_with_shared_counter(all_gather_comm);
   if (all_reduce_comm) all_reduce_comm = copy_with_shared_counter(all_reduce_comm);
 }
@@ -160,10 +161,10 @@ void FsdpUnit::Impl::make_views() {
   }
 }
 
-// A view costs as much as gathering a small parameter, and a unit has some for each parameter and rank: they are made
-// once, and a storage that nobody else knows changes its memory.
+// Creating a view costs as much as gathering a small parameter, and a unit has one per parameter and rank. They are
+// created once; later copies replace the memory of their storage, if no other tensor refers to it.
 void FsdpUnit::Impl::allocate_flat_buffer() {
-  const c10::InferenceMode off(false);  // a later training step uses the same tensors
+  const c10::InferenceMode off(false);  // the tensors are reused in training steps
   auto fresh = all_gather_comm.empty({flat_bytes}, at::TensorOptions(at::kByte).device(mesh.device_type()));
   if (freed_buffer.defined()) {
     flat = std::exchange(freed_buffer, at::Tensor());
@@ -175,7 +176,7 @@ void FsdpUnit::Impl::allocate_flat_buffer() {
   for (auto& p : parameters) p.used = false;
 }
 
-// Not so where a result is a view of a gathered parameter, which lives as long as its holder wants.
+// False if an operator's result is a view of a gathered parameter, whose lifetime the unit does not control.
 bool FsdpUnit::Impl::holds_views_alone() const {
   std::size_t views = 1;  // flat itself
   const auto alone = [&](const at::Tensor& view) { return ++views, view.use_count() == 1; };
@@ -185,7 +186,7 @@ bool FsdpUnit::Impl::holds_views_alone() const {
   return flat.use_count() == 1 && flat.storage().use_count() == views;
 }
 
-// Zero bytes are gathered too where every parameter is empty: nobody waits for anything.
+// If every parameter is empty, zero bytes are gathered, which no rank waits for.
 void FsdpUnit::Impl::start_gather() {
   const at::AutoDispatchBelowADInplaceOrView below;
   const CollectiveTag of([this] { return local_parts(); });
@@ -196,7 +197,7 @@ void FsdpUnit::Impl::start_gather() {
   post_forward_shard.reset();
 }
 
-// Out of host memory, only this rank's shard is copied.
+// From host memory, only this rank's shard is copied.
 at::Tensor FsdpUnit::Impl::shard_on_device(const Parameter& p, const at::Tensor& tensor) const {
   auto local = local_of(tensor);
   if (is_offloaded()) local = local.to(flat.device(), /*non_blocking=*/true);
@@ -211,7 +212,8 @@ void FsdpUnit::Impl::gather_shards() {
   for (auto& p : parameters) {
     if (!p.in_flat_buffer) continue;
     const auto tensor = p.lock();
-    TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name, "' is gone, but others of its unit are used");
+    TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name,
+                "' was freed, but others of its unit are used; keep all parameters of the model alive");
     p.generation = DTensor(tensor).generation();
     if (!p.has_original_layout(DTensor(tensor))) continue;
     auto shard = shard_on_device(p, tensor);
@@ -266,7 +268,7 @@ void FsdpUnit::Impl::abandon_gather() {
   inputs.clear();
   for (auto& p : parameters) p.full.reset(), p.pieces.clear();
   flat.reset();
-  freed_buffer.reset();  // whose views these were: there may have been no memory to put into it
+  freed_buffer.reset();  // its views were reset: allocation may have failed
   prefetched = false;
 }
 
@@ -284,7 +286,7 @@ void FsdpUnit::Impl::drop() {
 
 void FsdpUnit::Impl::reshard_after_forward_to_mesh() {
   const at::AutoDispatchBelowADInplaceOrView below;
-  finish_gather();  // unshard() may have left it under way
+  finish_gather();  // unshard() may have started it
   {
     const auto mine = post_forward_shards_of(flat)[static_cast<std::size_t>(post_forward_comm.rank())];
     post_forward_shard = post_forward_comm.empty(mine.sizes(), mine.options());
@@ -321,7 +323,7 @@ bool FsdpUnit::Impl::complete() const {
     any |= p.in_flat_buffer && p.pending_gradient.defined();
   }
   if (any_fetched) return any;
-  // Nothing is gathered, so nothing tells what was used: all that can have a gradient.
+  // Nothing is gathered, so uses are not recorded: expects a gradient of every parameter that can have one.
   for (const auto& p : parameters) {
     const auto tensor = p.lock();
     if (tensor.defined() && tensor.requires_grad() && !p.pending_gradient.defined()) return false;

@@ -1,4 +1,5 @@
-// One unit: parameters that are gathered together. Knows its gathered copy; when to make and drop it is the schedule's.
+// One FSDP unit: parameters that are gathered together, and their gathered copy. The schedule decides when it is
+// gathered and freed.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -23,13 +24,12 @@ class Schedule;
 
 enum PassKind : std::uint8_t { kForward, kBackward, kInference, kPassKinds };
 
-// How often a unit was used in each of the last passes. Microbatches of other sizes may be computed in other ways,
-// which use it more or less often.
+// How often a unit was used in each of the last passes. Microbatches of other sizes may use it more or less often.
 class UseCounts {
  public:
   bool none() const { return passes_ == 0; }
   void note(std::int64_t uses) { last_[passes_++ % last_.size()] = uses; }
-  // Whether a pass of so many uses may be through: as one of the last ones was, or with more than any had.
+  // Whether a pass may end after `uses` uses: a recent pass had as many, or all had fewer.
   bool may_be_all(std::int64_t uses) const {
     const auto known = last_.begin() + static_cast<std::ptrdiff_t>(std::min(passes_, last_.size()));
     return std::find(last_.begin(), known, uses) != known || uses >= *std::max_element(last_.begin(), known);
@@ -40,7 +40,7 @@ class UseCounts {
   std::size_t passes_ = 0;
 };
 
-// Where a parameter is placed besides the axes of its unit (tensor parallelism). No mesh: nowhere.
+// Mesh and placements of a parameter on axes other than its unit's (tensor parallelism); no mesh if there are none.
 struct TensorParallelAxes {
   DeviceMesh mesh;
   Placements placements;
@@ -51,49 +51,50 @@ struct Parameter {
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   Weak tensor{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
   Placements sharded_placements, unsharded_placements,
-      gradient_placements;  // as stored, as computed with, as its gradient ends
+      gradient_placements;  // as stored, in computation, and of the reduced gradient
   Shape sizes, strides;     // global
-  DeviceMesh storage_mesh;  // where it is stored
+  DeviceMesh storage_mesh;  // the mesh of its storage
   TensorParallelAxes tp_axes;
   at::ScalarType dtype;
-  std::optional<at::ScalarType> param_dtype;  // holds for whatever dtype the parameter is converted to later
-  bool sharded = false;                       // over more than one rank: there is something to gather
-  bool in_flat_buffer = false;    // part of the unit's gathered copy: sharded ones, and whatever is kept in host memory
-  ParameterLayout layout, shard;  // fetched ones: gathered; this rank's part alone
+  std::optional<at::ScalarType> param_dtype;  // applies even if the parameter is converted later
+  bool sharded = false;                       // over more than one rank, so it has to be gathered
+  bool in_flat_buffer = false;                // in the gathered copy: sharded, or in host memory
+  ParameterLayout layout, shard;  // if in_flat_buffer: layouts of the gathered tensor and of this rank's shard
   std::int64_t offset = 0;        // in the unit's flat buffer, in elements of gather_dtype
 
-  at::Tensor full;                 // gathered: a view of the flat buffer
-  std::vector<at::Tensor> pieces;  // of it, by rank: where each one's part lands
-  std::uint64_t generation = 0;    // of the parameter when it was gathered
-  bool used = false;               // since then
-  bool gradient_expected = false;  // used with a graph: its gradient is to come
+  at::Tensor full;                 // the gathered tensor: a view of the flat buffer
+  std::vector<at::Tensor> pieces;  // views of `full` by rank: outputs of the gather
+  std::uint64_t generation = 0;    // generation of the parameter when it was gathered
+  bool used = false;               // since it was gathered
+  bool gradient_expected = false;  // used with a graph, so a gradient will arrive
   bool gradient_arrived = false;   // in this pass
-  bool had_gradient = false;       // in the last one that reduced any of the unit's
-  at::Tensor pending_gradient;     // its gradient, not reduced yet
-  UnsynchronizedGradient earlier;  // where that is only what NoGradientSync left
-  // Generation of a parameter that came from the meta device and has not been filled since.
+  bool had_gradient = false;       // in the last pass that reduced gradients of the unit
+  at::Tensor pending_gradient;     // its unreduced gradient
+  UnsynchronizedGradient earlier;  // set if that consists only of what NoGradientSync left
+  // Generation of a parameter that came from the meta device, until it is initialized.
   std::optional<std::uint64_t> uninitialized_generation;
 
   at::ScalarType gather_dtype() const { return param_dtype.value_or(dtype); }
-  // What is gathered in another dtype than the parameter's serves computation in that dtype only.
+  // Whether the gathered copy can be used for computation in a dtype. A copy in another dtype than the parameter's
+  // serves only that dtype.
   bool serves(at::ScalarType asked) const { return gather_dtype() == dtype || gather_dtype() == asked; }
-  // Throws where it was made on the meta device and nobody has filled it.
+  // Throws if it came from the meta device and has not been initialized.
   void check_initialized(const DTensor& parameter) {
     if (C10_UNLIKELY(uninitialized_generation.has_value())) throw_uninitialized(parameter);
   }
-  at::Tensor lock() const;  // undefined if it is gone
-  // Whether it is placed and laid out as when it came to the unit. What its owner has put elsewhere since then is
-  // neither gathered with the unit nor served by it.
+  at::Tensor lock() const;  // undefined if it was freed
+  // Whether it has the placements and layout that it had when it joined the unit. If its owner has changed them, the
+  // unit neither gathers it nor serves it.
   bool has_original_layout(const DTensor& parameter);
 
  private:
   void throw_uninitialized(const DTensor& parameter);
 
-  std::uint64_t compared_generation_ = UINT64_MAX;  // generation of the parameter when that was found out
+  std::uint64_t compared_generation_ = UINT64_MAX;  // generation of the parameter at the last comparison
   bool has_original_layout_ = false;
 };
 
-// Of this rank's part; 0 of an undefined tensor.
+// Bytes of the local tensor; 0 of an undefined tensor.
 inline std::int64_t local_bytes(const at::Tensor& tensor) {
   if (!tensor.defined()) return 0;
   const at::NoGradGuard no_grad;
@@ -112,69 +113,69 @@ struct FsdpUnit::Impl {
 
   bool is_offloaded() const { return storage_mesh != mesh; }
   bool is_gathered() const { return flat.defined(); }
-  // This rank's share of what was gathered, in between; all that is there.
+  // Bytes of this rank's share of the gathered copy between forward and backward; bytes of all copies.
   std::int64_t kept_shard_bytes() const { return post_forward_shard.defined() ? post_forward_shard.numel() : 0; }
   std::int64_t held_bytes() const { return kept_shard_bytes() + (is_gathered() ? flat_bytes : 0); }
-  std::int64_t post_forward_shard_bytes() const;  // of the largest of its neighbours' shares
-  // Whether what was gathered of parameter k is still its value.
+  std::int64_t post_forward_shard_bytes() const;  // size of the largest share among the neighbours
+  // Whether the gathered copy of a parameter is up to date.
   bool is_fresh(const fsdp::Parameter& p, const DTensor& parameter) const;
-  bool all_fresh() const;  // of all parameters, though the copy may be gone
+  bool all_fresh() const;  // ignores whether the copy still exists
   void start_gather();
   void finish_gather();
-  // What did not come whole serves nobody.
+  // Discards an incomplete gathered copy.
   void abandon_gather();
   void drop();
-  // Drops all but this rank's share among its neighbours (reshard_after_forward = a number).
+  // Frees all but this rank's share among its neighbours (reshard_after_forward = a number).
   void reshard_after_forward_to_mesh();
   bool has_post_forward_mesh() const { return post_forward_ranks.size() > 1; }
 
-  // Whether its axes have more than one rank, or memory: else there is nothing to gather, nor anything to wait for.
+  // Whether its axes have more than one rank or it is offloaded: otherwise nothing is gathered and no gradient is
+  // reduced.
   bool has_work() const;
   bool frozen() const;
   bool all_used() const;
-  bool complete() const;  // every expected gradient is there
+  bool complete() const;  // every expected gradient has arrived
   std::vector<at::Tensor> local_parts() const;
 
-  const DeviceMesh mesh, storage_mesh;  // where is computed; where parameters, gradients and states are kept
+  const DeviceMesh mesh, storage_mesh;  // of the computation; of parameters, gradients and states
   const FsdpOptions options;
   const fsdp::Axes axes;
   std::vector<fsdp::Parameter> parameters;
   std::int64_t flat_bytes = 0;
   bool reshards = true;
   Communicator all_gather_comm, reduce_scatter_comm,
-      post_forward_comm;                // on the shard axes; the last over neighbours alone
-  Communicator all_reduce_comm;         // on the replicate axis, if there is one
-  std::vector<int> post_forward_ranks;  // this rank's, on the shard axes
+      post_forward_comm;                // over the shard axes; the last over neighbours only
+  Communicator all_reduce_comm;         // over the replicate axis, if there is one
+  std::vector<int> post_forward_ranks;  // this rank and its neighbours on the shard axes
 
-  at::Tensor flat, post_forward_shard;  // bytes: the gathered copy; this rank's part of it while it is shrunk
-  at::Tensor freed_buffer;  // the copy before without its memory, of which the parameters' views serve again
+  at::Tensor flat, post_forward_shard;  // bytes: the gathered copy; this rank's share between forward and backward
+  at::Tensor freed_buffer;              // the previous copy without memory: its views in `parameters` are reused
   Work work;
-  std::vector<at::Tensor> inputs;  // of the gather under way
+  std::vector<at::Tensor> inputs;  // of the active gather
 
   std::shared_ptr<fsdp::Schedule> schedule;
-  std::int64_t uses = 0;                                        // of the gathered copy, in this phase
-  std::array<fsdp::UseCounts, fsdp::kPassKinds> recorded = {};  // how many there were
-  // The uses in this backward pass up to each time that it was dropped although nothing told that it was through. They
-  // are recorded where there was one such time: then those were all.
+  std::int64_t uses = 0;                                        // of the gathered copy in this phase
+  std::array<fsdp::UseCounts, fsdp::kPassKinds> recorded = {};  // uses in previous phases
+  // The uses in this backward pass at each reshard that neither gradients nor recorded uses triggered
+  // (ends_implicitly). If there was only one, its count is recorded.
   std::vector<std::int64_t> implicit_reshard_uses;
-  bool warned = false;                   // that its param_dtype has no effect
+  bool warned = false;                   // warned that param_dtype has no effect
   bool prefetched = false;               // gathered, but not used yet
-  std::vector<const at::Tensor*> slots;  // where its list had parameters, those of other units too; never followed
-  bool on_other_mesh = false;            // made for parameters that were put on a mesh of their own (experts)
-  bool pinned = false;                   // by unshard(): release() keeps the copy
-  // Calls on a rank's own data (local_data_call.h): how many are under way, in forward or backward; those in backward.
+  std::vector<const at::Tensor*> slots;  // addresses of all entries of its list; never dereferenced
+  bool on_other_mesh = false;            // its parameters have a mesh of their own (experts)
+  bool pinned = false;                   // by unshard(): release() does not free the copy
+  // Active calls with local semantics (local_data_call.h) in forward or backward; those in backward.
   int active_calls = 0;
   std::vector<std::shared_ptr<fsdp::LocalCall>> calls_in_backward;
-  bool unsharded_in_module =
-      false;                       // their graphs refer to the memory: it is emptied for all of them, and filled again
-  bool aliased_by_output = false;  // a result shares the memory, which then stays with it
-  bool kept_for_graph = false;     // by a backward pass that made a graph, until one that makes none
+  bool unsharded_in_module = false;  // graphs of calls refer to the memory, so its storage is emptied and refilled
+  bool aliased_by_output = false;    // a module output shares the memory, which must not be emptied
+  bool kept_for_graph = false;       // from a pass with create_graph to one without
   bool reshards_after_backward = true;
-  bool requires_gradient_sync = true, requires_all_reduce = true;  // as NoGradientSync and NoReplicaSync, for this unit
-  std::optional<double> divide_factor;  // of gradients of such calls; default: the number of ranks
+  bool requires_gradient_sync = true, requires_all_reduce = true;  // false: as NoGradientSync, NoReplicaSync
+  std::optional<double> divide_factor;  // of gradients with local semantics; default: the number of ranks
   int pending_pass = -1;                // backward pass of the first pending gradient
-  // In this pass: gradients that came, reductions. How many must come before they are reduced, where the pass before
-  // reduced more than once (several recomputed segments); 0: as soon as the expected ones are there.
+  // Gradients that arrived and reductions in this pass. If the previous pass reduced more than once (several recomputed
+  // segments), expected_arrivals gradients must arrive before a reduction; 0: all expected ones.
   std::int64_t arrivals = 0, reductions = 0, expected_arrivals = 0;
 
  private:
@@ -191,7 +192,7 @@ struct FsdpUnit::Impl {
 
 namespace fsdp {
 
-// The param_dtype of a parameter; none: it is computed with in its own dtype.
+// The param_dtype of a parameter; without a value, it is computed in its own dtype.
 std::optional<at::ScalarType> param_dtype_of(const MixedPrecision& precision, const std::string& name,
                                              at::ScalarType own);
 
@@ -202,9 +203,9 @@ struct UnitParameter {
   Parameter& parameter() const { return unit->parameters[k]; }
 };
 
-// Where a tensor is a parameter; no unit: nowhere.
+// Unit and index of a tensor that is a parameter; no unit if it is not.
 UnitParameter find_unit_parameter(const at::Tensor& tensor);
-// The unit of a parameter, and its place there; null: none.
+// The unit of a parameter, and its index there; null: none.
 FsdpUnit::Impl* unit_of(const at::Tensor& tensor, std::size_t& k);
 
 }  // namespace fsdp

@@ -1,4 +1,4 @@
-// Which axes of the mesh split the classes of a loss and which its tokens.
+// Finds the axes of the mesh that split the classes of a loss, and those that split its tokens.
 #include "parallel/loss/class_shard.h"
 
 #include <ATen/ATen.h>
@@ -43,7 +43,8 @@ ClassShard class_shard(const DeviceMesh& mesh, std::int64_t count, const Placeme
   shard.own = mine.numel();
   shard.first = shard.own > 0 ? mine[0].item<std::int64_t>() : 0;
   TORCH_CHECK(shard.own == 0 || mine[-1].item<std::int64_t>() - shard.first + 1 == shard.own,
-              "loss: this rank's classes are not one run of them (", to_string(class_placements), " of ", count, ")");
+              "loss: expected consecutive classes on each rank, got placements ", to_string(class_placements), " of ",
+              count, " classes");
   return shard;
 }
 

@@ -1,5 +1,5 @@
-// Cross entropy as one autograd node: the operands are brought to a layout in which each mesh axis splits tokens or
-// classes, the loss is computed on local parts, and the gradients are DTensors again (partial sums where the classes or
+// Cross entropy as one autograd node. Operands are redistributed so that each mesh axis splits tokens or
+// classes, the loss is computed on local tensors, and gradients are DTensors again (Partial where the classes or
 // the tokens were split).
 #include "dtensor/loss.h"
 #include "internal/aten_scopes.h"
@@ -18,7 +18,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Everything about one call that is no differentiable tensor.
+// State of one call, apart from differentiable tensors.
 struct Call {
   CrossEntropyOptions options;
   ClassShard shard = {};
@@ -26,7 +26,7 @@ struct Call {
   bool linear = false;
   at::Tensor weight = {};   // local [own classes]
   at::Tensor targets = {};  // local [t]
-  at::Tensor given = {};    // the same as a whole, for who differentiates a gradient
+  at::Tensor given = {};    // unflattened, maybe a DTensor; for double backward
   double weight_sum = 0;
   std::vector<std::int64_t> token_sizes = {};  // global
   // After forward:
@@ -60,7 +60,7 @@ std::int64_t step_of(const Call& call, std::int64_t tokens) {
 TokenLoss forward_chunks(Call& call, const at::Tensor& rows, const at::Tensor& head) {
   const std::int64_t tokens = rows.size(0), step = step_of(call, tokens);
   std::vector<at::Tensor> loss, z, lse, valid, weight;
-  // One chunk at least: ranks that hold the same tokens make the same reductions, and those without any make none.
+  // At least one chunk: ranks with the same tokens make the same reductions, including those without tokens.
   for (std::int64_t begin = 0; begin == 0 || begin < tokens; begin += step) {
     const std::int64_t count = std::min(step, tokens - begin);
     const TokenLoss part = token_loss(call.terms(), logits_of(call, rows.narrow(0, begin, count), head),
@@ -117,7 +117,7 @@ struct Gradients {
   at::Tensor rows, head;  // local
 };
 
-// A sum over many chunks is formed in float at least: one of a half type soon swallows what is added to it.
+// Sums over many chunks in float at least: in a half type, later summands would be lost to rounding.
 void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   if (!sum.defined()) {
     sum = at::mm(a, b).to(compute_type(a.scalar_type()));
@@ -154,7 +154,7 @@ Placements partial_on(Placements placements, const std::vector<std::int64_t>& ax
   return placements;
 }
 
-// On a rank outside the mesh: what the members have, of which it has nothing.
+// The result on a rank outside the mesh: metadata of the members' result, without data.
 at::Tensor absent(const Call& call, const Placements& placements, at::IntArrayRef sizes, at::ScalarType type) {
   const NoMeshScopeGuard regular;
   const auto options = at::TensorOptions(type).device(call.shard.mesh.device_type());
@@ -206,7 +206,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     return result;
   }
 
-  // A sum over the axes on which the operand is whole and what it meets is split.
+  // Partial over the axes that replicate the operand and split the tensor that it was multiplied with.
   static at::Tensor as_gradient(const Call& call, const at::Tensor& local, const at::Tensor& operand,
                                 const std::vector<std::int64_t>& sums) {
     if (!call.shard.mesh) return local;
@@ -224,25 +224,27 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
 void check_sizes(const at::Tensor& values, const at::Tensor& targets, const CrossEntropyOptions& o,
                  std::int64_t classes) {
   TORCH_CHECK(values.dim() >= 1 && targets.sizes() == values.sizes().slice(0, values.dim() - 1),
-              "cross_entropy: targets have sizes ", targets.sizes(), ", values ", values.sizes());
-  TORCH_CHECK(values.is_floating_point(), "cross_entropy: values are ", values.scalar_type(),
-              "; they must be of floating point");
-  TORCH_CHECK(c10::isIntegralType(targets.scalar_type(), false), "cross_entropy: targets are ", targets.scalar_type(),
-              "; they must be indices");
-  TORCH_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1, "cross_entropy: label_smoothing ", o.label_smoothing);
-  TORCH_CHECK(o.z_loss >= 0, "cross_entropy: z_loss ", o.z_loss);
-  TORCH_CHECK(!o.weight.defined() || (o.weight.dim() == 1 && o.weight.size(0) == classes), "cross_entropy: weight of ",
-              classes, " classes has sizes ", o.weight.defined() ? o.weight.sizes() : at::IntArrayRef());
+              "cross_entropy: expected targets of the sizes of values without the last dimension, got targets ",
+              targets.sizes(), " and values ", values.sizes());
+  TORCH_CHECK(values.is_floating_point(), "cross_entropy: expected floating-point values, got ", values.scalar_type());
+  TORCH_CHECK(c10::isIntegralType(targets.scalar_type(), false),
+              "cross_entropy: expected integer targets (class indices), got ", targets.scalar_type());
+  TORCH_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1,
+              "cross_entropy: expected label_smoothing in [0, 1], got ", o.label_smoothing);
+  TORCH_CHECK(o.z_loss >= 0, "cross_entropy: expected z_loss >= 0, got ", o.z_loss);
+  TORCH_CHECK(!o.weight.defined() || (o.weight.dim() == 1 && o.weight.size(0) == classes),
+              "cross_entropy: expected a weight of sizes [", classes, "], got ",
+              o.weight.defined() ? o.weight.sizes() : at::IntArrayRef());
 }
 
 void set_weight(Call& call, at::ScalarType type) {
   call.weight_sum = static_cast<double>(call.shard.count);
   if (!call.options.weight.defined()) return;
   at::NoGradGuard no_grad;
-  // A copy, as of the targets: the user's may hold something else by the time of backward.
+  // A copy, as for the targets: the caller may overwrite it before backward.
   at::Tensor& weight = call.options.weight;
   weight = weight.detach().to(compute_type(type), /*non_blocking=*/false, /*copy=*/true);
-  if (const auto& mesh = call.shard.mesh) {  // one for all ranks; ranks outside may hold a part of what is a DTensor
+  if (const auto& mesh = call.shard.mesh) {  // the same on all ranks; a DTensor may be on another mesh
     weight = distribute_tensor(weight, mesh, Placements(static_cast<std::size_t>(mesh.ndim())));
   } else if (is_dtensor(weight)) {
     weight = DTensor(weight).full_tensor();
@@ -260,7 +262,7 @@ DeviceMesh mesh_of(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c
   return {};
 }
 
-// Where an axis splits the tokens; whole elsewhere.
+// Shard on the axes that split the tokens, otherwise Replicate.
 Placements token_placements(const at::Tensor& values, const DeviceMesh& mesh) {
   Placements tokens(static_cast<std::size_t>(mesh.ndim()));
   if (!is_dtensor(values)) return tokens;
@@ -280,8 +282,8 @@ at::Tensor on_one_device(const at::Tensor& values, const std::optional<at::Tenso
   return CrossEntropy::apply(values, head, std::make_shared<Call>(std::move(call)));
 }
 
-// What autocast makes of an operand of a linear layer. Here, since backward, which makes the logits again, may run
-// outside of it: both passes must see the same ones.
+// Casts an operand as autocast casts those of a linear layer. Done here because backward recomputes the logits and may
+// run outside autocast: both passes must compute the same logits.
 at::Tensor as_autocast(const at::Tensor& operand) {
   const auto device = operand.device().type();
   if (!at::autocast::is_autocast_enabled(device)) return operand;
@@ -320,11 +322,12 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, co
 at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor& given_weight,
                                 const at::Tensor& targets, const CrossEntropyOptions& options, std::int64_t chunk) {
   TORCH_CHECK(given_weight.dim() == 2 && given_hidden.dim() >= 1 && given_hidden.size(-1) == given_weight.size(1),
-              "linear_cross_entropy: hidden ", given_hidden.sizes(), " against weight ", given_weight.sizes());
+              "linear_cross_entropy: expected hidden [..., features] and weight [classes, features], got ",
+              given_hidden.sizes(), " and ", given_weight.sizes());
   const at::Tensor hidden = as_autocast(given_hidden), weight = as_autocast(given_weight);
-  TORCH_CHECK(chunk > 0, "linear_cross_entropy: chunks of ", chunk, " tokens");
-  TORCH_CHECK(hidden.scalar_type() == weight.scalar_type(), "linear_cross_entropy: hidden is ", hidden.scalar_type(),
-              ", weight ", weight.scalar_type());
+  TORCH_CHECK(chunk > 0, "linear_cross_entropy: expected chunk > 0, got ", chunk);
+  TORCH_CHECK(hidden.scalar_type() == weight.scalar_type(), "linear_cross_entropy: expected equal dtypes, got hidden ",
+              hidden.scalar_type(), " and weight ", weight.scalar_type());
   check_sizes(hidden, targets, options, weight.size(0));
   Call call{.options = options, .chunk = chunk, .linear = true, .token_sizes = targets.sizes().vec()};
   const DeviceMesh mesh = mesh_of(hidden, weight, targets);
@@ -332,7 +335,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor
   Placements tokens = token_placements(hidden, mesh), classes(tokens.size());
   for (std::size_t a = 0; a < tokens.size(); ++a) {
     const Placement p = is_dtensor(weight) ? DTensor(weight).placements()[a] : Replicate();
-    // A stored shard is gathered, once for all chunks. An axis that splits the classes cannot split the tokens as well.
+    // A storage shard is gathered once for all chunks. An axis that splits the classes cannot also split the tokens.
     if (!p.is_shard(0) || p.is_storage() || p.is_strided() || p.is_zigzag()) continue;
     classes[a] = p;
     tokens[a] = Replicate();

@@ -16,7 +16,7 @@ std::int64_t reduction_of(LossReduction reduction) {
                                             : at::Reduction::Sum;
 }
 
-// logsumexp^2 of the tokens that count, reduced.
+// logsumexp^2 of valid tokens, reduced.
 at::Tensor z_loss(const at::Tensor& logits, const at::Tensor& targets, const CrossEntropyOptions& options) {
   const at::Tensor valid = targets.ne(options.ignore_index).to(logits.scalar_type());
   const at::Tensor z = at::logsumexp(logits, -1).square() * valid * options.z_loss;
@@ -40,8 +40,8 @@ at::Tensor DecomposedLoss::value() const {
   return options.reduction == LossReduction::none ? loss.reshape(targets.sizes()) : loss;
 }
 
-// Each tensor has an alias of its own there: logits may have been computed from the head's weight (tied embeddings),
-// and what flows that way is the graph's.
+// Each tensor is replaced by an alias, because logits may depend on the head's weight (tied embeddings): that
+// part of the gradient is computed by the outer graph.
 std::vector<at::Tensor> gradient_with_graph(const DecomposedLoss& loss, const at::Tensor& grad) {
   DecomposedLoss own = loss;
   std::vector<at::Tensor> wanted, result(3);

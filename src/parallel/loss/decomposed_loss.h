@@ -1,5 +1,5 @@
-// The loss as a chain of ATen's operators, for who differentiates its gradient: their rules keep shards of classes and
-// of tokens, but each rank's logits exist as a whole and more is communicated.
+// The loss as a chain of ATen operators, for double backward. Their sharding rules keep shards of classes and tokens,
+// but all logits of a rank exist at once, and more data is communicated.
 #pragma once
 
 #include <vector>
@@ -9,14 +9,14 @@
 namespace dtensor {
 
 struct DecomposedLoss {
-  at::Tensor values, head;  // logits; or hidden and the weight, whose logits they give (undefined: none)
+  at::Tensor values, head;  // logits and undefined; or hidden and the weight of the head
   at::Tensor targets;
   const CrossEntropyOptions& options;
 
   at::Tensor value() const;
 };
 
-// By values and by head, times `grad`, with a graph; a third entry, undefined, for autograd.
+// Gradients of `values` and of `head`, times `grad`, with a graph. The third entry is undefined, as autograd requires.
 std::vector<at::Tensor> gradient_with_graph(const DecomposedLoss& loss, const at::Tensor& grad);
 
 }  // namespace dtensor

@@ -38,9 +38,9 @@ at::Tensor largest(const ClassShard& shard, const at::Tensor& logits) {
 at::Tensor check_targets(const LossTerms& terms, const at::Tensor& targets) {
   const at::Tensor valid = targets.ne(terms.options.ignore_index);
   const at::Tensor wrong = targets.lt(0).logical_or_(targets.ge(terms.shard.count)).logical_and_(valid);
-  TORCH_CHECK_INDEX(!wrong.any().item<bool>(), "cross_entropy: target ",
-                    targets.masked_select(wrong)[0].item<std::int64_t>(), " is no class of ", terms.shard.count,
-                    " and not ignore_index ", terms.options.ignore_index);
+  TORCH_CHECK_INDEX(!wrong.any().item<bool>(), "cross_entropy: expected a class index in [0, ", terms.shard.count,
+                    ") or ignore_index ", terms.options.ignore_index, ", got ",
+                    targets.masked_select(wrong)[0].item<std::int64_t>());
   return valid;
 }
 
@@ -79,10 +79,10 @@ at::Tensor token_gradient(const LossTerms& terms, const at::Tensor& logits, cons
                           const TokenState& state, const at::Tensor& scale_in, const at::Tensor& z_scale) {
   const double keep = 1 - terms.options.label_smoothing;
   const double share = terms.options.label_smoothing / static_cast<double>(terms.shard.count);
-  // Not by multiplication: with no valid token the mean's scale is not a number, the gradient zero.
+  // Selected, not multiplied: without a valid token the mean's scale is NaN, but the gradient is zero.
   const at::Tensor ignored = state.valid.eq(0), none = at::zeros_like(state.lse);
   const at::Tensor scale = at::where(ignored, none, scale_in);
-  const at::Tensor smooth = scale * share;  // of each class, by its weight
+  const at::Tensor smooth = scale * share;  // per class, before its weight
   const at::Tensor peak = scale * state.target_weight * keep;
   at::Tensor of_softmax = peak + smooth * terms.weight_sum;
   if (z_scale.defined()) of_softmax = of_softmax + at::where(ignored, none, z_scale) * state.lse * 2;

@@ -1,4 +1,4 @@
-// The loss of some tokens on this rank's classes, and its gradient: plain tensors, with the reductions over classes.
+// The loss of tokens on this rank's classes, and its gradient: regular tensors, with the reductions over classes.
 #pragma once
 
 #include "dtensor/loss.h"
@@ -10,19 +10,19 @@ struct LossTerms {
   const CrossEntropyOptions& options;
   const ClassShard& shard;
   at::Tensor weight;      // [own classes], or undefined
-  double weight_sum = 0;  // of all classes; their count without weights
+  double weight_sum = 0;  // over all classes; their number without weights
 
   bool smooths() const { return options.label_smoothing > 0; }
 };
 
-// What backward needs of each token.
+// State that backward needs for each token.
 struct TokenState {
   at::Tensor lse;            // [t] log of the sum of exponentials
   at::Tensor valid;          // [t] 1 or 0
   at::Tensor target_weight;  // [t] weight of the target's class; 0 where ignored
 };
 
-// Per token, before any division: cross entropy [t] and logsumexp^2 [t] (0 where ignored; undefined without z-loss).
+// Per token, before any division: cross entropy [t] and logsumexp^2 [t] (0 if ignored; undefined without z-loss).
 struct TokenLoss {
   at::Tensor loss, z;
   TokenState state;

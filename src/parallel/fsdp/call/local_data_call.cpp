@@ -1,6 +1,6 @@
-// Calls on each rank's own data. Forward: units are gathered when their module is entered and resharded when it is
-// left. Backward: a hook on the module's outputs gathers them again; the node that lent the parameters runs when
-// autograd has all their gradients, so the units are resharded there. See docs/design/fsdp.md, "Local semantics".
+// Calls with local semantics. Forward: a unit is gathered when its module is entered and resharded when it is left.
+// Backward: a hook on the module's outputs gathers it again. The node whose outputs are the unsharded parameters runs
+// when autograd has all their gradients, and reshards the unit. See docs/design/fsdp.md, "Local semantics".
 #include "parallel/fsdp/call/local_data_call.h"
 
 #include <ATen/ATen.h>
@@ -21,7 +21,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// Gradients of the tensors of one call, on their way to the parameters.
+// Returns the gradients of the unsharded parameters of one call as gradients of the parameters.
 class UnshardBackward final : public torch::autograd::Node {
  public:
   UnshardBackward(std::vector<UnitParameter> members, std::weak_ptr<LocalCall> call)
@@ -38,17 +38,17 @@ class UnshardBackward final : public torch::autograd::Node {
           parameters_[i].unit->requires_gradient_sync && !NoGradientSync::current();
     }
     const auto call = call_.lock();
-    // A pass that makes a graph may need the parameters again; a pass within another one (recomputation) goes on there.
+    // With create_graph the parameters may be needed again; in an inner pass (recomputation) the outer one continues.
     if (call && call->pass() == current_backward_id() && !at::GradMode::is_enabled()) call->leave_backward();
     return result;
   }
 
  private:
   std::vector<UnitParameter> parameters_;
-  std::weak_ptr<LocalCall> call_;  // which holds this node's outputs
+  std::weak_ptr<LocalCall> call_;  // owns this node's outputs
 };
 
-// On the node that made an output of the module: backward reaches the module.
+// Pre-hook on the node of a module output: backward reaches the module.
 class BackwardEntered final : public torch::autograd::FunctionPreHook {
  public:
   BackwardEntered(std::shared_ptr<LocalCall> call, std::size_t output) : call_(std::move(call)), output_(output) {}
@@ -63,13 +63,14 @@ class BackwardEntered final : public torch::autograd::FunctionPreHook {
   std::size_t output_;
 };
 
-// When a backward pass is over, also where it throws: for calls without units, whose schedules know the end.
+// Runs at the end of a backward pass, even if it throws. For calls without units (units learn the end from their
+// schedule).
 struct CallEnd {
   std::shared_ptr<LocalCall> call;
   ~CallEnd() { call->leave_backward(); }
 };
 
-// On the node that made an input of the module.
+// Pre-hook on the node of a module input.
 class InputDone final : public torch::autograd::FunctionPreHook {
  public:
   explicit InputDone(std::weak_ptr<LocalCall> call) : call_(std::move(call)) {}
@@ -90,7 +91,7 @@ at::Tensor gathered_memory(const UnitParameter& member, const DTensor& parameter
       return at::empty(p.layout.sizes, at::TensorOptions(p.gather_dtype()));  // no elements
     return view_of(member.unit->flat, p.gather_dtype(), p.layout.sizes, p.layout.strides, p.offset);
   }
-  // What was converted since (module.to(dtype)) computes in its own dtype, unless the unit has a param_dtype.
+  // A parameter that was converted (module.to(dtype)) computes in its new dtype, unless the unit has a param_dtype.
   const auto local = gathered_local(parameter, p.unsharded_placements);
   const auto dtype = p.param_dtype.value_or(local.scalar_type());
   return local.scalar_type() == dtype ? local.alias() : local.to(dtype);
@@ -102,7 +103,8 @@ at::Tensor make_unsharded_parameter(const UnitParameter& member) {
   const at::NoGradGuard no_grad;
   auto& p = member.parameter();
   const auto tensor = p.lock();
-  TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name, "' is gone, but others of its unit are used");
+  TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name,
+              "' was freed, but others of its unit are used; keep all parameters of the model alive");
   p.check_initialized(DTensor(tensor));
   auto local = gathered_memory(member, DTensor(tensor));
   if (!p.tp_axes.mesh) return local;
@@ -154,7 +156,7 @@ void LocalCall::enter_forward() {
     if (tied) parameters_[i].unit.reset();
     trains |= parameters[i].requires_grad();
   }
-  // Whatever the mode of gradients: another module of the unit, or a part of this one, may compute in another.
+  // Regardless of grad mode: another module of the unit, or a submodule, may run in another mode.
   if (!trains) return;
   auto node = make_node<UnshardBackward>(parameters_, weak_from_this());
   unshard_backward_ = node.get();
@@ -167,7 +169,7 @@ void LocalCall::enter_forward() {
   }
 }
 
-// What the module gave may be a view of gathered memory, which then stays with whoever has it.
+// An output may be a view of gathered memory, which then must outlive the call.
 void LocalCall::keep_memory_of(at::TensorList outputs) {
   for (const auto& output : outputs) {
     if (!output.defined() || is_dtensor(output) || !output.has_storage()) continue;
@@ -184,13 +186,13 @@ bool LocalCall::is_input(const at::Tensor& tensor) const {
   return std::any_of(inputs_.begin(), inputs_.end(), is);
 }
 
-// Leaves are left out: their hooks belong to their owner, and what they are inputs of is the first of a model.
+// Leaves get no hook, because their hooks belong to their owner. An input that is a leaf belongs to the first module.
 void LocalCall::watch_inputs() {
   if (!at::GradMode::is_enabled()) return;
   for (const auto& input : inputs_) {
     const at::Tensor tensor(input.tensor.lock());
     if (!tensor.requires_grad()) continue;
-    ++watched_inputs_;  // of a leaf never done: the end of the pass tells
+    ++watched_inputs_;  // never done if a leaf: then the end of the pass applies
     if (tensor.grad_fn() != nullptr) {
       tensor.grad_fn()->add_tensor_pre_hook(std::make_unique<InputDone>(weak_from_this()));
     }
@@ -224,7 +226,7 @@ void LocalCall::enter_backward() {
   if (on_backward_) on_backward_(true);
 }
 
-// Whether this pass brings gradients of the parameters, so that UnshardBackward tells when all are there.
+// Whether this pass computes gradients of the parameters, so that UnshardBackward runs when all have arrived.
 bool LocalCall::reduces_here() const {
   if (unshard_backward_ == nullptr) return false;
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
@@ -249,7 +251,8 @@ void LocalCall::leave_backward() {
 }
 
 void Schedule::enter(Unit& unit) {
-  TORCH_CHECK(unit.mesh.is_member(), "fully_shard: a module is called on a rank outside ", unit.mesh.str());
+  TORCH_CHECK(unit.mesh.is_member(), "fully_shard: expected a call of the module on a rank of ", unit.mesh.str(),
+              " only");
   begin_use(unit);
   if (recomputed_ != nullptr && recomputed_ != &unit) release(*std::exchange(recomputed_, nullptr));
   if (unit.flat_bytes > 0) {
@@ -264,7 +267,7 @@ void Schedule::enter(Unit& unit) {
   prefetch(unit);
 }
 
-// Whether the last backward pass began with this unit, apart from those whose calls are under way around it.
+// Whether the last backward pass began with this unit, not counting units whose calls enclose it.
 bool Schedule::is_first_in_backward(const Unit& unit) const {
   const auto& order = order_[kBackward];
   const auto first =
@@ -272,7 +275,7 @@ bool Schedule::is_first_in_backward(const Unit& unit) const {
   return first != order.end() && *first == &unit;
 }
 
-// What backward begins with stays. Within backward that is what was recomputed last.
+// Keeps the unit with which backward begins; in backward, the unit that was recomputed last.
 void Schedule::leave(Unit& unit, bool keep) {
   if (--unit.active_calls > 0 || !unit.reshards) return;
   if (!at::GradMode::is_enabled() && !RecomputeGuard::current()) return release(unit);
@@ -304,7 +307,7 @@ void Schedule::leave_calls(int pass) {
   }
 }
 
-// The graph that a pass made reads the parameters again, before any hook on outputs of a module is reached.
+// Backward of the graph that a pass created reads the parameters before it reaches any hook on module outputs.
 void Schedule::keep_for_graph(int pass) {
   const auto makes_graph = [&](const Pass& open) { return open.id == pass && open.makes_graph; };
   const bool keep = std::any_of(passes_.begin(), passes_.end(), makes_graph);
@@ -317,7 +320,7 @@ void Schedule::keep_for_graph(int pass) {
 Schedule::PassEnd::~PassEnd() {
   try {
     schedule.leave_calls(pass);
-  } catch (...) {  // a gather that fails: the pass has failed already
+  } catch (...) {  // a failed gather; the pass has failed already
   }
 }
 

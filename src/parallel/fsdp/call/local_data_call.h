@@ -1,4 +1,4 @@
-// A call of a module on each rank's own data: its parameters are lent as regular tensors.
+// A call of a module with local semantics: regular tensors replace its parameters.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -14,13 +14,13 @@
 
 namespace dtensor::fsdp {
 
-// What one call has open. Hooks on the module's outputs keep it until backward has passed them.
+// State of one call. Hooks on the module's outputs own it until backward has passed them.
 class LocalCall : public std::enable_shared_from_this<LocalCall> {
  public:
-  // What is no parameter of a unit, or put on a mesh of its own, is lent as it is.
+  // Tensors that are not parameters of a unit, or are on a mesh of their own, are passed through.
   LocalCall(at::TensorList parameters, at::TensorList inputs, FsdpCall::OnBackward on_backward);
 
-  // Gathers the units and makes the tensors; `trains`: with a graph, in which gradients reach the parameters.
+  // Gathers the units and creates the unsharded tensors; with a graph if a parameter requires grad.
   void enter_forward();
   void watch(at::TensorList outputs);
   void leave_forward(at::TensorList outputs, bool keep);
@@ -29,10 +29,10 @@ class LocalCall : public std::enable_shared_from_this<LocalCall> {
   void input_done();
   void leave_backward();
 
-  // The backward pass that has reached the module; -1: none.
+  // Id of the backward pass that has reached the module; -1: none.
   int pass() const { return pass_; }
 
-  std::vector<at::Tensor> tensors;  // of the constructor's parameters, what is lent
+  std::vector<at::Tensor> tensors;  // the tensors that replace the constructor's parameters
 
  private:
   void keep_memory_of(at::TensorList outputs);
@@ -40,12 +40,12 @@ class LocalCall : public std::enable_shared_from_this<LocalCall> {
   bool is_input(const at::Tensor& tensor) const;
   bool reduces_here() const;
 
-  std::vector<UnitParameter> parameters_;               // no unit: lent as it is
+  std::vector<UnitParameter> parameters_;               // no unit: passed through
   std::vector<std::shared_ptr<FsdpUnit::Impl>> units_;  // each once
   FsdpCall::OnBackward on_backward_;
   struct Input {
     Parameter::Weak tensor;
-    const torch::autograd::Node* node;  // that made it, when the module was entered
+    const torch::autograd::Node* node;  // its grad_fn when the module was entered
   };
   std::vector<Input> inputs_;
   std::size_t watched_inputs_ = 0, inputs_done_ = 0;
@@ -54,11 +54,11 @@ class LocalCall : public std::enable_shared_from_this<LocalCall> {
   int pass_ = -1;
 };
 
-// Parameter `member` as a regular tensor that shares the gathered memory (or, where it is placed on further axes, a
-// DTensor of their mesh), without a graph.
+// Parameter `member` as a regular tensor (or, if it is distributed over further axes, a DTensor on their mesh) that
+// shares the gathered memory, without a graph.
 at::Tensor make_unsharded_parameter(const UnitParameter& member);
-// A gradient of what make_unsharded_parameter() gave, as a gradient of the parameter: an average over the axes that the
-// unit reduces over.
+// Converts a gradient of a result of make_unsharded_parameter() to a gradient of the parameter: an average over the
+// axes over which the unit reduces.
 at::Tensor gradient_from_unsharded(const UnitParameter& member, const at::Tensor& gradient);
 
 }  // namespace dtensor::fsdp

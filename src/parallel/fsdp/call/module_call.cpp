@@ -1,5 +1,5 @@
-// call(): which of a module's parameters are lent while it runs on this rank's own data, and where they stand
-// meanwhile.
+// call(): selects which parameters of a module are replaced during a call with local semantics, and swaps them in and
+// out.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -30,8 +30,8 @@ namespace {
 
 using Slots = std::vector<at::Tensor*>;
 
-// Those of parameters of units, but for units of parts of the model, whose own calls see to them. Where a call around
-// this one has lent a parameter, its slot is not listed.
+// Slots of parameters of units, except units of submodules, whose own calls handle them. Slots that an enclosing call
+// has replaced are not listed.
 Slots own_slots(const NamedTensors& parameters) {
   Slots all;
   std::vector<std::shared_ptr<FsdpUnit::Impl>> parts;
@@ -49,7 +49,7 @@ Slots own_slots(const NamedTensors& parameters) {
   return all;
 }
 
-// An activation of the further axes alone (tensor parallelism) is one data-parallel rank's.
+// A DTensor on the further axes only (tensor parallelism) is local data of one data-parallel rank.
 bool is_global(const at::Tensor& input, const Slots& slots) {
   if (!is_dtensor(input)) return false;
   const auto mesh = DTensor(input).mesh();
@@ -59,7 +59,7 @@ bool is_global(const at::Tensor& input, const Slots& slots) {
   });
 }
 
-// Lent tensors in the places of parameters, while any call of the module is in forward or backward.
+// Puts unsharded tensors into the slots of parameters while a call of the module is in forward or backward.
 class ParameterSlots {
  public:
   explicit ParameterSlots(Slots slots) : slots_(std::move(slots)) {
@@ -79,29 +79,30 @@ class ParameterSlots {
 }  // namespace
 }  // namespace fsdp
 
-// Of the calls that are under way on this thread; the outermost decides.
+// Of the active calls on this thread; the outermost decides.
 struct ModuleCall::CallSemantics {
   bool on_local_data;
 };
 
 struct ModuleCall::State {
   State(fsdp::Slots slots, at::TensorList inputs)
-      : positions(std::make_shared<fsdp::ParameterSlots>(std::move(slots))) {
-    auto lent = std::make_shared<std::vector<at::Tensor>>();
-    call.emplace(positions->owners(), inputs,
-                 [positions = positions, lent](bool inside) { inside ? positions->put(*lent) : positions->restore(); });
-    *lent = call->tensors();
-    positions->put(*lent);
+      : parameter_slots(std::make_shared<fsdp::ParameterSlots>(std::move(slots))) {
+    auto unsharded = std::make_shared<std::vector<at::Tensor>>();
+    call.emplace(parameter_slots->owners(), inputs, [parameter_slots = parameter_slots, unsharded](bool inside) {
+      inside ? parameter_slots->put(*unsharded) : parameter_slots->restore();
+    });
+    *unsharded = call->tensors();
+    parameter_slots->put(*unsharded);
   }
   ~State() { finish({}, false); }
   void finish(at::TensorList outputs, bool keep) {
     if (!call) return;
-    positions->restore();
+    parameter_slots->restore();
     call->finish(outputs, keep);
     call.reset();
   }
 
-  std::shared_ptr<fsdp::ParameterSlots> positions;
+  std::shared_ptr<fsdp::ParameterSlots> parameter_slots;
   std::optional<FsdpCall> call;
 };
 

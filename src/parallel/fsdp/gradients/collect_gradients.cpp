@@ -1,5 +1,5 @@
-// Gradients of a unit wait as they come, Partial mostly, until the last expected one is there; then they are reduced
-// (reduction.cpp). When reductions are waited for.
+// Collects gradients of a unit, mostly Partial, until the last expected one arrives, then starts their reduction
+// (reduction.cpp). Also decides when reductions are awaited.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -15,7 +15,7 @@ bool NoReplicaSync::current() { return ScopedValue<Flag>::current() != nullptr; 
 namespace fsdp {
 namespace {
 
-// What NoReplicaSync left in host memory goes back to be summed.
+// Copies a sum that NoReplicaSync left in host memory back to the device, to be reduced.
 at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
   if (sum.mesh() == mesh) return sum;
   return DTensor::from_local(sum.to_local().to(mesh.device_type()), mesh, sum.placements(), sum.sizes(), sum.strides());
@@ -23,12 +23,12 @@ at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
 
 bool requires_all_reduce(const Unit& unit) { return unit.requires_all_reduce && !NoReplicaSync::current(); }
 
-// As the engine reduces what has no schedule: in a graph where the backward pass makes one, and to where the parameter
-// is now.
+// Reduces one gradient as the engine does without a schedule: with a graph under create_graph, and to the parameter's
+// current placements.
 void reduce_alone(const DTensor& parameter, const DTensor& gradient) {
   TORCH_CHECK(!at::GradMode::is_enabled() || gradient.mesh() == parameter.mesh(),
-              "fully_shard: the gradient of a parameter in host memory (", parameter.spec_str(),
-              ") cannot have a graph (create_graph): its copy to the host would not be part of it");
+              "fully_shard: create_graph is not supported for a parameter in host memory (", parameter.spec_str(),
+              "), because the copy of its gradient to the host is not part of the graph");
   const auto goal = gradient_placements(parameter);
   UnsynchronizedGradient earlier;
   DTensor reduced = gradient;
@@ -39,10 +39,10 @@ void reduce_alone(const DTensor& parameter, const DTensor& gradient) {
   reduced = reduced.redistribute(goal);
   earlier.done();
   if (!gradient.mesh().is_member()) return accumulate_gradient(parameter, reduced);
-  // A copy, as autograd makes where gradients have graphs.
+  // A copy, as autograd makes for gradients with graphs.
   if (reduced.requires_grad()) return accumulate_gradient(parameter, DTensor(reduced.clone()).redistribute(goal));
   const auto local = reduced.to_local().to(parameter.mesh().device_type());
-  // No operator, since whether memory is shared is each rank's own matter.
+  // Not a DTensor operator, because whether memory is shared may differ between ranks.
   accumulate_gradient(parameter, local.is_alias_of(gradient.to_local()) ? local.clone() : local, goal);
 }
 
@@ -53,7 +53,7 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
   enter_pass(pass);
   switch_pass_kind(kBackward);
   auto& p = unit.parameters[k];
-  // The unit's collectives have no graph (create_graph), and know only what is where the unit put it.
+  // The unit's collectives have no graph (create_graph), and include only parameters in their original layout.
   if (at::GradMode::is_enabled() || !p.has_original_layout(parameter)) {
     p.gradient_expected = false;
     return reduce_alone(parameter, DTensor(gradient));
@@ -61,11 +61,11 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
   const at::NoGradGuard no_grad;
   if (unit.pending_pass < 0) unit.pending_pass = pass;
   if (unit.arrivals == 0 && p.in_flat_buffer && !p.gradient_expected) {
-    // Of a graph that is older than the end of the pass before: like that one's, as far as is known.
+    // The graph is older than the end of the previous pass: expects the gradients that the previous pass had.
     for (auto& other : unit.parameters) other.gradient_expected |= other.had_gradient;
   }
   add_pending(p, gradient);
-  // A unit over several recomputed segments is complete after each of them.
+  // A unit that spans several recomputed segments is complete after each of them.
   if (++unit.arrivals < unit.expected_arrivals || !unit.complete()) return;
   ++unit.reductions;
   reduce(unit, gradient);
@@ -74,7 +74,7 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
 
 void Schedule::add_pending(Parameter& p, at::Tensor gradient) {
   if (gradient.requires_grad()) gradient = gradient.detach();
-  if (p.pending_gradient.defined()) {  // of another segment
+  if (p.pending_gradient.defined()) {  // from another segment
     count_unreduced(-local_bytes(p.pending_gradient));
     gradient = with_equivalent_placements(p, DTensor(p.pending_gradient))
                    .add(with_equivalent_placements(p, DTensor(gradient)));
@@ -84,8 +84,8 @@ void Schedule::add_pending(Parameter& p, at::Tensor gradient) {
   count_unreduced(local_bytes(p.pending_gradient));
 }
 
-// Where collectives run in the background, two reductions are under way at most: the reduce-scatter of the unit that
-// was completed last, and the sum over replicas of the one before.
+// If collectives run in the background, at most two reductions are active: the reduce-scatter of the unit completed
+// last, and the all-reduce over replicas of the one before.
 void Schedule::reduce(Unit& unit, const at::Tensor& arriving) {
   advance_reductions();
   reduce_scattering_ = std::make_unique<GradientReduction>(unit, arriving);
@@ -106,7 +106,7 @@ void Schedule::finish_reductions() {
   while (reduce_scattering_ || all_reducing_) advance_reductions();
 }
 
-// Whether there was something to take.
+// Returns whether there was an unreduced gradient to take.
 bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
   const auto tensor = p.lock();
   if (!tensor.defined() || !is_dtensor(tensor.grad()) || !p.has_original_layout(DTensor(tensor))) return false;
@@ -123,7 +123,7 @@ bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
   return true;
 }
 
-// Gradients that an earlier pass left unreduced, of parameters that had none in this one.
+// Reduces gradients that an earlier pass left unreduced, of parameters without a gradient in this pass.
 void Schedule::reduce_leftovers(Unit& unit) {
   forget_failed_passes();
   try {
@@ -131,7 +131,7 @@ void Schedule::reduce_leftovers(Unit& unit) {
     if (!unit.requires_gradient_sync) return;
     for (auto& p : unit.parameters) any |= take_leftovers(unit, p);
     if (any) reduce(unit);
-  } catch (...) {  // the unit's own reduction may not have begun: one before it failed
+  } catch (...) {  // an earlier reduction may have failed before the unit's own began
     abandon(unit);
     throw;
   }

@@ -1,5 +1,5 @@
-// The collectives of one reduction: one reduce-scatter over the shard axes, and one all-reduce for each further axis on
-// which gradients are sums yet; the one over replicas last, in the background where that goes.
+// The collectives of one reduction: a reduce-scatter over the shard axes, then an all-reduce for each further axis on
+// which gradients are still Partial. The all-reduce over replicas comes last, in the background if possible.
 #include "parallel/fsdp/gradients/reduction.h"
 
 #include <ATen/ATen.h>
@@ -16,12 +16,12 @@ namespace {
 
 using Unit = FsdpUnit::Impl;
 
-// Sums and averages are what the unit's collectives reduce.
+// Whether the unit's collectives reduce a placement: sums and averages.
 bool is_reducible(const Placement& placement) {
   return placement.is_partial(ReduceOp::sum) || placement.is_partial(ReduceOp::avg);
 }
 
-// How the shard axes reduce a gradient of these placements; nothing: they do not.
+// How the shard axes reduce a gradient of these placements; no value: they do not.
 std::optional<ReduceOp> op_on_shards(const Unit& unit, const Placements& placements) {
   for (const auto axis : unit.axes.shard) {
     const auto& placement = placements[static_cast<std::size_t>(axis)];
@@ -30,8 +30,9 @@ std::optional<ReduceOp> op_on_shards(const Unit& unit, const Placements& placeme
   return std::nullopt;
 }
 
-// What one collective of the unit reduces stays unreduced; whatever else is not as it should be is put right alone. The
-// collective runs over all shard axes: what is a sum (an average) on one of them becomes one on the others.
+// The placements before the unit's collectives: axes that they reduce stay Partial, other axes get their final
+// placements by a separate redistribution. The collective runs over all shard axes, so a Partial on one of them makes
+// the others Partial too.
 Placements before_reduction(const Unit& unit, const Parameter& p, const Placements& given) {
   auto result = p.gradient_placements;
   const auto scattered = p.sharded ? op_on_shards(unit, given) : std::nullopt;
@@ -46,8 +47,8 @@ Placements before_reduction(const Unit& unit, const Parameter& p, const Placemen
   return result;
 }
 
-// Whether an earlier gradient was not reduced over the shard axes, or not brought to where the unit keeps its
-// gradients. What waits for the sum over replicas alone joins before that.
+// Whether an earlier gradient was not reduced over the shard axes, or is not on the unit's storage mesh. One that lacks
+// only the sum over replicas is added later, before that sum.
 bool is_unreduced(const Unit& unit, const Parameter& p, const DTensor& earlier) {
   if (unit.is_offloaded()) return earlier.mesh() == unit.mesh;
   const auto placements = equivalent_placements(p, earlier);
@@ -58,7 +59,7 @@ bool is_unreduced(const Unit& unit, const Parameter& p, const DTensor& earlier) 
   return false;
 }
 
-// Where either is a sum yet, both are made one.
+// Adds two gradients. On axes where either is Partial, both become Partial.
 DTensor added(const Parameter& p, const DTensor& earlier, const DTensor& gradient) {
   const auto sum = with_equivalent_placements(p, earlier), own = with_equivalent_placements(p, gradient);
   if (sum.placements() == own.placements()) return DTensor(sum.add(own));
@@ -69,7 +70,7 @@ DTensor added(const Parameter& p, const DTensor& earlier, const DTensor& gradien
   return DTensor(sum.redistribute(both).add(own.redistribute(both)));
 }
 
-// What NoGradientSync left joins the gradient only now: a pass that throws before leaves it as it was.
+// Adds what NoGradientSync left only now, so that a pass that throws earlier leaves it unchanged.
 void join_earlier(const Unit& unit, const Parameter& p, const DTensor& parameter, DTensor& gradient,
                   UnsynchronizedGradient& earlier) {
   if (!is_dtensor(parameter.grad()) || !is_unreduced(unit, p, DTensor(parameter.grad()))) return;
@@ -77,20 +78,20 @@ void join_earlier(const Unit& unit, const Parameter& p, const DTensor& parameter
   gradient = added(p, DTensor(earlier.sum()), gradient);
 }
 
-// Whether nobody else sees the memory of a gradient, of which others have that many handles. A view keeps alive what it
-// is a view of, as other views of that do.
+// Whether no other tensor refers to the memory of a gradient, apart from `others` handles. A view keeps its base alive,
+// as other views of that base do.
 bool is_sole(const DTensor& gradient, std::size_t others, const at::Tensor& local) {
   const bool view = gradient.is_view();
   return gradient.use_count() == 1 + others && !(view && gradient._base().use_count() > 1) && local.use_count() == 2 &&
          local.storage().use_count() <= (view ? 2u : 1u);
 }
 
-// The local part of what is to be reduced, which becomes .grad, or is summed in place, where it is not scattered:
-// autograd gives one tensor to several parameters, and hooks may keep it.
+// The local tensor to reduce. If it is not scattered, it becomes .grad or is summed in place, so it must not share
+// memory: autograd passes one tensor to several parameters, and hooks may keep it.
 at::Tensor local_to_reduce(const Unit& unit, const Parameter& p, const DTensor& gradient, const Placements& wanted,
                            const at::Tensor& arriving) {
   constexpr std::size_t kHandlesOfHook =
-      2;  // what autograd's hook has of an arriving gradient: its argument and a copy
+      2;  // handles of autograd's hook to an arriving gradient: its argument and a copy
   const bool as_is = wanted == equivalent_placements(p, gradient);
   auto local = (as_is ? gradient : with_equivalent_placements(p, gradient).redistribute(wanted)).to_local();
   if (C10_UNLIKELY(local.is_conj() || local.is_neg())) return local.resolve_conj().resolve_neg();
@@ -100,7 +101,7 @@ at::Tensor local_to_reduce(const Unit& unit, const Parameter& p, const DTensor& 
   return is_sole(gradient, gradient.is_same(arriving) ? kHandlesOfHook : 0, local) ? local : local.clone();
 }
 
-// Averages over the ranks' own data may be divided by another number (FsdpUnit::set_gradient_divide_factor).
+// Factor that replaces the divisor of averages with local semantics (FsdpUnit::set_gradient_divide_factor).
 double scale_of(const Unit& unit, const DTensor& gradient) {
   if (!unit.divide_factor || !op_on_shards(unit, gradient.placements()).has_value()) return 1;
   if (*op_on_shards(unit, gradient.placements()) != ReduceOp::avg) return 1;
@@ -138,7 +139,7 @@ at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
 }
 
-// Dense, in the parameter's order of dimensions: views of one buffer.
+// Dense views of one buffer, in each parameter's order of dimensions.
 std::vector<at::Tensor> shard_buffers(const Unit& unit, const std::vector<PendingReduction*>& items,
                                       at::ScalarType dtype) {
   std::int64_t total = 0;
@@ -183,8 +184,8 @@ void finish_scatter(const Unit& unit, ReduceScatter& scatter) {
   scatter.inputs.clear();
 }
 
-// What earlier passes left reduced over the shard axis only joins before the sum over replicas. A gradient that is
-// whole on those is one replica's share of it.
+// Adds what earlier passes left reduced over the shard axis only, before the all-reduce over replicas. A gradient that
+// is already replicated is added on one replica.
 void join_accumulated(const Unit& unit, PendingReduction& item, std::size_t axis) {
   const auto& grad = item.parameter.grad();
   if (!is_dtensor(grad) || !DTensor(grad).placements()[axis].is_partial()) return;
@@ -203,7 +204,7 @@ bool any_sum_on(std::size_t axis, const std::vector<PendingReduction>& items) {
                      [&](const PendingReduction& item) { return item.placements[axis].is_partial(); });
 }
 
-// Those that are unreduced on the axis.
+// The gradients that are Partial on the axis, by kind.
 std::map<ReductionKind, std::vector<PendingReduction*>> sums_on(const Unit& unit, std::size_t axis,
                                                                 std::vector<PendingReduction>& items) {
   std::map<ReductionKind, std::vector<PendingReduction*>> result;

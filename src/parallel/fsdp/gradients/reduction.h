@@ -1,4 +1,4 @@
-// The gradients of one unit on their way.
+// The reduction of one unit's gradients.
 #pragma once
 
 #include <compare>
@@ -9,49 +9,49 @@
 
 namespace dtensor::fsdp {
 
-// An axis of one rank holds everything, whatever the placement calls it: called as the reduced gradient will have it,
-// so that gradients of several passes are of one kind.
+// On an axis of one rank all placements are equivalent: returns those of the reduced gradient there, so that gradients
+// of several passes can be added.
 Placements equivalent_placements(const Parameter& p, const DTensor& gradient);
 DTensor with_equivalent_placements(const Parameter& p, const DTensor& gradient);  // without a graph
 
 struct PendingReduction {
   Parameter* p;
   DTensor parameter;
-  at::Tensor local;       // of the gradient
-  Placements placements;  // of the gradient, as far as it is
-  double scale;           // of the reduced gradient
+  at::Tensor local;       // the local gradient
+  Placements placements;  // current placements of the gradient
+  double scale;           // factor of the reduced gradient
   UnsynchronizedGradient earlier;
 };
 
-// How gradients are reduced together.
+// Gradients of equal kind are reduced together.
 struct ReductionKind {
   at::ScalarType dtype;
   ReduceOp op;
   auto operator<=>(const ReductionKind&) const = default;
 };
 
-// One reduce-scatter: gradients of one kind.
+// One reduce-scatter of gradients of one kind.
 struct ReduceScatter {
   std::vector<PendingReduction*> items;
   std::vector<at::Tensor> outputs, inputs;
   Work work;
 };
 
-// One all-reduce: gradients of one kind.
+// One all-reduce of gradients of one kind.
 struct AllReduce {
   std::vector<PendingReduction*> items;
   std::vector<at::Tensor> locals;
   Work work;
 };
 
-// Made of what is pending, with its reduce-scatter under way. start_all_reduces waits for that, sums over the other
-// axes and starts the sum over replicas; finish waits for it and accumulates.
+// Constructed from the pending gradients; starts the reduce-scatter. start_all_reduces awaits it, sums over the other
+// axes and starts the all-reduce over replicas; finish awaits that and accumulates.
 struct GradientReduction {
-  // `arriving`: the gradient with which the unit is complete, while its reduce hook runs.
+  // `arriving`: the last gradient to arrive, while its reduce hook runs.
   GradientReduction(FsdpUnit::Impl& of, const at::Tensor& arriving);
-  int start_all_reduces(bool over_replicas);  // how many collectives
+  int start_all_reduces(bool over_replicas);  // returns the number of collectives
   void finish();
-  void discard();  // instead: what is under way ends, but counts for nothing
+  void discard();  // instead of finish: awaits active collectives and ignores their results
 
   FsdpUnit::Impl& unit;
   std::int64_t bytes = 0;  // unreduced
