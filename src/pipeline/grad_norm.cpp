@@ -1,4 +1,4 @@
-// Both lists that ranks agree on are small; what they say is the same on every rank.
+// Both lists that ranks reduce are small, and equal on every rank afterwards.
 #include "pipeline/grad_norm.h"
 
 #include <ATen/ATen.h>
@@ -9,7 +9,7 @@ namespace dtensor::pipeline {
 
 at::Tensor norm_list_offsets(const std::vector<int>& own, const std::map<int, Stage>& stages, int last,
                              const Communicator& line, c10::DeviceType device) {
-  // Of each stage of this rank: how many parameters it has, and in the second row whether that was not told.
+  // By stage of this rank: the number of parameters, and in the second row whether it is unknown.
   at::Tensor counts = at::zeros({2, last + 1}, at::kLong);
   for (const int index : own) {
     const auto stage = stages.find(index);
@@ -22,7 +22,7 @@ at::Tensor norm_list_offsets(const std::vector<int>& own, const std::map<int, St
   counts = counts.cpu();
   for (int stage = 0; stage <= last; ++stage) {
     TORCH_CHECK(counts[1][stage].item<std::int64_t>() == 0, "pipeline: clip_grad_norm_ needs the parameters of stage ",
-                stage, ", which set_stage was not given");
+                stage, "; pass them to set_stage");
   }
   return counts[0].cumsum(0);
 }

@@ -1,4 +1,4 @@
-// The ranks of a pipeline, what they keep between steps, and what they agree on after one.
+// The public class: state between steps, argument checks, and agreement of all ranks before and after a step.
 #include "dtensor/pipeline.h"
 
 #include <ATen/ATen.h>
@@ -18,7 +18,7 @@
 namespace dtensor::pipeline {
 namespace {
 
-// The ranks at `coordinate` of an axis, as a mesh of the other axes; none where there are no others.
+// The ranks at `coordinate` of an axis, as a mesh of the other axes; undefined if there are none.
 DeviceMesh slice_of(const DeviceMesh& mesh, const std::string& axis, std::int64_t coordinate) {
   const auto dim = static_cast<std::size_t>(mesh.dim(axis));
   std::vector<std::int64_t> shape = mesh.shape().vec(), ranks;
@@ -42,16 +42,17 @@ bool communicates(const Schedule& schedule) {
   return false;
 }
 
-// A stage gathers its parameters where it uses them, and reduces its gradients in its last backward of a step, where
-// the schedule does not say when.
+// Without these actions in the schedule, a stage gathers its parameters when it uses them, and reduces its gradients in
+// its last backward of a step.
 constexpr CommunicationOptions kMessagesOnly{.unsharded_stages = std::nullopt, .reduce_grad = false};
 
 Schedule complete(Schedule schedule) {
   return communicates(schedule) ? schedule : with_communication(schedule, kMessagesOnly);
 }
 
-// What only some ranks can see is an error on all of them: the others would wait for messages, and take those of the
-// next step for this one's. `error`: this rank's, or nothing, which makes it a PeerError. Collective.
+// Turns an error that only some ranks detect into an error on all of them; otherwise the others would wait for messages
+// and take those of the next step for this one's. `error`: this rank's, or empty, in which case it throws PeerError.
+// Collective.
 void raise_everywhere(const std::string& error, const Communicator& ranks) {
   const LocalNoGradGuard scope;
   const at::Tensor first = at::full({1}, error.empty() ? ranks.size() : ranks.rank(), at::kLong);
@@ -63,7 +64,7 @@ void raise_everywhere(const std::string& error, const Communicator& ranks) {
   TORCH_CHECK(false, text);
 }
 
-// What `fn` says of a mistake; "": there is none.
+// The text of the error that `fn` throws; "": none.
 template <class Fn>
 std::string mistake_in(const Fn& fn) {
   try {
@@ -109,11 +110,12 @@ Pipeline::Pipeline(const DeviceMesh& mesh, Schedule schedule, LossFunction loss,
   p.options = std::move(options);
   p.loss = std::move(loss);
   const auto size = mesh.size(p.options.axis);
-  TORCH_CHECK(static_cast<std::int64_t>(schedule.ranks.size()) == size, "pipeline: a schedule for ",
-              schedule.ranks.size(), " ranks on ", mesh.str(), ", whose axis ", p.options.axis, " has ", size);
+  TORCH_CHECK(static_cast<std::int64_t>(schedule.ranks.size()) == size, "pipeline: expected a schedule for ", size,
+              " ranks, the size of axis ", p.options.axis, " of ", mesh.str(), ", got one for ", schedule.ranks.size());
   p.schedule = complete(std::move(schedule));
   TORCH_CHECK(check(p.schedule).in_order,
-              "pipeline: the schedule receives messages of one rank in another order than it sends them:\n",
+              "pipeline: expected each rank to receive messages of a peer in the order in which the peer sends them, "
+              "got the schedule\n",
               p.schedule.str());
   Schedule compute = p.schedule;
   for (auto& actions : compute.ranks) {
@@ -134,7 +136,7 @@ Pipeline::~Pipeline() = default;
 Pipeline::Pipeline(Pipeline&&) noexcept = default;
 
 Pipeline::Impl& Pipeline::impl() const {
-  TORCH_CHECK(impl_ != nullptr, "pipeline: one that was moved from");
+  TORCH_CHECK(impl_ != nullptr, "pipeline: expected a Pipeline, got one that was moved from");
   return *impl_;
 }
 
@@ -154,8 +156,8 @@ void Pipeline::set_stage(int stage, StageFunction forward) {
 }
 
 void Pipeline::Impl::set_stage(int stage, Stage what) {
-  TORCH_CHECK(std::count(own.begin(), own.end(), stage) == 1, "pipeline: stage ", stage, " is not on rank ", rank,
-              " of ", options.axis, ", which has ", c10::Join(", ", own));
+  TORCH_CHECK(std::count(own.begin(), own.end(), stage) == 1, "pipeline: expected a stage of rank ", rank, " of ",
+              options.axis, " (", c10::Join(", ", own), "), got stage ", stage);
   for (const Action& action : schedule.ranks[static_cast<std::size_t>(rank)]) {
     const bool needs = action.kind == ActionKind::unshard || action.kind == ActionKind::reduce_grad;
     TORCH_CHECK(what.parameters || !needs || action.stage != stage, "pipeline: the schedule has ", to_string(action),
@@ -167,7 +169,7 @@ void Pipeline::Impl::set_stage(int stage, Stage what) {
 void Pipeline::tie(const std::string& name, const std::vector<at::Tensor>& copies) {
   Impl& p = impl();
   if (!p.mesh.is_member()) return;
-  std::string error;  // it would be summed up once for each of its names
+  std::string error;  // a copy with two names would be summed twice
   for (const TiedParameter& other : p.tied) {
     if (std::any_of(copies.begin(), copies.end(), [&](const at::Tensor& copy) { return other.is_copy(copy); }))
       error = c10::str("pipeline: a copy of ", name, " is one of ", other.name(), " already; tie all copies at once");
@@ -178,23 +180,26 @@ void Pipeline::tie(const std::string& name, const std::vector<at::Tensor>& copie
 
 void Pipeline::Impl::check_step(const std::vector<Tensors>& inputs, const std::vector<Tensors>& targets) const {
   const auto count = static_cast<std::size_t>(schedule.microbatches());
-  for (const int stage : own) TORCH_CHECK(stages.contains(stage), "pipeline: stage ", stage, " was never set");
-  TORCH_CHECK(!stages.contains(0) || inputs.size() == count, "pipeline: ", inputs.size(), " inputs for ", count,
-              " microbatches");
-  TORCH_CHECK(!has_last() || targets.size() == count, "pipeline: ", targets.size(), " targets for ", count,
-              " microbatches");
+  for (const int stage : own)
+    TORCH_CHECK(stages.contains(stage), "pipeline: stage ", stage, " was never set; call set_stage");
+  TORCH_CHECK(!stages.contains(0) || inputs.size() == count, "pipeline: expected inputs of ", count,
+              " microbatches, got ", inputs.size());
+  TORCH_CHECK(!has_last() || targets.size() == count, "pipeline: expected targets of ", count, " microbatches, got ",
+              targets.size());
 }
 
 void Pipeline::Impl::check_leaves(const std::vector<Tensors>& inputs) const {
   for (std::size_t m = 0; stages.contains(0) && m < inputs.size(); ++m) {
     for (const at::Tensor& input : inputs[m]) {
-      TORCH_CHECK(!input.defined() || !input.requires_grad() || input.is_leaf(), "pipeline: an input of microbatch ", m,
-                  " is the result of operators and wants a gradient; put them into stage 0");
+      TORCH_CHECK(
+          !input.defined() || !input.requires_grad() || input.is_leaf(), "pipeline: an input of microbatch ", m,
+          " requires a gradient and is the result of operators; expected a leaf: move the operators into stage 0");
     }
   }
 }
 
-// Whether all ranks of the last stage say so, where weights may be collective over their mesh. On other ranks: `right`.
+// Whether `right` holds on all ranks of the last stage, where weights may be collective over their mesh. On other
+// ranks: `right`.
 bool Pipeline::Impl::stage_agrees(bool right) const {
   if (schedule.rank_of(last) != rank || !slice || slice.size() == 1) return right;
   const LocalNoGradGuard scope;
@@ -209,23 +214,24 @@ std::vector<double> Pipeline::Impl::shares(const std::vector<Tensors>& targets) 
   double total = 0;
   for (const Tensors& t : targets) {
     const double weight = weights.emplace_back(options.weight(t));
-    TORCH_CHECK(weight >= 0 && std::isfinite(weight), "pipeline: a microbatch weighs ", weight,
-                "; weights are finite and not negative");
+    TORCH_CHECK(weight >= 0 && std::isfinite(weight),
+                "pipeline: expected a finite non-negative weight of a microbatch, got ", weight);
     total += weight;
   }
-  TORCH_CHECK(total > 0, "pipeline: the microbatches weigh ", total, " together; no target counts");
+  TORCH_CHECK(total > 0, "pipeline: expected microbatches with a total weight > 0, got ", total,
+              "; no target is valid");
   for (double& weight : weights) weight /= total;
   return weights;
 }
 
-// Before anything has begun. Of each microbatch, on the last stage's ranks.
+// Checks all arguments before any action runs. Returns the weight of each microbatch, on the last stage's ranks.
 std::vector<double> Pipeline::Impl::checked_shares(const std::vector<Tensors>& inputs,
                                                    const std::vector<Tensors>& targets, bool trains) const {
   std::vector<double> result;
   std::string error = mistake_in([&] {
     TORCH_CHECK(!trains || (at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled()),
-                "pipeline: step() computes gradients, which NoGradGuard or InferenceMode forbids here; evaluate() ",
-                "computes the loss alone");
+                "pipeline: step() computes gradients, which NoGradGuard and InferenceMode disable; evaluate() ",
+                "computes only the loss");
     check_step(inputs, targets);
     if (trains) check_leaves(inputs);
   });
@@ -234,7 +240,8 @@ std::vector<double> Pipeline::Impl::checked_shares(const std::vector<Tensors>& i
   return result;
 }
 
-// What the last stage knows: the loss, and how many random operators the step ran, which all ranks count alike again.
+// Broadcasts from the last stage the loss and the number of random operators, so that the random state is the same on
+// all ranks again.
 at::Tensor Pipeline::Impl::agree(const Step& step, const RngState& before) const {
   at::Tensor values = at::zeros({2}, at::TensorOptions(at::kDouble).device(mesh.device_type()));
   if (step.loss().defined())
@@ -257,7 +264,7 @@ StepResult Pipeline::Impl::run(const Schedule& what, const std::vector<Tensors>&
     raise_everywhere(step.thrown() ? step.failure() : "", mesh.communicator());
     step.finish();
   } catch (...) {
-    set_rng_state(mesh, before);  // each rank has come to another place
+    set_rng_state(mesh, before);  // ranks have advanced it differently
     if (step.thrown()) std::rethrow_exception(step.thrown());
     throw;
   }
@@ -269,7 +276,7 @@ StepResult Pipeline::step(const std::vector<Tensors>& inputs, const std::vector<
                           StepOptions options) {
   Impl& p = impl();
   if (!p.mesh.is_member()) return {};
-  const auto part = p.checked_shares(inputs, targets, true);  // before anything is put aside
+  const auto part = p.checked_shares(inputs, targets, true);  // before gradients are stashed
   for (TiedParameter& parameter : p.tied) parameter.begin_step();
   try {
     StepResult result = p.run(p.schedule, inputs, targets, part, options.loss_scale);
@@ -289,7 +296,7 @@ at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vec
   return p.run(p.evaluation, inputs, targets, part, 1).loss;
 }
 
-// Each parameter's norm has a place in one list, the model's order, which every rank then adds up alike.
+// Each parameter's norm has an index in one list, in the model's order, which every rank adds up in the same way.
 at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
   const Impl& p = impl();
   if (!p.mesh.is_member()) return {};
@@ -327,8 +334,8 @@ std::vector<std::vector<TimedAction>> Pipeline::gather_actions(const std::vector
   const LocalNoGradGuard scope;
   const auto& ranks = p.schedule.ranks;
   const std::size_t here = ranks[static_cast<std::size_t>(p.rank)].size();
-  const std::string others = c10::str("gather_actions: ", own.size(),
-                                      " actions, not those of a step of this pipeline, which has ", here, " here");
+  const std::string others =
+      c10::str("gather_actions: expected the ", here, " actions of a step of this pipeline, got ", own.size());
   raise_everywhere(own.size() == here ? "" : others, p.mesh.communicator());
   std::size_t most = 0;
   for (const auto& actions : ranks) most = std::max(most, actions.size());

@@ -1,7 +1,7 @@
-// The nodes between outputs and inputs run in the first half, for the edges towards the inputs alone, and the gradients
-// that arrive at them are kept. Then these edges are cut: what is left of the graph are the ways from the kept
-// gradients to the weights, and one ordinary backward over it is the second half. So weights that are used twice are
-// accumulated once, by autograd's own count of what is still to come.
+// The first half runs the nodes between outputs and inputs, for the edges towards the inputs only, and keeps the
+// gradients that arrive at these nodes. Then these edges are cut, so that the remaining graph leads from the kept
+// gradients to the weights; one ordinary backward over it is the second half. A weight that is used twice is therefore
+// accumulated once, by autograd's own dependency count.
 #include "pipeline/split_backward.h"
 
 #include <torch/csrc/autograd/autograd.h>
@@ -23,7 +23,7 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Keeps what arrives at a node.
+// Stores the gradients that arrive at a node.
 struct Keep final : torch::autograd::FunctionPreHook {
   explicit Keep(variable_list* to) : kept(to) {}
   variable_list operator()(const variable_list& grads) override {
@@ -33,7 +33,8 @@ struct Keep final : torch::autograd::FunctionPreHook {
   variable_list* kept;
 };
 
-// A Keep at each of some nodes, while this lives: where the pass throws, too, after which the graph may still be used.
+// Installs a Keep at each of some nodes during its lifetime. Removes them even if the pass throws, because the graph
+// may still be used.
 class Keepers {
  public:
   explicit Keepers(const std::vector<Node*>& nodes) : nodes_(nodes) {
@@ -51,7 +52,7 @@ class Keepers {
   std::unordered_map<Node*, variable_list> arrived_;
 };
 
-// The graph below some roots, and which of its nodes lie on a way to the inputs.
+// The graph below some roots, and which of its nodes are on a path to the inputs.
 class Between {
  public:
   Between(const torch::autograd::edge_list& roots, const Tensors& inputs) {
@@ -63,7 +64,7 @@ class Between {
   const std::vector<Node*>& path_to_inputs() const { return path_to_inputs_; }
 
  private:
-  // Depth first, without recursion: graphs are as deep as models. A node is finished after all below it.
+  // Depth first, without recursion, because graphs are as deep as models. A node is finished after all its descendants.
   void visit(Node* root) {
     std::vector<std::pair<Node*, std::size_t>> open;
     const auto enter = [&](Node* node) {
@@ -97,8 +98,8 @@ class Between {
   bool recomputes_ = false;
 };
 
-// What is kept is what hooks have made of it (those of the tensor that the node made, its retain_grad, the node's own):
-// the second half begins behind them.
+// The kept gradients already include the effect of hooks (of the node's tensor, its retain_grad, the node itself), so
+// the second half must not run them again.
 void forget_hooks(Node& node) {
   node.tensor_pre_hooks().clear();
   node.retains_grad_hooks().clear();
@@ -125,7 +126,7 @@ Tensors SplitBackward::backward_input(const Tensors& outputs, const Tensors& gra
   for (const at::Tensor& output : outputs) roots.push_back(torch::autograd::impl::gradient_edge(output));
   const Between graph(roots, inputs);
   if (graph.recomputes()) return full_backward(outputs, gradients, inputs, reduces);
-  const NoGradientSync later;  // to a schedule, this is no pass that should have brought gradients
+  const NoGradientSync later;  // this pass must not trigger a reduction by the FSDP schedule
   std::unordered_map<Node*, variable_list> arrived;
   Tensors results(inputs.size());
   if (!graph.path_to_inputs().empty()) {
@@ -133,7 +134,7 @@ Tensors SplitBackward::backward_input(const Tensors& outputs, const Tensors& gra
     results = torch::autograd::grad(outputs, inputs, gradients, /*retain_graph=*/true, false, /*allow_unused=*/true);
     arrived = keepers.take();
   }
-  for (std::size_t i = 0; i < roots.size(); ++i) {  // ways to weights that no input leads to
+  for (std::size_t i = 0; i < roots.size(); ++i) {  // outputs from which no input is reachable
     if (graph.reaches_inputs(roots[i].function.get())) continue;
     roots_.push_back(roots[i]);
     arrived_.push_back(gradients[i]);

@@ -1,5 +1,5 @@
-// Backward in two halves: the gradients of a stage's inputs first, for which the stage before waits, those of its
-// weights some time later.
+// Backward in two halves: first the gradients of a stage's inputs, for which the previous stage waits, later those of
+// its weights.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -8,15 +8,16 @@
 
 namespace dtensor::pipeline {
 
-// Of one microbatch. The graph of `outputs` belongs to it from then on.
+// The split backward of one microbatch, which owns the graph of `outputs` once it has begun.
 class SplitBackward {
  public:
-  // Gradients of `inputs`, undefined where none arrives. Where the graph holds a segment that is recomputed, whose
-  // weights autograd does not see, those of the weights are computed too, and reduced over ranks where `reduces`.
+  // Returns the gradients of `inputs`, undefined if none arrives. If the graph contains a recomputed segment, whose
+  // weights are not in autograd's graph, also computes the gradients of weights, and reduces them over ranks if
+  // `reduces`.
   Tensors backward_input(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs, bool reduces = true);
-  // Adds the weights' gradients to .grad, through all hooks and once each, however often a weight is used.
+  // Adds the weights' gradients to .grad. Hooks run once per weight, even if it is used several times.
   void backward_weight();
-  // Whether nothing is left for it.
+  // Whether backward_weight() has nothing to do.
   bool empty() const { return roots_.empty(); }
 
  private:

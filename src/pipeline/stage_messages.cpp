@@ -1,6 +1,6 @@
-// A message is a header of fixed size, which says how many tensors follow and what they are, then the tensors. Every
-// message has its header, so that sizes may change at any time without an agreement before. Where there is none to be
-// sent, the header says why.
+// A message is a header of fixed size, with the number and metadata of the tensors, and then the tensors. Every message
+// has its header, so sizes may change at any time without prior agreement. Instead of tensors, the header may contain
+// the reason of a failure.
 #include "pipeline/stage_messages.h"
 
 #include <ATen/ATen.h>
@@ -14,8 +14,8 @@
 namespace dtensor::pipeline {
 namespace {
 
-constexpr std::int64_t kHeader = 128;  // numbers; longer ones follow in a message of their own
-constexpr std::int64_t kRefused = -1;  // in the place of the number of tensors; the reason follows
+constexpr std::int64_t kHeader = 128;  // numbers; the rest of a longer header is a second message
+constexpr std::int64_t kRefused = -1;  // replaces the number of tensors if the reason of a failure follows
 
 using Numbers = std::vector<std::int64_t>;
 
@@ -55,13 +55,13 @@ class Reader {
 
 bool is_dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
 
-// In the order of memory that the sender has, as a view may need it; what has gaps or repeats itself arrives in order.
+// The sender's strides, which views may need; contiguous strides if its memory has gaps or overlaps.
 at::DimVector strides_there(const at::Tensor& tensor, const at::Tensor& local) {
   return is_dense(local) ? at::DimVector(tensor.strides()) : c10::contiguous_strides(tensor.sizes());
 }
 
-// Of a tensor: defined, wants a gradient, dtype, sizes and strides, placements (none of a plain one), local sizes and
-// strides.
+// Appends for a tensor: defined, requires_grad, dtype, sizes and strides, placements (empty for a regular tensor),
+// local sizes and strides.
 void describe(Numbers& header, const at::Tensor& tensor, const at::Tensor& local) {
   header.push_back(tensor.defined());
   if (!tensor.defined()) return;
@@ -74,14 +74,16 @@ void describe(Numbers& header, const at::Tensor& tensor, const at::Tensor& local
   append(header, strides_there(local, local));
 }
 
-// Placements are told, not the mesh that they are of: it must be the stage's, or one that arranges its ranks alike.
+// The local tensor to send. The message contains placements but no mesh, so the mesh must be the stage's or arrange its
+// ranks alike.
 at::Tensor part_on_stage(const at::Tensor& tensor, const DeviceMesh& slice) {
   if (!is_dtensor(tensor)) return tensor;
   const DeviceMesh mesh = DTensor(tensor).mesh();
   TORCH_CHECK(slice && mesh.ranks() == slice.ranks() && mesh.shape() == slice.shape(),
-              "pipeline: a stage passes on a tensor that lies on ", mesh.str(), "; the next stage takes what lies on ",
-              slice ? "the stage's mesh, " + slice.str() : "no mesh (plain tensors)",
-              ", or on another that arranges these ranks alike: redistribute it there first");
+              "pipeline: expected outputs of a stage on ",
+              slice ? "the stage's mesh, " + slice.str() : "no mesh (regular tensors)",
+              ", or on another mesh that arranges these ranks alike, got one on ", mesh.str(),
+              "; redistribute it first");
   return DTensor(tensor).to_local();
 }
 
@@ -149,7 +151,8 @@ std::pair<Tensors, MicrobatchState> StageMessages::receive(int peer, int channel
   Reader read(header);
   read.number();
   const std::int64_t arrived = read.number();
-  TORCH_CHECK(arrived == channel, "pipeline: message ", arrived, " from rank ", peer, " where ", channel, " was due");
+  TORCH_CHECK(arrived == channel, "pipeline: expected message ", channel, " from rank ", peer, ", got message ",
+              arrived);
   MicrobatchState where;
   for (std::int64_t* n : {&where.rows.first, &where.rows.count, &where.rows.total}) *n = read.number();
   where.random_operators = static_cast<std::uint64_t>(read.number());

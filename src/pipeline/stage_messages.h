@@ -1,6 +1,6 @@
-// Tensors from stage to stage along the pipeline's axis. Ranks of neighbouring stages that have the same coordinate on
-// the other axes exchange their local parts, and what is needed to make DTensors of them again: slices of one mesh have
-// the same shape, so placements mean the same on both.
+// Sends tensors between stages along the pipeline's axis. Ranks of neighbouring stages with the same coordinates on
+// the other axes exchange their local tensors and the metadata of the DTensors. The stages' meshes have
+// the same shape, so placements have the same meaning on both.
 #pragma once
 
 #include <deque>
@@ -11,32 +11,32 @@
 
 namespace dtensor::pipeline {
 
-// Where a microbatch lies in its batch, and how many random operators have run on its way: so that random numbers are
-// those of one device.
+// Position of a microbatch in its batch, and the number of random operators that it has passed. They make random
+// numbers equal to those of one device.
 struct MicrobatchState {
   MicrobatchRandomGuard::Range rows;
   std::uint64_t random_operators = 0;
 };
 
-// Received in the place of a message: why there is none.
+// Thrown by receive() if the peer sent a failure instead of a message.
 struct MessageRefused {
   std::string reason;
 };
 
 class StageMessages {
  public:
-  // `line`: the ranks along the axis. `slice`: this stage's mesh, or none.
+  // `line`: the ranks along the axis. `slice`: this stage's mesh, or undefined.
   StageMessages(Communicator line, DeviceMesh slice) : axis_comm_(std::move(line)), slice_(std::move(slice)) {}
 
-  // Returns at once. Messages arrive in the order in which they are sent; `channel` tells them apart, so that a mistake
+  // Does not block. Messages arrive in the order in which they are sent; receive() checks `channel`, so that a mismatch
   // is an error.
   void send(const Tensors& tensors, const MicrobatchState& where, int peer, int channel);
-  // In the place of a message that cannot be made, likewise.
+  // Sends a failure instead of a message. Does not block.
   void send_failure(const std::string& reason, int peer, int channel);
-  // Blocks. Tensors that are to get a gradient are leaves that require one. Throws MessageRefused where that was
-  // refused.
+  // Blocks. Tensors whose sender requires a gradient are leaves with requires_grad. Throws MessageRefused if the peer
+  // sent a failure.
   std::pair<Tensors, MicrobatchState> receive(int peer, int channel);
-  // Blocks until all that was sent has been received.
+  // Blocks until all sent messages have been received.
   void finish();
 
  private:

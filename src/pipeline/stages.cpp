@@ -1,4 +1,4 @@
-// Models cut into stages, and batches into microbatches.
+// Splits models into stages, and batches into microbatches.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -9,15 +9,17 @@
 
 namespace dtensor::pipeline {
 
-// By dynamic programming: dearest[k][n] is the least that the dearest of k stages costs which hold the first n layers.
+// Dynamic programming: highest_cost[k][n] is the minimal cost of the most expensive of k stages with the first n
+// layers.
 std::vector<int> balanced_stages(const std::vector<double>& costs, int stages) {
   const std::size_t layers = costs.size(), count = static_cast<std::size_t>(std::max(stages, 0));
-  TORCH_CHECK(stages > 0 && count <= layers, "balanced_stages: ", layers, " layers do not fill ", stages, " stages");
+  TORCH_CHECK(stages > 0 && count <= layers, "balanced_stages: expected 1 to ", layers, " stages for ", layers,
+              " layers, got ", stages);
   std::vector<double> upto(layers + 1);
   for (std::size_t i = 0; i < layers; ++i) {
     upto[i + 1] = upto[i] + costs[i];
     TORCH_CHECK(costs[i] >= 0 && std::isfinite(upto[i + 1]), "balanced_stages: layer ", i, " costs ", costs[i],
-                "; costs and their sum must be finite, and not negative");
+                "; expected non-negative costs with a finite sum");
   }
   const double never = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> highest_cost(count + 1, std::vector<double>(layers + 1, never));
@@ -42,12 +44,12 @@ std::vector<int> balanced_stages(const std::vector<double>& costs, int stages) {
 }
 
 StageFunction stage_of_layers(const std::vector<Layer>& layers, const std::vector<int>& stage_of, int stage) {
-  TORCH_CHECK(layers.size() == stage_of.size(), "stage_of_layers: ", stage_of.size(), " stages given for ",
-              layers.size(), " layers");
+  TORCH_CHECK(layers.size() == stage_of.size(), "stage_of_layers: expected a stage for each of ", layers.size(),
+              " layers, got ", stage_of.size());
   std::vector<StageFunction> own;
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    TORCH_CHECK(i == 0 || stage_of[i] >= stage_of[i - 1], "stage_of_layers: layer ", layers[i].name, " is on stage ",
-                stage_of[i], ", the one before on ", stage_of[i - 1]);
+    TORCH_CHECK(i == 0 || stage_of[i] >= stage_of[i - 1], "stage_of_layers: expected ascending stages, got ",
+                stage_of[i], " for layer ", layers[i].name, " after ", stage_of[i - 1]);
     if (stage_of[i] == stage) own.push_back(layers[i].forward);
   }
   return [own](const Tensors& inputs) {
@@ -68,8 +70,9 @@ WeightFunction valid_targets(std::int64_t ignore_index) {
 }
 
 std::vector<at::Tensor> microbatches(const at::Tensor& batch, int count) {
-  TORCH_CHECK(batch.dim() > 0 && count > 0 && count <= batch.size(0), "microbatches: ", batch.sizes(), " in ", count,
-              " parts leaves some without rows");
+  TORCH_CHECK(batch.dim() > 0 && count > 0 && count <= batch.size(0),
+              "microbatches: expected a batch with at least one row per microbatch, got sizes ", batch.sizes(), " and ",
+              count, " microbatches");
   return at::tensor_split(batch, count, 0);
 }
 

@@ -1,5 +1,5 @@
-// Actions in their order; sends do not wait, receives do. The loss of a microbatch enters with its share of the whole
-// batch, so unequal microbatches give one device's mean.
+// Runs actions in order; sends do not block, receives do. The loss of a microbatch is weighted by its share of the
+// entire batch, so unequal microbatches give the mean of one device.
 #include "pipeline/step.h"
 
 #include <ATen/ATen.h>
@@ -16,7 +16,7 @@
 namespace dtensor::pipeline {
 namespace {
 
-// What the next stage computes with: its own leaves, or those of a stage on this rank without a message.
+// The inputs of the next stage if it is on this rank: detached leaves, as a message would create.
 Tensors as_leaves(const Tensors& outputs) {
   Tensors leaves;
   for (const at::Tensor& output : outputs) {
@@ -26,7 +26,7 @@ Tensors as_leaves(const Tensors& outputs) {
   return leaves;
 }
 
-// The outputs to which a gradient has come, with it.
+// The outputs that have a gradient, and their gradients.
 std::pair<Tensors, Tensors> with_gradients(const Tensors& outputs, const Tensors& gradients) {
   std::pair<Tensors, Tensors> result;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -37,8 +37,8 @@ std::pair<Tensors, Tensors> with_gradients(const Tensors& outputs, const Tensors
   return result;
 }
 
-// A step runs forward and backward in one call, which autocast may surround; backward is not to be under it, or what a
-// stage computes in full width would have narrow gradients.
+// A step runs forward and backward in one call, possibly under the caller's autocast. Disables autocast for backward;
+// otherwise full-precision computation of a stage would have low-precision gradients.
 class AutocastDisabled {
  public:
   explicit AutocastDisabled(c10::DeviceType device)
@@ -132,7 +132,8 @@ void Step::run(const Action& action) {
   }
 }
 
-// In evaluation: what no later action needs. Outputs are needed until they are sent; another stage here has its own.
+// In evaluation, frees what no later action needs. Outputs are needed until they are sent; a next stage on this rank
+// has copies.
 void Step::forget(const Action& action) {
   const bool sent = action.kind == ActionKind::send_forward;
   const bool stays = action.kind == ActionKind::forward && (action.stage == last_ || is_local(action.stage + 1));
@@ -141,7 +142,7 @@ void Step::forget(const Action& action) {
 }
 
 MicrobatchState Step::initial_microbatch_state(int microbatch) const {
-  const auto rows_of = [](const Tensors& inputs) {  // an input that is left out has none
+  const auto rows_of = [](const Tensors& inputs) {  // undefined inputs have no rows
     const auto has_rows = [](const at::Tensor& input) { return input.defined() && input.dim() > 0; };
     const auto first = std::find_if(inputs.begin(), inputs.end(), has_rows);
     return first == inputs.end() ? std::int64_t{0} : first->size(0);
@@ -152,7 +153,7 @@ MicrobatchState Step::initial_microbatch_state(int microbatch) const {
     if (m == static_cast<std::size_t>(microbatch)) where.rows.first = where.rows.total, where.rows.count = rows;
     where.rows.total += rows;
   }
-  // A step on some of a batch's rows (gradient accumulation over steps).
+  // The step may compute some rows of a larger batch (gradient accumulation over steps).
   if (const auto* piece = ScopedValue<MicrobatchRandomGuard::Range>::current();
       piece && piece->count == where.rows.total) {
     where.rows = {piece->first + where.rows.first, where.rows.count, piece->total};
@@ -171,7 +172,7 @@ void Step::forward(const Action& action) {
     const MicrobatchRandomGuard rows(mine.where.rows);
     set_rng_state(context_.mesh, {random_.seed, random_.counter + mine.where.random_operators});
     mine.outputs = context_.stages.at(action.stage).forward(mine.inputs);
-    if (action.stage == last_) add_loss(mine, action.microbatch);  // which may draw random numbers, too
+    if (action.stage == last_) add_loss(mine, action.microbatch);  // the loss may draw random numbers
     mine.where.random_operators = get_rng_state(context_.mesh).counter - random_.counter;
     random_operators_ = std::max(random_operators_, mine.where.random_operators);
   }
@@ -188,10 +189,10 @@ void Step::forward(const Action& action) {
 void Step::add_loss(Slot& mine, int microbatch) {
   const auto index = static_cast<std::size_t>(microbatch);
   const at::Tensor loss = context_.loss(mine.outputs, context_.targets.at(index));
-  TORCH_CHECK(loss.numel() == 1, "pipeline: the loss of microbatch ", microbatch, " has sizes ", loss.sizes(),
-              "; it must be one number, the mean over the microbatch");
+  TORCH_CHECK(loss.numel() == 1, "pipeline: expected the loss of microbatch ", microbatch,
+              " to be one number, the mean over the microbatch, got sizes ", loss.sizes());
   const double share = context_.shares.at(index);
-  if (share == 0) {  // nothing counts: the mean of none, which may be NaN
+  if (share == 0) {  // no valid target: the mean may be NaN
     mine.outputs = {loss};
     mine.output_gradients = {at::Tensor()};
     return;
@@ -211,7 +212,7 @@ void Step::backward(const Action& action) {
     const bool reduces = synchronises(action);
     std::optional<NoGradientSync> later;
     if (!splits && !reduces) later.emplace();
-    const MicrobatchRandomGuard rows(mine.where.rows);  // for what is computed again
+    const MicrobatchRandomGuard rows(mine.where.rows);  // for recomputation
     mine.input_gradients = run_backward(mine, splits, reduces);
   }
   StageState& state = states_[action.stage];
@@ -228,7 +229,7 @@ void Step::backward(const Action& action) {
   }
 }
 
-// The gradients of the inputs, undefined ones where none is wanted or came.
+// Returns the gradients of the inputs, undefined if they require none or none arrived.
 Tensors Step::run_backward(Slot& mine, bool splits, bool reduces) {
   const auto [outputs, gradients] = with_gradients(mine.outputs, mine.output_gradients);
   const auto wants = [](const at::Tensor& input) { return input.defined() && input.requires_grad(); };
@@ -247,8 +248,8 @@ Tensors Step::run_backward(Slot& mine, bool splits, bool reduces) {
   return all;
 }
 
-// Those of the batch are the user's, who finds them in .grad: a whole backward has put them there. A sum has memory of
-// its own: what autograd returns may be the gradient of another input too, or what backward_weight still needs.
+// Adds gradients of the batch to .grad, where the user finds them; a fused backward has done so already. The sum has
+// its own memory, because autograd may return one tensor for several inputs, or one that backward_weight still needs.
 void Step::keep_input_gradients(Slot& mine, bool splits) {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; splits && i < mine.inputs.size(); ++i) {
@@ -262,7 +263,7 @@ void Step::keep_input_gradients(Slot& mine, bool splits) {
   mine.input_gradients.clear();
 }
 
-// The last microbatch's are reduced in its backward; those of the others were not.
+// Reduces the gradients of the batch. Backward reduced only those of the last microbatch.
 void Step::reduce_input_gradients() {
   if (!trains_ || !is_local(0) || NoGradientSync::current()) return;
   Tensors wanted;
@@ -274,7 +275,7 @@ void Step::reduce_input_gradients() {
   reduce_gradients(wanted);
 }
 
-// What is gathered does not outlive its action, unless its owner or the schedule says so.
+// Frees gathered parameters after the action, unless the unit's options or the schedule keep them.
 void Step::reshard_after_forward(int stage) {
   if (states_[stage].unshards) return;
   for (const FsdpUnit& unit : states_[stage].units) {
@@ -299,12 +300,12 @@ void Step::weight(const Action& action) {
   end_of_microbatch(action.stage);
 }
 
-// Gradients are reduced where the stage computes them, unless the schedule says when, or the caller that a later step
-// does.
+// Whether the stage's gradients are reduced when they are computed: not if the schedule has REDUCE_GRAD, or under
+// NoGradientSync.
 bool Step::reduces_here(int stage) { return !states_[stage].reduces && !NoGradientSync::current(); }
 
-// In the last backward of the step that computes gradients of the stage's weights. That is the last I where segments
-// are recomputed, which leave nothing to W; an I that leaves them reduces nothing.
+// Whether this is the last action of the step that computes gradients of the stage's weights: the last W, or the last I
+// if recomputed segments leave nothing to W. An I that leaves work to W reduces nothing.
 bool Step::synchronises(const Action& action) {
   const StageState& state = states_[action.stage];
   const bool last = action.kind == ActionKind::backward_weight ? state.inputs_left == 0 && state.halves == 1
@@ -315,7 +316,8 @@ bool Step::synchronises(const Action& action) {
 void Step::end_of_microbatch(int stage) {
   StageState& state = states_[stage];
   const bool last = --state.weights_left == 0;
-  if (last && reduces_here(stage)) reduce_gradients(context_.stages.at(stage).list());  // what backward did not reach
+  if (last && reduces_here(stage))
+    reduce_gradients(context_.stages.at(stage).list());  // gradients that backward did not reach
   --state.now;
 }
 

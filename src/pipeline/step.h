@@ -1,4 +1,4 @@
-// One run of a schedule on this rank: what each action does.
+// One run of a schedule on this rank: executes each action.
 #pragma once
 
 #include <chrono>
@@ -15,12 +15,12 @@ namespace dtensor::pipeline {
 
 struct Stage {
   StageFunction forward;
-  std::optional<std::vector<at::Tensor>> parameters;  // where they were told
+  std::optional<std::vector<at::Tensor>> parameters;  // if set_stage got them
 
   at::TensorList list() const { return parameters ? at::TensorList(*parameters) : at::TensorList(); }
 };
 
-// What a step needs of its pipeline.
+// The state of the pipeline that a step uses.
 struct StepContext {
   const DeviceMesh& mesh;
   const Schedule& schedule;
@@ -29,45 +29,45 @@ struct StepContext {
   const LossFunction& loss;
   const std::vector<Tensors>& inputs;
   const std::vector<Tensors>& targets;
-  const std::vector<double>& shares;  // of each microbatch in the mean, on the last stage's ranks
+  const std::vector<double>& shares;  // weight of each microbatch in the mean, on the last stage's ranks
   double loss_scale;
 };
 
 class Step {
  public:
   Step(const StepContext& context, StageMessages& messages);
-  // Where a stage throws, on this rank or on one whose messages are due here, the rest of the list is run without
-  // computing, so that no rank waits for another: each then comes to its end.
+  // After an exception in a stage, on this rank or on one that sends to it, the remaining actions are run without
+  // computing, so that no rank waits for another and each reaches the end of its list.
   void run();
-  // Why, and what was thrown on this rank, if anything was.
+  // The reason of a failure, and the exception that was thrown on this rank, if any.
   const std::string& failure() const { return failure_; }
   const std::exception_ptr& thrown() const { return thrown_; }
-  // After a run that did not fail on any rank.
+  // Called after a run that did not fail on any rank.
   void finish() { reduce_input_gradients(); }
 
-  // How many random operators a microbatch meets on its way through the stages that ran here.
+  // The number of random operators that a microbatch passed in the stages that ran here.
   std::uint64_t random_operators() const { return random_operators_; }
-  // Of the last stage; undefined elsewhere.
+  // Loss of the last stage; undefined on other ranks.
   const at::Tensor& loss() const { return loss_; }
   std::vector<int> live_activations() const;
   const std::vector<TimedAction>& actions() const { return actions_; }
   std::chrono::steady_clock::time_point begin() const { return begin_; }
 
  private:
-  // Of a stage and microbatch.
+  // State of a stage and microbatch.
   struct Slot {
     Tensors inputs, outputs;   // outputs are kept until backward
-    Tensors output_gradients;  // that have arrived
-    Tensors input_gradients;   // that are to be sent
-    MicrobatchState where;     // before the stage has run, and after it
+    Tensors output_gradients;  // gradients that have arrived
+    Tensors input_gradients;   // gradients to be sent
+    MicrobatchState where;     // at the stage's input, then at its output
     std::optional<SplitBackward> split;
   };
   struct StageState {
     std::string name;  // for messages and traces
     int now = 0, most = 0;
-    int inputs_left = 0, weights_left = 0;   // B and I, B and W that are still to come
-    int halves = 0;                          // microbatches whose I has left something to W
-    bool unshards = false, reduces = false;  // this schedule has the stage's UNSHARD, its REDUCE_GRAD
+    int inputs_left = 0, weights_left = 0;   // remaining B and I, remaining B and W
+    int halves = 0;                          // microbatches whose W has work left
+    bool unshards = false, reduces = false;  // the schedule has UNSHARD, REDUCE_GRAD of the stage
     std::vector<FsdpUnit> units = {};
   };
 
@@ -102,7 +102,7 @@ class Step {
   const bool trains_;
   std::map<std::pair<int, int>, Slot> slots_;
   std::map<int, StageState> states_;
-  const RngState random_;  // as the step begins
+  const RngState random_;  // at the begin of the step
   std::uint64_t random_operators_ = 0;
   at::Tensor loss_;
   std::string failure_;

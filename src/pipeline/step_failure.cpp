@@ -1,11 +1,11 @@
-// A step in which a stage throws: its rank runs the rest of its list without computing, and says why in the place of
-// each message. So do those who receive that, and every rank comes to its end.
+// Failure of a step: a rank whose stage throws runs its remaining actions without computing, and sends the reason
+// instead of each message. Ranks that receive it do the same, so every rank reaches the end of its list.
 #include "dtensor/comm.h"
 #include "pipeline/step.h"
 
 namespace dtensor::pipeline {
 
-// Of what is sent or received; of another action, nothing.
+// Peer and channel of a send or receive; {-1, -1} for another action.
 Step::Route Step::route_of(const Action& action) const {
   const bool receives = action.kind == ActionKind::recv_forward || action.kind == ActionKind::recv_backward;
   const bool forward = action.kind == ActionKind::recv_forward || action.kind == ActionKind::send_forward;
@@ -14,7 +14,7 @@ Step::Route Step::route_of(const Action& action) const {
   return {context_.schedule.rank_of(other), channel(receives ? action.stage : other, action.microbatch, forward)};
 }
 
-// Where ranks are gone, or wait for each other, there is nobody to be told.
+// A CommError is rethrown: ranks have left or wait for each other, so no rank would receive the reason.
 void Step::attempt(const Action& action) {
   try {
     run(action);
@@ -30,12 +30,12 @@ void Step::attempt(const Action& action) {
   }
 }
 
-// Within a handler.
+// Called within an exception handler.
 void Step::fail(const Action& action, const std::string& why) {
   if (action.kind == ActionKind::recv_forward || action.kind == ActionKind::recv_backward) throw;
   thrown_ = std::current_exception();
   failure_ = c10::str("pipeline: in ", to_string(action), ": ", why);
-  skip(action);  // it may have been to send
+  skip(action);  // sends the failure if the action was to send
 }
 
 void Step::skip(const Action& action) {
@@ -48,7 +48,7 @@ void Step::skip(const Action& action) {
     case ActionKind::recv_backward:
       try {
         messages_.receive(peer, channel);
-      } catch (const MessageRefused&) {  // for the same reason, or another
+      } catch (const MessageRefused&) {  // the failure is known already
       }
       return;
     case ActionKind::reshard:

@@ -1,5 +1,5 @@
-// Copies have equal placements, so their local parts are summed where they lie, as soon as gradients are in those
-// placements; as they come, each copy's may be in others.
+// Copies have equal placements, so their local tensors can be summed once their gradients have these
+// placements. Before that, the gradients' placements may differ.
 #include "pipeline/tied_parameters.h"
 
 #include <ATen/ATen.h>
@@ -32,7 +32,8 @@ TiedParameter::TiedParameter(std::string name, Communicator line, const std::vec
   for (int i = 0; i < line.size(); ++i) {
     if (counts[static_cast<std::size_t>(i)].item<std::int64_t>() > 0) members.push_back(i);
   }
-  TORCH_CHECK(!members.empty(), "pipeline: no rank has a copy of the tied parameter ", name_);
+  TORCH_CHECK(!members.empty(), "pipeline: expected a copy of the tied parameter ", name_,
+              " on at least one rank, got none");
   first_ = members.front() == line.rank();
   if (!copies_.empty() && members.size() > 1) holders_ = line.subgroup(members, "tied");
 }
@@ -54,7 +55,7 @@ void TiedParameter::end_step() {
   if (copies_.empty()) return;
   const LocalNoGradGuard scope;
   if (!gradients_wait()) return sum_up();
-  // An earlier sum is the part of one copy, so that the next sum has it once.
+  // Adds the earlier sum to one copy, so that the next sum includes it once.
   at::Tensor& part = copies_[0].mutable_grad();
   if (first_ && before_[0].defined()) part = part.defined() ? before_[0] + part : before_[0];
   before_.assign(copies_.size(), at::Tensor());
@@ -62,7 +63,7 @@ void TiedParameter::end_step() {
   waits_ = true;
 }
 
-// The gradients of copies that no step reaches stay undefined, as on one device.
+// If no step reaches any copy, their gradients stay undefined, as on one device.
 void TiedParameter::sum_up() {
   reduce_gradients(copies_);
   at::Tensor sum;

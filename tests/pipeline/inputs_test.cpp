@@ -102,7 +102,7 @@ TEST(PipelineInputs, MayBeResultsOfOperatorsInEvaluation) {
     for (const Tensors& target : targets) inputs.push_back({at::mm(target[0], weight)});
     EXPECT_FALSE(pipe.evaluate(inputs, targets).requires_grad());
     const std::string error = test::error_of([&] { pipe.step(inputs, targets); });
-    EXPECT_NE(error.find("is the result of operators and wants a gradient"), std::string::npos) << error;
+    EXPECT_NE(error.find("requires a gradient and is the result of operators"), std::string::npos) << error;
   });
 }
 

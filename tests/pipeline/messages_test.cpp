@@ -96,7 +96,7 @@ TEST(PipelineMessages, TensorsOfAnotherMeshAreRefused) {
   const Placements split{Shard(0), Shard(1)};
   EXPECT_EQ(error_with({"dp", "tp"}, split), "no error");
   for (const std::string& error : {error_with({"tp", "dp"}, split), error_with({"tp"}, {Shard(0)})}) {
-    EXPECT_NE(error.find("the next stage takes what lies on the stage's mesh"), std::string::npos) << error;
+    EXPECT_NE(error.find("expected outputs of a stage on the stage's mesh"), std::string::npos) << error;
   }
 }
 

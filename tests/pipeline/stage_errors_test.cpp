@@ -47,10 +47,10 @@ const std::vector<Mistake>& mistakes() {
   static const std::vector<Mistake> all{
       {"no rank has stage 9 of 2", [](Line& l) { l.pipe.stage_mesh(9); }},
       {"no rank has stage -1 of 2", [](Line& l) { l.pipe.stage_mesh(-1); }},
-      {"3 inputs for 2 microbatches", [](Line& l) { l.pipe.step(parts(l.x, 3), parts(l.x, 2)); }},
-      {"3 targets for 2 microbatches", [](Line& l) { l.pipe.step(parts(l.x, 2), parts(l.x, 3)); }},
-      {"3 targets for 2 microbatches", [](Line& l) { l.pipe.evaluate(parts(l.x, 2), parts(l.x, 3)); }},
-      {"no target counts",
+      {"expected inputs of 2 microbatches, got 3", [](Line& l) { l.pipe.step(parts(l.x, 3), parts(l.x, 2)); }},
+      {"expected targets of 2 microbatches, got 3", [](Line& l) { l.pipe.step(parts(l.x, 2), parts(l.x, 3)); }},
+      {"expected targets of 2 microbatches, got 3", [](Line& l) { l.pipe.evaluate(parts(l.x, 2), parts(l.x, 3)); }},
+      {"no target is valid",
        [](Line& l) {
          const Tensors none{l.x.narrow(0, 0, 0)};
          l.pipe.step(parts(l.x, 2), {none, none});
@@ -59,12 +59,12 @@ const std::vector<Mistake>& mistakes() {
        [](Line& l) {
          l.pipe.step(parts(l.x, 2), {{}, {}});
        }},
-      {"a microbatch weighs -",
+      {"non-negative weight of a microbatch, got -",
        [](Line& l) {
          l.heavy = -2;
          l.pipe.step(parts(l.x, 2), parts(l.x, 2));
        }},
-      {"a microbatch weighs inf",
+      {"non-negative weight of a microbatch, got inf",
        [](Line& l) {
          l.heavy = INFINITY;
          l.pipe.step(parts(l.x, 2), parts(l.x, 2));
@@ -135,8 +135,8 @@ TEST(PipelineMistakes, OfOneRankOfAStageAreToldByAllRanks) {
       for (Tensors& part : computed) part[0] = part[0].detach().requires_grad_() * 2;
       const auto& own_targets = mistaken ? more : targets;
       const std::vector<std::pair<const char*, std::function<void()>>> mistakes{
-          {"3 targets for 2 microbatches", [&] { replicas.pipe.step(inputs, own_targets); }},
-          {"3 targets for 2 microbatches", [&] { replicas.pipe.evaluate(inputs, own_targets); }},
+          {"expected targets of 2 microbatches, got 3", [&] { replicas.pipe.step(inputs, own_targets); }},
+          {"expected targets of 2 microbatches, got 3", [&] { replicas.pipe.evaluate(inputs, own_targets); }},
           {"step() computes gradients",
            [&] {
              const at::AutoGradMode mode(!mistaken);
@@ -169,7 +169,7 @@ TEST(PipelineMistakes, ActionsThatOneRankDoesNotHaveAreToldByAllRanks) {
     const auto actions = line.pipe.step(parts(line.x, 2), parts(line.x, 2)).actions;
     const std::string error =
         error_of([&] { line.pipe.gather_actions(world.rank() == 1 ? decltype(actions){} : actions); });
-    EXPECT_NE(error.find("gather_actions: 0 actions"), std::string::npos) << error;
+    EXPECT_NE(error.find("of a step of this pipeline, got 0"), std::string::npos) << error;
     EXPECT_EQ(line.pipe.gather_actions(actions).size(), 2U);
   });
 }

@@ -27,7 +27,7 @@ TEST(ScheduleCheck, RefusalsNameTheTwoActions) {
       {"0F0 0B0\n2F0 2B0\n", "incomplete: 1F0 is on no rank, but there is 2B0 (rank 1, action 1)"},
       {"0F0 0B0 0F2 0B2 0UNSHARD", "incomplete: 0F1 of rank 0 is missing, but there is 0UNSHARD (rank 0, action 4)"},
       {"0F999999 0B0 9F0",
-       "9F0 (rank 0, action 2) and 0F999999 (rank 0, action 0) make 10 stages and 1000000 microbatches"},
+       "9F0 (rank 0, action 2) and 0F999999 (rank 0, action 0) require 10 stages and 1000000 microbatches"},
       {"0B0 0F0\n", "0B0 (rank 0, action 0) waits for 0F0 (rank 0, action 1)"},
       {"0F0 0W0 0I0\n", "0W0 (rank 0, action 1) waits for 0I0 (rank 0, action 2)"},
       {"0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0\n",
@@ -41,7 +41,7 @@ TEST(ScheduleCheck, RefusalsNameTheTwoActions) {
       {"0F0 0SEND_F0 1RECV_F0 1F0 1B0 0B0",
        "unmatched: 0SEND_F0 (rank 0, action 1) and 1RECV_F0, whose stages are neighbours"},
       {"0F0 0SEND_F0 0B0\n",
-       "unmatched: 0SEND_F0 (rank 0, action 1) and 1RECV_F0, whose stages are neighbours on one rank or are not there"},
+       "unmatched: 0SEND_F0 (rank 0, action 1) and 1RECV_F0, whose stages are neighbours on one rank or do not exist"},
       {"0UNSHARD 0F0 0RESHARD 0B0", "weights that are freed: 0B0 (rank 0, action 3) after 0RESHARD (rank 0, action 2)"},
       {"0F0 0UNSHARD 0B0 0RESHARD",
        "before its weights are unsharded: 0F0 (rank 0, action 0) and 0UNSHARD (rank 0, action 1)"},
@@ -77,8 +77,8 @@ TEST(ScheduleCheck, ACycleOfWaitingRanksIsTold) {
 TEST(ScheduleCheck, SizesAndMemoryAreBounded) {
   const std::string gpipe = make_schedule("gpipe", 2, 3).str();
   EXPECT_EQ(refusal(gpipe, {2, 3, 3}), "");
-  EXPECT_NE(refusal(gpipe, {3}).find("it has 2 stages, the model 3"), std::string::npos);
-  EXPECT_NE(refusal(gpipe, {2, 4}).find("it has 3 microbatches, the step 4"), std::string::npos);
+  EXPECT_NE(refusal(gpipe, {3}).find("expected 3 stages, got 2"), std::string::npos);
+  EXPECT_NE(refusal(gpipe, {2, 4}).find("expected 4 microbatches, got 3"), std::string::npos);
   const std::string error = refusal(gpipe, {.live_microbatches = 2});
   EXPECT_NE(
       error.find(

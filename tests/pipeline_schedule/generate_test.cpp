@@ -171,7 +171,7 @@ TEST(Generated, WhatCannotBeIsRefused) {
   EXPECT_NE(error_of([] { make_schedule("1f1b", 0, 2); }).find("0 ranks, 2 microbatches"), std::string::npos);
   EXPECT_NE(error_of([] { make_schedule("1f1b", 2, 0); }).find("2 ranks, 0 microbatches"), std::string::npos);
   EXPECT_NE(error_of([] { make_schedule("1f1b", 2, 2, -1); }).find("-1 chunks"), std::string::npos);
-  EXPECT_NE(error_of([] { make_schedule("zbv", 2, 2, 3); }).find("zbv has 2 chunks a rank (a V), not 3"),
+  EXPECT_NE(error_of([] { make_schedule("zbv", 2, 2, 3); }).find("zbv: expected 2 chunks per rank (a V), got 3"),
             std::string::npos);
 }
 

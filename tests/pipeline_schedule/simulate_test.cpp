@@ -94,11 +94,11 @@ TEST(Simulate, RefusesWhatCannotRunOrCosts) {
             std::string::npos);
   EXPECT_NE(error_of([] {
               simulate(Schedule::parse("0F0 0B0"), Costs{.forward = -1});
-            }).find("0F0 (rank 0, action 0) costs -1"),
+            }).find("expected a cost >= 0 of 0F0 (rank 0, action 0), got -1"),
             std::string::npos);
   EXPECT_NE(error_of([] {
               simulate(make_schedule("1f1b", 2, 1), Costs{.stages = {1}});
-            }).find("costs of 1 stages, but there is 1F0"),
+            }).find("expected costs of all stages, got 1 costs, but there is 1F0"),
             std::string::npos);
 }
 

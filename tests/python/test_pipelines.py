@@ -40,7 +40,7 @@ class Parameters(unittest.TestCase):
             self.run_step(line)
             if told:
                 return line.clip_grad_norm_(1e9).item()
-            with self.assertRaisesRegex(RuntimeError, "parameters of stage 0, which set_stage was not given"):
+            with self.assertRaisesRegex(RuntimeError, "parameters of stage 0; pass them to set_stage"):
                 line.clip_grad_norm_(1e9)
 
         for norm in dtensor.run(2, on_rank, True):

@@ -1,4 +1,4 @@
-// Tables of places by kind, stage and microbatch; what an action needs is looked up in them.
+// Tables of positions by kind, stage and microbatch, in which dependencies are looked up.
 #include "pipeline/schedule/action_index.h"
 
 #include <c10/util/Exception.h>
@@ -20,23 +20,24 @@ ScheduleIndex::ScheduleIndex(const Schedule& schedule)
   for_each([&](ActionPosition place) { enter(place); });
 }
 
-// A schedule has at least an action for each stage and microbatch; that also bounds the tables.
+// Checks that the schedule has at least one action per stage and microbatch, which also bounds the size of the tables.
 void ScheduleIndex::check_numbers() {
   ActionPosition stage, microbatch;
   std::int64_t actions = 0;
   for_each([&](ActionPosition place) {
     const Action& action = at(place);
     const bool numbered = has_microbatch(action.kind) ? action.microbatch >= 0 : action.microbatch == -1;
-    TORCH_CHECK(action.stage >= 0 && numbered, "pipeline schedule: ", name(place), " has stage ", action.stage,
-                " and microbatch ", action.microbatch);
+    TORCH_CHECK(action.stage >= 0 && numbered,
+                "pipeline schedule: expected a stage >= 0 and a microbatch (>= 0, or -1 without one), got stage ",
+                action.stage, " and microbatch ", action.microbatch, " in ", name(place));
     if (action.stage == stages_ - 1) stage = place;
     if (action.microbatch == microbatches_ - 1) microbatch = place;
     ++actions;
   });
-  TORCH_CHECK(microbatches_ > 0, "pipeline schedule: nothing is computed in it");
+  TORCH_CHECK(microbatches_ > 0, "pipeline schedule: expected computation, but nothing is computed in it");
   TORCH_CHECK(std::int64_t{stages_} * microbatches_ <= actions, "pipeline schedule: incomplete: ", name(stage), " and ",
-              name(microbatch), " make ", stages_, " stages and ", microbatches_, " microbatches, more than its ",
-              actions, " actions can serve");
+              name(microbatch), " require ", stages_, " stages and ", microbatches_,
+              " microbatches, but there are only ", actions, " actions");
 }
 
 void ScheduleIndex::enter(ActionPosition place) {

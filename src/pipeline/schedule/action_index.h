@@ -1,5 +1,4 @@
-// Where a schedule's actions stand, and which others each of them needs: what everything that follows a schedule
-// through time builds on.
+// The position of each action of a schedule, and the actions that it depends on. All analyses of schedules use it.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -16,8 +15,8 @@ struct ActionPosition {
   friend bool operator==(const ActionPosition&, const ActionPosition&) = default;
 };
 
-// Of a schedule that outlives it. Making it throws unless each stage is on one rank and each action of a microbatch
-// stands there once at most.
+// Index of a schedule, which must outlive it. The constructor throws unless each stage is on one rank and each action
+// of a microbatch occurs at most once.
 class ScheduleIndex {
  public:
   explicit ScheduleIndex(const Schedule& schedule);
@@ -28,15 +27,15 @@ class ScheduleIndex {
   bool communicates() const { return communicates_; }
   int rank_of(int stage) const { return stage_ranks_[static_cast<std::size_t>(stage)].rank; }
 
-  // False for a stage or a microbatch that is not there.
+  // False if there is no such stage or microbatch.
   ActionPosition find(ActionKind kind, int stage, int microbatch) const;
   ActionPosition find(const Action& action) const { return find(action.kind, action.stage, action.microbatch); }
-  // B, or else I.
+  // B, or otherwise I.
   ActionPosition find_backward(int stage, int microbatch) const;
   const Action& at(ActionPosition place) const {
     return schedule_.ranks[static_cast<std::size_t>(place.rank)][static_cast<std::size_t>(place.at)];
   }
-  // Rank by rank, in order.
+  // Visits all positions rank by rank, in order.
   template <class Visitor>
   void for_each(const Visitor& visit) const {
     for (int rank = 0; rank < static_cast<int>(schedule_.ranks.size()); ++rank) {
@@ -44,8 +43,8 @@ class ScheduleIndex {
       for (int at = 0; at < actions; ++at) visit(ActionPosition{rank, at});
     }
   }
-  // What the action needs, as far as it is there. Results of a neighbouring stage come by the receive, where the
-  // schedule communicates and the stage is on another rank.
+  // The existing actions on which the action depends. If the schedule communicates, results of a stage on
+  // another rank come from the receive.
   c10::SmallVector<ActionPosition, 2> needs(const Action& action) const;
 
   // `1F0 (rank 1, action 3)`.
@@ -62,15 +61,15 @@ class ScheduleIndex {
   const Schedule& schedule_;
   int stages_, microbatches_;
   bool communicates_ = false;
-  std::vector<ActionPosition> stage_ranks_;                          // by stage: its first action
-  std::array<std::vector<ActionPosition>, kActionKinds> positions_;  // by kind, of those with a microbatch
+  std::vector<ActionPosition> stage_ranks_;                          // by stage: the position of its first action
+  std::array<std::vector<ActionPosition>, kActionKinds> positions_;  // by kind, for actions with a microbatch
 };
 
-// The message that an action sends (SEND_F, SEND_B), if its stage has that neighbour on another rank; the receive of
-// what an action needs (RECV_F, RECV_B) likewise.
+// The message that sends the result of an action (SEND_F, SEND_B), if the neighbouring stage exists and is on another
+// rank; and the receive of the input of an action (RECV_F, RECV_B), likewise.
 std::optional<Action> send_of(const ScheduleIndex& index, const Action& compute);
 std::optional<Action> receive_of(const ScheduleIndex& index, const Action& compute);
-// The other end of a message.
+// The matching receive of a send, or send of a receive.
 Action partner_of(const Action& communication);
 
 }  // namespace dtensor::pipeline

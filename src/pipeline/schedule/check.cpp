@@ -1,6 +1,5 @@
-// The proof of a schedule, from what is missing to what comes at the wrong time; each finding names the two actions.
-// That what is needed comes before, and that no rank waits for itself, are one question: whether the actions can be
-// followed to the end.
+// Verifies a schedule, from missing actions to wrong order; each error names the two actions. Whether dependencies come
+// before, and whether a rank waits for itself, is one question: whether the actions can be replayed to the end.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -16,8 +15,8 @@ template <class... Words>
   TORCH_CHECK(false, "pipeline schedule: ", words...);
 }
 
-// What shows that an action of this stage and microbatch is expected: the last of both, else of the microbatch, else of
-// the stage.
+// The action that shows that an action of this stage and microbatch is expected: the last of both, otherwise of the
+// microbatch, otherwise of the stage.
 ActionPosition evidence(const ScheduleIndex& index, int stage, int microbatch) {
   ActionPosition best;
   int score = 0;
@@ -31,10 +30,10 @@ ActionPosition evidence(const ScheduleIndex& index, int stage, int microbatch) {
 }
 
 void check_size(const ScheduleIndex& index, const ScheduleLimits& limits) {
-  TORCH_CHECK(limits.stages == 0 || limits.stages == index.stages(), "pipeline schedule: it has ", index.stages(),
-              " stages, the model ", limits.stages);
-  TORCH_CHECK(limits.microbatches == 0 || limits.microbatches == index.microbatches(), "pipeline schedule: it has ",
-              index.microbatches(), " microbatches, the step ", limits.microbatches);
+  TORCH_CHECK(limits.stages == 0 || limits.stages == index.stages(), "pipeline schedule: expected ", limits.stages,
+              " stages, got ", index.stages());
+  TORCH_CHECK(limits.microbatches == 0 || limits.microbatches == index.microbatches(), "pipeline schedule: expected ",
+              limits.microbatches, " microbatches, got ", index.microbatches());
   for (int stage = 0; stage < index.stages(); ++stage) {
     if (index.rank_of(stage) >= 0) continue;
     refuse("incomplete: ", to_string({ActionKind::forward, stage, 0}), " is on no rank, but there is ",
@@ -68,7 +67,7 @@ void check_compute(const ScheduleIndex& index, int stage, int microbatch, bool f
   require(ActionKind::backward_weight);
 }
 
-// Both ends of the message that carries what `place` makes, or neither where the neighbour is on the same rank.
+// Checks that both ends of the message with the result of `place` exist, unless the neighbour is on the same rank.
 void check_message(const ScheduleIndex& index, ActionPosition place) {
   const std::optional<Action> send = send_of(index, index.at(place));
   if (!send) return;
@@ -82,7 +81,7 @@ void check_message(const ScheduleIndex& index, ActionPosition place) {
                                : place));
 }
 
-// No message but those of check_message.
+// Checks that a message carries a result to a stage on another rank.
 void check_needed(const ScheduleIndex& index, ActionPosition place) {
   const Action& action = index.at(place);
   const bool sends = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
@@ -93,7 +92,7 @@ void check_needed(const ScheduleIndex& index, ActionPosition place) {
   if (producer && send_of(index, index.at(producer)) == send) return;
   const Action other = partner_of(action);
   refuse("unmatched: ", index.name(place), " and ", to_string(other),
-         producer ? ", whose stages are neighbours on one rank or are not there" : ", of which nothing is computed");
+         producer ? ", whose stages are neighbours on one rank or do not exist" : ", whose data is never computed");
 }
 
 void check_complete(const ScheduleIndex& index, bool forward_only) {
@@ -107,7 +106,7 @@ void check_complete(const ScheduleIndex& index, bool forward_only) {
   }
 }
 
-// What concerns whole stages, in the order of the rank that has them.
+// Checks UNSHARD, RESHARD, REDUCE_GRAD and live activations of each stage, in the order of its rank.
 class StageStates {
  public:
   StageStates(const ScheduleIndex& index, const ScheduleLimits& limits) : index_(index), limits_(limits) {}
@@ -135,10 +134,10 @@ class StageStates {
   struct State {
     bool unsharded = false;
     ActionPosition sharding;  // the last UNSHARD or RESHARD
-    ActionPosition early;     // a computation before the first of them
-    ActionPosition last;      // computation
+    ActionPosition early;     // a computation before the first UNSHARD or RESHARD
+    ActionPosition last;      // the last computation
     ActionPosition reduced;
-    std::vector<ActionPosition> live;  // forwards whose activations are held, oldest first
+    std::vector<ActionPosition> live;  // forwards with live activations, oldest first
   };
 
   void compute(ActionPosition place, State& state) {
@@ -197,9 +196,9 @@ void check_stage_states(const ScheduleIndex& index, const ScheduleLimits& limits
   states.finish(reduced);
 }
 
-// Whether the receives of each pair of ranks stand in the order of their sends.
+// Whether each rank receives the messages of each peer in the order in which they are sent.
 bool received_in_order(const ScheduleIndex& index) {
-  std::map<std::pair<int, int>, int> latest;  // by sender and receiver: the place of the last send that was received
+  std::map<std::pair<int, int>, int> latest;  // by sender and receiver: the last send that was received
   bool in_order = true;
   index.for_each([&](ActionPosition place) {
     const Action& action = index.at(place);

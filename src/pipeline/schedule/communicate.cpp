@@ -1,5 +1,5 @@
-// Where communication goes between a schedule's computations. Each rank is written on its own, from what the others
-// compute and send in which order.
+// Inserts communication between a schedule's computations. The actions of each rank depend only on what the other ranks
+// compute and send, and in which order.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace dtensor::pipeline {
 namespace {
 
-// Before which actions of a rank their stage is unsharded, and after which it is resharded.
+// Actions of a rank before which their stage is unsharded, and after which it is resharded.
 struct ShardPlan {
   std::vector<bool> unshard, reshard;
 };
@@ -19,14 +19,14 @@ struct ShardPlan {
 ShardPlan plan_shards(const std::vector<Action>& actions, std::optional<int> most_unsharded) {
   ShardPlan plan{std::vector<bool>(actions.size()), std::vector<bool>(actions.size())};
   if (!most_unsharded) return plan;
-  std::vector<std::size_t> next(actions.size(), actions.size());  // use of the same stage
+  std::vector<std::size_t> next(actions.size(), actions.size());  // next use of the same stage
   std::map<int, std::size_t> upcoming;
   for (std::size_t i = actions.size(); i-- > 0;) {
     const auto [entry, last] = upcoming.try_emplace(actions[i].stage, i);
     if (!last) next[i] = entry->second;
     entry->second = i;
   }
-  std::map<int, std::size_t> unsharded;  // to the last use so far
+  std::map<int, std::size_t> unsharded;  // stage to its last use so far
   const auto free = [&](std::map<int, std::size_t>::iterator stage) {
     plan.reshard[stage->second] = true;
     unsharded.erase(stage);
@@ -43,7 +43,7 @@ ShardPlan plan_shards(const std::vector<Action>& actions, std::optional<int> mos
   return plan;
 }
 
-// By rank: the messages before each of its actions, and after the last.
+// By rank: the messages before each of its actions, and after its last.
 using Gaps = std::vector<std::vector<std::vector<Action>>>;
 
 Gaps no_messages(const Schedule& schedule) {
@@ -56,7 +56,8 @@ std::vector<Action>& gap(Gaps& gaps, int rank, int at) {
   return gaps[static_cast<std::size_t>(rank)][static_cast<std::size_t>(at)];
 }
 
-// A send after what it sends, a receive before what needs it; but before a receive all that its sender sent earlier.
+// A send follows the computation of its data; a receive precedes the use, after all earlier messages of the same
+// sender.
 Gaps late_receives(const ScheduleIndex& index) {
   struct Channel {
     std::vector<Action> receives;  // in the order of their sends
@@ -79,7 +80,7 @@ Gaps late_receives(const ScheduleIndex& index) {
     Channel& from = channel(*needed);
     const auto begin = from.receives.begin() + static_cast<std::ptrdiff_t>(from.received);
     const auto found = std::find(begin, from.receives.end(), *needed);
-    if (found == from.receives.end()) return;  // it came with an earlier one
+    if (found == from.receives.end()) return;  // inserted with an earlier receive
     std::vector<Action>& here = gap(gaps, place.rank, place.at);
     here.insert(here.end(), begin, found + 1);
     from.received = static_cast<std::size_t>(found + 1 - from.receives.begin());
@@ -87,11 +88,11 @@ Gaps late_receives(const ScheduleIndex& index) {
   return gaps;
 }
 
-// Both ends of a message where their ranks are when it is made, by simulated time. That time is an order of all
-// messages and computations which every rank keeps, so no rank ever waits for itself.
+// Places both ends of a message at the simulated time at which it is sent. All ranks order their messages and
+// computations by this time, so no rank waits for itself.
 Gaps simultaneous_ends(const ScheduleIndex& index) {
   const Timeline timeline = simulate(index.schedule());
-  std::vector<std::pair<double, ActionPosition>> made;  // what is sent, by time
+  std::vector<std::pair<double, ActionPosition>> made;  // producers of messages, by time
   index.for_each([&](ActionPosition place) {
     const auto& rank = timeline.ranks[static_cast<std::size_t>(place.rank)];
     if (send_of(index, index.at(place))) made.emplace_back(rank[static_cast<std::size_t>(place.at)].end, place);
@@ -110,7 +111,7 @@ Gaps simultaneous_ends(const ScheduleIndex& index) {
   return gaps;
 }
 
-// The last B or W of each stage, by its place on the rank.
+// Marks the last B or W of each stage, by index on the rank.
 std::vector<bool> last_gradients(const std::vector<Action>& actions) {
   std::vector<bool> last(actions.size());
   std::set<int> seen;
@@ -122,7 +123,7 @@ std::vector<bool> last_gradients(const std::vector<Action>& actions) {
   return last;
 }
 
-// Weights are freed and gradients reduced before the rank waits for messages, but after it has sent its own.
+// Places RESHARD and REDUCE_GRAD after the rank's sends and before its receives.
 std::vector<Action> merge(const std::vector<Action>& actions, const std::vector<std::vector<Action>>& messages,
                           const CommunicationOptions& options) {
   const ShardPlan shards = plan_shards(actions, options.unsharded_stages);
@@ -144,7 +145,7 @@ std::vector<Action> merge(const std::vector<Action>& actions, const std::vector<
   return out;
 }
 
-// Whether an action may stand in a schedule that is to be completed: what is put in is not there yet.
+// Whether a schedule may already contain an action of this kind: only if the options do not add it.
 bool may_be_there(ActionKind kind, const CommunicationOptions& options) {
   const bool shards = kind == ActionKind::unshard || kind == ActionKind::reshard;
   return is_compute(kind) || (shards && !options.unsharded_stages) ||
@@ -154,12 +155,12 @@ bool may_be_there(ActionKind kind, const CommunicationOptions& options) {
 }  // namespace
 
 Schedule with_communication(const Schedule& schedule, const CommunicationOptions& options) {
-  TORCH_CHECK(!options.unsharded_stages || *options.unsharded_stages >= 1, "pipeline schedule: unsharded_stages is ",
-              options.unsharded_stages.value_or(0), "; a rank computes with one stage at least");
+  TORCH_CHECK(!options.unsharded_stages || *options.unsharded_stages >= 1,
+              "pipeline schedule: expected unsharded_stages >= 1, got ", options.unsharded_stages.value_or(0));
   const ScheduleIndex index(schedule);
   index.for_each([&](ActionPosition place) {
     TORCH_CHECK(may_be_there(index.at(place).kind, options),
-                "pipeline schedule: it communicates already: ", index.name(place));
+                "pipeline schedule: expected computation only, but it communicates already: ", index.name(place));
   });
   check(schedule, {.forward_only = !schedule.has(ActionKind::backward) && !schedule.has(ActionKind::backward_input)});
   const Gaps messages = options.rendezvous ? simultaneous_ends(index) : late_receives(index);

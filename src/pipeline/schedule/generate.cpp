@@ -1,7 +1,7 @@
-// The schedules by name. Each rank's actions are written from closed counts (how many forwards before the first
-// backward, when weights are due), in which a stage sees its microbatches in order; so an action needs no more than its
-// kind and its stage. Counts that go beyond the microbatches there are do no harm, the writer leaves those out: actions
-// of different microbatches do not need each other, so what is left of a valid schedule is valid.
+// Generates the schedules by name. Each rank's actions follow from closed-form counts (how many forwards before the
+// first backward, when weights are due). A stage processes its microbatches in order, so the writer only needs an
+// action's kind and stage. It omits actions beyond the last microbatch: actions of different microbatches do not depend
+// on each other, so the rest of a valid schedule is valid.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ class RankWriter {
     put({ActionKind::backward_input, stage, microbatch});
     if (microbatch < microbatches_) weights_.push_back({ActionKind::backward_weight, stage, microbatch});
   }
-  // The oldest that is due; nothing where none is.
+  // Writes the oldest pending W, if there is one.
   void backward_weight() {
     if (weights_.empty()) return;
     put(weights_.front());
@@ -65,8 +65,8 @@ std::vector<Action> breadth_first(const Shape& shape, int rank) {
   return writer.finish();
 }
 
-// In which order a rank visits its stages. The microbatches go round in groups, each through all chunks; a group of
-// fewer than `ranks` could not fill the pipeline, so there are as many groups as there can be full ones, of sizes as
+// The order in which a rank visits its stages. Microbatches pass in groups, each through all chunks. A group of
+// fewer than `ranks` cannot fill the pipeline, so there are as many groups as full ones are possible, of sizes as
 // equal as possible.
 std::vector<int> looped_order(const Shape& shape, int rank, bool backward) {
   const int groups = std::max(1, shape.microbatches / shape.ranks);
@@ -81,9 +81,9 @@ std::vector<int> looped_order(const Shape& shape, int rank, bool backward) {
   return order;
 }
 
-// 1F1B: forwards until the first backward can be there, then one of each in turn; with several chunks interleaved,
-// which needs twice the forwards ahead. Split (ZB-H1): rank r puts off the weights of r microbatches, whose memory the
-// fewer forwards ahead of later ranks leave free, and fills the wait at the end with them.
+// 1F1B: forwards until the first backward can arrive, then alternating. With several chunks it is interleaved, with
+// twice as many forwards ahead. Split (ZB-H1): rank r delays the W of r microbatches. Later ranks have fewer forwards
+// ahead, which frees the memory for that; the delayed W fill the wait at the end.
 std::vector<Action> one_forward_one_backward(const Shape& shape, int rank, bool split) {
   RankWriter writer(shape.stages(), shape.microbatches);
   const std::vector<int> forwards = looped_order(shape, rank, false), backwards = looped_order(shape, rank, true);
@@ -104,12 +104,12 @@ std::vector<Action> one_forward_one_backward(const Shape& shape, int rank, bool 
   return writer.finish();
 }
 
-// ZB-V (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 6): no rank waits between its first forward and its
-// last weights where F, I and W take the same time, in the memory of 1F1B.
+// ZB-V (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 6): if F, I and W take the same time, no rank waits
+// between its first forward and its last W. Memory is that of 1F1B.
 std::vector<Action> zero_bubble_v(const Shape& shape, int rank) {
   RankWriter writer(shape.stages(), shape.microbatches);
   const int down = rank, up = 2 * shape.ranks - 1 - rank, after = shape.ranks - rank;
-  // Up to as many microbatches as ranks, there is no steady state.
+  // Without more microbatches than ranks, there is no steady state.
   const int microbatches =
       shape.microbatches <= shape.ranks ? shape.microbatches : std::max(2 * shape.ranks - 1, shape.microbatches);
   const auto backward = [&](int stage) {
@@ -125,7 +125,7 @@ std::vector<Action> zero_bubble_v(const Shape& shape, int rank) {
     writer.forward(up);
     backward(up);
   }
-  // Both have seen this many: 2 * after - 1 + rank downwards, rank + after upwards.
+  // Both counters start at the microbatches so far: 2 * after - 1 + rank down, rank + after up.
   for (int downs = 2 * after - 1 + rank, ups = rank + after; ups < microbatches; ++ups) {
     if (downs < microbatches) {
       writer.forward(down);
@@ -144,8 +144,8 @@ std::vector<Action> zero_bubble_v(const Shape& shape, int rank) {
 }
 
 // DualPipeV (DeepSeek-AI 2025, the V-shaped half of DualPipe): in the steady state forwards of one direction alternate
-// with backwards of the other, so that the communication of one hides behind the computation of the other. The last
-// microbatches put off their weights.
+// with backwards of the other, so that communication of one overlaps with computation of the other. The last
+// microbatches delay their W.
 std::vector<Action> dual_pipe_v(const Shape& shape, int rank) {
   RankWriter writer(shape.stages(), shape.microbatches);
   const int down = rank, up = 2 * shape.ranks - 1 - rank, after = shape.ranks - 1 - rank;
@@ -170,7 +170,7 @@ std::vector<Action> dual_pipe_v(const Shape& shape, int rank) {
     writer.forward(up);
     writer.backward(down);
   }
-  for (int i = 0; i < 2 * (rank + 1); ++i) {  // up and down in turn; split from the middle on
+  for (int i = 0; i < 2 * (rank + 1); ++i) {  // up and down alternate; split in the second half
     const int stage = i % 2 == 0 ? up : down;
     i <= rank ? writer.backward(stage) : writer.backward_input(stage);
   }
@@ -214,10 +214,11 @@ Schedule make_schedule(std::string_view name, int ranks, int microbatches, int c
       std::find_if(families().begin(), families().end(), [&](const Family& f) { return f.name == name; });
   TORCH_CHECK(family != families().end(), "no pipeline schedule \"", name, "\"; there are ",
               c10::Join(", ", schedule_names()));
-  TORCH_CHECK(ranks >= 1 && microbatches >= 1 && chunks >= 0, "pipeline schedule ", name, ": ", ranks, " ranks, ",
-              microbatches, " microbatches and ", chunks, " chunks; at least one rank and one microbatch are needed");
+  TORCH_CHECK(ranks >= 1 && microbatches >= 1 && chunks >= 0, "pipeline schedule ", name,
+              ": expected ranks >= 1, microbatches >= 1 and chunks >= 0, got ", ranks, " ranks, ", microbatches,
+              " microbatches and ", chunks, " chunks");
   TORCH_CHECK(!family->v_shaped || chunks == 0 || chunks == 2, "pipeline schedule ", name,
-              " has 2 chunks a rank (a V), not ", chunks);
+              ": expected 2 chunks per rank (a V), got ", chunks);
   const Shape shape{ranks, microbatches, chunks == 0 ? family->chunks : chunks};
   Schedule schedule;
   for (int rank = 0; rank < ranks; ++rank) schedule.ranks.push_back(family->rank_actions(shape, rank));

@@ -1,6 +1,6 @@
-// Ranks take turns, each going on until its next step waits. A step is one action, or with batched sends a run of
-// communication: its actions start together. When nobody can go on, each rank waits for an action of a rank that waits
-// too, so following them leads round a cycle.
+// Ranks take turns; each runs until its next step waits. A step is one action, or with batched sends a sequence of
+// communication actions, which start together. When no rank can continue, each waits for an action of a rank that also
+// waits, so following these dependencies leads to a cycle.
 #include "pipeline/schedule/progress.h"
 
 #include <c10/util/StringUtil.h>
@@ -35,7 +35,7 @@ class Follower {
 
  private:
   struct Step {
-    int begin = 0, end = 0;  // of actions on the rank; those before are done
+    int begin = 0, end = 0;  // indices of actions on the rank; earlier ones are done
   };
   struct Wait {
     ActionPosition by, waits_for;
@@ -59,7 +59,7 @@ class Follower {
     step = {step.end, step_end(rank, step.end)};
   }
 
-  // The first action of the rank's step that waits, and for what.
+  // The first action of the rank's step that waits, and the action that it waits for.
   Wait waits(std::size_t rank) const {
     for (int at = steps_[rank].begin; at < steps_[rank].end; ++at) {
       const ActionPosition place{static_cast<int>(rank), at};
@@ -75,7 +75,7 @@ class Follower {
     return {};
   }
   bool started(ActionPosition place) const { return place.at < steps_[static_cast<std::size_t>(place.rank)].end; }
-  // A message is on its way as soon as both ends have started, unless sends are buffered; then once it was sent.
+  // With buffered sends, a message is available after its send; otherwise as soon as both ends have started.
   bool fulfilled(ActionPosition need, const Action& action) const {
     const bool receives = action.kind == ActionKind::recv_forward || action.kind == ActionKind::recv_backward;
     if (receives && sends_ != SendMode::buffered) return started(need);

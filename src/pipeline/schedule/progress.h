@@ -1,4 +1,4 @@
-// Follows a schedule through its dependencies, each rank its actions in order, as far as they go.
+// Replays a schedule along its dependencies, each rank in its order, as far as possible.
 #pragma once
 
 #include <functional>
@@ -8,10 +8,10 @@
 
 namespace dtensor::pipeline {
 
-enum class SendMode { buffered, batched, rendezvous };  // as ScheduleReport tells them apart
+enum class SendMode { buffered, batched, rendezvous };  // as in ScheduleReport
 
-// Calls `visit` for each action, after all that it needs. Returns the cycle of waiting actions that was left, in words;
-// empty where all ran. Actions that are needed and nowhere are taken as done.
+// Calls `visit` for each action after the actions on which it depends. Returns a description of the cycle of waiting
+// actions that remains; empty if all ran. Dependencies that are not in the schedule count as done.
 std::string replay(const ScheduleIndex& index, SendMode sends, const std::function<void(ActionPosition)>& visit = {});
 
 }  // namespace dtensor::pipeline

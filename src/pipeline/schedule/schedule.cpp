@@ -1,4 +1,4 @@
-// What can be read off a schedule's actions alone: its size, where its stages lie, what it stores.
+// Properties of a schedule's actions: its size, the ranks of its stages, its live activations.
 #include <c10/util/Exception.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// When a schedule's actions run, and what they wait for: computed along the dependencies, each action as early as it
-// can.
+// Computes when the actions of a schedule run, and what they wait for: along the dependencies, each action as early as
+// possible.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -59,14 +59,14 @@ class Simulation {
   }
   double cost(ActionPosition place) const {
     const double cost = cost_(index_.at(place));
-    TORCH_CHECK(cost >= 0, "pipeline schedule: ", index_.name(place), " costs ", cost);
+    TORCH_CHECK(cost >= 0, "pipeline schedule: expected a cost >= 0 of ", index_.name(place), ", got ", cost);
     return cost;
   }
 
   const ScheduleIndex& index_;
   const CostFunction& cost_;
   Timeline timeline_;
-  std::vector<std::vector<ActionPosition>> causes_;  // of each action: the one whose end it began at
+  std::vector<std::vector<ActionPosition>> causes_;  // by action: the action at whose end it begins
   ActionPosition last_;
   double computed_ = 0;
 };
@@ -76,8 +76,8 @@ class Simulation {
 double Costs::operator()(const Action& action) const {
   const auto of_stage = [&](double seconds) {
     if (stages.empty()) return seconds;
-    TORCH_CHECK(action.stage < static_cast<int>(stages.size()), "pipeline schedule: costs of ", stages.size(),
-                " stages, but there is ", to_string(action));
+    TORCH_CHECK(action.stage < static_cast<int>(stages.size()), "pipeline schedule: expected costs of all stages, got ",
+                stages.size(), " costs, but there is ", to_string(action));
     return seconds * stages[static_cast<std::size_t>(action.stage)];
   };
   switch (action.kind) {

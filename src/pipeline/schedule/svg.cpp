@@ -1,5 +1,5 @@
-// A schedule drawn: time to the right, one row a rank. Communication is thin and lies below the boxes of computation,
-// so that waiting shows.
+// Draws a schedule: time to the right, one row per rank. Communication is thin and below the boxes of computation,
+// so that waiting is visible.
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
@@ -13,8 +13,8 @@ namespace {
 
 constexpr double kLeft = 60, kTop = 30, kWidth = 1200, kRow = 30, kBox = 20, kThin = 6, kFont = 10;
 
-// Forward, backward (with its two halves) and others, a little apart by stage, so that the chunks of a rank can be
-// told.
+// Hues for forward, backward (and its two halves) and others; lightness varies by stage, to distinguish the chunks of a
+// rank.
 std::string colour(const Action& action, int stages) {
   constexpr int kHues[kActionKinds] = {210, 130, 90, 40, 210, 210, 130, 130, 280, 280, 0};
   const int light = 78 - (stages > 1 ? 28 * action.stage / (stages - 1) : 0);

@@ -1,4 +1,4 @@
-// Schedules as text, written and read: the words are PyTorch's, so that its tables of actions can be read too.
+// Writes and parses schedules as text. The notation is PyTorch's, so its schedule tables can be parsed.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -14,9 +14,9 @@ namespace {
 constexpr std::array<std::string_view, kActionKinds> kWords = {
     "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
 constexpr std::string_view kDigits = "0123456789";
-constexpr std::size_t kMostDigits = 6;  // what is longer is a slip of the pen, and would make tables of its size
+constexpr std::size_t kMostDigits = 6;  // bounds the size of tables
 
-// Takes the leading digits off `text`; -1 where there are none.
+// Removes the leading digits of `text` and returns their value; -1 without digits.
 int take_number(std::string_view& text) {
   const std::string_view digits = text.substr(0, text.find_first_not_of(kDigits));
   text.remove_prefix(digits.size());
@@ -39,7 +39,7 @@ std::optional<Action> parse_action(std::string_view word) {
   return fits ? std::optional(action) : std::nullopt;
 }
 
-// The words of one line; none for a line of blanks and comments.
+// The words of one line; empty for a line of blanks and comments.
 std::vector<std::string_view> words_of(std::string_view line) {
   constexpr std::string_view kSeparators = ", \t\r\f\v";
   line = line.substr(0, line.find('#'));
@@ -58,7 +58,7 @@ std::vector<Action> parse_rank(const std::vector<std::string_view>& words, int l
   for (const std::string_view word : words) {
     const std::optional<Action> action = parse_action(word);
     TORCH_CHECK(action, "pipeline schedule, line ", line, ": \"", word, "\" is no action; expected a stage, one of ",
-                c10::Join(", ", kWords), ", and a microbatch unless it concerns a whole stage, as 0F3, ",
+                c10::Join(", ", kWords), ", and a microbatch for F, B, I, W, SEND and RECV, as 0F3, ",
                 "1RECV_F3 or 2UNSHARD (numbers have at most ", kMostDigits, " digits)");
     actions.push_back(*action);
   }
