@@ -1,4 +1,4 @@
-// Autograd between local tensors and DTensors: three nodes, each the other's reverse.
+// Autograd nodes of conversions between local tensors and DTensors, and of redistribution.
 #include "autograd/conversion_nodes.h"
 
 #include <torch/csrc/autograd/functions/utils.h>
@@ -40,7 +40,7 @@ double average_share(const TensorSpec& spec) {
     const auto& p = spec.placements[i];
     if (p.is_partial(ReduceOp::avg)) share /= static_cast<double>(spec.mesh->layout.shape[i]);
     TORCH_CHECK(!p.is_partial() || p.is_partial(ReduceOp::avg) || p.is_partial(ReduceOp::sum),
-                "from_local: no gradient through ", p.str(), "; reduce it with redistribute inside no_grad");
+                "from_local: no gradient is defined for ", p.str(), "; redistribute it inside no_grad");
   }
   return share;
 }
@@ -48,7 +48,7 @@ double average_share(const TensorSpec& spec) {
 struct FromLocalBackward final : Node {
   explicit FromLocalBackward(SpecPtr s) : spec(std::move(s)), share(average_share(*spec)) {}
   variable_list apply(variable_list&& grads) override {
-    // Outside the mesh there is no part of it.
+    // A rank outside the mesh has no local gradient.
     if (!grads[0].defined() || !spec->mesh->is_member) return {at::Tensor()};
     const DisableDispatchModesGuard hidden;
     const auto wanted = replicate_partials(spec->placements);
@@ -60,17 +60,17 @@ struct FromLocalBackward final : Node {
   double share;
 };
 
-// Of a local tensor that met DTensors, and so counted as Replicate: its gradient is a DTensor too.
+// If a local tensor was used with DTensors, it counted as Replicate, and its gradient is a DTensor: converts it back.
 at::Tensor local_gradient(const at::Tensor& grad, const TensorSpec& spec) {
   if (!is_dtensor(grad)) return grad;
-  TORCH_CHECK(spec.replicated_axes() == spec.mesh->nontrivial_axes, "to_local: the local part of ", spec.str(),
-              " was used among DTensors, where it counts as the same tensor on every rank, and a gradient of it cannot "
-              "be told apart by rank; use the DTensor itself, or local tensors alone");
+  TORCH_CHECK(spec.replicated_axes() == spec.mesh->nontrivial_axes, "to_local: the local tensor of ", spec.str(),
+              " was used among DTensors, where it counts as equal on every rank, so its gradient cannot "
+              "differ by rank; use the DTensor itself, or local tensors only");
   const DTensor full(grad);
   return full.redistribute(Placements(full.placements().size())).to_local();
 }
 
-// A rank's gradient lies in memory as its own computation left it; all take the order of the tensor that went out.
+// Ranks may compute gradients with different strides; all use the strides of the forward tensor.
 at::DimVector strides_of_gradient(const TensorSpec& spec) {
   return has_dense_order(spec) ? at::DimVector(spec.strides) : at::DimVector(c10::contiguous_strides(spec.sizes));
 }
@@ -86,9 +86,9 @@ struct ToLocalBackward final : Node {
     if (checked_axes != 0 && !met_dtensors) {
       check_equal_across_ranks(
           as_mesh_impl(*spec->mesh), checked_axes, grad,
-          c10::str("to_local: the gradient that arrives at the local part of ", spec->str(),
-                   " differs between ranks that hold it replicated. If each rank's gradient is its share "
-                   "of a sum, pass grad_placements with Partial() there; if the differences are noise, "
+          c10::str("to_local: the gradient of the local tensor of ", spec->str(),
+                   " differs between ranks that replicate it. If the gradients of the ranks are summands, "
+                   "pass grad_placements with Partial() for that axis; if the differences are rounding errors, "
                    "pass Replicate()"));
     }
     auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&as_mesh_impl(*spec->mesh)));
@@ -139,14 +139,14 @@ DTensor as_dtensor_like(const at::Tensor& grad, const TensorSpec& spec) {
 }
 
 at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec) {
-  // Shares memory with `local` where that is dense, as kernels expect of a tensor with dense global strides.
+  // Shares memory with `local` if that is dense, as kernels expect of a tensor with dense global strides.
   auto result = make_dtensor(spec, spec->mesh->is_member ? to_stride_order(local.detach(), *spec) : at::Tensor());
   return with_history<FromLocalBackward>(std::move(result), local, std::move(spec));
 }
 
 at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bool skip_replicate_check) {
   auto* impl = dtensor_or_null(tensor);
-  TORCH_CHECK(impl != nullptr, "to_local: undefined DTensor");
+  TORCH_CHECK(impl != nullptr, "to_local: expected a DTensor, got an undefined tensor");
   const auto& spec = impl->spec();
   TORCH_CHECK(spec->mesh->is_member, "to_local: world rank ", spec->mesh->world_rank, " is outside the mesh of ",
               spec->str());
@@ -218,7 +218,7 @@ std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tens
 
 namespace {
 
-// This rank's part, which has no values either.
+// A DTensor whose local tensor is on the meta device too.
 at::Tensor split_meta(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements) {
   at::Tensor local;
   if (mesh->is_member) {
@@ -240,7 +240,7 @@ at::Tensor distribute_regular_tensor(const at::Tensor& tensor, const c10::intrus
   auto replicated = intern_spec(mesh, Placements(placements.size()), full.sizes(), full.strides(), full.scalar_type());
   auto result = redistribute_tensors({wrap_local(full, std::move(replicated))}, {std::move(placements)})[0];
   auto* impl = dtensor_or_null(result);
-  // Thread ranks are given one and the same tensor: each must own its part.
+  // Thread ranks may pass the same tensor object, so each needs its own memory.
   if (impl->local().defined() && impl->local().is_alias_of(tensor)) {
     at::AutoDispatchBelowADInplaceOrView guard;
     impl->reset(impl->spec(), impl->local().clone());

@@ -1,4 +1,4 @@
-// From local tensors to DTensors and back, and redistribution, with their gradients.
+// Conversion between local tensors and DTensors, and redistribution, with gradients.
 #pragma once
 
 #include "dtensor/tensor.h"
@@ -7,53 +7,54 @@
 
 namespace dtensor {
 
-// Placements of a gradient: Partial taken by Replicate, storage flags dropped.
+// Placements of a gradient: Partial becomes Replicate, storage flags are dropped.
 Placements replicate_partials(Placements placements);
-// Those of the gradient of a tensor's local part: the same, but where ranks hold shares of an average their gradients
-// add up, since from_local gives each of them its part.
+// Placements of the gradient of a tensor's local tensor: the same, but Partial(avg) becomes Partial(sum), because
+// from_local divides the gradients of the ranks.
 Placements local_gradient_placements(Placements placements);
-// Placements of a parameter where an operator needs it: storage shards are whole.
+// Placements of a parameter that an operator uses: storage shards become Replicate.
 Placements gathered_placements(Placements placements);
 
-// The spec of a DTensor that has `local` here. Empty `sizes`: agreed across the mesh (collective), or an error on every
-// rank. Empty `strides`: dense and alike on every rank, in the dimension order of the largest local tensor where sizes
-// are agreed, else in the local tensor's where every rank's shows one.
+// The spec of a DTensor with `local` on this rank. Empty `sizes`: the ranks of the mesh agree on them (collective), or
+// all throw. Empty `strides`: dense and equal on every rank. They follow the dimension order of the largest local
+// tensor if sizes are agreed, otherwise that of the local tensor if it is unambiguous on every rank.
 SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& mesh, Placements placements,
                    at::IntArrayRef sizes, at::IntArrayRef strides);
 
-// `tensor` where all ranks of the mesh hold the same; else with the content of the mesh's first rank, as PyTorch does
-// (thread ranks that call at::randn share one generator and so draw differently); row-major where it is laid out
-// otherwise on some rank. Sizes or dtypes that differ are an error on every rank. Collective.
+// Returns `tensor` if it is equal on all ranks of the mesh; otherwise the values of the mesh's first rank, as PyTorch
+// does (thread ranks that call at::randn share one generator, so their values differ). Row-major if memory layouts
+// differ. Sizes or dtypes that differ are an error on every rank. Collective.
 at::Tensor broadcast_if_different(const at::Tensor& tensor, const MeshImpl& mesh);
 
-// from_local. Gradient: in the forward placements, Partial taking Replicate (Partial(avg): divided by the ranks).
+// from_local. The gradient has the forward placements with Partial replaced by Replicate (for Partial(avg), divided by
+// the ranks).
 at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec);
 
-// to_local. Gradient: wrapped with grad_placements; by default local_gradient_placements of the forward ones. A default
-// Replicate is checked: where the ranks' gradients differ, only the user knows how they combine, and the error says so.
+// to_local. The gradient is wrapped with grad_placements; default: local_gradient_placements of the forward placements.
+// A default Replicate is checked: if the ranks' gradients differ, throws and asks for explicit grad_placements.
 at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bool skip_replicate_check = false);
 
-// Throws where the tensor is undefined.
+// Throws if the tensor is undefined.
 const DTensorImpl& checked_impl(const at::Tensor& tensor);
 
-// Differentiable redistribution, of several tensors in few collectives; `placements` are normalised.
+// Differentiable redistribution of several tensors in few collectives; `placements` are normalised.
 std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
                                              const std::vector<Placements>& placements);
 
-// The same onto `mesh`, from whatever meshes of its world, in one exchange (autograd/redistribute_between_meshes.cpp).
+// Redistribution to `mesh`, from any meshes of its world, in one exchange (autograd/redistribute_between_meshes.cpp).
 std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
                                              const c10::intrusive_ptr<MeshImpl>& mesh,
                                              const std::vector<Placements>& placements);
 
-// A gradient of a tensor of that spec, which may come as a plain tensor, equal on every rank, from a formula that makes
-// zeros.
+// A gradient of a tensor of that spec as a DTensor. Derivative formulas that create zeros give a regular tensor, equal
+// on every rank.
 DTensor as_dtensor_like(const at::Tensor& grad, const TensorSpec& spec);
 
-// The local tensor in other placements, below autograd. Never shares memory with the tensor unless placements are
+// The local tensor in other placements, below autograd. Shares no memory with the tensor unless the placements are
 // equal.
 at::Tensor redistribute_local_of(DTensorImpl& tensor, const Placements& placements);
 
-// distribute_tensor for a plain tensor. Gradient: gathered to every rank.
+// distribute_tensor of a regular tensor. Its gradient is gathered on every rank.
 at::Tensor distribute_regular_tensor(const at::Tensor& tensor, const c10::intrusive_ptr<MeshImpl>& mesh,
                                      Placements placements);
 

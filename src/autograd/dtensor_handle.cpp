@@ -1,4 +1,4 @@
-// The DTensor handle: what it tells of itself, and how it changes placements.
+// The DTensor handle: its accessors and redistribution.
 #include "autograd/conversion_nodes.h"
 #include "dtensor/events.h"
 #include "dtensor/tensor.h"
@@ -16,8 +16,8 @@ const DTensorImpl& checked_impl(const at::Tensor& tensor) {
 bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && dtensor_or_null(tensor) != nullptr; }
 
 DTensor::DTensor(at::Tensor tensor) : at::Tensor(std::move(tensor)) {
-  TORCH_CHECK(!defined() || dtensor_or_null(*this) != nullptr, "not a DTensor: a plain ", toString(), " of sizes ",
-              sizes(), "; use distribute_tensor or DTensor::from_local");
+  TORCH_CHECK(!defined() || dtensor_or_null(*this) != nullptr, "expected a DTensor, got a regular ", toString(),
+              " of sizes ", sizes(), "; use distribute_tensor or DTensor::from_local");
 }
 
 DeviceMesh DTensor::mesh() const {
@@ -47,7 +47,7 @@ std::vector<DTensor> as_dtensors(std::vector<at::Tensor> tensors) {
   return results;
 }
 
-// As run_as_call, for a list.
+// As run_as_call, for a list of tensors.
 template <class Run>
 auto run_redistribute(const std::vector<DTensor>& tensors, const MeshInfo* mesh, Run&& run) {
   static const std::string name = "redistribute";
@@ -68,7 +68,8 @@ auto run_redistribute(const std::vector<DTensor>& tensors, const MeshInfo* mesh,
 }
 
 void check_count(std::size_t placements, std::size_t tensors) {
-  TORCH_CHECK(placements == tensors, "redistribute: ", placements, " placements for ", tensors, " tensors");
+  TORCH_CHECK(placements == tensors, "redistribute: expected placements for each of ", tensors, " tensors, got ",
+              placements);
 }
 
 }  // namespace
@@ -86,7 +87,7 @@ std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, std::vect
 
 std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, const DeviceMesh& mesh,
                                   std::vector<Placements> placements) {
-  TORCH_CHECK(mesh, "redistribute: no mesh");
+  TORCH_CHECK(mesh, "redistribute: expected a mesh, got an undefined one");
   return run_redistribute(tensors, impl_of(mesh).get(), [&] {
     check_count(placements.size(), tensors.size());
     for (std::size_t i = 0; i < tensors.size(); ++i) {

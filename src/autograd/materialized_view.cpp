@@ -1,5 +1,5 @@
-// The base's elements are laid out as those of the global tensor, in which the view's sizes, strides and offset mean
-// what they say.
+// The base's elements are gathered into memory with the global tensor's strides, so the view's sizes, strides and
+// offset apply directly.
 #include "autograd/materialized_view.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -32,7 +32,7 @@ at::Tensor find_view(const at::Tensor& memory, const DTensorImpl& base, const DT
   return memory.as_strided(view.spec()->sizes, view.spec()->strides, view.storage_offset() - base.storage_offset());
 }
 
-// One past the last element in memory; 0 for none.
+// One past the last element in memory; 0 if there are no elements.
 std::int64_t extent(const TensorSpec& spec) {
   std::int64_t last = 0;
   for (std::size_t d = 0; d < spec.sizes.size(); ++d) {
@@ -76,7 +76,7 @@ bool is_base_writable(const DTensorImpl& view) {
 const at::Tensor& up_to_date_local(DTensorImpl& tensor) {
   if (C10_LIKELY(!tensor.is_stale())) return tensor.local();
   TORCH_CHECK(is_base_writable(tensor),
-              "a view of a DTensor that had to be moved by a redistribution was read after its base changed; take the "
+              "a view of a DTensor that a redistribution moved was read after its base changed; take the "
               "view again (",
               tensor.spec()->str(), ")");
   if (tensor.spec()->mesh->is_member) refresh(tensor);

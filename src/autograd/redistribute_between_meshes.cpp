@@ -1,5 +1,5 @@
-// Redistribution to another mesh, with its gradient: sums are formed where their shares are, parts travel once, and
-// what is to be a Partial is made of replicas on arrival.
+// Redistribution to another mesh, with its gradient. Partial is reduced on the source mesh, each shard is sent once,
+// and replicas are converted to Partial on the destination mesh.
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include "autograd/conversion_nodes.h"
@@ -16,8 +16,8 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Placements in which a tensor can travel. Partial axes become shards of the longest dimension, which is the cheapest
-// way to reduce them, or replicas of a tensor that is too small to be cut.
+// Placements in which a tensor can be sent. Partial becomes Shard of the longest dimension, which is the cheapest
+// reduction, or Replicate if the tensor is too small.
 Placements reduced(const TensorSpec& spec) {
   Placements placements = spec.placements;
   const auto longest = std::max_element(spec.sizes.begin(), spec.sizes.end());
@@ -26,7 +26,7 @@ Placements reduced(const TensorSpec& spec) {
   for (std::size_t a = placements.size(); a-- > 0;) {
     placements[a] = placements[a].as_storage(false);
     if (!placements[a].is_partial()) continue;
-    // Only an innermost shard leaves what the other axes hold where it is.
+    // Only an innermost shard does not move the shards of the other axes.
     const bool free =
         cut && std::none_of(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard(dim); });
     placements[a] = free ? Placement(Shard(dim)) : Placement(Replicate());
@@ -34,7 +34,7 @@ Placements reduced(const TensorSpec& spec) {
   return placements;
 }
 
-// Below autograd.
+// Redistributes below autograd.
 std::vector<at::Tensor> moved(const std::vector<at::Tensor>& tensors, const c10::intrusive_ptr<MeshImpl>& mesh,
                               const std::vector<Placements>& placements) {
   const at::NoGradGuard no_grad;
@@ -60,7 +60,7 @@ std::vector<at::Tensor> moved(const std::vector<at::Tensor>& tensors, const c10:
 struct MeshChangeBackward final : Node {
   MeshChangeBackward(std::vector<SpecPtr> from, std::vector<SpecPtr> to)
       : specs(std::move(from)), results_of(std::move(to)) {}
-  // One exchange for all gradients that there are: the same on every rank.
+  // One exchange for all defined gradients, which are the same on every rank.
   variable_list apply(variable_list&& grads) override {
     std::vector<DTensor> arrived;
     std::vector<Placements> placements;
@@ -83,7 +83,7 @@ struct MeshChangeBackward final : Node {
   std::vector<SpecPtr> specs, results_of;
 };
 
-// Those that want a gradient and come from one mesh share a node.
+// Tensors that require a gradient and are on the same mesh share a node.
 void record(const std::vector<at::Tensor>& tensors, std::vector<at::Tensor>& results) {
   std::vector<bool> done(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {

@@ -1,4 +1,5 @@
-// Attention of a decoder: projections by the engine; with a cache, what lies between them on each rank's own heads.
+// Attention of a decoder. Projections are DTensor operators; with a cache, attention itself runs on each rank's local
+// heads.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -33,8 +34,8 @@ at::Tensor by_heads(const at::Tensor& x, std::int64_t size) {
 
 }  // namespace
 
-// [batch, sequence, heads * size]. With a bottleneck k holds each head's key without position beside its value, v is
-// undefined, and shared is the key with a position, [batch, sequence, rope_size].
+// [batch, sequence, heads * size]. With latent attention, k contains each head's key without position and its value, v
+// is undefined, and shared is the rotated key, [batch, sequence, rope_size].
 struct DecoderAttention::Projected {
   at::Tensor q, k, v, shared;
 };
@@ -71,7 +72,7 @@ DecoderAttention::DecoderAttention(const DecoderConfig& c, std::int64_t layer)
   add("q_norm", q_norm_), add("k_norm", k_norm_);
 }
 
-// Each head by itself.
+// Normalizes each head separately.
 at::Tensor DecoderAttention::normed(const Norm* norm, const at::Tensor& x) const {
   if (norm == nullptr) return x;
   return norm->forward(x.unflatten(2, {x.size(2) / config_.head_size, config_.head_size})).flatten(2, 3);
@@ -123,13 +124,13 @@ at::Tensor DecoderAttention::fold_heads_into_batch(const Projected& p, const Dec
 
 namespace {
 
-// Where the projections are while each rank works on heads of its own.
+// Placements of the projections while each rank computes attention on its local heads.
 struct HeadSizes {
-  Placements rest;         // of what all heads share
-  std::int64_t axis = -1;  // the mesh axis that splits heads; -1: none
+  Placements rest;         // of tensors that all heads share
+  std::int64_t axis = -1;  // the mesh axis that shards heads; -1: none
   std::int64_t ranks = 1;
 
-  // dim: of `groups` runs of `size` elements, of which no rank has a part.
+  // Shards `dim`, which consists of `groups` blocks of `size` elements, without dividing a block.
   Placements split(std::int64_t dim, std::int64_t groups, std::int64_t size) const {
     Placements placements = rest;
     if (axis < 0) return placements;
@@ -152,7 +153,7 @@ HeadSizes layout_of(const std::vector<DTensor>& projections) {
   return layout;
 }
 
-// A rank outside the mesh has none of the sequences and no heads.
+// The local tensor; empty on a rank outside the mesh.
 at::Tensor local_at(const at::Tensor& x, const Placements& placements, bool split) {
   if (!x.defined()) return x;
   const DTensor given(x);
@@ -163,7 +164,7 @@ at::Tensor local_at(const at::Tensor& x, const Placements& placements, bool spli
 }  // namespace
 
 at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& pass) const {
-  const NoMeshScopeGuard regular;  // masks are this rank's
+  const NoMeshScopeGuard regular;  // masks are local
   if (!is_dtensor(p.q)) {
     pass.cache->set_layout(layer_);
     return fold_heads_into_batch(p, pass);

@@ -1,4 +1,4 @@
-// Causal attention: ATen's kernels where they know the case, products and a softmax where scores are capped.
+// Causal attention: ATen's kernels if they support the case, matrix products and a softmax with softcap.
 #include "decoder/causal_attention.h"
 
 #include <ATen/ATen.h>
@@ -11,7 +11,7 @@
 namespace dtensor::nn {
 namespace {
 
-// [L, S]: whether a query sees a key.
+// [L, S]: whether a query attends to a key.
 at::Tensor mask_of(const at::Tensor& q, const at::Tensor& k, std::int64_t window) {
   const auto options = at::TensorOptions(at::kLong).device(q.device());
   const std::int64_t queries = q.size(2), keys = k.size(2);
@@ -19,11 +19,11 @@ at::Tensor mask_of(const at::Tensor& q, const at::Tensor& k, std::int64_t window
   return window > 0 ? at::logical_and(behind >= 0, behind < window) : behind >= 0;
 }
 
-// Heads of a group stand beside each other as rows of one matrix, so that its keys are read once.
+// Stacks the heads of a group as rows of one matrix, so that its keys are read once.
 at::Tensor grouped(const at::Tensor& q, std::int64_t groups) {
   return q.unflatten(1, {groups, q.size(1) / groups}).flatten(2, 3);
 }
-// share: heads of a group. There may be no query.
+// The inverse. share: heads of a group. There may be no query.
 at::Tensor ungrouped(const at::Tensor& y, std::int64_t share, std::int64_t queries) {
   return y.unflatten(2, {share, queries}).flatten(1, 2);
 }
@@ -41,7 +41,7 @@ at::Tensor capped(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   return ungrouped(at::matmul(at::softmax(scores, -1, wide).to(q.scalar_type()), v), share, queries);
 }
 
-// [L, own]: whether a query sees a key of this rank's; undefined where it sees each.
+// [L, own]: whether a query attends to a local key; undefined if each query attends to all.
 at::Tensor shared_mask(std::int64_t first, std::int64_t queries, const at::Tensor& k,
                        const Communicator& sequence_group, std::int64_t window) {
   if (queries == 1 && window == 0) return {};
@@ -51,8 +51,8 @@ at::Tensor shared_mask(std::int64_t first, std::int64_t queries, const at::Tenso
   return window > 0 ? at::logical_and(behind >= 0, behind < window) : behind >= 0;
 }
 
-// Of this rank's keys, side by side as rows [B, G, H / G * L, F + 2]: weighted values, the sum of weights, the largest
-// score; of no key: zeros, zero, minus infinity.
+// Partial attention on local keys, concatenated to rows [B, G, H / G * L, F + 2]: weighted values, the sum of weights,
+// the largest score. Without keys: zeros, zero, minus infinity.
 at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
                            const AttendOptions& o) {
   const std::int64_t groups = k.size(1), queries = q.size(2);
@@ -70,7 +70,7 @@ at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::T
     scores = scores.unflatten(2, {q.size(1) / groups, queries}).masked_fill(mask.logical_not(), never).flatten(2, 3);
   }
   const at::Tensor largest = scores.amax(-1, /*keepdim=*/true);
-  // Where a query sees none of them, the weights are exp(-inf - 0).
+  // If a query attends to no local key, the weights are exp(-inf - 0) = 0.
   const at::Tensor weights = (scores - largest.masked_fill(largest == never, 0)).exp();
   const at::Tensor values = at::matmul(weights.to(v.scalar_type()), v).to(wide);
   return at::cat({values, weights.sum(-1, /*keepdim=*/true), largest}, 3);
@@ -85,7 +85,7 @@ at::Tensor sdpa(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
 
 at::Tensor attend(const at::Tensor& q, at::Tensor k, at::Tensor v, const AttendOptions& o) {
   const std::int64_t queries = q.size(2), groups = k.size(1);
-  if (queries == 1 && o.window > 0 && k.size(2) > o.window) {  // the last token sees the last of the keys
+  if (queries == 1 && o.window > 0 && k.size(2) > o.window) {  // the last token attends to the last keys only
     k = k.narrow(2, k.size(2) - o.window, o.window);
     v = v.narrow(2, v.size(2) - o.window, o.window);
   }

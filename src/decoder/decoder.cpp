@@ -1,4 +1,4 @@
-// A decoder from its configuration, and its plan over tensor-parallel ranks.
+// Builds a decoder from its configuration, and its tensor-parallel plan.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -10,11 +10,13 @@ namespace dtensor::nn {
 namespace {
 
 std::int64_t size_of_head(const LatentAttention& l) {
-  TORCH_CHECK(l.kv_rank > 0 && l.value_size > 0 && l.q_rank >= 0 && l.rope_size >= 0 && l.nope_size >= 0 &&
-                  l.rope_size + l.nope_size > 0,
-              "Decoder: latent attention of kv_rank ", l.kv_rank, " and value_size ", l.value_size,
-              ", both at least 1, q_rank ", l.q_rank, ", rope_size ", l.rope_size, " and nope_size ", l.nope_size,
-              ", none negative and one of the last two at least 1");
+  TORCH_CHECK(
+      l.kv_rank > 0 && l.value_size > 0 && l.q_rank >= 0 && l.rope_size >= 0 && l.nope_size >= 0 &&
+          l.rope_size + l.nope_size > 0,
+      "Decoder: latent attention expects kv_rank > 0, value_size > 0, q_rank >= 0, rope_size >= 0, nope_size >= 0 and "
+      "rope_size + nope_size > 0, got kv_rank ",
+      l.kv_rank, ", value_size ", l.value_size, ", q_rank ", l.q_rank, ", rope_size ", l.rope_size, " and nope_size ",
+      l.nope_size);
   return l.nope_size + l.rope_size;
 }
 
@@ -22,28 +24,32 @@ std::int64_t size_of_head(const LatentAttention& l) {
 
 DecoderConfig DecoderConfig::checked() const {
   DecoderConfig c = *this;
-  TORCH_CHECK(c.vocabulary > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0, "Decoder: vocabulary ", c.vocabulary,
-              ", hidden ", c.hidden, ", layers ", c.layers, " and heads ", c.heads, " must all be positive");
+  TORCH_CHECK(c.vocabulary > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0,
+              "Decoder: expected positive sizes, got vocabulary ", c.vocabulary, ", hidden ", c.hidden, ", layers ",
+              c.layers, " and heads ", c.heads);
   if (c.kv_heads == 0) c.kv_heads = c.heads;
-  TORCH_CHECK(c.kv_heads > 0 && c.heads % c.kv_heads == 0, "Decoder: heads ", c.heads, " in groups of kv_heads ",
+  TORCH_CHECK(c.kv_heads > 0 && c.heads % c.kv_heads == 0,
+              "Decoder: expected heads to be a multiple of kv_heads, got heads ", c.heads, " and kv_heads ",
               c.kv_heads);
   if (c.latent) c.head_size = size_of_head(*c.latent);
-  TORCH_CHECK(!c.latent || c.kv_heads == c.heads, "Decoder: latent attention has keys for each head, not ", c.kv_heads,
-              " for ", c.heads);
-  TORCH_CHECK(c.head_size > 0 || (c.head_size == 0 && c.hidden % c.heads == 0), "Decoder: hidden ", c.hidden,
-              " in heads ", c.heads, " of head_size ", c.head_size, " (0: equal parts of hidden)");
+  TORCH_CHECK(!c.latent || c.kv_heads == c.heads, "Decoder: latent attention expects kv_heads equal to heads, got ",
+              c.kv_heads, " for ", c.heads);
+  TORCH_CHECK(c.head_size > 0 || (c.head_size == 0 && c.hidden % c.heads == 0),
+              "Decoder: expected head_size > 0, or 0 and hidden a multiple of heads, got head_size ", c.head_size,
+              ", hidden ", c.hidden, " and heads ", c.heads);
   if (c.head_size == 0) c.head_size = c.hidden / c.heads;
   if (c.attention_scale == 0) c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_size));
   if (c.layer.empty()) c.layer.assign(static_cast<std::size_t>(c.layers), {.rope = c.ropes.empty() ? -1 : 0});
-  TORCH_CHECK(static_cast<std::int64_t>(c.layer.size()) == c.layers, "Decoder: ", c.layer.size(),
-              " layers described of ", c.layers);
+  TORCH_CHECK(static_cast<std::int64_t>(c.layer.size()) == c.layers,
+              "Decoder: expected an entry of `layer` for each of ", c.layers, " layers, got ", c.layer.size());
   const std::int64_t turned = c.latent ? c.latent->rope_size : c.head_size;
   for (const Layer& l : c.layer) {
-    TORCH_CHECK(l.rope >= -1 && l.rope < static_cast<std::int64_t>(c.ropes.size()), "Decoder: rope ", l.rope, " of ",
-                c.ropes.size());
-    TORCH_CHECK(!l.experts || c.experts, "Decoder: a layer has experts, which the configuration does not describe");
+    TORCH_CHECK(l.rope >= -1 && l.rope < static_cast<std::int64_t>(c.ropes.size()),
+                "Decoder: expected the rope of a layer in [-1, ", c.ropes.size(), "), got ", l.rope);
+    TORCH_CHECK(!l.experts || c.experts, "Decoder: a layer has experts, but DecoderConfig::experts is not set");
     const std::int64_t size = l.rope < 0 ? 0 : c.ropes[static_cast<std::size_t>(l.rope)].size;
-    TORCH_CHECK(size <= turned, "Decoder: rope of ", size, " elements in heads of ", turned);
+    TORCH_CHECK(size <= turned, "Decoder: expected a rope of at most ", turned, " elements, the size of a head, got ",
+                size);
   }
   return c;
 }
@@ -61,7 +67,7 @@ bool has_experts(const DecoderConfig& c, std::int64_t layer) {
   return c.layer[static_cast<std::size_t>(layer)].experts;
 }
 
-// Computed in the embedding's dtype, as the models that have it do.
+// Rounds to the embedding's dtype, as models with an embedding scale do.
 double rounded(double value, at::ScalarType dtype) { return at::scalar_tensor(value, dtype).item<double>(); }
 
 void add_adapters(Module& model, const LoraOptions& lora) {
@@ -71,7 +77,7 @@ void add_adapters(Module& model, const LoraOptions& lora) {
     const bool wanted = std::find(lora.targets.begin(), lora.targets.end(), module->name()) != lora.targets.end();
     if (projection != nullptr && wanted) projection->adapt(lora.rank, lora.alpha), ++count;
   }
-  TORCH_CHECK(count > 0, "Decoder: no projection is called ", c10::Join(" or ", lora.targets), ", to be adapted");
+  TORCH_CHECK(count > 0, "Decoder: LoraOptions::targets names no projection, got ", c10::Join(", ", lora.targets));
 }
 
 }  // namespace
@@ -129,12 +135,13 @@ Decoder::Decoder(const DecoderConfig& given)
 
 at::Tensor Decoder::hidden(const at::Tensor& input, KVCache* cache, std::vector<at::Tensor>* losses) const {
   const DecoderConfig& c = config_;
-  TORCH_CHECK(input.dim() == 2 && !input.is_floating_point(), "Decoder: ids of sizes ", input.sizes(), " and dtype ",
-              input.scalar_type(), "; [batch, sequence] of integers expected");
+  TORCH_CHECK(input.dim() == 2 && !input.is_floating_point(),
+              "Decoder: expected integer ids [batch, sequence], got sizes ", input.sizes(), " and dtype ",
+              input.scalar_type());
   const at::Tensor ids = constrain("in", input);
   const std::int64_t count = ids.size(1), first = cache != nullptr ? cache->length() : 0;
-  TORCH_CHECK(c.learned_positions == 0 || first + count <= c.learned_positions, "Decoder: ", first + count,
-              " tokens, and positions for ", c.learned_positions);
+  TORCH_CHECK(c.learned_positions == 0 || first + count <= c.learned_positions, "Decoder: expected at most ",
+              c.learned_positions, " tokens, the number of learned positions, got ", first + count);
   at::Tensor x = embed_.forward(ids);
   if (c.embedding_scale != 1) x = x * rounded(c.embedding_scale, x.scalar_type());
   if (positions_) x = x + positions_->forward(at::arange(first, first + count, ids.options().device(ids.device())));

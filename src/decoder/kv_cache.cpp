@@ -1,4 +1,4 @@
-// Keys and values of the tokens before.
+// Keys and values of previous tokens.
 #include "dtensor/nn/decoder.h"
 
 #include <ATen/ATen.h>
@@ -12,25 +12,25 @@
 namespace dtensor::nn {
 namespace {
 
-// What is kept serves tokens that come in any mode, and no MeshScope makes DTensors of it.
+// Cached tensors are regular tensors, usable in any grad mode, regardless of a MeshScope.
 struct RegularTensorScope : NoMeshScopeGuard {
   const c10::InferenceMode no_inference{false};
   const at::NoGradGuard no_grad;
 };
 
-// Of the first `count` tokens, how many a rank holds where they are shared out in turn.
+// Number of the first `count` tokens that are on this rank, if tokens are sharded cyclically.
 std::int64_t own_count(std::int64_t count, const Communicator& sequence_group) {
   return sequence_group ? (count - sequence_group.rank() + sequence_group.size() - 1) / sequence_group.size() : count;
 }
 
-// This rank's of the tokens from `first` on.
+// This rank's tokens of `x`, whose first token has position `first`.
 at::Tensor own_of(const at::Tensor& x, std::int64_t first, const Communicator& sequence_group) {
   if (!sequence_group) return x;
   const std::int64_t n = sequence_group.size(), skip = ((sequence_group.rank() - first) % n + n) % n;
   return x.slice(2, std::min(skip, x.size(2)), std::nullopt, n);
 }
 
-// [batch, heads, own, E] of each rank to all tokens' in their order.
+// Gathers [batch, heads, own, E] of each rank to all tokens in order.
 at::Tensor in_order(const at::Tensor& own, std::int64_t length, const Communicator& sequence_group) {
   const std::int64_t n = sequence_group.size(), most = (length + n - 1) / n;
   const at::Tensor mine = at::constant_pad_nd(own, {0, 0, 0, most - own.size(2)}).contiguous();
@@ -44,7 +44,8 @@ at::Tensor in_order(const at::Tensor& own, std::int64_t length, const Communicat
 
 KVCache::KVCache(std::int64_t layers, std::int64_t capacity, std::string sequence_axis)
     : entries_(static_cast<std::size_t>(layers)), capacity_(capacity), sequence_axis_(std::move(sequence_axis)) {
-  TORCH_CHECK(layers > 0 && capacity > 0, "KVCache: ", layers, " layers of ", capacity, " tokens; both at least 1");
+  TORCH_CHECK(layers > 0 && capacity > 0, "KVCache: expected layers > 0 and capacity > 0, got ", layers, " and ",
+              capacity);
 }
 
 KVCache::KVCache(const KVCache& other)
@@ -61,7 +62,7 @@ KVCache::KVCache(const KVCache& other)
 }
 
 std::size_t KVCache::position(std::int64_t layer) const {
-  TORCH_CHECK(layer >= 0 && layer < layers(), "KVCache: layer ", layer, " of ", layers());
+  TORCH_CHECK(layer >= 0 && layer < layers(), "KVCache: expected a layer in [0, ", layers(), "), got ", layer);
   return static_cast<std::size_t>(layer);
 }
 
@@ -78,15 +79,16 @@ bool KVCache::is_kept(const Entry& e, const at::Tensor& keys, const at::Tensor& 
     return kept.size(0) == t.size(0) && kept.size(1) == t.size(1) && kept.size(3) == t.size(3);
   };
   TORCH_CHECK(keys.dim() == 4 && values.dim() == 4 && values.sizes().slice(0, 3) == keys.sizes().slice(0, 3),
-              "KVCache: keys of sizes ", keys.sizes(), " and values of sizes ", values.sizes(),
-              " do not fit each other");
+              "KVCache: expected keys [batch, heads, n, E] and values [batch, heads, n, F], got sizes ", keys.sizes(),
+              " and ", values.sizes());
   return e.keys.defined() && alike(e.keys, keys) && alike(e.values, values);
 }
 
 std::pair<at::Tensor, at::Tensor> KVCache::append(std::int64_t layer, const at::Tensor& keys,
                                                   const at::Tensor& values) {
-  TORCH_CHECK(!at::GradMode::is_enabled() || !(keys.requires_grad() || values.requires_grad()),
-              "KVCache: what it keeps has no gradient; generate under at::NoGradGuard, train without a cache");
+  TORCH_CHECK(
+      !at::GradMode::is_enabled() || !(keys.requires_grad() || values.requires_grad()),
+      "KVCache: expected keys and values without gradients; generate under at::NoGradGuard, train without a cache");
   const at::NoGradGuard no_grad;
   Entry& e = entries_[position(layer)];
   const bool kept = is_kept(e, keys, values);
@@ -94,8 +96,8 @@ std::pair<at::Tensor, at::Tensor> KVCache::append(std::int64_t layer, const at::
   TORCH_CHECK(kept || length_ == 0, "KVCache: keys of sizes ", keys.sizes(), " and values of sizes ", values.sizes(),
               e.keys.defined() ? c10::str(" for a cache of sizes ", e.keys.sizes(), " and ", e.values.sizes())
                                : c10::str(" of a layer that has none of the ", length_, " tokens before"));
-  TORCH_CHECK(length_ + n <= capacity_, "KVCache: ", length_, " tokens and ", n, " more are beyond its capacity of ",
-              capacity_);
+  TORCH_CHECK(length_ + n <= capacity_, "KVCache: expected at most ", capacity_, " tokens, its capacity, got ", length_,
+              " tokens and ", n, " more");
   const auto make = [&](const at::Tensor& like) {
     const RegularTensorScope regular;
     return at::empty({like.size(0), like.size(1), own_count(capacity_, e.sequence_group), like.size(3)},
@@ -113,17 +115,18 @@ const Communicator& KVCache::sequence_group(std::int64_t layer) const {
 }
 
 void KVCache::truncate(std::int64_t length) {
-  TORCH_CHECK(length >= 0 && length <= length_, "KVCache: truncate to ", length, " of ", length_, " tokens");
+  TORCH_CHECK(length >= 0 && length <= length_, "KVCache: expected a length in [0, ", length_, "] to truncate to, got ",
+              length);
   length_ = length;
 }
 
-// All that is asked is known to every rank, so that all hear of what does not fit: of a batch of one row that is split,
-// the rank with the row would find its part as large as before.
+// Uses only values that every rank knows, so that all ranks throw. If a batch of one row were split, the local sizes of
+// the rank with the row would not change.
 void KVCache::set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements placements, std::int64_t batch,
                          std::int64_t heads) {
   Entry& e = entries_[position(layer)];
   for (std::int64_t a = 0; a < mesh.ndim(); ++a) {
-    if (mesh.size(a) == 1) placements[static_cast<std::size_t>(a)] = Replicate();  // one rank has all either way
+    if (mesh.size(a) == 1) placements[static_cast<std::size_t>(a)] = Replicate();  // equivalent on one rank
   }
   const bool same = e.mesh && e.mesh == mesh && e.placements == placements && e.batch == batch && e.heads == heads;
   if (same) return;
@@ -134,9 +137,9 @@ void KVCache::set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements 
   if (!sequence_axis_.empty()) {
     const std::int64_t axis = mesh.dim(sequence_axis_);
     const Placement& placement = placements[static_cast<std::size_t>(axis)];
-    TORCH_CHECK(mesh.size(axis) == 1 || placement.is_replicate(), "KVCache: tokens cannot be shared out over axis '",
-                sequence_axis_, "' of ", mesh.str(), ", which splits ", placement.is_shard(0) ? "the batch" : "heads",
-                " already");
+    TORCH_CHECK(mesh.size(axis) == 1 || placement.is_replicate(),
+                "KVCache: expected a sequence axis that replicates keys, got axis '", sequence_axis_, "' of ",
+                mesh.str(), ", which splits ", placement.is_shard(0) ? "the batch" : "heads");
     if (mesh.size(axis) > 1 && mesh.is_member()) sequence_group = mesh.communicator(axis);
   }
   e = {{}, {}, mesh, std::move(placements), batch, heads, std::move(sequence_group)};
@@ -146,12 +149,12 @@ void KVCache::set_layout(std::int64_t layer) {
   Entry& e = entries_[position(layer)];
   if (!e.mesh) return;
   TORCH_CHECK(length_ == 0, "KVCache: it has ", length_, " tokens, ", to_string(e.placements), " on ", e.mesh.str(),
-              ", and further ones are plain");
+              ", but further tokens are regular tensors; truncate(0) first");
   e = {};
 }
 
 at::Tensor KVCache::full(const Entry& e, const at::Tensor& kept) const {
-  TORCH_CHECK(kept.defined(), "KVCache: nothing was appended yet");
+  TORCH_CHECK(kept.defined(), "KVCache: expected appended tokens, but the layer has none");
   const at::Tensor own = kept.narrow(2, 0, own_count(length_, e.sequence_group));
   const at::Tensor seen = e.sequence_group ? in_order(own, length_, e.sequence_group) : own;
   if (!e.mesh) return seen;

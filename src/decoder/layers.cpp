@@ -54,8 +54,8 @@ Projection::Projection(std::int64_t in, std::int64_t out, bool with_bias, at::Te
 }
 
 void Projection::adapt(std::int64_t rank, double alpha) {
-  TORCH_CHECK(rank > 0, "adapters of rank ", rank, "; at least 1");
-  TORCH_CHECK(!is_dtensor(weight), "adapters are added before the model is placed on a mesh");
+  TORCH_CHECK(rank > 0, "Projection: expected an adapter rank > 0, got ", rank);
+  TORCH_CHECK(!is_dtensor(weight), "Projection: adapters must be added before the model is distributed");
   lora_a = at::empty({rank, weight.size(1)}, weight.options()).requires_grad_();
   lora_b = at::empty({weight.size(0), rank}, weight.options()).requires_grad_();
   lora_scale_ = alpha / static_cast<double>(rank);
@@ -73,7 +73,7 @@ void Projection::reset_parameters() {
   reset_adapter();
 }
 
-// The adapter's inner dimension is whole on every rank.
+// The adapter's inner dimension is replicated.
 std::int64_t Projection::output_dim(const std::string& parameter) const { return parameter == "lora_a" ? -1 : 0; }
 std::int64_t Projection::input_dim(const std::string& parameter) const { return parameter == "lora_b" ? -1 : 1; }
 

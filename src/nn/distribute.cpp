@@ -1,4 +1,4 @@
-// Plain tensors of a model become DTensors, in place of the members that hold them.
+// Converts regular tensors of a model to DTensors, in the members that hold them.
 #include <ATen/ATen.h>
 
 #include <unordered_map>
@@ -13,8 +13,8 @@ namespace {
 
 at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
   if (is_dtensor(tensor)) {
-    TORCH_CHECK(DTensor(tensor).mesh() == mesh, "distribute: the tensor lives on ", DTensor(tensor).mesh().str(),
-                ", not on ", mesh.str());
+    TORCH_CHECK(DTensor(tensor).mesh() == mesh, "distribute: expected a tensor on ", mesh.str(), ", got one on ",
+                DTensor(tensor).mesh().str());
     DTensor(tensor).redistribute_(std::move(placements));
     return tensor;
   }
@@ -28,8 +28,8 @@ at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, Placements p
 
 void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::PlacementFn& place) {
   retie_shared_parameters(tensors);
-  std::unordered_map<const c10::TensorImpl*, at::Tensor> done;  // tied tensors: once; keeps the old ones alive
-  std::unordered_set<const at::Tensor*> seen;  // a module that is registered twice lists its members twice
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> done;  // tied tensors are converted once
+  std::unordered_set<const at::Tensor*> seen;                   // a module that is registered twice is listed twice
   std::vector<at::Tensor> old;
   for (const auto& [name, tensor] : tensors) {
     if (!tensor->defined() || !seen.insert(tensor).second) continue;

@@ -1,4 +1,4 @@
-// Linear, embedding and the norms: ATen's operators and torch.nn's initial values.
+// Linear, embedding and norms: ATen operators, and the initial values of torch.nn.
 #include <ATen/ATen.h>
 
 #include "dtensor/debug.h"
@@ -26,7 +26,8 @@ at::Tensor Linear::forward(const at::Tensor& x) const {
 
 Embedding::Embedding(std::int64_t count, std::int64_t size, std::int64_t padding_idx, at::TensorOptions options)
     : weight(at::empty({count, size}, options)), padding_idx_(padding_idx) {
-  TORCH_CHECK(padding_idx >= -1 && padding_idx < count, "Embedding: padding_idx ", padding_idx, " of ", count, " rows");
+  TORCH_CHECK(padding_idx >= -1 && padding_idx < count, "Embedding: expected padding_idx in [-1, ", count, "), got ",
+              padding_idx);
   register_parameter("weight", weight);
   Embedding::reset_parameters();
 }
@@ -36,7 +37,7 @@ void Embedding::reset_parameters() {
   at::NoGradGuard no_grad;
   weight.normal_();
   if (padding_idx_ < 0) return;
-  // Not through a view of the row: where rows are sharded that would be a copy.
+  // Not by a view of the row, which would be a copy if rows are sharded.
   const at::Tensor rows = at::arange(weight.size(0), at::TensorOptions(at::kLong).device(weight.device()));
   weight.masked_fill_((rows == padding_idx_).unsqueeze(1), 0);
 }

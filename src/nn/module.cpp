@@ -18,7 +18,7 @@ std::string join(const std::string& prefix, const std::string& name) {
 template <class List>
 void check_new(const List& list, const std::string& name) {
   TORCH_CHECK(!name.empty() && std::none_of(list.begin(), list.end(), [&](const auto& x) { return x.first == name; }),
-              "a module registers each name once, and none empty; got '", name, "'");
+              "expected a non-empty name that the module has not registered, got '", name, "'");
 }
 
 }  // namespace

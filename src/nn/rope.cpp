@@ -1,4 +1,4 @@
-// Frequencies of each scaling, in float64, and the rotation.
+// Frequencies of each scaling method, in float64, and the rotation.
 #include "dtensor/nn.h"
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@
 namespace dtensor::nn {
 namespace {
 
-// Where the ramp of yarn begins or ends: the frequency that makes `turns` turns over the original positions.
+// Index of yarn's ramp at which a frequency makes `turns` rotations over the original positions.
 double yarn_bound(const RopeOptions& o, double turns) {
   const auto positions = static_cast<double>(o.original_positions);
   return static_cast<double>(o.size) * std::log(positions / (turns * 2 * std::numbers::pi)) / (2 * std::log(o.base));
@@ -66,16 +66,17 @@ bool depends_on_length(RopeScaling scaling) {
 }
 
 void check(const RopeOptions& o) {
-  TORCH_CHECK(o.size > 0 && o.size % 2 == 0, "Rope: size ", o.size, "; the elements that are turned come in pairs");
-  TORCH_CHECK(o.base > 0 && o.factor > 0, "Rope: base ", o.base, " and factor ", o.factor, " must be positive");
+  TORCH_CHECK(o.size > 0 && o.size % 2 == 0, "Rope: expected a positive even size, got ", o.size);
+  TORCH_CHECK(o.base > 0 && o.factor > 0, "Rope: expected base > 0 and factor > 0, got ", o.base, " and ", o.factor);
   const bool from_original =
       o.scaling == RopeScaling::yarn || o.scaling == RopeScaling::longrope || o.scaling == RopeScaling::llama3;
-  TORCH_CHECK(!from_original || o.original_positions > 0, "Rope: this scaling needs original_positions");
+  TORCH_CHECK(!from_original || o.original_positions > 0, "Rope: this scaling needs original_positions > 0, got ",
+              o.original_positions);
   TORCH_CHECK(o.scaling != RopeScaling::dynamic || (o.max_positions > 0 && o.size > 2),
-              "Rope: dynamic scaling needs max_positions and a size above 2");
+              "Rope: dynamic scaling needs max_positions > 0 and size > 2, got ", o.max_positions, " and ", o.size);
   const auto half = static_cast<std::size_t>(o.size / 2);
   TORCH_CHECK(o.scaling != RopeScaling::longrope || (o.short_factors.size() == half && o.long_factors.size() == half),
-              "Rope: longrope needs ", half, " short and long factors, not ", o.short_factors.size(), " and ",
+              "Rope: longrope needs ", half, " short and long factors, got ", o.short_factors.size(), " and ",
               o.long_factors.size());
 }
 
@@ -84,7 +85,7 @@ void check(const RopeOptions& o) {
 Rope::Rope(RopeOptions options) : options_(std::move(options)) { check(options_); }
 
 at::Tensor Rope::frequencies(std::int64_t length) const {
-  const NoMeshScopeGuard regular;  // angles serve every mesh, within a MeshScope and after it
+  const NoMeshScopeGuard regular;  // angles are regular tensors, also within a MeshScope
   std::vector<double> values;
   for (std::int64_t i = 0; i < options_.size / 2; ++i) values.push_back(frequency(options_, i, length));
   return at::tensor(values, at::kDouble);
@@ -109,13 +110,13 @@ Rope::Angles Rope::make(std::int64_t first, std::int64_t count, std::int64_t len
 }
 
 Rope::Angles Rope::angles(std::int64_t first, std::int64_t count, at::TensorOptions like) const {
-  const NoMeshScopeGuard regular;  // angles serve every mesh, within a MeshScope and after it
+  const NoMeshScopeGuard regular;  // angles are regular tensors, also within a MeshScope
   const std::int64_t length = first + count;
   if (depends_on_length(options_.scaling)) return make(first, count, length, like);
   const bool kept = kept_.cos.defined() && kept_.cos.size(0) >= length && kept_.cos.scalar_type() == like.dtype() &&
                     kept_.cos.device() == like.device();
   if (!kept) {
-    const c10::InferenceMode off(false);  // what is kept serves passes with gradients, too
+    const c10::InferenceMode off(false);  // cached angles are also used with gradients
     kept_ = make(0, std::max<std::int64_t>(2 * length, 64), length, like);
   }
   return {kept_.cos.narrow(0, first, count), kept_.sin.narrow(0, first, count)};
@@ -126,7 +127,7 @@ at::Tensor Rope::rotate(const at::Tensor& x, const Angles& angles) const {
   const at::Tensor turned = x.size(3) == size ? x : x.narrow(3, 0, size);
   const at::Tensor first = options_.interleaved ? turned.slice(3, 0, size, 2) : turned.narrow(3, 0, half);
   const at::Tensor second = options_.interleaved ? turned.slice(3, 1, size, 2) : turned.narrow(3, half, half);
-  // Interleaved pairs come out as halves: queries and keys alike, so that their products are the same.
+  // Interleaved pairs are written as halves, in queries and keys alike, so their products are the same.
   std::vector<at::Tensor> parts{first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin};
   if (x.size(3) > size) parts.push_back(x.narrow(3, size, x.size(3) - size));
   return at::cat(parts, 3);

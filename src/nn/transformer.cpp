@@ -11,10 +11,11 @@ namespace {
 Attention::Options checked(Attention::Options o) {
   if (o.kv_heads == 0) o.kv_heads = o.heads;
   TORCH_CHECK(o.heads > 0 && o.kv_heads > 0 && o.hidden % o.heads == 0 && o.heads % o.kv_heads == 0,
-              "Attention: hidden ", o.hidden, " must be a multiple of heads ", o.heads, ", and these of kv_heads ",
-              o.kv_heads);
-  TORCH_CHECK(o.rope >= 0 && (o.rope == 0 || o.hidden / o.heads % 2 == 0), "Attention: rope ", o.rope,
-              " needs a positive base and heads of an even size, not ", o.hidden / o.heads);
+              "Attention: expected hidden to be a multiple of heads, and heads of kv_heads, got hidden ", o.hidden,
+              ", heads ", o.heads, " and kv_heads ", o.kv_heads);
+  TORCH_CHECK(o.rope >= 0 && (o.rope == 0 || o.hidden / o.heads % 2 == 0),
+              "Attention: expected rope >= 0 and heads of an even size, got rope ", o.rope, " and size ",
+              o.hidden / o.heads);
   return o;
 }
 
@@ -25,8 +26,8 @@ at::Tensor split_heads(const at::Tensor& x, std::int64_t heads) {
   return x.unflatten(-1, {heads, x.size(-1) / heads}).transpose(1, 2);
 }
 
-// x: [batch, heads, sequence, size]. The angles are a plain table of the whole sequence: a rank that holds a part of it
-// takes the rows of its own positions, however the sequence is split.
+// x: [batch, heads, sequence, size]. The angles are a regular table of the full sequence: a rank with part of the
+// sequence slices the rows of its positions, for any split of the sequence.
 at::Tensor rotate(const at::Tensor& x, double base) {
   if (base == 0) return x;
   const std::int64_t half = x.size(3) / 2;

@@ -61,8 +61,8 @@ TEST(DecoderEdges, MismatchedSizesAreNamed) {
   const auto heads = [&](std::int64_t hidden, std::int64_t count, std::int64_t size) {
     return reported([&](nn::DecoderConfig& c) { c.hidden = hidden, c.heads = count, c.head_size = size; });
   };
-  EXPECT_NE(heads(4, 8, 0).find("hidden 4 in heads 8 of head_size 0"), std::string::npos) << heads(4, 8, 0);
-  EXPECT_NE(heads(10, 4, 0).find("hidden 10 in heads 4 of head_size 0"), std::string::npos) << heads(10, 4, 0);
+  EXPECT_NE(heads(4, 8, 0).find("head_size 0, hidden 4 and heads 8"), std::string::npos) << heads(4, 8, 0);
+  EXPECT_NE(heads(10, 4, 0).find("head_size 0, hidden 10 and heads 4"), std::string::npos) << heads(10, 4, 0);
   EXPECT_NE(heads(8, 2, -2).find("head_size -2"), std::string::npos) << heads(8, 2, -2);
   EXPECT_EQ(heads(10, 4, 4), "no error");
   const auto latent = [&](const nn::LatentAttention& l) {
@@ -72,9 +72,9 @@ TEST(DecoderEdges, MismatchedSizesAreNamed) {
   EXPECT_EQ(latent(fits), "no error");
   auto l = fits;
   l.kv_rank = 0;
-  EXPECT_NE(latent(l).find("kv_rank 0 and value_size 3"), std::string::npos) << latent(l);
+  EXPECT_NE(latent(l).find("kv_rank 0, value_size 3"), std::string::npos) << latent(l);
   l = fits, l.value_size = 0;
-  EXPECT_NE(latent(l).find("kv_rank 4 and value_size 0"), std::string::npos) << latent(l);
+  EXPECT_NE(latent(l).find("kv_rank 4, value_size 0"), std::string::npos) << latent(l);
   l = fits, l.nope_size = -2;
   EXPECT_NE(latent(l).find("nope_size -2"), std::string::npos) << latent(l);
 }

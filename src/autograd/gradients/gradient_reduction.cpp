@@ -1,5 +1,5 @@
-// What waits belongs to the backward pass, not to a thread: its end callback owns it, so that nothing is left of a pass
-// that throws.
+// Deferred gradients belong to the backward pass, not to a thread: its end callback owns them, so they are freed if the
+// pass throws.
 #include "autograd/gradients/gradient_reduction.h"
 
 #include <ATen/ATen.h>
@@ -18,9 +18,9 @@
 namespace dtensor {
 namespace {
 
-// That many bytes of gradients are reduced without waiting for more: what is in flight beside backward, and what is
-// packed, stays bounded. Counted in global sizes, and for each mesh, since every rank of a mesh knows those alike; what
-// else a rank waits for, on meshes that others are not in, must not move that moment.
+// After this many bytes, gradients are reduced immediately, which bounds the packed and the in-flight memory. Bytes are
+// counted in global sizes and per mesh, because all ranks of a mesh know these. Gradients on other meshes, which other
+// ranks may not have, must not affect the count.
 constexpr std::int64_t kEnough = std::int64_t{25} << 20;
 
 struct Waiting {
@@ -30,7 +30,7 @@ struct Waiting {
   std::shared_ptr<const RedistributePlan> plan = {};
 
   const TensorSpec& spec() const { return *dtensor_or_null(gradient)->spec(); }
-  // Laid out as the leaf where that is dense: what autograd promises of .grad.
+  // Spec of the reduced gradient, with the leaf's strides if those are dense, as autograd guarantees for .grad.
   SpecPtr reduced() const {
     const auto strides = leaf.is_non_overlapping_and_dense() ? leaf.strides() : at::IntArrayRef(spec().strides);
     return intern_spec(spec().mesh, wanted, spec().sizes, strides, spec().dtype);
@@ -82,7 +82,7 @@ class Pass {
   void reduce(std::vector<Waiting> list);
 
   std::vector<Waiting> waiting_;
-  std::vector<std::pair<DeviceMesh, std::int64_t>> bytes_;  // that wait
+  std::vector<std::pair<DeviceMesh, std::int64_t>> bytes_;  // deferred, by mesh
   std::vector<std::unique_ptr<Flight>> flights_;
 };
 
@@ -108,7 +108,7 @@ void Pass::add(Waiting waiting) {
   const auto same = std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& w) {
     return w.leaf.is_same(waiting.leaf) && w.gradient.placements() == waiting.gradient.placements();
   });
-  if (same != waiting_.end()) {  // of a segment that is recomputed
+  if (same != waiting_.end()) {  // from a recomputed segment
     same->gradient = DTensor(same->gradient + waiting.gradient);
     if (waiting.earlier.sum().defined()) same->earlier = std::move(waiting.earlier);
     return;
@@ -140,7 +140,7 @@ void Pass::reduce(std::vector<Waiting> list) {
   auto flight = std::make_unique<Flight>(Flight{std::move(list)});
   flight->start();
   if (!flight->bucket.in_background()) return flight->land();
-  for (auto& w : flight->list) w.earlier.done();  // rather than keep its memory until backward ends
+  for (auto& w : flight->list) w.earlier.done();  // frees its memory before backward ends
   flights_.push_back(std::move(flight));
 }
 
@@ -155,7 +155,7 @@ bool is_sum(const TensorSpec& spec, const Placements& wanted, std::size_t axis) 
   return spec.placements[axis].is_partial() && wanted[axis].is_replicate() && spec.mesh->layout.shape[axis] > 1;
 }
 
-// The placements in which `gradient` may wait: sums of one kind stay sums on the axes where the leaf is whole.
+// The placements in which `gradient` is deferred: Partial of one kind stays on the axes where the leaf is replicated.
 std::optional<Placements> waiting_placements(const DTensor& gradient, const Placements& wanted) {
   const auto& spec = *dtensor_or_null(gradient)->spec();
   if (!spec.mesh->is_member || c10::isFloat8Type(spec.dtype)) return std::nullopt;

@@ -1,6 +1,6 @@
-// Gradients that are sums on mesh axes where their leaf is whole (plain data parallelism, norms under sequence
-// parallelism) wait for each other and are summed up packed: one collective for all of them, at the end of the backward
-// pass or when enough have come.
+// Defers the reduction of gradients that are Partial on axes where their leaf is replicated (data parallelism, norms
+// under sequence parallelism). They are summed in one packed collective, at the end of the backward pass or when enough
+// bytes have accumulated.
 #pragma once
 
 #include "dtensor/hooks.h"
@@ -8,8 +8,9 @@
 
 namespace dtensor {
 
-// True: what `gradient` is brought to waits, and when the pass ends it is in leaf.grad(), in placements `wanted`.
-// False: there is nothing to wait for. `earlier` is part of the gradient, and is taken only where that waits.
+// true: the reduction of `gradient` is deferred, and leaf.grad() has placements `wanted` when the pass ends.
+// false: there is nothing to defer. `earlier` is part of the gradient, and is moved from only if the reduction is
+// deferred.
 bool defer_reduction(const DTensor& leaf, const DTensor& gradient, const Placements& wanted,
                      UnsynchronizedGradient& earlier);
 

@@ -1,5 +1,6 @@
-// A hook on the node that made the operand: autograd sees global tensors and so no move, and a gradient that stayed
-// where its operator left it would draw larger ones with it (a state's those of the whole sequence).
+// A pre-hook on the node that produced the operand. Autograd's graph has global tensors and no redistribution. Without
+// the hook, the gradient's shards would cause redistribution of larger gradients upstream (a state's gradients over the
+// full sequence).
 #include "autograd/gradients/gradient_resharding.h"
 
 #include <torch/csrc/autograd/function.h>

@@ -1,17 +1,17 @@
-// What an operator had moved from one shard to another, its gradient moves back: the adjoint of a move that no graph
-// shows.
+// If an operator moved an operand from one shard to another, moves the gradient back: the adjoint of a redistribution
+// that is not in autograd's graph.
 #pragma once
 
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
 
-// Whether an axis of several ranks that shards `from` shards `to` otherwise.
+// Whether both specs shard an axis of several ranks, but differently.
 bool shards_differently(const TensorSpec& from, const TensorSpec& to);
 
-// The gradient of `operand`, once it is summed up, is brought to the shards that `operand` has now, on axes where it
-// comes as other shards; those that come whole or unreduced stay so. For results of differentiable operators: leaves
-// bring theirs home by themselves. Nothing where no gradient is asked for.
+// Installs a hook that redistributes the summed gradient of `operand` to the operand's current shards, on axes where
+// the gradient has other shards. Replicate and Partial gradients are not changed. For results of differentiable
+// operators; leaves have a reducer. Does nothing if no gradient is required.
 void reshard_gradient_to_operand(const at::Tensor& operand);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// One reducer a leaf, and the hooks that schedules hang on tensors.
+// The reducer of a leaf, and the hooks that schedules install on tensors.
 #include "autograd/gradients/leaf_gradient.h"
 
 #include <ATen/ATen.h>
@@ -26,7 +26,7 @@ const TensorHooks* hooks_on(const DTensorImpl& impl) {
   return impl.extras() == nullptr ? nullptr : impl.extras()->hooks.get();
 }
 
-// autograd::grad hands the gradient out when the reducer returns: it is reduced by then.
+// Whether autograd::grad captures the leaf's gradient, which must then be reduced when the reducer returns.
 bool is_captured(const at::Tensor& leaf) {
   const auto* info = torch::autograd::get_current_graph_task_exec_info();
   if (info == nullptr || info->empty()) return false;
@@ -34,33 +34,33 @@ bool is_captured(const at::Tensor& leaf) {
   return found != info->end() && found->second.captures_ != nullptr;
 }
 
-// Some second-order gradients come as plain tensors, equal on every rank.
+// Some second-order gradients are regular tensors, equal on every rank.
 DTensor as_dtensor_of(const DTensor& leaf, const at::Tensor& grad) {
   if (is_dtensor(grad)) return DTensor(grad);
   const Placements replicated(leaf.placements().size());
   return DTensor(wrap_local(grad, infer_spec(grad, impl_of(leaf.mesh()), replicated, grad.sizes(), grad.strides())));
 }
 
-// Gradients of what is kept in host memory end there.
+// Moves the gradient of a parameter in host memory to the host.
 DTensor reshard_gradient(const DTensor& gradient, const DTensor& leaf) {
   const auto& home = dtensor_or_null(leaf)->spec()->mesh;
   if (home->compute_mesh() == nullptr || gradient.mesh() == leaf.mesh()) return gradient;
-  TORCH_CHECK(!at::GradMode::is_enabled(), "the gradient of a parameter in host memory (", leaf.spec_str(),
-              ") cannot have a graph (create_graph): its copy to the host would not be part of it");
+  TORCH_CHECK(!at::GradMode::is_enabled(), "create_graph is not supported for a parameter in host memory (",
+              leaf.spec_str(), "), because the copy of its gradient to the host is not part of the graph");
   const auto& spec = *dtensor_or_null(gradient)->spec();
   const auto local = dtensor_or_null(gradient)->local().to(at::Device(leaf.mesh().device_type()));
   return DTensor(make_dtensor(intern_spec(home, spec.placements, spec.sizes, spec.strides, spec.dtype), local));
 }
 
-// What NoGradientSync left unreduced joins the new gradient: all is reduced once.
+// Takes the gradient that NoGradientSync left unreduced, to reduce it together with the new one.
 UnsynchronizedGradient take_unreduced(const DTensor& leaf, const Placements& wanted) {
   const auto& sum = leaf.grad();
   if (!is_dtensor(sum) || (DTensor(sum).placements() == wanted && DTensor(sum).mesh() == leaf.mesh())) return {};
   return UnsynchronizedGradient(leaf);
 }
 
-// Whether nobody else sees the memory of a gradient that autograd gives once. A view keeps alive what it is a view of,
-// as other views of that do.
+// Whether no other tensor refers to the memory of a gradient that autograd passes once. A view keeps its base alive,
+// as other views of that base do.
 bool is_sole(const at::Tensor& given) {
   const auto* impl = dtensor_or_null(given);
   if (impl == nullptr || given.use_count() > 1 || !impl->local().defined()) return false;
@@ -69,9 +69,9 @@ bool is_sole(const at::Tensor& given) {
          impl->local().storage().use_count() <= (view ? 2u : 1u);
 }
 
-// In memory of its own, laid out as the leaf where that is dense: what autograd promises of .grad. `sole`: nobody else
-// has the given gradient. Whether memory is shared is each rank's own matter (an empty part may be memory by itself),
-// so it changes neither strides nor which tensor this is in the comparison of calls.
+// The gradient in its own memory, with the leaf's strides if those are dense, as autograd guarantees for .grad. `sole`:
+// no other tensor shares the memory of `given`. Ranks may differ in whether memory is shared (an empty local tensor may
+// have its own), so this changes neither strides nor the tensor's identity in the comparison of calls (count_origin).
 DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& given, bool sole) {
   if (gradient.requires_grad()) return DTensor(gradient.clone()).redistribute(gradient.placements());
   auto* impl = dtensor_or_null(gradient);
@@ -91,8 +91,8 @@ DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& gi
       make_dtensor(intern_spec(spec.mesh, spec.placements, spec.sizes, strides, spec.dtype), copy.copy_(local)));
 }
 
-// What waits for a leaf's gradient (Python's hooks) is called by who accumulates it. Autograd, which is given none to
-// accumulate, would call it all the same, perhaps before there is one.
+// Wraps the post-accumulate-grad hooks of a leaf (Python's). LeafReducer accumulates itself and runs them afterwards.
+// Autograd, which gets no gradient to accumulate, would call them too, perhaps too early.
 class AfterAccumulation final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit AfterAccumulation(std::unique_ptr<PostAccumulateGradHook> hook) : hook_(std::move(hook)) {}
@@ -113,8 +113,8 @@ AfterAccumulation* hook_after_accumulation(const at::Tensor& leaf) {
   return result;
 }
 
-// The last of a leaf's gradient hooks. It accumulates itself, now, at the end of the pass or when a schedule says so,
-// and leaves nothing for autograd to accumulate.
+// The last of a leaf's gradient hooks. It accumulates the gradient itself (immediately, at the end of the pass, or when
+// a schedule does), and leaves nothing for autograd to accumulate.
 class LeafReducer final : public torch::autograd::FunctionPreHook {
  public:
   explicit LeafReducer(DTensorImpl& leaf) : leaf_(leaf) { leaf_.has_reducer = true; }
@@ -153,12 +153,12 @@ class LeafReducer final : public torch::autograd::FunctionPreHook {
     accumulate_gradient(leaf, reduced);
   }
 
-  DTensorImpl& leaf_;  // outlives its autograd metadata, where this is
+  DTensorImpl& leaf_;  // outlives its autograd metadata, which owns this
 };
 
 TensorHooks& hooks_of(const DTensor& tensor) {
   auto* impl = dtensor_or_null(tensor);
-  TORCH_CHECK(impl != nullptr, "hooks belong to DTensors; this one is undefined");
+  TORCH_CHECK(impl != nullptr, "expected a DTensor to install a hook on, got an undefined tensor");
   auto& extras = impl->make_extras();
   if (!extras.hooks) extras.hooks = extras.source.hooks = std::make_shared<TensorHooks>(tensor.getIntrusivePtr());
   return *extras.hooks;
@@ -166,8 +166,8 @@ TensorHooks& hooks_of(const DTensor& tensor) {
 
 }  // namespace
 
-// Behind the user's hooks. Registering the first of those in C++ drops all others: that was done here, and those of
-// other languages are put back.
+// Installs the reducer after the user's hooks. The first register_hook in C++ drops all other hooks, so it is called
+// here, and hooks of other languages are restored.
 void install_leaf_reducer_slow(DTensorImpl& impl) {
   auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl.autograd_meta());
   const at::Tensor tensor = handle_of(impl);
@@ -210,7 +210,7 @@ Placements gradient_placements(const DTensor& parameter) {
 void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
   auto& sum = parameter.mutable_grad();
   if (!sum.defined()) {
-    // As in autograd's own accumulation: what is a view, which zero_grad could not detach in place, becomes none.
+    // As in autograd's own accumulation: zero_grad could not detach a view in place, so a view is replaced.
     sum = gradient.is_view() && !gradient.requires_grad() ? gradient.variable_data() : at::Tensor(gradient);
   } else if (gradient.requires_grad()) {  // create_graph
     sum = DTensor(sum + gradient).redistribute(gradient.placements());
@@ -224,19 +224,20 @@ void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
 }
 
 void accumulate_gradient(const DTensor& parameter, at::Tensor local, const Placements& placements) {
-  auto& hooks = hooks_of(parameter);  // an error where it is undefined
+  auto& hooks = hooks_of(parameter);  // throws if it is undefined
   const auto& impl = *dtensor_or_null(parameter);
   const auto& reduced = hooks.specs(impl).reduced;
   const SpecPtr spec = reduced->placements == placements ? reduced : with_placements(*impl.spec(), placements);
   TORCH_CHECK(local.sizes().equals(spec->local_sizes) && local.scalar_type() == spec->dtype,
-              "accumulate_gradient: a local gradient of sizes ", local.sizes(), " and dtype ", local.scalar_type(),
-              " is no part of ", spec->str(), ", which has [", c10::Join(", ", spec->local_sizes), "] here");
+              "accumulate_gradient: expected a local gradient of sizes [", c10::Join(", ", spec->local_sizes), "] of ",
+              spec->str(), ", got sizes ", local.sizes(), " and dtype ", local.scalar_type());
   accumulate_gradient(parameter, DTensor(make_dtensor(spec, to_stride_order(std::move(local), *spec))));
 }
 
 namespace {
 
-// Passes that are part of another one (recomputation), and what they asked to be done at the end of that one.
+// Backward passes nested in another one (recomputation), and the callbacks that they queued for the end of the outer
+// pass.
 thread_local int inner_passes = 0;
 thread_local int outer_pass = -1;
 
@@ -253,7 +254,7 @@ NestedBackwardGuard::NestedBackwardGuard() {
 
 NestedBackwardGuard::~NestedBackwardGuard() {
   if (--inner_passes > 0) return;
-  // The autograd engine takes a callback for the pass that runs now, which is the outer one again.
+  // The engine queues a callback for the running pass, which is the outer one again.
   for (auto& callback : std::exchange(waiting_for_outer_end(), {})) {
     torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
   }

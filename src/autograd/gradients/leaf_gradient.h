@@ -1,5 +1,5 @@
-// A leaf's gradient is brought to the leaf's own placements (storage flags dropped) before it is accumulated, so that
-// unreduced or whole gradients never pile up.
+// Redistributes a leaf's gradient to the leaf's placements (without storage flags) before accumulation, so that
+// Partial or unsharded gradients do not accumulate.
 #pragma once
 
 #include <torch/csrc/autograd/variable.h>
@@ -10,14 +10,14 @@
 
 namespace dtensor {
 
-// What a parameter's placements become: those of the gathered one, and of its reduced gradient.
+// Specs of a parameter: as stored, gathered, and of its reduced gradient.
 struct ParameterSpecs {
   SpecPtr stored, gathered, reduced;
 };
 
 struct TensorHooks {
   explicit TensorHooks(const c10::intrusive_ptr<c10::TensorImpl>& impl) : owner(impl) {}
-  // Kept, since every use of a parameter asks.
+  // Cached, because every use of a parameter needs them.
   const ParameterSpecs& specs(const DTensorImpl& parameter);
 
   GatherHook use;
@@ -32,13 +32,13 @@ struct TensorHooks {
 
 void install_leaf_reducer_slow(DTensorImpl& impl);
 
-// Whether it needs no reducer, or has one. Results of operators need none: `requires_grad_` is of leaves alone.
+// Whether it has a reducer or needs none. Results of operators need none: `requires_grad_` is set only on leaves.
 inline bool has_reducer_or_needs_none(const DTensorImpl& impl) {
   const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(impl.autograd_meta());
   return meta == nullptr || impl.has_reducer || !meta->requires_grad_;
 }
 
-// Called for every operand: gives a leaf that requires grad its reducer. A test of three fields once it has one.
+// Called for every operand: installs the reducer of a leaf that requires grad. If it has one, this tests three fields.
 inline void install_leaf_reducer(DTensorImpl& impl) {
   if (!has_reducer_or_needs_none(impl)) install_leaf_reducer_slow(impl);
 }

@@ -1,5 +1,5 @@
-// A view is found again in the gathered parameter by its global strides and offset: those speak of the parameter's
-// memory, and the gathered local tensor has its order. No operator is replayed.
+// A view is located in the gathered parameter by its global strides and offset. They refer to the parameter's
+// global memory, and the gathered local tensor has the same dimension order. No operator is replayed.
 #include "autograd/gradients/parameter_views.h"
 
 #include <ATen/ops/as_strided.h>
@@ -17,21 +17,21 @@ namespace {
 
 const ParameterReference& source_of(const DTensorImpl& impl) { return impl.extras()->source; }
 
-// Undefined where the parameter is gone.
+// Undefined if the parameter was freed.
 at::Tensor owner_of(const DTensorImpl& impl) { return at::Tensor(source_of(impl).hooks->owner.lock()); }
 
 bool is_cast(const DTensorImpl& impl, const DTensorImpl& parameter) { return impl.dtype() != parameter.dtype(); }
 
-// Whether a result reads its operand's memory as something else: conjugated, negated, or in another dtype (bits, the
-// real part). No view of what was gathered is that.
+// Whether a result reinterprets its operand's memory: conjugated, negated, or in another dtype (bits, the
+// real part). A view of the gathered tensor cannot do this.
 bool reads_otherwise(const DTensorImpl& result, const DTensorImpl& operand) {
   if (result.is_conj() != operand.is_conj() || result.is_neg() != operand.is_neg()) return true;
   return is_cast(result, operand) && result.local().defined() && operand.local().defined() &&
          result.local().is_alias_of(operand.local());
 }
 
-// Whether the tensor, a stand-in or not, still has the parameter's values. A cast must be as old as they are; a view
-// sees what is written to the parameter, until that is given other data.
+// Whether the tensor (or the one that it is a device copy of) still has the parameter's values. A cast must be of the
+// same generation; a view sees writes to the parameter until its data is replaced.
 bool holds(const DTensorImpl& operand, const DTensorImpl& parameter) {
   const auto& tensor = is_device_copy(operand) ? *operand.extras()->stored : operand;
   if (&tensor == &parameter) return true;
@@ -40,7 +40,7 @@ bool holds(const DTensorImpl& operand, const DTensorImpl& parameter) {
   return source.generation == parameter.generation() && source.own == tensor.generation();
 }
 
-// Whether every storage shard of `from` is to be something else: only then is the whole parameter wanted.
+// Whether every storage shard of `from` changes: only then is the gathered parameter needed.
 bool gathers(const TensorSpec& from, const TensorSpec& to) {
   for (std::size_t i = 0; i < from.placements.size(); ++i) {
     if (from.placements[i].is_storage() && from.placements[i] == to.placements[i]) return false;
@@ -48,8 +48,8 @@ bool gathers(const TensorSpec& from, const TensorSpec& to) {
   return from.has_storage;
 }
 
-// Walks `distance` elements of memory laid out by `from` (global) in memory laid out by `to` (this rank's part of it):
-// the same step along each dimension.
+// Converts an offset in memory with strides `from` (global) to memory with strides `to` (local):
+// the same number of steps along each dimension.
 std::int64_t translate(std::int64_t distance, at::IntArrayRef sizes, at::IntArrayRef from, at::IntArrayRef to) {
   c10::SmallVector<std::size_t, 6> order(from.size(), 0);
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -85,14 +85,15 @@ void inherit_source_slow(DTensorImpl& result, const DTensorImpl& operand) {
   if (!owner.defined()) return;
   const auto& parameter = *dtensor_or_null(owner);
   if (!holds(operand, parameter)) return;
-  // A cast has memory of its own, in which only the whole parameter has the same strides and offset.
+  // A cast has its own memory, in which only the full parameter has the same strides and offset.
   const bool full = operand.storage_offset() == 0 && operand.numel() == parameter.numel();
   if (is_cast(result, operand) && (is_cast(operand, parameter) || !full)) return;
   result.make_extras().source = {source_of(operand).hooks, parameter.generation(), result.generation()};
 }
 
 at::Tensor find_gathered_by_schedule(const DTensorImpl& operand, const TensorSpec& to) {
-  // What a schedule has is on the device: tensors in host memory that compute on the host gather for themselves.
+  // Gathered parameters of a schedule are on the device. Tensors in host memory that compute on the host are gathered
+  // separately.
   const auto& use = source_of(operand).hooks->use;
   const bool stored = is_device_copy(operand);
   if (!stored && operand.spec()->mesh->compute_mesh() != nullptr) return {};

@@ -1,5 +1,5 @@
-// Views and casts of a parameter that a schedule watches find their way back to it: where an operator needs one
-// gathered, the schedule's gathered parameter serves. In forward, and for what autograd saved for backward.
+// Links views and casts of a parameter with a gather hook to the parameter. If an operator needs such a view gathered,
+// it is taken from the parameter that the schedule has gathered, in forward and for tensors that autograd saved.
 #pragma once
 
 #include "tensor/impl/dtensor_impl.h"
@@ -12,13 +12,13 @@ inline bool has_source(const DTensorImpl& tensor) {
 
 void inherit_source_slow(DTensorImpl& result, const DTensorImpl& operand);
 
-// `result` is a view of `operand`, or its cast, shard by shard.
+// Called if `result` is a view or a cast of `operand`, shard by shard.
 inline void inherit_source(DTensorImpl& result, const DTensorImpl& operand) {
   if (C10_UNLIKELY(has_source(operand))) inherit_source_slow(result, operand);
 }
 
-// The local tensor of `operand` in the placements of `to`, out of what the schedule of its parameter has gathered;
-// undefined where there is none, or where it does not serve.
+// The local tensor of `operand` in the placements of `to`, taken from the parameter that its schedule has gathered;
+// undefined if there is none, or if it cannot be used.
 at::Tensor find_gathered_by_schedule(const DTensorImpl& operand, const TensorSpec& to);
 
 }  // namespace dtensor
