@@ -241,8 +241,8 @@ class DTENSOR_API ComputeScope {
   std::shared_ptr<const void> scope_;
 };
 
-// During its lifetime on this thread, backward reduces gradients over the shard axis only and leaves the sum over
-// replicas to the next pass without it (HSDP with gradient accumulation). NoGradientSync defers both.
+// During its lifetime on this thread, backward reduces gradients over the shard axis only. The next pass without it
+// sums them over replicas (HSDP with gradient accumulation). NoGradientSync defers both.
 class DTENSOR_API NoReplicaSync {
  public:
   NoReplicaSync();

@@ -90,7 +90,7 @@ struct CommunicationOptions {
   std::optional<int> unsharded_stages = 1;
   bool reduce_grad = true;
   // For transports whose sends block until their receives. Each receive is placed at the time at which its message is
-  // sent (by the durations of Costs()), possibly long before its use, so that blocking sends cannot deadlock.
+  // sent (by the durations of Costs()), possibly long before its use. Blocking sends then cannot deadlock.
   bool rendezvous = false;
 };
 // Adds communication to a schedule of computation. Existing UNSHARD, RESHARD and REDUCE_GRAD actions stay if the

@@ -160,9 +160,9 @@ SpecPtr infer_spec(const at::Tensor& local, const c10::intrusive_ptr<MeshImpl>& 
                                                : at::DimVector(local.sizes());
   if (given && mesh->is_member) {
     const auto expected = local_sizes(global, placements, mesh->layout.shape, mesh->coordinate);
-    TORCH_CHECK(local.sizes().equals(expected), "from_local: the local tensor has sizes ", local.sizes(),
-                " where sizes [", c10::Join(", ", global), "] with placements ", to_string(placements), " ask for [",
-                c10::Join(", ", expected), "] at coordinate [", c10::Join(", ", mesh->coordinate), "]");
+    TORCH_CHECK(local.sizes().equals(expected), "from_local: expected local sizes [", c10::Join(", ", expected),
+                "] of a tensor of sizes [", c10::Join(", ", global), "] with placements ", to_string(placements),
+                " at coordinate [", c10::Join(", ", mesh->coordinate), "], got ", local.sizes());
   }
   const at::DimVector global_strides = !strides.empty()  ? at::DimVector(strides)
                                        : !shapes.empty() ? agree_strides(shapes, global)

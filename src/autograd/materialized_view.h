@@ -1,4 +1,4 @@
-// Views whose data a redistribution moved. They share no memory with their base, so they are refreshed before a read if
+// Views whose data a redistribution moved. They share no memory with their base. They are refreshed before a read if
 // the base has changed, and writes to them are copied to the base. Both are collective: the base is gathered, since the
 // view may contain any of its elements.
 #pragma once

@@ -220,8 +220,8 @@ variable_list run_backward(const variable_list& outputs, const variable_list& gr
   return result;
 }
 
-// A result that another handle refers to (a parameter or a constant that the segment captures) would become part of the
-// graph permanently, and its next use would lead into this pass. Replaces it by a handle of its own.
+// Replaces results that another handle refers to (a parameter or a constant that the segment captures) by handles of
+// their own. Otherwise they would become part of the graph permanently, and their next use would lead into this pass.
 void copy_handles(variable_list& results, at::TensorList inputs) {
   for (at::Tensor& t : results) {
     const auto is_this = [&](const at::Tensor& input) { return input.is_same(t); };

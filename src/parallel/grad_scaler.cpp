@@ -127,8 +127,8 @@ void multiply(const std::vector<at::Tensor>& parameters, const std::vector<at::T
   if (!locals.empty()) at::_foreach_mul_(locals, factor);
 }
 
-// Returns whether all gradients are finite. If one rank finds an invalid gradient, all ranks throw (another rank may
-// have no part of it), and no gradient is changed, so that it can be unscaled later.
+// Returns whether all gradients are finite. If one rank finds an invalid gradient, all ranks throw, although others may
+// have no part of it. No gradient is changed then, so it can be unscaled later.
 bool unscale(const std::vector<at::Tensor>& parameters, double inverse, const DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
   const NoMeshScopeGuard regular;

@@ -1,5 +1,5 @@
 // Replaces the placement of a parameter on one axis. If an axis to the left already splits the same dimension (fully
-// sharded parameters), tensor parallelism must still split first, so that each of its ranks has one contiguous range of
+// sharded parameters), tensor parallelism must still split first. Each of its ranks then has one contiguous range of
 // the dimension after the parameter is gathered. The other axis therefore becomes a strided shard.
 #include "parallel/place_parameter.h"
 

@@ -12,8 +12,7 @@ namespace dtensor::pipeline {
 class SplitBackward {
  public:
   // Returns the gradients of `inputs`, undefined if none arrives. If the graph contains a recomputed segment, whose
-  // weights are not in autograd's graph, also computes the gradients of weights, and reduces them over ranks if
-  // `reduces`.
+  // weights are not in autograd's graph, also computes the gradients of weights. Reduces them over ranks if `reduces`.
   Tensors backward_input(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs, bool reduces = true);
   // Adds the weights' gradients to .grad. Hooks run once per weight, even if it is used several times.
   void backward_weight();

@@ -36,8 +36,8 @@ struct StepContext {
 class Step {
  public:
   Step(const StepContext& context, StageMessages& messages);
-  // After an exception in a stage, on this rank or on one that sends to it, the remaining actions are run without
-  // computing, so that no rank waits for another and each reaches the end of its list.
+  // After an exception in a stage, on this rank or on one that sends to it, the remaining actions run without
+  // computing. No rank then waits for another, and each reaches the end of its list.
   void run();
   // The reason of a failure, and the exception that was thrown on this rank, if any.
   const std::string& failure() const { return failure_; }

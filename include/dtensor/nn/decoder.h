@@ -37,8 +37,8 @@ namespace dtensor::nn {
 class DTENSOR_API KVCache {
  public:
   // `capacity`: maximum number of tokens per sequence. Memory is allocated when a layer first appends. `sequence_axis`:
-  // name of a mesh axis of n ranks that shards tokens cyclically, token p on rank p % n, so that a sequence may be n
-  // times as long. It is an error if the axis splits the batch or the heads. "": each rank stores all tokens.
+  // name of a mesh axis of n ranks that shards tokens cyclically, token p on rank p % n. A sequence may then be n times
+  // as long. It is an error if the axis splits the batch or the heads. "": each rank stores all tokens.
   KVCache(std::int64_t layers, std::int64_t capacity, std::string sequence_axis = "");
   KVCache(const KVCache& other);
   KVCache(KVCache&&) noexcept = default;
@@ -102,7 +102,8 @@ enum class NormKind : std::uint8_t {
 enum class Nonlinearity : std::uint8_t { silu, gelu, gelu_tanh, relu };
 
 // Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): x is projected to `kv_rank` latent features, from which
-// the keys and values of each head are computed, and to `rope_size` features of a rotated key that all heads share.
+// the keys and values of each head are computed. It is also projected to `rope_size` features of a rotated key that all
+// heads share.
 struct LatentAttention {
   std::int64_t q_rank = 0;  // latent features of queries; 0: none, queries are projected directly
   // Latent features of keys and values; sizes of a head's rotated part, of its other part, and of its values.

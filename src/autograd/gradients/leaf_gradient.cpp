@@ -71,7 +71,8 @@ bool is_sole(const at::Tensor& given) {
 
 // The gradient in its own memory, with the leaf's strides if those are dense, as autograd guarantees for .grad. `sole`:
 // no other tensor shares the memory of `given`. Ranks may differ in whether memory is shared (an empty local tensor may
-// have its own), so this changes neither strides nor the tensor's identity in the comparison of calls (count_origin).
+// have its own). This therefore changes neither strides nor the tensor's identity in the comparison of calls
+// (count_origin).
 DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& given, bool sole) {
   if (gradient.requires_grad()) return DTensor(gradient.clone()).redistribute(gradient.placements());
   auto* impl = dtensor_or_null(gradient);

@@ -1,5 +1,6 @@
 // Links views and casts of a parameter with a gather hook to the parameter. If an operator needs such a view gathered,
-// it is taken from the parameter that the schedule has gathered, in forward and for tensors that autograd saved.
+// it is taken from the parameter that the schedule has gathered. This applies in forward and to tensors that autograd
+// saved.
 #pragma once
 
 #include "tensor/impl/dtensor_impl.h"

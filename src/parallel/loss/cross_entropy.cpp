@@ -1,6 +1,6 @@
-// Cross entropy as one autograd node. Operands are redistributed so that each mesh axis splits tokens or
-// classes, the loss is computed on local tensors, and gradients are DTensors again (Partial where the classes or
-// the tokens were split).
+// Cross entropy as one autograd node. Operands are redistributed so that each mesh axis splits tokens or classes, and
+// the loss is computed on local tensors. Gradients are DTensors again (Partial where the classes or the tokens were
+// split).
 #include "dtensor/loss.h"
 #include "internal/aten_scopes.h"
 
