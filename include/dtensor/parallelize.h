@@ -39,8 +39,8 @@ struct ColwiseParallel {
   // Placements of the first input and of the output.
   std::optional<Placement> in = Replicate();
   std::optional<Placement> out = {};
-  // Consecutive features that must stay on one rank (a head, a group of heads). Where the blocks do not divide evenly,
-  // the first ranks get one more block each (BlockShard).
+  // Consecutive features that must stay on one rank (a head, a group of heads). Each rank gets
+  // ceil(blocks / ranks) blocks, the last ranks fewer or none (BlockShard).
   std::int64_t block = 1;
 };
 // Splits parameters by input features (dimension 1; rows of an nn::Embedding); a parameter without that dimension (a

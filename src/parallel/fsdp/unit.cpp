@@ -42,8 +42,8 @@ void fill_storage(Storage& storage, c10::DataPtr memory) {
   storage.set_data_ptr_noswap(std::move(memory));
 }
 
-// A communicator of the same members with its own sequence of collectives.
-Communicator copy_with_shared_counter(const Communicator& comm) {
+// A communicator of the same members with its own sequence of collectives, as MPI_Comm_dup creates.
+Communicator duplicate(const Communicator& comm) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
   return comm.subgroup(all, comm.label());
@@ -122,8 +122,8 @@ void FsdpUnit::Impl::make_communicators() {
   if (!all_gather_comm.asynchronous()) return;
   // Collectives of one communicator run in order. Separate communicators let gathers run beside reductions, and the
   // model's own collectives beside the all-reduces over replicas.
-  all_gather_comm = copy_with_shared_counter(all_gather_comm);
-  if (all_reduce_comm) all_reduce_comm = copy_with_shared_counter(all_reduce_comm);
+  all_gather_comm = duplicate(all_gather_comm);
+  if (all_reduce_comm) all_reduce_comm = duplicate(all_reduce_comm);
 }
 
 bool FsdpUnit::Impl::is_fresh(const Parameter& p, const DTensor& parameter) const {
