@@ -1,4 +1,4 @@
-// The boxed kernel: the hit path is key, look-up, local call, wrap.
+// The boxed kernel. A cache hit builds the key, finds the decision, runs the local operator and wraps its results.
 #include "ops/dispatch/boxed_kernel.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -25,7 +25,7 @@ c10::ArrayRef<c10::IValue> arguments(const OpEntry& entry, const torch::jit::Sta
   return c10::ArrayRef<c10::IValue>(stack.data() + (stack.size() - entry.args.size()), entry.args.size());
 }
 
-// `fresh`: whether it was not known.
+// Sets `fresh` if the cache did not hold the decision.
 CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view, bool& fresh) {
   auto call = cache_find(entry.index, view.key);
   fresh = call == nullptr;
@@ -39,7 +39,7 @@ CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const
   return call;
 }
 
-// Those of a call, lists flattened, each held.
+// Owning references to the tensors of a call, with lists flattened.
 using KeptAliveTensors = c10::SmallVector<at::Tensor, 4>;
 
 KeptAliveTensors tensors_of(c10::ArrayRef<c10::IValue> args) {
@@ -92,7 +92,7 @@ void run_checked(const OpEntry& entry, const CachedCall& call, const CallView& v
   count_call_results(entry, stack);
 }
 
-// What an operator without results writes: ATen's kernels above the engine do not advance its version.
+// The tensors that an operator without results writes. ATen's autograd kernels do not advance their versions.
 KeptAliveTensors written_unreturned(const OpEntry& entry, const torch::jit::Stack& stack) {
   KeptAliveTensors tensors;
   if (!entry.mutates || !entry.returns.empty()) return tensors;
@@ -104,7 +104,7 @@ KeptAliveTensors written_unreturned(const OpEntry& entry, const torch::jit::Stac
   return tensors;
 }
 
-// The kernel may have taken the arguments from the stack by when it throws.
+// `given` is copied first because the kernel may pop the arguments from the stack before it throws.
 void run_special(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(checked_calls())) record_special_call_fingerprint(entry, arguments(entry, stack));
   const CallerScope caller(entry.text());
@@ -139,7 +139,7 @@ void begin_call(const OpEntry& entry, const CallView& view) {
   }
 }
 
-// Integers that become fractions do so in this type.
+// Adds the default dtype to the key if it decides the dtype of a floating-point result of integer operands.
 void note_default_type(CallView& view) {
   const auto type = c10::get_default_dtype_as_scalartype();
   if (C10_UNLIKELY(type != c10::ScalarType::Float) && view.has_no_floating_operand()) {
@@ -181,7 +181,7 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(entry.rule().data().follows_parameter_placement)) {
     for (const auto& leaf : gradient_leaf_specs()) view.key.spec(leaf.get());
   }
-  if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // a list without DTensors
+  if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // an argument list without DTensors
   note_default_type(view);
   begin_call(entry, view);
   if (C10_UNLIKELY(any_observing_scope())) {

@@ -1,4 +1,4 @@
-// The boxed kernel that stands under ATen's dispatcher for every operator, and its registration.
+// The boxed kernel that ATen's dispatcher calls for every operator, and its registration.
 #pragma once
 
 #include "comm/record/rank_record.h"
@@ -9,29 +9,30 @@
 
 namespace dtensor {
 
-// One call: key, cache, decision, execution. The arguments are on top of `stack`.
+// Runs one call: key, cache look-up, decision, execution. The arguments are on top of `stack`.
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack);
 
-// The same below the engine's guards and without a special kernel, for special kernels that decline.
+// Runs a call by the operator's sharding rule, without its special kernel. The caller holds an EngineGuard.
 void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack);
 
-// Whether a scope is open that wants to see each call of an operator (listeners, explanations, kept results, checks).
+// Whether a current scope observes every operator call (listeners, explanations, cached results, checks).
 bool any_operator_observer();
 
-// tensor/impl/call_error.h for a decided call.
+// Rethrows the current exception with the operator and the specs of its operands (tensor/impl/call_error.h).
 [[noreturn]] void rethrow_with_cached_call(const OpEntry& entry, const CachedCall& call);
 
 [[noreturn]] void throw_wrong_thread(const OpEntry& entry, const MeshInfo& mesh);
 
-// Every call, before anything of it runs: in the rank's record, and only by the rank's own threads.
+// Runs first in every call. Checks that the calling thread belongs to the mesh's rank, and adds the call to the rank's
+// record.
 inline void enter_call(const OpEntry& entry, const MeshInfo& mesh, const ThreadState& thread = thread_state()) {
   auto& record = as_mesh_impl(mesh).record();
   if (C10_UNLIKELY(!record.belongs_to_this_thread(thread))) throw_wrong_thread(entry, mesh);
   record.note(entry.text());
 }
 
-// Registers the kernels. Idempotent, thread-safe; every public entry point that makes a DTensor calls it (in a static
-// archive nothing else would).
+// Registers the kernels. Idempotent and thread-safe. Every public function that creates a DTensor calls it, since a
+// static library has no load-time registration.
 void ensure_registered();
 
 }  // namespace dtensor

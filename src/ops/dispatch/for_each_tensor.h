@@ -1,4 +1,4 @@
-// The tensors of an argument or a result.
+// Iteration over the tensors of an argument or a result.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,7 +6,7 @@
 
 namespace dtensor {
 
-// Each defined tensor of a value, be it one or a list, in order.
+// Calls `visit` for each defined tensor of a value (a tensor or a nested list), in order.
 template <class Visit>
 void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {

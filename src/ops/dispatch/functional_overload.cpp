@@ -26,7 +26,7 @@ c10::OperatorHandle find_functional_overload(const c10::FunctionSchema& out_sche
 
 c10::OperatorHandle functional_overload(const c10::OperatorHandle& out) {
   static std::mutex mutex;
-  static auto& found = *new std::unordered_map<c10::OperatorName, c10::OperatorHandle>();  // for the program's life
+  static auto& found = *new std::unordered_map<c10::OperatorName, c10::OperatorHandle>();  // never destroyed
   const std::lock_guard lock(mutex);
   const auto it = found.find(out.operator_name());
   if (it != found.end()) return it->second;

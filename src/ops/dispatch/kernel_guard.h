@@ -1,5 +1,5 @@
-// Where an operator's kernel runs: below autograd, and outside a MeshScope, since temporaries of a local computation
-// are plain tensors.
+// The guard around an operator's kernel. It disables autograd, and MeshScope because temporaries of a local computation
+// are regular tensors.
 #pragma once
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -9,8 +9,8 @@
 
 namespace dtensor {
 
-// c10::impl::ExcludeDispatchKeyGuard in line, with one look at the thread's keys for all that is asked of them: every
-// operator passes here, and that one is a call into another library on the way in and on the way out.
+// An inline c10::impl::ExcludeDispatchKeyGuard that reads the thread's dispatch keys once. c10's guard costs two calls
+// into another library for every operator.
 class EngineGuard {
  public:
   C10_ALWAYS_INLINE EngineGuard() : keys_(&c10::impl::raw_local_dispatch_key_set), before_(keys_->excluded()) {

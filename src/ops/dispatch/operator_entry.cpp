@@ -1,4 +1,4 @@
-// The entries of all operators that were registered or called.
+// The table of entries of all operators that were registered or called.
 #include "ops/dispatch/operator_entry.h"
 
 #include <memory>

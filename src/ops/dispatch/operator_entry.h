@@ -1,4 +1,4 @@
-// An operator as the engine calls it: its description, its place in the per-thread caches, its special kernel.
+// OpEntry: an operator's description, its index in the per-thread caches and its special kernel.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -10,7 +10,7 @@
 namespace dtensor {
 
 struct OpEntry;
-// Takes over a whole call, before propagation, with DTensors on the stack (as_strided, for instance).
+// Replaces the entire call, before sharding propagation, with DTensors on the stack (as_strided, for instance).
 using SpecialKernel = void (*)(const OpEntry&, torch::jit::Stack&);
 
 struct OpEntry : OpInfo {
@@ -20,19 +20,19 @@ struct OpEntry : OpInfo {
   const std::string& text() const { return text_; }  // aten::add.Tensor
   SpecialKernel special = nullptr;
 
-  // An operand may be exchanged for its equal.
+  // Whether an operand may be replaced by another tensor of equal value.
   bool reads_only() const { return special == nullptr && rule().reads_only; }
   bool foreach_op() const { return rule().data().foreach_op; }
-  // Whether the content of argument `arg` may be anything: it is only written, or multiplied by nothing.
+  // Whether the result does not depend on the values of argument `arg`: it is only written, or multiplied by zero.
   bool is_unread(std::size_t arg, c10::ArrayRef<c10::IValue> arguments) const;
-  // To another type, shard by shard.
+  // Whether the operator converts each shard to another dtype.
   bool is_cast() const;
 
  private:
   std::string text_;
 };
 
-// The entry of an operator; made when first asked for. Lives for the program. Thread-safe.
+// The entry of an operator, created on the first call and never destroyed. Thread-safe.
 const OpEntry& entry_of(const c10::OperatorHandle& op);
 
 }  // namespace dtensor

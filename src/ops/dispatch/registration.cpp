@@ -1,6 +1,6 @@
-// Registers one boxed kernel for each operator that takes tensors and is not composite-implicit, and a fallback that
-// binds operators which are registered later, by other libraries. Direct registration beats the composite alias
-// kernels, so nothing arrives decomposed.
+// Registers a kernel for each operator that takes tensors and is not CompositeImplicit, and a fallback for operators
+// that other libraries register later. A direct registration precedes composite alias kernels, so operators arrive
+// undecomposed.
 #include <torch/library.h>
 
 #include <mutex>
@@ -26,7 +26,7 @@ struct OperatorFunctor final : c10::OperatorKernel {
 };
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  // Under InferenceMode there is no autograd key to decompose it.
+  // InferenceMode removes the autograd key, at which a composite operator would be decomposed.
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
     return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   }
@@ -44,14 +44,14 @@ void register_kernel(const char* name, const char* overload, c10::DispatchKey ke
                                                               nullptr, "dtensor"));
 }
 
-// In place of a composite kernel. A DTensor's autograd key is that of the meta device.
+// Overrides a composite kernel. The autograd key of a DTensor is AutogradMeta.
 void register_composite(const char* name, const char* overload, const c10::KernelFunction& kernel, Handles& handles) {
   for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradMeta}) {
     register_kernel(name, overload, key, kernel, handles);
   }
 }
 
-// Below autograd it is an operator like others.
+// Registers linear as one operator at the DTensor key, so that autograd does not decompose it.
 void register_linear(Handles& handles) {
   using c10::KernelFunction;
   register_kernel("aten::linear_backward", "", c10::DispatchKey::CompositeExplicitAutograd,
@@ -80,10 +80,10 @@ void register_composites(Handles& handles) {
 }
 
 void register_all() {
-  add_rank_exit_hook(&clear_cache);  // a cached mesh would keep its communicators
+  add_rank_exit_hook(&clear_cache);  // a cached call owns its mesh and communicators
   add_rank_exit_hook(&drop_unused_specs);
   auto& dispatcher = c10::Dispatcher::singleton();
-  static auto& handles = *new Handles();  // for the program's life
+  static auto& handles = *new Handles();  // never destroyed
   handles.push_back(dispatcher.registerFallback(kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(),
                                                 "dtensor fallback"));
   register_sparse_mixing(handles);

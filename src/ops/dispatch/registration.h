@@ -1,4 +1,4 @@
-// Kernels that the engine registers for the program's life.
+// Handles of the kernels that the engine registers and never deregisters.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -9,7 +9,7 @@ namespace dtensor {
 
 using Handles = std::vector<c10::RegistrationHandleRAII>;
 
-// Calls with a sparse tensor among DTensors, which dispatch as calls on sparse meta tensors.
+// Registers kernels for calls that mix sparse tensors and DTensors, which dispatch to the sparse meta keys.
 void register_sparse_mixing(Handles& handles);
 
 }  // namespace dtensor

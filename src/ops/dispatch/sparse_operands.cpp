@@ -1,5 +1,6 @@
-// A sparse tensor comes before DTensors in the order of dispatch, and their meta bit makes its key that of sparse meta
-// tensors. There the engine takes the calls that have a DTensor; others go on to ATen's kernel, where there is one.
+// A call with a sparse tensor and a DTensor dispatches to SparseMeta or SparseCsrMeta: the sparse functionality
+// precedes the dense one, and the DTensor contributes MetaBit. Kernels at these keys run calls with a DTensor by the
+// engine, and others by ATen's kernel.
 #include <c10/util/Exception.h>
 
 #include "ops/dispatch/boxed_kernel.h"
@@ -35,7 +36,7 @@ void mixed_with_sparse(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   aten->callBoxed(op, keys, stack);
 }
 
-// An operator that may meet both, and that ATen would run by a kernel that reads a DTensor's memory.
+// Whether an operator takes two tensors and ATen would run it by a kernel that reads a DTensor's memory.
 bool would_bypass_engine(const c10::OperatorHandle& op, DispatchKey key, DispatchKey on_cpu) {
   const auto& arguments = op.schema().arguments();
   const auto tensors = std::count_if(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
@@ -46,7 +47,7 @@ bool would_bypass_engine(const c10::OperatorHandle& op, DispatchKey key, Dispatc
          (native_kernel(op, on_cpu) != nullptr && kernel_of_aten(op, key) != nullptr);
 }
 
-// That kernels of ATen's are covered is meant.
+// Suppresses the warning that a registration overrides a kernel of ATen. The override is intended.
 class Silent : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };

@@ -1,5 +1,5 @@
-// Unboxed kernels for the hottest operators: the hit path without a stack of IValues. A template over the operator's
-// signature; anything but a simple cache hit goes through the boxed kernel.
+// Unboxed kernels for the most frequent operators: the hit path without a stack of IValues. They are one template over
+// the operator's signature. Calls that are not simple cache hits go through the boxed kernel.
 #pragma once
 
 #include <ATen/core/boxing/impl/boxing.h>
@@ -107,8 +107,8 @@ inline at::Tensor& localize(at::Tensor& value) {
 inline std::optional<at::Tensor> localize(const std::optional<at::Tensor>& value) {
   return value.has_value() ? std::optional<at::Tensor>(localize(*value)) : std::nullopt;
 }
-// The DTensors of a list own their local tensors for as long as the call lasts: counting references to hundreds would
-// cost as much as a fused step does. A tensor is a pointer, so a list of pointers is a list of tensors that owns none.
+// A TensorList of local tensors without ownership: at::Tensor is one pointer, and the DTensors keep their local tensors
+// alive during the call. Reference counts for hundreds of tensors would cost as much as a fused optimizer step.
 class BorrowedTensors {
  public:
   explicit BorrowedTensors(at::TensorList values) : pointers_(values.size()) {
@@ -148,10 +148,10 @@ inline c10::DispatchKeySet keys_of(const at::Tensor& value) { return value.key_s
 inline c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& value) {
   return value.has_value() ? value->key_set() : c10::DispatchKeySet();
 }
-// Of lists nothing is asked: the usual way is as fast.
+// Lists take the ordinary dispatch, which is as fast for them.
 inline c10::DispatchKeySet keys_of(const BorrowedTensors&) { return c10::DispatchKeySet(c10::DispatchKeySet::FULL); }
 
-// What stands above a backend has seen the call on DTensors, and is not asked again about plain dense tensors.
+// Keys above the backend. They already handled the call on DTensors, so the local call on dense tensors skips them.
 inline constexpr auto kKeysAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
 
 inline bool is_dense(c10::DispatchKeySet keys) {
@@ -166,7 +166,7 @@ decltype(auto) call_local(Args&&... args) {
   return Op::call(std::forward<Args>(args)...);
 }
 
-// What was found for a call: all that carrying it out asks for.
+// A cache hit with everything that its execution needs.
 struct Hit {
   const OpEntry& entry;
   const CachedCall& call;
@@ -195,10 +195,10 @@ Tuple wrap_all(const Hit& hit, Tuple&& locals, std::index_sequence<I...>) {
   return Tuple(wrap(hit, I, std::get<I>(std::move(locals)))...);
 }
 
-// A simple hit, or null.
+// The cached call if the unboxed kernel can run it, otherwise null.
 inline const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
   if (any_observing_scope() && any_operator_observer()) return nullptr;
-  if (view.has_moved_view) return nullptr;  // the boxed kernel brings it up to date
+  if (view.has_moved_view) return nullptr;  // the boxed kernel updates its data
   return find_unboxable(entry.index, view.key);
 }
 
@@ -211,7 +211,7 @@ at::Tensor& first_mutable(const at::Tensor&, Args&&... rest) {
   return first_mutable(std::forward<Args>(rest)...);
 }
 
-// The boxed kernel, for whatever is no simple hit.
+// Runs a call that is not a simple hit by the boxed kernel.
 template <class Ret, class... Args>
 Ret run_boxed(const OpEntry& entry, Args... args) {
   auto stack = c10::impl::boxArgs<Args...>(args...);
@@ -233,7 +233,7 @@ const First& first_of(const First& first, const Rest&...) {
   return first;
 }
 
-// The local operator, and what becomes of its results.
+// Runs the local operator and wraps its results.
 template <class Op, class Ret, std::size_t... I, class... Args>
 Ret run_local_op(const Hit& hit, std::index_sequence<I...>, Args&... args) {
   const CachedCall& call = hit.call;
@@ -256,11 +256,12 @@ Ret run_local_op(const Hit& hit, std::index_sequence<I...>, Args&... args) {
   }
 }
 
-// The same with what schedules have gathered in the place of those operands.
+// Runs the local operator with gathered parameters in place of operands in storage shards. Falls back to the boxed
+// kernel unless all of them are gathered.
 template <class Op, class Ret, class... Args, std::size_t... I>
 C10_NOINLINE Ret run_gathered(const Hit& hit, std::index_sequence<I...> all, Args... args) {
   const auto& [entry, call, operands, thread] = hit;
-  const auto kept = call.shared_from_this();  // hooks may run operators, for which the cache may forget this one
+  const auto kept = call.shared_from_this();  // hooks may run operators that evict this call from the cache
   const CallerScope caller(entry.text());
   try {
     enter_call(entry, *call.mesh, thread);
@@ -316,7 +317,7 @@ struct Kernel<Op, Ret(Args...)> {
   }
 };
 
-// The operator's unboxed kernel as the dispatcher wants it.
+// The operator's unboxed kernel in the form that the dispatcher registers.
 template <class Op>
 c10::KernelFunction kernel_of(const OpEntry& entry) {
   using K = Kernel<Op, typename Op::schema>;
@@ -324,7 +325,7 @@ c10::KernelFunction kernel_of(const OpEntry& entry) {
   return c10::KernelFunction::makeFromUnboxedRuntimeFunction(&K::run);
 }
 
-// The unboxed kernel of an operator, which few have.
+// The unboxed kernel of an operator, or nullopt if it is not in the list (unboxed_operators.cpp).
 std::optional<c10::KernelFunction> find_kernel(const OpEntry& entry);
 
 }  // namespace dtensor::unboxed

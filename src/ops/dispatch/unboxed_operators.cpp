@@ -1,5 +1,5 @@
-// Which operators have unboxed kernels: those that a training step calls most.
-#include "ops/dispatch/unboxed_kernel.h"  // first: the per-operator headers do not stand alone
+// The list of operators with unboxed kernels: those that a training step calls most often.
+#include "ops/dispatch/unboxed_kernel.h"  // first: the per-operator headers are not self-contained
 
 #include <ATen/ops/_foreach_add_ops.h>
 #include <ATen/ops/_foreach_addcdiv_ops.h>
