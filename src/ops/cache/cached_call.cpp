@@ -1,4 +1,4 @@
-// What both ways of running a cached call, boxed and unboxed, do after the local operator.
+// Steps that the boxed and the unboxed kernel share after the local operator.
 #include "ops/cache/cached_call.h"
 
 namespace dtensor {
@@ -10,14 +10,14 @@ void bump_versions(const CachedCall& call, c10::ArrayRef<c10::TensorImpl*> opera
     if (!has_dtensor_key(operands[i])) continue;
     const auto& tensor = *as_dtensor(operands[i]);
     const bool counts = tensor.local().defined() && tensor.local().unsafeGetTensorImpl()->version_counter().enabled();
-    // In line for those that have a counter: there may be hundreds.
+    // Inline for tensors with a version counter, because a list may hold hundreds.
     counts ? tensor.local().unsafeGetTensorImpl()->bump_version() : bump_local_version(tensor);
   }
 }
 
 void throw_wrong_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec,
                              const at::Tensor& local) {
-  TORCH_CHECK(false, entry.name(), ": the local result has sizes ", local.sizes(), " where ", spec.str(), " asks for [",
+  TORCH_CHECK(false, entry.name(), ": got a local result of sizes ", local.sizes(), ", but ", spec.str(), " requires [",
               c10::Join(", ", spec.local_sizes), "]: its sharding rule is wrong (", call.decision.why, ")");
 }
 

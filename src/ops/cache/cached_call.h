@@ -1,4 +1,5 @@
-// A decision made ready to run: plans, interned specs and prototypes of the results. What a cache hit finds.
+// CachedCall: a compiled decision, with redistribution plans, interned specs and prototypes of the results. The
+// decision cache stores it.
 #pragma once
 
 #include <memory>
@@ -13,34 +14,34 @@
 namespace dtensor {
 
 struct InputAction {
-  SpecPtr from;           // null: absent, or a plain number that is passed on as it is
+  SpecPtr from;           // null: absent, or a number that is passed unchanged
   SpecPtr to;             // placements for the local call
-  RedistributePlan plan;  // empty where `from` already serves
+  RedistributePlan plan;  // empty if `from` needs no redistribution
   bool mutated = false;
-  bool out = false;                  // content does not matter
-  SpecPtr resized;                   // not null: the operator gives it other sizes, and so another spec
+  bool out = false;                  // an out= argument, whose values are not read
+  SpecPtr resized;                   // not null: the spec after the operator resizes the operand
   bool write_back = false;           // the result is computed in a temporary and copied into the operand
-  bool reduces = false;              // a Partial becomes Replicate and nothing else changes
-  bool reshards = false;             // an axis that shards `from` shards `to` otherwise
-  SpecPtr result;                    // mutated: the spec in which the local call leaves it
+  bool reduces = false;              // the only change is from Partial to Replicate
+  bool reshards = false;             // an axis shards both `from` and `to`, but differently
+  SpecPtr result;                    // mutated: the spec of the operand after the local call
   RedistributePlan write_back_plan;  // result -> from
 };
 
 struct OutputAction {
   SpecPtr spec;                               // null: not a tensor, or absent
-  c10::intrusive_ptr<DTensorImpl> prototype;  // metadata of the result
+  c10::intrusive_ptr<DTensorImpl> prototype;  // source of the result's metadata
   int alias = -1;                             // in-place, out=: the operand that is returned
-  int base = -1;                              // view: the operand that it is a view of
-  int source = -1;  // view or cast: the operand whose parameter it may stand for (autograd/gradients/parameter_views.h)
+  int base = -1;                              // view: the base operand
+  int source = -1;  // view or cast: the operand, which may be a parameter (autograd/gradients/parameter_views.h)
   std::int64_t offset_delta = 0;
-  bool contiguous = false;  // fresh result, global strides contiguous: so must be the local ones
-  bool ordered = false;     // fresh result, global strides a dense permutation
-  bool dynamic = false;     // sizes are those of the (replicated) local result
+  bool contiguous = false;  // new result with contiguous global strides: local strides must be contiguous
+  bool ordered = false;     // new result whose global strides are a dense permutation
+  bool dynamic = false;     // sizes are taken from the (replicated) local result
   bool detached = false;    // view of an operand that had to be redistributed
-  bool undefined = false;   // on one device, whatever the local kernel gives
+  bool undefined = false;   // undefined on one device; a local result is ignored
 };
 
-// A fresh local result whose memory order is not that of its spec (placement/stride_order.h).
+// Whether the memory order of a new local result differs from that of its spec (placement/stride_order.h).
 inline bool has_wrong_stride_order(const OutputAction& action, const at::Tensor& local) {
   if (C10_LIKELY(action.contiguous)) return !local.is_contiguous();
   return action.ordered && !follows_order(local, *action.spec);
@@ -54,19 +55,19 @@ enum class Executor : std::uint8_t {
   outside,       // on a rank outside the mesh, which takes part in nothing
 };
 
-// A call in words, with a mark for each number that is no part of the key; and a hash over all but those.
+// A call as text, with a placeholder for each number outside the key, and a hash of everything but these numbers.
 struct CallFingerprint {
   std::uint64_t hash = 0;
-  const std::string* text = nullptr;  // null: not made yet
+  const std::string* text = nullptr;  // null: not computed yet
 };
 
-// What this rank has to see of the indices among its operands before it runs its part (ops/checks/index_bounds.h).
+// A bounds check of an index operand that precedes the local call (ops/checks/index_bounds.h).
 struct IndexBound {
   std::uint32_t operand = 0;
-  bool before = false;    // looked at before operands are laid out for the local call, else afterwards
-  bool from_end = false;  // -1 is the last
+  bool before = false;    // checked before operands are redistributed for the local call, otherwise after
+  bool from_end = false;  // negative indices count from the end
   std::int64_t dim = 0, size = 0;
-  std::int64_t ignored = 0;  // an index that stands for none
+  std::int64_t ignored = 0;  // an index that is exempt (ignore_index, padding)
 };
 
 struct CachedCall : std::enable_shared_from_this<CachedCall> {
@@ -80,13 +81,13 @@ struct CachedCall : std::enable_shared_from_this<CachedCall> {
   std::vector<std::uint32_t> written;              // operands that are mutated
   std::vector<OutputAction> outputs;               // per flattened output
   std::vector<SpecPtr> input_specs, output_specs;  // for LocalCall
-  // The one size list that is replaced by its local value, for the unboxed kernels; -1: none.
+  // The size list argument that unboxed kernels replace by its local value; -1: none.
   int size_patch_arg = -1;
   std::vector<c10::SymInt> size_patch;
-  // Simple but for operands to gather, nothing replaced but that, and no operand about which more has to be asked than
-  // the key says.
+  // Whether unboxed kernels can run the call: simple or `gathers`, at most one argument replaced, and all state that
+  // affects it is in the key.
   bool unboxable = false;
-  bool gathers = false;  // of an unboxable one: operands in storage shards, which a schedule may have gathered
+  bool gathers = false;  // the call is simple once its operands in storage shards are gathered
   Executor executor = Executor::general;
   std::vector<IndexBound> bounds;
   std::vector<bool> absent_positions;  // of lists: on meshes without this rank, while others are here; empty: none
@@ -95,20 +96,19 @@ struct CachedCall : std::enable_shared_from_this<CachedCall> {
   bool moves_list = false;             // entries of a list are redistributed, more than one
   // Received by the rank that receives most, for operands that the program did not ask to move.
   std::int64_t implicit_bytes = 0;
-  mutable CallFingerprint fingerprint;  // made when Checked first asks; the cache is this thread's
+  mutable CallFingerprint fingerprint;  // computed on first use in checked mode; the cache is thread-local
 };
 
-// The version by which autograd notices writes to what it saved; inference tensors have none.
+// Advances the version counter by which autograd detects writes to saved tensors. Inference tensors have none.
 inline void advance_version(c10::TensorImpl& tensor) {
   if (tensor.version_counter().enabled()) tensor.bump_version();
 }
-// bump_local_version for all operands that the call wrote to. ATen's kernels above the engine advance the versions of
-// the tensors that an operator returns; the versions of what an operator without results writes (lists) are advanced
-// here.
+// Advances the local versions of all operands that the call wrote. Also advances the DTensors' own versions for
+// operators without results (lists); for others ATen's kernels above the engine do.
 void bump_versions(const CachedCall& call, c10::ArrayRef<c10::TensorImpl*> operands);
 [[noreturn]] void throw_wrong_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec,
                                           const at::Tensor& local);
-// An error unless `local` has the sizes that `spec` asks for: a wrong rule must not become a wrong number.
+// Throws unless `local` has the local sizes of `spec`. A wrong rule gives an error instead of wrong values.
 inline void check_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec,
                               const at::Tensor& local) {
   const at::IntArrayRef sizes = local.sizes();

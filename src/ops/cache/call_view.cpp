@@ -1,4 +1,4 @@
-// Builds cache keys.
+// Builds cache keys and collects operands.
 #include "ops/cache/call_view.h"
 
 #include <ATen/core/grad_mode.h>
@@ -64,7 +64,7 @@ std::size_t CallView::add_common_prefix(at::TensorList values) {
   if (operands.capacity() < first + count) operands.reserve(first + kLists * count);
   key.resize_for_overwrite(first_word + count);
   operands.resize_for_overwrite(first + count);
-  const TensorSpec* known = nullptr;  // to be on the call's mesh, or noted not to be
+  const TensorSpec* known = nullptr;  // spec whose mesh was already compared
   std::size_t i = 0;
   for (; i < count; ++i) {
     auto* impl = values[i].unsafeGetTensorImpl();
@@ -93,7 +93,7 @@ void CallView::add_regular(c10::TensorImpl* impl) {
   key.regular(*impl);
 }
 
-// By its reduced form, or by what stands for it on the device.
+// Replaces an operand by its reduced form or its device copy, if it has one.
 DTensorImpl* CallView::substitute_operand(DTensorImpl& operand) {
   has_moved_view = has_moved_view || operand.is_detached_view();
   auto* found = device_copy_of(reads_only ? operand.read_source() : &operand);
@@ -133,8 +133,8 @@ bool is_stored(const c10::TensorImpl* impl) {
          static_cast<const DTensorImpl*>(impl)->spec()->mesh->compute_mesh() != nullptr;
 }
 
-// A computation that autograd records is the model's. What an optimizer does, it does on the host; so do casts, which
-// keep their shards.
+// Whether a call belongs to the model, which runs on the device: autograd records it. Optimizer steps and casts of
+// shards stay on the host.
 bool belongs_to_model(const OpEntry& entry, const CallView& view) {
   if (!at::GradMode::is_enabled() || entry.is_cast()) return false;
   return std::any_of(view.operands.begin(), view.operands.end(),
@@ -171,7 +171,7 @@ DTensorImpl* CallView::device_copy_of(DTensorImpl* operand) const {
   return operand;
 }
 
-// The key is made again, of the operands that the call then has.
+// Replaces host operands by device copies and rebuilds the key from the new operands.
 void CallView::move_operands_to_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
   if (!reads_only || entry.foreach_op()) return;
   if (!mixed && !belongs_to_model(entry, *this)) return;

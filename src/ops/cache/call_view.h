@@ -1,6 +1,6 @@
-// One pass over a call's arguments: the cache key and the tensor operands. The key holds, per argument, the interned
-// spec of a DTensor, the description of a plain tensor, or the value of anything else (floats only where the rule reads
-// them). Boxed and unboxed kernels give the same key for the same call.
+// CallView: the cache key and the tensor operands of a call, collected in one pass. The key holds, per argument, the
+// interned spec of a DTensor, the metadata of a regular tensor, or the value of any other argument (floats only if the
+// rule reads them). Boxed and unboxed kernels build the same key for the same call.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -18,11 +18,11 @@
 
 namespace dtensor {
 
-// The words of a key, by kind of argument. Self has word(std::uint64_t).
+// Encodes each kind of argument as words of a key. Self has word(std::uint64_t).
 template <class Self>
 class KeyBuilder {
  public:
-  // `values`: whether numbers count, or only their kinds (which decide type promotion).
+  // `values`: whether the key holds the number, or only its kind (which decides type promotion).
   void integer(std::int64_t value, bool values = true) { number(kInt, static_cast<std::uint64_t>(value), values); }
   void boolean(bool value, bool values = true) { number(kBool, value ? 1 : 0, values); }
   void real(double value, bool values) { number(kDouble, std::bit_cast<std::uint64_t>(value), values); }
@@ -70,25 +70,25 @@ struct CallView {
   CallKey key;
   c10::SmallVector<c10::TensorImpl*, 8> operands;  // flattened; null: absent
   const MeshInfo* mesh = nullptr;                  // of the first DTensor
-  bool has_regular = false;                        // a plain operand of dimension >= 1
-  bool reads_only;                                 // operands may be exchanged for their reduced forms
+  bool has_regular = false;                        // a regular tensor of dimension >= 1
+  bool reads_only;                                 // operands may be replaced by their reduced forms
   bool scalars;                                    // values of floats are part of the key
-  bool has_substituted_operand = false;            // and one was: `operands` is not what the arguments say
+  bool has_substituted_operand = false;            // `operands` differs from the arguments: one was replaced
   bool mixed = false;                              // DTensors of more than one mesh
-  bool has_moved_view = false;  // an operand's data may have to be fetched (autograd/materialized_view.h)
+  bool has_moved_view = false;  // an operand is a materialized view that may be outdated (autograd/materialized_view.h)
 
   explicit CallView(const OpEntry& entry) : CallView(entry.rule(), entry.special == nullptr) {}
   CallView(const OpRule& rule, bool regular) : reads_only(regular && rule.reads_only), scalars(rule.reads_scalars) {}
   CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
 
-  // A list, which may be of hundreds.
+  // Adds a list, which may hold hundreds of tensors.
   void add(at::TensorList values) {
     key.list(values.size());
     for (const auto& value : values.slice(add_common_prefix(values))) add(value.unsafeGetTensorImpl());
   }
 
-  // All that a call asks of an operand is asked here: a list's operands do not fit into the nearest cache, so that each
-  // further look at them would cost as much.
+  // Collects all properties of an operand in one visit. The operands of a long list do not fit into the L1 cache, so a
+  // second visit would cost as much as the first.
   void add(c10::TensorImpl* impl) {
     if (impl == nullptr || !has_dtensor_key(impl)) return add_regular(impl);
     auto* tensor = as_dtensor(impl);
@@ -101,11 +101,11 @@ struct CallView {
     key.spec(spec);
   }
 
-  // Whether no operand says in which type fractions are: numbers beside tensors do not. A result that is one is then in
-  // the default type, which no argument tells.
+  // Whether no tensor operand is floating point or complex. Then the default dtype, which is not an argument, decides
+  // the dtype of a floating-point result.
   bool has_no_floating_operand() const;
 
-  // Whether tensors in host memory take part, perhaps beside others.
+  // Whether an operand may be stored in host memory while its mesh computes on a device.
   bool has_host_operand() const { return mixed || (mesh != nullptr && mesh->compute_mesh() != nullptr); }
 
  private:

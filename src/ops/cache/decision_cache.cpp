@@ -1,4 +1,4 @@
-// The per-thread decision cache: hashing by key, the recent hits of each operator tried first.
+// The per-thread decision cache. It compares the recent hits of an operator first, then looks up the key's hash.
 #include "ops/cache/decision_cache.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ ThreadCache& thread_cache() {
   return cache;
 }
 
-// The same without what was decided by another book.
+// The cache of this thread, cleared first if the sharding rules have changed.
 ThreadCache& current_cache() {
   auto& thread = thread_cache();
   if (C10_UNLIKELY(!thread.is_current())) {
@@ -79,7 +79,7 @@ CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> c
   auto& thread = current_cache();
   if (C10_UNLIKELY(thread.book != book)) return CachedCallPtr(std::move(call));
   if (op_index >= thread.ops.size()) thread.ops.resize(op_index + 1);
-  OpCache former;  // the destructors of cached meshes may run code that asks for the cache
+  OpCache former;  // destroyed last: destructors of cached meshes may run code that uses the cache
   auto& cache = thread.ops[op_index];
   if (cache.calls.size() >= thread.limit) {
     former = std::exchange(cache, {});
@@ -94,7 +94,7 @@ CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> c
 CacheStats cache_stats() { return thread_cache().stats; }
 
 void set_cache_limit(std::size_t entries) {
-  TORCH_CHECK(entries > 0, "set_cache_limit: at least 1 entry for each operator, got 0");
+  TORCH_CHECK(entries > 0, "set_cache_limit: expected a limit of at least 1 entry per operator, got 0");
   thread_cache().limit = entries;
 }
 

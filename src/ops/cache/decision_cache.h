@@ -1,5 +1,5 @@
-// The decision cache of this thread. One table per operator; no lock, no shared state. A pure optimisation: a miss
-// decides what a hit would have found, and never communicates, so that each thread may forget what it likes.
+// The decision cache of a thread: one table per operator, without locks or shared state. A miss computes the same
+// decision as a hit without communication, so threads may evict entries independently.
 #pragma once
 
 #include <array>
@@ -15,14 +15,14 @@ namespace dtensor {
 
 using CachedCallPtr = std::shared_ptr<const CachedCall>;
 
-// The calls of one operator. The last that were found are looked at first: their keys begin with these words, which are
-// the specs of most's first operands.
+// The cached calls of one operator. The most recent hits are compared first, by the first word of their keys (usually
+// the spec of the first operand).
 struct OpCache {
   static constexpr std::size_t kRecent = 8;
 
   std::array<std::uint64_t, kRecent> first_words = {};  // 0: none
   std::array<CachedCallPtr, kRecent> recent;
-  std::size_t oldest = 0;  // of them, which gives way to the next
+  std::size_t oldest = 0;  // index of the recent call that is replaced next
   std::unordered_multimap<std::uint64_t, CachedCallPtr> calls;
 };
 
@@ -30,10 +30,10 @@ struct ThreadCache {
   std::vector<OpCache> ops;
   CacheStats stats;
   std::size_t limit = kDefaultCacheLimit;
-  std::uint64_t book = 0;  // the rule book's version when these were decided
+  std::uint64_t book = 0;  // version of the rule book for which the entries were decided
 
-  // A rule that was added, or refused, since then may decide otherwise; and what ranks remember must make no
-  // difference.
+  // Whether no rule was added or removed since. Outdated entries must not be used: ranks with different cache contents
+  // would diverge.
   bool is_current() const { return book == book_version.load(std::memory_order_acquire); }
 
   ThreadCache() { thread_state().cache = this; }
@@ -42,13 +42,14 @@ struct ThreadCache {
   ThreadCache& operator=(const ThreadCache&) = delete;
 };
 
-// Null on a miss. What a call may forget while it runs (its hooks may run operators) is kept alive by the pointer.
+// Returns null on a miss. The pointer keeps the entry alive if hooks run operators that evict it during the call.
 CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key);
-// The same for unboxed kernels, which run no other operator meanwhile. What they do not take is not counted, since they
-// go on to cache_find; nor is what they find they cannot take after all (undo_hit_count).
+// cache_find for unboxed kernels, which run no other operator before they finish. It returns null and counts nothing
+// for calls that only the boxed kernel can run; undo_hit_count() reverts a hit that falls back to it.
 const CachedCall* find_unboxable(std::uint32_t op_index, const CallKey& key);
 void undo_hit_count();
-// `book`: the version of the rule book before it was decided; where that is another by now, the call is not kept.
+// `book`: the version of the rule book before the decision. If it has changed since, the call is returned but not
+// cached.
 CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call, std::uint64_t book);
 
 }  // namespace dtensor

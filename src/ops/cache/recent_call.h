@@ -1,5 +1,5 @@
-// The usual case of a hit: a call as one of the last. Its arguments are compared with the keys of those as they come,
-// and no key is built.
+// The fast path of a cache hit: compares the arguments of a call directly with the keys of the operator's recent calls,
+// without building a key.
 #pragma once
 
 #include <array>
@@ -9,10 +9,10 @@
 
 namespace dtensor {
 
-// Takes the words of a key and says whether they are those of another.
+// Receives the words of a key and compares them with an existing key.
 class KeyMatch : public KeyBuilder<KeyMatch> {
  public:
-  KeyMatch() = default;  // of no key
+  KeyMatch() = default;  // matches no key
   explicit KeyMatch(const CallKey& key) : next_(key.begin()), end_(key.end()), differs_(false) {}
 
   void word(std::uint64_t word) {
@@ -22,7 +22,7 @@ class KeyMatch : public KeyBuilder<KeyMatch> {
       differ();
     }
   }
-  void value(const c10::IValue& /*value*/, bool /*values*/) { differ(); }  // of kinds that are rare
+  void value(const c10::IValue& /*value*/, bool /*values*/) { differ(); }  // rare kinds of arguments
   void differ() { next_ = end_ = nullptr, differs_ = true; }
   bool is_full() const { return !differs_ && next_ == end_; }
 
@@ -32,8 +32,9 @@ class KeyMatch : public KeyBuilder<KeyMatch> {
   bool differs_ = true;
 };
 
-// Used as a CallView is, once for each of the last calls with this first operand, while next(). Whatever a key does not
-// say (scopes, moved views, leaves without a reducer) makes it differ, so that the whole way is gone.
+// Has the interface of CallView. Each next() selects a recent call with the same spec of the first operand; the
+// arguments are then added. State outside the key (scopes, moved views, leaves without a reducer) counts as a mismatch,
+// so that the general path runs.
 class RecentCall {
  public:
   C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const EngineGuard& guard, const ThreadState& thread,
@@ -46,7 +47,7 @@ class RecentCall {
     first_ = CallKey::spec_word(tensor->spec().get());
   }
 
-  // Takes the next of those calls to compare with; false: there is none.
+  // Selects the next recent call to compare with; false if there is none.
   bool next() {
     if (cache_ == nullptr) return false;
     while (at_ < OpCache::kRecent) {
@@ -72,7 +73,7 @@ class RecentCall {
   }
   void add(at::TensorList /*values*/) { key.differ(); }
 
-  // The call, or null.
+  // The matching call, or null.
   const CachedCall* found() {
     if (C10_UNLIKELY(!key.is_full())) return nullptr;
     ++thread_->stats.hits;
