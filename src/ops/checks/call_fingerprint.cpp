@@ -1,6 +1,6 @@
-// The words of a call are made once for each decision, of what its key holds, without anything that belongs to one rank
-// or one process (addresses, local sizes, strides of plain tensors). What no key holds, the values of floats and of
-// numbers in tensors and the place in the stream of random numbers, is added at each call.
+// Fingerprints of operator calls. The text of a call is made once per decision from the cache key. It omits everything
+// that differs between ranks or processes (addresses, local sizes, strides of regular tensors). Values outside the key
+// (floats, numbers in 0-dim tensors, the position in the random number stream) are added at each call.
 #include "ops/checks/call_fingerprint.h"
 
 #include <ATen/SequenceNumber.h>
@@ -27,15 +27,15 @@ namespace {
 using Operands = c10::ArrayRef<c10::TensorImpl*>;
 using Args = c10::ArrayRef<c10::IValue>;
 
-constexpr std::size_t kShownTensors = 3;  // of a list
+constexpr std::size_t kShownTensors = 3;  // per list
 
-// A plain tensor of one number, whose value counts as that of a float does.
+// Whether an operand is a 0-dim regular tensor on the CPU. Its value is compared like that of a float.
 bool is_number(const c10::TensorImpl* impl) {
   return impl != nullptr && !has_dtensor_key(impl) && impl->dim() == 0 && impl->is_cpu() && impl->has_storage() &&
          impl->dtype().itemsize() <= 16 && impl->data() != nullptr;
 }
 
-// --- words ---
+// --- text ---
 
 class Words {
  public:
@@ -78,7 +78,7 @@ class Words {
       for (const auto stride : spec.strides) hash_ = hash_combine(hash_, static_cast<std::uint64_t>(stride));
     } else if (impl != nullptr) {
       const auto type = c10::typeMetaToScalarType(impl->dtype());
-      words = is_number(impl) && !mutated ? "%" : c10::str("plain ", c10::toString(type), impl->sizes());
+      words = is_number(impl) && !mutated ? "%" : c10::str("regular ", c10::toString(type), impl->sizes());
     }
     hash_ = hash_combine(hash_, hash_of(words));
     if (shown) text_ << words;
@@ -146,7 +146,7 @@ class Numbers {
   c10::SmallVector<double, OperatorCall::kMaxNumbers> shown;
 };
 
-// In the order of the text's marks.
+// Adds the numbers in the order of their placeholders in the text.
 void add_numbers(Numbers& numbers, const OpEntry& entry, Args args, Operands operands) {
   std::size_t next = 0;
   for (std::size_t i = 0; i < args.size(); ++i) {
@@ -160,9 +160,10 @@ void add_numbers(Numbers& numbers, const OpEntry& entry, Args args, Operands ope
   }
 }
 
-// --- place ---
+// --- module ---
 
-// Of what runs forward, the module scope; of what runs backward, the one in which the autograd node was made.
+// The module of a call: in forward the current module scope, in backward the scope in which the autograd node was
+// created.
 const std::string* current_module(CallHistory& history) {
   const auto* module = interned_module_path(ModuleScope::path());
   if (torch::autograd::get_current_graph_task_id() < 0) {
@@ -170,7 +171,7 @@ const std::string* current_module(CallHistory& history) {
     if (module != nullptr && at::GradMode::is_enabled() && nodes > 0) history.note_node(nodes - 1, module);
     return module;
   }
-  if (module != nullptr) return module;  // recomputed
+  if (module != nullptr) return module;  // recomputation in backward
   const auto node = torch::autograd::get_current_node();
   const auto* made_in = node ? history.module_of_node(node->sequence_nr()) : nullptr;
   return interned_module_path(made_in != nullptr ? "the backward pass of " + *made_in : "the backward pass");
@@ -183,7 +184,7 @@ void note(const OpEntry& entry, Args args, Operands operands, const MeshImpl& me
   for (const auto* impl : operands) {
     if (impl == nullptr || !has_dtensor_key(impl)) continue;
     const auto& tensor = *static_cast<const DTensorImpl*>(impl);
-    // Another mesh counts its own tensors, and some of this one's ranks may be none of its.
+    // Tensors of another mesh have their own numbering, and that mesh may exclude ranks of this one.
     if (tensor.spec()->mesh.get() == &mesh) numbers.hash = hash_combine(numbers.hash, tensor.origin());
   }
   add_numbers(numbers, entry, args, operands);

@@ -1,4 +1,5 @@
-// Collectives are heard as events and counted by who they are for; what would avoid them is noted by the calls.
+// Counts collectives by the module and operator that cause them, from events. Calls record which placements would avoid
+// them.
 #include "ops/checks/explain.h"
 
 #define FMT_HEADER_ONLY
@@ -22,13 +23,13 @@ struct Count {
   std::int64_t calls = 0, bytes = 0;
 };
 
-// Of one operator in one module.
+// Communication of one operator in one module.
 struct Moved {
   std::map<std::pair<std::string, std::string>, Count> collectives;  // by name and axis
-  std::set<std::string> avoided;                                     // by what
+  std::set<std::string> avoided;                                     // placements that would avoid it
 };
 
-// Autograd's threads may tell at the same time.
+// Locked, because autograd's threads may record concurrently.
 class MoveLog {
  public:
   void add(const Event& event) {

@@ -1,15 +1,16 @@
-// explain()'s short form: what moves, by module and operator, and what would avoid it.
+// The short form of explain(): communication by module and operator, and the placements that would avoid it.
 #pragma once
 
 #include "ops/cache/cached_call.h"
 
 namespace dtensor {
 
-// Whether explain() is told of moves.
+// Whether a current explain() records redistributions.
 bool is_explaining_redistributions();
-// What an operator moves unasked, noted there.
+// Records the implicit redistributions of an operator in the current explain().
 void record_redistributions(const CachedCall& call);
-// The same for a call that is no operator's: that `operand` of spec `from` lay as `to` would avoid it.
+// Records, for a call that is not an operator, that placing `operand` (of spec `from`) as `to` would avoid
+// communication.
 void record_redistribution(const std::string& operand, const std::string& from, const Placements& to);
 
 }  // namespace dtensor

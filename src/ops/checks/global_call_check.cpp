@@ -1,5 +1,5 @@
-// Calls the plain operator on tensors of the global sizes, once for a decision. On the CPU, whatever the mesh's device:
-// where an element is no index, a kernel of a GPU ends all work of the process on it.
+// Calls the ATen operator on tensors of the global sizes, once per decision. It always runs on the CPU: a GPU kernel
+// that fails on an invalid index disables the device for the process.
 #include "ops/checks/global_call_check.h"
 
 #include <ATen/ops/full.h>
@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kMaxCheckedElements = 1 << 16;  // of operands and results together
 
-// Not divided evenly, so that ranks hold parts of other sizes.
+// Whether the tensor is not divided evenly, so that local sizes differ between ranks.
 bool parts_differ(const TensorSpec& spec) {
   at::DimVector parts(spec.sizes.size(), 1);
   for (std::size_t a = 0; a < spec.placements.size(); ++a) {
@@ -29,7 +29,7 @@ bool has_other_parts(const CachedCall& call) {
                      [](const InputAction& input) { return input.to && !input.out && parts_differ(*input.to); });
 }
 
-// Of float or double all, or of integers beside them; what comes first is what is computed with.
+// Whether all operands are float, or all are double; operands after the first may also be int64.
 bool has_common_types(const CachedCall& call) {
   auto floating = c10::ScalarType::Undefined;
   for (const auto& input : call.inputs) {
@@ -49,7 +49,8 @@ bool is_small(const CachedCall& call) {
   return elements <= kMaxCheckedElements;
 }
 
-// Lengths sum up to a size, and with a pivot of 0 LAPACK writes in front of a matrix.
+// Whether the operator accepts arbitrary values. Lengths must sum to a size, and with a pivot of 0 LAPACK writes before
+// the start of a matrix.
 bool takes_any_values(const OpEntry& entry) {
   const auto& arguments = entry.schema().arguments();
   return std::none_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
@@ -59,12 +60,13 @@ bool takes_any_values(const OpEntry& entry) {
   });
 }
 
-// Lists may hold plain tensors, which an in-place call would change, and tensors of other meshes.
+// Whether all operands can be replaced by copies. Lists may hold regular tensors, which an in-place call would change,
+// and tensors of other meshes.
 bool has_device_copies(const CachedCall& call) {
   return std::all_of(call.inputs.begin(), call.inputs.end(), [](const InputAction& input) { return bool(input.to); });
 }
 
-// What a device's kernel kept for a backward pass, another's does not take.
+// Whether the operator takes tensors that a forward kernel saved for backward. These may be valid on that device only.
 bool uses_selective_checkpoint_cache(const OpEntry& entry) {
   return entry.name().name.find("_backward") != std::string::npos;
 }
@@ -72,7 +74,7 @@ bool uses_selective_checkpoint_cache(const OpEntry& entry) {
 bool requires_check(const OpEntry& entry, const CachedCall& call) {
   if (entry.is_random || entry.gives_view || entry.inplace_view) return false;
   const auto& rule = entry.rule().data();
-  if (rule.sizes_from_factors && rule.outputs) return false;  // the rule judges the call, not the operator
+  if (rule.sizes_from_factors && rule.outputs) return false;  // the rule checks the call instead of the operator
   if (call.mesh->device != c10::kCPU && uses_selective_checkpoint_cache(entry)) return false;
   if (entry.foreach_op() && !has_device_copies(call)) return false;
   const bool replaced = call.local_kernel != nullptr && !has_common_types(call);
@@ -119,8 +121,8 @@ std::exception_ptr error_with(int value, const OpEntry& entry, c10::ArrayRef<c10
   for (std::size_t i = 0; i < args.size(); ++i) stack.push_back(stand_ins.replace(args[i], entry.args[i].kind));
   try {
     entry.op.callBoxed(stack);
-  } catch (const c10::LinAlgError&) {          // of the values of matrices
-  } catch (const c10::NotImplementedError&) {  // the CPU has no such kernel: it may be one of the mesh's device alone
+  } catch (const c10::LinAlgError&) {          // depends on the values of matrices
+  } catch (const c10::NotImplementedError&) {  // the kernel may exist for the mesh's device only
     if (call.mesh->device == c10::kCPU) return std::current_exception();
   } catch (const c10::Error&) {
     return std::current_exception();
@@ -133,7 +135,8 @@ std::exception_ptr error_with(int value, const OpEntry& entry, c10::ArrayRef<c10
 void validate_full_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CachedCall& call) {
   if (!requires_check(entry, call)) return;
   const auto error = error_with(0, entry, args, call);
-  // Zero is no divisor and no pivot, one is not always an index: an error of values is not that of both.
+  // An error for both 0 and 1 does not depend on the values: 0 is an invalid divisor or pivot, 1 may be an invalid
+  // index.
   if (error && error_with(1, entry, args, call)) std::rethrow_exception(error);
 }
 

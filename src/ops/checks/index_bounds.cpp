@@ -1,4 +1,4 @@
-// Whether all indices are there.
+// Bounds checks of index operands.
 #include "ops/checks/index_bounds.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ bool has_elements(at::IntArrayRef sizes) { return c10::multiply_integers(sizes) 
 
 bool is_full(const SpecPtr& spec) { return spec && !spec->has_partial && shard_axes(spec.get()) == 0; }
 
-// Of a tensor with elements.
+// Whether a tensor with elements has an empty local part on some rank.
 bool some_part_is_empty(const SpecPtr& spec) {
   if (!spec || !has_elements(spec->sizes)) return false;
   for (std::int64_t d = 0; d < spec->dim(); ++d) {
@@ -34,8 +34,8 @@ bool some_rank_has_nothing(const CachedCall& call) {
          std::any_of(call.output_specs.begin(), call.output_specs.end(), is_empty);
 }
 
-// What is indexed: its dimension (of fewer than a number says the last one) and size; size 0: it has no such dimension,
-// which is another error.
+// Sets the indexed dimension (the last one if `along` is a larger number) and its size. The size stays 0 if the
+// dimension does not exist, for which the operator raises another error.
 void set_size(IndexBound& bound, const Indexing& how, const Operand& index, const Operand& data, const OpCall& call) {
   const std::int64_t rank = data.dim();
   if (how.along == "flat") {
@@ -53,21 +53,21 @@ void set_size(IndexBound& bound, const Indexing& how, const Operand& index, cons
   if (bound.dim < rank) bound.size = data.sizes[static_cast<std::size_t>(bound.dim)];
 }
 
-// Where the schema has its second argument of tensors.
+// The position of the schema's second tensor argument, if the first is argument 0.
 int index_argument(const OpEntry& entry) {
   int arg = 1;
   while (!entry.args[static_cast<std::size_t>(arg)].holds_tensors()) ++arg;
   return arg;
 }
 
-// The operator's own words do for the rest.
+// Whether the index is checked here. The operator's own error covers other cases.
 bool is_bound_checked(const IndexBound& bound, const Operand& index) {
   const bool integers = index.dtype == at::kLong || index.dtype == at::kInt;
   return integers && bound.size > 0 && has_elements(index.sizes);
 }
 
-// Whether all of `low` + index are in [0, size). The sign of one of two differences is set where an index is below or
-// above; a loop without a branch or comparison, which every processor has in wide registers.
+// Whether `low` + index is in [0, size) for all indices. The sign bit of one of two differences is set for an index out
+// of bounds. The loop has no branch or comparison, so that it vectorizes.
 template <class T>
 bool is_surely_in_bounds(const at::Tensor& index, std::int64_t low, std::int64_t size) {
   using Unsigned = std::make_unsigned_t<T>;
@@ -113,7 +113,7 @@ std::vector<IndexBound> index_bounds(const OpEntry& entry, const OpCall& describ
   const Operand& data = described.operands[0];
   for (const auto& operand : described.operands) {
     const bool is_mask = operand.arg == index_arg && (operand.dtype == at::kBool || operand.dtype == at::kByte);
-    if (is_mask && how.along == "each") return {};  // it may stand for several dimensions
+    if (is_mask && how.along == "each") return {};  // a mask may index several dimensions
   }
   if (!has_elements(data.sizes)) return {};
   const bool idle = some_rank_has_nothing(call);

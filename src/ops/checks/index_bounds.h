@@ -1,4 +1,4 @@
-// Indices beyond the dimension that they index, told on every rank that has them.
+// Bounds checks of index operands, with the same error on every rank that holds the indices.
 #pragma once
 
 #include "ops/cache/cached_call.h"
@@ -8,15 +8,14 @@ namespace dtensor {
 struct OpCall;
 struct ExecutionFrame;
 
-// The local operator judges the part of the indices that its rank works on, and none where its part of the data is
-// empty. So where a rank has the whole index, and would work on a slice of it or might have nothing to do, all of it is
-// looked at, by every rank alike. Where the index itself is split no rank has all of it: the one that holds what is
-// wrong throws, and its error ends the run with the others. In host memory alone: a device asserts for itself, and is
-// not waited for.
+// The checks that a call needs. A local operator checks only the indices that it uses, and none if its data is empty.
+// So every rank checks a replicated index entirely if it uses a slice of it or if some rank may have no elements. A
+// sharded index is checked by the local operators: the rank with an invalid index throws, and its error stops the
+// others. Only indices in host memory are checked: device kernels assert, and the host does not wait for them.
 std::vector<IndexBound> index_bounds(const OpEntry& entry, const OpCall& described, const CachedCall& call);
 
-// Throws IndexError, with the index and the size, for those bounds that are `before` (the operands are laid out as the
-// local call needs them) or not.
+// Throws IndexError with the index and the size. `before` selects the checks before or after operands are redistributed
+// for the local call.
 void check_index_bounds(const ExecutionFrame& frame, bool before);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// Strict and checked mode, explanations, warnings about operators without a rule.
+// Strict mode, explanations, and reports of implicit redistributions and of operators without a rule.
 #include "ops/checks/inspect_state.h"
 
 #include <mutex>
@@ -12,7 +12,7 @@
 namespace dtensor {
 namespace {
 
-// What was told of calls so far. Autograd's threads may tell at the same time.
+// The text of an explanation. Locked, because autograd's threads may record concurrently.
 class Explanation {
  public:
   void add(const std::string& reports) {
@@ -39,7 +39,7 @@ bool first_report_of(const c10::OperatorName& name) {
   return reported.insert(c10::toString(name)).second;
 }
 
-// What all ranks of a mesh would say is said by its first.
+// Whether this rank reports for the mesh. Only the first rank warns, since all ranks would warn of the same.
 bool represents_operator(const MeshInfo& mesh) { return mesh.world_rank == mesh.layout.ranks[0]; }
 
 std::string moves_text(const OpEntry& entry, const CachedCall& call) {
@@ -76,8 +76,8 @@ void report_replicated(const OpEntry& entry, const CachedCall& call, bool fresh)
               " has no sharding rule and would run replicated, which Strict refuses. Add a rule (docs/rules.md).");
   if (!fresh || !represents_operator(*call.mesh) || !first_report_of(entry.name())) return;
   TORCH_WARN(entry.name(),
-             " has no sharding rule: it runs replicated, on gathered operands. Add a rule "
-             "(docs/rules.md) to keep it sharded. (Said once per operator.)");
+             " has no sharding rule: it runs replicated on gathered operands. Add a rule "
+             "(docs/rules.md) to keep it sharded. (Reported once per operator.)");
 }
 
 bool is_implicit_redistribution_restricted() {

@@ -13,24 +13,24 @@ namespace dtensor {
 
 bool strict_mode();
 
-// Whether ImplicitRedistributionScope warns of moves that were not asked for, or refuses them.
+// Whether an ImplicitRedistributionScope warns of implicit redistributions or refuses them.
 bool is_implicit_redistribution_restricted();
 
-// An operator whose operands move between ranks unasked: a warning or an error, as ImplicitRedistributionScope says.
+// Reports the implicit redistributions of an operator: a warning or an error, as ImplicitRedistributionScope selects.
 void report_implicit_redistributions(const OpEntry& entry, const CachedCall& call);
 
-// The same for a call that is no operator's; `text` says what moves.
+// Reports implicit redistributions of a call that is not an operator; `text` describes them.
 void report_implicit_redistributions(const MeshInfo& mesh, const std::function<std::string()>& text);
 
-// Runs fn and returns the candidates, prices and choices of its calls.
+// Runs fn and returns the candidates, costs and decisions of its calls.
 std::string explain_calls(const std::function<void()>& fn);
-// Notes the candidates of this call; nothing unless a record is being made.
+// Records the candidates of a call if a current explanation records.
 void record_explanation(const OpCall& call);
 void record_explanation(const std::string& text);
 bool recording_explanations();
 
-// An operator that runs replicated for want of a rule: an error under Strict, at every call, and where the call was not
-// known (`fresh`) one warning per operator by the mesh's first rank.
+// Reports an operator that runs replicated because it has no rule. Under Strict every call throws. Otherwise the mesh's
+// first rank warns once per operator, at a cache miss (`fresh`).
 void report_replicated(const OpEntry& entry, const CachedCall& call, bool fresh);
 
 }  // namespace dtensor

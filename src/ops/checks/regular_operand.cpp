@@ -1,4 +1,4 @@
-// Which plain operands are compared over the mesh, and at which calls.
+// Selects the regular operands that are compared across the mesh, and the calls at which they are.
 #include "ops/checks/regular_operand.h"
 
 #include "autograd/gradients/leaf_gradient.h"
@@ -16,8 +16,8 @@ const char* argument_name(const OpEntry& entry, std::size_t arg) {
   return entry.schema().arguments()[arg].name().c_str();
 }
 
-// Calls that ask for one decision, told by what ranks share: the operator, the DTensors' specs (nothing of them that
-// belongs to one rank), sizes and types of plain operands, never their strides.
+// A hash of what ranks share of a call: the operator, the global part of the DTensors' specs, and the sizes and dtypes
+// of regular operands. Strides of regular operands are excluded, because they may differ between ranks.
 std::uint64_t kind_of_call(const OpEntry& entry, const CallView& view) {
   std::uint64_t hash = entry.index + 1;
   const auto add = [&](std::uint64_t word) { hash = hash_combine(hash, word); };
@@ -32,8 +32,8 @@ std::uint64_t kind_of_call(const OpEntry& entry, const CallView& view) {
   return hash;
 }
 
-// The first of a kind, and of many ever fewer, about 2 ln(n) of n: their gaps follow no period, so that of several
-// operands that take turns in one kind of call none stays unseen.
+// Samples the first call of a kind, and about 2 ln(n) of n calls after many. The gaps have no period, so that operands
+// that alternate in one kind of call are all sampled eventually.
 bool is_sampled(std::uint64_t count) {
   constexpr std::uint64_t kSampledFrom = 256;
   if (count < kSampledFrom) return count == 1;
@@ -42,7 +42,7 @@ bool is_sampled(std::uint64_t count) {
   return (mixed >> 32) % count < 2;
 }
 
-// Those whose content counts.
+// The regular operands whose values affect the result, with their argument index.
 std::vector<std::pair<std::size_t, at::Tensor>> regular_operands(const OpEntry& entry,
                                                                  c10::ArrayRef<c10::IValue> args) {
   std::vector<std::pair<std::size_t, at::Tensor>> found;
@@ -59,14 +59,15 @@ std::vector<std::pair<std::size_t, at::Tensor>> regular_operands(const OpEntry& 
   return found;
 }
 
-// A parameter of a unit, or a view of one.
+// Whether an operand is a parameter of an FSDP unit, or a view of one.
 bool is_of_unit(const c10::TensorImpl* operand) {
   if (operand == nullptr || !has_dtensor_key(operand)) return false;
   const auto& tensor = *static_cast<const DTensorImpl*>(operand);
   return has_source(tensor) && tensor.extras()->source.hooks->use;
 }
 
-// Whether regular operands are each rank's own. Told by the call under way, not by values.
+// Whether the current module call has local semantics, so that regular operands may differ between ranks. The decision
+// does not depend on values.
 bool is_local_data_call(const CallView& view) {
   const auto* own = ScopedValue<LocalDataCall>::current();
   if (own == nullptr) return false;
@@ -94,17 +95,20 @@ void check_regular_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> arg
                     operands[i].second.sizes());
   };
   if (operands.empty()) return;
-  TORCH_CHECK(!strict_mode(), what(0), " is a plain tensor among DTensors, which Strict refuses.");
-  TORCH_CHECK(!on_local_data, what(0),
-              " is this rank's own data beside a DTensor on the mesh of a unit under fully_shard, whose ",
-              "module was called with regular tensors. A parameter is gathered within the call of its unit's module: ",
-              "call that module (in C++ by call()), give the parameter no unit of its own, or take full_tensor()");
+  TORCH_CHECK(!strict_mode(), what(0),
+              " is a regular tensor among DTensors, which Strict refuses. Distribute it with distribute_tensor.");
+  TORCH_CHECK(
+      !on_local_data, what(0),
+      " is data of this rank and meets a DTensor on the mesh of an FSDP unit whose module was called with regular ",
+      "tensors. A parameter is gathered only during the call of its unit's module: call that module (in C++ by ",
+      "call()), do not make the parameter a unit of its own, or use full_tensor()");
   if (!view.mesh->is_member) return;
   std::vector<at::Tensor> tensors;
   for (const auto& operand : operands) tensors.push_back(operand.second);
   check_all_equal_across_ranks(as_mesh_impl(*view.mesh), all_axes(*view.mesh), tensors, [&](std::size_t i) {
     return what(i) +
-           " is a plain tensor whose values differ between ranks; a plain tensor among DTensors counts as Replicate. "
+           " is a regular tensor whose values differ between ranks; a regular tensor among DTensors counts as "
+           "Replicate. "
            "Distribute it (distribute_tensor) or wrap the local parts (DTensor::from_local).";
   });
 }

@@ -1,4 +1,4 @@
-// Gathers what it compares by the redistribution that the engine itself uses.
+// Compares replicas across ranks, and full results with ATen's. It gathers tensors by the engine's own redistribution.
 #include "ops/checks/result_check.h"
 
 #include <ATen/ATen.h>
@@ -30,7 +30,7 @@ c10::IValue full_argument(const c10::IValue& value, bool written) {
   return list;
 }
 
-// Sums in another order; a wrong rule is off by more.
+// Relative tolerance for sums in a different order. A wrong rule causes larger differences.
 double tolerance(at::ScalarType type) {
   switch (type) {
     case at::kDouble:
@@ -44,7 +44,7 @@ double tolerance(at::ScalarType type) {
   }
 }
 
-// Where both are finite; relative to the largest value.
+// Compares elements that are finite in both, relative to the largest value.
 bool are_close(const at::Tensor& a, const at::Tensor& b) {
   if (a.numel() == 0) return true;
   if (a.layout() != at::kStrided) return are_close(a.to_dense(), b.to_dense());
@@ -55,7 +55,7 @@ bool are_close(const at::Tensor& a, const at::Tensor& b) {
   return off <= tolerance(a.scalar_type()) * (1 + at::where(finite, y.abs(), 0).max().item<double>());
 }
 
-// The operands are on one mesh, and the operator gives the same twice.
+// Whether the operator can run again on full operands: one mesh, and a deterministic operator.
 bool is_comparable(const OpEntry& entry, const CallView& view) {
   return !view.mixed && !view.has_host_operand() && !entry.foreach_op() && !entry.is_random && !entry.inplace_view;
 }
@@ -68,7 +68,7 @@ ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const Cal
   const auto first = stack.size() - entry.args.size();
   if (call.executor == Executor::outside || !content_counts_) return;
   for (std::size_t i = 0; i < entry.args.size() && !entry.gives_view; ++i) {
-    if (entry.args[i].mutated || entry.args[i].kind == ArgKind::other) continue;  // what is written may hold anything
+    if (entry.args[i].mutated || entry.args[i].kind == ArgKind::other) continue;  // may be uninitialized
     if (entry.is_unread(i, torch::jit::last(stack, entry.args.size()))) continue;
     const auto what = c10::str(entry.name(), ": operand `", entry.schema().arguments()[i].name(), "`");
     for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) { check_replicas(what, tensor); });
@@ -83,7 +83,7 @@ void ResultCheck::compare(const Stack& stack) const {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto count = entry_.returns.size(), first = stack.size() - count;
   if (call_.executor == Executor::outside || !content_counts_) return;
-  const bool fresh = !entry_.gives_view && !entry_.mutates;  // not of memory that the program has yet to fill
+  const bool fresh = !entry_.gives_view && !entry_.mutates;  // others may be memory that the program fills later
   for (std::size_t r = 0; r < count && fresh; ++r) {
     const auto what = c10::str(entry_.name(), ": result ", r);
     for_each_tensor(stack[first + r], [&](const at::Tensor& tensor) { check_replicas(what, tensor); });
@@ -93,7 +93,7 @@ void ResultCheck::compare(const Stack& stack) const {
   try {
     entry_.op.callBoxed(expected);
   } catch (const c10::Error&) {
-    return;  // what one device refuses is the operator's own matter
+    return;  // one device rejects the call too
   }
   const auto reported = entry_.rule().data().saved_for_backward ? std::min<std::size_t>(count, 1) : count;
   for (std::size_t r = 0; r < reported; ++r) compare_full(c10::str("result ", r), stack[first + r], expected[r]);
@@ -107,33 +107,33 @@ void check_replicas(const std::string& what, const at::Tensor& tensor) {
   if (axes == 0 || tensor.is_meta()) return;
   check_equal_across_ranks(as_mesh_impl(*spec.mesh), axes, up_to_date_local(*impl),
                            c10::str(what, ", ", spec.str(),
-                                    ", is labelled Replicate and differs between ranks. Label what ranks hold as it is "
-                                    "(from_local with Shard or Partial), or mend the rule that labelled it"));
+                                    ", is labelled Replicate but differs between ranks. Use the placement that "
+                                    "the local tensors have (from_local with Shard or Partial), or fix the rule"));
 }
 
 void check_parts(const std::string& what, const at::Tensor& actual, const at::Tensor& expected,
                  const std::string& why) {
   const auto parts = full_value(actual);
   TORCH_CHECK(parts.sizes() == expected.sizes() && are_close(parts, expected), what,
-              ", put together from its parts, differs from the whole computation's: ", why);
+              ", gathered from all ranks, differs from the unsharded computation: ", why);
 }
 
 void ResultCheck::compare_full(const std::string& what, const c10::IValue& actual, const c10::IValue& expected) const {
   const auto rule =
-      c10::str(" differs from the whole computation's: the sharding rule is wrong (", call_.decision.why, ")");
+      c10::str(" differs from the unsharded computation: the sharding rule is wrong (", call_.decision.why, ")");
   if (actual.isBool() || actual.isInt()) {
-    TORCH_CHECK(actual == expected, entry_.name(), ": the number ", actual, rule, ", which gives ", expected);
+    TORCH_CHECK(actual == expected, entry_.name(), ": the number ", actual, rule, "; expected ", expected);
   }
   std::vector<at::Tensor> full_tensors;
   for_each_tensor(expected, [&](const at::Tensor& tensor) { full_tensors.push_back(tensor); });
   std::size_t next = 0;
   const bool indices = expected.isTensor() && !expected.toTensor().is_floating_point() &&
-                       entry_.returns.size() > 1;  // of equal values any
+                       entry_.returns.size() > 1;  // the index among equal values may differ
   for_each_tensor(actual, [&](const at::Tensor& tensor) {
     const auto& full = full_tensors.at(next++);
     const auto parts = full_value(tensor);
     TORCH_CHECK(parts.sizes() == full.sizes() && (indices || are_close(parts, full)), entry_.name(), ": ", what,
-                ", put together from its parts,", rule);
+                ", gathered from all ranks,", rule);
   });
 }
 

@@ -1,24 +1,24 @@
-// Checked mode's look at a call: replicas of operands and results are compared with each other, and of each kind of
-// call the first, with some later ones, with the same operator on the whole operands. Finds wrong rules and local
-// tensors that were labelled Replicate and are not.
+// Checks of a call in checked mode. Replicas of operands and results are compared across ranks. Sampled calls (the
+// first of each kind and some later ones) are compared with the ATen operator on full operands. This detects wrong
+// rules and local tensors that are labelled Replicate but differ.
 #pragma once
 
 #include "ops/cache/cached_call.h"
 
 namespace dtensor {
 
-// Throws, on every rank of the mesh, where ranks that replicate the DTensor hold other values. Collective; nothing for
-// plain tensors.
+// Throws on every rank of the mesh if replicas of the DTensor differ. Collective. Does nothing for regular tensors.
 void check_replicas(const std::string& what, const at::Tensor& tensor);
-// Throws where the parts of `actual` do not make up `expected`, which is plain; `why` says what is wrong then.
-// Collective.
+// Throws unless the full value of `actual` is close to `expected`, a regular tensor. `why` is the cause that the error
+// reports. Collective.
 void check_parts(const std::string& what, const at::Tensor& actual, const at::Tensor& expected, const std::string& why);
 
 class ResultCheck {
  public:
-  // Before the call; the arguments are on top of the stack. Collective.
+  // Checks the operands before the call. The arguments are on top of the stack. Collective.
   ResultCheck(const OpEntry& entry, const CachedCall& call, const CallView& view, const torch::jit::Stack& stack);
-  // After it; the results are. Collective. Throws, naming operator and result, on every rank of the mesh.
+  // Checks the results, on top of the stack, after the call. Throws on every rank of the mesh, with operator and
+  // result. Collective.
   void compare(const torch::jit::Stack& stack) const;
 
  private:
@@ -26,8 +26,8 @@ class ResultCheck {
 
   const OpEntry& entry_;
   const CachedCall& call_;
-  bool content_counts_;               // not of operators whose results hold anything (empty, ...)
-  torch::jit::Stack full_arguments_;  // the arguments with plain, whole tensors; empty: not compared
+  bool content_counts_;               // false for operators with uninitialized results (empty, ...)
+  torch::jit::Stack full_arguments_;  // the arguments as full, regular tensors; empty: not compared
 };
 
 }  // namespace dtensor
