@@ -1,4 +1,4 @@
-// One call while it is carried out: what was decided, and the operands and local tensors that it needs till its end.
+// ExecutionFrame: the state of a call during its execution.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,22 +11,24 @@
 
 namespace dtensor {
 
-// What the call leaves behind for the wrapping: operands that are returned or written.
+// The cached call, its operands and its local tensors. Results are wrapped with the operands that are returned or
+// written.
 struct ExecutionFrame {
   const OpEntry& entry;
   const CachedCall& call;
   const CallView& view;
   // Keep the operands alive while the stack holds their local tensors.
   c10::SmallVector<at::Tensor, 8> operands;
-  c10::SmallVector<at::Tensor, 8> locals;  // per operand, as given to the local call
-  std::vector<at::Tensor> moved;           // list operators: operands that were redistributed together, else undefined
+  c10::SmallVector<at::Tensor, 8> locals;  // per operand, as passed to the local call
+  std::vector<at::Tensor> moved;           // list operators: operands redistributed in one bucket; others are undefined
 };
 
-// Replaces the call's arguments on the stack, from `first` on, by what the local call takes: local tensors,
-// redistributed where the decision says so, and patched numbers. Collective where something moves.
+// Replaces the arguments on the stack, from `first` on, by those of the local call: local tensors, redistributed by the
+// decision's plans, and patched numbers. Collective if an operand is redistributed.
 void unwrap_arguments(ExecutionFrame& frame, torch::jit::Stack& stack, std::size_t first);
 
-// Gradients of operands that are moved from shard to shard will come back to where these lie.
+// Registers that gradients of operands which are resharded (from one shard to another) return to the operands'
+// placements.
 void register_gradient_resharding(const ExecutionFrame& frame);
 
 }  // namespace dtensor

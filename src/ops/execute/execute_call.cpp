@@ -1,4 +1,5 @@
-// Run, write back, wrap; ops/execute/unwrap_operands.cpp comes before.
+// Executes a cached call: unwraps operands (ops/execute/unwrap_operands.cpp), runs the local call, writes operands back
+// and wraps the results.
 #include "ops/execute/execute_call.h"
 
 #include <ATen/ops/index_select.h>
@@ -20,7 +21,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// A list over several meshes: the local call gets the positions that are here.
+// Reduces the list arguments of the local call to the positions whose mesh contains this rank.
 void keep_positions(const OpEntry& entry, const std::vector<std::int64_t>& present, std::size_t length, Stack& stack,
                     std::size_t first) {
   for (auto i = first; i < stack.size(); ++i) {
@@ -38,7 +39,7 @@ void keep_positions(const OpEntry& entry, const std::vector<std::int64_t>& prese
   }
 }
 
-// And its results take their old positions again.
+// Returns the results of the local call to their original list positions.
 void restore_positions(const std::vector<std::int64_t>& present, std::size_t length, Stack& stack, std::size_t first) {
   for (auto i = first; i < stack.size(); ++i) {
     if (!stack[i].isTensorList()) continue;
@@ -77,19 +78,19 @@ void run_local_call(const ExecutionFrame& frame, Stack& stack, std::size_t first
   run_kernel(frame, stack, frame.call.input_specs, frame.call.output_specs);
 }
 
-// The operator gave its destination other sizes: known beforehand, or with the data (then it ran replicated).
+// Whether the operator resized the operand: known from the decision, or from the local result of a replicated call.
 bool took_other_sizes(const InputAction& action, const at::Tensor& local) {
   return action.resized || (action.out && !local.sizes().equals(action.result->local_sizes));
 }
 
-// A plain destination counts as Replicate: each rank writes the whole of it.
+// Replaces the data of an operand. A regular tensor counts as Replicate, so each rank writes all of it.
 void overwrite(c10::TensorImpl& operand, SpecPtr spec, const at::Tensor& local) {
   if (has_dtensor_key(&operand)) return as_dtensor(&operand)->reset(std::move(spec), local);
   const at::Tensor regular(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&operand));
   regular.resize_(local.sizes()).copy_(local);
 }
 
-// On a rank outside its mesh, which has nothing to write: a destination takes the sizes that it takes there.
+// Resizes an out= operand on a rank outside its mesh, as on its members. There is no data to write.
 void take_sizes_outside(c10::TensorImpl* operand, const InputAction& action) {
   if (action.resized && has_dtensor_key(operand)) as_dtensor(operand)->reset(action.resized, at::Tensor());
 }
@@ -99,8 +100,8 @@ void take_sizes(c10::TensorImpl& operand, const InputAction& action, const at::T
   if (action.resized) {
     return overwrite(operand, action.resized, execute_plan(action.write_back_plan, local, spec));
   }
-  TORCH_CHECK(!spec.has_shard && !spec.has_partial, "an out= tensor of ", spec.str(), " got a local result of sizes ",
-              local.sizes());
+  TORCH_CHECK(!spec.has_shard && !spec.has_partial, "expected an out= tensor without Shard and Partial, got ",
+              spec.str(), " with a local result of sizes ", local.sizes());
   overwrite(operand, intern_spec(spec.mesh, spec.placements, local.sizes(), local.strides(), spec.dtype), local);
 }
 
@@ -136,12 +137,13 @@ void after_writes(const ExecutionFrame& frame) {
   write_moved_views(frame);
 }
 
-// The local result tells what it is, Replicate. What no placement can say (a sparse layout, numbers in host memory
-// beside a device) is a regular tensor, the same on every rank.
+// Wraps a result whose sizes only the replicated local result shows. A result that no placement describes (a sparse
+// layout, host memory on a device mesh) stays a regular tensor, equal on all ranks.
 at::Tensor described(const ExecutionFrame& frame, const OutputAction& action, const at::Tensor& local) {
   const TensorSpec& spec = *action.spec;
-  TORCH_CHECK(local.defined(), frame.entry.name(), ": only the data tell how large its result is, and world rank ",
-              spec.mesh->world_rank, ", which is outside the mesh, has none");
+  TORCH_CHECK(local.defined(), frame.entry.name(),
+              ": the sizes of the result depend on data, which are not available on world rank ", spec.mesh->world_rank,
+              ", which is outside the mesh");
   if (local.layout() != at::kStrided || local.device().type() != spec.mesh->device) return local;
   return make_dtensor(
       intern_spec(action.spec->mesh, spec.placements, local.sizes(), local.strides(), local.scalar_type()), local);
@@ -175,7 +177,7 @@ void wrap_results(const ExecutionFrame& frame, Stack& stack, std::size_t first) 
       value = wrap(frame, outputs[next++], value.toTensor());
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> list;
-      const bool dynamic = next < outputs.size() && outputs[next].dynamic;  // one entry for all of the list
+      const bool dynamic = next < outputs.size() && outputs[next].dynamic;  // one entry for the entire list
       for (const auto& item : value.toListRef()) {
         list.push_back(wrap(frame, outputs[dynamic ? next : next++], item.toTensor()));
       }
@@ -195,7 +197,7 @@ bool is_result(const Stack& stack, std::size_t first, const at::Tensor& local) {
   return found;
 }
 
-// What was reduced for this call is kept for the operand's next readers, unless the caller may write to it as a result.
+// Caches the reduced value of a Partial operand for later readers, unless it is a result that the caller may write.
 void cache_reduced(const ExecutionFrame& frame, const Stack& stack, std::size_t first) {
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
@@ -206,12 +208,12 @@ void cache_reduced(const ExecutionFrame& frame, const Stack& stack, std::size_t 
   }
 }
 
-// Ranks outside the mesh take part in nothing: results without data.
+// Pushes results without data, for ranks outside the mesh.
 void push_results_outside(const ExecutionFrame& frame, Stack& stack) {
   std::size_t next = 0;
   for (const ReturnInfo& ret : frame.entry.returns) {
-    TORCH_CHECK(ret.is_tensor, frame.entry.name(), ": asks for a value on world rank ", frame.call.mesh->world_rank,
-                ", which is outside the mesh");
+    TORCH_CHECK(ret.is_tensor, frame.entry.name(), ": the result is a number, which is not available on world rank ",
+                frame.call.mesh->world_rank, ", which is outside the mesh");
     if (!ret.is_list) {
       stack.emplace_back(wrap(frame, frame.call.outputs[next++], at::Tensor()));
       continue;
@@ -222,7 +224,8 @@ void push_results_outside(const ExecutionFrame& frame, Stack& stack) {
   }
 }
 
-// What becomes of the local tensor: of an alias, since to_local() may have handed it out. Undefined outside the mesh.
+// The new local tensor of an in-place view. The operator runs on an alias, since to_local() may have returned the local
+// tensor. Undefined outside the mesh.
 at::Tensor view_in_place(const ExecutionFrame& frame, Stack& stack, std::size_t first, const at::Tensor& left) {
   const auto& input = frame.call.inputs[0];
   if (!left.defined()) return left;
@@ -234,14 +237,14 @@ at::Tensor view_in_place(const ExecutionFrame& frame, Stack& stack, std::size_t 
   return local;
 }
 
-// A tensor that holds the memory which `self` leaves when it is moved in place.
+// A tensor that keeps the current local memory of `self`, which an in-place redistribution replaces.
 c10::intrusive_ptr<DTensorImpl> former(const DTensorImpl& self) {
   return c10::make_intrusive<DTensorImpl>(self.spec(), self.local(), self.storage_offset());
 }
 
-// t_, squeeze_, ...: the local operator changes the metadata of its operand. Where that had to be moved it becomes a
-// view of what it was: whether others share that memory, each rank sees otherwise (who holds to_local()'s tensor, parts
-// without elements), and they are to see later writes.
+// Executes t_, squeeze_, ...: the local operator changes the operand's metadata. An operand that had to be
+// redistributed becomes a view of its former self, so that other aliases of the former memory see later writes. It does
+// so on all ranks, since ranks may differ in whether such aliases exist.
 void execute_inplace_view(ExecutionFrame& frame, Stack& stack, std::size_t first) {
   auto* self = as_dtensor(frame.view.operands[0]);
   up_to_date_local(*self);
@@ -276,7 +279,7 @@ void execute_outside(ExecutionFrame& frame, Stack& stack, std::size_t first) {
   }
   if (frame.entry.mutates) bump_versions(frame.call, frame.view.operands);
   stack.resize(first);
-  // The members' local kernel counts one random operator; the count is the world's.
+  // Advances the world's count of random operators, as the local kernel does on members of the mesh.
   if (frame.entry.is_random && frame.call.local_kernel != nullptr)
     (void)next_random_key(as_mesh_impl(*frame.call.mesh));
   push_results_outside(frame, stack);

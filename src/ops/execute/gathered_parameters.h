@@ -1,4 +1,4 @@
-// Parameters that a schedule has gathered, in the place of the operands that an unboxed call would have to gather.
+// Gathered parameters for unboxed calls with operands in storage shards.
 #pragma once
 
 #include <optional>
@@ -11,15 +11,14 @@ namespace dtensor::unboxed {
 
 using Operands = c10::ArrayRef<c10::TensorImpl*>;
 
-// Of a call that gathers, the local tensors of those operands. Runs the schedules' hooks.
+// The gathered local tensors of the operands that a call gathers. The constructor runs the schedules' hooks.
 class GatheredOperands {
  public:
   GatheredOperands(const CachedCall& call, Operands operands);
 
-  bool complete() const { return complete_; }  // else the boxed kernel gathers
+  bool complete() const { return complete_; }  // false: the boxed kernel gathers
 
-  // What stands for an argument: the gathered tensor, or the argument itself. `operand`: which it is among the
-  // operands.
+  // The gathered tensor of an argument, or the argument itself. `operand` is its operand index.
   const at::Tensor& in_place_of(std::size_t operand, const at::Tensor& value) const {
     const auto* local = find(operand);
     return local == nullptr ? value : **local;
@@ -30,7 +29,7 @@ class GatheredOperands {
   }
   template <class T>
   T& in_place_of(std::size_t /*operand*/, T& value) const {
-    return value;  // no operand, or one that is written
+    return value;  // not an operand, or a written one
   }
 
  private:
@@ -45,7 +44,7 @@ class GatheredOperands {
   bool complete_ = true;
 };
 
-// Which operand argument `I` is, of arguments that are no lists.
+// The operand index of argument `I`, for arguments without lists.
 template <std::size_t I, class... Args>
 constexpr std::size_t operand_index() {
   const bool operand[] = {(std::is_same_v<std::remove_cvref_t<Args>, at::Tensor> ||

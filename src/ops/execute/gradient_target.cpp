@@ -1,4 +1,4 @@
-// Looks behind the edges of the running node.
+// Finds the leaves behind the edges of the current autograd node.
 #include "ops/execute/gradient_target.h"
 
 #include <torch/csrc/autograd/function.h>
@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kMaxVisitedNodes = 3;
 
-// Nodes that give the gradient on as it is, or transposed: formulas of products compute that of a transposed weight in
-// the order of the weight itself, and transpose it.
+// Whether a node passes the gradient on unchanged, cast or transposed. Formulas of matrix products compute the gradient
+// of a transposed weight in the layout of the weight and then transpose it.
 bool passes_on(const torch::autograd::Node& node) {
   const auto name = node.name();
   return node.num_outputs() == 1 &&

@@ -1,5 +1,5 @@
-// Where the gradient goes that an operator computes within a backward pass. With it an operator that would compute the
-// gradient of a full table computes only the rows of the parameter's shard.
+// The leaves that receive the gradient which an operator computes in backward. An embedding's backward uses them to
+// compute only the rows of the parameter's shard.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -8,8 +8,8 @@
 
 namespace dtensor {
 
-// Specs of the leaves behind the edges of the running autograd node, through casts and transposes. Those that are not
-// known, or no DTensors, are left out; empty where no node runs.
+// Specs of the leaves behind the edges of the current autograd node, through casts and transposes. Leaves that are not
+// found or are not DTensors are omitted. Empty outside backward.
 c10::SmallVector<SpecPtr, 2> gradient_leaf_specs();
 
 }  // namespace dtensor

@@ -1,5 +1,5 @@
-// A list of results in the order of their calls. What is given out is a shallow copy: the recorded tensor may by now be
-// part of another autograd graph.
+// Results in the order of their calls. Replay returns shallow copies, because the recorded tensor may be part of
+// another autograd graph.
 #include "ops/execute/selective_checkpoint.h"
 
 #include <vector>
@@ -17,7 +17,7 @@ struct SelectiveCheckpointCache::State {
   };
   std::set<std::string> operators;
   std::vector<Result> results;
-  std::size_t next = 0;  // to be given out
+  std::size_t next = 0;  // index of the next result to replay
 };
 
 namespace {
@@ -37,7 +37,8 @@ std::uint64_t generation_of(const c10::IValue& value) {
   return impl == nullptr ? 0 : impl->generation();
 }
 
-// Without a graph of its own: the graph of what the function gives holds the record.
+// A detached shallow copy. With a graph it would form a reference cycle, since the function's own graph owns the
+// record.
 c10::IValue copy_of(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined()) return value;
   return at::Tensor(value.toTensor().unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
@@ -52,7 +53,9 @@ void check_keepable(const OpEntry& entry) {
                                    [](const ReturnInfo& r) { return r.is_tensor && !r.is_list; });
   const bool random = entry.is_random && !entry.rule().data().not_random;
   TORCH_CHECK(tensors && entry.reads_only() && !random, entry.name(),
-              ": its results cannot be kept (it writes, gives a view, draws random numbers or gives no tensor)");
+              ": its results cannot be kept: expected an operator that returns tensors, writes nothing, returns no "
+              "view and is not "
+              "random. Remove it from the names to keep.");
 }
 
 }  // namespace
@@ -61,12 +64,12 @@ SelectiveCheckpointCache::SelectiveCheckpointCache(std::set<std::string> operato
   if (operators.empty()) return;
   state_ = std::make_shared<State>();
   state_->operators = std::move(operators);
-  // The products that linear is made of on one device name it, too.
+  // aten::linear decomposes into mm or addmm on one device, so these names include it.
   const bool products = state_->operators.count("aten::mm") + state_->operators.count("aten::addmm") != 0;
   if (products) state_->operators.insert("aten::linear");
 }
 
-// What an earlier run left, one that threw perhaps, is not this one's.
+// Clears the results of an earlier run, which may have thrown.
 SelectiveCheckpointCache::Record::Record(const SelectiveCheckpointCache& results)
     : scope_({results.state_}, Recompute::unchanged, /*watched=*/results.state_ != nullptr) {
   if (results.state_) results.state_->results.clear();
@@ -81,8 +84,8 @@ SelectiveCheckpointCache::Replay::Replay(const SelectiveCheckpointCache& results
 void SelectiveCheckpointCache::check_all_replayed() const {
   if (!state_ || state_->next == state_->results.size()) return;
   TORCH_CHECK(false, state_->results[state_->next].entry->name(),
-              ": a function that runs again must make the same calls as before; it made ", state_->results.size(),
-              " of those that are kept before, and ", state_->next, " now");
+              ": expected the recomputation to make the same calls as the first run; the first run made ",
+              state_->results.size(), " calls with kept results, the recomputation ", state_->next);
 }
 
 bool is_caching_results() { return any_observing_scope() && (recording() != nullptr || replaying() != nullptr); }
@@ -92,16 +95,16 @@ bool replay_cached_result(const OpEntry& entry, torch::jit::Stack& stack) {
   if (!chosen(state, entry)) return false;
   const bool more = state->next < state->results.size();
   TORCH_CHECK(more && state->results[state->next].entry == &entry, entry.name(),
-              ": a function that runs again must make the same calls as before; it made ",
-              more ? c10::toString(state->results[state->next].entry->name()) : "fewer", " there");
+              ": expected the recomputation to make the same calls as the first run; the next recorded call is ",
+              more ? c10::toString(state->results[state->next].entry->name()) : "none (fewer calls were recorded)");
   const auto& result = state->results[state->next++];
   stack.resize(stack.size() - entry.args.size());
   for (std::size_t i = 0; i < result.values.size(); ++i) {
     TORCH_CHECK(generation_of(result.values[i]) == result.generations[i], entry.name(),
-                ": its kept result was changed in place");
+                ": a kept result was modified in place before the recomputation");
     stack.emplace_back(copy_of(result.values[i]));
   }
-  cache_result(entry, stack);  // an inner function may record
+  cache_result(entry, stack);  // an inner checkpoint may record
   return true;
 }
 

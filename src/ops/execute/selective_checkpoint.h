@@ -1,4 +1,4 @@
-// The engine's side of SelectiveCheckpointCache.
+// Recording and replay of operator results for SelectiveCheckpointCache.
 #pragma once
 
 #include "internal/selective_checkpoint_cache.h"
@@ -9,9 +9,9 @@ namespace dtensor {
 // Whether this thread records or replays.
 bool is_caching_results();
 
-// Replaces the arguments on the stack by the kept results of this call; false: compute them.
+// Replaces the arguments on the stack by the kept results of this call. Returns false if the operator has to run.
 bool replay_cached_result(const OpEntry& entry, torch::jit::Stack& stack);
-// The results are on top of the stack.
+// Records the results, which are on top of the stack.
 void cache_result(const OpEntry& entry, const torch::jit::Stack& stack);
 
 }  // namespace dtensor

@@ -1,5 +1,5 @@
-// The local tensor of each operand: as it is, moved by itself or with the rest of its list, gathered ahead of time by a
-// schedule, or fetched from host memory.
+// Determines the local tensor of each operand: unchanged, redistributed alone or in a bucket with its list, gathered
+// ahead of time by a schedule, or copied from host memory.
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 
@@ -22,7 +22,7 @@ at::Tensor empty_like_spec(const TensorSpec& spec) {
   return at::empty(spec.local_sizes, at::TensorOptions(spec.dtype).device(at::Device(spec.mesh->device)));
 }
 
-// A schedule may have gathered the parameter ahead of time.
+// The parameter as gathered ahead of time by a schedule, or undefined.
 at::Tensor provided(const DTensorImpl& impl, const InputAction& action) {
   return has_source(impl) ? find_gathered_by_schedule(impl, *action.to) : at::Tensor();
 }
@@ -41,7 +41,7 @@ at::Tensor moved_input(const ExecutionFrame& frame, std::size_t index, const at:
   return to_stride_order(std::move(moved), *action.to);
 }
 
-// Of a stand-in: what a schedule has brought to the device, or a copy made for this call.
+// The local tensor of a device copy: prefetched to the device by a schedule, or copied for this call.
 at::Tensor fetched_input(const DTensorImpl& device_copy, const InputAction& action) {
   if (auto ready = provided(device_copy, action); ready.defined()) return ready;
   auto local = device_copy.extras()->stored->local().to(device_copy.device());
@@ -60,22 +60,22 @@ at::Tensor input_for(const ExecutionFrame& frame, std::size_t index) {
   const auto& local = regular ? frame.operands[index] : local_of(impl);
   TORCH_CHECK(
       !action.mutated || regular || !as_dtensor(impl)->is_detached_view() || is_base_writable(*as_dtensor(impl)),
-      frame.entry.name(), ": writes to a view whose base had to be redistributed, so the write would be lost (",
+      frame.entry.name(), ": writes to a view whose base was redistributed, so the write would be lost (",
       action.from->str(),
-      "). Redistribute the base first, so that the viewed dimension is whole, or write through the base.");
+      "). Redistribute the base first, so that the viewed dimension is not sharded, or write to the base.");
   auto result = action.plan.empty() ? local : moved_input(frame, index, local);
-  // The local call writes to its operand: not through a slice of the original, nor into shared memory.
+  // A clone keeps the local call from writing to the original operand or to memory that it shares.
   if (action.mutated && action.write_back && result.is_alias_of(local)) result = result.clone();
   return result;
 }
 
-// What this rank has to move of a list's entries.
+// Whether this rank redistributes an entry of a list.
 bool travels(const InputAction& action, c10::TensorImpl* impl) {
   return impl != nullptr && action.from && action.from->mesh->is_member && !action.plan.empty() &&
          !(action.out && action.write_back) && has_dtensor_key(impl) && !is_device_copy(*as_dtensor(impl));
 }
 
-// The entries of a list operator in as few collectives as their kinds, meshes and dtypes allow.
+// Redistributes the entries of a list operator, with one collective for each kind, mesh and dtype.
 void move_lists(ExecutionFrame& frame) {
   RedistributeBucket bucket;
   std::vector<std::size_t> operands;
@@ -126,7 +126,7 @@ void unwrap_arguments(ExecutionFrame& frame, Stack& stack, std::size_t first) {
   for (std::size_t i = 0; i < frame.entry.args.size(); ++i) {
     auto& value = stack[first + i];
     if (frame.entry.args[i].kind == ArgKind::tensor_list && value.isList()) {
-      value = list_input(value, frame, next);  // always a new list: the caller's is shared
+      value = list_input(value, frame, next);  // a new list, since the caller shares the old one
     } else if (frame.entry.args[i].kind == ArgKind::tensor) {
       frame.operands.push_back(value.isTensor() ? value.toTensor() : at::Tensor());
       frame.locals.push_back(frame.view.operands[next] == nullptr ? at::Tensor() : input_for(frame, next));

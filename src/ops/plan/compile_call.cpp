@@ -1,4 +1,4 @@
-// The miss path: asks the propagation, and makes plans, specs and prototypes of the decision.
+// The miss path: runs sharding propagation, and compiles the decision into plans, specs and prototypes.
 #include "ops/plan/compile_call.h"
 
 #include <numeric>
@@ -14,22 +14,24 @@
 namespace dtensor {
 namespace {
 
-// A rank outside the mesh has nothing that it could write into its plain tensor. Positions of lists are left out there.
+// Throws if a rank outside the mesh would have to write a regular tensor, for which it has no data. List positions are
+// exempt: they are omitted on that rank.
 void check_destination(const OpEntry& entry, const Operand& operand, const c10::TensorImpl* impl) {
   if (!operand.spec || operand.list_index >= 0) return;
   TORCH_CHECK(operand.spec->mesh->is_member || has_dtensor_key(impl), entry.name(),
-              ": would write a DTensor's data into the plain tensor `",
+              ": would write a DTensor's data into the regular tensor `",
               entry.schema().arguments()[static_cast<std::size_t>(operand.arg)].name(), "` on world rank ",
               operand.spec->mesh->world_rank, ", which is outside the mesh");
 }
 
-// Partial to Replicate on some axes, the others unchanged.
+// Whether the only changes are from Partial to Replicate.
 bool only_reduces(const TensorSpec& from, const TensorSpec& to) {
   const auto otherwise = [](const Placement& a, const Placement& b) { return !a.is_partial() || !b.is_replicate(); };
   return !same_data(from, to) && differing_axes(from, to, otherwise) == 0;
 }
 
-// What an out= tensor becomes may have dimensions that it lacks, or parts that are no parts of its elements.
+// Whether placements fit sizes. The placements of an out= result may name dimensions that the out= tensor lacks, or
+// ragged sizes that do not sum to its size.
 bool fits(const Placements& placements, at::IntArrayRef sizes) {
   return std::all_of(placements.begin(), placements.end(), [&](const Placement& p) {
     if (!p.is_shard()) return true;
@@ -57,7 +59,7 @@ InputAction make_input(const OpEntry& entry, const Operand& operand, const Place
 
 bool have_same_strides(const TensorSpec& a, const TensorSpec& b) { return same_data(a, b) && a.strides == b.strides; }
 
-// Of a stored shard into another dtype; the shards stay where they are.
+// Whether the call casts a parameter in storage shards to another dtype without communication.
 bool is_cast(const OpEntry& entry, const CachedCall& call) {
   if (!entry.is_cast() || call.outputs.size() != 1) return false;
   const auto& from = call.inputs[0].from;
@@ -66,7 +68,7 @@ bool is_cast(const OpEntry& entry, const CachedCall& call) {
          have_same_strides(*from, *to);
 }
 
-// A list may write thousands of operands: their specs are known.
+// Reuses the operand's spec if it is equal, since a list operator may write thousands of operands.
 SpecPtr spec_of_result(const OutputDecision& decision, const CachedCall& call) {
   const auto& meta = decision.meta;
   const auto& own = decision.alias < 0 ? SpecPtr() : call.inputs[static_cast<std::size_t>(decision.alias)].from;
@@ -75,7 +77,7 @@ SpecPtr spec_of_result(const OutputDecision& decision, const CachedCall& call) {
   return known ? own : intern_spec(decision.mesh, decision.placements, meta.sizes, meta.strides, meta.dtype);
 }
 
-// A local kernel sent the elements from where they were split.
+// Whether a local kernel gathers an axis that shards the operand, so that the result shares no memory with it.
 bool sent_by_kernel(const Decision& decision, const SpecPtr& from, const TensorSpec& to) {
   for (std::size_t a = 0; a < to.placements.size(); ++a) {
     const bool sharded_by_kernel = (decision.local_kernel_axes >> a & 1) != 0;
@@ -111,12 +113,12 @@ OutputAction make_output(const OutputDecision& decision, const CachedCall& call)
   return action;
 }
 
-// Its own, or those of the result where that has other dimensions or elements than they split.
+// The operand's own placements if they fit the sizes of the result, otherwise those of the result.
 const Placements& placements_that_fit(const TensorSpec& own, const TensorSpec& result) {
   return fits(own.placements, result.sizes) ? own.placements : result.placements;
 }
 
-// In-place and out=: where the local call leaves the operand, and how that gets back into the operand's own placements.
+// Plans write-backs of in-place and out= operands: from the placements that the local call leaves to the operand's own.
 void plan_write_backs(CachedCall& call) {
   for (const auto& output : call.outputs) {
     if (output.alias < 0 || !output.spec || output.dynamic) continue;
@@ -141,7 +143,7 @@ void plan_write_backs(CachedCall& call) {
   }
 }
 
-// Storage shards are there to be gathered.
+// Whether only storage shards are gathered, which does not count as an implicit redistribution.
 bool only_gathers_storage(const TensorSpec& from, const TensorSpec& to) {
   return differing_axes(from, to, [](const Placement& own, const Placement&) { return !own.is_storage(); }) == 0;
 }
@@ -156,7 +158,7 @@ std::int64_t count_implicit_bytes(const OpEntry& entry, const CachedCall& call) 
   return bytes;
 }
 
-// Of the local operator and its results; what becomes of operands is another question.
+// Whether the local operator and the wrapping of its results are simple. Operands are not considered.
 bool is_simple_call(const OpEntry& entry, const CachedCall& call) {
   const auto remakes = [](const OutputAction& o) { return o.detached || o.dynamic; };
   return call.local_kernel == nullptr && call.absent_positions.empty() && call.bounds.empty() && !entry.is_random &&
@@ -172,7 +174,7 @@ Executor executor_of(const OpEntry& entry, const CachedCall& call, bool member) 
   return simple ? Executor::simple : Executor::general;
 }
 
-// Whether the call would be a simple one if its operands in storage shards were whole, none of them in a list.
+// Whether the call would be simple if its operands in storage shards were gathered. Calls with lists are excluded.
 bool only_gathers(const OpEntry& entry, const CachedCall& call) {
   const auto in_list = [](const auto& arg) { return arg.kind == ArgKind::tensor_list; };
   const auto otherwise = [](const InputAction& i) {
@@ -189,8 +191,8 @@ bool returns_floating(const CachedCall& call) {
   });
 }
 
-// Plain operands are counted and compared by the boxed kernel, and those in host memory brought to the device; it also
-// asks for the default type.
+// Only the boxed kernel counts and compares regular operands, copies host operands to the device and reads the default
+// dtype. Calls that need this are not unboxable.
 void compile_unboxed(const OpEntry& entry, CachedCall& call, const CallView& view) {
   const auto& patches = call.decision.patches;
   call.gathers = only_gathers(entry, call);
@@ -203,7 +205,7 @@ void compile_unboxed(const OpEntry& entry, CachedCall& call, const CallView& vie
   for (auto size : patches[0].value.toIntVector()) call.size_patch.emplace_back(size);
 }
 
-// A random operator that just runs replicated must draw the same on every rank, which its own generator would not.
+// A random operator that runs replicated needs a local kernel that draws the same numbers on every rank.
 std::string_view local_kernel_name(const OpEntry& entry, const Decision& decision) {
   const bool draws = entry.is_random && entry.generator_arg >= 0;
   return decision.local_kernel.empty() && draws ? "random_replicated" : std::string_view(decision.local_kernel);
@@ -216,7 +218,7 @@ bool on_any_member_mesh(const OpCall& call) {
   return call.operands.empty();
 }
 
-// List positions on meshes that this rank is not in: they take no part in the local call.
+// List positions on meshes that exclude this rank. The local call omits them.
 std::vector<bool> absent_positions(const OpCall& call) {
   std::vector<bool> absent;
   for (const auto& operand : call.operands) {
@@ -228,18 +230,19 @@ std::vector<bool> absent_positions(const OpCall& call) {
   return absent;
 }
 
-// A plain tensor is, whatever mesh it counts as Replicate on.
+// Throws if an operand that all list positions share is a DTensor on a mesh that excludes this rank.
 void check_shared_are_here(const OpEntry& entry, const OpCall& call, const CallView& view) {
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const auto& operand = call.operands[i];
     if (operand.list_index >= 0 || !operand.spec || operand.spec->mesh->is_member) continue;
     if (!has_dtensor_key(view.operands[i])) continue;
     TORCH_CHECK(false, entry.name(), ": `", entry.schema().arguments()[static_cast<std::size_t>(operand.arg)].name(),
-                "` is needed on world rank ", call.mesh->world_rank, ", which is outside its mesh");
+                "` is needed on world rank ", call.mesh->world_rank,
+                ", which is outside its mesh. Pass a regular tensor that is equal on all ranks.");
   }
 }
 
-// Whether this rank takes part; of a list, in some positions.
+// Whether this rank participates in the call; for a list operator, in any position.
 bool takes_part(const OpEntry& entry, const OpCall& described, const CallView& view, CachedCall& call) {
   if (!entry.foreach_op()) return on_any_member_mesh(described);
   auto absent = absent_positions(described);
@@ -258,8 +261,8 @@ bool moves_list(const OpCall& described, const CachedCall& call) {
   return moved > 1;
 }
 
-// What is asked for on a device of another type lies on the same ranks' mesh of that type. Tensors in host memory give
-// themselves out for the device's; what is asked for beside them, on that device, is made beside them.
+// Handles a device argument. Results on another device type are on the mesh of the same ranks with that type. Tensors
+// in host memory report the device of their compute mesh, so results for that device are created in host memory too.
 void copy_to_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, CachedCall& call) {
   if (!call.mesh || entry.device_arg < 0) return;
   const auto& device = args[static_cast<std::size_t>(entry.device_arg)];

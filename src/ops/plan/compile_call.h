@@ -8,10 +8,11 @@
 
 namespace dtensor {
 
-// Never communicates: ranks miss at different calls. `args` are the call's arguments, DTensors included.
+// Compiles a call. It never communicates, because ranks have cache misses at different calls. `args` are the original
+// arguments, with DTensors.
 std::unique_ptr<CachedCall> compile_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view);
 
-// The call as the propagation sees it, outputs inferred.
+// The call as input of sharding propagation, with inferred output metadata.
 OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view);
 
 }  // namespace dtensor

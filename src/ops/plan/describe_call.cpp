@@ -1,4 +1,4 @@
-// A call as the propagation sees it.
+// Describes a call for sharding propagation.
 #include "mesh/mesh_impl.h"
 #include "ops/execute/gradient_target.h"
 #include "ops/plan/compile_call.h"
@@ -6,8 +6,8 @@
 namespace dtensor {
 namespace {
 
-// A plain tensor counts as Replicate; numbers (0-dim and only read), list positions without a mesh and tensors of other
-// layouts are passed on as they are.
+// A regular tensor counts as Replicate. Null for tensors that are passed unchanged: read-only 0-dim tensors, list
+// positions without a mesh, and tensors that are not strided.
 SpecPtr spec_of(c10::TensorImpl* impl, const MeshRef& mesh, bool mutated) {
   if (has_dtensor_key(impl)) return as_dtensor(impl)->spec();
   if ((impl->dim() == 0 && !mutated) || !mesh || impl->layout() != c10::kStrided) return nullptr;
@@ -15,7 +15,8 @@ SpecPtr spec_of(c10::TensorImpl* impl, const MeshRef& mesh, bool mutated) {
                      c10::typeMetaToScalarType(impl->dtype()));
 }
 
-// Ranks may lay out a plain tensor as they like, and all come to one decision, results' strides included.
+// Regular tensors count as contiguous: their strides may differ between ranks, but decisions and result strides must
+// not.
 at::DimVector seen_strides(const c10::TensorImpl* impl) {
   return has_dtensor_key(impl) ? at::DimVector(impl->strides()) : c10::contiguous_strides(impl->sizes());
 }
@@ -42,7 +43,7 @@ MeshRef mesh_ref(const CallView& view) {
   return {};
 }
 
-// For list operators with a mesh per position: the mesh of the first DTensor at that position; none if all are plain.
+// For list operators with a mesh per position: the mesh of the first DTensor at that position; null if there is none.
 MeshRef mesh_at(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, int position, const MeshRef& fallback) {
   if (position < 0 || !entry.foreach_op()) return fallback;
   for (std::size_t i = 0; i < args.size(); ++i) {
@@ -59,14 +60,14 @@ void check_one_mesh(const OpEntry& entry, const OpCall& call) {
   if (entry.foreach_op()) return;
   for (const auto& operand : call.operands) {
     TORCH_CHECK(!operand.spec || operand.spec->mesh == call.mesh, entry.name(),
-                ": operands on two meshes: ", as_mesh_impl(*call.mesh).str(), " and ",
-                as_mesh_impl(*operand.spec->mesh).str(),
+                ": expected all operands on one mesh, got operands on two meshes: ", as_mesh_impl(*call.mesh).str(),
+                " and ", as_mesh_impl(*operand.spec->mesh).str(),
                 ". Redistribute one of them onto the other's mesh: redistribute(mesh, placements).");
   }
 }
 
-// Of the leaves that the node computes gradients of, the one of the result's sizes is where it goes. Stored shards are
-// gathered for use, and their gradients reduced by who stores them: no preference.
+// Prefers the placements of the leaf that receives the result: the leaf of the current node that has the result's
+// sizes. Storage shards give no preference, because the FSDP unit reduces their gradients.
 void set_destination(OpCall& call) {
   for (const SpecPtr& leaf : gradient_leaf_specs()) {
     const bool fits = leaf->mesh == call.mesh && !call.outputs.empty() && call.outputs[0].sizes == leaf->sizes;

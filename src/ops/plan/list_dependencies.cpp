@@ -1,4 +1,5 @@
-// What is not moved is seen by every position anyway, since their local tensors are one.
+// Detects dependences between positions of list operators. Only redistributed operands matter: positions share the
+// local tensors of others.
 #include "ops/plan/list_dependencies.h"
 
 #include <ATen/ops/narrow.h>
@@ -10,7 +11,7 @@
 namespace dtensor {
 namespace {
 
-// Of each operand; -1 for those that all positions share.
+// The list position of each operand; -1 for operands that all positions share.
 std::vector<std::int64_t> positions_of_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
   std::vector<std::int64_t> positions;
   for (std::size_t i = 0; i < args.size(); ++i) {
