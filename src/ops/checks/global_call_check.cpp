@@ -62,28 +62,26 @@ bool takes_any_values(const OpEntry& entry) {
 
 // Whether all operands can be replaced by copies. Lists may hold regular tensors, which an in-place call would change,
 // and tensors of other meshes.
-bool has_device_copies(const CachedCall& call) {
+bool are_all_replaceable(const CachedCall& call) {
   return std::all_of(call.inputs.begin(), call.inputs.end(), [](const InputAction& input) { return bool(input.to); });
 }
 
 // Whether the operator takes tensors that a forward kernel saved for backward. These may be valid on that device only.
-bool uses_selective_checkpoint_cache(const OpEntry& entry) {
-  return entry.name().name.find("_backward") != std::string::npos;
-}
+bool takes_saved_tensors(const OpEntry& entry) { return entry.name().name.find("_backward") != std::string::npos; }
 
 bool requires_check(const OpEntry& entry, const CachedCall& call) {
   if (entry.is_random || entry.gives_view || entry.inplace_view) return false;
   const auto& rule = entry.rule().data();
   if (rule.sizes_from_factors && rule.outputs) return false;  // the rule checks the call instead of the operator
-  if (call.mesh->device != c10::kCPU && uses_selective_checkpoint_cache(entry)) return false;
-  if (entry.foreach_op() && !has_device_copies(call)) return false;
+  if (call.mesh->device != c10::kCPU && takes_saved_tensors(entry)) return false;
+  if (entry.foreach_op() && !are_all_replaceable(call)) return false;
   const bool replaced = call.local_kernel != nullptr && !has_common_types(call);
   return (replaced || has_other_parts(call)) && is_small(call) && takes_any_values(entry);
 }
 
-class DeviceCopies {
+class FilledArguments {
  public:
-  DeviceCopies(const CachedCall& call, int value) : call_(call), value_(value) {}
+  FilledArguments(const CachedCall& call, int value) : call_(call), value_(value) {}
 
   c10::IValue replace(const c10::IValue& value, ArgKind kind) {
     if (value.isDevice()) return c10::Device(c10::kCPU);
@@ -116,9 +114,9 @@ class DeviceCopies {
 
 std::exception_ptr error_with(int value, const OpEntry& entry, c10::ArrayRef<c10::IValue> args,
                               const CachedCall& call) {
-  DeviceCopies stand_ins(call, value);
+  FilledArguments filled(call, value);
   torch::jit::Stack stack;
-  for (std::size_t i = 0; i < args.size(); ++i) stack.push_back(stand_ins.replace(args[i], entry.args[i].kind));
+  for (std::size_t i = 0; i < args.size(); ++i) stack.push_back(filled.replace(args[i], entry.args[i].kind));
   try {
     entry.op.callBoxed(stack);
   } catch (const c10::LinAlgError&) {          // depends on the values of matrices

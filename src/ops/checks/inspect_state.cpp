@@ -40,7 +40,7 @@ bool first_report_of(const c10::OperatorName& name) {
 }
 
 // Whether this rank reports for the mesh. Only the first rank warns, since all ranks would warn of the same.
-bool represents_operator(const MeshInfo& mesh) { return mesh.world_rank == mesh.layout.ranks[0]; }
+bool is_reporting_rank(const MeshInfo& mesh) { return mesh.world_rank == mesh.layout.ranks[0]; }
 
 std::string moves_text(const OpEntry& entry, const CachedCall& call) {
   auto text = c10::str(entry.name(), " moves ", call.implicit_bytes, " bytes to the rank that receives most:");
@@ -74,7 +74,7 @@ void report_replicated(const OpEntry& entry, const CachedCall& call, bool fresh)
   if (C10_LIKELY(!call.decision.warn_replicated)) return;
   TORCH_CHECK(!strict_mode(), entry.name(),
               " has no sharding rule and would run replicated, which Strict refuses. Add a rule (docs/rules.md).");
-  if (!fresh || !represents_operator(*call.mesh) || !first_report_of(entry.name())) return;
+  if (!fresh || !is_reporting_rank(*call.mesh) || !first_report_of(entry.name())) return;
   TORCH_WARN(entry.name(),
              " has no sharding rule: it runs replicated on gathered operands. Add a rule "
              "(docs/rules.md) to keep it sharded. (Reported once per operator.)");
@@ -89,7 +89,7 @@ void report_implicit_redistributions(const MeshInfo& mesh, const std::function<s
   if (!is_implicit_redistribution_restricted()) return;
   TORCH_CHECK(!holds(ImplicitRedistribution::error), text(),
               " ImplicitRedistributionScope refuses that. Redistribute the operands first.");
-  if (represents_operator(mesh)) TORCH_WARN(text());
+  if (is_reporting_rank(mesh)) TORCH_WARN(text());
 }
 
 void report_implicit_redistributions(const OpEntry& entry, const CachedCall& call) {

@@ -1,12 +1,12 @@
-// Embedding tables whose rows are split. Forward: a rank looks up the rows it holds and gives zeros for the others, so
-// the output is Partial(sum); no mask is kept between calls (PITFALLS D1). Backward: a rank builds the gradient of its
-// own rows only. Indices and padding_idx are global throughout.
+// Embedding tables with sharded rows. Forward: a rank looks up its own rows and returns zeros for the others, so the
+// output is Partial(sum). No mask is kept between calls (PITFALLS D1). Backward: a rank computes the gradient of its
+// own rows only. Indices and padding_idx are global.
 #include "ops/local_kernels/local_args.h"
 
 namespace dtensor {
 namespace {
 
-constexpr std::int64_t kSum = 0, kMean = 1, kMax = 2;  // modes of bags
+constexpr std::int64_t kSum = 0, kMean = 1, kMax = 2;  // modes of embedding_bag
 
 void embedding(LocalCall& call) {
   const LocalArgs args(call);
@@ -22,14 +22,14 @@ void embedding(LocalCall& call) {
   set_results(call, {reduce_contribution(call, result, ReduceOp::sum, shard_axes(args.spec("weight"), 0))});
 }
 
-// Divides each row by how often its index occurs in the whole batch.
+// Divides each row by the number of occurrences of its index in the global batch.
 void scale_by_frequency(const LocalCall& call, const LocalArgs& args, const at::Tensor& rows, at::Tensor grad) {
   auto counts = at::bincount(rows.reshape({-1}), {}, grad.size(0) + 1).narrow(0, 0, grad.size(0)).contiguous();
   counts = all_reduce(call.mesh, counts, ReduceOp::sum, shard_axes(args.spec("indices")));
   grad.div_(counts.clamp_min_(1).unsqueeze(1));
 }
 
-// Rows that are not ours (and the padding row) go to one row past the end, which ATen skips as its padding row.
+// Rows of other ranks and the padding row map to one row past the end, which ATen skips as its padding row.
 void embedding_backward(LocalCall& call) {
   const LocalArgs args(call);
   const auto grad = args.tensor("grad_output"), indices = args.tensor("indices");
@@ -50,7 +50,7 @@ at::Tensor kept(const at::Tensor& values, const at::Tensor& where) {
   return values.defined() && values.numel() > 0 ? values.index_select(0, where) : values;
 }
 
-// The bag of each index, which some callers leave out.
+// The bag of each index, computed from `offsets` if the caller omits it.
 at::Tensor bags_of(const LocalArgs& args, const at::Tensor& indices) {
   auto bags = args.tensor("offset2bag");
   if (bags.numel() == indices.numel() || !args.has("offsets")) return bags;
@@ -58,7 +58,8 @@ at::Tensor bags_of(const LocalArgs& args, const at::Tensor& indices) {
   return at::searchsorted(args.tensor("offsets"), positions, false, /*right=*/true).sub_(1).to(indices.scalar_type());
 }
 
-// Each feature of a bag's maximum goes to the row that it came from. Rows that are not ours: one past the end.
+// Adds the gradient of each feature of a bag's maximum to the row that it came from. Rows of other ranks map to one row
+// past the end, which is dropped.
 at::Tensor scatter_maxima(const LocalArgs& args, const Segments& segments, std::int64_t local_row_count) {
   const auto full = args.tensor("bag_size").nonzero().view(-1);
   const auto grad = args.tensor("grad").index_select(0, full);
@@ -69,12 +70,12 @@ at::Tensor scatter_maxima(const LocalArgs& args, const Segments& segments, std::
       .narrow(0, 0, local_row_count);
 }
 
-// The indices of this rank's rows but the padding row: their places in the list, and those rows as it holds them.
+// The indices of this rank's rows without the padding row: positions in the index list, and local row numbers.
 struct LocalRows {
   at::Tensor where, rows;
 };
 
-LocalRows rows_held(const LocalArgs& args, const Segments& segments) {
+LocalRows local_rows(const LocalArgs& args, const Segments& segments) {
   const auto indices = args.tensor("indices");
   auto index = to_local_index(indices, segments);
   if (args.integer("padding_idx") >= 0) index.own.logical_and_(indices.ne(args.integer("padding_idx")));
@@ -82,7 +83,7 @@ LocalRows rows_held(const LocalArgs& args, const Segments& segments) {
   return {where, index.local.index_select(0, where).to(indices.scalar_type())};
 }
 
-// How many of `count` places come before each offset, were only those of `where` there.
+// The offsets of bags in the list that contains only the positions `where`.
 at::Tensor remaining_offsets(const at::Tensor& offsets, const at::Tensor& where) {
   return at::searchsorted(where, offsets.to(at::kLong)).to(offsets.scalar_type());
 }
@@ -97,20 +98,20 @@ BagResults run_bags(const LocalCall& call, const LocalArgs& args, const at::Tens
   return run(weight, indices, offsets, false, mode, false, each, args.flag("include_last_offset"), padding);
 }
 
-// Sums of the rows held here. What else is returned depends on the indices alone: it is found with a table of one
-// feature. Means divide by the sizes of the whole bags.
+// Sums this rank's rows of each bag. The other results depend on the indices only and are computed with a table of one
+// feature. Means divide by the global bag sizes.
 void embedding_bag(LocalCall& call) {
   const LocalArgs args(call);
   const auto weight = args.tensor("weight"), indices = args.tensor("indices"), offsets = args.tensor("offsets");
   const auto factors = args.tensor("per_sample_weights");
   const std::int64_t rows = args.global_sizes("weight")[0], mode = args.integer("mode");
-  // Some kernels take more, and read bags where there are none.
-  TORCH_CHECK(indices.dim() == 1, "embedding_bag: indices are a list, got sizes ", args.global_sizes("indices"));
+  // Some kernels accept 2-d indices and read bags out of bounds.
+  TORCH_CHECK(indices.dim() == 1, "embedding_bag: expected 1-d indices, got sizes ", args.global_sizes("indices"));
   check_indices(indices, rows, "embedding_bag: index");
   const auto feature = at::zeros({1, 1}, weight.options()).expand({rows, 1});
   auto [none, bags, sizes, maxima] =
       run_bags(call, args, feature, indices, offsets, mode, factors, args.integer("padding_idx"));
-  const auto own = rows_held(args, own_segments(args.spec("weight"), 0, rows));
+  const auto own = local_rows(args, own_segments(args.spec("weight"), 0, rows));
   auto sums = at::zeros({none.size(0), weight.size(1)}, weight.options());
   if (own.where.numel() > 0) {
     const auto left = remaining_offsets(offsets, own.where);
@@ -121,26 +122,29 @@ void embedding_bag(LocalCall& call) {
   set_results(call, {sums, bags, sizes, maxima});
 }
 
-// ATen's kernels read where indices and bags say. Sizes of bags may be missing where nothing is divided by them.
+// Checks indices and bags, because ATen's kernels read there without bounds checks. `bag_size` may be empty for sums.
 void check_bags(const LocalArgs& args, std::int64_t rows) {
   const auto indices = args.tensor("indices"), bags = bags_of(args, indices), grad = args.tensor("grad");
-  TORCH_CHECK(grad.dim() == 2 && indices.dim() == 1 && bags.sizes() == indices.sizes(),
-              "the gradient of embedding_bag: indices of sizes ", indices.sizes(), " in bags ", bags.sizes(),
-              ", upstream gradient of sizes ", grad.sizes());
+  TORCH_CHECK(
+      grad.dim() == 2 && indices.dim() == 1 && bags.sizes() == indices.sizes(),
+      "the gradient of embedding_bag: expected a 2-d gradient and 1-d indices with one bag each, got indices of "
+      "sizes ",
+      indices.sizes(), ", bags of sizes ", bags.sizes(), ", a gradient of sizes ", grad.sizes());
   check_indices(indices, rows, "the gradient of embedding_bag: index");
   check_indices(bags, grad.size(0), "the gradient of embedding_bag: bag");
   TORCH_CHECK(args.integer("mode") == kSum || !args.has("bag_size") || args.tensor("bag_size").numel() >= grad.size(0),
-              "the gradient of embedding_bag: `bag_size` of sizes ", args.tensor("bag_size").sizes(), " for ",
-              grad.size(0), " bags");
+              "the gradient of embedding_bag: expected a `bag_size` for each bag, got sizes ",
+              args.tensor("bag_size").sizes(), " for ", grad.size(0), " bags");
 }
 
-// A factor's gradient is its row times that of its bag: zero where the row is another rank's.
+// The gradient of a per-sample weight is the product of its row and its bag's gradient. It is zero for rows of other
+// ranks.
 void embedding_bag_factors_backward(LocalCall& call) {
   const LocalArgs args(call);
   check_bags(args, args.global_sizes("weight")[0]);
   if (shard_axes(args.spec("weight"), 0) == 0) return call.info.op.callBoxed(call.stack);
   const auto weight = args.tensor("weight"), indices = args.tensor("indices");
-  const auto own = rows_held(args, own_segments(args.spec("weight"), 0, args.global_sizes("weight")[0]));
+  const auto own = local_rows(args, own_segments(args.spec("weight"), 0, args.global_sizes("weight")[0]));
   auto result = at::zeros({indices.numel()}, weight.options());
   if (own.where.numel() > 0) {
     const auto bags = bags_of(args, indices).index_select(0, own.where);
@@ -152,7 +156,7 @@ void embedding_bag_factors_backward(LocalCall& call) {
   set_results(call, {reduce_contribution(call, result, ReduceOp::sum, shard_axes(args.spec("weight"), 0))});
 }
 
-// Indices of other ranks' rows, and of the padding row, are left out; bag sizes stay those of the whole bags.
+// Omits indices of other ranks' rows and of the padding row. Bag sizes remain global.
 void embedding_bag_backward(LocalCall& call) {
   const LocalArgs args(call);
   const auto& out = *call.outputs[0];
@@ -161,7 +165,7 @@ void embedding_bag_backward(LocalCall& call) {
   const auto segments = own_segments(&out, 0, out.sizes[0]);
   const std::int64_t row_count = total_length(segments);
   if (args.integer("mode") == kMax) return set_results(call, {scatter_maxima(args, segments, row_count)});
-  const LocalRows own = rows_held(args, segments);
+  const LocalRows own = local_rows(args, segments);
   auto result = at::_embedding_bag_dense_backward(
       args.tensor("grad"), own.rows, bags_of(args, args.tensor("indices")).index_select(0, own.where),
       args.tensor("bag_size"), args.tensor("maximum_indices"), row_count, args.flag("scale_grad_by_freq"),

@@ -1,4 +1,4 @@
-// Exchanges one after the other, and pieces of what they brought.
+// Halo exchanges of several dimensions in sequence, and operator calls on pieces of the fetched rows.
 #include "ops/local_kernels/exchanged_pieces.h"
 
 #include "ops/dispatch/functional_overload.h"
@@ -35,12 +35,12 @@ void run_piece(const LocalCall& call, torch::jit::Stack& piece) {
 }
 
 at::Tensor fetch_halo(const HaloExchanges& halos, at::Tensor local) {
-  for (const auto& place : halos) local = place.fetch_halo(local);
+  for (const auto& exchange : halos) local = exchange.fetch_halo(local);
   return local;
 }
 
 at::Tensor reduce_halo(const HaloExchanges& halos, at::Tensor shares) {
-  for (auto place = halos.rbegin(); place != halos.rend(); ++place) shares = place->reduce_halo(shares);
+  for (auto exchange = halos.rbegin(); exchange != halos.rend(); ++exchange) shares = exchange->reduce_halo(shares);
   return shares;
 }
 
@@ -68,7 +68,7 @@ torch::jit::Stack convolution_piece_arguments(const LocalCall& call, const Local
     for (std::int64_t d = 2; d < args.tensor("input").dim(); ++d) {
       amounts.push_back(number_at(args, name, static_cast<std::size_t>(d - 2)));
     }
-    for (const auto& place : halos) amounts[static_cast<std::size_t>(place.dim() - 2)] = 0;
+    for (const auto& exchange : halos) amounts[static_cast<std::size_t>(exchange.dim() - 2)] = 0;
     stack[index_of(call, name)] = c10::IValue(amounts);
   }
   stack[index_of(call, "groups")] = groups;

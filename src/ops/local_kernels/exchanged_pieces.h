@@ -1,5 +1,5 @@
-// What kernels over split spatial dimensions share: several exchanges one after the other, and pieces of what they
-// brought.
+// Shared functions of kernels over sharded spatial dimensions: halo exchanges of several dimensions in sequence, and
+// operator calls on pieces of the fetched rows.
 #pragma once
 
 #include "ops/local_kernels/local_args.h"
@@ -7,29 +7,29 @@
 
 namespace dtensor {
 
-// One for each dimension that is split, in rising order.
+// One exchange for each sharded dimension, in ascending order.
 using HaloExchanges = std::vector<HaloExchange>;
 using Piece = HaloExchange::Piece;
 
-// An int[] argument that may name one number for all spatial dimensions.
+// The number of an int[] argument for spatial dimension `place`. A list of one number applies to all dimensions.
 std::int64_t number_at(const LocalArgs& args, const char* name, std::size_t place);
 
-// The rows of a piece, `value` where its windows look at padding.
+// The rows of a piece, padded with `value` where its windows extend beyond the tensor.
 at::Tensor padded_rows(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value = 0);
 at::Tensor joined(const std::vector<at::Tensor>& parts, std::int64_t dim);
-at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec);  // undefined for no spec
+at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec);  // undefined if `spec` is null
 
-// Of each place (dimension 2 and on) that a convolution's `operand` and `result` (or its gradient) split; `transposed`:
-// rows of the operand are those that reach the result's.
+// The exchanges for all spatial dimensions (2 and later) along which a convolution's `operand` is sharded, to compute
+// `result` (or its gradient). `transposed`: the operand is the input of a transposed convolution.
 HaloExchanges halo_exchanges_of_convolution(const LocalCall& call, const LocalArgs& args, const TensorSpec& operand,
                                             const TensorSpec& result, bool transposed = false);
-// Its arguments for a piece: no padding along the spatial dimensions that are split, which pieces bring along or whose
-// results come whole.
+// The convolution's arguments for a piece, without padding along sharded dimensions: the piece already contains it, or
+// the result is cropped.
 torch::jit::Stack convolution_piece_arguments(const LocalCall& call, const LocalArgs& args, const HaloExchanges& halos,
                                               std::int64_t groups);
 
-// The operator on the arguments of one piece, which its results replace. A destination (out=) is of all pieces
-// together, so they go without.
+// Calls the operator on the arguments of one piece and replaces them by its results. An out= argument is dropped, since
+// it belongs to all pieces.
 void run_piece(const LocalCall& call, torch::jit::Stack& piece);
 
 at::Tensor fetch_halo(const HaloExchanges& halos, at::Tensor local);

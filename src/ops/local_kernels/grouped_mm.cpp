@@ -1,6 +1,6 @@
-// Products of groups of rows with one matrix each (experts). `offs` says where groups end in the global tensor. A rank
-// with a part of the rows finds the ends of groups among its own rows. A rank with a part of the groups multiplies the
-// rows of those groups; its share of the result is zero elsewhere.
+// Grouped matrix products: groups of rows with one matrix each (experts). `offs` holds the ends of groups in the global
+// tensor. A rank with a shard of the rows computes the ends of groups among its own rows. A rank with a shard of the
+// groups multiplies the rows of its groups; its contribution to the result is zero elsewhere.
 #include <ATen/ATen.h>
 
 #include "ops/local_kernels/local_args.h"
@@ -10,7 +10,7 @@ namespace {
 
 std::int64_t elements_of_16_bytes(const at::Tensor& t) { return 16 / static_cast<std::int64_t>(t.element_size()); }
 
-// As ATen's kernels take them: rows, or columns, that follow each other and begin at multiples of 16 bytes.
+// Whether a tensor has the layout that ATen's kernels require: contiguous rows or columns, aligned to 16 bytes.
 bool is_aligned(const at::Tensor& t) {
   if (!t.is_cpu() && reinterpret_cast<std::uintptr_t>(t.const_data_ptr()) % 16 != 0) return false;
   const auto follows = [&](std::int64_t inner, std::int64_t outer) {
@@ -28,7 +28,8 @@ at::Tensor aligned(const at::Tensor& t) {
   return at::empty(sizes, t.options()).narrow(-1, 0, columns).copy_(t);
 }
 
-// One call. For each tensor: the dimension along which groups lie, and the dimension that counts groups; -1 for none.
+// One call. For each tensor: the dimension that contains the groups one after another (`along`), and the dimension that
+// indexes groups (`groups`); -1 for none.
 struct Grouped {
   at::Tensor a, b, ends;
   at::DimVector sizes;  // of the result
@@ -53,7 +54,7 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& e
   return at::_grouped_mm(aligned(a), aligned(b), given).contiguous();
 }
 
-// Where groups end among the rows that this rank holds.
+// The ends of groups among this rank's rows.
 at::Tensor local_ends(const at::Tensor& ends, const Segments& rows) {
   auto own = at::zeros_like(ends);
   for (const Segment& s : rows) own += (ends - s.offset).clamp(0, s.length);
@@ -64,7 +65,7 @@ at::Tensor sliced(const at::Tensor& t, std::int64_t dim, std::int64_t begin, std
   return dim < 0 ? t : t.slice(dim, begin, end);
 }
 
-// The product of this rank's groups, one segment of them at a time.
+// The product of this rank's groups, one segment of groups at a time.
 at::Tensor product_of_groups(const Grouped& g, const Segments& groups) {
   const auto on_host = g.ends.cpu().to(at::kLong);
   const auto* ends = on_host.const_data_ptr<std::int64_t>();
@@ -83,7 +84,8 @@ at::Tensor product_of_groups(const Grouped& g, const Segments& groups) {
   return result;
 }
 
-// ATen leaves what lies behind the last group uninitialised. It is zero where the host can read `offs` for free.
+// Zeroes the result after the last group, which ATen leaves uninitialized. Only on the CPU: on a device, reading `offs`
+// would synchronize.
 void clear_behind(const Grouped& g, const at::Tensor& result) {
   if (g.along_result < 0 || !result.is_cpu() || g.ends.numel() == 0) return;
   result.slice(g.along_result, g.ends[-1].item<std::int64_t>()).zero_();

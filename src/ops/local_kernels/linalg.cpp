@@ -1,5 +1,5 @@
-// det, slogdet and solve factor A or, where A is contiguous, its transpose. Their formulas of derivatives ask A again
-// which of both it was: the whole one, of whose batch a rank's part may be contiguous by itself (a single matrix is).
+// det, slogdet and solve factor the transpose of A if A is contiguous, otherwise A. Their derivative formulas test the
+// contiguity of the global A again. A local shard must therefore have the contiguity of the global A, not its own.
 #include <ATen/ATen.h>
 #include <c10/core/Contiguity.h>
 

@@ -1,4 +1,4 @@
-// Arguments by name, index arithmetic and combination over mesh axes for the local kernels.
+// Arguments by name, index arithmetic and reductions over mesh axes for local kernels.
 #include "ops/local_kernels/local_args.h"
 
 #include <c10/core/WrapDimMinimal.h>
@@ -8,7 +8,7 @@
 namespace dtensor {
 namespace {
 
-// Axes of more than one rank whose placement `test` holds for; none for a null spec.
+// Axes of more than one rank whose placement satisfies `test`; none for a null spec.
 template <class Test>
 AxisMask axes_of(const TensorSpec* spec, Test test) {
   if (spec == nullptr) return 0;
@@ -101,7 +101,7 @@ std::vector<Segments> segments_of_ranks(const TensorSpec& spec, std::int64_t dim
 
 LocalIndex to_local_index(const at::Tensor& global, const Segments& segments) {
   LocalIndex result{at::zeros_like(global, at::kBool), at::zeros_like(global, at::kLong)};
-  std::int64_t before = 0;  // local index where the segment begins
+  std::int64_t before = 0;  // local index of the segment's first element
   for (const auto& s : segments) {
     const auto inside = global.ge(s.offset).logical_and_(global.lt(s.offset + s.length));
     result.own.logical_or_(inside);
@@ -115,7 +115,7 @@ at::Tensor to_global(const at::Tensor& local, const Segments& segments) {
   auto global = local;
   std::int64_t before = 0, shift = 0;
   for (const auto& s : segments) {
-    const std::int64_t jump = s.offset - before - shift;  // what the shift grows by from this segment on
+    const std::int64_t jump = s.offset - before - shift;  // increment of the shift from this segment on
     if (jump != 0) global = global + local.ge(before).to(at::kLong).mul_(jump);
     shift += jump;
     before += s.length;
@@ -163,8 +163,9 @@ void set_results(LocalCall& call, std::vector<at::Tensor> results) {
     if (!args[i].mutated) continue;
     const auto target = torch::jit::peek(call.stack, i, args.size()).toTensor();
     auto& result = results[r++];
-    TORCH_CHECK(target.sizes() == result.sizes(), call.info.name(), ": the local result is ", result.sizes(),
-                ", the tensor it is written to ", target.sizes());
+    TORCH_CHECK(target.sizes() == result.sizes(), call.info.name(),
+                ": expected an out= or in-place tensor of the result's local sizes ", result.sizes(), ", got ",
+                target.sizes());
     result = target.copy_(result);
   }
   torch::jit::drop(call.stack, args.size());
@@ -188,7 +189,7 @@ bool return_zeros_if_empty(LocalCall& call) {
     const std::size_t count = value.isList() ? value.toListRef().size() : 1;
     for (std::size_t k = 0; k < count; ++k, ++next) {
       const SpecPtr& spec = call.inputs[next];
-      // A destination without elements says nothing of the result.
+      // An empty out= tensor does not imply an empty result.
       empty |= spec && !arguments[i].out && is_empty_shard(*spec);
     }
   }

@@ -1,6 +1,6 @@
-// What a local kernel asks of its call: arguments by schema name, the specs of its tensors, where this rank's part lies
-// in the whole, and how contributions are combined over the mesh axes that split a factor. Kernels stay free of stack
-// offsets, operand numbers and placement arithmetic.
+// Access of local kernels to their call: arguments by schema name, specs of tensors, the position of this rank's shard
+// in the global tensor, and reductions over the mesh axes that shard a factor. Kernels need no stack offsets, operand
+// numbers or placement arithmetic.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -21,16 +21,16 @@ class LocalArgs {
   explicit LocalArgs(const LocalCall& call) : call_(call) {}
 
   bool has(std::string_view name) const { return find(name) >= 0; }
-  const c10::IValue& value(std::string_view name) const;  // error names the operator if there is none
+  const c10::IValue& value(std::string_view name) const;  // throws if there is none
   at::Tensor tensor(std::string_view name) const;         // undefined for None
   std::int64_t integer(std::string_view name) const { return value(name).toInt(); }
-  bool flag(std::string_view name) const { return has(name) && value(name).toBool(); }  // false where absent
-  std::optional<at::ScalarType> dtype() const;                                          // the argument of that name
-  // Spec of a tensor argument; null for a plain or absent one, which counts as Replicate.
+  bool flag(std::string_view name) const { return has(name) && value(name).toBool(); }  // false if absent
+  std::optional<at::ScalarType> dtype() const;                                          // the argument `dtype`
+  // Spec of a tensor argument; null for an absent one and for a tensor without a spec, which counts as Replicate.
   const TensorSpec* spec(std::string_view name) const;
-  // `dim` argument (int, int[] or absent: all) as non-negative dimensions of `self`.
+  // The `dim` argument (int, int[] or absent: all) as non-negative dimensions of `self`.
   std::vector<std::int64_t> reduced_dims() const;
-  std::int64_t dim() const;  // `dim` argument as one non-negative dimension of `self`
+  std::int64_t dim() const;  // the `dim` argument as a non-negative dimension of `self`
   at::IntArrayRef global_sizes(std::string_view name) const;
 
  private:
@@ -40,20 +40,20 @@ class LocalArgs {
   const LocalCall& call_;
 };
 
-// The operator without its namespace and overload: "amax".
+// The operator's name without namespace and overload: "amax".
 std::string_view base_name(const LocalCall& call);
 
-// Mesh axes of more than one rank that split any of `dims`; 0 for a null spec.
+// Mesh axes of more than one rank that shard any of `dims`; 0 for a null spec.
 AxisMask shard_axes(const TensorSpec* spec, at::IntArrayRef dims);
 AxisMask shard_axes(const TensorSpec* spec);  // any dimension
 
-// This rank's global indices along `dim`; all of `n` for a null spec.
+// This rank's global indices along `dim`, of size n; all of them for a null spec.
 Segments own_segments(const TensorSpec* spec, std::int64_t dim, std::int64_t n);
 
-// The segments of each rank along `axes`, in the order of their communicator.
+// The segments of each rank along `axes`, in the rank order of their communicator.
 std::vector<Segments> segments_of_ranks(const TensorSpec& spec, std::int64_t dim, AxisMask axes);
 
-// A tensor of global indices seen from this rank: whether it holds each, and where (0 where it does not).
+// A tensor of global indices as local ones: whether this rank owns each, and its local index (0 if it does not).
 struct LocalIndex {
   at::Tensor own;    // bool
   at::Tensor local;  // int64
@@ -61,32 +61,32 @@ struct LocalIndex {
 LocalIndex to_local_index(const at::Tensor& global, const Segments& segments);
 at::Tensor to_global(const at::Tensor& local, const Segments& segments);
 
-// As ATen: error unless every index is in [0, size); an assertion on the device where reading it would synchronise.
+// Throws unless every index is in [0, size). On a device it asserts asynchronously, since reading would synchronize.
 void check_indices(const at::Tensor& index, std::int64_t size, const char* what);
 
-// Sum, maximum, ... of `tensor` over the ranks of `axes`, in place where it is contiguous; nothing for no axes. bool is
+// Reduces `tensor` over the ranks of `axes`, in place if it is contiguous. Returns it unchanged for no axes. bool is
 // reduced as uint8.
 at::Tensor all_reduce(const MeshImpl& mesh, at::Tensor tensor, ReduceOp op, AxisMask axes);
-// The same, but contributions stay as they are on the axes where output `index` is to be Partial(op).
+// all_reduce, except along axes on which output `index` is Partial(op).
 at::Tensor reduce_contribution(const LocalCall& call, at::Tensor tensor, ReduceOp op, AxisMask axes, int index = 0);
 
-// Of an argument, on a stack of the call's arguments alone.
+// The index of an argument in the schema.
 std::int64_t index_of(const LocalCall& call, const char* name);
-// Gives an argument of the call another value.
+// Replaces the value of an argument of the call.
 void set_argument(LocalCall& call, const char* name, c10::IValue value);
-// Replaces the arguments on the stack by the results: returned, or written to the out= or mutated argument.
+// Replaces the arguments on the stack by the results, which are first written to out= and mutated arguments.
 void set_results(LocalCall& call, std::vector<at::Tensor> results);
-// Whether this rank's part has no elements along a dimension that has some in the whole.
+// Whether this rank's shard has size 0 in a dimension whose global size is not 0.
 bool is_empty_shard(const TensorSpec& spec);
-// Where this rank's part of a split operand has no elements: results of zeros, of the sizes that the call asks for.
-// False where there is something to compute.
+// If this rank's shard of an operand is empty, sets results of zeros with the local sizes of the outputs and returns
+// true. Otherwise returns false.
 bool return_zeros_if_empty(LocalCall& call);
-// What the plain operator returns, one per return. The arguments stay on the stack for give().
+// The results of the ATen operator on the local arguments. The arguments stay on the stack for set_results().
 std::vector<at::Tensor> run_aten_operator(LocalCall& call);
 
-// float for half types, else the type itself.
+// float for half types, otherwise the type itself.
 inline at::ScalarType accumulate_type(at::ScalarType type) { return at::toOpMathType(type); }
-// The value that changes no maximum (minimum): lowest (highest) of the type.
+// The identity of a max (min) reduction: the lowest (highest) value of the type.
 at::Scalar reduce_identity(at::ScalarType type, ReduceOp op);
 
 }  // namespace dtensor

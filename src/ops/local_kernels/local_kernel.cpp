@@ -1,4 +1,4 @@
-// The table of local kernels by name, made of what the families (ops/local_kernels) add.
+// The table of local kernels by name. Each file of ops/local_kernels adds its kernels.
 #include "ops/local_kernels/local_kernel.h"
 
 namespace dtensor {
@@ -31,7 +31,7 @@ LocalKernel find_local_kernel(std::string_view name) {
     return all;
   }();
   const auto found = kernels.find(name);
-  TORCH_CHECK(found != kernels.end(), "no local kernel is named '", name, "'");
+  TORCH_CHECK(found != kernels.end(), "expected the name of a local kernel, got '", name, "'");
   return found->second;
 }
 

@@ -1,6 +1,6 @@
-// A local computation that replaces the plain operator on this rank, because some factor that it reduces over is
-// sharded (softmax over a sharded class dimension, a vocabulary-sharded embedding) or because its values depend on
-// global indices (random fills). Rules name it (`handled`), the engine calls it.
+// Local kernels: local computations that replace the ATen operator. They are needed if a factor of the operator is
+// sharded (softmax over a sharded dimension, a vocabulary-sharded embedding) or if values depend on global indices
+// (random fills). Rules name them (`handled`).
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -18,12 +18,11 @@ struct LocalCall {
   const OpInfo& info;
   torch::jit::Stack& stack;  // in: one local value per schema argument, patches applied; out: one value per return
   const Decision& decision;
-  c10::ArrayRef<SpecPtr>
-      inputs;  // per operand, as the local tensors are now (after redistribution); null: plain, absent
-  c10::ArrayRef<SpecPtr> outputs;  // per flattened output, as the local results must be
+  c10::ArrayRef<SpecPtr> inputs;   // per operand, after redistribution; null: absent, or without a spec
+  c10::ArrayRef<SpecPtr> outputs;  // per flattened output: the required specs of the local results
   const MeshImpl& mesh;
 
-  // The ranks over which a handled factor is split; valid where decision.local_kernel_axes != 0.
+  // The ranks over which a handled factor is sharded; valid if decision.local_kernel_axes != 0.
   const Communicator& communicator() const { return mesh.communicator(decision.local_kernel_axes); }
 };
 
@@ -31,6 +30,6 @@ using LocalKernel = void (*)(LocalCall&);
 
 using LocalKernels = std::map<std::string, LocalKernel, std::less<>>;
 
-LocalKernel find_local_kernel(std::string_view name);  // error lists the name if absent
+LocalKernel find_local_kernel(std::string_view name);  // throws if there is none
 
 }  // namespace dtensor

@@ -1,6 +1,7 @@
-// Random operators: values by global index, so that they do not depend on the layout (random/fill.h). Each call counts
-// one operator of the world, whatever it draws; ranks outside the mesh count it in the engine. Operators without such a
-// form (multinomial, rrelu) run on whole operands with a generator that every rank seeds alike.
+// Random operators. Values are functions of the global index, so they do not depend on the layout (random/fill.h). Each
+// call advances the world's count of random operators by one; the engine does so on ranks outside the mesh. Operators
+// without such a form (multinomial, rrelu) run on replicated operands with a generator that has the same seed on every
+// rank.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "ops/local_kernels/local_args.h"
@@ -10,7 +11,7 @@
 namespace dtensor {
 namespace {
 
-// What a fill needs; the tensor is fresh, or the operand of an in-place operator.
+// The arguments of a fill. The target is a new tensor, or the operand of an in-place operator.
 struct Fill {
   const LocalArgs& args;
   at::Tensor target;
@@ -45,7 +46,7 @@ void normal(const Fill& f) {
   mean.defined() ? f.target.add_(mean) : f.target.add_(f.number("mean"));
 }
 
-// bernoulli(self): the operand holds the probabilities; with `p` it only gives the shape.
+// bernoulli(self): the operand holds the probabilities. With `p` it only defines the shape.
 void bernoulli(const Fill& f) {
   const auto p = f.args.has("p") ? f.tensor("p") : f.tensor("self");
   if (p.defined()) {
@@ -113,13 +114,15 @@ at::Generator generator_on(c10::DeviceType device, std::uint64_t seed) {
   return generator;
 }
 
-// The plain operator on operands that every rank holds whole, with a generator of its own. The values depend on the
-// device type, not on the mesh.
+// Runs the ATen operator on replicated operands with a new generator of equal seed on all ranks. The values depend on
+// the device type, not on the mesh.
 void random_replicated(LocalCall& call) {
   const LocalArgs args(call);
   const auto key = next_random_key(call.mesh);
   TORCH_CHECK(args.has("generator"), call.info.name(),
-              ": draws from the device's own generator, which differs between ranks; it takes none for a mesh");
+              ": expected a random operator with a generator argument; this one draws from the device's default "
+              "generator, whose "
+              "state differs between ranks");
   const auto seed = philox::word64(philox::block(key, 0), 0);
   torch::jit::peek(call.stack, call.info.generator_arg, call.info.args.size()) = generator_on(call.mesh.device, seed);
   call.info.op.callBoxed(call.stack);

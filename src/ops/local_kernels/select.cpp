@@ -1,5 +1,5 @@
-// One entry of a split dimension: its owner sends it to those that the dimension is split over, and in backward puts
-// its gradient into its own part. Nothing else moves, and nobody holds the whole.
+// select along a sharded dimension. The owner of the entry broadcasts it to the ranks that share the dimension; in
+// backward the owner writes the gradient into its shard. The tensor is not gathered.
 #include <algorithm>
 
 #include "ops/local_kernels/local_args.h"

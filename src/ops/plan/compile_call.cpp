@@ -16,7 +16,7 @@ namespace {
 
 // Throws if a rank outside the mesh would have to write a regular tensor, for which it has no data. List positions are
 // exempt: they are omitted on that rank.
-void check_destination(const OpEntry& entry, const Operand& operand, const c10::TensorImpl* impl) {
+void check_writable_regular_tensor(const OpEntry& entry, const Operand& operand, const c10::TensorImpl* impl) {
   if (!operand.spec || operand.list_index >= 0) return;
   TORCH_CHECK(operand.spec->mesh->is_member || has_dtensor_key(impl), entry.name(),
               ": would write a DTensor's data into the regular tensor `",
@@ -263,7 +263,7 @@ bool moves_list(const OpCall& described, const CachedCall& call) {
 
 // Handles a device argument. Results on another device type are on the mesh of the same ranks with that type. Tensors
 // in host memory report the device of their compute mesh, so results for that device are created in host memory too.
-void copy_to_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, CachedCall& call) {
+void resolve_device_argument(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, CachedCall& call) {
   if (!call.mesh || entry.device_arg < 0) return;
   const auto& device = args[static_cast<std::size_t>(entry.device_arg)];
   const bool elsewhere = device.isDevice() && device.toDevice().type() != call.mesh->reported_device();
@@ -284,7 +284,7 @@ void compile_inputs(const OpEntry& entry, const OpCall& described, const CallVie
     if (operand.spec) call.key_specs.push_back(operand.spec);
     const bool written = std::find(mutated.begin(), mutated.end(), static_cast<int>(i)) != mutated.end();
     if (written && operand.defined) {
-      check_destination(entry, operand, view.operands[i]);
+      check_writable_regular_tensor(entry, operand, view.operands[i]);
       call.written.push_back(static_cast<std::uint32_t>(i));
     }
     call.inputs.push_back(make_input(entry, operand, call.decision.inputs[i], written));
@@ -316,7 +316,7 @@ std::unique_ptr<CachedCall> compile_call(const OpEntry& entry, c10::ArrayRef<c10
     for (auto& leaf : gradient_leaf_specs()) call->key_specs.push_back(std::move(leaf));
   }
   call->decision = propagate(described);
-  copy_to_device(entry, args, *call);
+  resolve_device_argument(entry, args, *call);
   record_explanation(described);
   compile_inputs(entry, described, view, *call);
   compile_outputs(entry, *call);

@@ -68,7 +68,7 @@ void check_one_mesh(const OpEntry& entry, const OpCall& call) {
 
 // Prefers the placements of the leaf that receives the result: the leaf of the current node that has the result's
 // sizes. Storage shards give no preference, because the FSDP unit reduces their gradients.
-void set_destination(OpCall& call) {
+void set_preferred_result(OpCall& call) {
   for (const SpecPtr& leaf : gradient_leaf_specs()) {
     const bool fits = leaf->mesh == call.mesh && !call.outputs.empty() && call.outputs[0].sizes == leaf->sizes;
     if (!fits) continue;
@@ -101,7 +101,7 @@ OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, cons
   }
   check_one_mesh(entry, call);
   infer_outputs(call);
-  if (entry.rule().data().follows_parameter_placement) set_destination(call);
+  if (entry.rule().data().follows_parameter_placement) set_preferred_result(call);
   return call;
 }
 

@@ -1,12 +1,12 @@
-// Convolutions and group norms on part of the channels or groups: the plain operator, with the counts of the part in
-// place of the global ones.
+// Convolutions and group norms on a shard of the channels or groups: the ATen operator with local counts in place of
+// global ones.
 #include "ops/local_kernels/local_args.h"
 #include "ops/local_kernels/spatial/spatial_convolution.h"
 
 namespace dtensor {
 namespace {
 
-// Groups of this part: its input channels over those of a group.
+// The number of groups of this shard, in proportion to its input channels.
 std::int64_t local_groups(const LocalArgs& args) {
   if (args.integer("groups") == 1) return 1;
   const auto in_part = args.tensor("input").size(1), in_full = args.global_sizes("input")[1];
@@ -43,7 +43,7 @@ void convolution_backward(LocalCall& call) {
   call.info.op.callBoxed(call.stack);
 }
 
-// N, C, HxW and the group count are arguments.
+// Replaces the arguments N, C, HxW and group by local values.
 void group_norm(LocalCall& call) {
   if (return_zeros_if_empty(call)) return;
   const LocalArgs args(call);

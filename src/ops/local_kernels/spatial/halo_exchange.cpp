@@ -1,4 +1,4 @@
-// Which rows windows look at, and their exchange.
+// Computes the rows that windows read, and exchanges them.
 #include "ops/local_kernels/spatial/halo_exchange.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ struct Range {
 
 std::int64_t rounded_down(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 
-// What the windows of these rows of the result span, within the operand's n rows and beyond.
+// The range of operand rows that the windows of these result rows span, including padding.
 Range span_of(const Segment& rows, const Window& w) {
   if (w.transposed) {
     const std::int64_t last = rows.offset + rows.length - 1 + w.before;
@@ -37,7 +37,7 @@ Segments mirrored(const Segments& rows, std::int64_t n) {
   return all;
 }
 
-// In rising order, without overlaps.
+// The operand rows that these result rows read, in ascending order without overlaps.
 Segments indexed_rows(const Segments& rows, const Window& window, std::int64_t n) {
   if (window.mirrored) return mirrored(rows, n);
   Segments all;
@@ -62,7 +62,7 @@ std::vector<HaloExchange::Piece> pieces_of(const Segments& rows, const Segments&
   for (const Segment& s : rows) {
     if (s.length == 0) continue;
     const Range span = span_of(s, window), inside = clipped(span, n);
-    // A span that lies in the padding altogether is all before it.
+    // A span that lies entirely in the padding counts as padding after the rows.
     const std::int64_t length = inside.end - inside.begin, before = length > 0 ? inside.begin - span.begin : 0;
     const std::int64_t after = span.end - span.begin - length - before;
     pieces.push_back({first, s.length, length > 0 ? concatenated_index(fetched, inside.begin) : 0, length,

@@ -1,5 +1,5 @@
-// Windows that go over a dimension which is split: the rows of the operand that a rank's rows of the result look at,
-// and the exchange that brings them. Of neighbours' rows only those come that a window reaches.
+// Halo exchange for windows over a sharded dimension. It fetches the operand rows that a rank's rows of the result
+// read. Only the rows that windows reach are sent.
 #pragma once
 
 #include <vector>
@@ -11,10 +11,9 @@
 
 namespace dtensor {
 
-// Row j of the result looks at rows [j * stride - before, j * stride - before + length) of the operand; what of that
-// lies outside of it is padding. Transposed: row i of the operand is looked at by rows
-// [i * stride - before, i * stride - before + length) of the result. Mirrored: at row n - 1 - j of n, which is how a
-// flip sees it.
+// Row j of the result reads rows [j * stride - before, j * stride - before + length) of the operand; rows outside of
+// the operand are padding. Transposed: row i of the operand is read by rows [i * stride - before, i * stride - before +
+// length) of the result. Mirrored: row j reads row n - 1 - j of n (flip).
 struct Window {
   std::int64_t stride = 1, before = 0, length = 1;
   bool mirrored = false, transposed = false;
@@ -22,25 +21,26 @@ struct Window {
 
 class HaloExchange {
  public:
-  // Both tensors are split along `dim` by the same mesh axes. Sizes may differ.
+  // Both tensors are sharded along `dim` by the same mesh axes. Sizes may differ.
   HaloExchange(const MeshImpl& mesh, const TensorSpec& operand, const TensorSpec& result, std::int64_t dim,
                const Window& window);
 
-  // Rows of the result that follow each other, and what they look at.
+  // Consecutive rows of the result, and the rows that they read.
   struct Piece {
-    std::int64_t first, rows;    // of this rank's part of the result
-    std::int64_t from, length;   // of the fetched rows
-    std::int64_t before, after;  // rows of padding on either side; negative never; none where it is transposed
-    std::int64_t row, begin;     // in the whole result and operand: where both begin
+    std::int64_t first, rows;    // in this rank's shard of the result
+    std::int64_t from, length;   // in the fetched rows
+    std::int64_t before, after;  // non-negative rows of padding on either side; 0 if transposed
+    std::int64_t row, begin;     // first row in the global result, and in the global operand
   };
-  const std::vector<Piece>& pieces() const { return pieces_; }  // none where it is mirrored
+  const std::vector<Piece>& pieces() const { return pieces_; }  // empty if mirrored
   std::int64_t dim() const { return dim_; }
-  const Segments& fetched() const;  // the rows that this rank looks at
+  const Segments& fetched() const;  // the rows that this rank reads
 
-  // Collective over the ranks that split the dimension, whether they have rows or not.
-  // The rows of the operand that this rank looks at, of its own and of others, in their order.
+  // The operand rows that this rank reads, from itself and others, in ascending order.
+  // Collective over all ranks that share the dimension, including ranks without rows.
   at::Tensor fetch_halo(const at::Tensor& local) const;
-  // This rank's part of the sum of all ranks' shares of the rows that each of them fetched.
+  // Sums all ranks' contributions to the rows that they fetched, and returns the sums of this rank's own rows.
+  // Collective.
   at::Tensor reduce_halo(const at::Tensor& shares) const;
 
  private:

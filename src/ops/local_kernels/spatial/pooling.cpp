@@ -1,5 +1,5 @@
-// Pooling whose spatial dimensions are split: each rank brings the rows that the windows of its part look at. The
-// backward pass needs no row of the input: it gives what it found for rows of others back to them.
+// Pooling with sharded spatial dimensions. Each rank fetches the rows that the windows of its shard read. Backward
+// needs no input rows: it sends the gradients of other ranks' rows to their owners.
 #include <functional>
 #include <limits>
 
@@ -10,7 +10,7 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// Lists of one number for each place, the last dimensions of `self`.
+// Pooling arguments: lists of one number for each spatial dimension, which are the last dimensions of `self`.
 struct Pool {
   std::vector<std::int64_t> kernel, stride, padding, dilation;
   std::int64_t rank, count;
@@ -25,9 +25,9 @@ struct Pool {
       dilation.push_back(args.has("dilation") ? number_at(args, "dilation", i) : 1);
     }
   }
-  std::int64_t dim(std::size_t place) const { return rank - count + static_cast<std::int64_t>(place); }
-  std::size_t place(std::int64_t dim) const { return static_cast<std::size_t>(dim - rank + count); }
-  at::IntArrayRef describe_recent_calls(at::IntArrayRef sizes) const {
+  std::int64_t dim(std::size_t i) const { return rank - count + static_cast<std::int64_t>(i); }
+  std::size_t spatial_index(std::int64_t dim) const { return static_cast<std::size_t>(dim - rank + count); }
+  at::IntArrayRef spatial_sizes(at::IntArrayRef sizes) const {
     return sizes.slice(sizes.size() - static_cast<std::size_t>(count));
   }
   Window window(std::size_t i) const { return {stride[i], padding[i], dilation[i] * (kernel[i] - 1) + 1}; }
@@ -42,19 +42,19 @@ HaloExchanges exchanges(const LocalCall& call, const Pool& pool, const TensorSpe
   return all;
 }
 
-// Without padding along the spatial dimensions that are split, which pieces bring along; sums in place of averages.
+// The operator's arguments for a piece: no padding along sharded dimensions, since pieces contain it; sums instead of
+// averages.
 Stack piece_arguments(const LocalCall& call, const LocalArgs& args, const Pool& pool, const HaloExchanges& halos) {
   const auto arguments = torch::jit::last(call.stack, call.info.args.size());
   Stack stack(arguments.begin(), arguments.end());
   auto padding = pool.padding;
-  for (const auto& place : halos) padding[pool.place(place.dim())] = 0;
+  for (const auto& exchange : halos) padding[pool.spatial_index(exchange.dim())] = 0;
   stack[index_of(call, "padding")] = c10::IValue(padding);
   if (args.has("divisor_override")) stack[index_of(call, "divisor_override")] = 1;
   return stack;
 }
 
-// Pieces of rows of the result, and where what they look at begins in the whole, along the spatial dimensions that are
-// split.
+// Global index of the first row that a piece reads, for each sharded spatial dimension.
 using Begins = std::vector<std::int64_t>;
 using PieceKernel =
     std::function<void(const std::vector<at::Tensor>& results, const at::Tensor& rows, const Begins& begins)>;
@@ -62,20 +62,20 @@ using PieceKernel =
 void run_over_pieces(const HaloExchanges& halos, const Pool& pool, const std::vector<at::Tensor>& results,
                      const at::Tensor& fetched, const at::Scalar& value, const Begins& begins, const PieceKernel& run) {
   if (begins.size() == halos.size()) return run(results, fetched, begins);
-  const auto& place = halos[begins.size()];
-  const auto i = pool.place(place.dim());
-  for (const Piece& piece : place.pieces()) {
+  const auto& exchange = halos[begins.size()];
+  const auto i = pool.spatial_index(exchange.dim());
+  for (const Piece& piece : exchange.pieces()) {
     std::vector<at::Tensor> parts;
-    for (const auto& t : results) parts.push_back(t.narrow(place.dim(), piece.first, piece.rows));
+    for (const auto& t : results) parts.push_back(t.narrow(exchange.dim(), piece.first, piece.rows));
     auto inner = begins;
     inner.push_back(piece.row * pool.stride[i] - pool.padding[i]);
-    run_over_pieces(halos, pool, parts, padded_rows(fetched, place.dim(), piece, value), value, inner, run);
+    run_over_pieces(halos, pool, parts, padded_rows(fetched, exchange.dim(), piece, value), value, inner, run);
   }
 }
 
 // --- averages ---
 
-// Elements that each of this rank's windows averages, to be broadcast over the result.
+// The number of elements in each window of this rank. It broadcasts over the result.
 at::Tensor counts_of(const LocalArgs& args, const Pool& pool, const TensorSpec& input, const TensorSpec& windows,
                      const at::TensorOptions& options) {
   if (!args.value("divisor_override").isNone()) return at::full({}, args.integer("divisor_override"), options);
@@ -125,17 +125,18 @@ void avg_pool_split(LocalCall& call) {
   set_results(call, {divided(sums, counts).to(self.scalar_type())});
 }
 
-// Zeros for the rows that this rank looks at.
+// Zeros in the shape of the rows that this rank reads.
 at::Tensor zeros_of_fetched(const at::Tensor& self, const HaloExchanges& halos, at::ScalarType type) {
   auto sizes = self.sizes().vec();
-  for (const auto& place : halos) {
-    auto& size = sizes[static_cast<std::size_t>(place.dim())] = 0;
-    for (const Segment& s : place.fetched()) size += s.length;
+  for (const auto& exchange : halos) {
+    auto& size = sizes[static_cast<std::size_t>(exchange.dim())] = 0;
+    for (const Segment& s : exchange.fetched()) size += s.length;
   }
   return at::zeros(sizes, self.options().dtype(type));
 }
 
-// As run_over_pieces, with the shares of what is looked at. `run` gives them with the padding of the piece.
+// Adds the gradient of each piece to `shares`, the gradient of the fetched rows. `run` returns it with the piece's
+// padding.
 void sum_over_pieces(const HaloExchanges& halos, std::size_t next, const at::Tensor& grad, const at::Tensor& shares,
                      const std::vector<std::int64_t>& spans,
                      const std::function<at::Tensor(const at::Tensor&, const std::vector<std::int64_t>&)>& run) {
@@ -182,7 +183,7 @@ void avg_pool_split_backward(LocalCall& call) {
 
 // --- maxima ---
 
-// Coordinates of flat indices within planes of these sizes, from the last place on.
+// Coordinates of flat indices within planes of these sizes.
 std::vector<at::Tensor> coordinates(at::Tensor flat, at::IntArrayRef sizes) {
   std::vector<at::Tensor> all(sizes.size());
   for (std::size_t i = sizes.size(); i-- > 0;) {
@@ -211,28 +212,28 @@ void max_pool_split(LocalCall& call) {
   if (halos.empty()) return return_zeros_if_empty(call) ? void() : call.info.op.callBoxed(call.stack);
   const auto fetched = fetch_halo(halos, self);
   const auto values = zeros_of(call, call.outputs[0]), indices = zeros_of(call, call.outputs[1]);
-  const auto full_tensor = pool.describe_recent_calls(args.global_sizes("self"));
+  const auto plane = pool.spatial_sizes(args.global_sizes("self"));
   const PieceKernel run = [&, stack = piece_arguments(call, args, pool, halos)](
                               const auto& results, const at::Tensor& rows, const Begins& begins) {
     Stack piece = stack;
     piece[index_of(call, "self")] = rows;
     run_piece(call, piece);
     results[0].copy_(piece[0].toTensor());
-    auto found = coordinates(piece[1].toTensor(), pool.describe_recent_calls(rows.sizes()));
+    auto found = coordinates(piece[1].toTensor(), pool.spatial_sizes(rows.sizes()));
     for (std::size_t k = 0; k < halos.size(); ++k) {
-      const auto i = pool.place(halos[k].dim());
+      const auto i = pool.spatial_index(halos[k].dim());
       found[i] = found[i] + begins[k];
-      // Where all that a window sees is -inf, ATen names its first element that is no padding.
+      // If all elements of a window are -inf, ATen returns its first element outside the padding.
       found[i] = at::where(found[i].lt(0), found[i].remainder(pool.dilation[i]), found[i]);
     }
-    results[1].copy_(flat_index(found, full_tensor));
+    results[1].copy_(flat_index(found, plane));
   };
   if (values.numel() > 0)
     run_over_pieces(halos, pool, {values, indices}, fetched, below_all(self.scalar_type()), {}, run);
   set_results(call, {values, indices});
 }
 
-// ATen's kernels write where the indices say, whether a plane of the input has that place or not.
+// Checks the indices, because ATen's kernels write there without bounds checks, and runs the ATen operator.
 void run_if_within_planes(LocalCall& call, std::size_t count) {
   const LocalArgs args(call);
   const auto sizes = args.global_sizes("self");
@@ -241,7 +242,7 @@ void run_if_within_planes(LocalCall& call, std::size_t count) {
   if (!return_zeros_if_empty(call)) call.info.op.callBoxed(call.stack);
 }
 
-// Ranks bring each other what lies within their windows, and no more.
+// An index outside of its window would need a row that the halo exchange does not fetch.
 void check_within_windows(const at::Tensor& within) {
   if (!within.is_cpu()) return at::_assert_async(within.all(), "an index lies outside of its window");
   TORCH_CHECK_INDEX(within.all().item<bool>(), "the gradient of a pooling: an index lies outside of its window");
@@ -255,18 +256,18 @@ void max_pool_split_backward(LocalCall& call) {
   if (halos.empty()) return run_if_within_planes(call, pool.kernel.size());
   const auto shares = zeros_of_fetched(self, halos, accumulate_type(grad.scalar_type()));
   if (grad.numel() > 0) {
-    const auto plane = pool.describe_recent_calls(args.global_sizes("self"));
+    const auto plane = pool.spatial_sizes(args.global_sizes("self"));
     const auto indices = args.tensor("indices");
     auto within = indices.ge(0).logical_and_(indices.lt(c10::multiply_integers(plane)));
     auto found = coordinates(indices, plane);
-    for (const auto& place : halos) {
-      auto& rows = found[pool.place(place.dim())];
-      const auto index = to_local_index(rows, place.fetched());
+    for (const auto& exchange : halos) {
+      auto& rows = found[pool.spatial_index(exchange.dim())];
+      const auto index = to_local_index(rows, exchange.fetched());
       within.logical_and_(index.own);
       rows = index.local;
     }
     check_within_windows(within);
-    const auto flat = flat_index(found, pool.describe_recent_calls(shares.sizes()));
+    const auto flat = flat_index(found, pool.spatial_sizes(shares.sizes()));
     const auto first = static_cast<std::int64_t>(self.dim() - pool.count);
     shares.flatten(first).scatter_add_(first, flat.flatten(first), grad.to(shares.scalar_type()).flatten(first));
   }

@@ -1,5 +1,5 @@
-// Convolutions whose spatial dimensions are split: each rank brings the rows that its own part of the result looks at,
-// runs the plain operator on them, and in backward returns what it found for rows of others.
+// Convolutions with sharded spatial dimensions. Each rank fetches the input rows that its shard of the result depends
+// on and runs the ATen operator on them. In backward it sends the gradients of fetched rows back to their owners.
 #include "ops/local_kernels/spatial/spatial_convolution.h"
 
 #include <c10/core/WrapDimMinimal.h>
@@ -13,7 +13,7 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// `run` on what each piece of the result looks at, from place `next` on.
+// Calls `run` on the input rows of each piece of the result, for exchanges from `next` on.
 at::Tensor run_over_pieces(const HaloExchanges& halos, std::size_t next, const at::Tensor& fetched,
                            const std::function<at::Tensor(const at::Tensor&)>& run) {
   if (next == halos.size()) return run(fetched);
@@ -25,7 +25,7 @@ at::Tensor run_over_pieces(const HaloExchanges& halos, std::size_t next, const a
   return joined(parts, dim);
 }
 
-// The sums of a backward over all pieces.
+// The gradients of weight and bias, summed over all pieces.
 struct Gradients {
   at::Tensor weight, bias;
 
@@ -35,7 +35,7 @@ struct Gradients {
   }
 };
 
-// The gradient of the fetched rows; undefined where it is not asked for.
+// The gradient of the fetched rows; undefined if it is not requested.
 at::Tensor run_backward_over_pieces(
     const HaloExchanges& halos, std::size_t next, const at::Tensor& grad, const at::Tensor& fetched,
     const std::function<at::Tensor(const at::Tensor& grad, const at::Tensor& input)>& run) {
@@ -58,7 +58,7 @@ std::vector<std::int64_t> spatial_dims_of(const TensorSpec& spec) {
   return spatial_dims;
 }
 
-// Of the fetched rows, none where this rank has none to compute.
+// A zero gradient of the fetched rows, for a rank with nothing to compute.
 at::Tensor zeros_like_fetched(const at::Tensor& fetched, const TensorSpec& gradient) {
   return at::zeros(fetched.sizes(), fetched.options().dtype(gradient.dtype));
 }

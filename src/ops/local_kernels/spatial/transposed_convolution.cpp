@@ -1,6 +1,6 @@
-// Transposed convolutions whose spatial dimensions are split: a rank's rows of the result are reached by rows of the
-// input, its own and a few of its neighbours'. The gradient of the input is a convolution, whose windows look at rows
-// of the result.
+// Transposed convolutions with sharded spatial dimensions. A rank's rows of the result depend on its own input rows and
+// a few rows of its neighbours. The gradient of the input is a convolution, whose windows read rows of the result's
+// gradient.
 #include <functional>
 
 #include "ops/local_kernels/exchanged_pieces.h"
@@ -12,7 +12,7 @@ namespace {
 using Stack = torch::jit::Stack;
 using Tensors = std::vector<at::Tensor>;
 
-// Writes what `found` and `out` have in common: row 0 of `found` is row `offset` of `out`.
+// Copies the overlap of `found` and `out`, where row 0 of `found` is row `offset` of `out`.
 void write_common(at::Tensor out, at::Tensor found, const std::vector<std::pair<std::int64_t, std::int64_t>>& offsets) {
   for (const auto& [dim, offset] : offsets) {
     const auto first = std::max<std::int64_t>(offset, 0), last = std::min(out.size(dim), offset + found.size(dim));
@@ -25,15 +25,15 @@ void write_common(at::Tensor out, at::Tensor found, const std::vector<std::pair<
 
 using Offsets = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
-// `run` on the rows that each piece of `out` looks at; what it gives begins where these rows do.
+// Calls `run` on the rows that each piece of `out` reads, and copies its result to the corresponding rows of `out`.
 void run_over_pieces(const LocalArgs& args, const HaloExchanges& halos, const at::Tensor& out,
                      const at::Tensor& fetched, const Offsets& offsets,
                      const std::function<at::Tensor(const at::Tensor&)>& run) {
   if (offsets.size() == halos.size()) return write_common(out, run(fetched), offsets);
-  const auto& place = halos[offsets.size()];
-  const auto dim = place.dim();
+  const auto& exchange = halos[offsets.size()];
+  const auto dim = exchange.dim();
   const auto i = static_cast<std::size_t>(dim - 2);
-  for (const Piece& piece : place.pieces()) {
+  for (const Piece& piece : exchange.pieces()) {
     if (piece.length == 0) continue;
     auto inner = offsets;
     inner.emplace_back(dim, piece.begin * number_at(args, "stride", i) - number_at(args, "padding", i) - piece.row);
@@ -42,7 +42,7 @@ void run_over_pieces(const LocalArgs& args, const HaloExchanges& halos, const at
   }
 }
 
-// `run` on each piece of the input, the gradient of its result, and the input's own gradient to be written.
+// Calls `run` on each piece of the input and its gradient (the output), and on the gradient of the result.
 void run_backward_over_pieces(
     const HaloExchanges& halos, std::size_t next, const Tensors& input_and_gradient, const at::Tensor& fetched,
     const std::function<void(const Tensors& input_and_gradient, const at::Tensor& grad)>& run) {
