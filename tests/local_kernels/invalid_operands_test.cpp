@@ -193,19 +193,19 @@ TEST(Mistakes, GradientsDoNotReadOutOfBounds) {
         at::_segment_reduce_backward(split(m, {4}), split(m, {4}), split(m, {0}), "max", split(m, {4}, at::kLong), {},
                                      0);
       },
-      "lengths add up to 4 of 0 rows");
+      "got a sum of 4 for 0 rows");
   expect_same_error(
       [](const DeviceMesh& m) {
         const at::Tensor offsets = distribute_tensor(at::arange(5) * 2, m, {Replicate()});
         at::_segment_reduce_backward(split(m, {4}), split(m, {4}), split(m, {6}), "max", {}, offsets, 0);
       },
-      "offsets reach 8 of 6 rows");
+      "got up to 8 for 6 rows");
   expect_same_error(
       [](const DeviceMesh& m) {
         const at::Tensor offsets = distribute_tensor(at::arange(5) * 2, m, {Replicate()});
         at::segment_reduce(split(m, {6}), "max", {}, {}, offsets);
       },
-      "offsets reach 8 of 6 rows");
+      "got up to 8 for 6 rows");
   expect_same_error(
       [](const DeviceMesh& m) {
         at::segment_reduce(split(m, {5, 6}), "sum", split(m, {1, 3}, at::kLong), {}, {}, 1);

@@ -1,5 +1,6 @@
-// Cumulative sums and products along a split dimension: each rank scans its own segments, the totals are gathered, and
-// the totals of what lies before a segment are combined into it. Products of fractions go from segment to segment.
+// Cumulative sums and products along a sharded dimension. Each rank scans its own segments, totals are gathered, and
+// the totals of preceding segments are combined into each segment. Floating-point products run sequentially over the
+// segments.
 #include <ATen/AccumulateType.h>
 
 #include "ops/local_kernels/local_args.h"
@@ -15,7 +16,7 @@ struct Part {
 };
 
 at::Tensor scan_local(const at::Tensor& x, std::int64_t dim, Scan kind, at::ScalarType type) {
-  // Of integers there is none, in whatever type.
+  // Integers stay unconverted, so that ATen raises its error for them.
   if (kind == Scan::logsumexp)
     return at::logcumsumexp(c10::isIntegralType(x.scalar_type(), true) ? x : x.to(type), dim);
   return kind == Scan::sum ? at::cumsum(x, dim, type) : at::cumprod(x, dim, type);
@@ -39,7 +40,7 @@ std::vector<at::Tensor> scan_segments(const at::Tensor& x, std::int64_t dim, con
   return scanned;
 }
 
-// Totals of all non-empty segments of all members, by offset.
+// Totals of all non-empty segments of all members, sorted by offset.
 std::vector<Part> gather_totals(const Communicator& comm, const std::vector<at::Tensor>& scanned, std::int64_t dim,
                                 const std::vector<Segments>& segments) {
   const at::Tensor like = at::sum(scanned.front(), dim, false, scanned.front().scalar_type());
@@ -73,7 +74,7 @@ at::Tensor add_before(const at::Tensor& scanned, std::int64_t dim, std::int64_t 
   return before.defined() ? combine(scanned, before.unsqueeze(dim), kind) : scanned;
 }
 
-// A segment of a member of the communicator: which of its own it is.
+// A non-empty segment: its global offset, its owner and its index among the owner's segments.
 struct Turn {
   std::int64_t offset;
   int member;
@@ -91,14 +92,15 @@ std::vector<Turn> turns_of(const std::vector<Segments>& segments) {
   return turns;
 }
 
-// What the elements before have come to is the first factor.
+// The cumulative products of a segment, starting from the product of all elements before it.
 at::Tensor products_after(const at::Tensor& before, const at::Tensor& x, std::int64_t dim) {
   if (!before.defined()) return at::cumprod(x, dim);
   return at::cumprod(at::cat({before.unsqueeze(dim), x}, dim), dim).narrow(dim, 1, x.size(dim));
 }
 
-// A product that leaves the range of its type on the way and comes back does so, or does not, as one device's: each
-// segment goes on from the product of what is before it. Its own product may be infinite where that is zero.
+// Computes cumulative products segment by segment, each from the product of all elements before it. Overflow and
+// underflow then occur where they occur on one device. A segment's own product may overflow where the preceding product
+// is zero.
 at::Tensor products_in_turn(const Communicator& comm, const at::Tensor& x, std::int64_t dim, const Segments& own,
                             const std::vector<Segments>& segments) {
   std::vector<at::Tensor> found;
@@ -130,7 +132,7 @@ void scan(LocalCall& call) {
   const auto own = own_segments(spec, dim, spec->sizes[dim]);
   const auto segments = segments_of_ranks(*spec, dim, axes);
   if (kind == Scan::product && !c10::isIntegralType(type, true)) {
-    const auto in_turn = x.to(at::toAccumulateType(out, x.is_cuda()));  // as the kernels multiply
+    const auto in_turn = x.to(at::toAccumulateType(out, x.is_cuda()));  // the accumulation dtype of ATen's kernels
     return set_results(call, {products_in_turn(comm, in_turn, dim, own, segments).to(out)});
   }
   auto scanned = scan_segments(x, dim, own, kind, type);

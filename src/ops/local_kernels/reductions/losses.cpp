@@ -1,4 +1,4 @@
-// Losses over a batch or classes that are split.
+// Losses over a sharded batch or sharded classes.
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>
 
@@ -11,11 +11,11 @@
 namespace dtensor {
 namespace {
 
-// Element-wise losses with a mean over the whole batch (mse, smooth_l1, huber, binary cross entropy, soft margin):
-// ranks sum their part and divide by the global count, forward and backward, so uneven and empty shards weigh as they
-// should (PITFALLS C1, C2). Half types are summed in float.
+// Element-wise losses with a mean over the global batch (mse, smooth_l1, huber, binary cross entropy, soft margin).
+// Ranks sum their shard and divide by the global count, in forward and backward, so uneven and empty shards have the
+// correct weight (PITFALLS C1, C2). Half types are summed in float.
 
-// The operator's overload that returns fresh tensors, and its arguments on a stack of their own.
+// The operator's functional overload, with its own copy of the arguments.
 struct Functional {
   c10::OperatorHandle op;
   torch::jit::Stack stack;
@@ -65,7 +65,8 @@ void loss_mean_global(LocalCall& call) {
   set_results(call, {loss.to(call.outputs[0]->dtype)});
 }
 
-// ATen divides by self.numel(): here by the global one, through the (scalar) incoming gradient.
+// ATen divides by the local self.numel(). This kernel uses a sum, and divides the (scalar) incoming gradient by the
+// global numel.
 void loss_backward_global(LocalCall& call) {
   const LocalArgs args(call);
   auto f = functional_of(call);
@@ -78,7 +79,7 @@ void loss_backward_global(LocalCall& call) {
   set_results(call, {run(f).to(call.outputs[0]->dtype)});
 }
 
-// multi_margin_loss and its kin divide by the number of rows: [N, C], or one row.
+// The divisor of multi_margin_loss and similar losses: the number of rows of [N, C], or 1.
 double row_count(const LocalArgs& args) {
   const auto sizes = args.global_sizes("self");
   return sizes.size() > 1 ? static_cast<double>(sizes[0]) : 1;
@@ -94,7 +95,7 @@ void margin_loss_backward(LocalCall& call, const LocalArgs& args) {
   call.info.op.callBoxed(call.stack);
 }
 
-// ATen's kernel says so only where it has rows.
+// ATen's kernel raises this error only on ranks that have rows.
 void check_power(const LocalArgs& args) {
   const double p = args.has("p") ? args.value("p").toScalar().toDouble() : 1;
   TORCH_CHECK(p == 1 || p == 2, "only p == 1 and p == 2 supported");
@@ -114,19 +115,19 @@ void margin_loss(LocalCall& call) {
   set_results(call, std::move(results));
 }
 
-// Negative log-likelihood (1-d and 2-d) over a split class dimension, a split batch, or both. A rank counts a target
-// only if it holds that class; other targets are ignored locally. The mean divides by the total weight of the whole
-// batch, so ranks with few or no valid targets weigh as they should; a batch without any valid target is NaN as on one
-// device.
+// Negative log-likelihood (1-d and 2-d) over a sharded class dimension, a sharded batch, or both. A rank counts a
+// target only if it owns that class, and ignores other targets. The mean divides by the total weight of the global
+// batch, so ranks with few or no valid targets have the correct weight. A batch without valid targets gives NaN, as on
+// one device.
 
-constexpr std::int64_t kIgnored = -100;  // of local targets, once classes are local
+constexpr std::int64_t kIgnored = -100;  // ignore_index for local class numbers
 
 struct Targets {
   at::Tensor target;  // local class numbers
-  at::Tensor weight;  // of the local classes; may be undefined
+  at::Tensor weight;  // weight of the local classes; may be undefined
   std::int64_t ignore_index;
   AxisMask class_axes, batch_axes;
-  bool fit = true;  // those of this rank are classes; other devices than CPUs assert for themselves
+  bool fit = true;  // this rank's targets are valid classes; devices other than the CPU assert
 };
 
 std::int64_t class_dim(const at::Tensor& self) { return self.dim() == 1 ? 0 : 1; }
@@ -134,11 +135,14 @@ std::int64_t class_dim(const at::Tensor& self) { return self.dim() == 1 ? 0 : 1;
 at::Tensor local_weight(const LocalArgs& args, const Segments& classes, AxisMask class_axes) {
   const auto weight = args.tensor("weight");
   if (!weight.defined() || shard_axes(args.spec("weight"), 0) == class_axes) return weight;
-  TORCH_CHECK(shard_axes(args.spec("weight")) == 0, "nll_loss: weight is split on other mesh axes than the classes");
+  TORCH_CHECK(
+      shard_axes(args.spec("weight")) == 0,
+      "nll_loss: expected a weight that is replicated or sharded on the mesh axes of the classes, got other axes");
   return select_segments(weight, 0, classes).contiguous();
 }
 
-// In host memory in one pass, since each operator costs as much as a look at some thousand targets.
+// Whether all targets are valid classes. On the CPU it is one loop, since an operator call costs as much as some
+// thousand comparisons.
 bool are_classes(const at::Tensor& target, std::int64_t ignored, std::int64_t classes) {
   if (target.numel() == 0) return true;
   if (classes == 0) return target.eq(ignored).all().item<bool>();
@@ -185,7 +189,7 @@ at::Tensor each_loss(const at::Tensor& self, const Targets& t) {
   return std::get<0>(loss_and_weight(self, t, at::Reduction::None));
 }
 
-// Sum of the weights of this rank's valid targets.
+// The sum of the weights of this rank's valid targets.
 at::Tensor local_total_weight(const Targets& t, at::ScalarType type) {
   const auto valid = t.target.ne(t.ignore_index);
   if (!t.weight.defined() || t.weight.numel() == 0) return valid.sum(type);
@@ -193,14 +197,16 @@ at::Tensor local_total_weight(const Targets& t, at::ScalarType type) {
   return t.weight.to(type).take(index).masked_fill_(valid.logical_not(), 0).sum();
 }
 
-// Of this rank's targets: the sum of the losses, and of the weights. In float at least, which ATen does not promise.
+// The sum of the losses and of the weights of this rank's targets. Half types are summed in float, which ATen does not
+// guarantee.
 std::tuple<at::Tensor, at::Tensor> local_sums(const at::Tensor& self, const Targets& t) {
   const auto type = accumulate_type(self.scalar_type());
   if (type == self.scalar_type()) return loss_and_weight(self, t, at::Reduction::Sum);
   return {each_loss(self, t).sum(type), local_total_weight(t, type)};
 }
 
-// In host memory: numbers, since each operator on a small tensor costs more than all of this.
+// Reduces the loss on the CPU with C++ numbers, since each operator call on a small tensor costs more than this
+// function.
 void reduce_on_host(LocalCall& call, const LocalArgs& args, const Targets& t, AxisMask axes) {
   const auto self = args.tensor("self");
   double parts[3] = {0, 0, t.fit ? 0.0 : 1.0};
@@ -212,7 +218,8 @@ void reduce_on_host(LocalCall& call, const LocalArgs& args, const Targets& t, Ax
   const auto sums =
       all_reduce(call.mesh, at::tensor(at::ArrayRef<double>(parts), type), ReduceOp::sum, axes).to(at::kDouble);
   const auto* sum = sums.const_data_ptr<double>();
-  // Where targets are split, only some ranks see that one is wrong: all are told before any throws.
+  // With sharded targets only some ranks have the invalid target. The all_reduce reports it to all before any rank
+  // throws.
   check_fit(sum[2] == 0, args);
   const double value = args.integer("reduction") == at::Reduction::Mean ? sum[0] / sum[1] : sum[0];
   set_results(call, {at::scalar_tensor(value, self.options()), at::scalar_tensor(sum[1], self.options())});
@@ -223,7 +230,7 @@ void nll_loss_forward(LocalCall& call) {
   const auto self = args.tensor("self");
   const Targets t = targets_of(args);
   const auto reduction = args.integer("reduction");
-  if (reduction == at::Reduction::None && self.dim() > 1) {  // ATen sums a single sample
+  if (reduction == at::Reduction::None && self.dim() > 1) {  // for a single sample ATen returns the sum
     check_fit(t.fit, args);
     const auto loss = reduce_contribution(call, each_loss(self, t), ReduceOp::sum, t.class_axes);
     return set_results(call, {loss, at::zeros({}, self.options())});
@@ -237,7 +244,7 @@ void nll_loss_forward(LocalCall& call) {
   set_results(call, {value.to(self.scalar_type()), total.to(self.scalar_type())});
 }
 
-// total_weight is the global one, so ATen's gradient of the local classes is already right.
+// total_weight is global, so ATen's gradient of the local classes is correct.
 void nll_loss_backward(LocalCall& call) {
   const LocalArgs args(call);
   const auto self = args.tensor("self"), grad = args.tensor("grad_output"), total = args.tensor("total_weight");
@@ -250,19 +257,19 @@ void nll_loss_backward(LocalCall& call) {
                        : at::nll_loss_backward(grad, self, t.target, t.weight, reduction, t.ignore_index, total)});
 }
 
-// CTC over a batch that is split: each sequence's paths are its own. Lengths are given for the whole batch, and
-// concatenated targets are whole: the local call takes those of this rank's sequences.
+// CTC loss over a sharded batch; sequences are independent. Lengths and concatenated targets are those of the global
+// batch. The local call uses those of this rank's sequences.
 
 struct Sequences {
   std::vector<std::int64_t> input_lengths, target_lengths;
-  at::Tensor targets;  // rows, or concatenated
+  at::Tensor targets;  // 2-d rows, or concatenated
 };
 
 std::int64_t longest(const std::vector<std::int64_t>& lengths) {
   return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
 }
 
-// log_alpha has a place for each target and each blank around it.
+// The size of log_alpha's last dimension: one entry for each target and each blank around it.
 std::int64_t paths(const std::vector<std::int64_t>& target_lengths) { return 2 * longest(target_lengths) + 1; }
 
 std::vector<std::int64_t> begins_of(const std::vector<std::int64_t>& lengths) {
@@ -274,8 +281,9 @@ std::vector<std::int64_t> begins_of(const std::vector<std::int64_t>& lengths) {
 Sequences local_sequences(const LocalArgs& args) {
   const auto inputs = args.value("input_lengths").toIntVector(), targets = args.value("target_lengths").toIntVector();
   const std::int64_t batch = args.global_sizes("log_probs")[1];
-  TORCH_CHECK(std::ssize(inputs) == batch && std::ssize(targets) == batch, "ctc_loss: ", inputs.size(),
-              " input_lengths and ", targets.size(), " target_lengths for a batch of ", batch);
+  TORCH_CHECK(std::ssize(inputs) == batch && std::ssize(targets) == batch,
+              "ctc_loss: expected input_lengths and target_lengths for a batch of ", batch, ", got ", inputs.size(),
+              " and ", targets.size());
   Sequences own{{}, {}, args.tensor("targets")};
   const bool rows = own.targets.dim() == 2;
   std::vector<at::Tensor> parts;

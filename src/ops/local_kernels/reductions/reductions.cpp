@@ -1,4 +1,4 @@
-// Reductions, of values and of positions, and squeezes of split dimensions.
+// Reductions that return values or indices, and squeezes of sharded dimensions.
 #include <array>
 #include <limits>
 
@@ -7,9 +7,9 @@
 namespace dtensor {
 namespace {
 
-// Reductions whose plain local form would be wrong or would raise on some ranks: the mean (divides by the global count)
-// and those that have no value for an empty shard (filled with their identity, so that no rank raises alone; PITFALLS
-// A12).
+// Reductions for which ATen's operator on a shard would be wrong or would raise on some ranks. The mean divides by the
+// global count. Reductions without a value for an empty shard use their identity, so that no single rank raises
+// (PITFALLS A12).
 
 void mean(LocalCall& call) {
   const LocalArgs args(call);
@@ -37,7 +37,7 @@ std::vector<at::Tensor> identities(const LocalCall& call, const at::Tensor& self
   return results;
 }
 
-// The whole tensor has a value, of which this part knows nothing.
+// Whether this rank's shard is empty along `dims` although the global tensor is not.
 bool has_no_value(const at::Tensor& self, at::IntArrayRef full_tensor, at::IntArrayRef dims) {
   const auto has_none = [&](at::IntArrayRef sizes) {
     return std::any_of(dims.begin(), dims.end(), [&](std::int64_t d) { return sizes[d] == 0; });
@@ -45,7 +45,7 @@ bool has_no_value(const at::Tensor& self, at::IntArrayRef full_tensor, at::IntAr
   return has_none(self.sizes()) && !has_none(full_tensor);
 }
 
-// `extremes`: of each result.
+// `extremes`: the reduction of each result.
 template <ReduceOp... extremes>
 void reduce_with_identity(LocalCall& call) {
   constexpr std::array ops{extremes...};
@@ -61,9 +61,9 @@ void reduce_with_identity(LocalCall& call) {
   set_results(call, std::move(results));
 }
 
-// Reductions that return positions: argmax, argmin and max/min along a dimension that is split. Every rank offers its
-// best value with its global index; of equal values the smallest index wins and NaN beats all, as on one device. An
-// empty shard offers an index that never wins.
+// Reductions that return indices: argmax, argmin and max/min along a sharded dimension. Ranks gather the best value of
+// each with its global index. Among equal values the smallest index is chosen, and NaN precedes all values, as on one
+// device. An empty shard contributes an index that is never chosen.
 
 constexpr std::int64_t kNoIndex = std::numeric_limits<std::int64_t>::max();
 
@@ -81,7 +81,7 @@ Best best_along(const at::Tensor& x, std::int64_t dim, bool keepdim, bool larges
   return {value, index};
 }
 
-// Row-major index into the local part -> row-major index into the whole.
+// Converts row-major indices into the shard to row-major indices into the global tensor.
 at::Tensor globalize_flat(const at::Tensor& flat, const TensorSpec& spec, at::IntArrayRef local_sizes) {
   auto rest = flat, global = at::zeros_like(flat);
   std::int64_t stride = 1;
@@ -119,7 +119,7 @@ at::Tensor gather(const Communicator& comm, const at::Tensor& own) {
 }
 
 Best choose(const at::Tensor& values, const at::Tensor& indices, bool largest) {
-  const auto best = largest ? values.amax(0) : values.amin(0);  // NaN where any is
+  const auto best = largest ? values.amax(0) : values.amin(0);  // NaN if any is NaN
   auto hit = values.eq(best);
   if (values.is_floating_point()) hit.logical_or_(values.isnan().logical_and_(best.isnan()));
   return {best, indices.masked_fill(hit.logical_not(), kNoIndex).amin(0)};
@@ -146,8 +146,8 @@ void value_and_position(LocalCall& call) {
   set_results(call, {found.value, found.index});
 }
 
-// squeeze of a split dimension: a rank that holds one of its elements must not drop it, so the local call names the
-// dimensions that have size 1 in the whole.
+// squeeze of a sharded dimension. A dimension of local size 1 must stay if its global size is not 1, so the local call
+// names the dimensions of global size 1.
 
 void squeeze_global(LocalCall& call) {
   const LocalArgs args(call);

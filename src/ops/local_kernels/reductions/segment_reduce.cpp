@@ -1,10 +1,10 @@
-// Reductions of segments, whose places the values of one operand say.
+// segment_reduce: reductions of segments that the operand `lengths` or `offsets` defines.
 #include "ops/local_kernels/local_args.h"
 
 namespace dtensor {
 namespace {
 
-// ATen's kernels read as many rows as the lengths or offsets say, whether the data has them or not.
+// Checks lengths and offsets, because ATen's kernels read the data without bounds checks.
 void segments(LocalCall& call) {
   const LocalArgs args(call);
   const at::Tensor data = args.tensor("data"), lengths = args.tensor("lengths"), offsets = args.tensor("offsets");
@@ -14,7 +14,9 @@ void segments(LocalCall& call) {
     const auto size = data.size(args.integer("axis"));
     const auto last = (by_length ? lengths.sum(-1) : offsets).max().item<std::int64_t>();
     TORCH_CHECK(counts.min().item<std::int64_t>() >= 0 && last <= size,
-                by_length ? "lengths add up to " : "offsets reach ", last, " of ", size, " rows, or are negative");
+                by_length ? "expected non-negative lengths that sum to at most the number of rows, got a sum of "
+                          : "expected non-negative offsets of at most the number of rows, got up to ",
+                last, " for ", size, " rows");
   }
   set_results(call, run_aten_operator(call));
 }

@@ -1,6 +1,6 @@
-// Softmax, log-softmax, their gradients and logsumexp where the reduced dimension is split: each rank reduces its
-// slice, one small all_reduce of the maxima and one of the sums make the rows whole. No rank sees another's slice. An
-// empty slice contributes -inf and 0; a row of -inf is NaN as on one device.
+// Softmax, log-softmax, their gradients and logsumexp along a sharded dimension. Each rank reduces its shard, then one
+// small all_reduce combines the maxima and one the sums. Shards are not gathered. An empty shard contributes -inf and
+// 0. A row of -inf gives NaN, as on one device.
 #include "ops/local_kernels/local_args.h"
 
 #include <limits>
@@ -14,7 +14,7 @@ bool empty_along(const at::Tensor& x, at::IntArrayRef dims) {
   return std::any_of(dims.begin(), dims.end(), [&](std::int64_t d) { return x.size(d) == 0; });
 }
 
-// Of the real parts, where numbers have others.
+// The maxima over `dims` on all ranks; of the real parts for complex numbers.
 at::Tensor row_max(const LocalCall& call, const at::Tensor& values, at::IntArrayRef dims, AxisMask axes) {
   const auto x = values.is_complex() ? at::real(values) : values;
   auto largest = empty_along(x, dims) ? at::sum(x, dims, true).fill_(-kInfinity) : at::amax(x, dims, true);
@@ -22,7 +22,7 @@ at::Tensor row_max(const LocalCall& call, const at::Tensor& values, at::IntArray
 }
 
 struct Row {
-  at::Tensor x;  // this rank's slice in the accumulation type
+  at::Tensor x;  // this rank's shard in the accumulation dtype
   std::int64_t dim;
   AxisMask axes;
 };
@@ -50,7 +50,7 @@ void log_softmax(LocalCall& call) {
   set_results(call, {shifted.sub_(sum.log()).to(call.outputs[0]->dtype)});
 }
 
-// Rows of -inf only give 0.
+// _safe_softmax: a row that contains only -inf gives 0.
 void safe_softmax(LocalCall& call) {
   const LocalArgs args(call);
   Row row = row_of(args);
@@ -65,7 +65,7 @@ void safe_softmax(LocalCall& call) {
 
 struct Backward {
   at::Tensor grad, y;
-  Row row;  // of y
+  Row row;  // layout of y
 };
 
 Backward backward_of(const LocalArgs& args) {
@@ -88,7 +88,7 @@ void log_softmax_backward(LocalCall& call) {
   set_results(call, {(b.grad - b.y.exp().mul_(sum)).to(call.outputs[0]->dtype)});
 }
 
-// As ATen: an infinite maximum is not subtracted, so that rows of -inf give -inf and rows with inf give inf.
+// As in ATen, an infinite maximum is not subtracted, so rows of -inf give -inf and rows with inf give inf.
 void logsumexp(LocalCall& call) {
   const LocalArgs args(call);
   const auto dims = args.reduced_dims();
@@ -99,7 +99,7 @@ void logsumexp(LocalCall& call) {
   largest.masked_fill_(largest.abs().eq(kInfinity), 0);
   auto sum = all_reduce(call.mesh, (x - largest).exp_().sum(dims, true), ReduceOp::sum, axes);
   auto result = sum.log_().add_(largest);
-  if (!args.flag("keepdim")) result = result.sum(dims);  // dimensions of size 1: drops them
+  if (!args.flag("keepdim")) result = result.sum(dims);  // removes these dimensions, which have size 1
   set_results(call, {result.to(type)});
 }
 

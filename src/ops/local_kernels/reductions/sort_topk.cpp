@@ -1,4 +1,4 @@
-// Orders along a split dimension: sort and topk.
+// sort and topk along a sharded dimension.
 #include <algorithm>
 #include <limits>
 
@@ -9,14 +9,15 @@
 namespace dtensor {
 namespace {
 
-// sort along the one dimension that a tensor has, split over ranks: each sorts its part, all agree on exactly which
-// elements of every part belong to which rank's range of the result, exchange those, and merge. The result stays split
-// as the operand was; nobody holds the whole. Elements are compared by 64-bit keys whose order is the operator's (NaN
-// last, -0 equal to 0, reversed where descending) and, among equals, by their global index: stable, as on one device.
+// sort of a sharded 1-d tensor. Each rank sorts its shard. The ranks compute which elements of each shard belong to
+// which rank's range of the result, exchange these elements, and merge them. The result is sharded as the operand; it
+// is not gathered. Elements are compared by 64-bit keys in the operator's order (NaN last, -0 equal to 0, reversed if
+// descending), and equal keys by global index, so the sort is stable.
 
-// Fewer elements are gathered and sorted on every rank: the exact bounds take about twenty small collectives.
+// Tensors of up to kSmall elements are gathered and sorted on every rank, since the exact bounds take about 20
+// collectives.
 constexpr std::int64_t kSmall = 1 << 13;
-constexpr std::int64_t kPivots = 15;  // tried at once for each bound
+constexpr std::int64_t kPivots = 15;  // compared at once for each bound
 
 using Counts = std::vector<std::int64_t>;
 
@@ -25,10 +26,10 @@ struct SortRequest {
   bool descending;
 };
 
-// Bits of a float in an order of integers: negative ones count down.
+// Integers whose order is that of the floats: the magnitude bits of negative numbers are inverted.
 at::Tensor float_bits(const at::Tensor& values) {
   const bool wide = values.scalar_type() == at::kDouble;
-  const auto bits = (values + 0.0).contiguous().view(wide ? at::kLong : at::kInt);  // + 0: one zero
+  const auto bits = (values + 0.0).contiguous().view(wide ? at::kLong : at::kInt);  // + 0 turns -0 into 0
   const auto magnitude = wide ? at::Scalar(std::numeric_limits<std::int64_t>::max())
                               : at::Scalar(std::int64_t{std::numeric_limits<std::int32_t>::max()});
   const auto ordered = at::where(bits.lt(0), bits.bitwise_xor(magnitude), bits).to(at::kLong);
@@ -61,7 +62,7 @@ Counts agreed(const Communicator& comm, const Counts& mine, ReduceOp op, const a
   return {host.const_data_ptr<std::int64_t>(), host.const_data_ptr<std::int64_t>() + host.numel()};
 }
 
-// Where the key of the element at a global position lies, between both included.
+// The inclusive range that contains the key of the element at a global position.
 struct Range {
   std::int64_t low, high;
   std::int64_t pivot(std::int64_t i) const {  // 0 <= i < kPivots; without overflow
@@ -72,7 +73,7 @@ struct Range {
   }
 };
 
-// By how many elements there are up to each pivot; false once the key is known.
+// Narrows the range by the number of elements up to each pivot. Returns false once the key is determined.
 bool narrow(const std::int64_t* counts, std::int64_t position, Range& range) {
   const Range before = range;
   for (std::int64_t i = 0; i < kPivots && range.low <= before.pivot(i); ++i) {
@@ -85,7 +86,8 @@ bool narrow(const std::int64_t* counts, std::int64_t position, Range& range) {
   return range.low < range.high;
 }
 
-// The least key up to which at least `position` elements of all ranks lie, for each position.
+// For each position: the smallest key such that at least `position` elements of all ranks have this key or a smaller
+// one.
 Counts bounding_keys(const Communicator& comm, const Run& run, const Counts& positions, const at::Tensor& like) {
   const bool empty = run.begin == run.end;
   constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
@@ -107,7 +109,7 @@ Counts bounding_keys(const Communicator& comm, const Run& run, const Counts& pos
   return keys;
 }
 
-// splits[r][m]: how many of member r's elements come before the range of member m.
+// splits[r][m]: the number of member r's elements before the range of member m.
 std::vector<Counts> exact_splits(const Communicator& comm, const Run& run, const Counts& lengths,
                                  const at::Tensor& like) {
   const std::size_t n = lengths.size();
@@ -127,7 +129,7 @@ std::vector<Counts> exact_splits(const Communicator& comm, const Run& run, const
   for (std::size_t j = 0; j + 1 < n; ++j) {
     std::int64_t wanted = positions[j];
     for (const auto& g : gathered) wanted -= g.const_data_ptr<std::int64_t>()[2 * j];
-    for (std::size_t r = 0; r < n; ++r) {  // equals go by rank, which is by index
+    for (std::size_t r = 0; r < n; ++r) {  // equal keys in rank order, which is index order
       const auto* counts = gathered[r].const_data_ptr<std::int64_t>() + 2 * j;
       const auto equals = std::min(wanted, counts[1] - counts[0]);
       splits[r][j + 1] = counts[0] + equals;
@@ -148,7 +150,7 @@ std::vector<at::Tensor> exchange(const Communicator& comm, const at::Tensor& min
   return take;
 }
 
-// The order of several sorted runs that lie one behind the other, earlier runs first among equals.
+// The permutation that merges consecutive sorted runs. Among equal keys, earlier runs come first.
 at::Tensor merge(const at::Tensor& keys, std::vector<std::int64_t> ends) {
   auto order = at::arange(keys.numel(), at::kLong), scratch = at::empty_like(order);
   const auto* key = keys.const_data_ptr<std::int64_t>();
@@ -183,7 +185,7 @@ std::vector<at::Tensor> sort_full(const TensorSpec& spec, const at::Tensor& own,
   return results;
 }
 
-// Members' parts are ranges that follow each other.
+// Whether the members' shards are contiguous ranges in rank order.
 bool in_order(const std::vector<Segments>& members) {
   std::int64_t next = 0;
   for (const auto& segments : members) {
@@ -222,9 +224,9 @@ void sort(LocalCall& call) {
   set_results(call, full ? sort_full(*spec, x, r) : sort_split(comm, *spec, x, r, members));
 }
 
-// topk along a split dimension: each rank offers its own best min(k, part) values with their global indices; the best k
-// of those n*k candidates are the result on every rank. The whole dimension travels only where equal values compete on
-// the CPU, whose choice among them follows the whole row.
+// topk along a sharded dimension. Ranks gather the best k values of each shard with their global indices, and select
+// the best k of these candidates. The full dimension is gathered only for ties on the CPU, where the choice among equal
+// values depends on the full row.
 
 struct TopkRequest {
   std::int64_t k, dim;
@@ -235,7 +237,7 @@ TopkRequest request_of(const LocalArgs& args) {
   return {args.integer("k"), args.dim(), args.flag("largest"), args.flag("sorted")};
 }
 
-// Sizes differ per member: each offers at most what it holds, so nothing needs padding.
+// Gathers the candidates without padding: the number of candidates may differ between members.
 at::Tensor gather_offers(const Communicator& comm, const at::Tensor& own, std::int64_t wanted, std::int64_t dim,
                          const std::vector<Segments>& members) {
   std::vector<at::Tensor> received;
@@ -248,7 +250,7 @@ at::Tensor gather_offers(const Communicator& comm, const at::Tensor& own, std::i
   return at::cat(received, dim);
 }
 
-// Of sorted values; NaN equals NaN.
+// Whether sorted values contain equal ones. NaN equals NaN.
 bool has_ties(const at::Tensor& sorted, std::int64_t dim) {
   const auto n = sorted.size(dim) - 1;
   if (n <= 0) return false;
@@ -278,7 +280,7 @@ void topk(LocalCall& call) {
     const auto [values, indices] = at::topk(x, r.k, r.dim, r.largest, r.sorted);
     return set_results(call, {values, indices});
   }
-  // One more than asked for, so that a tie at the border shows.
+  // One more than k, to detect a tie at the boundary.
   const std::int64_t wanted = std::min(r.k + 1, spec->sizes[r.dim]);
   auto [values, indices] = at::topk(x, std::min(wanted, x.size(r.dim)), r.dim, r.largest, true);
   indices = to_global(indices, own_segments(spec, r.dim, spec->sizes[r.dim]));

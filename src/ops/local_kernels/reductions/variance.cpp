@@ -1,13 +1,14 @@
-// Moments over split dimensions: variances, layer norm, batch norm.
+// Moments over sharded dimensions: variances, layer norm, batch norm.
 #include "ops/local_kernels/local_args.h"
 #include "redistribute/part_views.h"
 
 namespace dtensor {
 namespace {
 
-// var, std, var_mean and std_mean over split dimensions. Each rank's mean and sum of squared deviations are combined in
-// double by the pairwise update of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing
-// sample variances", 1979), exact for uneven and empty shards: two all_reduces of one value per output element.
+// var, std, var_mean and std_mean over sharded dimensions. The means and sums of squared deviations of all ranks are
+// combined in double by the pairwise update of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for
+// computing sample variances", 1979), which is exact for uneven and empty shards. This takes two all_reduces of one
+// value per output element.
 
 struct VarianceAccumulator {
   at::Tensor mean;     // double (complex double for complex inputs)
@@ -21,7 +22,8 @@ double count_of(at::IntArrayRef sizes, at::IntArrayRef dims) {
 }
 
 VarianceAccumulator local_moments(const at::Tensor& self, at::IntArrayRef dims, double count, bool keepdim) {
-  // A mean rounded to float would put its error, times the ranks' distance, into the squares.
+  // Computed in double: the rounding error of a float mean, times the difference of the ranks' means, would enter
+  // `squares`.
   const auto x = self.to(self.is_complex() ? at::kComplexDouble : at::kDouble);
   if (count == 0) {
     const auto zero = at::sum(x, dims, keepdim);
@@ -31,7 +33,8 @@ VarianceAccumulator local_moments(const at::Tensor& self, at::IntArrayRef dims, 
   return {mean, variance * count};
 }
 
-// Of the whole, on every rank of `axes`; `count` is the global number of elements per mean. Two small all_reduces.
+// The global moments, on every rank of `axes`. `count` is the global number of elements per mean. Two small
+// all_reduces.
 VarianceAccumulator global_variance(const LocalCall& call, const at::Tensor& self, at::IntArrayRef dims, double count,
                                     bool keepdim, AxisMask axes) {
   const double own_count = count_of(self.sizes(), dims);
@@ -60,14 +63,14 @@ void variance(LocalCall& call) {
   set_results(call, std::move(results));
 }
 
-// Layer norm whose normalised dimensions are split: the moments of a row are combined over the ranks that hold it,
-// forward (two small all_reduces) and backward (one). Weight and bias may be split like the row or whole.
+// Layer norm with sharded normalized dimensions. The moments of a row are combined over the ranks that share it, with
+// two small all_reduces in forward and one in backward. Weight and bias may be sharded like the row, or replicated.
 
 struct Shape {
   std::vector<std::int64_t> outer, inner;  // dimensions of the input
-  double count;                            // elements of a whole row
-  AxisMask axes;                           // that split a row
-  at::ScalarType type;                     // of the computation
+  double count;                            // elements of a global row
+  AxisMask axes;                           // axes that shard a row
+  at::ScalarType type;                     // computation dtype
 };
 
 Shape shape_of(const LocalArgs& args) {
@@ -83,7 +86,7 @@ Shape shape_of(const LocalArgs& args) {
   return s;
 }
 
-// This rank's part of a weight or bias, in the type of the computation; undefined where absent.
+// This rank's shard of a weight or bias, in the computation dtype; undefined if absent.
 at::Tensor own_parameter(const LocalArgs& args, const char* name, const Shape& s) {
   auto parameter = args.tensor(name);
   if (!parameter.defined()) return parameter;
@@ -109,14 +112,14 @@ void layer_norm(LocalCall& call) {
   set_results(call, {y.to(call.outputs[0]->dtype), mean.to(call.outputs[1]->dtype), rstd.to(call.outputs[2]->dtype)});
 }
 
-// Sum over the rows of this rank, Partial on the axes that split the rows.
+// Sum over this rank's rows, Partial on the axes that shard the rows.
 at::Tensor sum_of_rows(const LocalCall& call, const LocalArgs& args, const at::Tensor& x, const Shape& s, int output) {
   const auto sum = s.outer.empty() ? x : x.sum(s.outer);
   return reduce_contribution(call, sum, ReduceOp::sum, shard_axes(args.spec("input"), s.outer), output)
       .to(call.outputs[output]->dtype);
 }
 
-// d/dx of (x - mean) rstd: rstd (g - mean(g) - xhat mean(g xhat)), the means over whole rows.
+// d/dx of (x - mean) rstd: rstd (g - mean(g) - xhat mean(g xhat)), with means over global rows.
 at::Tensor grad_input(const LocalCall& call, const at::Tensor& g, const at::Tensor& xhat, const at::Tensor& rstd,
                       const Shape& s) {
   const auto own = at::stack({g.sum(s.inner, true), (g * xhat).sum(s.inner, true)}).div_(s.count);
@@ -139,15 +142,16 @@ void layer_norm_backward(LocalCall& call) {
   set_results(call, std::move(grads));
 }
 
-// Batch norm whose batch or places are split: moments and gradient sums over the whole batch (two small all_reduces
-// forward, one backward), running statistics updated alike on every rank. Variance as one device computes it: biased
-// for the output, unbiased for the running one. One kernel for all operators that have these arguments.
+// Batch norm with a sharded batch or sharded spatial dimensions. Moments and gradient sums are those of the global
+// batch (two small all_reduces in forward, one in backward), and running statistics are equal on all ranks. As on one
+// device, the output uses the biased variance and the running variance is unbiased. One kernel serves all operators
+// with these arguments.
 
 struct NormLayout {
-  std::vector<std::int64_t> reduced;  // all dimensions but the channels'
+  std::vector<std::int64_t> reduced;  // all dimensions except the channels
   std::vector<std::int64_t> channel;  // shape in which a vector of channels broadcasts
-  double count;                       // elements of a whole channel
-  AxisMask axes;                      // that split what is reduced
+  double count;                       // elements of a global channel
+  AxisMask axes;                      // axes that shard reduced dimensions
 };
 
 NormLayout layout_of(const LocalArgs& args, const at::Tensor& input) {
@@ -163,7 +167,7 @@ NormLayout layout_of(const LocalArgs& args, const at::Tensor& input) {
   return l;
 }
 
-// As the input's channels lie, in double.
+// A per-channel argument in double, in the shape `channel`; undefined if absent.
 at::Tensor vector(const LocalArgs& args, const char* name, const NormLayout& l) {
   const auto tensor = args.has(name) ? args.tensor(name) : at::Tensor();
   return tensor.defined() && tensor.numel() == l.channel[1] ? tensor.to(at::kDouble).view(l.channel) : at::Tensor();
@@ -174,12 +178,12 @@ void update(const LocalArgs& args, const char* name, const at::Tensor& value, do
   if (running.defined()) running.copy_(running.to(at::kDouble) * (1 - momentum) + value.flatten() * momentum);
 }
 
-// `unsaid`: what operators without a flag do.
-bool is_training(const LocalArgs& args, bool unsaid) {
+// Whether the operator trains. `default_value` is the value for operators without such a flag.
+bool is_training(const LocalArgs& args, bool default_value) {
   for (const char* flag : {"training", "train", "update"}) {
     if (args.has(flag)) return args.flag(flag);
   }
-  return unsaid;
+  return default_value;
 }
 
 double epsilon(const LocalArgs& args) {
@@ -193,8 +197,8 @@ double momentum_of(const LocalArgs& args) {
   return args.value(args.has("momentum") ? "momentum" : "exponential_average_factor").toDouble();
 }
 
-// Returned, or written to out=; the running statistics are written already. Results that nobody asked for are
-// undefined.
+// Returns the results, written to out= arguments if there are any. The running statistics are already updated. Results
+// that are not requested are undefined.
 void finish(LocalCall& call, std::vector<at::Tensor> results) {
   const auto& arguments = call.info.args;
   const auto reserve = LocalArgs(call).tensor("input").options().dtype(at::kByte);
@@ -225,7 +229,7 @@ Statistics batch_statistics(LocalCall& call, const LocalArgs& args, const at::Te
   return {mean, (squares / l.count).add_(epsilon(args)).rsqrt_()};
 }
 
-// Nothing is split that the plain kernel looks at as a whole.
+// Whether ATen's kernel on the shard gives the correct result: no reduced dimension is sharded, or none is reduced.
 bool can_run_regular_operator(const at::Tensor& input, const NormLayout& l, bool training) {
   return input.numel() > 0 && (l.axes == 0 || !training);
 }
@@ -251,7 +255,7 @@ void batch_norm(LocalCall& call) {
   finish(call, {y.to(call.outputs[0]->dtype), saved(s.mean, 1), saved(s.rstd, 2)});
 }
 
-// d/dx of rstd (x - mean) w: w rstd (g - mean(g) - xhat mean(g xhat)) while training, w rstd g else.
+// d/dx of rstd (x - mean) w: w rstd (g - mean(g) - xhat mean(g xhat)) in training, otherwise w rstd g.
 void batch_norm_backward(LocalCall& call) {
   const LocalArgs args(call);
   const auto input = args.tensor("input");

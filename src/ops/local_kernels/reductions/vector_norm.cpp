@@ -1,7 +1,7 @@
-// Vector norms over split dimensions, of one tensor or of a list. A rank takes the norm of its part, contributes its
-// p-th power (double, so that large and many values neither overflow nor lose digits) and takes the root of what all
-// contribute. A list may mix meshes and placements: tensors that are split over the same axes of the same mesh share
-// one collective, and axes that replicate a tensor are not summed over, so each logical element counts once.
+// Vector norms over sharded dimensions, of one tensor or of a list. Ranks compute the norm of their shard, all_reduce
+// its p-th power (in double, against overflow and rounding), and take the root. A list may mix meshes and placements:
+// tensors that are sharded over the same axes of the same mesh share one collective. Axes that replicate a tensor are
+// not summed, so each element counts once.
 #include "ops/local_kernels/local_args.h"
 
 #include <cmath>
@@ -13,7 +13,7 @@ struct Order {
   double p;
   bool extreme() const { return std::isinf(p); }
   ReduceOp op() const { return !extreme() ? ReduceOp::sum : p > 0 ? ReduceOp::max : ReduceOp::min; }
-  bool additive() const { return extreme() || p == 0 || p == 1; }  // norms combine as they are
+  bool additive() const { return extreme() || p == 0 || p == 1; }  // norms are combined without powers
 };
 
 Order order_of(const c10::IValue& value) { return {value.isNone() ? 2.0 : value.toScalar().toDouble()}; }
@@ -45,17 +45,17 @@ void vector_norm(LocalCall& call) {
   set_results(call, {roots(sum, order).to(call.outputs[0]->dtype)});
 }
 
-// Tensors of a list whose scalars travel together.
+// Tensors of a list whose norms share one collective.
 struct Group {
   const MeshInfo* mesh;
   AxisMask axes;
   std::vector<std::size_t> members;
 };
 
-// A tensor on a mesh that this rank is not in: no norm here, no part in its collective.
+// Whether the tensor's mesh excludes this rank, which then has no norm and does not participate in the collective.
 bool absent(const TensorSpec* spec) { return spec != nullptr && !spec->mesh->is_member; }
 
-// Ranks meet in the order of the list, which is the same on all.
+// Groups in the order of the list, so that all ranks issue the collectives in the same order.
 std::vector<Group> groups_of(c10::ArrayRef<SpecPtr> specs, std::size_t count) {
   std::vector<Group> groups;
   for (std::size_t i = 0; i < count; ++i) {
@@ -70,7 +70,7 @@ std::vector<Group> groups_of(c10::ArrayRef<SpecPtr> specs, std::size_t count) {
   return groups;
 }
 
-// Local norms of the tensors that `chosen` picks, by ATen's list operator.
+// Local norms of the tensors that `chosen` selects, by ATen's list operator.
 template <class Choice>
 void norms_of(const std::vector<at::Tensor>& tensors, Order order, std::optional<at::ScalarType> dtype, Choice chosen,
               std::vector<at::Tensor>& norms) {
@@ -113,12 +113,12 @@ void check_not_empty(const LocalCall& call, std::size_t count, Order order) {
   }
 }
 
-// A position without a mesh has a plain result.
+// The dtype of result i. A position without a mesh has a regular tensor as result.
 at::ScalarType result_type(const LocalCall& call, std::size_t i) {
   return call.outputs[i] ? call.outputs[i]->dtype : call.decision.outputs[i].meta.dtype;
 }
 
-// Where nothing is split the local norms are the norms already.
+// Combines the norms of a group. Without sharded axes the local norms are the result.
 void combine_group(const LocalCall& call, const Group& group, Order order, std::vector<at::Tensor>& norms) {
   std::vector<at::Tensor> own;
   for (const auto i : group.members) own.push_back(norms[i]);
