@@ -290,7 +290,7 @@ class Boundary(unittest.TestCase):
             net(torch.ones(rows[dtensor.rank()], 4))
 
         for rows in ([2, 2], [2, 3]):  # equal data, too
-            with self.assertRaisesRegex(RuntimeError, "gathered within the call of its unit's module"):
+            with self.assertRaisesRegex(RuntimeError, "gathered only during the call of its unit's module"):
                 dtensor.run(2, on_rank, rows)
 
     def test_lent_parameters_are_parameters(self):

@@ -1,4 +1,4 @@
-// Gradient scaling: unscales the local parts, and says on every rank whether any rank found an infinity or NaN.
+// Gradient scaling: unscales local gradients, and sets found_inf on every rank if any rank found an infinity or NaN.
 #include "autograd/materialized_view.h"
 #include "mesh/mesh_impl.h"
 #include "ops/local_kernels/special/special_kernel.h"
@@ -9,12 +9,14 @@ namespace dtensor {
 namespace {
 
 void check_reaches_base(const DTensorImpl& written, const char* what) {
-  TORCH_CHECK(
-      !written.is_detached_view() || is_base_writable(written), "_amp_foreach_non_finite_check_and_unscale_: ", what,
-      " is a view whose base had to be redistributed, so what is written to it would be lost, ", written.spec()->str());
+  TORCH_CHECK(!written.is_detached_view() || is_base_writable(written),
+              "_amp_foreach_non_finite_check_and_unscale_: ", what,
+              " is a view whose base was redistributed, so the write would be lost (", written.spec()->str(),
+              "). Redistribute the base first.");
 }
 
-// Undefined outside the mesh. Shares of a gradient may be finite where their sum is not.
+// The local gradient; undefined outside the mesh. Partial gradients are refused, since summands may be finite although
+// their sum is not.
 at::Tensor local_gradient(const at::Tensor& tensor) {
   auto* impl = dtensor_or_null(tensor);
   if (impl == nullptr) return tensor;
@@ -28,7 +30,7 @@ at::Tensor local_gradient(const at::Tensor& tensor) {
   return local;
 }
 
-// Each mesh once, in order of appearance.
+// Collects each mesh once, in order of appearance.
 void note_mesh(const at::Tensor& tensor, std::vector<MeshRef>& meshes) {
   auto* impl = dtensor_or_null(tensor);
   if (impl == nullptr) return;
@@ -36,7 +38,7 @@ void note_mesh(const at::Tensor& tensor, std::vector<MeshRef>& meshes) {
   if (std::find(meshes.begin(), meshes.end(), mesh) == meshes.end()) meshes.push_back(mesh);
 }
 
-// What was written to views that had to be moved.
+// Writes the values of materialized views to their bases.
 void write_bases(at::TensorList tensors) {
   for (const at::Tensor& tensor : tensors) {
     auto* impl = dtensor_or_null(tensor);
@@ -44,7 +46,7 @@ void write_bases(at::TensorList tensors) {
   }
 }
 
-// `value` may be the local tensor itself.
+// Writes a replicated value to the DTensor. `value` may be its local tensor.
 void write_full(const at::Tensor& tensor, const at::Tensor& value) {
   auto* impl = dtensor_or_null(tensor);
   if (impl == nullptr) return;
@@ -64,7 +66,7 @@ void agree(const at::Tensor& found, const MeshInfo& mesh) {
 
 }  // namespace
 
-// self list, found_inf, inv_scale
+// Arguments: self (a list), found_inf, inv_scale.
 void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack) {
   const auto arguments = torch::jit::pop(stack, entry.args.size());
   std::vector<MeshRef> meshes;
@@ -80,7 +82,7 @@ void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack) {
   torch::jit::Stack call{parts, found, full_value(arguments[2].toTensor())};
   if (!parts.empty()) entry.op.callBoxed(call);
   write_bases(tensors);
-  // Ranks that are in two meshes carry the news from one to the other: over a chain of n meshes it takes n rounds.
+  // Each round propagates found_inf between meshes that share ranks; a chain of n meshes takes n rounds.
   for (std::size_t round = 0; round < meshes.size(); ++round) {
     for (const auto& mesh : meshes) agree(found, *mesh);
   }

@@ -1,7 +1,6 @@
-// as_strided speaks of memory, which a DTensor has only by its global strides. What autograd and users ask for are
-// views of a dense tensor: each dimension of the view steps along one dimension of the base. Those are taken as select,
-// slice, permute and unsqueeze; a merge or split of dimensions as view; anything else that stays within a dense base as
-// a view of the gathered base, which counts as moved; what lies outside is an error on every rank.
+// as_strided in terms of the global strides of a DTensor. If each dimension of the view steps along one dimension of
+// the base, it runs as select, slice, permute and unsqueeze. A merge or split of dimensions runs as view. Any other
+// view within a dense base is a view of the gathered base. A view outside of the base is an error on every rank.
 #include <ATen/ops/expand.h>
 #include <ATen/ops/permute.h>
 #include <ATen/ops/select.h>
@@ -25,7 +24,7 @@ struct Strided {
   std::int64_t offset;
 };
 
-// How the view walks one dimension of the base: start, step and length; selected where the view has no such dimension.
+// How the view steps along one dimension of the base: start, step and length. Without a view dimension it is a select.
 struct Walk {
   std::int64_t start = 0, step = 1, length = 1;
   int view_dim = -1;
@@ -38,8 +37,8 @@ std::vector<std::size_t> by_decreasing_stride(const at::Tensor& base) {
   return order;
 }
 
-// The step along a dimension of the base that a stride of the view is; 0: none. An expanded dimension is stood still
-// in.
+// The step along a base dimension that a stride of the view corresponds to; 0: none. For an expanded base dimension
+// (stride 0) only stride 0 corresponds.
 std::int64_t step_of(std::int64_t wanted, std::int64_t stride) {
   if (stride == 0) return wanted == 0 ? 1 : 0;
   return wanted % stride == 0 ? wanted / stride : 0;
@@ -78,7 +77,7 @@ bool find_walks(const at::Tensor& base, const Strided& want, std::vector<Walk>& 
 
 at::Tensor take_walks(const at::Tensor& base, const Strided& want, const std::vector<Walk>& walks) {
   auto view = base;
-  std::vector<int> view_dims;  // of the dimensions that are left
+  std::vector<int> view_dims;  // view dimension of each remaining base dimension
   for (int d = static_cast<int>(walks.size()) - 1; d >= 0; --d) {
     const auto& walk = walks[static_cast<std::size_t>(d)];
     if (walk.view_dim < 0) {
@@ -146,10 +145,10 @@ at::Tensor strided_view(const at::Tensor& base, const Strided& want) {
   if (std::vector<Walk> walks; find_walks(base, want, walks)) return take_walks(base, want, walks);
   if (is_simple_view(base, want)) return base.view(want.sizes);
   if (stays_inside(base, want)) return view_of_full(base, want);
-  TORCH_CHECK(false, "as_strided of a DTensor: sizes [", c10::Join(", ", want.sizes), "], strides [",
-              c10::Join(", ", want.strides), "], offset ", want.offset, " lies outside of ",
-              as_dtensor(base.unsafeGetTensorImpl())->spec()->str(), " with strides ", base.strides(), " and offset ",
-              base.storage_offset(), ", or that one has gaps; use select, slice, permute or view");
+  TORCH_CHECK(false, "as_strided of a DTensor: expected a view within a dense base, got sizes [",
+              c10::Join(", ", want.sizes), "], strides [", c10::Join(", ", want.strides), "], offset ", want.offset,
+              " of ", as_dtensor(base.unsafeGetTensorImpl())->spec()->str(), " with strides ", base.strides(),
+              " and offset ", base.storage_offset(), "; use select, slice, permute or view");
 }
 
 }  // namespace
@@ -160,8 +159,8 @@ void as_strided_special(const OpEntry& entry, torch::jit::Stack& stack) {
   const auto& offset = torch::jit::peek(stack, 3, 4);
   const Strided want{torch::jit::peek(stack, 1, 4).toIntVector(), torch::jit::peek(stack, 2, 4).toIntVector(),
                      offset.isNone() ? base.storage_offset() : offset.toInt()};
-  TORCH_CHECK(want.sizes.size() == want.strides.size(), "as_strided: ", want.sizes.size(), " sizes and ",
-              want.strides.size(), " strides");
+  TORCH_CHECK(want.sizes.size() == want.strides.size(), "as_strided: expected as many strides as sizes, got ",
+              want.sizes.size(), " sizes and ", want.strides.size(), " strides");
   auto view = strided_view(base, want);
   torch::jit::drop(stack, 4);
   stack.emplace_back(std::move(view));

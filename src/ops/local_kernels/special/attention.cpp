@@ -1,5 +1,5 @@
-// scaled_dot_product_attention, which autograd decomposes before the engine sees it, and dtensor::attention(): where
-// the sequence is split they take ways of their own (src/attention).
+// scaled_dot_product_attention, which autograd would otherwise decompose, and dtensor::attention(). On sharded
+// sequences both run context-parallel algorithms (src/attention).
 #include "dtensor/attention.h"
 
 #include <ATen/Context.h>
@@ -29,7 +29,8 @@ namespace {
 using attention_impl::attend;
 using attention_impl::CachedForward;
 
-// On a mesh of CPUs, whose flash kernel gives the log-sum-exp; others gather keys by the kernels' rules.
+// The common mesh of the tensors if it is a CPU mesh, otherwise null. The context-parallel algorithms need the
+// log-sum-exp of the CPU's flash kernel; on other devices the kernels' rules gather keys.
 const MeshInfo* one_mesh(std::initializer_list<const at::Tensor*> tensors) {
   const MeshInfo* mesh = nullptr;
   for (const auto* t : tensors) {
@@ -49,7 +50,7 @@ const OpEntry& entry_of_attention() {
   return entry;
 }
 
-// As a call of ATen's operator; in the mask's place may be another operand of the options.
+// The arguments of ATen's operator. `mask` may be another operand of the options.
 std::vector<c10::IValue> call_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const at::Tensor& mask) {
   return {q, k, v, mask.defined() ? c10::IValue(mask) : c10::IValue(), 0.0, false, c10::IValue(), false};
@@ -61,7 +62,7 @@ void check_regular_tensor(const at::Tensor& q, const at::Tensor& k, const at::Te
   if (view.has_regular) check_regular_operands(entry_of_attention(), args, view);
 }
 
-// Under Checked, on members of the mesh.
+// The checks of checked mode, on members of the mesh.
 std::optional<AttentionCheck> check_before(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                            const AttentionOptions& options) {
   if (C10_LIKELY(!checked_values())) return std::nullopt;
@@ -71,7 +72,7 @@ std::optional<AttentionCheck> check_before(const at::Tensor& q, const at::Tensor
   return AttentionCheck(q, k, v, options, should_sample_call(entry_of_attention(), view));
 }
 
-// Says what operands that do not lie alike move; returns the bytes.
+// Reports implicit redistributions of operands with different placements, and returns their bytes.
 std::int64_t report_implicit_redistributions_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                 const AttentionOptions& options, AttentionStrategy strategy) {
   if (C10_LIKELY(!is_implicit_redistribution_restricted() && !is_listening(Event::Kind::op) &&
@@ -89,7 +90,7 @@ std::int64_t report_implicit_redistributions_of(const at::Tensor& q, const at::T
   return moves.bytes;
 }
 
-// Selective recomputation knows attention by the kernel that one device runs.
+// The hooks of selective recomputation. It identifies attention by the kernel that runs on one device.
 CachedForward cached_forward() {
   if (C10_LIKELY(!is_caching_results())) return {};
   static const OpEntry& entry =
@@ -130,7 +131,8 @@ at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Te
   return out;
 }
 
-// ATen's own composite kernel judges calls that do not fit, and serves those that it may pick another kernel for.
+// Whether this kernel runs the call. ATen's composite kernel runs other calls: it raises errors for invalid ones, and
+// selects another kernel for others.
 bool takes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
            double dropout, bool causal, bool gqa) {
   const bool masked = mask && mask->defined();
@@ -146,8 +148,8 @@ bool takes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
   return attention_impl::sequence_axes(q, k, v) != 0;
 }
 
-// Which of a GPU's kernels are tried first ATen settles when it is first asked, without a lock: thread ranks that ask
-// at once may be told differently.
+// Makes ATen initialize its priority order of GPU attention kernels. ATen does this at the first call without a lock,
+// so ranks that are threads could get different orders.
 void force_kernel_order(const at::Tensor& q) {
   static std::once_flag once;
   if (q.device().type() != c10::kCUDA) return;
@@ -183,7 +185,7 @@ at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at:
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
   const auto device = q.device().type();
-  // Autocast casts once what ATen's operator is given. It knows no meta device.
+  // Casts as autocast casts the operands of ATen's operator, because autocast does not support the meta device.
   if (at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device)) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto type = at::autocast::get_autocast_dtype(device);
@@ -218,7 +220,7 @@ AttentionStrategy parse_attention_strategy(std::string_view name) {
        {AttentionStrategy::automatic, AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
     if (name == to_string(s)) return s;
   }
-  TORCH_CHECK(false, "the strategy of attention is auto, ring, gather or ulysses, not '", name, "'");
+  TORCH_CHECK(false, "expected auto, ring, gather or ulysses as strategy of attention, got '", name, "'");
 }
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// The whole operands are gathered, and what one device gives is computed on every rank.
+// Gathers the full operands, and computes the result of one device on every rank.
 #include "ops/local_kernels/special/attention_check.h"
 
 #include "attention/dtensor_attention.h"

@@ -1,5 +1,5 @@
-// Checked mode's look at attention on a split sequence, which is no operator with a rule: replicas are compared with
-// each other, and calls that are picked with plain ATen on the whole operands.
+// Checks of attention on a sharded sequence in checked mode. Replicas are compared across ranks, and sampled calls are
+// compared with ATen's attention on full operands. Attention needs its own check because it has no sharding rule.
 #pragma once
 
 #include "dtensor/attention.h"
@@ -9,10 +9,10 @@ namespace dtensor {
 
 class AttentionCheck {
  public:
-  // Before the call, on members of the mesh. Collective.
+  // Checks the operands before the call, on members of the mesh. `picked`: also compare the result. Collective.
   AttentionCheck(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
                  bool picked);
-  // After it. Collective. Throws on every rank of the mesh.
+  // Checks the result after the call. Throws on every rank of the mesh. Collective.
   void compare(const at::Tensor& out) const;
 
  private:

@@ -1,5 +1,5 @@
-// out= overloads that compute into memory of `out`, exchange it, or forget it where operands are no plain tensors: the
-// overload that returns its result is called instead, and the result is copied.
+// out= overloads that ATen implements by writing the memory of `out`, by replacing it, or incorrectly for tensor
+// subclasses. The functional overload runs instead, and its result is copied to `out`.
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
@@ -28,8 +28,9 @@ void run_functional_and_copy(const c10::OperatorHandle& op, torch::jit::Stack& s
   const at::Tensor out = torch::jit::pop(stack).toTensor();
   functional_overload(op).callBoxed(stack);
   const at::Tensor result = torch::jit::pop(stack).toTensor();
-  TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), op.schema().name(), ": a result of type ",
-              result.scalar_type(), " cannot be written to out= of type ", out.scalar_type());
+  TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), op.schema().name(),
+              ": expected an out= tensor of a type to which ", result.scalar_type(), " can be cast, got ",
+              out.scalar_type());
   if (out.sizes() != result.sizes()) out.resize_(result.sizes());
   out.copy_(result);
   stack.emplace_back(out);

@@ -1,5 +1,5 @@
-// Factories that write to out=: every rank makes the whole, which has no operands, and keeps its part; random ones fill
-// the DTensor in place, by global index.
+// Factories with out=. Every rank computes the full tensor, which has no operands, and keeps its shard. Random
+// factories fill the DTensor in place, by global index.
 #include <ATen/ATen.h>
 
 #include "ops/local_kernels/special/special_kernel.h"
@@ -24,9 +24,10 @@ const c10::IValue* argument(const OpInfo& op, c10::ArrayRef<c10::IValue> args, c
 }  // namespace
 
 void check_no_generator(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
-  TORCH_CHECK(op.generator_arg < 0 || args[static_cast<std::size_t>(op.generator_arg)].isNone(), op.name(),
-              ": a generator has no meaning for a DTensor, whose values depend on the mesh's random state; seed that "
-              "with manual_seed(mesh, seed)");
+  TORCH_CHECK(
+      op.generator_arg < 0 || args[static_cast<std::size_t>(op.generator_arg)].isNone(), op.name(),
+      ": expected no generator, got one; the random values of a DTensor depend on the mesh's random state, which "
+      "manual_seed(mesh, seed) sets");
 }
 
 void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor& out) {
@@ -37,8 +38,7 @@ void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor
   if (name == "aten::normal") return out.normal_(given("mean")->toDouble(), given("std")->toDouble()), void();
   TORCH_CHECK_NOT_IMPLEMENTED(
       name == "aten::randint", op.name(),
-      " has no placement-independent form; make it outside the mesh's tensors, on one rank, and "
-      "use distribute_tensor_from");
+      " does not support DTensors; create the tensor on one rank and use distribute_tensor_from");
   out.random_(given("low") == nullptr ? 0 : given("low")->toInt(), given("high")->toInt());
 }
 
@@ -48,8 +48,8 @@ void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack) {
   check_no_generator(entry, args);
   if (entry.is_random || entry.name().name == "aten::normal") {
     const auto* sizes = argument(entry, args, "size");
-    TORCH_CHECK_NOT_IMPLEMENTED(sizes != nullptr, entry.name(), " on a DTensor: a permutation has no out= form; call ",
-                                "randperm in a MeshScope");
+    TORCH_CHECK_NOT_IMPLEMENTED(sizes != nullptr, entry.name(),
+                                " does not support out= with a DTensor; call randperm in ", "a MeshScope");
     resize_global(out, sizes->toIntVector());
     draw_as(entry, args, out);
   } else {

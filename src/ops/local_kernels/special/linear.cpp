@@ -1,5 +1,5 @@
-// linear, which autograd decomposes before the engine sees it: into a transpose, a product of matrices and two views,
-// and as many for its backward. Here it is one operator each way.
+// linear as one operator in forward and one in backward. Autograd would decompose it into a transpose, a matrix product
+// and two views, with as many operators in backward.
 #include <ATen/ATen.h>
 #include <ATen/ops/linear_backward_ops.h>
 #include <ATen/ops/linear_native.h>
@@ -22,7 +22,9 @@ using torch::autograd::variable_list;
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 at::Tensor as_rows(const at::Tensor& t) {
-  TORCH_CHECK(t.dim() > 0, "the gradient of linear: an operand without a dimension of features");
+  TORCH_CHECK(
+      t.dim() > 0,
+      "the gradient of linear: expected operands of at least 1 dimension, got one without a dimension of features");
   return t.reshape({c10::multiply_integers(t.sizes().slice(0, t.sizes().size() - 1)), t.sizes().back()});
 }
 
@@ -33,7 +35,7 @@ at::Tensor gradient_of_input(const at::Tensor& grad, const at::Tensor& weight) {
   return rows.view(sizes);
 }
 
-// Of operators that autograd knows.
+// The gradients as a composition of differentiable operators.
 Gradients differentiable(const at::Tensor& x, const at::Tensor& grad, const at::Tensor& weight,
                          std::array<bool, 3> mask) {
   return {mask[0] ? gradient_of_input(grad, weight) : at::Tensor(),
@@ -41,7 +43,8 @@ Gradients differentiable(const at::Tensor& x, const at::Tensor& grad, const at::
           mask[2] ? as_rows(grad).sum(0) : at::Tensor()};
 }
 
-// ATen's own LinearBackward0 keeps both operands whatever needs a gradient: a frozen weight would keep activations.
+// Saves only the operands that the required gradients need. ATen's LinearBackward0 saves both, so a frozen weight would
+// keep activations alive.
 struct LinearBackward final : Node {
   SavedVariable x, weight;
 
@@ -80,8 +83,8 @@ auto node_of(const at::Tensor& x, const at::Tensor& weight, const std::optional<
   return node;
 }
 
-// ATen's composite kernel judges calls that do not fit, serves forward-mode derivatives and shows dispatch modes the
-// operators that they know.
+// Whether this kernel runs the call. ATen's composite kernel raises errors for invalid calls, and runs calls with
+// forward-mode derivatives or under a dispatch mode, which expects ATen's decomposition.
 bool takes(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const bool biased = bias.has_value() && bias->defined();
   if (!dtensor_or_null(x) || !dtensor_or_null(weight) || (biased && !dtensor_or_null(*bias))) return false;

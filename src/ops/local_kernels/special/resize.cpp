@@ -1,5 +1,5 @@
-// resize_ and resize_as_ speak of memory too: the elements as they lie there, cut or followed by whatever. Where the
-// sizes change the tensor becomes Replicate, since its shards have nothing to do with the new shape.
+// resize_ and resize_as_, which keep the elements in memory order. If the sizes change, the tensor becomes Replicate,
+// since its shards do not correspond to the new shape.
 #include <ATen/ATen.h>
 
 #include <optional>
@@ -13,7 +13,7 @@
 namespace dtensor {
 namespace {
 
-// A copy that lies as the global tensor does; row-major where that is expanded.
+// A copy with the memory order of the global tensor; row-major if the tensor is expanded.
 at::Tensor memory_of(const at::Tensor& full, const TensorSpec& spec) {
   if (!has_dense_order(spec)) return full.clone(at::MemoryFormat::Contiguous);
   return at::empty_strided(spec.sizes, spec.strides, full.options()).copy_(full);
@@ -27,7 +27,7 @@ std::optional<at::MemoryFormat> asked_format(const c10::IValue& format, const c1
   return preserved ? shape.toTensor().suggest_memory_format() : asked;
 }
 
-// The elements stay where they are in memory, and another order of dimensions is read from it.
+// Changes the strides to those of `format`. The elements keep their order in memory.
 void restride_global(const at::Tensor& tensor, at::MemoryFormat format) {
   auto* impl = as_dtensor(tensor.unsafeGetTensorImpl());
   const auto& spec = *impl->spec();
@@ -58,7 +58,7 @@ void resize_special(const OpEntry& entry, torch::jit::Stack& stack) {
   const std::size_t count = entry.args.size();
   const auto tensor = torch::jit::peek(stack, 0, count).toTensor();
   TORCH_CHECK(dtensor_or_null(tensor) != nullptr, entry.name(),
-              ": a plain tensor does not take a DTensor's shape this way; call resize_ with its sizes");
+              ": expected a DTensor to resize, got a regular tensor; call resize_ with the DTensor's sizes");
   const auto& shape = torch::jit::peek(stack, 1, count);
   const auto sizes = shape.isTensor() ? shape.toTensor().sizes().vec() : shape.toIntVector();
   const auto format = asked_format(torch::jit::peek(stack, 2, count), shape);

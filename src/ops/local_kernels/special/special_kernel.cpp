@@ -1,4 +1,4 @@
-// The table of operators with a special kernel, by name with overload, and the short ones among these.
+// The table of special kernels by operator name with overload, and the short kernels.
 #include "ops/local_kernels/special/special_kernel.h"
 
 #include <ATen/EmptyTensor.h>
@@ -29,13 +29,13 @@ namespace {
 
 using torch::jit::Stack;
 
-// LibTorch's own decomposition, whose parts have rules and come back to the engine one by one.
+// Runs LibTorch's decomposition. Its operators have rules and dispatch to the engine.
 void decompose(const OpEntry& entry, Stack& stack) {
   entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
 }
 
-// A DTensor on the meta device is a plain meta tensor of the global sizes: ATen asks for one to learn sizes and types
-// (products with zero tensors in second derivatives, for instance).
+// Converts a DTensor to the meta device: the result is a regular meta tensor of the global sizes. ATen does this to
+// infer sizes and dtypes (for products with zero tensors in second derivatives, for instance).
 void to_copy(const OpEntry& entry, Stack& stack) {
   const std::size_t count = entry.args.size();
   const auto& device = torch::jit::peek(stack, entry.device_arg, count);
@@ -47,15 +47,15 @@ void to_copy(const OpEntry& entry, Stack& stack) {
   stack.emplace_back(at::empty_strided(self.sizes(), self.strides(), at::TensorOptions(type).device(at::kMeta)));
 }
 
-// Whether two tensors' memory has the same length, which forward-mode derivatives ask before they keep a tangent: of a
-// DTensor, the length that its global sizes and strides span.
+// Whether two tensors have storage of the same length. Forward-mode autograd requires this of a tangent. The storage of
+// a DTensor counts as the length that its global sizes and strides span.
 void has_same_storage_numel(const OpEntry&, Stack& stack) {
   const auto spanned = [](const at::Tensor& t) { return at::detail::computeStorageNbytes(t.sizes(), t.strides(), 1); };
   const at::Tensor other = torch::jit::pop(stack).toTensor(), self = torch::jit::pop(stack).toTensor();
   stack.emplace_back(spanned(self) == spanned(other));
 }
 
-// Of the memory of this rank's part; outside the mesh there is none.
+// Whether the local tensor is pinned; false outside the mesh.
 void is_pinned(const OpEntry& entry, Stack& stack) {
   c10::IValue& operand = torch::jit::peek(stack, 0, entry.args.size());
   const at::Tensor tensor = operand.toTensor();
@@ -68,8 +68,8 @@ void is_pinned(const OpEntry& entry, Stack& stack) {
   entry.op.callBoxed(stack);
 }
 
-// Never read: on the CPU its pages are never touched. On a GPU the part stands for the whole; what the choice reads
-// (types, features, lengths) does not depend on the rank.
+// A tensor with the global shape, whose data is not read; on the CPU its pages stay untouched. On a GPU it is the local
+// tensor: what the choice of a kernel reads (dtypes, features, lengths) is equal on all ranks.
 at::Tensor shape_of(const at::Tensor& tensor) {
   auto* impl = dtensor_or_null(tensor);
   if (impl == nullptr) return tensor;
@@ -78,7 +78,7 @@ at::Tensor shape_of(const at::Tensor& tensor) {
   return at::empty_strided(spec.sizes, spec.strides, at::TensorOptions(spec.dtype));
 }
 
-// Which attention kernel to take: asked about the global sizes, so that every rank gets one answer and nothing moves.
+// Selects the attention kernel by the global sizes, so that all ranks select the same one without communication.
 void choose_attention(const OpEntry& entry, Stack& stack) {
   for (std::size_t i = stack.size() - entry.args.size(); i < stack.size(); ++i) {
     if (stack[i].isTensor()) stack[i] = shape_of(stack[i].toTensor());
@@ -92,8 +92,8 @@ c10::List<at::Tensor> copies_of(const c10::IValue& list) {
   return copies;
 }
 
-// Optimizer steps that return new lists (_fused_adam and its kin): the in-place step on copies. Their lists differ in
-// length, which no rule for list positions can say.
+// Functional optimizer steps (_fused_adam and others): the in-place step on copies. Their lists differ in length, which
+// rules for list positions do not support.
 void step_on_copies(const OpEntry& entry, Stack& stack) {
   const auto& step = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow((entry.name().name + "_").c_str(), ""));
   Stack call = torch::jit::pop(stack, entry.args.size());
@@ -107,26 +107,28 @@ void step_on_copies(const OpEntry& entry, Stack& stack) {
   for (auto& list : results) stack.emplace_back(std::move(list));
 }
 
-// A local kernel, which gives its results as a list, knows no out=.
+// Runs an out= overload of a list operator by its functional overload, because local kernels for lists do not support
+// out=.
 void list_to_out(const OpEntry& entry, Stack& stack) {
   const auto out = torch::jit::pop(stack).toTensorVector();
   functional_overload(entry.op).callBoxed(stack);
   at::_foreach_copy_(out, torch::jit::pop(stack).toTensorVector());
 }
 
-// Raises where an element of the first operand is not zero. ATen's kernel then looks for it in memory: it gets the
-// whole.
+// Throws if an element of the first operand is not zero. ATen's kernel reads the element's index from memory, so it
+// gets the full tensor.
 void check_linalg_errors(const OpEntry& entry, Stack& stack) {
   c10::IValue& operand = torch::jit::peek(stack, 0, entry.args.size());
   const at::Tensor info = operand.toTensor();
   const auto* impl = dtensor_or_null(info);
-  const bool outside = impl != nullptr && !impl->spec()->mesh->is_member;  // the members find out
+  const bool outside = impl != nullptr && !impl->spec()->mesh->is_member;  // members of the mesh raise the error
   if (outside || !info.any().item<bool>()) return torch::jit::drop(stack, entry.args.size());
   operand = full_value(info);
   entry.op.callBoxed(stack);
 }
 
-// Refuses a matrix with a zero on its diagonal: by its place in the batch, of which a rank's kernel knows a part.
+// Throws for a matrix with a zero on its diagonal, with its global batch index. The local kernel has only a shard of
+// the batch.
 void cholesky_inverse(const OpEntry& entry, Stack& stack) {
   const at::Tensor factor = torch::jit::peek(stack, 0, entry.args.size()).toTensor();
   if (factor.dim() > 2 && factor.numel() > 0) {
@@ -137,8 +139,8 @@ void cholesky_inverse(const OpEntry& entry, Stack& stack) {
   run_by_rule(entry, stack);
 }
 
-// The libraries whose operators torch.distributed calls. Their schemas do not say that most of them write, and none
-// knows a mesh: they would send this rank's part, or what the engine gathered for them, and drop what came.
+// The operator libraries of torch.distributed. Their operators are refused: they do not support meshes, and their
+// schemas do not declare writes. They would send the local or the gathered tensor, and received data would be lost.
 constexpr std::string_view kTorchDistributed[] = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"};
 
 bool is_torch_distributed_op(const OpInfo& op) {
@@ -148,12 +150,11 @@ bool is_torch_distributed_op(const OpInfo& op) {
 }
 
 void refuse_communication(const OpEntry& entry, Stack&) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, entry.text(),
-      ", an operator of torch.distributed, got a DTensor, which is one tensor on all ranks of its ",
-      "mesh already: take item() or full_tensor() for its value, redistribute() to move or reduce it, and to_local() "
-      "to ",
-      "communicate this rank's part as a regular tensor");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, entry.text(),
+                              ": expected regular tensors for an operator of torch.distributed, got a DTensor. Use "
+                              "item() or full_tensor() for ",
+                              "its value, redistribute() to move or reduce it, and to_local() to ",
+                              "communicate the local tensor as a regular tensor");
 }
 
 using Table = std::unordered_map<std::string, SpecialKernel>;
@@ -196,7 +197,7 @@ Table make_table() {
   return table;
 }
 
-// Makes a tensor of numbers only, and writes it to out=.
+// Whether the operator creates a tensor from numbers only and writes it to out=.
 bool is_factory_out(const OpInfo& op) {
   return op.has_out && op.args.back().out && op.returns.size() == 1 &&
          std::none_of(op.args.begin(), op.args.end() - 1, [](const ArgInfo& arg) { return arg.holds_tensors(); });
@@ -204,7 +205,7 @@ bool is_factory_out(const OpInfo& op) {
 
 }  // namespace
 
-// ATen's composite kernel reads the indices' memory, which a DTensor has not.
+// ATen's composite kernel reads the memory of the indices, which a DTensor does not have.
 std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::Tensor& where, std::int64_t dim) {
   TORCH_CHECK(where.scalar_type() == at::kLong && where.dim() <= 1,
               "tensor_split expected tensor_indices_or_sections to be a zero-dimensional or one-dimensional tensor of ",

@@ -1,5 +1,5 @@
-// Operators that the engine handles as a whole, because their arguments speak of memory (strides and offsets) or of the
-// tensor object itself.
+// Special kernels: operators that run without a sharding rule, because their arguments describe memory (strides and
+// offsets) or the tensor object itself.
 #pragma once
 
 #include "ops/dispatch/operator_entry.h"
@@ -7,7 +7,7 @@
 
 namespace dtensor {
 
-// Null for most.
+// The special kernel of an operator, or null if it runs by its rule.
 SpecialKernel find_special(const OpInfo& op);
 
 void as_strided_special(const OpEntry& entry, torch::jit::Stack& stack);
@@ -15,31 +15,31 @@ void resize_special(const OpEntry& entry, torch::jit::Stack& stack);
 void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack);
 void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack);
 
-// Of an overload with out=: what the overload without it returns, copied to `out`, which is resized to it.
+// Runs an out= overload by its functional overload, and copies the result to `out`, which is resized if necessary.
 void run_functional_and_copy(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-// Of operators that autograd decomposes before the engine sees them (registered beside the others).
+// Kernels for composite operators, which autograd would otherwise decompose. They are registered at the autograd key.
 at::Tensor linear_special(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::Tensor& where, std::int64_t dim);
 at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const std::optional<at::Tensor>& mask, double dropout, bool causal,
                              std::optional<double> scale, bool gqa);
 
-// Of plain tensors: ATen has this operator for some backends only.
+// aten::linear_backward on regular tensors. ATen implements it for some backends only.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward_kernel(const at::Tensor& x, const at::Tensor& grad,
                                                                       const at::Tensor& weight,
                                                                       std::array<bool, 3> mask);
 
-// Refuses a generator, on every rank and before a random operator is counted: what a DTensor holds depends on the
-// random state of its mesh's world alone.
+// Throws if a generator is passed, on every rank and before the random operator is counted. Random values of a DTensor
+// depend only on the random state of its mesh's world.
 void check_no_generator(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
-// Fills `out` by global index with what the random factory `op` would make, called with `args` (rand, randint, ...).
+// Fills `out` by global index with the values of the random factory `op` (rand, randint, ...) for `args`.
 void draw_as(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const at::Tensor& out);
 
-// An operand that is gathered for an operator which speaks of memory: what ImplicitRedistributionScope says to that.
+// Reports the gather of an operand to ImplicitRedistributionScope and explain().
 void report_gather(const char* name, const TensorSpec& from, const Placements& to);
 
-// Gives a DTensor other sizes: the elements in row-major order, cut or followed by whatever, Replicate.
+// Resizes a DTensor and makes it Replicate. Elements keep their order in memory; added elements are uninitialized.
 void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes);
 
 }  // namespace dtensor
