@@ -1,8 +1,9 @@
-# LibTorch as imported targets of our own: torch_cpu, c10 and the include folders. The wheel's TorchConfig.cmake needs a
-# CUDA toolkit and links libraries that a CPU program does not want. Installed along, so that dtensorConfig.cmake uses it.
-#   in:  what LocateLibTorch.cmake looks at
+# Defines imported targets for LibTorch: torch_cpu, c10 and the include folders. The wheel's TorchConfig.cmake requires
+# a CUDA toolkit and links libraries that a CPU program does not need. This file is installed too, for
+# dtensorConfig.cmake.
+#   in:  the variables of LocateLibTorch.cmake
 #   out: LibTorch::torch_cpu, LibTorch::c10, LIBTORCH_ROOT, LIBTORCH_VERSION; LibTorch::c10_cuda and LibTorch::torch_cuda
-#        where their libraries are there
+#        if their libraries exist
 include("${CMAKE_CURRENT_LIST_DIR}/LocateLibTorch.cmake")
 dtensor_locate_libtorch(LIBTORCH_ROOT)
 if(LIBTORCH_ROOT)
@@ -13,7 +14,7 @@ include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch REQUIRED_VARS LIBTORCH_ROOT VERSION_VAR LIBTORCH_VERSION
   REASON_FAILURE_MESSAGE "Run `make setup` in the dtensor sources, or set LIBTORCH to the folder that holds include/ and lib/.")
 
-# An imported library of LibTorch's lib/; nothing where the file is absent.
+# Defines an imported library of LibTorch's lib/ if the file exists.
 function(_dtensor_libtorch_library name)
   set(file "${LIBTORCH_ROOT}/lib/lib${name}.so")
   if(TARGET LibTorch::${name} OR NOT EXISTS "${file}")

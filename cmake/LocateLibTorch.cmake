@@ -1,7 +1,8 @@
-# Which LibTorch to build against. One answer for CMake (FindLibTorch.cmake) and for scripts/setup.sh, which runs this file
-# with `cmake -P`: prints the folder that holds include/ and lib/, or nothing, and tells on stderr what was passed over.
+# Selects the LibTorch to build against, for CMake (FindLibTorch.cmake) and for scripts/setup.sh. The latter runs this
+# file with `cmake -P`: it prints the folder that holds include/ and lib/, or nothing, and reports skipped folders on
+# stderr.
 #   order: LIBTORCH (variable or environment; must be usable), CMAKE_PREFIX_PATH, the active Python's torch, the user's cache
-# A build folder remembers the environment's LIBTORCH as it does its compiler: what ninja configures again finds the same one.
+# A build folder caches the environment's LIBTORCH like its compiler, so that a reconfiguration by ninja finds the same one.
 set(DTENSOR_LIBTORCH_MINIMUM 2.11)
 set(DTENSOR_LIBTORCH_PINNED 2.15.0)
 
@@ -29,7 +30,7 @@ function(dtensor_libtorch_version root out)
   set(${out} "" PARENT_SCOPE)
 endfunction()
 
-# What the loader does not find of what `library` needs, as words; empty: nothing.
+# A comma-separated list of the libraries that `library` needs and the loader does not find.
 function(dtensor_absent_libraries library out)
   execute_process(COMMAND ldd "${library}" OUTPUT_VARIABLE needs ERROR_QUIET)
   string(REGEX MATCHALL "[^\n\t ]+ => not found" absent "${needs}")
@@ -38,7 +39,7 @@ function(dtensor_absent_libraries library out)
   set(${out} "${absent}" PARENT_SCOPE)
 endfunction()
 
-# `why` is empty where `root` can be built against and loaded.
+# Sets `why` to the reason for which `root` is not usable, or to the empty string.
 function(dtensor_libtorch_problem root why)
   set(${why} "" PARENT_SCOPE)
   foreach(file include/ATen/core/Tensor.h lib/libtorch_cpu.so lib/libc10.so)
@@ -49,7 +50,7 @@ function(dtensor_libtorch_problem root why)
   endforeach()
   dtensor_libtorch_version("${root}" version)
   if(NOT version OR version VERSION_LESS DTENSOR_LIBTORCH_MINIMUM)
-    set(${why} "its version is ${version}, at least ${DTENSOR_LIBTORCH_MINIMUM} is needed" PARENT_SCOPE)
+    set(${why} "its version is ${version}, expected at least ${DTENSOR_LIBTORCH_MINIMUM}" PARENT_SCOPE)
     return()
   endif()
   dtensor_absent_libraries("${root}/lib/libtorch_cpu.so" absent)
@@ -58,7 +59,7 @@ function(dtensor_libtorch_problem root why)
   endif()
 endfunction()
 
-# The folder of the torch that the interpreter would import, or empty. pip hides it from builds by PYTHONPATH.
+# The folder of the torch that the interpreter imports, or empty. pip hides it from builds with PYTHONPATH.
 function(dtensor_torch_of_python python out)
   set(script "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s and s.origin else '')")
   foreach(environment "" "--unset=PYTHONPATH")
@@ -93,7 +94,7 @@ function(_dtensor_libtorch_candidates out)
   set(${out} ${found} ${cached} PARENT_SCOPE)
 endfunction()
 
-# The first usable one, or empty. A LIBTORCH that is set and not usable is an error: the user meant that one.
+# The first usable LibTorch, or empty. A LIBTORCH that is set but not usable is an error.
 function(dtensor_locate_libtorch out)
   set(${out} "" PARENT_SCOPE)
   set(wanted "${LIBTORCH}")
@@ -118,7 +119,7 @@ function(dtensor_locate_libtorch out)
       set(${out} "${root}" PARENT_SCOPE)
       return()
     endif()
-    message(NOTICE "LibTorch in ${root} is passed over: ${why}.")
+    message(NOTICE "Skipping LibTorch in ${root}: ${why}.")
   endforeach()
 endfunction()
 

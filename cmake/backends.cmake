@@ -1,5 +1,6 @@
-# Which communicator backends are built. In: DTENSOR_WITH_MPI, DTENSOR_WITH_NCCL (AUTO: where what it needs is found, ON:
-# an error where it is not, OFF). Out: DTENSOR_MPI, DTENSOR_NCCL (TRUE or FALSE) and a reason for the summary in *_WHY.
+# Selects the communicator backends to build. In: DTENSOR_WITH_MPI, DTENSOR_WITH_NCCL (AUTO: if their dependencies are
+# found, ON: an error if they are not, OFF). Out: DTENSOR_MPI, DTENSOR_NCCL (TRUE or FALSE) and a reason for the summary
+# in *_WHY.
 foreach(backend MPI NCCL)
   set(DTENSOR_WITH_${backend} AUTO CACHE STRING "Build the ${backend} backend: AUTO, ON or OFF")
   set_property(CACHE DTENSOR_WITH_${backend} PROPERTY STRINGS AUTO ON OFF)
@@ -7,7 +8,7 @@ foreach(backend MPI NCCL)
   set(DTENSOR_${backend}_WHY "switched off")
 endforeach()
 
-# Ends the configuration where the user asked for a backend that cannot be built.
+# Sets the result of a backend. It is an error if the user requested a backend that cannot be built.
 macro(_dtensor_resolve_backend backend found what missing)
   if(${found})
     set(DTENSOR_${backend} TRUE)
@@ -26,7 +27,7 @@ if(DTENSOR_WITH_MPI)
   _dtensor_resolve_backend(MPI MPI_CXX_FOUND "MPI ${MPI_CXX_VERSION}, ${MPIEXEC_EXECUTABLE}" "an MPI compiler (libopenmpi-dev)")
 endif()
 
-# The wheel's NCCL comes before the toolkit's: LibTorch's own libtorch_cuda.so may need a newer one, and a process has one.
+# The wheel's NCCL precedes the toolkit's: libtorch_cuda.so may need a newer one, and a process loads only one.
 if(DTENSOR_WITH_NCCL)
   get_filename_component(_site "${LIBTORCH_ROOT}" DIRECTORY)
   find_package(CUDAToolkit QUIET)

@@ -1,4 +1,4 @@
-# The installed tree: find_package(dtensor CONFIG), then dtensor::dtensor and, where NCCL was built, dtensor::cuda.
+# Installation. Users call find_package(dtensor CONFIG) and link dtensor::dtensor and, if NCCL was built, dtensor::cuda.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(_package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/dtensor)
@@ -8,9 +8,9 @@ if(TARGET dtensor_cuda)
   list(APPEND _libraries dtensor_cuda)
 endif()
 if(TARGET dtensor_mpi)
-  install(TARGETS dtensor_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)  # nobody links it
+  install(TARGETS dtensor_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)  # loaded by dlopen, never linked
 endif()
-# An installed library finds its neighbour and LibTorch, which finds CUDA's libraries by its own run path.
+# An installed library finds libraries of its own folder and LibTorch, which finds CUDA's libraries by its own run path.
 if(SKBUILD)
   set_target_properties(${_libraries} PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
 else()

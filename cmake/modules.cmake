@@ -1,24 +1,24 @@
-# One object target per module of src/. A module is a folder; its sources are found by name, and a folder in it that is declared as
-# a module of its own is none of it. Backends are chosen by file, never by #ifdef: src/comm/mpi/ where MPI is built,
-# src/comm/launch/no_mpi.cpp where it is not; src/comm/nccl/, src/random/cuda/ and src/moe/cuda/ belong to the library dtensor_cuda, so
-# that programs for the CPU never load CUDA's libraries.
+# One object library per module of src/. A module is a folder with all its sources, without sub-folders that are
+# declared as modules themselves. Backends are selected by file, not by #ifdef: src/comm/mpi/ with MPI,
+# src/comm/launch/no_mpi.cpp without it. src/comm/nccl/, src/random/cuda/ and src/moe/cuda/ belong to the library
+# dtensor_cuda, so that CPU programs never load CUDA.
 add_library(dtensor_pch OBJECT ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
 target_link_libraries(dtensor_pch PUBLIC LibTorch::torch_cpu)
 target_precompile_headers(dtensor_pch PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h> <torch/library.h>
   <algorithm> <functional> <map> <memory> <mutex> <numeric> <optional> <string> <unordered_map> <vector>)
 
-# ccache hashes this checksum instead of the precompiled header, whose bytes differ from clone to clone: it names all that
-# goes into it (the compiler's flags are hashed with each command).
+# ccache hashes this checksum instead of the precompiled header, whose bytes differ between clones. It contains all
+# inputs of the header; ccache hashes the compiler's flags with each command.
 get_target_property(pch_headers dtensor_pch PRECOMPILE_HEADERS)
 file(WRITE ${CMAKE_BINARY_DIR}/CMakeFiles/dtensor_pch.dir/cmake_pch.hxx.gch.sum
   "${LIBTORCH_ROOT} ${LIBTORCH_VERSION} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_FLAGS} ${CMAKE_BUILD_TYPE} ${pch_headers}")
 
-# The include folder of `target`: links to `modules` and to public `headers`, or those of src/internal. An include of any other module finds no file; this is
-# what keeps the dependencies between modules one-way.
+# Creates the include folder of `target`: links to `modules`, and to `headers` of include/dtensor or src/internal. The
+# compiler finds no other header, which keeps the dependencies between modules acyclic.
 function(dtensor_include_modules target modules headers)
   set(folder ${CMAKE_BINARY_DIR}/include/${target})
   file(REMOVE_RECURSE ${folder})
-  list(SORT modules)  # a module before the modules in it, which come along with it
+  list(SORT modules)  # a module before its sub-modules, which its link contains
   foreach(module ${modules})
     if(NOT EXISTS ${folder}/${module})
       get_filename_component(parent ${folder}/${module} DIRECTORY)
@@ -36,22 +36,23 @@ function(dtensor_include_modules target modules headers)
     endif()
     file(CREATE_LINK ${CMAKE_SOURCE_DIR}/${found} ${folder}/${link} SYMBOLIC)
   endforeach()
-  # Messages and debuggers name the file in src/, not the link.
+  # Diagnostics and debuggers show the path in src/, not the link.
   target_include_directories(${target} PRIVATE ${folder})
   target_compile_options(${target} PRIVATE -ffile-prefix-map=${folder}=./src)
 endfunction()
 
-# What compiling any file of src/ needs.
+# Sets the dependencies that every file of src/ needs.
 function(dtensor_compile_like_module target)
   target_link_libraries(${target} PUBLIC LibTorch::torch_cpu PRIVATE nlohmann_json::nlohmann_json)
   target_precompile_headers(${target} REUSE_FROM dtensor_pch)
 endfunction()
 
-# Puts files into the list `variable` in place of those of `folder` that it lists: each includes DTENSOR_BATCH of them by
-# "module/file.cpp", a name that is the same in every clone, which CMake's own unity builds do not give the compiler cache. An
-# empty file costs above a second, in which templates of LibTorch's headers are instantiated that a precompiled header cannot keep. Files of a
-# module share one namespace then: helpers in unnamed namespaces need names of their own.
-set(DTENSOR_BATCH 3 CACHE STRING "How many files of src/ are compiled together; 1 rebuilds quickest after a change of one")
+# Unity build: replaces the files of `folder` in the list `variable` by files that include DTENSOR_BATCH of them each.
+# They include "module/file.cpp", a path that is equal in all clones, unlike the paths of CMake's own unity builds, so
+# that ccache hits. Each translation unit costs over a second for templates of LibTorch's headers, which a precompiled
+# header cannot contain. Files of a module share a translation unit, so helpers in unnamed namespaces need distinct
+# names.
+set(DTENSOR_BATCH 3 CACHE STRING "Files of src/ per translation unit; 1 is fastest for rebuilds after a change of one file")
 function(dtensor_batch variable name folder)
   set(files ${${variable}})
   list(SORT files)
@@ -69,8 +70,8 @@ function(dtensor_batch variable name folder)
   set(${variable} ${batches} PARENT_SCOPE)
 endfunction()
 
-# dtensor_module(folder [DEPENDS modules...] [PUBLIC headers...]); none named: all public headers, and src/internal.
-# Sub-folders belong to the folder, but for those that were declared before it.
+# dtensor_module(folder [DEPENDS modules...] [PUBLIC headers...]). Without PUBLIC: all public headers, and src/internal.
+# The module contains sub-folders, except those that were declared as modules before it.
 function(dtensor_module name)
   cmake_parse_arguments(PARSE_ARGV 1 module "" "" "DEPENDS;PUBLIC")
   string(REPLACE / _ target dtensor_${name})
@@ -89,10 +90,10 @@ function(dtensor_module name)
     dtensor_batch(sources ${target} ${CMAKE_SOURCE_DIR}/src)
   endif()
   add_library(${target} OBJECT ${sources})
-  if(DTENSOR_BATCH GREATER 1)  # of types in unnamed namespaces, which gcc takes for those of a header
+  if(DTENSOR_BATCH GREATER 1)  # gcc treats types in unnamed namespaces of included files as those of a header
     target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
   endif()
-  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # gcc 12 says it of the inline storage of every c10::SmallVector
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # false positive of gcc 12 for the inline storage of c10::SmallVector
     target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
   endif()
   dtensor_compile_like_module(${target})
@@ -102,7 +103,7 @@ function(dtensor_module name)
   endif()
   dtensor_include_modules(${target} "${name};${module_DEPENDS}" "${module_PUBLIC}")
   if(name STREQUAL "comm" AND DTENSOR_MPI)
-    # Its types only: libdtensor_mpi.so, which is loaded where it is asked for, is linked with it.
+    # Only MPI's headers: libdtensor_mpi.so links MPI and is loaded at run time.
     target_include_directories(${target} SYSTEM PRIVATE ${MPI_CXX_INCLUDE_DIRS})
     target_compile_definitions(${target} PRIVATE OMPI_SKIP_MPICXX
       DTENSOR_MPI_LIBRARY="$<TARGET_SONAME_FILE_NAME:dtensor_mpi>")

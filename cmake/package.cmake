@@ -1,5 +1,5 @@
-# `cpack -G DEB` and `cpack -G TGZ` in a build folder. LibTorch is in neither: it is found when a program is configured, and must be
-# of the release that the package was built with (cmake/dtensorConfig.cmake.in says so in one line).
+# Packages: `cpack -G DEB` and `cpack -G TGZ` in a build folder. They do not contain LibTorch. find_package(dtensor)
+# finds it, and requires the version that the package was built with (cmake/dtensorConfig.cmake.in).
 set(CPACK_PACKAGE_NAME dtensor)
 set(CPACK_PACKAGE_VENDOR "the dtensor authors")
 set(CPACK_PACKAGE_CONTACT "the dtensor authors <dtensor@localhost>")
@@ -12,7 +12,7 @@ set(CPACK_STRIP_FILES ON)
 
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
-# By hand: shlibdeps asks which package brings libtorch_cpu.so, and none does.
+# Listed explicitly, because shlibdeps requires a package that contains libtorch_cpu.so, and none does.
 set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6 (>= 2.36), libstdc++6 (>= 12), libgcc-s1")
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "g++, cmake (>= 3.25)")
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libopenmpi3, openmpi-bin")

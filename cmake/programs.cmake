@@ -1,5 +1,5 @@
-# One program per folder with a main.cpp. Its parts (all sources but main.cpp) are an object library PREFIX_NAME, so that
-# tests/NAME can call them. `setup` is called with each target; PREFIX_programs names the programs.
+# Adds one program per folder with a main.cpp. All sources except main.cpp form an object library PREFIX_NAME, which
+# tests/NAME can link. Calls `setup` with each target, and sets PREFIX_programs to the list of programs.
 function(dtensor_folder_programs prefix setup)
   set(programs)
   file(GLOB folders RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*)

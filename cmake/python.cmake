@@ -1,13 +1,13 @@
-# Whether the Python module is built. In: DTENSOR_WITH_PYTHON (AUTO: where a Python with a torch of the LibTorch's release is
-# found, ON: an error where it is not, OFF), Python3_EXECUTABLE (by default the one that scripts/setup.sh made, where it also got
-# the LibTorch, else the first one found). Out: DTENSOR_PYTHON_MODULE (TRUE or FALSE), its reason in *_WHY, DTENSOR_PYTHON_TORCH
-# (that torch's folder).
+# Decides whether the Python module is built. In: DTENSOR_WITH_PYTHON (AUTO: if a Python with a torch of LibTorch's
+# version is found, ON: an error if it is not, OFF), Python3_EXECUTABLE (by default the one of scripts/setup.sh, if
+# LibTorch is also from there, otherwise the first one found). Out: DTENSOR_PYTHON_MODULE (TRUE or FALSE), its reason in
+# *_WHY, DTENSOR_PYTHON_TORCH (the folder of that torch).
 set(DTENSOR_WITH_PYTHON AUTO CACHE STRING "Build the Python module: AUTO, ON or OFF")
 set_property(CACHE DTENSOR_WITH_PYTHON PROPERTY STRINGS AUTO ON OFF)
 set(DTENSOR_PYTHON_MODULE FALSE)
 set(DTENSOR_PYTHON_MODULE_WHY "switched off")
 
-# `why` is empty where the Python's torch can be built against: it is asked in `folder`, without importing it.
+# Sets `why` to the reason for which the torch in `folder` is not usable, or to the empty string. Does not import torch.
 function(_dtensor_python_problem folder why)
   set(${why} "" PARENT_SCOPE)
   if(NOT EXISTS "${folder}/lib/libtorch_python.so")
@@ -16,7 +16,7 @@ function(_dtensor_python_problem folder why)
   endif()
   dtensor_libtorch_version("${folder}" version)
   if(NOT version STREQUAL LIBTORCH_VERSION)
-    set(${why} "${Python3_EXECUTABLE} has torch ${version}, and this is built with LibTorch ${LIBTORCH_VERSION}" PARENT_SCOPE)
+    set(${why} "${Python3_EXECUTABLE} has torch ${version}, but LibTorch is ${LIBTORCH_VERSION}" PARENT_SCOPE)
     return()
   endif()
   dtensor_absent_libraries("${folder}/lib/libtorch_python.so" absent)
@@ -38,7 +38,7 @@ elseif(DTENSOR_WITH_PYTHON)
   set(_why "no Python with headers was found (python3-dev)")
   if(Python3_FOUND)
     dtensor_torch_of_python(${Python3_EXECUTABLE} DTENSOR_PYTHON_TORCH)
-    if(SKBUILD AND NOT DTENSOR_PYTHON_TORCH)  # isolated from it: the one that was built against
+    if(SKBUILD AND NOT DTENSOR_PYTHON_TORCH)  # an isolated build does not see torch: use the one of LIBTORCH
       set(DTENSOR_PYTHON_TORCH ${LIBTORCH_ROOT})
     endif()
     _dtensor_python_problem("${DTENSOR_PYTHON_TORCH}" _why)

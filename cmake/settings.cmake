@@ -1,4 +1,4 @@
-# How every file of the project is compiled: warnings, sanitizers, ccache, linker, how many compilers at once.
+# Compilation settings of all files: warnings, sanitizers, ccache, linker, number of parallel compilers.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -13,8 +13,8 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
 set(CMAKE_CXX_FLAGS_DEBUG "-Og -g -D_GLIBCXX_ASSERTIONS")
 add_compile_options(-Wall -Wextra -Wpedantic)  # in the precompiled header too, or gcc rejects it
 
-set(DTENSOR_SANITIZE "" CACHE STRING "Sanitizers of the whole build, as in -fsanitize=")
-if(DTENSOR_SANITIZE MATCHES "undefined")  # at -O2 its checks double the time of a compilation
+set(DTENSOR_SANITIZE "" CACHE STRING "Sanitizers of all targets, as in -fsanitize=")
+if(DTENSOR_SANITIZE MATCHES "undefined")  # at -O2 its checks double the compile time
   set(CMAKE_CXX_FLAGS_RELEASE "-O1 -g1")
 endif()
 if(DTENSOR_SANITIZE)
@@ -22,10 +22,10 @@ if(DTENSOR_SANITIZE)
   add_link_options(-fsanitize=${DTENSOR_SANITIZE})
 endif()
 
-# Programs too, not -fPIE: with one code model the precompiled header serves every target.
+# Programs use -fPIC too, not -fPIE, so that all targets can share the precompiled header.
 add_compile_options(-fPIC)
 
-# One cache for all clones: paths below the source folder are hashed relative to it, and none stays in the objects.
+# All clones share one ccache: paths are hashed relative to the source folder, and objects contain no absolute paths.
 add_compile_options(-ffile-prefix-map=${CMAKE_SOURCE_DIR}=.)
 find_program(CCACHE ccache)
 if(CCACHE)
@@ -38,7 +38,7 @@ if(MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
 
-# A compiler on an ATen header takes about 1.3 GB: never more of them than fit in memory.
+# Compiling a file with ATen headers takes about 1.3 GB, so the number of parallel compilers is limited by memory.
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
 cmake_host_system_information(RESULT memory_mb QUERY TOTAL_PHYSICAL_MEMORY)
 math(EXPR DTENSOR_COMPILE_JOBS "${memory_mb} / 1300")

@@ -1,4 +1,4 @@
-# The table at the end of the configuration: what is built, with what.
+# Prints the table at the end of the configuration: the enabled features and their versions.
 function(_dtensor_print_row name value)
   string(LENGTH "${name}" length)
   math(EXPR pad "12 - ${length}")
@@ -15,7 +15,7 @@ function(_dtensor_print_feature name flag why)
 endfunction()
 
 message(STATUS "dtensor ${PROJECT_VERSION}")
-_dtensor_print_row("build" "${CMAKE_BUILD_TYPE} ${DTENSOR_SANITIZE}, ${DTENSOR_COMPILE_JOBS} compilers at once")
+_dtensor_print_row("build" "${CMAKE_BUILD_TYPE} ${DTENSOR_SANITIZE}, ${DTENSOR_COMPILE_JOBS} parallel compilers")
 _dtensor_print_row("compiler" "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 _dtensor_print_row("LibTorch" "${LIBTORCH_VERSION}  (${LIBTORCH_ROOT})")
 _dtensor_print_feature("threads" TRUE "always")

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Makes libraries that stand for CUDA's, so that `import torch` of the wheel works without the three gigabytes of the real ones.
+"""Makes stubs of CUDA's libraries, so that `import torch` of the wheel works without the real ones (3 GB).
 
-cuda_stubs.py TORCH/lib FOLDER writes one library into FOLDER for each of CUDA's that torch links, beyond those that its CPU part
-links itself. Each has the symbols that torch wants of it; who calls one ends, and nobody does where there is no GPU.
+cuda_stubs.py TORCH/lib FOLDER writes one library into FOLDER for each CUDA library that torch links, except those that its
+CPU part links itself. Each defines the symbols that torch needs. A call of a stub aborts the program; without a GPU there
+are no such calls.
 """
 
 import pathlib
@@ -10,7 +11,7 @@ import re
 import subprocess
 import sys
 
-# How the symbols begin that carry no version which names their library.
+# Prefixes of symbols without a version that identifies their library.
 PREFIXES = {"libcusparseLt": "cusparseLt", "libcufile": "cuFile", "libnccl": "nccl", "libnvshmem_host": "nvshmem"}
 
 
@@ -19,13 +20,13 @@ def lines(*command):
 
 
 def needed(library):
-    """Names of the libraries of CUDA's that it links; libcuda is the driver's."""
+    """Names of the CUDA libraries that it links, without libcuda, which belongs to the driver."""
     names = [re.search(r"\(NEEDED\).*\[(lib(?:cu|nv|nccl).*)\]", line) for line in lines("readelf", "-d", str(library))]
     return {name[1] for name in names if name and not name[1].startswith("libcuda.")}
 
 
 def undefined(libraries):
-    """(symbol, version or "") of all that the libraries want of others."""
+    """(symbol, version or "") of all undefined symbols of the libraries."""
     listed = [line.split()[-1] for library in libraries for line in lines("nm", "-D", "--undefined-only", str(library))]
     return {(symbol, version) for symbol, _, version in (entry.partition("@") for entry in listed)}
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make demo: trains the tiny model on four thread ranks and on one device, shows that the two loss curves are one curve, and
-# writes the plot. Ends with a non-zero status where they differ by more than rounding (docs/design.md) allows.
+# make demo: trains the tiny model on four ranks (threads) and on one device, compares the loss curves, and writes the
+# plot. Exits with a non-zero status if they differ by more than rounding (docs/design.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build/release}

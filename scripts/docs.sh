@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The docs site: docs.sh BUILD_FOLDER writes BUILD_FOLDER/docs/html/index.html. Needs doxygen, Sphinx, Breathe, MyST and Furo, which Debian
-# packages. A warning is an error, and so is a public name without a description. Exit 77 (skipped) where a program is missing.
+# Builds the docs site: docs.sh BUILD_FOLDER writes BUILD_FOLDER/docs/html/index.html. Needs doxygen, Sphinx, Breathe,
+# MyST and Furo (Debian packages). Warnings and public names without a description are errors. Exit status 77 (skipped)
+# if a program is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "$1")/docs
@@ -14,7 +15,8 @@ for module in breathe myst_parser furo; do
 done
 rm -rf "$out" && mkdir -p "$out/source"
 cp -r docs/. "$out/source" && cp CHANGELOG.md "$out/source/changelog.md" && cp README.md "$out/source/readme.md"
-# A fence's first line says more than the lexer's name; links to what the site has elsewhere, or not at all.
+# Adapts the pages: reduces code fences to the lexer's name, and replaces links to files that the site has elsewhere or
+# lacks.
 sed -i -E 's/^```cpp global$/```cpp/; s#\((\.\./)+CHANGELOG\.md\)#(/changelog.md)#; s#\]\(docs/#](#g; s#\[([^]]*)\]\((\.\./)+(examples|include|packaging|scripts|src|tests|tools)/[^)]*\)#\1#g' "$out"/source/*.md "$out"/source/*/*.md "$out"/source/*/*/*.md
 
 chmod +x docs/site/comments.py
@@ -23,12 +25,12 @@ chmod +x docs/site/comments.py
   echo "STRIP_FROM_PATH = include"
   echo "INPUT_FILTER = \"python3 docs/site/comments.py\""
   echo "OUTPUT_DIRECTORY = $out"; } > "$out/Doxyfile"
-# Constructors, assignment and comparison say what they are; every other public name has a description.
+# Every public name needs a description, except constructors, assignments and comparisons.
 doxygen "$out/Doxyfile" 2>&1 | { grep 'is not documented' || true; } | { grep -vE "Member (operator|~)|Member ([A-Za-z0-9]+)\(.*(class|struct) ([A-Za-z0-9]+::)*\2 is not" || true; } | sort -u > "$out/errors.log"
 python3 docs/site/cpp_reference.py include/dtensor "$out/source/reference" >> "$out/errors.log"
 python3 docs/site/python_reference.py python/dtensor "$out/source/python_reference" >> "$out/errors.log"
 DTENSOR_DOXYGEN_XML="$out/xml" sphinx-build -q -b html -c docs/site "$out/source" "$out/html" 2>&1 |
-  { grep -v "^Declaration is\|Duplicate C++ declaration" || true; } >> "$out/errors.log"  # a namespace is on every page
+  { grep -v "^Declaration is\|Duplicate C++ declaration" || true; } >> "$out/errors.log"  # namespaces occur on every page
 cat "$out/errors.log"
 echo "docs: $out/html/index.html"
 [ ! -s "$out/errors.log" ]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/figures.sh [BUILD]: draws the plots and diagrams of docs/ anew.
+# scripts/figures.sh [BUILD]: regenerates the plots and diagrams of docs/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 examples=${1:-build/release}/examples

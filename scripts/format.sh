@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Formats the C++ files of the project, or with --check only says which are not formatted. Releases of clang-format differ:
-# only the one that Debian 12 ships counts. Exit 77 (skipped) where that one is not installed.
+# Formats the C++ files of the project, or with --check only lists unformatted files. Requires the clang-format version
+# of Debian 12, since versions format differently. Exit status 77 (skipped) if it is not installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 program=$(command -v clang-format-14 || command -v clang-format || true)
@@ -11,7 +11,7 @@ fi
 mapfile -t files < <(git ls-files --cached --others --exclude-standard '*.cpp' '*.h' '*.cu' | while read -r f; do [ -e "$f" ] && echo "$f"; done)
 if [ "${1:-}" = --check ]; then
   if ! complaints=$("$program" --dry-run -Werror "${files[@]}" 2>&1); then
-    echo "not formatted (make format mends it):"
+    echo "not formatted (run make format):"
     grep -oE '^[^ :]+\.(cpp|h|cu)' <<< "$complaints" | sort -u
     exit 1
   fi

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# All that wants a GPU, on a machine with one: gpu_check.sh BUILD_FOLDER [LOG_FOLDER]. Programs of the preset cuda (make gpu-check
-# builds them). NCCL runs with one rank, for each wants a GPU of its own; meshes of several ranks are threads that share it. A
-# part that takes longer than PART_SECONDS (240) is ended. PEAK_TFLOPS: of the GPU, in bf16 (default: an H100's). PARTS picks some by
-# name. Those that are not timed run side by side. Prints a line a part last; exit status 1 where one failed.
+# Runs all checks that need a GPU: gpu_check.sh BUILD_FOLDER [LOG_FOLDER], with programs of the preset cuda (make
+# gpu-check builds them). NCCL runs with one rank, since each rank needs its own GPU; meshes of several ranks are
+# threads that share one.
+#   PART_SECONDS  time limit of a part (default: 240)
+#   PEAK_TFLOPS   peak of the GPU in bf16 (default: H100)
+#   PARTS         names of the parts to run (default: all)
+# Parts without timings run in parallel. Prints one line per part at the end. Exit status 1 if a part failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -26,12 +29,12 @@ part() {  # NAME command...
   printf '%-12s %s\n' "$name" "$(($(date +%s) - begin)) s: $last" > "$logs/$name.said"
 }
 
-# The recorded calls, in as many processes as there are processors but one, each a slice. But for those whose results are each
-# kernel's own affair: which of equal numbers topk names (2466), pivots of an LU of complex numbers (1594), what _fused_adagrad_ leaves
-# in gradients that it unscales (2118, 2132: its kernel for long rows leaves them, the one for short rows does not); and for one whose
-# plain call reads memory that is not there (1098, 1256, 1870: embedding bags without their map of entries).
+# Replays the recorded calls, in one process per processor except one. Excluded are calls whose results depend on the
+# kernel: the index of equal values in topk (2466), pivots of a complex LU (1594), gradients after _fused_adagrad_
+# unscales them (2118, 2132: its kernel for long rows keeps them, the one for short rows does not). Also excluded are
+# calls for which ATen itself reads out of bounds (1098, 1256, 1870: embedding bags without offset2bag).
 export except="2466 1594 2118 2132 1098 1256 1870"
-slice() {  # I OF; where a case ends a process, another goes on behind it
+slice() {  # I OF; if a case ends the process, the next process continues after it
   local code=0 data last from to out ended
   for data in tests/data/aten_cases tests/data/aten_cases/more; do
     last=$(grep -oE '"id": *[0-9]+' $data/cases.json | grep -oE '[0-9]+' | sort -n | tail -n 1)
@@ -63,7 +66,7 @@ operators() {
   return $code
 }
 
-# "equal to one device" on each layout: the curves coincide, or the program says so and fails.
+# Training on each layout. --compare fails unless the loss curve equals that of one device.
 train() { "$build/examples/train" --device cuda --steps 20 --compare "${text[@]}" "$@"; }
 moe() { "$build/examples/moe" --device cuda --steps 20 --compare "${text[@]}" "$@"; }
 trains() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Starts a program's processes on this host as torchrun does, without MPI or Python: processes.sh N program arguments... Ends with
-# the first status that is not 0.
+# Starts N processes of a program on this host like torchrun, without MPI or Python: processes.sh N program arguments...
+# Exits with the first non-zero status.
 set -u
 n=$1
 shift

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# scripts/reproduced_experiments.sh [BUILD]: runs every command of docs/reproduced_experiments.md, and looks up every test that it names.
+# scripts/reproduced_experiments.sh [BUILD]: runs every command of docs/reproduced_experiments.md
+# and checks that every test that it names exists.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=$(realpath "${1:-build/release}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Gets what a build needs and nothing that is there already: Debian packages, and a LibTorch. An own one counts (LIBTORCH,
-# CMAKE_PREFIX_PATH, the active Python's torch: see cmake/LocateLibTorch.cmake); otherwise the pinned wheel goes, without its
-# dependencies, into the user's cache folder, where all clones share it. SETUP_PACKAGES=0 leaves the packages alone.
+# Installs the missing dependencies of a build: Debian packages and LibTorch. Uses an existing LibTorch (LIBTORCH,
+# CMAKE_PREFIX_PATH, the active Python's torch: see cmake/LocateLibTorch.cmake). Otherwise installs the pinned wheel,
+# without its dependencies, into the user's cache folder, which all clones share. SETUP_PACKAGES=0 installs no packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,13 +13,14 @@ python=${PYTHON:-python3}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/dtensor
 home=$cache/libtorch-$torch_version
 python_home=$cache/python-$torch_version
-python_wheels=(typing_extensions sympy mpmath numpy filelock setuptools expecttest)  # what `import torch` and its op_db want
+python_wheels=(typing_extensions sympy mpmath numpy filelock setuptools expecttest)  # for `import torch` and its op_db
 stamp=build/.setup
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 1; }
 
-# The stamp names what it was made from and the LibTorch that was found; both must still be so.
+# The stamp contains a hash of the inputs and the folder of the LibTorch that was found. Setup is done if both are still
+# valid.
 inputs() { { cat scripts/setup.sh scripts/cuda_stubs.py cmake/LocateLibTorch.cmake; echo "${LIBTORCH:-}|${CMAKE_PREFIX_PATH:-}|$cache|$python"; } | sha256sum | cut -c1-16; }
 done_before() {
   [ -e "$stamp" ] || return 1
@@ -32,7 +33,7 @@ as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
 }
 
-# Where there is no apt, what counts is that the programs and headers are there.
+# Without apt, checks that the programs and headers exist.
 check_without_apt() {
   local missing=() name
   for name in g++ cmake ninja git "$python"; do command -v "$name" > /dev/null || missing+=("$name"); done
@@ -65,8 +66,7 @@ install_packages() {
 
 libtorch_root() { cmake -P cmake/LocateLibTorch.cmake; }
 
-# What is installed goes into a folder of its own, renamed when it is whole, so that an interrupted installation leaves nothing
-# that looks like one.
+# Installations use a temporary folder, which is renamed when complete, so that an interrupted installation is never used.
 lock_cache() {
   mkdir -p "$cache" && { exec 9> "$cache/.lock"; } && flock 9 && rm -rf "$cache"/.partial-* || return 1
   trap 'rm -rf "$cache"/.partial-*' EXIT
@@ -75,8 +75,8 @@ lock_cache() {
 install_libtorch() {
   lock_cache
   root=$(libtorch_root)
-  [ -z "$root" ] || return 0  # another clone was faster
-  rm -rf "$home"  # not usable, or it would have been found
+  [ -z "$root" ] || return 0  # another clone has installed it
+  rm -rf "$home"  # unusable, otherwise it would have been found
   partial=$(mktemp -d "$cache/.partial-XXXXXX")
   say "installing LibTorch $torch_version (540 MB to fetch, 1.2 GB on disk) into $home"
   "$python" -m venv "$partial/venv" || fail "$python cannot make a virtual environment (Debian: python3-venv)"
@@ -93,8 +93,8 @@ install_wheels() {
     fail "pip could not install $*: it needs a network, $(df -h --output=avail "$cache" | tail -n 1 | tr -d ' ') are free in $cache, and $("$python" --version) must have a wheel of it (PYTHON=... picks another Python)"
 }
 
-# A Python that imports the wheel which was fetched: hard links to it, the few packages that it wants, and libraries that stand for
-# CUDA's (scripts/cuda_stubs.py). In a folder of its own, for C++ programs on a machine with a GPU must not find those.
+# Creates a Python that can import the wheel: hard links to it, the few packages that it needs, and stubs of CUDA's libraries
+# (scripts/cuda_stubs.py). It is a separate folder, because C++ programs on a machine with a GPU must not find the stubs.
 install_python() {
   local made_from partial torch site
   made_from=$({ cat scripts/cuda_stubs.py; echo "${python_wheels[*]}"; } | sha256sum)
@@ -114,7 +114,7 @@ install_python() {
   echo "$made_from" > "$partial/venv/.made-from"
   rm -rf "$python_home"
   mv "$partial/venv" "$python_home" || return 1
-  rm -f build/*/.inputs-*  # configurations look again
+  rm -f build/*/.inputs-*  # reconfigures all build folders
 }
 
 if done_before; then exit 0; fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# clang-tidy over the sources of a configured build, or over those given: tidy.sh BUILD_FOLDER [FILE...]. Not part of the tests:
-# a file that includes ATen takes some ten seconds.
+# Runs clang-tidy on the sources of a configured build, or on the given files: tidy.sh BUILD_FOLDER [FILE...]. It is not
+# part of the tests, because a file that includes ATen takes about ten seconds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -8,7 +8,7 @@ shift
 command -v clang-tidy > /dev/null || { echo "clang-tidy is not installed (apt-get install clang-tidy)" >&2; exit 77; }
 files=("$@")
 [ ${#files[@]} -gt 0 ] || mapfile -t files < <(git ls-files 'src/*.cpp')
-# gcc's precompiled header means nothing to clang: include its text instead, and drop gcc's own flags.
+# clang cannot read gcc's precompiled header: includes its headers instead, and removes gcc's own flags.
 database=$(mktemp -d)
 trap 'rm -rf "$database"' EXIT
 sed -E 's/-Winvalid-pch//g; s/-include [^ ]*cmake_pch\.hxx/-include ATen\/ATen.h -include torch\/library.h/g' \
