@@ -2,7 +2,7 @@
 set(DTENSOR_MPI_ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
   OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none)
 if(DTENSOR_SANITIZE MATCHES "address")
-  list(APPEND DTENSOR_MPI_ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)  # Open MPI leaks memory
+  list(APPEND DTENSOR_MPI_ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)  # Open MPI does not free all its memory
 endif()
 
 # dtensor_add_mpi_test(name ranks program arguments...)

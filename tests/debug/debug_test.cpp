@@ -181,7 +181,7 @@ TEST(Explain, ListsRedistributionsByModuleWithAlternatives) {
     const at::Tensor x = ones({8, 8}, mesh, {Shard(0), Shard(0)}), w = ones({8, 6}, mesh, {Replicate(), Shard(1)});
     const at::Tensor shares = DTensor::from_local(at::ones({4, 6}), mesh, {Partial(), Replicate()});
     const auto still = explain([&] { at::relu(at::mul(x, x)); });
-    EXPECT_EQ(still, "nothing moves\n");
+    EXPECT_EQ(still, "no communication\n");
     const auto reported = explain([&] {
       {
         const ModuleScope scope(name);
@@ -193,7 +193,7 @@ TEST(Explain, ListsRedistributionsByModuleWithAlternatives) {
     EXPECT_EQ(reported,
               "outside any module: 96 bytes\n  full_tensor: 1 all_gather over tp, 96 bytes\n"
               "h.0: 96 bytes\n  aten::gelu: 1 all_reduce over dp, 96 bytes\n"
-              "    avoided by operand 0 in [R, R] (it is f32[4, 6] on [2, 2] [P(sum), R])\ntogether: 192 bytes\n");
+              "    avoided by operand 0 in [R, R] (it is f32[4, 6] on [2, 2] [P(sum), R])\ntotal: 192 bytes\n");
     const auto calls = explain([&] { at::mm(x, w); }, Explain::decisions);
     EXPECT_NE(calls.find("rule mk, kn -> mn"), std::string::npos) << calls;
   });

@@ -47,10 +47,10 @@ class MoveLog {
 
  private:
   Moved& here() {
-    static const std::string no_names = "the program itself";
+    static const std::string no_caller = "direct calls";
     const auto* module = calling_module();
     const auto* caller = CallerScope::current();
-    return modules_[module == nullptr ? "" : *module][caller == nullptr ? no_names : *caller];
+    return modules_[module == nullptr ? "" : *module][caller == nullptr ? no_caller : *caller];
   }
 
   std::mutex mutex_;
@@ -83,14 +83,14 @@ std::string text_of(const std::string& caller, const Moved& moved) {
 }
 
 std::string MoveLog::str() const {
-  std::int64_t together = 0;
+  std::int64_t total = 0;
   std::string text;
   for (const auto& [module, callers] : modules_) {
-    together += bytes_of(callers);
+    total += bytes_of(callers);
     text += fmt::format("{}: {} bytes\n", module.empty() ? "outside any module" : module, bytes_of(callers));
     for (const auto& [caller, moved] : callers) text += text_of(caller, moved);
   }
-  return text.empty() ? "nothing moves\n" : text + fmt::format("together: {} bytes\n", together);
+  return text.empty() ? "no communication\n" : text + fmt::format("total: {} bytes\n", total);
 }
 
 std::string explain_moves(const std::function<void()>& fn) {

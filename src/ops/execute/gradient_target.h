@@ -1,5 +1,5 @@
-// The leaves that receive the gradient which an operator computes in backward. An embedding's backward uses them to
-// compute only the rows of the parameter's shard.
+// The leaves that receive the gradient which an operator computes in backward. With them, operators such as an
+// embedding's backward compute only the rows of the parameter's shard.
 #pragma once
 
 #include <c10/util/SmallVector.h>

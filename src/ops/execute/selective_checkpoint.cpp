@@ -54,8 +54,7 @@ void check_keepable(const OpEntry& entry) {
   const bool random = entry.is_random && !entry.rule().data().not_random;
   TORCH_CHECK(tensors && entry.reads_only() && !random, entry.name(),
               ": its results cannot be kept: expected an operator that returns tensors, writes nothing, returns no "
-              "view and is not "
-              "random. Remove it from the names to keep.");
+              "view and is not random. Remove it from the names to keep.");
 }
 
 }  // namespace

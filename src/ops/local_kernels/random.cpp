@@ -121,8 +121,7 @@ void random_replicated(LocalCall& call) {
   const auto key = next_random_key(call.mesh);
   TORCH_CHECK(args.has("generator"), call.info.name(),
               ": expected a random operator with a generator argument; this one draws from the device's default "
-              "generator, whose "
-              "state differs between ranks");
+              "generator, whose state differs between ranks");
   const auto seed = philox::word64(philox::block(key, 0), 0);
   torch::jit::peek(call.stack, call.info.generator_arg, call.info.args.size()) = generator_on(call.mesh.device, seed);
   call.info.op.callBoxed(call.stack);

@@ -229,7 +229,8 @@ Statistics batch_statistics(LocalCall& call, const LocalArgs& args, const at::Te
   return {mean, (squares / l.count).add_(epsilon(args)).rsqrt_()};
 }
 
-// Whether ATen's kernel on the shard gives the correct result: no reduced dimension is sharded, or none is reduced.
+// Whether ATen's kernel on the shard gives the correct result: no reduced dimension is sharded, or inference reduces
+// none.
 bool can_run_regular_operator(const at::Tensor& input, const NormLayout& l, bool training) {
   return input.numel() > 0 && (l.axes == 0 || !training);
 }

@@ -1,5 +1,5 @@
-// out= overloads that ATen implements by writing the memory of `out`, by replacing it, or incorrectly for tensor
-// subclasses. The functional overload runs instead, and its result is copied to `out`.
+// out= overloads that write the memory of `out` directly, replace it, or ignore it for tensor subclasses. The
+// functional overload runs instead, and its result is copied to `out`.
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 

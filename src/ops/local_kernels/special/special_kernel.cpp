@@ -150,11 +150,11 @@ bool is_torch_distributed_op(const OpInfo& op) {
 }
 
 void refuse_communication(const OpEntry& entry, Stack&) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, entry.text(),
-                              ": expected regular tensors for an operator of torch.distributed, got a DTensor. Use "
-                              "item() or full_tensor() for ",
-                              "its value, redistribute() to move or reduce it, and to_local() to ",
-                              "communicate the local tensor as a regular tensor");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, entry.text(),
+      ": expected regular tensors for an operator of torch.distributed, got a DTensor. Use item() or ",
+      "full_tensor() for its value, redistribute() to move or reduce it, and to_local() to ",
+      "communicate the local tensor as a regular tensor");
 }
 
 using Table = std::unordered_map<std::string, SpecialKernel>;
