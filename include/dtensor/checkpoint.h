@@ -1,5 +1,5 @@
-// Checkpoints: a folder of standard safetensors files in which every tensor stands whole, written by all ranks at once
-// from any placements and read by all ranks into any others. See docs/design/checkpoint.md.
+// Checkpoints: a folder of standard safetensors files that stores each tensor unsharded. All ranks write it in parallel
+// from any placements, and all ranks read it into any other placements. See docs/design/checkpoint.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,165 +24,167 @@
 
 namespace dtensor {
 
-// What a folder of another program calls the tensors of a model, and how it cuts, joins and turns them: a table, read
-// forwards to load such a folder and backwards to write one.
+// Maps the tensor names of a model to those of another program's state dict, including slices, stacks and transposes.
+// Loading applies the table from stored to model names, saving applies it in reverse.
 //
 //   StateDictKeyMapping gpt2 = {
 //     {.tensor = "layers.*.attn.q_proj.weight", .stored = "h.*.attn.c_attn.weight", .transposed = true,
-//      .stored_slice = {.dim = 1, .begin = 0, .count = 768}},                     // a part of a fused tensor
-//     {.tensor = "layers.*.moe.experts.w1", .stored = "layers.*.experts.#.w1.weight"},  // a stack of many
-//     {.tensor = "**", .stored = "model.**"}};                                 // a rename
+//      .stored_slice = {.dim = 1, .begin = 0, .count = 768}},                     // a slice of a fused tensor
+//     {.tensor = "layers.*.moe.experts.w1", .stored = "layers.*.experts.#.w1.weight"},  // a stack of tensors
+//     {.tensor = "**", .stored = "model.**"}};                                 // a renamed tensor
 
-// Some indices of one dimension; by default all.
+// A range of indices of one dimension; by default the full dimension.
 struct IndexRange {
-  // The dimension, and the first index.
+  // Dimension and first index.
   std::int64_t dim = 0, begin = 0;
-  std::int64_t count = -1;  // -1: to the end
+  std::int64_t count = -1;  // number of indices; -1: to the end of the dimension
 };
 
-// A row of the table.
+// One row of a StateDictKeyMapping.
 struct StateDictKeyRule {
-  // A pattern over the model's names: "*" is any part of a name between dots, "**" any part. Empty: what is stored
-  // under names that match `stored` is passed over (masks, what a later program left there).
+  // Pattern over the model's tensor names. "*" matches any text between two dots, "**" matches any text. If empty,
+  // stored tensors whose names match `stored` are ignored (for instance attention masks).
   std::string tensor;
-  // The name there. Its n-th "*" or "**" is what the pattern's n-th one was; "#" counts the indices of the model's
-  // tensor along its first dimension, each of which is a tensor of its own there.
+  // Name of the stored tensor. Its n-th "*" or "**" stands for the text that the n-th wildcard of `tensor` matched. "#"
+  // is an index into the first dimension of the model's tensor: each index is stored as a separate tensor.
   std::string stored;
-  bool transposed = false;       // the last two dimensions are exchanged there
-  IndexRange stored_slice = {};  // it is these indices of what is stored, in dimensions as stored
-  IndexRange tensor_slice = {};  // it fills these indices of the model's tensor (a fusion here)
+  bool transposed = false;       // the stored tensor has its last two dimensions transposed
+  IndexRange stored_slice = {};  // the slice of the stored tensor that is used, in stored dimensions
+  IndexRange tensor_slice = {};  // the slice of the model's tensor that is filled (for a fused model tensor)
 };
-// Of rows with the same `tensor` all count, together they fill it. Of different patterns that match a name the first
-// one counts.
+// Rows with equal `tensor` apply together and must fill the tensor. If several different patterns match a name, the
+// first one applies.
 using StateDictKeyMapping = std::vector<StateDictKeyRule>;
 
-// The names and tensors that such a folder has: splits are joined, stacks taken apart, turned ones turned back. Renamed
-// tensors are the given ones; the others are new, on the mesh of what they are made of. Tensors that no row names are
-// an error, and so are parts that do not make a whole. Collective over the meshes of tensors that are joined or
-// unstacked.
+// Converts a model's state dict to the names and tensors of the other program: joins slices, unstacks and transposes.
+// Tensors that are only renamed are returned as given; others are new and on the mesh of their inputs. Throws if no row
+// matches a tensor, or if the slices do not cover a stored tensor. Collective over the meshes of tensors that are
+// joined or unstacked.
 DTENSOR_API std::vector<std::pair<std::string, at::Tensor>> map_state_dict_keys(
     const std::vector<std::pair<std::string, at::Tensor>>& tensors, const StateDictKeyMapping& names);
 
-// What is no tensor: step counts, learning rates, notes.
+// A value that is no tensor: a step count, a learning rate, a note.
 using CheckpointValue = std::variant<bool, std::int64_t, double, std::string>;
 using CheckpointValues = std::map<std::string, CheckpointValue>;
 
-// How a checkpoint is written.
+// Options of save_state().
 struct SaveOptions {
-  bool sync = true;  // wait until the disk has it
-  // Tensors go on in another file from there; one that is larger has a file of its own.
+  bool sync = true;  // fsync files before returning
+  // Size limit of a file in bytes; a larger tensor gets its own file.
   std::int64_t max_file_bytes = 5'000'000'000;
-  // Files in the folder that are no part of a checkpoint (config.json, a tokenizer, notes) stay in it; without this
-  // they make the save an error.
+  // Keeps files of the folder that are not part of a checkpoint (config.json, a tokenizer). If false, such files are an
+  // error.
   bool keep_foreign = false;
 };
 
-// What is read, and what is an error.
+// Options of load_state().
 struct LoadOptions {
-  bool verify = true;             // checksums, where the checkpoint has them
-  bool allow_missing = false;     // what is asked for and not there stays as it is
-  bool allow_unexpected = false;  // what is there and not asked for is passed over
-  bool allow_cast = false;        // other dtypes are converted
-  // A folder of another program: how its tensors are called and cut. A tied tensor is there if any of its names is.
-  // Each rank reads the ranges of its own parts. Empty: as save_state() wrote them.
+  bool verify = true;             // verify checksums, if the checkpoint has them
+  bool allow_missing = false;     // targets that the checkpoint lacks keep their values instead of being an error
+  bool allow_unexpected = false;  // stored tensors without a target are ignored instead of being an error
+  bool allow_cast = false;        // converts dtypes that differ
+  // Names and slices of a folder that another program wrote; each rank reads only the ranges that it needs. A tied
+  // tensor is found under any of its names. If empty, names are those of save_state().
   StateDictKeyMapping names = {};
 };
 
-// Writes `directory` (and its parents), replacing a checkpoint of that name when all is written. Called by every rank
-// of `ranks`, which holds the ranks of all meshes concerned. Tensors are DTensors on any meshes, those without this
-// rank included, and plain tensors and values, equal on every rank that lists them; what is a rank's own has a name of
-// its own there. Partial ones are reduced. An error anywhere is an error on every rank and leaves the previous
-// checkpoint as it was.
+// Saves a checkpoint to `directory`, creating parent folders. An existing checkpoint is replaced once all files are
+// written. Collective over `ranks`, which must contain the ranks of all meshes involved.
+// `tensors` lists DTensors on any meshes (also meshes without this rank) and regular tensors. Regular tensors and
+// values must be equal on all ranks that list them; per-rank data needs a name per rank. Partial tensors are reduced.
+// An error on any rank is raised on all ranks and leaves the previous checkpoint unchanged.
 DTENSOR_API void save_state(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
                             const CheckpointValues& values = {}, const SaveOptions& options = {});
 
-// Fills `targets` and returns the values. Called by every rank of `ranks`, which need be neither as many nor placed as
-// those that saved. `path`: such a folder, another program's folder in the layout of HuggingFace, or one .safetensors
-// file. All that does not fit is one error (a c10::ValueError), the same on every rank, before anything is written; an
-// error while reading or verifying leaves the targets' content undefined.
+// Loads into `targets` in place and returns the values. Collective over `ranks`; number of ranks and placements may
+// differ from those at save time. `path` is a folder that save_state() wrote, a folder in the HuggingFace layout, or
+// one .safetensors file.
+// All mismatches are reported in one c10::ValueError, equal on all ranks, before any target is written. If reading or
+// verifying fails, the contents of the targets are undefined.
 DTENSOR_API CheckpointValues load_state(const std::string& path, const Communicator& ranks, const StateTensors& targets,
                                         const LoadOptions& options = {});
 
-// Throws where save_state would refuse the folder (it holds other files, it cannot be made, the disk is full), so that
-// a program hears of it before hours of work. Makes its parents, and a small file there for a moment. Not collective.
+// Throws if save_state() could not write to the folder (foreign files, no permission, full disk), so that a program can
+// fail early. Creates parent folders, and a small temporary file in them. Not collective.
 DTENSOR_API void check_can_save(const std::string& directory, const SaveOptions& options = {});
 
-// A save under way: the tensors may be changed again, a thread writes copies of this rank's shards.
+// Handle of a save in progress. A thread writes copies of this rank's shards, so the tensors may be modified.
 class DTENSOR_API PendingSave {
  public:
   struct Impl;
   explicit PendingSave(std::unique_ptr<Impl> impl);
   PendingSave(PendingSave&&) noexcept;
   PendingSave& operator=(PendingSave&&) noexcept;
-  // Without wait() before: waits for the thread and leaves `directory` as it was.
+  // If wait() was not called: joins the thread and leaves `directory` unchanged.
   ~PendingSave();
-  bool done() const;  // this rank has written its part
-  // Finishes as save_state does. Collective over the ranks that began it.
+  bool done() const;  // whether this rank has written its part
+  // Completes the save as save_state() does. Collective over the ranks that started it.
   void wait();
 
  private:
   std::unique_ptr<Impl> impl_;
 };
-// As save_state, as far as this rank's parts are copied; the rest follows with PendingSave::wait().
-// Where the system gives no thread, this rank's parts are written before it returns.
+// Like save_state(), but returns after copying this rank's shards; PendingSave::wait() completes the save. If no thread
+// can be started, the shards are written before the function returns.
 DTENSOR_API PendingSave save_state_async(const std::string& directory, const Communicator& ranks,
                                          const StateTensors& tensors, const CheckpointValues& values = {},
                                          const SaveOptions& options = {});
 
-// What a checkpoint holds, without reading tensors. Not collective.
+// Metadata of one stored tensor.
 struct CheckpointEntry {
-  // Of the tensor.
+  // Name of the tensor.
   std::string name = {};
-  at::ScalarType dtype = at::ScalarType::Undefined;  // Undefined: one that ATen does not have (F6_E2M3, F6_E3M2)
+  at::ScalarType dtype = at::ScalarType::Undefined;  // Undefined: a dtype without ATen equivalent (F6_E2M3, F6_E3M2)
   // Global sizes.
   std::vector<std::int64_t> sizes = {};
-  std::string file = {};               // path
-  std::int64_t offset = 0, bytes = 0;  // in the file
-  // Of the bytes; none: another program wrote them.
+  std::string file = {};               // path of the file
+  std::int64_t offset = 0, bytes = 0;  // byte range in the file
+  // Checksum of the bytes; empty for files of other programs.
   std::optional<std::uint64_t> checksum = {};
-  std::string format_dtype = {};  // as the file calls it: "F32"
+  std::string format_dtype = {};  // dtype name in the file, for instance "F32"
 };
-// Of a whole checkpoint.
+// Metadata of a checkpoint.
 struct CheckpointIndex {
-  // Its tensors, and what is no tensor.
+  // Entries of all tensors, and the values.
   std::vector<CheckpointEntry> entries = {};
   CheckpointValues values = {};
 };
-// Of a folder or file that load_state() takes.
+// Reads the metadata of a path that load_state() accepts, without reading tensors. Not collective.
 DTENSOR_API CheckpointIndex read_checkpoint_index(const std::string& path);
 
-// Reads all of a checkpoint, in pieces of 4 MiB, and compares every checksum; what is damaged, one sentence each, none
-// where it is whole. `path` as for load_state; tensors without a checksum (other programs' files) are only read.
-// Not collective: needs no ranks. What tools/verify_checkpoint prints.
+// Reads a checkpoint in pieces of 4 MiB and compares all checksums. Returns one sentence for each error; empty if the
+// checkpoint is intact. Accepts the paths of load_state(). Tensors without a checksum (files of other programs) are
+// read but not verified. Not collective. tools/verify_checkpoint prints the result.
 DTENSOR_API std::vector<std::string> verify_checkpoint(const std::string& path);
 
-// The whole of a training state under one roof: parts are registered once, by reference, then saved and loaded.
+// Training state as one object: parts are registered once by reference, then saved and loaded together.
 //   Checkpoint state;
 //   state.add("model", model).add("optimizer", optimizer).add("step", step).add_random("random", mesh);
 //   state.load(directory, world);  // or save, save_async
-// References must outlive it. The same parts, in the same order, on every rank.
+// The registered objects must outlive it. All ranks register the same parts in the same order.
 class DTENSOR_API Checkpoint {
  public:
-  // Registers a part. What the variable holds by then is saved, and is read into: sizes and dtype must be the stored
-  // ones, as in load_state().
+  // Registers a part. save() reads the variable and load() writes to it. Sizes and dtype must match those stored, as in
+  // load_state().
   Checkpoint& add(const std::string& name, at::Tensor& tensor);
   Checkpoint& add(const std::string& prefix, const NamedTensors& tensors);  // names `prefix.name`; "": `name`
-  Checkpoint& add(const std::string& prefix, const StateTensors& handles);  // read into in place
-  // Tensors `prefix.<parameter>.exp_avg`, values `prefix.<parameter>.step`, as state_dict() names them.
+  Checkpoint& add(const std::string& prefix, const StateTensors& handles);  // loaded in place
+  // Tensors `prefix.<parameter>.exp_avg` and values `prefix.<parameter>.step`, named as in state_dict().
   Checkpoint& add(const std::string& prefix, Optimizer& optimizer);
   Checkpoint& add(const std::string& name, std::int64_t& value);
   Checkpoint& add(const std::string& name, double& value);
   Checkpoint& add(const std::string& name, bool& value);
   Checkpoint& add(const std::string& name, std::string& value);
-  // Values `prefix.<name>`. What it holds must be there, of whatever kind; other values of the prefix that no other
-  // part asks for are added where `takes` says so of their names (without the prefix), or all of them without it.
+  // Values `prefix.<name>`. Names that `values` already contains must be stored, with any type. Other stored values
+  // with this prefix that no other part claims are added if `takes(name)` is true (name without prefix), or all of them
+  // if `takes` is empty.
   Checkpoint& add(const std::string& prefix, CheckpointValues& values,
                   const std::function<bool(const std::string&)>& takes = {});
   Checkpoint& add(const std::string& prefix, GradScaler& scaler);  // values `prefix.scale`, `prefix.good_steps`
-  // The state of the mesh's world's random numbers, as `prefix.seed` and `prefix.counter`.
+  // Random number state of the mesh's world, as `prefix.seed` and `prefix.counter`.
   Checkpoint& add_random(const std::string& prefix, const DeviceMesh& mesh);
 
-  // A model that lists its parameters, and buffers where it has any.
+  // A model with named_parameters(), and named_buffers() if it has buffers.
   template <class Model>
   requires requires(Model& m) { NamedTensors(m.named_parameters()); }
   Checkpoint& add(const std::string& prefix, Model& model) {
@@ -190,7 +192,7 @@ class DTENSOR_API Checkpoint {
     if constexpr (requires { NamedTensors(model.named_buffers()); }) add(prefix, NamedTensors(model.named_buffers()));
     return *this;
   }
-  // A torch::nn::Module, which hands out handles.
+  // A torch::nn::Module, whose lists hold tensor handles.
   template <class Model>
   requires requires(Model& m) { m.named_parameters().begin()->value(); }
   Checkpoint& add(const std::string& prefix, Model& model) {
@@ -200,12 +202,12 @@ class DTENSOR_API Checkpoint {
     return add(prefix, handles);
   }
 
-  // As save_state and save_state_async, of all parts.
+  // Like save_state() and save_state_async(), for all parts.
   void save(const std::string& directory, const Communicator& ranks, const SaveOptions& options = {}) const;
   PendingSave save_async(const std::string& directory, const Communicator& ranks,
                          const SaveOptions& options = {}) const;
-  // Values, random state and optimizers change only when everything was read and verified; values and random state not
-  // where an optimizer then throws.
+  // Loads all parts. Values, random state and optimizers change only after all tensors are read and verified. If an
+  // optimizer then throws, values and random state do not change.
   void load(const std::string& path, const Communicator& ranks, const LoadOptions& options = {});
 
   struct Part;
@@ -216,61 +218,61 @@ class DTENSOR_API Checkpoint {
   std::vector<std::shared_ptr<Part>> parts_;
 };
 
-// A state that only one rank has, whole and plain, given to all: each keeps its part. Tensor by tensor in pieces of at
-// most 4 MiB, so that no rank ever holds more than its shards and a buffer. `full` counts on rank `source` of `ranks`
-// only. Names, sizes and dtypes that do not fit are one error on every rank. Collective.
+// Distributes a full state dict of rank `source` to the targets of all ranks; each rank keeps its local part. Sends
+// pieces of at most 4 MiB, so a rank never holds more than its shards and a buffer. `full` is ignored on other ranks.
+// Mismatches of names, sizes or dtypes are one error on all ranks. Collective over `ranks`.
 DTENSOR_API void broadcast_state(const StateTensors& full, const Communicator& ranks, const StateTensors& targets,
                                  int source = 0);
-// The same into new DTensors on `mesh`, placed as `place` says; in the order of `full`, on every rank.
+// Like the above, but returns new DTensors on `mesh` with the placements that `place` returns, in the order of `full`.
 using StatePlacementFn = std::function<Placements(const std::string& name, at::IntArrayRef sizes)>;
 DTENSOR_API StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh,
                                          const StatePlacementFn& place, int source = 0);
 
-// The checkpoints of one run: ROOT/step-00000050 and so on, the newest few of them, and ROOT/latest, a link to the
-// newest. See docs/design/checkpoint.md.
+// The checkpoints of a run: the newest ones are kept as ROOT/step-00000050 etc.; ROOT/latest is a link to the newest
+// one. See docs/design/checkpoint.md.
 
-// What was taken up.
+// The result of load_newest().
 struct LoadedCheckpoint {
-  std::string path = {};                              // empty: there was none
-  std::vector<std::string> skipped_checkpoints = {};  // newer ones that are damaged, each with why, on one line
+  std::string path = {};                              // the checkpoint that was loaded; empty if there is none
+  std::vector<std::string> skipped_checkpoints = {};  // newer but damaged checkpoints, each with the reason on one line
 };
 
-// Saves a run's checkpoints. While it lives no other program has a series in that folder. Every function is collective
-// over `ranks`, and an error on one rank is the same error on all.
+// Saves and rotates the checkpoints of a run. It locks the folder against other programs. All functions are collective
+// over `ranks`; an error on one rank is raised on all ranks.
 class DTENSOR_API CheckpointSeries {
  public:
-  // Makes `root`, its parents too. `keep` >= 1: how many stay, the one being saved not counted until it is whole.
-  // Throws where another program saves there, and where `root` is itself a checkpoint.
+  // Creates `root` and its parents. `keep` >= 1 is the number of checkpoints to keep, without an unfinished one. Throws
+  // if another program has locked the folder, or if `root` itself is a checkpoint.
   CheckpointSeries(const std::string& root, const Communicator& ranks, std::int64_t keep);
   CheckpointSeries(CheckpointSeries&&) noexcept;
   CheckpointSeries& operator=(CheckpointSeries&&) noexcept;
-  // Without finish() before: what is being saved in the background is given up.
+  // If finish() was not called: a save in the background is discarded.
   ~CheckpointSeries();
 
-  // As the function below. The damaged ones do not count among those to keep, and go with the next save.
+  // Like the free function below. Damaged checkpoints do not count towards `keep`; the next save removes them.
   LoadedCheckpoint load_newest(Checkpoint& state, const LoadOptions& options = {});
 
-  // Saves `state` as that of `step`, then points `latest` at it and removes what is more than `keep` of its past. In
-  // the background: a later save or finish() does the rest.
+  // save() saves `state` for `step`, points `latest` to it and removes older checkpoints beyond `keep`. save_async()
+  // does so in the background; the next save or finish() completes it.
   void save(const Checkpoint& state, std::int64_t step, const SaveOptions& options = {});
   void save_async(const Checkpoint& state, std::int64_t step, const SaveOptions& options = {});
   void finish();
 
  private:
   struct Impl;
-  Impl& impl() const;  // throws where this was moved from
+  Impl& impl() const;  // throws if this object was moved from
 
   std::unique_ptr<Impl> impl_;
 };
 
-// ROOT/step-00000050.
+// Path of the checkpoint of a step, for instance ROOT/step-00000050.
 DTENSOR_API std::string checkpoint_of_step(const std::string& root, std::int64_t step);
-// The steps that ROOT has folders of, whole or not, the newest first. Not collective.
+// The steps for which ROOT has a folder, newest first, including damaged ones. Not collective.
 DTENSOR_API std::vector<std::int64_t> checkpoint_steps(const std::string& root);
 
-// Loads the newest whole checkpoint below `root`, or `root` itself where it is a checkpoint; a damaged one is passed
-// over for the one before. What does not fit (another model) is an error as in load_state, and so is a folder in which
-// all are damaged. Nothing there: an empty path, and `state` is as it was. Collective.
+// Loads the newest intact checkpoint below `root`, or `root` itself if it is a checkpoint. Skips damaged checkpoints in
+// favour of older ones; throws if all are damaged. Mismatches (another model) throw as in load_state(). If there is no
+// checkpoint, the returned path is empty and `state` is unchanged. Collective.
 DTENSOR_API LoadedCheckpoint load_newest(Checkpoint& state, const std::string& root, const Communicator& ranks,
                                          const LoadOptions& options = {});
 

@@ -1,4 +1,4 @@
-// Mixture of experts: everything.
+// Mixture of experts: includes all headers of the module.
 #pragma once
 
 #include "dtensor/moe/dispatch.h"

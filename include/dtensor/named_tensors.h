@@ -1,4 +1,4 @@
-// A model as functions on models see it.
+// Named references to the tensors of a model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace dtensor {
 
-// Full names ("h.0.attn.q_proj.weight") and where each tensor is kept, so that it can be exchanged. A tied tensor is
+// Full names ("h.0.attn.q_proj.weight") and pointers to the tensors, so that tensors can be replaced. A tied tensor is
 // listed under each of its names.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor*>>;
 

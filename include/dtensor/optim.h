@@ -1,4 +1,4 @@
-// Optimizers and gradient clipping over plain tensors and DTensors on any mixture of meshes.
+// Optimizers and gradient clipping for regular tensors and DTensors on any combination of meshes.
 #pragma once
 
 #include "dtensor/optim/adagrad.h"

@@ -1,6 +1,5 @@
-// torch::optim's Adam, AdamW, SGD, Adagrad and RMSprop as Checkpoint takes them: their moments under the parameters'
-// names, read on any other mesh. A template, for the library itself knows nothing of torch::optim; include
-// <torch/optim.h> as well.
+// Checkpointing of torch::optim's Adam, AdamW, SGD, Adagrad and RMSprop: their state under parameter names, loadable on
+// any other mesh. The class is a template because the library does not link torch::optim; also include <torch/optim.h>.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -31,7 +30,7 @@ namespace dtensor {
 
 namespace detail {
 
-// What an optimizer of torch::optim keeps for a parameter; those without an entry cannot be saved.
+// Maps an optimizer of torch::optim to its state type. Optimizers without an entry cannot be saved.
 template <class Optim>
 struct TorchParamState;
 template <>
@@ -50,7 +49,7 @@ concept NamesParameters = requires(Model& model) {
   model.named_parameters();
 };
 
-// Calls visit(name, tensor) for each tensor that such a state may have.
+// Calls visit(name, tensor) for each tensor of a state.
 template <class State, class Visit>
 void visit_tensors(State& state, const Visit& visit) {
   if constexpr (requires { state.exp_avg(); }) visit("exp_avg", state.exp_avg());
@@ -62,7 +61,7 @@ void visit_tensors(State& state, const Visit& visit) {
   if constexpr (requires { state.grad_avg(); }) visit("grad_avg", state.grad_avg());
 }
 
-// States that count their steps.
+// State types that have a step count.
 template <class State>
 concept CountsSteps = requires(State& state) {
   state.step();
@@ -70,17 +69,17 @@ concept CountsSteps = requires(State& state) {
 
 }  // namespace detail
 
-// A view of `optimizer`, which must outlive it, as it is itself to outlive the Checkpoint that it is added to:
+// Adapter of `optimizer` for Checkpoint. The optimizer must outlive the adapter, and the adapter the Checkpoint:
 //   TorchOptimizer saved(optimizer, *model);  // made after parallelize and fully_shard, as the optimizer is
 //   Checkpoint state;
 //   state.add("model", *model).add("optimizer", saved).add("step", step);
-// Names and what is saved are those of this library's optimizers: `<parameter>.exp_avg`, `<parameter>.step`,
-// `group<i>.lr`; so torch::optim::AdamW and dtensor::AdamW take up each other's runs. Other options are not saved.
-// Methods are as of Optimizer, collective ones included.
+// Names are those of this library's optimizers: `<parameter>.exp_avg`, `<parameter>.step`, `group<i>.lr`. So
+// torch::optim::AdamW can load a state of dtensor::AdamW and vice versa. Other options are not saved. Methods behave as
+// documented in Optimizer, including which are collective.
 template <class Optim>
 class TorchOptimizer final : public Optimizer {
  public:
-  // `names`: of the parameters, each once; more than the optimizer has do not matter.
+  // `names`: unique names of the parameters. Names of other tensors are ignored.
   TorchOptimizer(Optim& optimizer, const StateTensors& names) : optimizer_(optimizer) {
     std::map<const void*, std::string> known;
     for (const auto& [name, tensor] : names) known.try_emplace(tensor.unsafeGetTensorImpl(), name);
@@ -93,7 +92,7 @@ class TorchOptimizer final : public Optimizer {
       }
     }
   }
-  // A torch::nn::Module, or a module of this library.
+  // Takes the names from a torch::nn::Module or a module of this library.
   template <detail::NamesParameters Model>
   TorchOptimizer(Optim& optimizer, Model& model) : TorchOptimizer(optimizer, names_of(model)) {}
 
@@ -145,7 +144,7 @@ class TorchOptimizer final : public Optimizer {
       if (state == nullptr) {
         TORCH_CHECK(!kCounts || steps.value_or(0) == 0, "load_state_dict: the state has ", name,
                     ".step, but none of the tensors that this optimizer keeps; was it saved by another one?");
-        commits.emplace_back([this, parameter = parameter] {  // it had none yet
+        commits.emplace_back([this, parameter = parameter] {  // the parameter had no state when it was saved
           optimizer_.state().erase(parameter.unsafeGetTensorImpl());
         });
         continue;
@@ -193,7 +192,7 @@ class TorchOptimizer final : public Optimizer {
     });
   }
 
-  // With tensors to be read into, of those that were saved; null: none was.
+  // A new state with targets for the saved tensors; null if none was saved.
   std::shared_ptr<State> fresh_state(const std::string& name, const at::Tensor& parameter, const Saved& saved,
                                      StateTensors& targets) const {
     auto state = std::make_shared<State>();

@@ -1,5 +1,5 @@
-// Dispatchers: how token rows get to the ranks that hold their experts, and back. A strategy object each; all give the
-// experts the same rows, and each sum of a token is taken in the same order.
+// Dispatchers send token rows to the ranks of their experts and the results back. All dispatchers give the experts the
+// same rows and sum the results of a token in the same order.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,94 +16,99 @@
 
 namespace dtensor {
 
-// Dimension 0 of `input` is cut into input_splits[i] rows for member i, in order; the result holds output_splits[i]
-// rows from member i, in order. What i sends to j must be what j expects of i. Any dtype; differentiable for floating
-// ones (the gradient goes the same way back, splits swapped). Collective, also where all splits are 0. With one member
-// it returns `input` itself. `overlap_fn` runs while the rows are under way (where the backend works in the
-// background).
+// Sends input_splits[i] rows of `input` (dimension 0) to each rank i; the result holds output_splits[i] rows from each
+// rank i, in rank order. input_splits[j] on rank i must equal output_splits[i] on rank j. Any dtype; differentiable for
+// floating dtypes (backward is an all-to-all with swapped splits). Collective, also if all splits are 0. With one rank
+// it returns `input`.
+// `overlap_fn` runs while the rows are in transit, if the backend communicates asynchronously.
 using OverlapFn = std::function<void()>;
 DTENSOR_API at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                                   const Communicator& comm, const OverlapFn& overlap_fn = {});
 
-// The same where the receivers do not know the sizes: exchanges them first. Two collectives.
+// Same, if the receivers do not know the splits: exchanges them first. Two collectives.
 DTENSOR_API at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef input_splits, const Communicator& comm);
 
-// What each member sends to this one, given what this one sends to each. Collective.
+// The number of rows that each rank sends to this one, given those that this rank sends. Collective.
 DTENSOR_API std::vector<std::int64_t> exchange_splits(at::IntArrayRef input_splits, const Communicator& comm);
 
-// Every member's rows one after the other; `rows[i]` of them from member i. Differentiable: each member's gradient is
-// the sum of what all members have for its rows (a reduce-scatter). sum_rows is the reverse: each member gives a tensor
-// of all rows and receives the sum of its own.
+// all_gather_rows concatenates the rows of all ranks; rows[i] is the number of rows of rank i. Its gradient is a
+// reduce-scatter. reduce_scatter_rows is the transpose: each rank gives a tensor of all rows and receives the sum of
+// its own rows.
 DTENSOR_API at::Tensor all_gather_rows(const at::Tensor& input, at::IntArrayRef rows, const Communicator& comm);
 DTENSOR_API at::Tensor reduce_scatter_rows(const at::Tensor& input, at::IntArrayRef rows, const Communicator& comm);
 
-// What a strategy knows of a pass beyond what all strategies do.
+// Base class of the state that a dispatcher keeps for one forward pass.
 struct DTENSOR_API DispatchDetails {
   virtual ~DispatchDetails() = default;
 };
 
-// What one forward pass does; made by prepare().
+// Plan of one forward pass; created by prepare().
 struct DispatchPlan {
-  at::Tensor position;                       // [tokens, choices] the row of each entry among those sent; -1: dropped
+  at::Tensor position;                       // [tokens, choices] row of each entry among the rows sent; -1: dropped
   at::Tensor weights;                        // [tokens, choices]
-  bool apply_probs_before_experts = false;   // rows are multiplied by them before they are sent, results are not
-  std::int64_t sent = 0;                     // rows
-  at::Tensor counts;                         // [local experts] int64: rows of each, where the rows are
-  std::vector<std::int64_t> rows;            // the same; empty off the CPU where no exchange needs it
-  std::int64_t dropped = 0;                  // entries of this rank
-  std::shared_ptr<DispatchDetails> details;  // of the dispatcher that made the plan
+  bool apply_probs_before_experts = false;   // rows are multiplied by the weights before sending, results are not
+  std::int64_t sent = 0;                     // number of rows sent
+  at::Tensor counts;                         // [local experts] int64: rows of each local expert
+  std::vector<std::int64_t> rows;            // same on the host; empty for other devices if no exchange needs it
+  std::int64_t dropped = 0;                  // dropped entries of this rank
+  std::shared_ptr<DispatchDetails> details;  // state of the dispatcher that created the plan
 
-  at::IntArrayRef host_rows();  // reads `counts` where nobody has yet
+  at::IntArrayRef host_rows();  // copies `counts` to the host on first use
 };
 
-// Brings tokens to the ranks of their experts and results back.
+// Sends tokens to the ranks of their experts and returns the results.
 class DTENSOR_API Dispatcher {
  public:
   virtual ~Dispatcher() = default;
-  // `layout` says where the tokens stand in the batch, which capacities and forced balance go by.
+  // `layout` gives the positions of the tokens in the batch, which capacities and forced balance depend on.
   virtual DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const = 0;
-  // x [tokens, D] to rows in order of local experts: plan.rows[e] of expert e, by source rank, then by entry.
-  // Differentiable, as combine() is. Completes the plan.
-  // `overlap_fn` runs once, while the rows are under way; a layer does it afterwards where that did not come.
+  // Returns the rows for the local experts from x [tokens, D]: plan.rows[e] rows for expert e, ordered by source rank,
+  // then by entry. Completes the plan. Differentiable, as is combine().
+  // `overlap_fn` runs at most once, while the rows are in transit. If the dispatcher does not call it, the layer runs
+  // it afterwards.
   virtual at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn = {}) const = 0;
-  // What the experts made of those rows, to [tokens, D].
-  // `base`, if defined, is added: in place where no gradient is recorded and it shares no memory with any of `keep`.
+  // Returns the experts' results for these rows to [tokens, D]. `base`, if defined, is added: in place if no gradient
+  // is recorded and it shares no memory with the tensors of `keep`.
   virtual at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base = {},
                              at::TensorList keep = {}) const = 0;
   virtual const char* name() const = 0;
-  const Communicator& ranks() const { return ranks_; }  // each holds an equal run of the experts; none: this rank alone
+  const Communicator& ranks() const {
+    return ranks_;
+  }  // ranks that share the experts equally; undefined: this rank alone
 
  protected:
   explicit Dispatcher(Communicator ranks) : ranks_(std::move(ranks)) {}
-  // As ranks().
+  // See ranks().
   Communicator ranks_;
 };
-// Shared by the layers of a model.
+// Dispatchers are immutable and shared by the layers of a model.
 using DispatcherPtr = std::shared_ptr<const Dispatcher>;
 
-// Which tokens an expert drops that is over its capacity.
+// Which tokens an expert drops if it exceeds its capacity.
 enum class DropPolicy : std::uint8_t {
-  position,     // what comes later in the batch
-  probability,  // what has the smaller weight
+  position,     // entries later in the batch
+  probability,  // entries with smaller weight
 };
-// Of a dispatcher with a capacity.
+// Options of capacity_all_to_all_dispatcher().
 struct CapacityOptions {
-  // Each expert takes int(factor * choices * tokens / experts) entries of the batch; 0: all.
+  // Capacity of each expert: int(factor * choices * tokens / experts) entries of the batch; 0: unlimited.
   double factor = 0;
   DropPolicy drop = DropPolicy::position;
 };
 
 // For experts that are all on this rank.
 DTENSOR_API DispatcherPtr local_dispatcher();
-// Every rank sees every token and computes its experts' part; one reduction.
+// All-gathers the tokens; each rank computes its experts, and one reduce-scatter sums the results.
 DTENSOR_API DispatcherPtr all_gather_dispatcher(const Communicator& ranks);
-// Dropless: counts, then rows.
+// Dropless: exchanges counts, then rows.
 DTENSOR_API DispatcherPtr all_to_all_dispatcher(const Communicator& ranks);
 DTENSOR_API DispatcherPtr capacity_all_to_all_dispatcher(const Communicator& ranks, CapacityOptions options);
-// For RouterChoice::round_robin with equal numbers of tokens on all ranks: all is known, rows alone are exchanged.
+// For RouterChoice::round_robin with the same number of tokens on all ranks: the counts are known, so only rows are
+// exchanged.
 DTENSOR_API DispatcherPtr equal_all_to_all_dispatcher(const Communicator& ranks);
 
-// Sets the experts of entries over capacity to none; returns how many here. Collective over layout.ranks.
+// Unassigns entries over capacity (expert = expert_count) and returns their number on this rank. Collective over
+// layout.ranks.
 DTENSOR_API std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout,
                                             const CapacityOptions& options);
 

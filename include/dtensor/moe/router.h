@@ -1,5 +1,5 @@
-// The router: which experts each token goes to and with what weight, and the losses that keep the load even. Everything
-// it computes is that of the whole batch, however the tokens are spread over ranks.
+// The router selects experts and weights for each token and computes load-balancing losses. Its results are those of
+// the full batch, independent of how tokens are distributed over ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,62 +15,62 @@
 
 namespace dtensor {
 
-// What logits become.
+// Function from logits to scores.
 enum class RouterScore : std::uint8_t { softmax, sigmoid };
-// Who chooses: tokens their experts, or experts their tokens.
+// Whether tokens choose experts or experts choose tokens.
 enum class RouterChoice : std::uint8_t {
   tokens,       // each token takes its top_k experts
-  experts,      // each expert takes its top tokens of the whole batch (Zhou et al., 2202.09368)
-  round_robin,  // entry i of the batch goes to expert i modulo experts: forced balance
+  experts,      // each expert takes its top tokens of the full batch (Zhou et al., 2202.09368)
+  round_robin,  // entry i of the batch goes to expert i % experts: forced balance
 };
 
 class RoutingStrategy;
 
-// Entries in the order of their experts, as the library keeps it.
+// Entries sorted by expert; internal to the library.
 struct SortedBins;
 
-// How experts are chosen.
+// Options of route().
 struct RouterOptions {
-  // How many there are, and how many a token visits.
+  // Number of experts, and experts per token.
   std::int64_t experts = 8, top_k = 2;
-  // What logits become, and who chooses.
+  // Score function, and who chooses.
   RouterScore score = RouterScore::softmax;
   RouterChoice choice = RouterChoice::tokens;
-  std::shared_ptr<const RoutingStrategy> strategy = {};  // one of the user's own, in the place of `choice`
+  std::shared_ptr<const RoutingStrategy> strategy = {};  // a user-defined strategy instead of `choice`
   bool normalise = false;                                // the weights of a token sum to one: w / (sum + 1e-20)
-  double scale = 1;                                      // multiplies the weights
-  // Experts stand in `groups` equal runs; a token takes them from its top_groups best ones, judged by the sum of a
-  // group's two best scores (DeepSeek-V3, 2412.19437).
+  double scale = 1;                                      // factor of the weights
+  // Experts form `groups` contiguous groups of equal size. A token chooses from its top_groups best groups, ranked by
+  // the sum of a group's two best scores (DeepSeek-V3, 2412.19437).
   std::int64_t groups = 1, top_groups = 1;
-  double jitter = 0;  // what the gate sees is multiplied by uniform(1 - jitter, 1 + jitter), in training
-  // Coefficients of losses. Switch (2101.03961): E * sum_e f_e P_e over the batch; the same over each sequence, then
-  // the mean (DeepSeek-V3); mean of logsumexp(logits)^2 (ST-MoE, 2202.08906).
+  double jitter = 0;  // in training, the gate's input is multiplied by uniform(1 - jitter, 1 + jitter)
+  // Loss coefficients. aux_loss: E * sum_e f_e P_e over the batch (Switch, 2101.03961); sequence_aux_loss: the same for
+  // each sequence, then the mean (DeepSeek-V3); z_loss: mean of logsumexp(logits)^2 (ST-MoE, 2202.08906).
   double aux_loss = 0, sequence_aux_loss = 0, z_loss = 0;
   double expert_capacity_factor = 1;  // expert choice: an expert takes int(factor * top_k * tokens / experts) tokens
 };
 
-// Where this rank's tokens stand in the batch. By default they are all there is.
+// Positions of this rank's tokens in the batch. The default is a batch on this rank alone.
 struct TokenLayout {
-  Communicator ranks;          // those with different tokens; none: this rank alone
-  std::int64_t total = -1;     // tokens of all of them; -1: not known, the router asks
-  std::int64_t first = -1;     // the number of the first token here; -1: the tokens come in order of `ranks`
-  at::Tensor index;            // [tokens] number of each token, where they do not follow each other
-  std::int64_t sequences = 1;  // of the batch, and here; tokens are in order of sequences
-  // Sequences that this rank has tokens of.
+  Communicator ranks;          // ranks with different tokens; undefined: this rank alone
+  std::int64_t total = -1;     // tokens of all ranks; -1: the router exchanges it if needed
+  std::int64_t first = -1;     // number of the first local token; -1: tokens are in order of `ranks`
+  at::Tensor index;            // [tokens] number of each token, if not contiguous
+  std::int64_t sequences = 1;  // in the batch; tokens are ordered by sequence
+  // Sequences with tokens on this rank.
   std::int64_t sequences_here = 1;
-  Communicator sequence_ranks;  // those with other tokens of the same sequences
-  double share = 1;             // of the losses: 1 / the number of ranks that hold these same tokens
+  Communicator sequence_ranks;  // ranks with other tokens of the same sequences
+  double share = 1;             // factor of the losses: 1 / number of ranks with the same tokens
 };
 
-// Numbers of entries that ranks tell each other: one exchange, whoever asks for it first.
+// Entry counts of all ranks, exchanged once on first use.
 class DTENSOR_API SharedCounts {
  public:
   explicit SharedCounts(at::Tensor local) : local_(std::move(local)) {}
-  // Of this rank alone.
+  // Counts of this rank.
   const at::Tensor& local() const { return local_; }
-  // [ranks, experts], on the CPU. Collective over `ranks` the first time; begin() starts it.
+  // [ranks, experts], on the CPU. The first call for `ranks` is collective; begin() starts it asynchronously.
   at::Tensor of_ranks(const Communicator& ranks);
-  at::Tensor on_device(const Communicator& ranks);  // the same where the counts are; the host does not wait
+  at::Tensor on_device(const Communicator& ranks);  // same on the counts' device, without host synchronization
   void begin(const Communicator& ranks);
 
  private:
@@ -85,22 +85,22 @@ class DTENSOR_API SharedCounts {
   std::vector<Exchange> exchanges_;
 };
 
-// How experts are chosen, as an object: one for each RouterChoice, and any of the user's own.
+// Selects the experts of tokens: one strategy per RouterChoice, or a user-defined one.
 class DTENSOR_API RoutingStrategy {
  public:
-  // Which experts, with which scores.
+  // The selected experts.
   struct Choice {
     at::Tensor experts;  // [tokens, choices] int64, on the scores' device; RouterOptions::experts: none
-    // Counts and order of these experts, where they are known already; else they are found, once for all who need them.
+    // Counts and order of these experts, if known; otherwise they are computed once on demand.
     std::shared_ptr<const SortedBins> order = {};
-    bool complete = true;      // every place has an expert
-    bool round_robin = false;  // entry i of the batch has expert i modulo experts: what EqualAllToAll relies on
-    bool same_width = true;    // every rank has as many choices a token
+    bool complete = true;      // every entry has an expert
+    bool round_robin = false;  // entry i of the batch has expert i % experts; EqualAllToAll requires it
+    bool same_width = true;    // all ranks have the same number of choices per token
   };
   virtual ~RoutingStrategy() = default;
-  // scores [tokens, experts] of this rank's tokens, as the router's score function gives them; `bias` [experts], or
-  // undefined, is added for the choice only. No gradient is recorded. May be collective over layout.ranks, but not
-  // depending on the data.
+  // `scores` [tokens, experts] are the router's scores of this rank's tokens. `bias` [experts], if defined, is added
+  // for the choice only. Called without gradient recording. May be collective over layout.ranks, but collectives must
+  // not depend on the data.
   virtual Choice choose(const at::Tensor& scores, const RouterOptions& options, const TokenLayout& layout,
                         const at::Tensor& bias) const = 0;
   virtual const char* name() const = 0;
@@ -110,52 +110,54 @@ using RoutingStrategyPtr = std::shared_ptr<const RoutingStrategy>;
 // The strategies of RouterChoice.
 DTENSOR_API RoutingStrategyPtr token_choice();
 DTENSOR_API RoutingStrategyPtr expert_choice();
-// Experts in turn, whatever the scores: for measuring without imbalance. Keeps experts, counts and order for each
-// number of tokens (and their place in the batch) that it has met.
+// Experts in turn, independent of scores: for benchmarks without imbalance. Caches experts, counts and order for each
+// number of tokens and position in the batch.
 DTENSOR_API RoutingStrategyPtr force_load_balance();
 DTENSOR_API RoutingStrategyPtr make_strategy(RouterChoice choice);
 
-// What a router decided.
+// The decision of a router.
 struct Routing {
   // Number of experts.
   std::int64_t expert_count = 0;
   at::Tensor experts;                            // [tokens, choices] int64; expert_count: none
   at::Tensor weights;                            // [tokens, choices], differentiable
   at::Tensor scores;                             // [tokens, expert_count], differentiable
-  std::shared_ptr<SharedCounts> counts;          // entries an expert, here; counted once
-  at::Tensor loss;                               // this rank's share of the losses asked for; undefined: none
-  bool round_robin = false;                      // chosen so; no counts need be exchanged
-  bool by_experts = false;                       // each rank has its own number of choices
-  std::shared_ptr<const SortedBins> order = {};  // of the entries, where the strategy knows it
-  std::int64_t empty = 0;                        // entries without an expert, here; -1: not known to the host
-  bool complete = false;                         // every place has an expert, on all ranks
+  std::shared_ptr<SharedCounts> counts;          // entries per expert on this rank
+  at::Tensor loss;                               // this rank's part of the losses; undefined: none
+  bool round_robin = false;                      // experts in turn, so counts need no exchange
+  bool by_experts = false;                       // the number of choices differs between ranks
+  std::shared_ptr<const SortedBins> order = {};  // of the entries, if the strategy knows it
+  std::int64_t empty = 0;                        // entries without expert on this rank; -1: unknown on the host
+  bool complete = false;                         // every entry has an expert, on all ranks
 };
 
-// x [tokens, D], gate [experts, D] (computed in float at least). `bias` [experts]: added to the scores for the choice
-// only. Collective over layout.ranks for what the options ask for, and never depending on the data.
+// x [tokens, D], gate [experts, D]; computed in float or wider. `bias` [experts] is added to the scores for the choice
+// only. Collective over layout.ranks if the options need it, independent of the data.
 DTENSOR_API Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& options,
                           const TokenLayout& layout = {}, const at::Tensor& bias = {});
 
-// Which of the batch's tokens are here: tokens of all ranks and of those before this one. May be collective.
+// Range of this rank's tokens in the batch.
 struct TokenRange {
-  // Of all ranks, and of those before this one.
+  // Tokens of all ranks, and tokens of preceding ranks.
   std::int64_t total = 0, first = 0;
 };
-// Of the tokens that `routing` is about.
+// Range of the tokens that `routing` describes. May be collective.
 DTENSOR_API TokenRange token_range(const Routing& routing, const TokenLayout& layout);
 
-// Balance without a loss (2408.15664): after each optimizer step b += rate * sign(mean load - load), where the load is
-// that of all tokens since the last step. A forward pass that recomputes for a backward pass does not count.
+// Auxiliary-loss-free load balancing (2408.15664): after each optimizer step b += rate *
+// sign(mean load - load), with the load of all tokens since the last step. Forward passes for
+// recomputation do not count.
 class DTENSOR_API LoadBalancer {
  public:
   explicit LoadBalancer(std::int64_t experts, double rate, at::TensorOptions options = {});
   // Adds to the load of this step.
   void count(const Routing& routing);
   at::Tensor bias;    // [experts] float
-  at::Tensor counts;  // [experts] int64: of this rank, since the last step
+  at::Tensor counts;  // [experts] int64: load of this rank since the last step
   double rate;
 };
-// At the optimizer step, for all layers in one collective over the ranks that hold different tokens.
+// Updates all layers in one collective over the ranks with different tokens. Call it after
+// each optimizer step.
 DTENSOR_API void update_load_balancers(const std::vector<LoadBalancer*>& balancers, const Communicator& ranks);
 
 }  // namespace dtensor

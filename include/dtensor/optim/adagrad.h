@@ -5,9 +5,9 @@
 
 namespace dtensor {
 
-// As torch.optim.Adagrad names them.
+// Named as in torch.optim.Adagrad.
 struct AdagradOptions {
-  // Learning rate and its decay, weight decay, the first value of the sum, and what is added to its root.
+  // Learning rate and its decay, weight decay, initial value of the sum, and the term added to its square root.
   double lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_sum = 0, eps = 1e-10;
 };
 

@@ -5,13 +5,14 @@
 
 namespace dtensor {
 
-// As torch.optim.AdamW names them.
+// Named as in torch.optim.AdamW.
 struct AdamWOptions {
-  // Learning rate, decay of the first and second moments, what is added to the root, decoupled weight decay.
+  // Learning rate, decay rates of the first and second moments, the term added to the square root, decoupled weight
+  // decay.
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
-  // One fused operator for a whole group, or a sequence of list operators. ATen's fused kernel on CPUs rounds the last
-  // elements of a tensor (less than a vector) otherwise, so shards differ from one device in the last bit; the list
-  // operators give the same bits on every layout.
+  // One fused kernel per group instead of a sequence of foreach operators. On CPUs, ATen's fused kernel rounds the last
+  // elements of a tensor (less than a vector) differently. So shards differ from one device in the last bit; foreach
+  // operators are bit-equal on all layouts.
   bool fused = true;
 };
 

@@ -1,4 +1,4 @@
-// Norms over many tensors at once, whatever meshes they live on, and gradient clipping by them.
+// Gradient norms of tensors on any combination of meshes, and gradient clipping.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,39 +8,38 @@
 
 namespace dtensor {
 
-// Which norm.
+// Options of the norms.
 struct NormOptions {
-  double norm_type = 2;             // p > 0, infinity included
-  bool error_if_nonfinite = false;  // waits for the value
-  // The ranks that call, among which are those of all tensors' meshes (a stage of a pipeline): they alone exchange,
-  // each of them learns the norm, and plain tensors are the same on them; another rank that holds gradients to clip is
-  // told so by an error. None: as below.
+  double norm_type = 2;             // p > 0, may be infinity
+  bool error_if_nonfinite = false;  // synchronizes with the device
+  // The ranks that call the function; they must include the meshes of all tensors (for instance all pipeline stages).
+  // Only these ranks communicate, and all of them return the norm. Regular tensors must be equal on them. A rank
+  // outside `mesh` that has gradients to clip gets an error. Undefined: see get_total_norm().
   DeviceMesh mesh = {};
 };
 
-// The p-norm of all elements of all tensors (floating point or complex) together, each logical element counted once
-// whatever its placement (Partial is summed first). A plain 0-dim tensor of the widest dtype among them, the same on
-// every rank; undefined on a rank outside all meshes (unless some tensors are plain). Undefined entries are skipped. At
-// most one collective, of a double for each tensor and a few more, over the ranks of all meshes together, besides one
-// for each mesh axis that holds Partial tensors; every rank of those meshes calls it, with the same tensors in the same
-// order. Where each rank gives a tensor on its own slice of another one's mesh (a router on each rank, beside experts
-// that are split over them), the slices hold copies of one tensor, which is counted once. Plain tensors among DTensors
-// must be the same on every rank: those of the CPU are compared, and an error says where they differ. The same bits
-// whatever stages of a pipeline the tensors are on.
+// The p-norm of all elements of all tensors (floating point or complex). Each logical element counts once regardless of
+// placement; Partial is reduced first. The result is a regular 0-dim tensor of the widest dtype, equal on all ranks. It
+// is undefined on ranks outside all meshes, unless some tensors are regular. Undefined tensors are skipped.
+// All ranks of the meshes must call it with the same tensors in the same order. It needs at most one collective over
+// all meshes together, plus one per mesh axis with Partial tensors. If each rank gives a tensor on its own slice of
+// another tensor's mesh (a router next to sharded experts), the slices are copies of one tensor, which counts once.
+// Regular tensors among DTensors must be equal on all ranks; CPU tensors are compared and a difference is an error. The
+// result has the same bits for any assignment of tensors to pipeline stages.
 DTENSOR_API at::Tensor get_total_norm(at::TensorList tensors, NormOptions options = {});
 
-// The p-norm of each of them, likewise: a plain float64 tensor of one dimension, 0 for undefined entries. The total
-// norm is the norm of these, added up in their order.
+// The p-norm of each tensor: a regular 1-D float64 tensor, 0 for undefined entries. The total norm is their norm,
+// summed in this order.
 DTENSOR_API at::Tensor get_norms(at::TensorList tensors, NormOptions options = {});
-// Those of the parameters' gradients. One without a gradient here, which other ranks may have, still names its mesh.
+// The norms of the parameters' gradients. A parameter without a gradient on this rank still determines the mesh.
 DTENSOR_API at::Tensor get_grad_norms(at::TensorList parameters, NormOptions options = {});
 
-// Scales the parameters' gradients in place so that their total norm is at most max_norm; returns the norm before.
-// Partial gradients are replaced by reduced ones. A parameter that is listed twice (tied weights) counts once.
+// Scales the gradients in place so that their total norm is at most max_norm; returns the norm before. Partial
+// gradients are replaced by reduced ones. A parameter that is listed twice (tied weights) counts once.
 DTENSOR_API at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptions options = {});
 
-// The second half of that, for a total norm that is known already: scales the gradients in place by
-// min(1, max_norm / (total_norm + 1e-6)). Undefined on a rank outside all meshes, where it does nothing.
+// Scales the gradients in place by min(1, max_norm / (total_norm + 1e-6)), as clip_grad_norm_() does, for a given norm.
+// Does nothing if total_norm is undefined (on ranks outside all meshes).
 DTENSOR_API void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm);
 
 }  // namespace dtensor

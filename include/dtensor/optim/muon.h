@@ -1,5 +1,4 @@
-// Muon (Jordan et al., 2024): momentum, then the nearest orthogonal matrix by five Newton-Schulz iterations, on the
-// whole matrix whatever its shards.
+// Muon (Jordan et al., 2024): momentum, then orthogonalization of the full matrix by five Newton-Schulz iterations.
 #pragma once
 
 #include <memory>
@@ -14,17 +13,17 @@ namespace dtensor {
 struct MuonOptions {
   // Learning rate, decay of the momentum, decoupled weight decay.
   double lr = 0.02, momentum = 0.95, weight_decay = 0;
-  // Whether the gradient is looked at after the momentum; Newton-Schulz iterations.
+  // Nesterov momentum, and the number of Newton-Schulz iterations.
   bool nesterov = true;
   std::int64_t iterations = 5;
-  bool bfloat16 = true;          // the iterations (and what travels) in bfloat16, as torch.optim.Muon; else as it is
+  bool bfloat16 = true;  // iterations and communication in bfloat16, as torch.optim.Muon; else in the parameter's dtype
   bool match_adamw_rms = false;  // the second scale (Liu et al., arXiv 2502.16982)
 };
 
-// Parameters are matrices [m, n] or stacks of matrices [k, m, n] (experts), of which each matrix is orthogonalised by
-// itself; others are refused. One rank of a parameter's mesh orthogonalises a matrix, the most expensive matrices
-// first, each on the least loaded rank: one all-to-all to gather, one to hand back, for all parameters on the same
-// ranks together. State: momentum_buffer.
+// Parameters are matrices [m, n] or stacks of matrices [k, m, n] (experts), each orthogonalized separately; other
+// shapes are an error. One rank of a parameter's mesh orthogonalizes a matrix: the most expensive matrices are assigned
+// first, each to the least loaded rank. Parameters on the same ranks share one all-to-all for the gradients and one for
+// the results. State: momentum_buffer.
 class DTENSOR_API Muon final : public GroupOptimizer<MuonOptions> {
  public:
   explicit Muon(std::vector<at::Tensor> parameters, MuonOptions options = {});

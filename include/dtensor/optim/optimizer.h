@@ -1,5 +1,5 @@
-// What all optimizers share: parameter groups over tensor handles (plain tensors and DTensors, on any mixture of
-// meshes), steps over the parameters that have a gradient, and state that can be looked at, saved and restored.
+// Base classes of optimizers: parameter groups of regular tensors and DTensors on any combination of meshes, optimizer
+// steps, and state dicts. Also learning rate schedules.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,71 +18,71 @@
 
 namespace dtensor {
 
-// Names and tensors, names and numbers.
+// Lists of (name, tensor) and (name, number).
 using StateTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using StateScalars = std::vector<std::pair<std::string, double>>;
 
-// All that a checkpoint needs to go on as if nothing had happened. Names are `<parameter>.<what>` and
-// `group<i>.<what>`. Tensors that belong to a parameter have its mesh (those of its shape also its placements).
+// Optimizer state for checkpoints. Names are `<parameter>.<what>` and `group<i>.<what>`. State tensors are on the
+// parameter's mesh; those with the parameter's shape also have its placements.
 struct OptimizerState {
-  // Moments and the like; counts and rates.
+  // Tensors such as moments; step counts and learning rates.
   StateTensors tensors;
   StateScalars scalars;
 };
 
-// Where a saved state is to be put: fresh tensors, to be filled, and what makes them the optimizer's.
+// Targets for loading a state: new tensors to fill, and a function that moves them into the optimizer.
 struct StateTargets {
-  StateTensors tensors;          // placed as the optimizer keeps them, or on their parameter's mesh
-  std::function<void()> commit;  // collective, as state_dict(). Until then the optimizer is as it was
+  StateTensors tensors;          // on the parameter's mesh, with the placements that the optimizer uses
+  std::function<void()> commit;  // collective if state_dict() is; the optimizer changes only here
 };
 
 namespace detail {
 
-// The count of steps that a state has under this name. Throws where it has none, or one that cannot be.
+// Checks and returns a saved step count. Throws if it is missing or invalid.
 DTENSOR_API std::int64_t step_count(const std::string& name, std::optional<double> saved);
 
 }  // namespace detail
 
-// Every rank makes the same optimizer over the same list of parameters, those on meshes that it is not in included,
-// and calls the same methods in the same order.
+// All ranks must create the same optimizer with the same list of parameters, including those on meshes without this
+// rank. All ranks must call the same methods in the same order.
 class DTENSOR_API Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // One update of every parameter that has a gradient; the others stay, with their state, as they are. An error if one
-  // of those was replaced in its model since (fully_shard and parallelize replace plain tensors: make the optimizer
-  // after them); a warning, once, if no parameter has a gradient.
+  // Updates all parameters that have a gradient; other parameters and their state do not change. Throws if such a
+  // parameter was replaced in its model: create the optimizer after fully_shard and parallelize, which replace
+  // parameters. Warns once if no parameter has a gradient.
   virtual void step() = 0;
-  virtual std::vector<at::Tensor> parameters() const = 0;  // in the order of the groups
+  virtual std::vector<at::Tensor> parameters() const = 0;  // in order of the groups
 
-  // Groups of parameters with options of their own, and their learning rates.
+  // Parameter groups and their learning rates.
   virtual std::size_t group_count() const = 0;
   virtual double lr(std::size_t group = 0) const = 0;
   virtual void set_lr(std::size_t group, double lr) = 0;
   void set_lr(double lr);  // of all groups
 
-  // This parameter's state by name; empty before its first step. The tensors are the optimizer's own where it keeps
-  // them whole; what one rank keeps for all is gathered (collective over the parameter's mesh).
+  // The state of a parameter by name; empty before its first step. Tensors alias the optimizer's state, except state
+  // owned by a single rank, which is gathered (collective over the parameter's mesh).
   virtual StateTensors state(const at::Tensor& parameter) const = 0;
-  // Collective, as state().
+  // Collective if state() is.
   virtual OptimizerState state_dict() const = 0;
-  // For a state of the same parameters with these scalars and, as `saved` tells, these tensors. Errors name what is not
-  // among the parameters.
+  // Targets for a state dict with these scalars and the tensors for which `saved` returns true. Throws for names that
+  // no parameter has.
   using Saved = std::function<bool(const std::string& name)>;
   virtual StateTargets state_targets(const StateScalars& scalars, const Saved& saved) = 0;
-  // Throws what step() would throw of options, gradients and state, as far as that shows beforehand. Changes nothing,
-  // and communicates nothing.
+  // Throws the errors of step() that can be detected in advance, from options, gradients and state. Changes nothing and
+  // does not communicate.
   virtual void check_step() const {}
-  // Takes a state of the same parameters, on any layout: DTensors on the parameter's mesh with any placements, or
-  // whole plain tensors. Errors name what is missing, has another shape or is not kept by this optimizer.
+  // Loads a state of the same parameters from any layout: DTensors on the parameter's mesh with any placements, or full
+  // regular tensors. Throws for missing names, other shapes and state that this optimizer does not have.
   void load_state_dict(const OptimizerState& state);
 
-  // Forgets the gradients, or fills them with zeros.
+  // Resets the gradients to undefined or to zeros.
   void zero_grad(bool set_to_none = true);
 };
 
-// One optimizer of several (Muon for matrices, AdamW for the rest). A parameter belongs to one of them. What a part
-// refuses in check_step() is an error before any part has stepped.
+// Combines several optimizers (for instance Muon for matrices and AdamW for the rest). Each parameter belongs to one of
+// them. check_step() of all parts runs before the first part steps.
 class DTENSOR_API CombinedOptimizer final : public Optimizer {
  public:
   explicit CombinedOptimizer(std::vector<std::unique_ptr<Optimizer>> parts);
@@ -95,10 +95,10 @@ class DTENSOR_API CombinedOptimizer final : public Optimizer {
   using Optimizer::set_lr;
   void set_lr(std::size_t group, double lr) override;
   StateTensors state(const at::Tensor& parameter) const override;
-  OptimizerState state_dict() const override;  // names prefixed `0.`, `1.`, ...: the part
+  OptimizerState state_dict() const override;  // prefixed with the index of the part: `0.`, `1.`, ...
   StateTargets state_targets(const StateScalars& scalars, const Saved& saved) override;
 
-  // One of those that it was made of.
+  // One of the combined optimizers.
   Optimizer& part(std::size_t index) { return *parts_.at(index); }
 
  private:
@@ -107,30 +107,29 @@ class DTENSOR_API CombinedOptimizer final : public Optimizer {
   std::vector<std::unique_ptr<Optimizer>> parts_;
 };
 
-// Parameters with common options. Options out of their range (negative, NaN, a decay of 1) are an error where an
-// optimizer is made with them, and at the step that they changed before, but for rates, which schedules may round below
-// zero.
+// Parameters with common options. Invalid options (negative, NaN, a decay of 1) throw when the optimizer is created and
+// in step(). The learning rate is checked at creation only, because schedules may round it below zero.
 template <class Options>
 struct ParameterGroup {
-  std::vector<at::Tensor> parameters;  // leaves of floating point, without Partial
-  // Of all of them.
+  std::vector<at::Tensor> parameters;  // floating-point leaves, no Partial placements
+  // Options of the group.
   Options options = {};
-  std::vector<std::string> names = {};  // for saved state, each once; by default the index over all groups
+  std::vector<std::string> names = {};  // unique names for saved state; default: index over all groups
 };
 
-// One parameter as an optimizer keeps it.
+// A parameter and its state.
 struct OptimizerEntry {
-  // For saved state, the parameter, its group, and how many steps it took.
+  // Name for saved state, parameter, index of its group, number of steps.
   std::string name;
   at::Tensor parameter;
   std::size_t group = 0;
   std::int64_t steps = 0;
   std::vector<at::Tensor> slots;      // one per slot name; undefined before the first step
-  at::ScalarType dtype = at::kFloat;  // of the slots
+  at::ScalarType dtype = at::kFloat;  // dtype of the slots
 };
 
-// The bookkeeping behind the optimizers of this library: an entry a parameter, with a step count and named slots (state
-// of the parameter's shape and placements), made at its first step.
+// Base class of this library's optimizers: one entry per parameter with a step count and named slots. Slots have the
+// parameter's shape and placements and are created at its first step.
 class DTENSOR_API SlotOptimizer : public Optimizer {
  public:
   void step() final;  // without recording gradients
@@ -141,28 +140,28 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   StateTargets state_targets(const StateScalars& scalars, const Saved& saved) override;
 
  protected:
-  // One parameter.
+  // State of one parameter.
   using Entry = OptimizerEntry;
-  // `wide`: state of half-precision parameters in single precision.
+  // `wide`: float state for half-precision parameters.
   explicit SlotOptimizer(std::vector<std::string> slot_names, bool wide = false)
       : slot_names_(std::move(slot_names)), wide_(wide) {}
   void add_parameters(std::size_t group, const std::vector<at::Tensor>& parameters,
                       const std::vector<std::string>& names);
 
-  // `active`: the entries with a gradient, in order, their step counts already advanced.
+  // `active`: entries with a gradient in order, with incremented step counts.
   virtual void update(const std::vector<Entry*>& active) = 0;
-  // Options may have changed since the optimizer was made: throws where a step cannot take them.
+  // Throws if options that changed since creation are invalid.
   virtual void check_options() const {}
-  // State besides the slots, for one entry, under names that begin with `prefix`.
+  // Saves state other than slots for one entry, with names that begin with `prefix`.
   virtual void save_extra_state(const Entry& /*entry*/, const std::string& /*prefix*/,
                                 OptimizerState& /*state*/) const {}
-  // Targets for it; commits take them. `steps`: the entry's in the saved state.
+  // Adds targets for this state, and commits that store it. `steps`: step count in the saved state.
   virtual void extra_state_targets(Entry& /*entry*/, std::int64_t /*steps*/, const std::string& /*prefix*/,
                                    StateTensors& /*tensors*/, std::vector<std::function<void()>>& /*commits*/) {}
-  // Whether each parameter that has taken a step has this slot, so that a saved state without it is an error.
+  // Whether this slot must be saved for each parameter that has taken a step.
   virtual bool is_slot_required(const Entry& /*entry*/, std::size_t /*slot*/) const { return true; }
 
-  // In the order of the groups.
+  // In order of the groups.
   const std::vector<Entry>& entries() const { return entries_; }
   std::vector<Entry>& entries() { return entries_; }
 
@@ -170,7 +169,6 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   StateTensors slots_of(const Entry& entry, const std::string& prefix) const;
   std::vector<at::Tensor> slot_targets(const Entry& entry, std::int64_t steps, const Saved& saved,
                                        StateTensors& tensors) const;
-  // Of a parameter without state none.
   std::int64_t saved_steps(const Entry& entry, std::optional<double> count, const Saved& saved) const;
   void check_known(const StateScalars& scalars) const;
 
@@ -182,31 +180,31 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_;
 };
 
-// What an optimizer says of the options of a group.
+// Validation of the options of a group.
 template <class Options>
 struct OptionValidator {
-  const char* optimizer = nullptr;          // its name, for errors
-  void (*check)(const Options&) = nullptr;  // throws where they are out of their range, but for the rate
+  const char* optimizer = nullptr;          // name for error messages
+  void (*check)(const Options&) = nullptr;  // throws if options other than lr are invalid
 };
 
 // A SlotOptimizer whose groups have options with a learning rate `lr`.
 template <class Options>
 class GroupOptimizer : public SlotOptimizer {
  public:
-  // Of this optimizer.
+  // Parameter group of this optimizer.
   using Group = ParameterGroup<Options>;
 
-  // As those of Optimizer.
+  // See Optimizer.
   std::size_t group_count() const override { return options_.size(); }
   double lr(std::size_t group = 0) const override { return options_.at(group).lr; }
   using Optimizer::set_lr;
   void set_lr(std::size_t group, double lr) override { options_.at(group).lr = lr; }
-  // Takes effect with the next step. What shapes state (block size) must stay.
+  // Changes take effect in the next step. Options that determine the shape of state (block size) must not change.
   Options& options(std::size_t group = 0) { return options_.at(group); }
   const Options& options(std::size_t group = 0) const { return options_.at(group); }
 
  protected:
-  // With rules the groups' options are checked here, rates included, and at each step. Without, by nobody.
+  // If `rules` has a check, options are checked here (including lr) and in each step.
   GroupOptimizer(const std::vector<Group>& groups, std::vector<std::string> slot_names, bool wide = false,
                  OptionValidator<Options> rules = {})
       : SlotOptimizer(std::move(slot_names), wide), rules_(rules) {
@@ -230,29 +228,29 @@ class GroupOptimizer : public SlotOptimizer {
   std::vector<Options> options_;
 };
 
-// The learning rate of each step as an object: a function of the step alone, so that a run may be left and taken up at
-// any step, on any number of ranks.
+// A learning rate schedule as a function of the step only, so that training can resume at any step with any number of
+// ranks.
 //
 //   const LearningRate rate = LearningRate::cosine(3e-4, 900).after_warmup(100);  // 1000 steps
 //   optimizer.set_lr(rate(step));
 
-// The learning rate of a step, to be given to Optimizer::set_lr.
+// The learning rate of each step, for Optimizer::set_lr().
 class DTENSOR_API LearningRate {
  public:
   using Function = std::function<double(std::int64_t step)>;  // steps count from 0
-  explicit LearningRate(Function rate);                       // one of the user's own
+  explicit LearningRate(Function rate);                       // a user-defined schedule
 
-  // The same at every step.
+  // The same rate at all steps.
   static LearningRate constant(double lr);
-  // From lr at step 0 to `last` at step `steps` and from there on: along a line, or half a period of a cosine
+  // Decays from lr at step 0 to `last` at step `steps` and stays there: linearly, or by half a cosine period
   // (Loshchilov and Hutter, arXiv:1608.03983).
   static LearningRate linear(double lr, std::int64_t steps, double last = 0);
   static LearningRate cosine(double lr, std::int64_t steps, double last = 0);
-  // Warm-up, stable, decay (Hu et al., arXiv:2404.06395): lr up to `decay` steps before the end, then along a line.
+  // Warmup-stable-decay (Hu et al., arXiv:2404.06395): lr up to `decay` steps before the end, then linear decay.
   static LearningRate wsd(double lr, std::int64_t steps, std::int64_t decay, double last = 0);
 
-  // Rises along a line over the first `steps` steps, from 1 / (steps + 1) of this rate's first value; then this rate
-  // from its beginning.
+  // Linear warmup over the first `steps` steps, from 1 / (steps + 1) of this schedule's first value; then this schedule
+  // from its start.
   LearningRate after_warmup(std::int64_t steps) const;
 
   double operator()(std::int64_t step) const;
@@ -262,3 +260,4 @@ class DTENSOR_API LearningRate {
 };
 
 }  // namespace dtensor
+// for a parameter without state.

@@ -5,14 +5,14 @@
 
 namespace dtensor {
 
-// As torch.optim.SGD names them.
+// Named as in torch.optim.SGD.
 struct SGDOptions {
-  double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;  // weight decay as part of the gradient
-  bool nesterov = false;                                            // asks for momentum, and no dampening
-  bool fused = true;                                                // as in AdamWOptions
+  double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;  // weight decay is added to the gradient
+  bool nesterov = false;                                            // requires momentum without dampening
+  bool fused = true;                                                // see AdamWOptions
 };
 
-// State: momentum_buffer, where there is momentum.
+// State: momentum_buffer, if momentum is not 0.
 class DTENSOR_API SGD final : public GroupOptimizer<SGDOptions> {
  public:
   explicit SGD(std::vector<at::Tensor> parameters, SGDOptions options = {});

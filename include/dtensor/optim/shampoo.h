@@ -1,6 +1,6 @@
 // Distributed Shampoo (Gupta, Koren and Singer, arXiv 1802.09568; Shi et al., arXiv 2309.06497): each block of a
-// parameter is preconditioned on both sides by inverse roots of its gradients' second moments. Blocks follow the global
-// parameter, not its shards, so every layout takes the same steps.
+// parameter is preconditioned along each dimension by inverse roots of its gradients' second moments. Blocks partition
+// the global parameter, not its shards, so results do not depend on the layout.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,10 @@
 
 namespace dtensor {
 
-// Whose length a step has.
+// Which method determines the norm of a step.
 enum class Grafting : std::uint8_t {
   none,
-  adam,  // a block's step has the length of Adam's
+  adam,  // a block's step has the norm of Adam's step
 };
 
 // Per block of order o (dimensions after merging), with t the parameter's step:
@@ -22,30 +22,31 @@ enum class Grafting : std::uint8_t {
 //   direction = u x_1 P_1 x_2 P_2 ..., scaled to the length of a; with grafting and t < start: a
 //   W -= lr (direction + weight_decay W)
 struct ShampooOptions {
-  double lr = 1e-2, beta1 = 0.9, beta2 = 0.999, eps = 1e-12, weight_decay = 0;  // beta2 = 1: a plain sum
-  // Whose length a step has; of Adam's second moments.
+  double lr = 1e-2, beta1 = 0.9, beta2 = 0.999, eps = 1e-12,
+         weight_decay = 0;  // beta2 = 1: sum instead of moving average
+  // Grafting method, and decay and epsilon of Adam's second moments.
   Grafting grafting = Grafting::adam;
   double graft_beta2 = 0.999, graft_eps = 1e-8;
-  std::int64_t frequency = 10;  // steps between inverse roots
-  std::int64_t start = 10;      // first step that is preconditioned
+  std::int64_t frequency = 10;  // steps between computations of inverse roots
+  std::int64_t start = 10;      // first step with preconditioning
   std::int64_t block_size = 1024;
-  // Neighbouring dimensions are merged, the smallest product first, while there are more than this many and the product
-  // does not exceed block_size. 0: never.
+  // Adjacent dimensions with the smallest product are merged while there are more than merge_to dimensions and the
+  // product does not exceed block_size. 0: never.
   std::int64_t merge_to = 2;
 };
 
-// Each block is owned by one rank of its parameter's mesh, the dearest blocks first, each to the least loaded rank: it
-// keeps the factors A and P and computes the direction. Gradients reach the owners in one all-to-all, directions come
-// back in one, for all parameters on the same ranks together.
-// State: exp_avg and graft_exp_avg_sq, placed as the parameter; factor.<block>.<dim> and root.<block>.<dim>, which
-// state() and state_dict() gather as DTensors on the parameter's mesh, Shard(0) on every axis.
+// Each block is owned by one rank of its parameter's mesh; the most expensive blocks are assigned first, each to the
+// least loaded rank. The owner stores the factors A and P and computes the direction. Parameters on the same ranks
+// share one all-to-all for the gradients and one for the directions.
+// State: exp_avg and graft_exp_avg_sq with the parameter's placements; factor.<block>.<dim> and root.<block>.<dim>,
+// which state() and state_dict() gather as DTensors on the parameter's mesh, Shard(0) on every axis.
 class DTENSOR_API Shampoo final : public GroupOptimizer<ShampooOptions> {
  public:
   explicit Shampoo(std::vector<at::Tensor> parameters, ShampooOptions options = {});
   explicit Shampoo(const std::vector<Group>& groups);
   ~Shampoo() override;
 
-  // Bytes of the factors and roots that this rank owns; and of those that it will own once every block has them.
+  // Bytes of the factors and roots that this rank owns now, and once all blocks have them.
   std::int64_t owned_bytes() const;
   std::int64_t predicted_bytes() const;
 
