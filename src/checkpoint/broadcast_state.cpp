@@ -1,4 +1,4 @@
-// One rank's whole tensors for all, in pieces: each rank copies from a piece what lies in its shard.
+// broadcast_state(): broadcasts the source's full tensors in pieces; each rank copies the elements of its shard.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/util/accumulate.h>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kWhat = "broadcast_state";
 
-// Throws unless the bytes of its memory are its values.
+// Throws if the tensor's memory does not hold its values.
 void check_memory(const std::string& name, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.defined(), "'", name, "' is undefined");
   TORCH_CHECK(!tensor.is_meta(), "'", name, "' is on the meta device: it has no values");
@@ -31,19 +31,19 @@ void check_memory(const std::string& name, const at::Tensor& tensor) {
               ", whose scale is not in its memory; give at::int_repr() of it, and the scale");
 }
 
-// What the source has, known to all.
+// The source's entries, on all ranks.
 std::vector<CheckpointEntry> agree_on_source(const StateTensors& full, const Communicator& ranks, int source) {
   std::string text, error;
   if (source < 0 || source >= ranks.size()) {
-    error = c10::str("there is no rank ", source, " among ", ranks.size());
+    error = c10::str("source rank ", source, " is out of range: the number of ranks is ", ranks.size());
   } else if (ranks.rank() == source) {
     error = error_of([&] {
       CheckpointIndex index;
       std::unordered_set<std::string> names;
       for (const auto& [name, tensor] : full) {
-        TORCH_CHECK(tensor.defined() && !is_dtensor(tensor), "'", name, "' is no plain tensor");
+        TORCH_CHECK(tensor.defined() && !is_dtensor(tensor), "'", name, "' at the source is not a regular tensor");
         check_memory(name, tensor);
-        TORCH_CHECK(names.insert(name).second, "two tensors at the source are called '", name, "'");
+        TORCH_CHECK(names.insert(name).second, "duplicate tensor name at the source: '", name, "'");
         index.entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
       }
       text = index_text(index);
@@ -53,7 +53,8 @@ std::vector<CheckpointEntry> agree_on_source(const StateTensors& full, const Com
   return parse_index(broadcast_string(ranks, text, source)).entries;
 }
 
-// Local elements that lie in the piece [first, first + count) of the whole, from `next` on, which moves on.
+// Copies the local elements in the piece [first, first + count) of the full tensor, starting at local element `next`;
+// advances `next`.
 void take(const ContiguousRanges& ranges, std::int64_t first, std::int64_t count, const char* data, std::int64_t item,
           char* to, std::int64_t& next) {
   while (next < ranges.numel()) {
@@ -70,7 +71,7 @@ at::Tensor row_major_on_host(const at::Tensor& local) {
   return at::detail::empty_cpu(local.sizes(), local.scalar_type());
 }
 
-// The bytes of one piece after the other, of all tensors.
+// Buffer for one piece of any tensor.
 at::Tensor piece_buffer(const std::vector<CheckpointEntry>& entries) {
   std::int64_t most = 0;
   for (const CheckpointEntry& e : entries) {
@@ -79,7 +80,7 @@ at::Tensor piece_buffer(const std::vector<CheckpointEntry>& entries) {
   return at::detail::empty_cpu({std::min(most, kBufferBytes)}, at::kByte);
 }
 
-// What fails on one rank is kept, so that nobody is left waiting for it.
+// Errors of a rank are kept until the end, so that its broadcasts still match those of other ranks.
 void broadcast_one(const at::Tensor& full, const at::Tensor& target, const at::Tensor& buffer,
                    const Communicator& ranks, int source, std::string& error) {
   const auto keep = [&](const auto& fn) {
@@ -117,7 +118,7 @@ void compare(const std::vector<CheckpointEntry>& entries, const StateTensors& ta
   std::unordered_map<std::string, at::Tensor> wanted;
   for (const auto& [name, target] : targets) {
     check_memory(name, target);
-    TORCH_CHECK(wanted.emplace(name, target).second, "two targets are called '", name, "'");
+    TORCH_CHECK(wanted.emplace(name, target).second, "duplicate target name: '", name, "'");
     problems.requested.push_back(name);
   }
   for (const CheckpointEntry& e : entries) {
@@ -133,7 +134,7 @@ void compare(const std::vector<CheckpointEntry>& entries, const StateTensors& ta
                                              " at the source, ", t.scalar_type(), " ", t.sizes(), " here"));
     } else if (needs_reduction(t)) {
       problems.mismatched.push_back(
-          c10::str("'", e.name, "' is ", DTensor(t).spec_str(), " here; broadcast it into placements without Partial"));
+          c10::str("'", e.name, "' is ", DTensor(t).spec_str(), " here; use a target without Partial placements"));
     }
     wanted.erase(found);
   }
@@ -154,7 +155,7 @@ void broadcast_state(const StateTensors& full, const Communicator& ranks, const 
     compare(entries, targets, problems);
     buffer = piece_buffer(entries);
   });
-  problems.raise(ranks, std::string(kWhat) + ": what the source has and what is asked for");
+  problems.raise(ranks, std::string(kWhat) + ": source and targets do not match");
   const std::unordered_map<std::string, at::Tensor> given(full.begin(), full.end()),
       wanted(targets.begin(), targets.end());
   std::string error;

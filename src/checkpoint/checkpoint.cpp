@@ -1,4 +1,4 @@
-// The parts of a training state: each tells what it has to save, and takes back what was read.
+// The parts of a training state: each part lists what to save and restores what was loaded.
 #include <bit>
 #include <cmath>
 #include <set>
@@ -12,20 +12,20 @@ namespace dtensor {
 
 namespace {
 
-// What is read for the parts: what they want of it, and what they do with it.
+// State of one load.
 struct Reading {
   const files::Loader& loader;
   files::LoadProblems& problems;
   bool allow_missing;
   StateTensors targets = {};
-  std::map<std::string, bool> known = {};  // values that a part has asked for
-  // Once all is read and verified: of optimizers, whose own code may refuse what was read; then of values and random
-  // state, which cannot fail, so that a load that throws leaves those as they were.
+  std::map<std::string, bool> known = {};  // values that a part requests
+  // Run after everything is read and verified: first optimizers, whose commit may throw, then values and random state,
+  // which cannot fail. So a load that throws does not change the latter.
   std::vector<std::function<void()>> of_optimizers = {}, of_values = {};
-  // Parts that take all values of a prefix which no other part asks for: after those, the longest prefix first.
+  // Parts that take all remaining values of a prefix. They run after the other parts, longest prefix first.
   std::multimap<std::size_t, std::function<void()>, std::greater<>> by_prefix = {};
 
-  // `fits`: whether such a value can be taken; empty: any.
+  // `fits`: whether a value is valid; empty: all are.
   template <class Value>
   void value(const std::string& name, std::function<void(const Value&)> take,
              const std::function<bool(const Value&)>& fits = {});
@@ -52,7 +52,7 @@ std::optional<CheckpointValue> converted(const CheckpointValue& value, const Che
 }
 
 void put(CheckpointValues& values, const std::string& name, const CheckpointValue& value) {
-  TORCH_CHECK(values.emplace(name, value).second, "two parts of a checkpoint have a value called '", name, "'");
+  TORCH_CHECK(values.emplace(name, value).second, "duplicate value name in the checkpoint: '", name, "'");
 }
 
 template <class Value>
@@ -66,11 +66,12 @@ void Reading::value(const std::string& name, std::function<void(const Value&)> t
   }
   const auto value = converted(found->second, Value{});
   if (!value) {
-    problems.mismatched.push_back("value '" + name + "' is of another type there");
+    problems.mismatched.push_back("value '" + name + "' has another type in the checkpoint");
     return;
   }
   if (fits && !fits(std::get<Value>(*value))) {
-    problems.mismatched.push_back(c10::str("value '", name, "' cannot be ", std::get<Value>(*value)));
+    problems.mismatched.push_back(
+        c10::str("value '", name, "' in the checkpoint is invalid: ", std::get<Value>(*value)));
     return;
   }
   of_values.emplace_back([take = std::move(take), v = std::get<Value>(*value)] { take(v); });
@@ -83,14 +84,14 @@ Checkpoint::Part value_part(const std::string& name, Value& value) {
       [name, &value](Reading& reading) { reading.value<Value>(name, [&value](const Value& read) { value = read; }); }};
 }
 
-// `list(to)` adds a part's tensors.
+// `list(to)` appends the part's tensors.
 Checkpoint::Part tensors_part(std::function<void(StateTensors&)> list) {
   return {[list](StateTensors& out, CheckpointValues&) { list(out); },
           [list](Reading& reading) { list(reading.targets); }};
 }
 
-// Of the values that begin with the prefix those which `values` holds, and of others those that it takes. Kinds are as
-// saved, but for whole numbers where fractions stand.
+// Loads the values with this prefix: those that `values` contains, and others that `takes` accepts. Types are as saved,
+// but integers are converted for entries of type double.
 void load_values(Reading& reading, const std::string& begin, CheckpointValues& values,
                  const std::function<bool(const std::string&)>& takes) {
   CheckpointValues read;
@@ -115,7 +116,7 @@ void load_values(Reading& reading, const std::string& begin, CheckpointValues& v
   });
 }
 
-// Of the scalars that begin with the prefix; an optimizer saves some always, its learning rates at least.
+// Loads the scalars with this prefix. Every optimizer saves some, at least its learning rates.
 void load_optimizer(Reading& reading, const std::string& begin, Optimizer& optimizer) {
   StateScalars scalars;
   for (const auto& [name, value] : reading.loader.values()) {
@@ -127,18 +128,18 @@ void load_optimizer(Reading& reading, const std::string& begin, Optimizer& optim
   try {
     StateTargets targets = optimizer.state_targets(
         scalars, [&](const std::string& name) { return reading.loader.find(begin + name) != nullptr; });
-    if (scalars.empty() && targets.tensors.empty()) {  // it stays as it is
+    if (scalars.empty() && targets.tensors.empty()) {  // the optimizer does not change
       if (!reading.allow_missing) reading.problems.missing.push_back(begin + "group0.lr");
       return;
     }
     for (auto& [name, tensor] : targets.tensors) reading.targets.emplace_back(begin + name, tensor);
     reading.of_optimizers.emplace_back([commit = std::move(targets.commit)] { commit(); });
-  } catch (const c10::Error& error) {  // alike on every rank
+  } catch (const c10::Error& error) {  // the same on every rank
     reading.problems.mismatched.push_back(error.what_without_backtrace());
   }
 }
 
-// Of the names that ranks do not ask for, those that none asks for. Collective.
+// Of the names that this rank does not request, returns those that no rank requests. Collective.
 std::set<std::string> unrequested_on_all_ranks(const Communicator& ranks, std::set<std::string> own) {
   std::vector<std::int64_t> count{std::ssize(own)};
   files::reduce_numbers(ranks, count, ReduceOp::max);
@@ -194,7 +195,7 @@ Checkpoint& Checkpoint::add(const std::string& prefix, GradScaler& scaler) {
     put(values, good_steps, scaler.state().good_steps);
   };
   const auto load = [=, &scaler](Reading& reading) {
-    // What set_state() would refuse, so that it cannot once other parts have changed.
+    // Checks what set_state() would reject, so that set_state() cannot fail after other parts have changed.
     reading.value<double>(
         scale,
         [&](double read) {

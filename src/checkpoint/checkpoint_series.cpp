@@ -1,4 +1,4 @@
-// The checkpoints of a run: which there are, which is the newest that is whole, and which may go.
+// The checkpoints of a run: lists them, loads the newest intact one and removes old ones.
 #include "dtensor/checkpoint.h"
 
 #include <algorithm>
@@ -22,14 +22,14 @@ namespace fs = std::filesystem;
 
 constexpr const char* kStep = "step-";
 constexpr const char* kLatest = "latest";
-constexpr int kDigits = 8;  // at least: names sort as numbers do
+constexpr int kDigits = 8;  // at least, so that names sort like numbers
 
 std::string number_text(std::int64_t step) {
   const std::string text = std::to_string(step);
   return std::string(static_cast<std::size_t>(std::max<std::int64_t>(0, kDigits - std::ssize(text))), '0') + text;
 }
 
-// -1: no name of a step's folder.
+// Returns -1 if `name` is not a step's folder.
 std::int64_t step_of(const std::string& name) {
   if (!name.starts_with(kStep)) return -1;
   const std::string digits = name.substr(std::string(kStep).size());
@@ -47,12 +47,12 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-// Whether `rest`, after "latest.", is what point_latest() adds. Anything else of such a name is somebody's.
+// Whether `rest`, the part after "latest.", is a suffix that point_latest() adds. Other files are kept.
 bool is_unfinished_link(const std::string& path, const std::string& rest) {
   return fs::is_symlink(path) && std::regex_match(rest, std::regex(".+-[0-9]+-[0-9]+"));
 }
 
-// What a run that was killed left beside the folders of its steps. To be called while the series' lock is held.
+// Removes what a killed run left next to the step folders. The caller must hold the lock of the series.
 void clean_up_series(const std::string& root) {
   for (const std::string& name : names_in(root)) {
     const auto dot = name.find('.');
@@ -64,8 +64,7 @@ void clean_up_series(const std::string& root) {
   }
 }
 
-// Under another name first, so that a run that dies meanwhile leaves no half of it. A link goes, and leaves what it
-// leads to.
+// Renames the folder first, so that an interruption leaves no partial checkpoint. Of a link, only the link is removed.
 void remove_checkpoint(const std::string& folder) {
   if (fs::is_symlink(folder)) {
     fs::remove(folder);
@@ -77,7 +76,7 @@ void remove_checkpoint(const std::string& folder) {
   remove_folder(going);
 }
 
-// Names change at once; where the file system has no links there is none.
+// Replaces the link atomically; on file systems without links there is none.
 void point_latest(const std::string& root, std::int64_t step) {
   const std::string link = root + "/" + kLatest, fresh = link + "." + unique_name();
   std::error_code error;
@@ -85,7 +84,7 @@ void point_latest(const std::string& root, std::int64_t step) {
   if (!error) fs::rename(fresh, link);
 }
 
-// What is newer than `step` is another's, unless it is known to be damaged.
+// Checkpoints newer than `step` are kept unless they are damaged: another run may have written them.
 void rotate(const std::string& root, std::int64_t step, std::int64_t keep, const std::set<std::int64_t>& damaged) {
   point_latest(root, step);
   for (const std::int64_t old : checkpoint_steps(root)) {
@@ -97,14 +96,14 @@ void rotate(const std::string& root, std::int64_t step, std::int64_t keep, const
 void check_root(const std::string& root) {
   std::error_code error;
   fs::create_directories(root, error);
-  TORCH_CHECK(!error, "cannot make the folder ", root, ": ", error.message());
+  TORCH_CHECK(!error, "cannot create the folder ", root, ": ", error.message());
   for (const std::string& name : names_in(root)) {
-    TORCH_CHECK(!is_checkpoint_file(name), root, " is a checkpoint itself (it holds '", name,
-                "'), not a folder of several; move it away or give another name");
+    TORCH_CHECK(!is_checkpoint_file(name), root, " is a checkpoint itself (it contains '", name,
+                "'); expected a folder for several checkpoints: move it away or use another name");
   }
 }
 
-// The newest first.
+// Newest first.
 std::vector<std::string> candidates(const std::string& root) {
   std::vector<std::string> paths;
   for (const std::int64_t step : checkpoint_steps(root)) paths.push_back(checkpoint_of_step(root, step));
@@ -120,7 +119,7 @@ std::vector<std::string> candidates(const std::string& root) {
   return paths;
 }
 
-// Paths need not be UTF-8, which JSON's text would have to be.
+// CBOR, because paths need not be UTF-8 as JSON requires.
 std::string joined_errors(const std::vector<std::string>& texts) {
   const auto bytes = nlohmann::json::to_cbor(nlohmann::json(texts));
   return {bytes.begin(), bytes.end()};
@@ -131,14 +130,15 @@ std::string one_line(std::string text) {
   return text;
 }
 
-// Whether that is wrong with what `path` holds. A system that did not give it for now (too many open files, a server
-// that is away, no memory) says nothing of it, and what is gone comes back with its disk.
+// Whether the error means that `path` is damaged. Temporary failures (too many open files, an unavailable server, no
+// memory) and missing files do not.
 bool is_damage_error(std::string why, const std::string& path) {
   c10::ReplaceAll(why, path, "");
   return why.find(" damaged") != std::string::npos || why.find(" is truncated") != std::string::npos;
 }
 
-// Empty where it was loaded, else why not. What does not fit, and a rank that is gone, are thrown on.
+// Returns an empty string on success, else the error. Mismatches (c10::ValueError) and failures of other ranks
+// propagate.
 std::string try_load(Checkpoint& state, const std::string& path, const Communicator& ranks,
                      const LoadOptions& options) {
   try {
@@ -151,7 +151,7 @@ std::string try_load(Checkpoint& state, const std::string& path, const Communica
   }
 }
 
-// load_newest, and the folders among those passed over that are damaged.
+// load_newest() that also returns the damaged ones among the skipped folders.
 LoadedCheckpoint load_newest_readable(Checkpoint& state, const std::string& root, const Communicator& ranks,
                                       const LoadOptions& options, std::vector<std::string>& damaged) {
   const std::string what = "load the newest checkpoint of " + root;
@@ -169,7 +169,7 @@ LoadedCheckpoint load_newest_readable(Checkpoint& state, const std::string& root
     if (is_damage_error(why, path)) damaged.push_back(path);
   }
   TORCH_CHECK(loaded.skipped_checkpoints.empty(), what,
-              ": none of them can be read: ", c10::Join("; ", loaded.skipped_checkpoints));
+              ": no checkpoint can be read: ", c10::Join("; ", loaded.skipped_checkpoints));
   return loaded;
 }
 
@@ -186,7 +186,7 @@ struct CheckpointSeries::Impl {
   std::set<std::int64_t> damaged = {};
 
   void settle(std::int64_t step) {
-    const NoTimeout patience;  // all ranks have just met
+    const NoTimeout patience;  // all ranks have just synchronized
     std::string error;
     if (ranks.rank() == 0) error = files::error_of([&] { files::rotate(root, step, keep, damaged); });
     files::raise_on_all(ranks, what, error);
@@ -203,10 +203,10 @@ struct CheckpointSeries::Impl {
 CheckpointSeries::CheckpointSeries(const std::string& root, const Communicator& ranks, std::int64_t keep)
     : impl_(new Impl{root, "save to " + root, ranks, keep}) {
   using namespace files;
-  TORCH_CHECK(keep >= 1, "a series of checkpoints keeps at least 1, not ", keep);
+  TORCH_CHECK(keep >= 1, "CheckpointSeries: expected keep >= 1, got ", keep);
   std::string error;
   ranks.barrier();
-  const NoTimeout patience;  // all ranks are here; rank 0 may have to wait for a lock or a disk
+  const NoTimeout patience;  // all ranks are here; rank 0 may wait for a lock or a disk
   if (ranks.rank() == 0) {
     error = error_of([&] {
       impl_->root = resolve(root);
@@ -216,7 +216,7 @@ CheckpointSeries::CheckpointSeries(const std::string& root, const Communicator& 
     });
   }
   raise_on_all(ranks, impl_->what, error);
-  impl_->root = broadcast_string(ranks, impl_->root, 0);  // all speak of the same folder, links followed
+  impl_->root = broadcast_string(ranks, impl_->root, 0);  // the resolved folder, equal on all ranks
 }
 
 CheckpointSeries::CheckpointSeries(CheckpointSeries&&) noexcept = default;
@@ -224,7 +224,7 @@ CheckpointSeries& CheckpointSeries::operator=(CheckpointSeries&&) noexcept = def
 CheckpointSeries::~CheckpointSeries() = default;
 
 CheckpointSeries::Impl& CheckpointSeries::impl() const {
-  TORCH_CHECK(impl_ != nullptr, "CheckpointSeries: one that was moved from");
+  TORCH_CHECK(impl_ != nullptr, "CheckpointSeries: this object was moved from");
   return *impl_;
 }
 
@@ -252,7 +252,7 @@ void CheckpointSeries::save_async(const Checkpoint& state, std::int64_t step, co
 void CheckpointSeries::finish() { impl().finish(); }
 
 std::string checkpoint_of_step(const std::string& root, std::int64_t step) {
-  TORCH_CHECK(step >= 0, "there is no step ", step);
+  TORCH_CHECK(step >= 0, "expected a step >= 0, got ", step);
   return files::strip_trailing_slash(root) + "/" + files::kStep + files::number_text(step);
 }
 

@@ -1,4 +1,4 @@
-// Numbers between ranks, over memory that no dispatch mode sees.
+// Reductions and errors across ranks. Tensors from at::from_blob are not visible to dispatch modes.
 #include "checkpoint/collective_errors.h"
 
 #include <ATen/ATen.h>
@@ -29,7 +29,7 @@ void reduce_numbers(const Communicator& ranks, std::vector<std::int64_t>& number
   if (!numbers.empty()) ranks.all_reduce(view_of(numbers), op).wait();
 }
 
-// Sums mod 2^64 by sums of their halves, which do not overflow.
+// Sums modulo 2^64: the 32-bit halves are summed separately, so that int64 does not overflow.
 std::vector<Checksum> sum_over_ranks(const Communicator& ranks, const std::vector<Checksum>& own) {
   std::vector<std::int64_t> numbers;
   numbers.reserve(3 * own.size());

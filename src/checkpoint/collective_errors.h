@@ -1,4 +1,4 @@
-// How ranks speak about a checkpoint: sums of numbers, and one error for all where any of them fails.
+// Collectives of checkpoints: sums of numbers, and errors that all ranks raise if any rank fails.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -13,16 +13,17 @@
 namespace dtensor::files {
 
 void reduce_numbers(const Communicator& ranks, std::vector<std::int64_t>& numbers, ReduceOp op);
-// The checksums of all ranks, added up.
+// The sum of all ranks' checksums.
 std::vector<Checksum> sum_over_ranks(const Communicator& ranks, const std::vector<Checksum>& own);
 
-// What ranks give that is not empty, the same text on all: "rank 2: ...; rank 3: ...", or what all say alike.
+// The non-empty errors of all ranks, equal on all: "rank 2: ...; rank 3: ...", or just the error if it is the same on
+// all.
 std::string gather_errors(const Communicator& ranks, const std::string& error);
 
-// Throws on every rank where any gives an error, with all of them: "WHAT: rank 2: ...".
+// Throws on all ranks if any rank passes an error, with all errors: "WHAT: rank 2: ...".
 void raise_on_all(const Communicator& ranks, const std::string& what, const std::string& error);
 
-// Runs fn, which must not communicate, and returns what it threw.
+// Runs fn, which must not communicate, and returns its error message.
 template <class F>
 std::string error_of(const F& fn) {
   try {
@@ -35,7 +36,7 @@ std::string error_of(const F& fn) {
   return "";
 }
 
-// fn on every rank, then raise_on_all.
+// Runs fn on every rank, then raise_on_all().
 template <class F>
 void run_on_all(const Communicator& ranks, const std::string& what, const F& fn) {
   raise_on_all(ranks, what, error_of(fn));

@@ -1,4 +1,4 @@
-// Parts of tensors, and walks over their memory in pieces.
+// Local parts of tensors, and iteration over their memory in pieces.
 #include "checkpoint/local_part.h"
 
 #include <ATen/ATen.h>
@@ -13,9 +13,9 @@
 namespace dtensor::files {
 namespace {
 
-constexpr std::int64_t kShortRange = 512;       // bytes; a system call costs more than moving them to another rank
-constexpr std::int64_t kManyRows = 16;          // for each rank
-constexpr std::int64_t kMinShareBytes = 16384;  // elements; below, sharing costs more than it saves
+constexpr std::int64_t kShortRange = 512;       // bytes; for shorter ranges a system call costs more than communication
+constexpr std::int64_t kManyRows = 16;          // per rank
+constexpr std::int64_t kMinShareBytes = 16384;  // elements; for fewer, sharing costs more than it saves
 
 void share(Part& part, const LocalShard& held, std::int64_t position) {
   const std::int64_t n = part.ranges.numel();
@@ -25,7 +25,7 @@ void share(Part& part, const LocalShard& held, std::int64_t position) {
   part.end = std::min(n, part.begin + each);
 }
 
-// How long a range in the file is at most where the shards are even.
+// Upper bound of the length of a range in the file, for even shards.
 std::int64_t range_bytes(const DTensor& tensor) {
   std::int64_t last = -1, parts = 1, inner = static_cast<std::int64_t>(tensor.element_size());
   for (const Placement& p : tensor.placements()) last = std::max(last, p.dim());
@@ -117,7 +117,7 @@ void for_each_piece(const at::Tensor& local, std::int64_t begin, std::int64_t en
   split_by_sizes(local.detach(), kBufferBytes / item, [&](const at::Tensor& block, std::int64_t first) {
     const std::int64_t from = std::max(begin, first), to = std::min(end, first + block.numel());
     if (from >= to) return;
-    const at::Tensor buffer = at::detail::empty_cpu(block.sizes(), block.scalar_type());  // unseen by a MeshScope
+    const at::Tensor buffer = at::detail::empty_cpu(block.sizes(), block.scalar_type());  // not affected by a MeshScope
     buffer.copy_(block);
     fn(from, static_cast<const char*>(buffer.const_data_ptr()) + (from - first) * item, to - from);
   });

@@ -1,4 +1,4 @@
-// One error for all that does not fit.
+// Formats all mismatches as one error.
 #include "checkpoint/mismatches.h"
 
 #include <c10/util/Exception.h>
@@ -9,7 +9,7 @@
 namespace dtensor::files {
 namespace {
 
-constexpr std::size_t kShown = 20;  // of each kind
+constexpr std::size_t kShown = 20;  // entries per list
 
 std::string with_suggestions(const std::string& name, const std::vector<std::string>& names) {
   const auto nearest = closest_names(name, names, 1);
@@ -30,8 +30,7 @@ std::string list(const char* title, const std::vector<std::string>& names, const
 
 std::string LoadProblems::str() const {
   return list("missing in the checkpoint", missing, &available) +
-         list("in the checkpoint but not asked for", unexpected, &requested) +
-         list("of another kind", mismatched, nullptr);
+         list("in the checkpoint but not requested", unexpected, &requested) + list("mismatched", mismatched, nullptr);
 }
 
 void LoadProblems::raise(const Communicator& ranks, const std::string& what) const {

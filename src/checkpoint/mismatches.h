@@ -1,4 +1,4 @@
-// What does not fit between what is wanted and what is there: all of it in one error, with near misses.
+// Mismatches between requested and stored tensors, reported in one error with similar names.
 #pragma once
 
 #include <string>
@@ -11,10 +11,9 @@ namespace dtensor::files {
 struct LoadProblems {
   std::vector<std::string> missing, unexpected;   // names
   std::vector<std::string> mismatched;            // sentences
-  std::vector<std::string> requested, available;  // all names, for near misses
+  std::vector<std::string> requested, available;  // all names, for suggestions
 
-  // Throws a c10::ValueError on every rank where there are any on one: ranks may have asked for other names.
-  // Collective.
+  // Throws a c10::ValueError on all ranks if any rank has mismatches; ranks may request different names. Collective.
   void raise(const Communicator& ranks, const std::string& what) const;
 
  private:

@@ -1,4 +1,4 @@
-// The functions on lists of tensors, and saves in the background.
+// Functions on lists of tensors, and background saves.
 #include <exception>
 #include <future>
 #include <system_error>
@@ -16,7 +16,7 @@ namespace dtensor {
 void save_state(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
                 const CheckpointValues& values, const SaveOptions& options) {
   files::Saver saver(directory, ranks, tensors, values, options);
-  const NoTimeout patience;  // all ranks are here, and tensors that are reduced first wait for what was written before
+  const NoTimeout patience;  // all ranks are here; reductions may wait for other ranks' writes
   saver.write();
   saver.finish();
 }
@@ -42,13 +42,13 @@ void check_can_save(const std::string& directory, const SaveOptions& options) {
 struct PendingSave::Impl {
   std::unique_ptr<files::Saver> saver;
   std::future<void> writing;
-  std::exception_ptr failed = nullptr;  // what wait() threw; then there is no saver
+  std::exception_ptr failed = nullptr;  // what wait() threw; then `saver` is null
 };
 
 PendingSave::PendingSave(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 PendingSave::PendingSave(PendingSave&&) noexcept = default;
 PendingSave& PendingSave::operator=(PendingSave&& other) noexcept {
-  std::swap(impl_, other.impl_);  // what was here before is dropped with `other`
+  std::swap(impl_, other.impl_);  // `other` then destroys the previous save
   return *this;
 }
 
@@ -69,7 +69,7 @@ void PendingSave::wait() {
     impl_->saver->finish([&] { impl_->writing.wait(); });
   } catch (...) {
     impl_->failed = std::current_exception();
-    impl_->saver.reset();  // and the copies that it has
+    impl_->saver.reset();  // releases the copies
     throw;
   }
   impl_.reset();
@@ -77,8 +77,8 @@ void PendingSave::wait() {
 
 namespace {
 
-// Where the system gives no thread, this rank's part is written at once: the others, whose threads have begun, meet it
-// in wait(), and the save takes its time here instead of failing there.
+// If no thread can be started, writes this rank's part synchronously. Other ranks, whose threads have started, meet
+// this rank in wait(), so the save is slower but does not fail.
 std::future<void> begin_writing(files::Saver& saver) {
   try {
     return std::async(std::launch::async, [&saver] { saver.write(); });

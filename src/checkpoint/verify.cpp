@@ -1,4 +1,4 @@
-// A checkpoint on disk against its own checksums, by one process without ranks.
+// Verifies a checkpoint's checksums in one process.
 #include <algorithm>
 
 #include "checkpoint/collective_errors.h"
@@ -24,7 +24,7 @@ std::string problem_of(const CheckpointEntry& entry, std::vector<char>& buffer) 
     at += bytes;
   }
   if (!entry.checksum || sum == Checksum{*entry.checksum, numel}) return "";
-  return entry.file + " is damaged: the checksum of '" + entry.name + "' is not that of what is in the file";
+  return entry.file + " is damaged: the checksum of '" + entry.name + "' does not match the data";
 }
 
 }  // namespace

@@ -101,7 +101,7 @@ TEST(FolderValidation, MissingCheckpointJsonIsRefusedUnlessForeign) {
   const Folder folder;
   save_to(folder / "c", 1);
   fs::remove(folder / "c/checkpoint.json");
-  EXPECT_TRUE(says(load_error(folder / "c"), "whose checkpoint.json is gone"));
+  EXPECT_TRUE(says(load_error(folder / "c"), "is a checkpoint without checkpoint.json"));
   EXPECT_EQ(verify_checkpoint(folder / "c").size(), 1U);
   EXPECT_EQ(read_checkpoint_index(folder / "c/model.safetensors").entries.size(), 3U);
   change_header(folder / "c/model.safetensors", [](Json& header) { header.erase("__metadata__"); });
@@ -113,13 +113,13 @@ TEST(FolderValidation, ChangedDtypeOrShapeInHeaderIsDetected) {
   save_to(folder / "c", 1);
   const std::string path = folder / "c/model.safetensors", good = read(path);
   change_header(path, [](Json& header) { header["b"]["dtype"] = "I16"; });
-  EXPECT_TRUE(says(load_error(folder / "c"), "'b' is I16 [5] there, and F16 [5] in "));
+  EXPECT_TRUE(says(load_error(folder / "c"), "'b' is I16 [5] there, but F16 [5] in "));
   write(path, good);
   change_header(path, [](Json& header) { header["w"]["shape"] = {6, 4}; });
-  EXPECT_TRUE(says(load_error(folder / "c"), "'w' is F32 [6, 4] there, and F32 [4, 6] in "));
+  EXPECT_TRUE(says(load_error(folder / "c"), "'w' is F32 [6, 4] there, but F32 [4, 6] in "));
   write(path, good);
   change_header(path, [](Json& header) { header["__metadata__"].erase("dtensor_checkpoint"); });
-  EXPECT_TRUE(says(load_error(folder / "c"), "not those that were saved with it"));
+  EXPECT_TRUE(says(load_error(folder / "c"), "were not saved with it"));
 }
 
 // A single file of a checkpoint is verified against the checkpoint.json beside it.
@@ -163,8 +163,8 @@ TEST(FolderValidation, UnwritablePathsAreRefusedBeforeSaving) {
     EXPECT_THROW(check_can_save(path), c10::Error) << path;
     EXPECT_FALSE(save_error(path).empty()) << path;
   }
-  EXPECT_TRUE(says(save_error(folder / "dangling"), "is a link to " + (folder / "nowhere") + ", which is not there"));
-  EXPECT_TRUE(says(save_error("/proc/x"), "cannot make"));
+  EXPECT_TRUE(says(save_error(folder / "dangling"), "is a link to " + (folder / "nowhere") + ", which does not exist"));
+  EXPECT_TRUE(says(save_error("/proc/x"), "cannot create"));
 }
 
 // A file size limit is an error before any rank writes, and the previous checkpoint remains.
@@ -220,13 +220,13 @@ TEST(FolderValidation, SpecialFilesAreRefused) {
   const Folder folder;
   fs::create_directories(folder / "c");
   ASSERT_EQ(::mkfifo((folder / "c/model.safetensors.index.json").c_str(), 0600), 0);
-  EXPECT_TRUE(says(load_error(folder / "c"), "is no ordinary file"));
+  EXPECT_TRUE(says(load_error(folder / "c"), "is not a regular file"));
   fs::remove(folder / "c/model.safetensors.index.json");
   fs::create_symlink("/dev/zero", folder / "c/model.safetensors");
-  EXPECT_TRUE(says(load_error(folder / "c"), "is no ordinary file"));
+  EXPECT_TRUE(says(load_error(folder / "c"), "is not a regular file"));
   fs::remove(folder / "c/model.safetensors");
   fs::create_directories(folder / "c/model.safetensors");
-  EXPECT_TRUE(says(load_error(folder / "c"), "is no ordinary file"));
+  EXPECT_TRUE(says(load_error(folder / "c"), "is not a regular file"));
 }
 
 TEST(FolderValidation, WeightMapCannotLeaveTheFolder) {
@@ -235,7 +235,7 @@ TEST(FolderValidation, WeightMapCannotLeaveTheFolder) {
   fs::create_directories(folder / "d");
   for (const std::string file : {"../c/model.safetensors", "/etc/passwd", "..", "", "x/y.safetensors"}) {
     write(folder / "d/model.safetensors.index.json", Json{{"weight_map", {{"w", file}}}}.dump());
-    EXPECT_TRUE(says(load_error(folder / "d"), "which is no file in the same folder")) << file;
+    EXPECT_TRUE(says(load_error(folder / "d"), "expected a file name in the same folder")) << file;
   }
 }
 

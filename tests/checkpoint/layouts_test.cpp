@@ -169,7 +169,7 @@ TEST(G8, OneNameOnSeveralSlicesOfAMesh) {
             const at::Tensor other = unsharded + (world.rank() >= 2 ? 1 : 0);
             save_state(folder / "d", world, {{"x", distribute_tensor(other, mesh["tp"], {Shard(0)})}}, {}, kQuick);
           }),
-      {"'x'", "not the same on all"});
+      {"'x'", "with different values"});
   EXPECT_FALSE(std::filesystem::exists(folder / "d"));
   EXPECT_FALSE(std::filesystem::exists(folder / "d.saving"));
 }

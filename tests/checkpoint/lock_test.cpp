@@ -159,7 +159,7 @@ TEST(Lock, SaveThatLostItsLockFails) {
     if (world.rank() == 0) fs::remove(folder / "c.lock");
     pending.wait();
   });
-  expect_error(errors, {"c.lock was taken away"});
+  expect_error(errors, {"c.lock was lost"});
   EXPECT_FALSE(fs::exists(folder / "c"));
 }
 
@@ -184,7 +184,8 @@ TEST(Lock, LeftoversOfInterruptedSavesAreRemoved) {
         try {
           read_checkpoint_index(folder / "c");
         } catch (const c10::Error& error) {
-          EXPECT_NE(error.msg().find("c.saving-h-5-0.before is the one before an interrupted save"), std::string::npos);
+          EXPECT_NE(error.msg().find("c.saving-h-5-0.before is the previous checkpoint, from an interrupted save"),
+                    std::string::npos);
           throw;
         }
       },

@@ -120,26 +120,26 @@ TEST(StateDictKeyMapping, MismatchIsOneErrorOnEveryRank) {
     const auto has = [](const std::string& text, const std::string& part) {
       EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks: " << part;
     };
-    has(load({{"w", at::zeros({2, 3})}}, {{"w", "x.w"}}), "in the checkpoint but not asked for: 'x.more'");
+    has(load({{"w", at::zeros({2, 3})}}, {{"w", "x.w"}}), "in the checkpoint but not requested: 'x.more'");
     const StateDictKeyMapping rest = {{"", "x.more"}};
     const auto with = [&](StateDictKeyRule row) { return StateDictKeyMapping{row, rest[0]}; };
     has(load({{"w", at::zeros({2, 3})}}, with({"w", "x.v"})), "missing in the checkpoint: 'x.v' (nearest: 'x.w')");
     has(load({{"w", at::zeros({3, 2})}}, with({"w", "x.w"})),
-        "'x.w' has sizes [2, 3] there, which do not fit 'w' of sizes [3, 2]");
+        "'x.w' has sizes [2, 3] in the checkpoint, which do not match 'w' of sizes [3, 2]");
     EXPECT_EQ(load({{"w", at::zeros({3, 2})}}, with({"w", "x.w", true})), "no error");
     has(load({{"w", at::zeros({2, 3}, at::kDouble)}}, with({"w", "x.w"})),
-        "is Float there, Double here (allow_cast converts)");
+        "is Float in the checkpoint, Double in the target (set allow_cast to convert)");
     has(load({{"v", at::zeros({2, 3})}}, with({"w", "x.w"})), "missing in the checkpoint: 'v'");
     has(load({{"w", at::zeros({5, 3})}}, with({"w", "x.w", false, {}, {0, 0, 2}})), "fill 6 of its 15 elements");
-    has(load({{"w", at::zeros({2, 2})}}, with({"w", "x.w", false, {1, 2, 2}})), "do not fit");
+    has(load({{"w", at::zeros({2, 2})}}, with({"w", "x.w", false, {1, 2, 2}})), "do not match");
   });
   EXPECT_NE(error_of([] {
               map_state_dict_keys({{"w", at::zeros({2})}}, {{"v", "x"}});
-            }).find("no row of the table names 'w'"),
+            }).find("no row of the mapping matches 'w'"),
             std::string::npos);
   EXPECT_NE(error_of([] {
               map_state_dict_keys({{"w", at::zeros({2})}}, {{"w", "x", false, {0, 1, 2}}});
-            }).find("do not make a whole"),
+            }).find("do not cover it"),
             std::string::npos);
 }
 

@@ -58,13 +58,13 @@ TEST(Broadcast, MetaSourceAndDuplicateNamesAreErrors) {
     });
   };
   expect_error(errors(at::empty({2}, at::kMeta), "v"), {"'w' is on the meta device"});
-  expect_error(errors(at::ones({2}), "w"), {"two tensors at the source are called 'w'"});
+  expect_error(errors(at::ones({2}), "w"), {"duplicate tensor name at the source: 'w'"});
   expect_error(
       errors_on(2,
                 [](const Communicator& world) {
                   broadcast_state({{"w", at::ones({2})}}, world, {{"w", at::zeros({2})}, {"w", at::ones({2})}});
                 }),
-      {"two targets are called 'w'"});
+      {"duplicate target name: 'w'"});
 }
 
 // Allocation fails for the pieces to send, or for the gathered pieces of a target that is not row-major.

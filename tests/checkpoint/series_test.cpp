@@ -146,7 +146,7 @@ TEST(Series, RefusesSecondProgramAndCheckpointFolder) {
   expect_error(errors_on(2, [&](const Communicator& world) { CheckpointSeries(folder / "c", world, 2); }),
                {"is a checkpoint itself"});
   expect_error(errors_on(2, [&](const Communicator& world) { CheckpointSeries(folder / "x", world, 0); }),
-               {"keeps at least 1, not 0"});
+               {"expected keep >= 1, got 0"});
 }
 
 TEST(Series, LeftoversOfAKilledRunAreRemoved) {

@@ -116,7 +116,7 @@ TEST(G8, StateOfAnotherOptimizerIsRefused) {
                            Training ada(mesh, {Shard(0)}, optimizers().at("adagrad"));
                            ada.state.load(folder / "c", world);
                          }),
-               {"not asked for", "'optimizer.w.exp_avg'", "'optimizer.b.exp_avg_sq'"});
+               {"not requested", "'optimizer.w.exp_avg'", "'optimizer.b.exp_avg_sq'"});
 }
 
 TEST(Registry, ValuesKeepTypeAndBits) {

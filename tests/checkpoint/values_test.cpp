@@ -82,7 +82,7 @@ TEST(Values, RanksSaveTheirOwnNamesAndValues) {
   });
   EXPECT_EQ(load({0, 1, 2}, {}), std::vector<std::string>(3));
   EXPECT_EQ(load({2, 0, 1}, {}), std::vector<std::string>(3));
-  expect_error(load({0, 1}, {}), {"in the checkpoint but not asked for: 'loader.rank2'", "'loader.rank2.state'"});
+  expect_error(load({0, 1}, {}), {"in the checkpoint but not requested: 'loader.rank2'", "'loader.rank2.state'"});
   EXPECT_EQ(load({2, 0}, {.allow_unexpected = true}), std::vector<std::string>(2));
   expect_error(load({0, 1, 2, 3}, {}), {"rank 3: ", "missing in the checkpoint: 'loader.rank3'"});
 }

@@ -87,9 +87,9 @@ class Values(unittest.TestCase):
         self.save({"metrics": {"loss": 1.5}, "losses": [1, 2], "size": (1, 2), "w": torch.ones(2)})
         whole = {"metrics": {"loss": 0}, "losses": [], "size": (0, 0)}
         for part, why in [
-            ({"metrics": {}}, "not asked for: 'metrics.loss'"),
-            ({"metrics": None}, "not asked for: 'metrics.loss'"),
-            ({"size": (0,)}, "not asked for: 'size.1'"),
+            ({"metrics": {}}, "not requested: 'metrics.loss'"),
+            ({"metrics": None}, "not requested: 'metrics.loss'"),
+            ({"size": (0,)}, "not requested: 'size.1'"),
             ({"losses": [0, 0, 0]}, "missing in the checkpoint: 'losses.2'"),
             ({"other": 1}, "missing in the checkpoint: 'other'"),
         ]:
@@ -196,7 +196,7 @@ class Ranks(unittest.TestCase):
     def test_that_give_one_name_to_different_values_are_told_how_to_keep_them(self):
         def on_rank():
             for state in ({"offset": dtensor.rank()}, {"state": torch.tensor([dtensor.rank()])}):
-                with self.assertRaisesRegex(RuntimeError, "dtensor.checkpoint.PerRank gives it one"):
+                with self.assertRaisesRegex(RuntimeError, "in Python: dtensor.checkpoint.PerRank"):
                     dtensor.save(state, self.path)
             names = {f"rank{dtensor.rank()}": dtensor.rank()}  # names of their own
             dtensor.save(names, self.path)

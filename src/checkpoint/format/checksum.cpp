@@ -1,5 +1,5 @@
-// The mix: Weyl sequence of the index added to the bits, then two rounds of xor-shift and odd multiplication. For a
-// given index it is a bijection of the bits, so changing one element always changes the sum.
+// The mixing function adds a Weyl sequence of the index to the bits, followed by two rounds of xor-shift and odd
+// multiplication. For a given index it is a bijection, so a change of one element always changes the sum.
 #include "checkpoint/format/checksum.h"
 
 #include <c10/util/Exception.h>
@@ -15,7 +15,7 @@ std::uint64_t mix(std::uint64_t z) {
   return z ^ (z >> 32);
 }
 
-constexpr std::int64_t kBatch = 64;  // elements; a loop over so many is one that the compiler vectorises
+constexpr std::int64_t kBatch = 64;  // elements; a loop of this fixed length is vectorized by the compiler
 
 template <class Word>
 [[gnu::always_inline]] inline std::uint64_t sum_body(const char* data, std::int64_t count, std::uint64_t first) {
@@ -35,8 +35,8 @@ template <class Word>
   return sum;
 }
 
-// The same text where products of 64 bits are one instruction for eight: twice as fast, so that a folder that is in
-// memory already is verified about as fast as it is read.
+// The same loop for CPUs with AVX-512DQ, which multiplies eight 64-bit numbers per instruction: twice as fast. So
+// verifying a folder in the page cache takes about as long as reading it.
 #if defined(__x86_64__)
 template <class Word>
 [[gnu::target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")]] std::uint64_t sum_wide(
@@ -75,7 +75,7 @@ Checksum checksum(const char* data, std::int64_t item, std::int64_t count, std::
     case 8:
       return {sum_of<std::uint64_t>(data, count, index), count};
     default:
-      TORCH_CHECK(false, "checksum: elements of ", item, " bytes");
+      TORCH_CHECK(false, "checksum: expected elements of 1, 2, 4 or 8 bytes, got ", item, " bytes");
   }
 }
 

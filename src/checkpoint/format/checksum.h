@@ -1,5 +1,4 @@
-// A checksum of a tensor that is the sum of its parts' checksums, however it was cut: each element's bits are mixed
-// with its global index, and the results are added.
+// A checksum that is additive over the parts of a tensor: the sum of each element's bits mixed with its global index.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +17,10 @@ struct Checksum {
   friend bool operator==(const Checksum&, const Checksum&) = default;
 };
 
-// Of `count` consecutive elements of `item` (1, 2, 4 or 8) bytes, the first of which has global index `first`.
+// Checksum of `count` consecutive elements of `item` bytes (1, 2, 4 or 8); `first` is the first global index.
 Checksum checksum(const char* data, std::int64_t item, std::int64_t count, std::int64_t first);
 
-// What `copies` of the same give.
+// The sum of `copies` equal checksums.
 inline Checksum times(const Checksum& one, std::int64_t copies) {
   return {one.sum * static_cast<std::uint64_t>(copies), one.count * copies};
 }

@@ -1,5 +1,5 @@
-// Reading a file's header. The rules are those of safetensors' Metadata::validate and of serde, its parser, down to
-// what a tensor's description may look like; tests/data/safetensors holds the reference's verdicts.
+// Parses file headers with the rules of safetensors' Metadata::validate and of serde, down to the forms that a tensor's
+// description may have. tests/data/safetensors contains the results of the reference implementation.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
@@ -42,19 +42,19 @@ constexpr std::array<FormatDtype, 22> kDtypes = {{{"F64", at::kDouble, 64},
                                                   {"F6_E3M2", kNone, 6},
                                                   {"F4", at::ScalarType::Float4_e2m1fn_x2, 4}}};
 
-// {"U8": null} is "U8", to serde.
+// serde also accepts {"U8": null} for "U8".
 const FormatDtype& dtype_of(const Json& json, const std::string& path, const std::string& what) {
   const bool variant = json.is_object() && json.size() == 1 && json.begin()->is_null();
   const std::string name = variant ? json.begin().key() : string_value(json, path, "the dtype of " + what);
   const auto found = std::find_if(kDtypes.begin(), kDtypes.end(), [&](const auto& d) { return name == d.name; });
   TORCH_CHECK(found != kDtypes.end(), path, " is damaged: the dtype of ", what, " is '", name,
-              "', which the format does not have");
+              "', which is not a safetensors dtype");
   return *found;
 }
 
 bool is_pair(const Json& json) { return json.is_array() && json.size() == 2; }
 
-// What of a description says which: an object, or a list in this order.
+// A field of a description, which is an object or a list in this order.
 const Json& field(const Json& json, std::size_t position, const char* name, const std::string& path,
                   const std::string& what) {
   if (!json.is_array()) return member(json, name, path, what);
@@ -63,7 +63,7 @@ const Json& field(const Json& json, std::size_t position, const char* name, cons
   return json.at(position);
 }
 
-// In the reference's order, so that the same products overflow.
+// In the order of the reference, so that the same products overflow.
 std::int64_t bits_of(const std::vector<std::int64_t>& sizes, int bits, const std::string& path,
                      const std::string& what) {
   std::uint64_t product = 1;
@@ -72,15 +72,15 @@ std::int64_t bits_of(const std::vector<std::int64_t>& sizes, int bits, const std
     fits = fits && !__builtin_mul_overflow(product, static_cast<std::uint64_t>(n), &product);
   }
   fits = fits && !__builtin_mul_overflow(product, static_cast<std::uint64_t>(bits), &product) && product >> 63 == 0;
-  std::int64_t stride = 1;  // of an empty tensor, which ATen counts as well
+  std::int64_t stride = 1;  // of an empty tensor; ATen checks it as well
   for (std::size_t d = 1; d < sizes.size(); ++d) {
     fits = fits && !__builtin_mul_overflow(stride, std::max<std::int64_t>(sizes[d], 1), &stride);
   }
-  TORCH_CHECK(fits, path, " is damaged: ", what, " of sizes ", at::IntArrayRef(sizes), " has more bits than 64 count");
+  TORCH_CHECK(fits, path, " is damaged: ", what, " of sizes ", at::IntArrayRef(sizes), " overflows a size of 64 bits");
   return static_cast<std::int64_t>(product);
 }
 
-// The last dimension counts single elements in the file and pairs of them in ATen, which has no odd one.
+// The file counts single elements in the last dimension, ATen pairs; ATen cannot represent odd sizes.
 void count_pairs(CheckpointEntry& entry) {
   if (entry.sizes.empty() || entry.sizes.back() % 2 != 0) {
     entry.dtype = kNone;
@@ -96,13 +96,13 @@ CheckpointEntry parse_entry(const std::string& name, const Json& json, const std
   e.dtype = dtype.dtype;
   e.format_dtype = dtype.name;
   const Json &shape = field(json, 1, "shape", path, what), &offsets = field(json, 2, "data_offsets", path, what);
-  TORCH_CHECK(shape.is_array(), path, " is damaged: the shape of ", what, " is ", excerpt(shape), ", which is no list");
+  TORCH_CHECK(shape.is_array(), path, " is damaged: the shape of ", what, " is ", excerpt(shape), "; expected a list");
   for (const Json& n : shape) e.sizes.push_back(non_negative_integer(n, path, "a size of " + what));
   TORCH_CHECK(is_pair(offsets), path, " is damaged: the data_offsets of ", what, " are ", excerpt(offsets),
               ", not two numbers");
   e.offset = non_negative_integer(offsets[0], path, "where " + what + " begins");
   const std::int64_t end = non_negative_integer(offsets[1], path, "where " + what + " ends");
-  TORCH_CHECK(end >= e.offset, path, " is damaged: ", what, " is from ", e.offset, " to ", end);
+  TORCH_CHECK(end >= e.offset, path, " is damaged: ", what, " has data_offsets from ", e.offset, " to ", end);
   e.bytes = end - e.offset;
   const std::int64_t bits = bits_of(e.sizes, dtype.bits, path, what);
   TORCH_CHECK(bits % 8 == 0 && bits / 8 == e.bytes, path, " is damaged: ", what, " of sizes ", at::IntArrayRef(e.sizes),
@@ -111,7 +111,7 @@ CheckpointEntry parse_entry(const std::string& name, const Json& json, const std
   return e;
 }
 
-// The data without holes, overlaps and rest.
+// The tensors must cover the data without gaps, overlaps or a remainder.
 void check_cover(const std::vector<CheckpointEntry>& entries, std::int64_t data_bytes, const std::string& path) {
   std::vector<const CheckpointEntry*> sorted;
   for (const CheckpointEntry& e : entries) sorted.push_back(&e);
@@ -121,7 +121,7 @@ void check_cover(const std::vector<CheckpointEntry>& entries, std::int64_t data_
   std::int64_t position = 0;
   for (const CheckpointEntry* e : sorted) {
     TORCH_CHECK(e->offset == position, path, " is damaged: '", e->name, "' begins at byte ", e->offset,
-                " of the data, and what is before it ends at ", position);
+                " of the data; expected ", position);
     position += e->bytes;
     TORCH_CHECK(position <= data_bytes, path, " is truncated: '", e->name, "' ends at byte ", position,
                 " of the data, which has ", data_bytes);
@@ -132,13 +132,12 @@ void check_cover(const std::vector<CheckpointEntry>& entries, std::int64_t data_
 
 std::string header_text(const File& file, std::int64_t bytes, const std::string& path) {
   std::uint64_t length = 0;
-  TORCH_CHECK(bytes >= static_cast<std::int64_t>(sizeof length), path, " is truncated or no safetensors file: it has ",
-              bytes, " bytes");
+  TORCH_CHECK(bytes >= static_cast<std::int64_t>(sizeof length), path,
+              " is truncated or not a safetensors file: it has ", bytes, " bytes");
   file.read(&length, sizeof length, 0);
   TORCH_CHECK(length <= static_cast<std::uint64_t>(kMaxHeaderBytes) &&
                   length <= static_cast<std::uint64_t>(bytes) - sizeof length,
-              path, " is truncated or no safetensors file: it says that its header has ", length, " bytes, and has ",
-              bytes);
+              path, " is truncated or not a safetensors file: the header has ", length, " bytes, the file ", bytes);
   std::string text(length, '\0');
   file.read(text.data(), static_cast<std::int64_t>(length), sizeof length);
   return text;
@@ -147,7 +146,7 @@ std::string header_text(const File& file, std::int64_t bytes, const std::string&
 bool is_marked(const Json& all, const std::string& path) {
   const auto metadata = all.find("__metadata__");
   if (metadata == all.end() || metadata->is_null()) return false;
-  TORCH_CHECK(metadata->is_object(), path, " is damaged: its metadata is ", excerpt(*metadata), ", which is no object");
+  TORCH_CHECK(metadata->is_object(), path, " is damaged: its metadata is ", excerpt(*metadata), "; expected an object");
   for (const auto& [name, value] : metadata->items()) string_value(value, path, "'" + name + "' of its metadata");
   return metadata->contains(kMarker);
 }
@@ -174,7 +173,7 @@ FileContent read_header(const std::string& path) {
   const Json all = parse_json(text, path, [](int depth, const std::string& name) {
     return depth == 1 ? name == "__metadata__" : name == "dtype" || name == "shape" || name == "data_offsets";
   });
-  TORCH_CHECK(all.is_object(), path, " is damaged: its header is ", excerpt(all), ", which is no object");
+  TORCH_CHECK(all.is_object(), path, " is damaged: its header is ", excerpt(all), "; expected an object");
   FileContent content{.entries = {}, .marked = is_marked(all, path)};
   const auto data_begin = static_cast<std::int64_t>(sizeof(std::uint64_t) + text.size());
   for (const auto& [name, json] : all.items()) {

@@ -1,4 +1,4 @@
-// What a folder or a file holds, put together of headers, index and checkpoint.json, which must agree.
+// The metadata of a folder or file, from headers, index and checkpoint.json, which must be consistent.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -16,15 +16,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// By tensor. A name with a folder in it would lead out of this one.
+// File by tensor. File names with a path separator are rejected, because they could lead out of the folder.
 std::unordered_map<std::string, std::string> read_weight_map(const std::string& path) {
   const nlohmann::json json = parse_json(read_text(path), path), &map = member(json, "weight_map", path, "it");
-  TORCH_CHECK(map.is_object(), path, " is damaged: its weight_map is ", excerpt(map), ", which is no object");
+  TORCH_CHECK(map.is_object(), path, " is damaged: its weight_map is ", excerpt(map), "; expected an object");
   std::unordered_map<std::string, std::string> file_of;
   for (const auto& [name, file] : map.items()) {
     const std::string& text = string_value(file, path, "the file of '" + name + "'");
     const bool regular = !text.empty() && text.find('/') == std::string::npos && text != "." && text != "..";
-    TORCH_CHECK(regular, path, " says that '", name, "' is in '", text, "', which is no file in the same folder");
+    TORCH_CHECK(regular, path, " says that '", name, "' is in '", text, "'; expected a file name in the same folder");
     file_of[name] = text;
   }
   return file_of;
@@ -40,8 +40,8 @@ FileContent content_of_folder(const fs::path& folder) {
   for (const std::string& file : files) {
     FileContent content = read_header((folder / file).string());
     TORCH_CHECK(file == *files.begin() || content.marked == all.marked, (folder / file).string(),
-                content.marked ? " is part of a checkpoint, and other files that " : " is no part of a checkpoint, as ",
-                index.string(), content.marked ? " names are not" : " and other files say");
+                content.marked ? " is part of a checkpoint, but other files that " : " is no part of a checkpoint, as ",
+                index.string(), content.marked ? " lists are not" : " and other files say");
     all.marked = content.marked;
     for (CheckpointEntry& e : content.entries) {
       const auto found = file_of.find(e.name);
@@ -51,7 +51,7 @@ FileContent content_of_folder(const fs::path& folder) {
     }
   }
   TORCH_CHECK(file_of.empty(), index.string(), " says that '", file_of.begin()->first, "' is in ",
-              file_of.begin()->second, ", which does not have it");
+              file_of.begin()->second, ", which does not contain it");
   return all;
 }
 
@@ -59,27 +59,28 @@ std::string said(const std::string& dtype, at::IntArrayRef sizes) { return c10::
 
 void apply_metadata(const CheckpointMetadata& file_metadata, const std::string& path, bool marked,
                     CheckpointIndex& index) {
-  TORCH_CHECK(marked || !file_metadata.has_types, path, ": the files beside it are not those that were saved with it");
+  TORCH_CHECK(marked || !file_metadata.has_types, path, ": the files in this folder were not saved with it");
   std::unordered_map<std::string, CheckpointEntry> entries;
   for (CheckpointEntry& e : index.entries) {
     const auto note = file_metadata.tensors.find(e.name);
     const bool listed = note != file_metadata.tensors.end();
-    TORCH_CHECK(listed || !file_metadata.has_types, path, " does not list tensor '", e.name, "', which is in ", e.file);
+    TORCH_CHECK(listed || !file_metadata.has_types, path, " does not list tensor '", e.name, "', which is stored in ",
+                e.file);
     if (listed) e.checksum = note->second.checksum;
     const bool same =
         !file_metadata.has_types || (note->second.dtype == e.format_dtype && note->second.sizes == e.sizes);
-    TORCH_CHECK(same, e.file, " is damaged: '", e.name, "' is ", said(e.format_dtype, e.sizes), " there, and ",
+    TORCH_CHECK(same, e.file, " is damaged: '", e.name, "' is ", said(e.format_dtype, e.sizes), " there, but ",
                 said(note->second.dtype, note->second.sizes), " in ", path);
     entries.emplace(e.name, e);
   }
   for (const auto& [name, note] : file_metadata.tensors) {
-    TORCH_CHECK(entries.contains(name), path, " lists tensor '", name, "', which is in no file beside it");
+    TORCH_CHECK(entries.contains(name), path, " lists tensor '", name, "', which no file in this folder contains");
   }
   for (const Alias& alias : file_metadata.aliases) {
     const auto found = entries.find(alias.entry);
     TORCH_CHECK(found != entries.end() && !entries.contains(alias.name), path, " is damaged: '", alias.name,
                 "' is another name of '", alias.entry, "', ",
-                found == entries.end() ? "which is not there" : "and a tensor of its own");
+                found == entries.end() ? "which does not exist" : "but is also stored");
     index.entries.push_back(found->second);
     index.entries.back().name = alias.name;
   }
@@ -94,12 +95,12 @@ CheckpointIndex index_of_folder(const fs::path& folder) {
     apply_metadata(parse_checkpoint(read_text(file_metadata), file_metadata), file_metadata, content.marked, index);
     return index;
   }
-  TORCH_CHECK(!content.marked, folder.string(), " is a checkpoint whose ", kValuesFile,
-              " is gone: nothing tells whether its files are whole (each of them can still be loaded by its own name)");
+  TORCH_CHECK(!content.marked, folder.string(), " is a checkpoint without ", kValuesFile,
+              ": it cannot be verified (each of its files can still be loaded by its path)");
   return index;
 }
 
-// Verified by what stands beside it, if it is a checkpoint's.
+// A file of a checkpoint is verified with the metadata in its folder.
 CheckpointIndex index_of_file(const fs::path& file) {
   FileContent content = read_header(file.string());
   const fs::path folder = file.parent_path();
@@ -118,8 +119,9 @@ CheckpointIndex read_checkpoint_index(const std::string& path) {
   using namespace files;
   if (!fs::exists(path)) {
     const auto aside = find_moved_aside(path);
-    TORCH_CHECK(false, "there is no checkpoint ", path,
-                aside.empty() ? std::string() : "; " + aside.back() + " is the one before an interrupted save");
+    TORCH_CHECK(
+        false, "there is no checkpoint ", path,
+        aside.empty() ? std::string() : "; " + aside.back() + " is the previous checkpoint, from an interrupted save");
   }
   return fs::is_directory(path) ? index_of_folder(path) : index_of_file(path);
 }

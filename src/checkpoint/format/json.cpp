@@ -1,4 +1,4 @@
-// The parser's own limits, and sentences instead of the parser's errors.
+// Limits of the parser, and readable errors.
 #include "checkpoint/format/json.h"
 
 #include <c10/util/Exception.h>
@@ -15,12 +15,12 @@ constexpr int kMaxDepth = 127;
 
 }  // namespace
 
-// The parser keeps its own stack, so only the depth of what it builds has to be bounded. It takes a NUL for the end and
-// passes over a byte order mark, which no file may have.
+// nlohmann's parser does not recurse, so only the depth of the result must be limited. It treats NUL as the end and
+// skips a byte order mark, both of which files must not contain.
 nlohmann::json parse_json(const std::string& text, const std::string& path, const UniqueKeyCheck& once) {
   TORCH_CHECK(text.find('\0') == std::string::npos && !text.starts_with("\xEF\xBB\xBF"), path,
-              " is damaged: its JSON has bytes that JSON has not");
-  std::array<std::set<std::string>, 2> seen;  // of the objects that are open
+              " is damaged: its JSON contains a NUL byte or a byte order mark");
+  std::array<std::set<std::string>, 2> seen;  // keys of the open objects
   const auto look = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
     using Event = nlohmann::json::parse_event_t;
     const bool begins = event == Event::object_start || event == Event::array_start;
@@ -30,7 +30,7 @@ nlohmann::json parse_json(const std::string& text, const std::string& path, cons
     if (event == Event::key) {
       const auto& name = parsed.get_ref<const std::string&>();
       const bool again = once(depth, name) && !seen.at(static_cast<std::size_t>(depth) - 1).insert(name).second;
-      TORCH_CHECK(!again, path, " is damaged: '", name, "' stands twice in one object");
+      TORCH_CHECK(!again, path, " is damaged: '", name, "' is a duplicate key");
     }
     return true;
   };
@@ -57,12 +57,12 @@ const nlohmann::json& member(const nlohmann::json& json, const char* name, const
 std::int64_t non_negative_integer(const nlohmann::json& json, const std::string& path, const std::string& what) {
   constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   TORCH_CHECK(json.is_number_unsigned() && json.get<std::uint64_t>() <= kMost, path, " is damaged: ", what, " is ",
-              excerpt(json), ", which is no whole number from 0 to ", kMost);
+              excerpt(json), "; expected an integer of at least 0 and at most ", kMost);
   return json.get<std::int64_t>();
 }
 
 const std::string& string_value(const nlohmann::json& json, const std::string& path, const std::string& what) {
-  TORCH_CHECK(json.is_string(), path, " is damaged: ", what, " is ", excerpt(json), ", which is no text");
+  TORCH_CHECK(json.is_string(), path, " is damaged: ", what, " is ", excerpt(json), "; expected a string");
   return json.get_ref<const std::string&>();
 }
 

@@ -1,4 +1,4 @@
-// What is written: eight bytes of length, a JSON object, the tensors' bytes without a hole.
+// Layout of files: eight bytes with the header length, a JSON object, the tensors' bytes without gaps.
 #include "checkpoint/format/safetensors.h"
 
 #include <algorithm>
@@ -13,14 +13,14 @@ namespace {
 using Json = nlohmann::json;
 static_assert(std::endian::native == std::endian::little, "safetensors is little-endian, and so is this code");
 
-using Group = std::vector<std::size_t>;  // of one file
+using Group = std::vector<std::size_t>;  // tensors of one file
 
-// What a header takes to describe it, at most.
+// Upper bound of the bytes that describe the entry in a header.
 std::int64_t described_bytes(const CheckpointEntry& entry) {
   constexpr std::int64_t kNumber = 20, kRest = 100;
   const std::int64_t bytes = std::ssize(Json(entry.name).dump()) + kNumber * (std::ssize(entry.sizes) + 2) + kRest;
   TORCH_CHECK(bytes <= kMaxHeaderBytes - 2 * kRest, "a tensor whose name has ", entry.name.size(), " bytes (",
-              entry.name.substr(0, 40), "...) does not fit into a header");
+              entry.name.substr(0, 40), "...) does not fit in a safetensors header");
   return bytes;
 }
 
@@ -48,7 +48,7 @@ std::string file_name(std::size_t index, std::size_t count) {
   return name;
 }
 
-// Fills in file and offset of the group's entries.
+// Sets file and offset of the group's entries.
 Header place(const std::string& file, Group group, std::vector<CheckpointEntry>& entries) {
   std::stable_sort(group.begin(), group.end(), [&](std::size_t a, std::size_t b) {
     return c10::elementSize(entries[a].dtype) > c10::elementSize(entries[b].dtype);

@@ -1,4 +1,4 @@
-// The format of safetensors files: which tensor goes into which file and where, headers, and what a file on disk holds.
+// The safetensors format: assignment of tensors to files and offsets, writing and reading of headers.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -10,44 +10,44 @@
 
 namespace dtensor::files {
 
-// In the metadata of each file of a checkpoint: there must be a checkpoint.json beside it, of this version.
+// Key in the metadata of each file of a checkpoint; a checkpoint.json of this version must be in the same folder.
 inline constexpr const char* kMarker = "dtensor_checkpoint";
 inline constexpr int kVersion = 2;
 
-// Bytes of JSON at the beginning of a file at most; the format's reference refuses more.
+// Maximum size of the JSON header in bytes, as in the reference implementation.
 inline constexpr std::int64_t kMaxHeaderBytes = 100'000'000;
 
-// "F32", ...; null where the format has no name for it.
+// "F32", ...; null if the format has no such dtype.
 const char* format_name(at::ScalarType dtype);
-// The sizes that the format gives a tensor: F4 counts elements, of which ATen's bytes hold two along the last
-// dimension.
+// Sizes in the format: F4 counts elements, while ATen stores two per byte along the last dimension.
 std::vector<std::int64_t> format_sizes(const CheckpointEntry& entry);
 
 struct Header {
   std::string file;    // name within the folder
-  std::string text;    // its first bytes: the length and the JSON, padded
-  std::int64_t bytes;  // of the whole file
+  std::string text;    // the first bytes: length and JSON, padded
+  std::int64_t bytes;  // size of the file
 };
 
 struct FileLayout {
-  std::vector<CheckpointEntry> entries;  // in the order given, `file` a name
-  std::vector<Header> headers;           // one a file
+  std::vector<CheckpointEntry> entries;  // in the given order; `file` is a name
+  std::vector<Header> headers;           // one per file
   std::string index;                     // model.safetensors.index.json; empty for one file
 };
 
-// Tensors in the order given, but wider elements first within a file so that each is aligned; a new file where the next
-// tensor would exceed `max_file_bytes`, or its description the longest header. Throws where one description alone does.
+// Keeps the order of tensors, but within a file wider elements come first, so that all are aligned. A new file starts
+// if the next tensor would exceed `max_file_bytes` or the maximum header size. Throws if a single description exceeds
+// it.
 FileLayout make_file_layout(std::vector<CheckpointEntry> tensors, std::int64_t max_file_bytes);
 
 std::int64_t numel_of(at::IntArrayRef sizes);
 
 struct FileContent {
   std::vector<CheckpointEntry> entries;
-  bool marked = false;  // part of a checkpoint
+  bool marked = false;  // whether it is part of a checkpoint
 };
 
-// The tensors of a file on disk, by its header. Accepts what the format's reference (the Rust crate safetensors, which
-// Python's package is) accepts, but for sizes that no int64 holds, and throws with the path and the values otherwise.
+// Reads the header of a file. Accepts what the reference (the Rust crate safetensors, also used by the Python package)
+// accepts, except sizes beyond int64. Otherwise throws an error with the path and the values.
 FileContent read_header(const std::string& path);
 
 }  // namespace dtensor::files

@@ -1,4 +1,4 @@
-// Values, checkpoint.json and the index that ranks send each other, as JSON. Numbers that JSON lacks (infinities, NaN)
+// JSON of values, of checkpoint.json and of the index that ranks send each other. Infinities and NaN, which JSON lacks,
 // are objects {"double": "inf"}.
 #include "checkpoint/format/values.h"
 
@@ -33,7 +33,7 @@ CheckpointValue value_of(const std::string& name, const Json& json, const std::s
   if (special == "inf") return kInfinity;
   if (special == "-inf") return -kInfinity;
   TORCH_CHECK(special == "nan", path, " is damaged: value '", name, "' is ", excerpt(json),
-              ", which is no number, string or bool");
+              "; expected a number, string or bool");
   return std::nan("");
 }
 
@@ -65,7 +65,7 @@ std::uint64_t number_of(const Json& json, const std::string& path, const std::st
   return number;
 }
 
-// Of all that it says but this sum: as it is printed from what was read, so that spaces do not count.
+// Checksum of everything except the checksum itself, computed from the parsed JSON, so that whitespace does not matter.
 std::uint64_t checksum_of(const Json& json) {
   Json rest = json;
   rest.erase("checksum");
@@ -75,14 +75,14 @@ std::uint64_t checksum_of(const Json& json) {
 
 void check_version(const Json& json, const std::string& path) {
   const std::int64_t version = non_negative_integer(member(json, "version", path, "it"), path, "its version");
-  // No damage: another library can read it.
+  // A ValueError, because the file is not damaged: another version of the library can read it.
   TORCH_CHECK_VALUE(version >= 1 && version <= kVersion, path, " has version ", version, "; this library reads up to ",
                     kVersion);
-  TORCH_CHECK((version > 1) == json.contains("checksum"), path, " is damaged: it says that its version is ", version,
-              ", and has ", version > 1 ? "no checksum" : "a checksum, as later ones have");
+  TORCH_CHECK((version > 1) == json.contains("checksum"), path, " is damaged: it has version ", version, ", but ",
+              version > 1 ? "no checksum" : "a checksum, which version 1 does not have");
   if (version == 1) return;
   const std::uint64_t said = number_of(json.at("checksum"), path, "its checksum"), is = checksum_of(json);
-  TORCH_CHECK(said == is, path, " is damaged: its checksum is ", hex(is), ", and it says ", hex(said));
+  TORCH_CHECK(said == is, path, " is damaged: its checksum is ", hex(is), ", expected ", hex(said));
 }
 
 TensorMetadata metadata_of(const std::string& name, const Json& about, const std::string& path, bool with_type) {
@@ -98,7 +98,7 @@ TensorMetadata metadata_of(const std::string& name, const Json& about, const std
 
 const Json& object(const Json& json, const char* name, const std::string& path) {
   const Json& found = member(json, name, path, "it");
-  TORCH_CHECK(found.is_object(), path, " is damaged: its '", name, "' is ", excerpt(found), ", which is no object");
+  TORCH_CHECK(found.is_object(), path, " is damaged: its '", name, "' is ", excerpt(found), "; expected an object");
   return found;
 }
 
@@ -131,7 +131,7 @@ CheckpointMetadata parse_checkpoint(const std::string& text, const std::string& 
     file_metadata.tensors.emplace(name, metadata_of(name, about, path, file_metadata.has_types));
   }
   for (const auto& [name, of] : object(json, "aliases", path).items()) {
-    file_metadata.aliases.push_back({name, string_value(of, path, "what '" + name + "' is another name of")});
+    file_metadata.aliases.push_back({name, string_value(of, path, "the target of alias '" + name + "'")});
   }
   return file_metadata;
 }
@@ -143,7 +143,7 @@ std::string index_text(const CheckpointIndex& index) {
                     e.checksum ? Json(hex(*e.checksum)) : Json(), e.format_dtype});
   }
   const auto bytes = Json::to_cbor({{"entries", std::move(list)}, {"values", to_json(index.values)}});
-  return {bytes.begin(), bytes.end()};  // not as JSON's text, which has to be UTF-8: paths need not be
+  return {bytes.begin(), bytes.end()};  // CBOR, because paths need not be UTF-8 as JSON requires
 }
 
 CheckpointIndex parse_index(const std::string& text) {

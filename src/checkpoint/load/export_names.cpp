@@ -1,4 +1,4 @@
-// A model's tensors as another program's folder has them.
+// map_state_dict_keys(): a model's tensors under another program's names.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ struct Part {
   at::Tensor value;
 };
 
-// So that each index of the first dimension is a view: no rank has some of them only.
+// Redistributes the tensor so that each index of dimension 0 is available as a view on every rank.
 at::Tensor unstackable(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return tensor;
   Placements placements = DTensor(tensor).placements();
@@ -44,8 +44,8 @@ at::Tensor joined(const std::string& name, std::vector<Part>& parts) {
   std::int64_t end = 0;
   const std::int64_t dim = parts[0].piece.stored_slice.dim;
   for (const Part& part : parts) {
-    TORCH_CHECK(begin(part) == end && part.piece.stored_slice.dim == dim, "map_state_dict_keys: the parts of '", name,
-                "' do not make a whole: one begins at ", begin(part), " where ", end, " was expected");
+    TORCH_CHECK(begin(part) == end && part.piece.stored_slice.dim == dim, "map_state_dict_keys: the slices of '", name,
+                "' do not cover it: one begins at ", begin(part), ", but index ", end, " was expected");
     end += part.value.size(dim);
     values.push_back(part.value);
   }
@@ -61,7 +61,7 @@ std::vector<std::pair<std::string, at::Tensor>> map_state_dict_keys(
   std::map<std::string, std::vector<Part>> made;
   for (const auto& [name, tensor] : tensors) {
     const auto pieces = files::stored_pieces(name, tensor.sizes(), names);
-    TORCH_CHECK(!pieces.empty(), "map_state_dict_keys: no row of the table names '", name, "'");
+    TORCH_CHECK(!pieces.empty(), "map_state_dict_keys: no row of the mapping matches '", name, "'");
     const at::Tensor source = pieces[0].index < 0 ? tensor : unstackable(tensor);
     for (const auto& piece : pieces) {
       auto& parts = made[piece.stored];

@@ -1,4 +1,4 @@
-// Each rank reads the ranges of its own elements, and all together verify what they read.
+// Loading: each rank reads the ranges of its own elements; checksums are verified collectively.
 #include "checkpoint/load/load.h"
 
 #include <ATen/ATen.h>
@@ -18,7 +18,7 @@ namespace {
 CheckpointIndex shared_index(const std::string& path, const Communicator& ranks, const std::string& what) {
   std::string text, error, refused;
   ranks.barrier();
-  const NoTimeout patience;  // all ranks are here; what is waited for is rank 0's disk
+  const NoTimeout patience;  // all ranks are here; they wait for rank 0's disk
   if (ranks.rank() == 0) {
     error = error_of([&] {
       try {
@@ -34,7 +34,7 @@ CheckpointIndex shared_index(const std::string& path, const Communicator& ranks,
   return parse_index(broadcast_string(ranks, text, 0));
 }
 
-// The part's elements from the file, and the checksum of those that this rank answers for.
+// Reads the elements of the part and returns the checksum of those that this rank owns.
 Checksum read_part(const Part& part, const CheckpointEntry& entry, Files& files, SharedReads& reads, std::size_t i,
                    bool verify) {
   Checksum sum;
@@ -63,23 +63,23 @@ const CheckpointEntry* Loader::find(const std::string& name) const {
   return found == position_.end() ? nullptr : &index_.entries[found->second];
 }
 
-// The entry's name counts: the tensor may have several.
+// Uses the entry's name, because the tensor may have several.
 void Loader::compare(const ManifestEntry& tensor, const CheckpointEntry& entry, LoadProblems& problems) const {
   if (at::IntArrayRef(tensor.sizes) != entry.sizes) {
-    problems.mismatched.push_back(c10::str("'", entry.name, "' has sizes ", at::IntArrayRef(entry.sizes), " there, ",
-                                           at::IntArrayRef(tensor.sizes), " here"));
+    problems.mismatched.push_back(c10::str("'", entry.name, "' has sizes ", at::IntArrayRef(entry.sizes),
+                                           " in the checkpoint, ", at::IntArrayRef(tensor.sizes), " in the target"));
   } else {
     compare_dtype(tensor, entry, problems);
   }
 }
 
 void Loader::compare_dtype(const ManifestEntry& tensor, const CheckpointEntry& entry, LoadProblems& problems) const {
-  // Not those that ATen does not have, or has for storage only.
+  // Except dtypes that ATen lacks, or supports for storage only.
   const bool castable = entry.dtype != at::ScalarType::Undefined && entry.dtype != at::ScalarType::Float4_e2m1fn_x2;
   if (tensor.dtype == entry.dtype || (options_.allow_cast && castable)) return;
-  problems.mismatched.push_back(c10::str("'", entry.name, "' is ",
-                                         castable ? c10::str(entry.dtype) : entry.format_dtype, " there, ",
-                                         tensor.dtype, " here", castable ? " (allow_cast converts)" : ""));
+  problems.mismatched.push_back(
+      c10::str("'", entry.name, "' is ", castable ? c10::str(entry.dtype) : entry.format_dtype, " in the checkpoint, ",
+               tensor.dtype, " in the target", castable ? " (set allow_cast to convert)" : ""));
 }
 
 std::vector<Loader::LoadRequest> Loader::match(const Manifest& manifest, const StateTensors& targets,
@@ -135,7 +135,7 @@ void Loader::read(const StateTensors& targets, LoadProblems problems) {
   });
   std::vector<Checksum> sums(requests.size());
   Files files;
-  const NoTimeout patience;  // as for the index
+  const NoTimeout patience;  // see shared_index()
   for (std::size_t i = 0; i < requests.size(); ++i) {
     if (!parts[i].local.defined()) continue;
     sums[i] = read_part(parts[i], *requests[i].entry, files, reads, i, options_.verify);
@@ -154,17 +154,17 @@ void Loader::verify(const std::vector<LoadRequest>& requests, const std::vector<
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const LoadRequest& w = requests[i];
     const std::int64_t numel = numel_of(w.entry->sizes);
-    const bool full = all[i].count == w.owner_groups * numel;  // else some rank of its mesh did not ask for it
+    const bool full = all[i].count == w.owner_groups * numel;  // otherwise some rank of its mesh did not request it
     if (!full || !w.entry->checksum) continue;
     if (all[i] != times({*w.entry->checksum, numel}, w.owner_groups)) damaged.push_back("'" + w.name + "'");
   }
   TORCH_CHECK(damaged.empty(), what_, ": the checksum of ", c10::Join(", ", damaged),
-              " is not that of what was read: the file is damaged");
+              " does not match the data: the file is damaged");
   check_tied(requests, all);
 }
 
-// Names of one tensor here may be several tensors there, of which the last one read would win. What was read is only
-// comparable where it is the same part: a rank need not ask for each name.
+// If several names refer to one tensor in the program but to different stored tensors, the last one read would win.
+// Sums are comparable only for equal parts, because a rank need not request each name.
 void Loader::check_tied(const std::vector<LoadRequest>& requests, const std::vector<Checksum>& all) const {
   std::unordered_map<std::size_t, std::size_t> first;
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -173,7 +173,7 @@ void Loader::check_tied(const std::vector<LoadRequest>& requests, const std::vec
     const bool reported = said && said_of_other;
     const bool same = reported ? *said == *said_of_other : all[i].count != all[other].count || all[i] == all[other];
     TORCH_CHECK(same, what_, ": '", requests[other].name, "' and '", requests[i].name,
-                "' are one tensor here and differ there");
+                "' are tied here, but differ in the checkpoint");
   }
 }
 

@@ -1,4 +1,4 @@
-// A load in two steps: what the checkpoint holds, then the tensors that are wanted of it.
+// A load in two steps: reads the index, then the requested tensors.
 #pragma once
 
 #include <string>
@@ -16,24 +16,24 @@ namespace dtensor::files {
 
 class Loader {
  public:
-  // Collective: rank 0 reads the index, all have it.
+  // Collective: rank 0 reads the index and broadcasts it.
   Loader(const std::string& path, const Communicator& ranks, const LoadOptions& options);
 
   const CheckpointValues& values() const { return index_.values; }
   const CheckpointEntry* find(const std::string& name) const;
 
-  // Collective. `problems`: what else does not fit; one error on all ranks together with the tensors'.
+  // Collective. `problems`: other mismatches, which are reported with those of the tensors in one error on all ranks.
   void read(const StateTensors& targets, LoadProblems problems = {});
 
  private:
-  // A name that is wanted, and the tensor that stands for it (tied tensors: one for several names).
+  // A requested name and its tensor; tied tensors have several names.
   struct LoadRequest {
     std::string name;
     const CheckpointEntry* entry;
     std::int64_t owner_groups;
-    std::size_t tensor;      // in the manifest
-    at::Tensor target;       // undefined where this rank does not want it
-    at::Tensor read_buffer;  // what is read into, for the target
+    std::size_t tensor;      // index in the manifest
+    at::Tensor target;       // undefined if this rank does not request it
+    at::Tensor read_buffer;  // read destination, see read_buffer_for()
   };
   std::vector<LoadRequest> match(const Manifest& manifest, const StateTensors& targets, LoadProblems& problems) const;
   void compare(const ManifestEntry& tensor, const CheckpointEntry& entry, LoadProblems& problems) const;
@@ -41,7 +41,7 @@ class Loader {
   void verify(const std::vector<LoadRequest>& requests, const std::vector<Checksum>& own) const;
   void check_tied(const std::vector<LoadRequest>& requests, const std::vector<Checksum>& all) const;
 
-  // By a table of names.
+  // With LoadOptions::names.
   struct NamedTarget;
   void read_named(const StateTensors& targets, LoadProblems problems);
   NamedTarget named_target(const ManifestEntry& listed, const std::vector<std::string>& names,

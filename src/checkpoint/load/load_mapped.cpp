@@ -1,4 +1,4 @@
-// Loads from folders of other programs: a tensor is filled from parts of stored ones, by a table of names.
+// Loads folders of other programs: a StateDictKeyMapping assigns slices of stored tensors to targets.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 std::size_t at_index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-// Sizes that the stored tensor must have; -1 where any will do that holds the range.
+// Whether the stored tensor has the sizes that the piece requires. The sliced dimension must only contain the range.
 bool sizes_fit(const StoredPiece& piece, at::IntArrayRef stored) {
   if (static_cast<std::int64_t>(stored.size()) != piece.stored_dims()) return false;
   for (std::int64_t s = 0; s < piece.stored_dims(); ++s) {
@@ -38,7 +38,7 @@ bool sizes_fit(const StoredPiece& piece, at::IntArrayRef stored) {
 
 }  // namespace
 
-// The pieces of the first of the tensor's names that is there, and what does not fit.
+// A target, and the pieces of the first of its names that the checkpoint contains.
 struct Loader::NamedTarget {
   at::Tensor target, read_buffer;
   std::vector<std::pair<StoredPiece, const CheckpointEntry*>> pieces;
@@ -48,14 +48,14 @@ void Loader::compare_piece(const StoredPiece& piece, const CheckpointEntry& entr
                            LoadProblems& problems) const {
   if (!sizes_fit(piece, entry.sizes)) {
     problems.mismatched.push_back(c10::str("'", entry.name, "' has sizes ", at::IntArrayRef(entry.sizes),
-                                           " there, which do not fit '", tensor.name, "' of sizes ",
+                                           " in the checkpoint, which do not match '", tensor.name, "' of sizes ",
                                            at::IntArrayRef(tensor.sizes), piece.transposed ? ", transposed" : ""));
   } else {
     compare_dtype(tensor, entry, problems);
   }
 }
 
-// The first of its names that is there with all its pieces; what all of them would read is asked for.
+// Selects the first name whose pieces are all stored. The pieces of all names count as requested.
 Loader::NamedTarget Loader::named_target(const ManifestEntry& listed, const std::vector<std::string>& names,
                                          std::unordered_set<std::string>& used, LoadProblems& problems) const {
   NamedTarget target;
@@ -135,7 +135,7 @@ void Loader::read_named(const StateTensors& targets, LoadProblems problems) {
     }
   });
   Files files;
-  const NoTimeout patience;  // a slow disk on one rank is no fault of the others
+  const NoTimeout patience;  // a slow disk on one rank must not raise timeouts on others
   for (std::size_t i = 0; i < there.size(); ++i) {
     if (there[i].to.defined()) there[i].read(reads, i, files, sums);
   }

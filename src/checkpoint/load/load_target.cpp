@@ -1,4 +1,4 @@
-// Parts of stored tensors and parts of this rank, brought together.
+// Intersects stored pieces with this rank's shards.
 #include "checkpoint/load/load_target.h"
 
 #include <ATen/ATen.h>
@@ -12,14 +12,14 @@
 namespace dtensor::files {
 namespace {
 
-constexpr std::int64_t kShort = 1 << 10;    // bytes of a range; of longer ones a system call costs less than handing on
-constexpr std::int64_t kLongRow = 1 << 20;  // bytes; each rank that takes part has at least one row in a buffer
+constexpr std::int64_t kShort = 1 << 10;  // bytes of a range; for longer ones a system call is cheaper than a broadcast
+constexpr std::int64_t kLongRow = 1 << 20;  // bytes; each participating rank has at least one row in the buffer
 
 std::size_t dim_index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 struct Cut {
-  Segments both;                      // indices of the whole dimension
-  std::int64_t begin = 0, count = 0;  // the same as local indices
+  Segments both;                      // indices of the full dimension
+  std::int64_t begin = 0, count = 0;  // same as local indices
 };
 
 Cut intersection(const Segments& held, const Segment& range) {
@@ -39,7 +39,7 @@ Cut intersection(const Segments& held, const Segment& range) {
   return cut;
 }
 
-// What of `whole` the segments name, dimension 0 apart.
+// The slices of `full` that the segments select in all dimensions but 0.
 at::Tensor columns_of(at::Tensor full, const std::vector<Segments>& wanted) {
   for (std::size_t d = 1; d < wanted.size(); ++d) {
     const auto dim = static_cast<std::int64_t>(d);
@@ -68,7 +68,7 @@ std::string ReadTarget::text() const {
   return text;
 }
 
-// Of the rows that this rank takes part in.
+// Sizes of the rows that this rank reads.
 std::vector<std::int64_t> ReadTarget::row_sizes() const {
   std::vector<std::int64_t> sizes = entry->sizes;
   sizes[0] = total_length(wanted[0]);

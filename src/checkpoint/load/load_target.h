@@ -1,4 +1,4 @@
-// Where a stored tensor, or a part of it, goes on this rank.
+// The local destination of a stored tensor or of a slice of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,14 +17,14 @@ namespace dtensor::files {
 
 struct ReadTarget {
   const CheckpointEntry* entry = nullptr;
-  at::Tensor to = {};                 // in dimensions as stored; undefined: nothing on this rank
+  at::Tensor to = {};                 // in stored dimensions; undefined: nothing on this rank
   std::vector<Segments> wanted = {};  // indices of the stored tensor, by dimension
-  bool owns_checksum = false;         // for the checksum of these elements, among those that hold the same
+  bool owns_checksum = false;         // whether this replica contributes to the checksum
 
-  // Split within rows, short ranges lie between those of other ranks: whole rows are read, and each rank takes its
-  // part.
+  // Whether to read full rows, of which each rank takes its part. Used for tensors sharded within rows, whose ranges
+  // would be short and interleaved with those of other ranks.
   bool by_rows() const;
-  std::string text() const;  // for SharedReads
+  std::string text() const;  // key for SharedReads
   void prepare(SharedReads& reads, std::size_t i) const;
   void read(SharedReads& reads, std::size_t i, Files& files, NamedChecksums& sums) const;
 

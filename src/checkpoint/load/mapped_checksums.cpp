@@ -1,4 +1,4 @@
-// Which stored tensors are read whole, and what their parts add up to.
+// Finds out which stored tensors are read completely, and sums the checksums of their parts.
 #include "checkpoint/load/mapped_checksums.h"
 
 #include <c10/util/StringUtil.h>
@@ -31,7 +31,7 @@ void NamedChecksums::add(const CheckpointEntry& entry, const ContiguousRanges& r
   if (found != stored_.end()) found->second.sum += checksum_of(ranges, entry, first, data, count);
 }
 
-// Either each use takes all of it, or they are ranges of one dimension that follow each other.
+// Either each use covers the full tensor, or the uses are consecutive ranges of one dimension.
 std::int64_t NamedChecksums::times_read(const Stored& stored) {
   const std::int64_t numel = numel_of(stored.entry->sizes);
   std::int64_t times = 0;
@@ -63,11 +63,11 @@ void NamedChecksums::verify(const Communicator& ranks, const std::string& what) 
     const std::int64_t numel = numel_of(stored.entry->sizes);
     const Checksum expected = times({*stored.entry->checksum, numel}, numel == 0 ? 0 : times_read(stored));
     const Checksum& found = all[i++];
-    if (found.count == 0 || found.count != expected.count) continue;  // some rank did not ask for its part
+    if (found.count == 0 || found.count != expected.count) continue;  // some rank did not request its part
     if (found != expected) damaged.push_back("'" + name + "'");
   }
   TORCH_CHECK(damaged.empty(), what, ": the checksum of ", c10::Join(", ", damaged),
-              " is not that of what was read: the file is damaged");
+              " does not match the data: the file is damaged");
 }
 
 }  // namespace dtensor::files

@@ -1,4 +1,4 @@
-// Checksums in loads by a table of names: of those stored tensors whose elements are all read, equally often each.
+// Checksums of loads with a StateDictKeyMapping, for stored tensors whose elements are all read equally often.
 #pragma once
 
 #include <map>
@@ -15,16 +15,16 @@ namespace dtensor::files {
 
 class NamedChecksums {
  public:
-  // None where the folder has none, or `wanted` is false.
+  // Verifies nothing if `wanted` is false or the folder has no checksums.
   NamedChecksums(const CheckpointIndex& index, bool wanted);
 
-  // What one tensor takes, in each of its owner_groups (ManifestEntry::owner_groups); told of all tensors on every
-  // rank, in one order.
+  // Registers the pieces of one tensor, which each of its owner_groups reads (ManifestEntry::owner_groups). Called for
+  // all tensors on every rank, in the same order.
   void expect(const std::vector<std::pair<StoredPiece, const CheckpointEntry*>>& pieces, std::int64_t owner_groups);
-  // Elements that came to this rank, which answers for them in its home.
+  // Adds elements that this rank has read and whose checksum it owns.
   void add(const CheckpointEntry& entry, const ContiguousRanges& ranges, std::int64_t first, const char* data,
            std::int64_t count);
-  // Throws on every rank, with the names of what differs. Collective.
+  // Throws on all ranks with the names of mismatching tensors. Collective.
   void verify(const Communicator& ranks, const std::string& what) const;
 
  private:
@@ -37,7 +37,7 @@ class NamedChecksums {
     std::vector<Use> uses = {};
     Checksum sum = {};
   };
-  static std::int64_t times_read(const Stored& stored);  // each of its elements; 0: not all equally often
+  static std::int64_t times_read(const Stored& stored);  // how often each element is read; 0: not all equally often
 
   std::map<std::string, Stored> stored_;
 };

@@ -1,4 +1,4 @@
-// Ranges of elements as ranges of bytes.
+// Converts ranges of elements to ranges of bytes.
 #include "checkpoint/load/read_ranges.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace dtensor::files {
 
 namespace {
 
-constexpr std::size_t kMaxOpenFiles = 16;  // of each rank, of which a process may have many
+constexpr std::size_t kMaxOpenFiles = 16;  // per rank; a process may have many ranks
 
 }  // namespace
 

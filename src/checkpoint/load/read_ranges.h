@@ -1,4 +1,4 @@
-// A part of a stored tensor, as ranges of its elements: reading them, and their checksum.
+// Reads a part of a stored tensor as ranges of elements, and computes its checksum.
 #pragma once
 
 #include <list>
@@ -12,22 +12,21 @@
 
 namespace dtensor::files {
 
-// Files that are read, opened when they are asked for. A folder may have more of them than a process may have open, so
-// only those that were asked for last stay open.
+// LRU cache of open files, because a folder may have more files than a process may open.
 class Files {
  public:
-  const File& of(const std::string& path);  // until another is asked for
+  const File& of(const std::string& path);  // valid until the next call
 
  private:
-  std::list<std::pair<std::string, File>> open_;  // the last one first
+  std::list<std::pair<std::string, File>> open_;  // most recently used first
 };
 
 std::int64_t element_bytes(const CheckpointEntry& entry);  // bytes of an element
 
-// The elements [first, first + count) of the part that `ranges` is, to `data`, as they are stored.
+// Reads the elements [first, first + count) of the part into `data`, in the stored dtype.
 void read_ranges(const ContiguousRanges& ranges, const CheckpointEntry& entry, const File& file, std::int64_t first,
                  char* data, std::int64_t count);
-// Of the same elements. A count below 1: of none.
+// Checksum of these elements; 0 if count < 1.
 Checksum checksum_of(const ContiguousRanges& ranges, const CheckpointEntry& entry, std::int64_t first, const char* data,
                      std::int64_t count);
 

@@ -1,4 +1,4 @@
-// Groups of ranks, and turns of reading.
+// Groups of ranks that share reads, and the order in which they read.
 #include "checkpoint/load/shared_reads.h"
 
 #include <ATen/ATen.h>
@@ -15,7 +15,7 @@
 namespace dtensor::files {
 namespace {
 
-// One text for all parts: lines.
+// All parts as lines of one string.
 std::string common_text(const std::vector<std::string>& lines) {
   std::string text;
   for (const auto& line : lines) text += line + "\n";
@@ -49,7 +49,7 @@ SharedReads::SharedReads(const Communicator& ranks, const std::vector<std::strin
     }
     if (members.size() < 2) continue;
     auto found = communicators_.find(members);
-    // All members meet the tensors in the same order, so they make their groups in the same order.
+    // All members iterate over the tensors in the same order, so they create their groups in the same order.
     if (found == communicators_.end()) found = communicators_.emplace(members, ranks.subgroup(members, "file")).first;
     groups_[i] = &found->second;
   }
@@ -59,7 +59,7 @@ std::size_t SharedReads::readers(std::size_t i) const {
   return groups_[i] == nullptr ? 1 : static_cast<std::size_t>(groups_[i]->size());
 }
 
-// Elements of a piece: whole rows of `inner`.
+// Number of elements of a piece, a multiple of `inner`.
 std::int64_t SharedReads::most(std::size_t i, at::ScalarType stored, std::int64_t inner) const {
   const std::int64_t bytes = kBufferBytes / static_cast<std::int64_t>(readers(i));
   return std::max<std::int64_t>(1, bytes / static_cast<std::int64_t>(c10::elementSize(stored)) / inner) * inner;
@@ -70,14 +70,14 @@ void SharedReads::reserve(std::size_t i, std::int64_t numel, at::ScalarType stor
   const std::int64_t bytes = std::min(numel, round) * static_cast<std::int64_t>(c10::elementSize(stored));
   if (buffer_.defined() && buffer_.numel() >= bytes) return;
   buffer_.reset();
-  buffer_ = at::detail::empty_cpu({bytes}, at::kByte);  // unseen by a MeshScope
+  buffer_ = at::detail::empty_cpu({bytes}, at::kByte);  // not affected by a MeshScope
 }
 
 void SharedReads::prepare(std::size_t i, const at::Tensor& to, at::ScalarType stored) {
   if (!is_contiguous_host_memory(to, stored)) reserve(i, to.numel(), stored);
 }
 
-// Of the buffer, what follows the pieces of this round.
+// The part of the buffer after the pieces of this round.
 at::Tensor SharedReads::memory_after(const std::vector<Piece>& round, at::IntArrayRef sizes,
                                      at::ScalarType stored) const {
   std::size_t used = 0;
@@ -85,8 +85,9 @@ at::Tensor SharedReads::memory_after(const std::vector<Piece>& round, at::IntArr
   return at::from_blob(data_of(buffer_) + used, sizes, stored);
 }
 
-// All read their pieces of a round before any is handed on, so that they read at the same time, and what is handed on
-// or summed is in a cache still. Who reads first depends on the tensor, so that small ones take turns.
+// All ranks read their pieces of a round before the first broadcast, so they read concurrently, and data is still in
+// the cache when it is broadcast or summed. The first reader depends on the tensor index, which distributes small
+// tensors.
 void SharedReads::fill_round(std::size_t i, const std::vector<Piece>& pieces, const OnElements& read) {
   const Communicator* group = groups_[i];
   const auto turn = [&](std::size_t piece) {

@@ -1,5 +1,4 @@
-// Ranks of one machine that hold the same part of a tensor read it together: each a share, which the others get from it
-// and not from the file.
+// Ranks on one machine that hold the same part of a tensor each read a share of it and broadcast it to the others.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,24 +16,23 @@ namespace dtensor::files {
 
 class SharedReads {
  public:
-  // `parts[i]` tells what of the i-th tensor this rank holds, by an equal text where it is the same; empty: nothing.
-  // Collective.
+  // `parts[i]` describes this rank's part of tensor i: equal strings for equal parts, empty for none. Collective.
   SharedReads(const Communicator& ranks, const std::vector<std::string>& parts);
 
-  // Consecutive elements, row-major, in the dtype in which they are stored.
+  // Consecutive elements, row-major, in the stored dtype.
   using OnElements = std::function<void(std::int64_t first, char* data, std::int64_t count)>;
-  // Memory for what fill() and each_block() will do, which take it themselves otherwise: a rank that has none tells so
-  // before any is handed on, and nobody is left waiting for it.
+  // Allocates the buffer for fill() and each_block() in advance, so that a failure can be raised before the first
+  // broadcast. fill() and each_block() allocate it if needed.
   void prepare(std::size_t i, const at::Tensor& to, at::ScalarType stored);
   void reserve(std::size_t i, std::int64_t numel, at::ScalarType stored, std::int64_t inner = 1);
-  // Fills `to`, this rank's part of the i-th tensor, whatever its strides, device and dtype: `read` is asked for its
-  // elements piece by piece, on one of the ranks that hold the part; `filled` hears of all on each. Pieces go straight
-  // to memory that fits, else through a buffer of 4 MiB (kBufferBytes). Collective over the ranks that hold the part;
-  // what `read`, `filled` and the copy to `to` throw is kept for error(), so that nobody is left waiting.
+  // Fills `to`, this rank's part of tensor i, with any strides, device and dtype. `read` is called for each piece on
+  // one of the ranks that hold the part, `filled` on all of them. Reads directly into contiguous host memory of the
+  // stored dtype, else through a buffer of 4 MiB (kBufferBytes).
+  // Collective over the ranks that hold the part. Exceptions of `read`, `filled` and the copy to `to` are kept for
+  // error(), so that the broadcasts still match.
   void fill(std::size_t i, const at::Tensor& to, at::ScalarType stored, const OnElements& read,
             const OnElements& filled);
-  // The same for `numel` elements in rows of `inner`, which no rank keeps as they are: each takes from the blocks what
-  // it wants.
+  // Same for `numel` elements in rows of `inner`, which are not stored: `take` receives each block.
   void each_block(std::size_t i, std::int64_t numel, std::int64_t inner, at::ScalarType stored, const OnElements& read,
                   const OnElements& take);
   const std::string& error() const { return error_; }
@@ -50,13 +48,13 @@ class SharedReads {
   void keep_error(const std::function<void()>& fn);
   void fill_round(std::size_t i, const std::vector<Piece>& pieces, const OnElements& read);
 
-  std::vector<const Communicator*> groups_;  // of each tensor; null: this rank alone
+  std::vector<const Communicator*> groups_;  // by tensor; null: this rank alone
   std::map<std::vector<std::int64_t>, Communicator> communicators_;
   at::Tensor buffer_;  // of one round
   std::string error_;
 };
 
-// For SharedReads: indices of a dimension, and what this rank holds of a tensor.
+// Keys for SharedReads: indices of a dimension, and this rank's part of a tensor.
 std::string segments_text(const Segments& segments);
 std::string part_text(const at::Tensor& tensor);
 

@@ -1,4 +1,4 @@
-// Rows of a table as ranges.
+// Converts rows of a StateDictKeyMapping to ranges.
 #include "checkpoint/load/stored_pieces.h"
 
 #include <c10/util/Exception.h>
@@ -19,7 +19,7 @@ std::string filled_in(const StateDictKeyRule& row, const std::vector<std::string
       text += std::to_string(index);
     } else if (row.stored[i] == '*') {
       if (row.stored.compare(i, 2, "**") == 0) ++i;
-      TORCH_CHECK(star < stars.size(), "the stored name '", row.stored, "' has more stars than '", row.tensor, "'");
+      TORCH_CHECK(star < stars.size(), "the stored name '", row.stored, "' has more wildcards than '", row.tensor, "'");
       text += stars[star++];
     } else {
       text += row.stored[i];
@@ -34,12 +34,12 @@ StoredPiece piece_of(const std::string& name, at::IntArrayRef sizes, const State
   const IndexRange& here = row.tensor_slice;
   if (here.begin != 0 || here.count >= 0) {
     const auto dims = static_cast<std::int64_t>(sizes.size());
-    TORCH_CHECK(here.dim >= 0 && here.dim < dims, "'", row.tensor, "': dimension ", here.dim, " of '", name,
-                "', which has sizes ", sizes);
+    TORCH_CHECK(here.dim >= 0 && here.dim < dims, "'", row.tensor, "': tensor_slice.dim is ", here.dim, ", but '", name,
+                "' has sizes ", sizes);
     Segment& range = piece.target_segments[static_cast<std::size_t>(here.dim)];
     const std::int64_t count = here.count < 0 ? range.length - here.begin : here.count;
     TORCH_CHECK(here.begin >= 0 && count >= 0 && here.begin + count <= range.length, "'", row.tensor, "': indices ",
-                here.begin, " to ", here.begin + count, " of '", name, "', which has sizes ", sizes);
+                here.begin, " to ", here.begin + count, " are out of range of '", name, "' with sizes ", sizes);
     range = {here.begin, count};
   }
   return piece;
@@ -58,24 +58,24 @@ void check_filled(const std::string& name, at::IntArrayRef sizes, const std::vec
   for (const StoredPiece& piece : pieces) filled += piece.numel();
   TORCH_CHECK(pieces.empty() || filled == numel_of(sizes), "the rows for '", name, "' of sizes ", sizes, " fill ",
               filled, " of its ", numel_of(sizes), " elements");
-  // As many as there are may still be some of them twice.
+  // With the right total, some elements may still be filled twice.
   for (auto a = pieces.begin(); a != pieces.end(); ++a) {
     const auto again = std::find_if(
         a + 1, pieces.end(), [&](const StoredPiece& b) { return overlap(a->target_segments, b.target_segments); });
-    TORCH_CHECK(again == pieces.end(), "the rows for '", name, "' of sizes ", sizes, " fill elements twice: '",
-                a->stored, "' and '", again->stored, "' go to the same");
+    TORCH_CHECK(again == pieces.end(), "the rows for '", name, "' of sizes ", sizes, " overlap: '", a->stored,
+                "' and '", again->stored, "' fill the same elements");
   }
 }
 
 void check_row(const StateDictKeyRule& row, const std::string& name, at::IntArrayRef sizes, bool stacked) {
   const std::int64_t dims = std::ssize(sizes) - (stacked ? 1 : 0);
-  TORCH_CHECK(dims >= 0, "'", row.stored, "' stacks tensors, and '", name, "' has no dimension");
-  TORCH_CHECK(!row.transposed || dims >= 2, "'", row.tensor, "' is transposed there, and '", name, "' has sizes ",
+  TORCH_CHECK(dims >= 0, "'", row.stored, "' stacks tensors, but '", name, "' has no dimension");
+  TORCH_CHECK(!row.transposed || dims >= 2, "'", row.tensor, "' has transposed = true, but '", name, "' has sizes ",
               sizes);
   const IndexRange& there = row.stored_slice;
   if (there.begin == 0 && there.count < 0) return;
-  TORCH_CHECK(there.begin >= 0 && there.dim >= 0 && there.dim < dims, "'", row.tensor, "' is what '", row.stored,
-              "' has from index ", there.begin, " of dimension ", there.dim, " on, and '", name, "' has sizes ", sizes);
+  TORCH_CHECK(there.begin >= 0 && there.dim >= 0 && there.dim < dims, "'", row.tensor, "' takes from '", row.stored,
+              "' index ", there.begin, " of dimension ", there.dim, ", but '", name, "' has sizes ", sizes);
 }
 
 }  // namespace
@@ -97,7 +97,7 @@ std::vector<StoredPiece> stored_pieces(const std::string& name, at::IntArrayRef 
   std::vector<StoredPiece> pieces;
   const std::string* pattern = nullptr;
   for (const StateDictKeyRule& row : names) {
-    if (row.tensor.empty()) continue;  // what is passed over
+    if (row.tensor.empty()) continue;  // rows for stored tensors to ignore
     std::vector<std::string> stars;
     if (!matches_pattern(row.tensor, name, false, &stars) || (pattern != nullptr && *pattern != row.tensor)) continue;
     pattern = &row.tensor;

@@ -1,4 +1,4 @@
-// The table of stored names, applied to one tensor: which stored tensors, or parts of them, fill which part of it.
+// Applies a StateDictKeyMapping to one tensor: which slices of stored tensors fill which part of it.
 #pragma once
 
 #include <string>
@@ -10,20 +10,20 @@
 namespace dtensor::files {
 
 struct StoredPiece {
-  std::string stored;                    // name there
-  bool transposed;                       // the last two dimensions are exchanged there
-  std::int64_t index;                    // of the tensor's first dimension, which is not there; -1: it is
-  IndexRange stored_slice;               // in dimensions as stored
-  std::vector<Segment> target_segments;  // what it fills: one range of each dimension of the tensor
-  bool renamed = false;                  // all of the tensor, as it is: only the name is another
+  std::string stored;                    // name of the stored tensor
+  bool transposed;                       // the stored tensor has its last two dimensions transposed
+  std::int64_t index;                    // index in the tensor's first dimension, for stacks; -1: not a stack
+  IndexRange stored_slice;               // in stored dimensions
+  std::vector<Segment> target_segments;  // the part to fill: one range for each dimension of the tensor
+  bool renamed = false;                  // the stored tensor equals the tensor except for its name
 
-  // The tensor's dimension that the stored tensor's dimension `d` is.
+  // The tensor's dimension for dimension `d` of the stored tensor.
   std::int64_t dim_of_tensor(std::int64_t d) const;
   std::int64_t stored_dims() const { return static_cast<std::int64_t>(target_segments.size()) - (index < 0 ? 0 : 1); }
   std::int64_t numel() const;
 };
 
-// Empty where no row names the tensor. Throws where the rows do not fit `sizes` or do not fill them.
+// Empty if no row matches. Throws if the rows do not match `sizes` or do not fill the tensor.
 std::vector<StoredPiece> stored_pieces(const std::string& name, at::IntArrayRef sizes,
                                        const StateDictKeyMapping& names);
 

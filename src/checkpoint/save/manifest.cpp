@@ -1,4 +1,4 @@
-// Lists of tensors as JSON texts; normally equal, which a hash tells, else exchanged and merged.
+// Lists of tensors as JSON. A hash comparison detects equal lists; different ones are exchanged and merged.
 #include "checkpoint/save/manifest.h"
 
 #include <algorithm>
@@ -18,20 +18,20 @@ namespace {
 using Json = nlohmann::json;
 
 void check(const std::string& name, const at::Tensor& tensor, Purpose purpose) {
-  TORCH_CHECK(!name.empty() && name != "__metadata__", "'", name, "' cannot be the name of a tensor");
+  TORCH_CHECK(!name.empty() && name != "__metadata__", "'", name, "' is not a valid tensor name");
   TORCH_CHECK(tensor.defined(), "tensor '", name, "' is undefined");
   TORCH_CHECK(tensor.layout() == at::kStrided, "tensor '", name, "' is ", tensor.layout(), ", not dense");
-  TORCH_CHECK(!tensor.is_meta(), "tensor '", name, "' is on the meta device: it has no values");
+  TORCH_CHECK(!tensor.is_meta(), "tensor '", name, "' is on the meta device and has no values");
   TORCH_CHECK(format_name(tensor.scalar_type()) != nullptr, "tensor '", name, "' has dtype ", tensor.scalar_type(),
-              ", which the format has no name for", tensor.is_complex() ? "; give at::view_as_real of it" : "");
+              ", which safetensors does not support", tensor.is_complex() ? "; use at::view_as_real" : "");
   TORCH_CHECK(tensor.scalar_type() != at::ScalarType::Float4_e2m1fn_x2 || tensor.dim() > 0, "tensor '", name,
-              "' is a pair of F4 elements without a dimension, which the format cannot hold");
+              "' is a 0-dim pair of F4 elements, which safetensors does not support");
   TORCH_CHECK(purpose == Purpose::save || !needs_reduction(tensor), "tensor '", name, "' is ",
-              is_dtensor(tensor) ? DTensor(tensor).spec_str() : "", "; load it into placements without Partial");
+              is_dtensor(tensor) ? DTensor(tensor).spec_str() : "", "; use a target without Partial placements");
 }
 
-// Each mesh once: text and ranks. Those of a mesh count within the communicator that it was made on, which may be a
-// part of the world, so that only the ranks of the world tell one mesh from another.
+// Each mesh once, as text and ranks. Mesh ranks are relative to the mesh's communicator, which may be a subgroup of the
+// world, so meshes are distinguished by their world ranks.
 struct MeshTable {
   Json json = Json::array();
 
@@ -49,8 +49,8 @@ struct MeshTable {
   }
 };
 
-// Entries are [name, dtype, sizes, mesh or -1, whether all ranks of the mesh must list it], or [name, first name of the
-// same tensor].
+// Entries are [name, dtype, sizes, mesh index or -1, whether all ranks of the mesh must list it], or [name, first name
+// of the same tensor] for tied tensors.
 Json describe(const StateTensors& mine, Purpose purpose) {
   MeshTable meshes;
   Json list = Json::array();
@@ -58,7 +58,7 @@ Json describe(const StateTensors& mine, Purpose purpose) {
   std::unordered_set<std::string> names;
   for (const auto& [name, tensor] : mine) {
     check(name, tensor, purpose);
-    TORCH_CHECK(names.insert(name).second, "two tensors are called '", name, "'");
+    TORCH_CHECK(names.insert(name).second, "duplicate tensor name '", name, "'");
     const auto [position, fresh] = first.emplace(tensor.unsafeGetTensorImpl(), name);
     if (!fresh) {
       list.push_back({name, position->second});
@@ -74,7 +74,7 @@ class Merger {
  public:
   explicit Merger(const Communicator& ranks) : ranks_(ranks) {}
 
-  // `listing_ranks`: the ranks that gave this list.
+  // `listing_ranks`: the ranks with this list.
   void add(const Json& given, const std::vector<int>& listing_ranks) {
     for (const Json& entry : given.at("tensors")) {
       const auto name = entry.at(0).get<std::string>();
@@ -114,21 +114,21 @@ class Merger {
  private:
   struct OwnerGroup {
     std::string where;                // the mesh, or the rank
-    std::vector<std::int64_t> ranks;  // of the mesh, in the world
-    std::vector<int> listing_ranks;   // in the communicator
+    std::vector<std::int64_t> ranks;  // ranks of the mesh in the world
+    std::vector<int> listing_ranks;   // ranks in the communicator
   };
   struct Tensor {
     bool alias = false;
-    std::string said;  // all that must be equal on all ranks
+    std::string said;  // description that must be equal on all ranks
     int by = 0;
     Json entry = {};
     std::vector<OwnerGroup> owner_groups = {};
   };
 
   static std::string said(const Json& entry) {
-    if (entry.size() == 2) return "another name of " + entry[1].get<std::string>();
+    if (entry.size() == 2) return "tied to " + entry[1].get<std::string>();
     return c10::str(static_cast<at::ScalarType>(entry[1].get<int>()), entry[2].dump(),
-                    entry[3] == -1 ? ", plain" : ", a DTensor");
+                    entry[3] == -1 ? ", regular" : ", a DTensor");
   }
 
   static void settle(Tensor& tensor, const Json& entry, const Json& meshes, const std::vector<int>& listing_ranks) {
@@ -150,8 +150,8 @@ class Merger {
     for (const std::int64_t world_rank : home.ranks) {
       const auto& all = ranks_.ranks();
       const auto rank = std::find(all.begin(), all.end(), world_rank) - all.begin();
-      TORCH_CHECK(rank < ranks_.size(), "tensor '", name, "' is on ", home.where, ", of which world rank ", world_rank,
-                  " takes no part");
+      TORCH_CHECK(rank < ranks_.size(), "tensor '", name, "' is on ", home.where, ", but world rank ", world_rank,
+                  " of that mesh does not participate");
       const bool lists_it = std::find(home.listing_ranks.begin(), home.listing_ranks.end(), static_cast<int>(rank)) !=
                             home.listing_ranks.end();
       TORCH_CHECK(lists_it, "tensor '", name, "' is on ", home.where, ", but rank ", rank, " does not list it there");
@@ -172,7 +172,7 @@ bool all_equal(const Communicator& ranks, const std::string& text) {
   return low == high;
 }
 
-// The values of all ranks. What is a rank's own has a name of its own.
+// Merges the values of all ranks. Values of a name must be equal.
 CheckpointValues merge_values(const Communicator& ranks, const std::string& own) {
   Json merged = Json::object();
   std::unordered_map<std::string, std::size_t> first;
@@ -218,12 +218,12 @@ Manifest build_manifest(const StateTensors& mine, const Communicator& ranks, Pur
   Json own;
   run_on_all(ranks, what, [&] {
     own = describe(mine, purpose);
-    own.dump();  // names that are no UTF-8
+    own.dump();  // throws for names that are not UTF-8
     values_text(values);
   });
   try {
     return merge(ranks, own, values);
-  } catch (const c10::Error& error) {  // the same on every rank
+  } catch (const c10::Error& error) {  // same on every rank
     TORCH_CHECK(false, what, ": ", error.what_without_backtrace());
   }
 }

@@ -1,4 +1,4 @@
-// Who lists what: the tensors of all ranks, in one order, known to every rank, and who holds copies of them.
+// The tensors that all ranks list, in one order, and which ranks hold replicas of them. Equal on all ranks.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -11,35 +11,35 @@
 
 namespace dtensor::files {
 
-// A home holds the whole of a tensor between its ranks: the mesh of a DTensor (one name may be on several slices of a
-// mesh, each with the ranks that list it there), or a single rank for a plain tensor.
+// An owner group holds all elements of a tensor: the mesh of a DTensor, or a single rank for a regular tensor. A name
+// may be on several slices of a mesh, each with the ranks that list it.
 struct ManifestEntry {
   std::string name;
   at::ScalarType dtype;
   std::vector<std::int64_t> sizes;
   std::int64_t owner_groups = 1;
-  std::int64_t owner_group = -1;  // this rank's; -1 where it does not list the tensor
+  std::int64_t owner_group = -1;  // this rank's group; -1: this rank does not list the tensor
 };
 
 struct Manifest {
-  std::vector<ManifestEntry> tensors;  // rank 0's first, in its order
-  std::vector<Alias> aliases;          // further names of one and the same tensor
-  CheckpointValues values;             // of all ranks
+  std::vector<ManifestEntry> tensors;  // rank 0's tensors first, in its order
+  std::vector<Alias> aliases;          // additional names of tied tensors
+  CheckpointValues values;             // values of all ranks
 };
 
-// What an error adds where ranks give one name to things that differ.
+// Suffix of errors about names whose data differs between ranks.
 inline constexpr const char* kPerRankHint =
-    "; what is a rank's own needs a name of its own (in Python, dtensor.checkpoint.PerRank gives it one)";
+    "; use a different name for each rank's data (in Python: dtensor.checkpoint.PerRank)";
 
 enum class Purpose : std::uint8_t {
-  save,  // every rank of a tensor's mesh must list it
-  load   // every rank of a view that shares no memory with its base must, since writing to the base takes them all
+  save,  // all ranks of a tensor's mesh must list it
+  load   // all ranks must list a view that has its own memory, because writing to its base is collective
 };
 
-bool needs_reduction(const at::Tensor& tensor);  // it has a Partial placement
+bool needs_reduction(const at::Tensor& tensor);  // whether it has a Partial placement
 
-// Collective. Errors (a tensor that cannot be saved, lists that contradict each other) are the same on every rank.
-// `values` may have other names on other ranks; a name that several have is of one value.
+// Collective. Errors (unsupported tensors, inconsistent lists) are the same on all ranks. Names in `values` may differ
+// between ranks, but a name must have the same value on all ranks that have it.
 Manifest build_manifest(const StateTensors& mine, const Communicator& ranks, Purpose purpose, const std::string& what,
                         const CheckpointValues& values = {});
 

@@ -1,4 +1,4 @@
-// Each rank writes the ranges of its own elements into files that rank 0 made at full size.
+// Saving: rank 0 creates the files at full size, and each rank writes the ranges of its own elements.
 #include "checkpoint/save/save.h"
 
 #include <ATen/ATen.h>
@@ -42,7 +42,7 @@ std::vector<at::Tensor> by_manifest(const Manifest& manifest, const StateTensors
   return result;
 }
 
-// This rank's share of it, alone.
+// A copy of the elements that this rank owns.
 Part copy_of(const Part& part) {
   Part copy = part;
   copy.local = at::detail::empty_cpu({part.end - part.begin}, part.local.scalar_type());
@@ -64,10 +64,10 @@ Saver::Saver(std::string directory, const Communicator& ranks, const StateTensor
   file_layout_ = make_file_layout(entries_of(manifest_), options_.max_file_bytes);
   tensors_ = by_manifest(manifest_, tensors);
   own_.resize(tensors_.size());
-  const NoTimeout patience;  // all ranks are here; rank 0 may have to wait for a lock or a disk
+  const NoTimeout patience;  // all ranks are here; rank 0 may wait for a lock or a disk
   const std::string error = ranks_.rank() == 0 ? begin(directory) : "";
   raise_on_all(ranks_, what_, error);
-  temporary_ = broadcast_string(ranks_, temporary_, 0);  // its name is this save's alone
+  temporary_ = broadcast_string(ranks_, temporary_, 0);  // unique to this save
 }
 
 std::string Saver::begin(const std::string& directory) {
@@ -106,8 +106,8 @@ void Saver::write_part(const Part& part, std::size_t index) {
   if (!part.local.defined() || part.begin == part.end) return;
   const CheckpointEntry& entry = file_layout_.entries[index];
   const ManifestEntry& listed = manifest_.tensors[index];
-  const bool writes =
-      static_cast<std::int64_t>(index) % listed.owner_groups == listed.owner_group;  // other owner_groups only compare
+  const bool writes = static_cast<std::int64_t>(index) % listed.owner_groups ==
+                      listed.owner_group;  // other groups only compare checksums
   std::optional<File> file;
   if (writes) file.emplace(File::open_to_write(temporary_ + "/" + entry.file));
   const std::int64_t item = part.element_bytes();
@@ -122,7 +122,7 @@ void Saver::write_part(const Part& part, std::size_t index) {
                  });
 }
 
-// A rank whose disk or memory fails still takes part in the reduction of Partial tensors that follow.
+// A rank with a disk or memory error must still participate in later reductions of Partial tensors.
 void Saver::keep_error(const std::function<void()>& fn) {
   const std::string error = error_of(fn);
   if (error_.empty()) error_ = error;
@@ -157,7 +157,7 @@ void Saver::check_sums() {
     TORCH_CHECK(written[i].count == numel, what_, ": ", written[i].count, " of the ", numel, " elements of tensor '",
                 t.name, "' were written");
     TORCH_CHECK(all[i] == times(written[i], t.owner_groups), what_, ": tensor '", t.name, "' is on ", t.owner_groups,
-                " ranks or meshes, and not the same on all of them", kPerRankHint);
+                " ranks or meshes with different values", kPerRankHint);
     file_layout_.entries[i].checksum = written[i].sum;
   }
 }
@@ -166,11 +166,11 @@ void Saver::finish(const std::function<void()>& before_waiting) {
   try {
     ranks_.barrier();
   } catch (...) {
-    if (before_waiting) before_waiting();  // the thread that writes ends before its folder goes
+    if (before_waiting) before_waiting();  // the writing thread must end before its folder is removed
     drop();
     throw;
   }
-  const NoTimeout patience;  // all ranks are here; what is waited for is a disk
+  const NoTimeout patience;  // all ranks are here; they wait for a disk
   if (before_waiting) before_waiting();
   std::string error = error_of([&] { raise_on_all(ranks_, what_, error_); });
   if (error.empty()) error = error_of([&] { check_sums(); });

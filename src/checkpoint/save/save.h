@@ -1,4 +1,4 @@
-// A save in three steps: what is to be written where (collective), this rank's writing, and the name (collective).
+// A save in three steps: layout (collective), writing of this rank's part, renaming (collective).
 #pragma once
 
 #include <functional>
@@ -17,20 +17,20 @@ namespace dtensor::files {
 
 class Saver {
  public:
-  // Collective: agrees, lays out, takes the folder's lock, makes the temporary folder.
+  // Collective: merges the manifests, computes the layout, locks the folder and creates the temporary folder.
   Saver(std::string directory, const Communicator& ranks, const StateTensors& tensors, const CheckpointValues& values,
         const SaveOptions& options);
 
-  // Replaces the tensors by copies of what this rank will write. Collective where prepare_for_write is. What fails is
-  // told by finish().
+  // Replaces the tensors by copies of what this rank will write. Collective if prepare_for_write() is. finish() reports
+  // errors.
   void copy_parts();
-  // Writes this rank's part. Collective where prepare_for_write is, unless parts were copied. Does not throw: what
-  // fails is told by finish().
+  // Writes this rank's part. Collective if prepare_for_write() is, unless parts were copied. Does not throw; finish()
+  // reports errors.
   void write() noexcept;
-  // Collective: all have written, or an error on all and the temporary folder is gone. `before_waiting` runs when all
-  // are known to be here; from then on a rank whose disk is slow is waited for, however long it takes.
+  // Collective: returns when all ranks have written; on errors it removes the temporary folder and throws on all ranks.
+  // `before_waiting` runs once all ranks have arrived; from then on there is no timeout for slow disks.
   void finish(const std::function<void()>& before_waiting = {});
-  void drop() noexcept;  // removes the temporary folder, on the rank that made it
+  void drop() noexcept;  // removes the temporary folder on the rank that created it
 
  private:
   Part part(std::size_t index) const;
@@ -41,14 +41,14 @@ class Saver {
   std::string begin(const std::string& directory);
 
   std::string directory_, temporary_, what_;
-  std::unique_ptr<FolderLock> lock_;  // on the rank that makes the folder
+  std::unique_ptr<FolderLock> lock_;  // on the rank that creates the folder
   Communicator ranks_;
   SaveOptions options_;
   Manifest manifest_;
   FileLayout file_layout_;
-  std::vector<at::Tensor> tensors_;  // by manifest; undefined where this rank does not list it
-  std::vector<Part> parts_;          // once copied
-  std::vector<Checksum> own_;        // of this rank's share, by manifest
+  std::vector<at::Tensor> tensors_;  // in manifest order; undefined: not listed by this rank
+  std::vector<Part> parts_;          // after copy_parts()
+  std::vector<Checksum> own_;        // of the elements that this rank owns, in manifest order
   std::string error_;
 };
 

@@ -1,4 +1,4 @@
-// Short ranges close together go through a window of at most 1 MiB.
+// Merges short, close ranges into reads of at most 1 MiB.
 #include "checkpoint/format/files/coalesced_reader.h"
 
 #include <cstring>
@@ -6,7 +6,7 @@
 namespace dtensor::files {
 namespace {
 
-// A system call costs as much as two KiB from the page cache; disks give pages of four.
+// A system call costs as much as reading 2 KiB from the page cache; disks read pages of 4 KiB.
 constexpr std::int64_t kWindow = 1 << 20, kLong = 1 << 10, kGap = 4 << 10;
 constexpr std::size_t kMost = 1 << 14;  // ranges
 

@@ -1,4 +1,4 @@
-// Reads many short ranges of a file as few long ones: what lies between wanted ranges is cheaper to read than to skip.
+// Merges reads of many short ranges of a file: reading the gaps is cheaper than additional system calls.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@ namespace dtensor::files {
 class CoalescedReader {
  public:
   explicit CoalescedReader(const File& file) : file_(file) {}
-  // `to` is filled at the latest by flush().
+  // `to` is filled when flush() returns, or earlier.
   void request(std::int64_t offset, std::int64_t bytes, char* to);
   void flush();
 
@@ -20,7 +20,7 @@ class CoalescedReader {
     char* to;
   };
   const File& file_;
-  std::vector<Range> ranges_;  // ascending, without overlap
+  std::vector<Range> ranges_;  // ascending, not overlapping
   std::vector<char> window_;
 };
 

@@ -1,5 +1,5 @@
-// flock tells at once whether an owner on this machine lives, and on network file systems that pass it on, on any.
-// Where it does not reach other hosts, the owner's name in the file and the file's age do.
+// Lock file of a folder. flock() detects live owners on this machine, and on any host if the network file system
+// supports it. Otherwise the owner in the file and the file's modification time decide.
 #include "checkpoint/format/files/folder_lock.h"
 
 #include <c10/util/Exception.h>
@@ -39,10 +39,11 @@ std::string host_name() {
   return name;
 }
 
-// In clock ticks since boot: tells a process from a later one with its number. 0: there is none.
+// Start time of a process in clock ticks since boot, which distinguishes it from later processes with the same id. 0:
+// no such process.
 std::int64_t start_of(std::int64_t pid) {
   const std::string stat = first_line(("/proc/" + std::to_string(pid) + "/stat").c_str());
-  const auto name_end = stat.rfind(')');  // the name may hold anything
+  const auto name_end = stat.rfind(')');  // the name may contain any character
   if (name_end == std::string::npos) return 0;
   std::istringstream fields(stat.substr(name_end + 2));
   std::string field;
@@ -63,7 +64,7 @@ struct Owner {
   std::int64_t pid = 0, start = 0;
 };
 
-// A program's name need not be UTF-8, as JSON is: the system cuts it at 15 bytes, perhaps within a character.
+// The program's name need not be UTF-8, as JSON requires: the kernel truncates it to 15 bytes.
 std::string own_text() {
   const nlohmann::json owner{{"host", host_name()},  {"boot", first_line("/proc/sys/kernel/random/boot_id")},
                              {"pid", ::getpid()},    {"start", start_of(::getpid())},
@@ -72,7 +73,7 @@ std::string own_text() {
   return owner.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// None where the text is no owner's: a program that died before it wrote its name.
+// Empty if the text is invalid: the owner died before writing it.
 std::optional<Owner> parse_owner(const std::string& text) {
   const auto json = nlohmann::json::parse(text, nullptr, false);
   try {
@@ -126,31 +127,31 @@ FolderLock::FolderLock(const std::string& directory, LockTimes times)
   try {
     while (!try_open() || !take_over(times)) release();
     const auto size = static_cast<ssize_t>(owner_.size());
-    errno = ENOSPC;  // where less is taken than was given
+    errno = ENOSPC;  // errno for a partial write
     const bool written =
         ::ftruncate(descriptor_, 0) == 0 && ::pwrite(descriptor_, owner_.data(), owner_.size(), 0) == size;
     TORCH_CHECK(written, "cannot write ", path_, ": ", std::strerror(errno));
     run_heartbeat(times.heartbeat_interval);
   } catch (...) {
-    if (descriptor_ >= 0 && is_owned()) ::unlink(path_.c_str());  // or every later save would find it held
+    if (descriptor_ >= 0 && is_owned()) ::unlink(path_.c_str());  // otherwise later saves would find it locked
     release();
     throw;
   }
 }
 
-// False where the file that was opened is not the one of that name any more: its owner has just removed it.
+// Returns false if the opened file is no longer at this path, because its owner has just removed it.
 bool FolderLock::try_open() {
   descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
-  TORCH_CHECK(descriptor_ >= 0, "cannot make ", path_, ": ", std::strerror(errno));
+  TORCH_CHECK(descriptor_ >= 0, "cannot create ", path_, ": ", std::strerror(errno));
   flocked_ = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
   if (!flocked_ && errno == EWOULDBLOCK) refuse(directory_, content(descriptor_));
   struct stat mine {
   }, there{};
-  TORCH_CHECK(::fstat(descriptor_, &mine) == 0 && S_ISREG(mine.st_mode), path_, " is no ordinary file");
+  TORCH_CHECK(::fstat(descriptor_, &mine) == 0 && S_ISREG(mine.st_mode), path_, " is not a regular file");
   return ::stat(path_.c_str(), &there) == 0 && mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
 }
 
-// False where the file went away while this waited for its owner to be dead.
+// Returns false if the file was removed while waiting for its owner to become stale.
 bool FolderLock::take_over(LockTimes times) {
   const std::string before = content(descriptor_);
   const auto owner = parse_owner(before);
@@ -162,7 +163,8 @@ bool FolderLock::take_over(LockTimes times) {
   const std::int64_t last = last_heartbeat(descriptor_);
   for (const auto begin = Clock::now(); Clock::now() - begin < times.stale_after;) {
     std::this_thread::sleep_for(times.stale_after / 30);
-    const int again = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);  // asks the server anew
+    const int again =
+        ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);  // reopens, so that NFS revalidates
     if (again < 0) return false;
     const bool alive = last_heartbeat(again) != last || content(again) != before;
     ::close(again);
@@ -180,8 +182,8 @@ bool FolderLock::is_owned() const {
 }
 
 void FolderLock::check_held() const {
-  TORCH_CHECK(is_owned(), path_, " was taken away while this program saved to ", directory_,
-              ": it was stopped for too long, or somebody removed the file");
+  TORCH_CHECK(is_owned(), path_, " was lost while this program saved to ", directory_,
+              ": the program was suspended for too long, or the file was removed");
 }
 
 void FolderLock::release() noexcept {

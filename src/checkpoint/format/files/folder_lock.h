@@ -1,4 +1,4 @@
-// One save to a folder at a time, over processes and hosts: the file DIR.lock beside it, which names its owner.
+// Allows one save per folder at a time, across processes and hosts, with a lock file DIR.lock that names its owner.
 #pragma once
 
 #include <chrono>
@@ -7,23 +7,23 @@
 
 namespace dtensor::files {
 
-// How often an owner touches its lock, and how long one of another host may stay untouched before it counts as dead.
+// Interval in which an owner updates its lock file, and the age at which the lock of another host is stale.
 struct LockTimes {
   std::chrono::milliseconds heartbeat_interval{5'000}, stale_after{30'000};
 };
 
-// Held from construction to destruction; dropped by the system when the process dies.
+// Held from construction to destruction; the system releases it if the process dies.
 class FolderLock {
  public:
-  // Throws where another save holds it, with its owner in one line. A lock whose owner is dead is taken over: on this
-  // host at once, since its flock is gone; one of another host when it was not touched for `stale_after`, for which
-  // this waits.
+  // Throws if another save holds the lock; the error names its owner. Takes over the lock of a dead owner: on this host
+  // immediately, because its flock is released. On another host only after `stale_after` without an update, for which
+  // the constructor waits.
   explicit FolderLock(const std::string& directory, LockTimes times = {});
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
   ~FolderLock();
 
-  // Throws where another program has taken it over meanwhile: this one was stopped for longer than `stale_after`.
+  // Throws if another program has taken over the lock, because this one was suspended for longer than `stale_after`.
   void check_held() const;
 
  private:
@@ -39,10 +39,10 @@ class FolderLock {
   std::jthread heartbeat_thread_;
 };
 
-// What tells this save's temporary names from any other's: host, process and a count.
+// A name that is unique among all saves: host, process and a counter.
 std::string unique_name();
 
-// The machine that this process is on, by name and start.
+// This machine: host name and boot id.
 std::string machine_name();
 
 }  // namespace dtensor::files

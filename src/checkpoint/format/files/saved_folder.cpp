@@ -1,4 +1,5 @@
-// How a checkpoint's folder appears: written under another name, then exchanged with what was there.
+// Atomic replacement of a checkpoint folder: files are written to a temporary folder, which is then exchanged with the
+// old one.
 #include "checkpoint/format/files/saved_folder.h"
 
 #include <c10/util/Exception.h>
@@ -20,9 +21,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kTemporarySuffix = ".saving";
-constexpr const char* kMovedAside = ".before";  // after a temporary folder's name: the checkpoint that it replaces
+constexpr const char* kMovedAside = ".before";  // suffix of a temporary folder's name: the previous checkpoint
 
-// rename() of two names at once, where the file system can.
+// Exchanges two names atomically, if the file system supports it.
 bool exchange(const std::string& a, const std::string& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
@@ -34,22 +35,23 @@ void checked_rename(const std::string& from, const std::string& to) {
 
 void sync_folder(const std::string& folder) {
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return;  // some file systems do not open folders; then they need no sync either
+  if (descriptor < 0) return;  // some file systems cannot open folders; these need no sync
   ::fsync(descriptor);
   ::close(descriptor);
 }
 
-// HOST-PID-COUNT, as unique_name() makes them.
+// HOST-PID-COUNT, see unique_name().
 constexpr const char* kUnique = "-.+-[0-9]+-[0-9]+";
 
-// The rest of the name of a folder beside `directory` whose name begins with `directory`'s and ".saving".
+// Folders next to `directory` whose names begin with its name and ".saving", each with the rest of the name.
 std::vector<std::pair<fs::path, std::string>> leftovers(const std::string& directory) {
   const fs::path path = fs::absolute(directory);
   const std::string begin = path.filename().string() + kTemporarySuffix;
   std::vector<std::pair<fs::path, std::string>> found;
   std::error_code error, ignored;
   const fs::directory_iterator beside(path.parent_path(), error);
-  // A folder that nobody may list can still be saved to; one that cannot be read for now is not taken for an empty one.
+  // Ignores folders that may not be listed, because saving is still possible. Other errors are not treated as an empty
+  // folder.
   TORCH_CHECK(!error || is_absent(error) || error == std::errc::permission_denied, "cannot read the folder ",
               path.parent_path().string(), ": ", error.message());
   for (const auto& entry : beside) {
@@ -61,7 +63,7 @@ std::vector<std::pair<fs::path, std::string>> leftovers(const std::string& direc
   return found;
 }
 
-// Whether a save that was interrupted left it: by a name of our making, or by the plain one of older releases.
+// Whether an interrupted save left the folder: its name has the suffix of unique_name(), or none (older releases).
 bool is_abandoned(const fs::path& folder, const std::string& rest) {
   return rest.empty() ? only_checkpoint_files(folder.string()) : std::regex_match(rest, std::regex(kUnique));
 }
@@ -70,7 +72,7 @@ bool is_moved_aside(const std::string& rest) {
   return std::regex_match(rest, std::regex(kUnique + ("\\" + std::string(kMovedAside))));
 }
 
-// Links where the file system can, so that a large file is not written again.
+// Uses hard links if possible, so that large files are not copied.
 void move_foreign_files(const std::string& from, const std::string& to) {
   using Options = fs::copy_options;
   for (const auto& entry : fs::directory_iterator(from)) {
@@ -104,7 +106,7 @@ bool only_checkpoint_files(const std::string& folder) {
 
 std::string strip_trailing_slash(std::string directory) {
   while (directory.size() > 1 && (directory.ends_with('/') || directory.ends_with("/."))) directory.pop_back();
-  TORCH_CHECK(!directory.empty() && directory != "/", "a checkpoint needs the name of a folder");
+  TORCH_CHECK(!directory.empty() && directory != "/", "expected the name of a checkpoint folder");
   return directory;
 }
 
@@ -113,40 +115,38 @@ std::string resolve(const std::string& directory) {
   std::error_code error;
   if (!fs::is_symlink(folder, error)) return folder;
   const fs::path there = fs::canonical(folder, error);
-  TORCH_CHECK(!error, folder, " is a link to ", fs::read_symlink(folder).string(), ", which is not there");
+  TORCH_CHECK(!error, folder, " is a link to ", fs::read_symlink(folder).string(), ", which does not exist");
   return there.string();
 }
 
 void check_may_replace(const std::string& directory, bool keep_foreign) {
   const std::string last = fs::path(directory).filename().string();
-  TORCH_CHECK(last != "." && last != "..", "a checkpoint needs the name of a folder, which '", directory,
-              "' does not give");
+  TORCH_CHECK(last != "." && last != "..", "expected the name of a checkpoint folder, got '", directory, "'");
   std::error_code error;
   const auto status = fs::status(directory, error);
   if (status.type() == fs::file_type::not_found) return;
-  TORCH_CHECK(!fs::status_known(status) || fs::is_directory(status), directory, " is there and is no folder");
+  TORCH_CHECK(!fs::status_known(status) || fs::is_directory(status), directory, " exists and is not a folder");
   const fs::directory_iterator files(directory, error);
   TORCH_CHECK(!error, "cannot read the folder ", directory, ": ", error.message());
   for (const auto& entry : files) {
     const std::string name = entry.path().filename().string();
-    TORCH_CHECK(
-        keep_foreign || is_checkpoint_file(name), directory, " holds '", name,
-        "', which is not part of a checkpoint and would be lost; save into another folder, move it away, or ask "
-        "for it to be kept (SaveOptions::keep_foreign)");
+    TORCH_CHECK(keep_foreign || is_checkpoint_file(name), directory, " contains '", name,
+                "', which is not part of a checkpoint and would be lost; save to another folder, move it away, or set "
+                "SaveOptions::keep_foreign");
   }
 }
 
 void make_parent(const std::string& directory) {
   std::error_code error;
   fs::create_directories(fs::absolute(directory).parent_path(), error);
-  TORCH_CHECK(!error, "cannot make the folder that ", directory, " is to be in: ", error.message());
+  TORCH_CHECK(!error, "cannot create the parent folder of ", directory, ": ", error.message());
 }
 
 std::string make_temporary(const std::string& directory) {
   const std::string temporary = directory + kTemporarySuffix + "-" + unique_name();
   std::error_code error;
   fs::create_directory(temporary, error);
-  TORCH_CHECK(!error, "cannot make the folder ", temporary, ": ", error.message());
+  TORCH_CHECK(!error, "cannot create the folder ", temporary, ": ", error.message());
   return temporary;
 }
 
@@ -176,7 +176,7 @@ void move_into_place(const std::string& temporary, const std::string& directory,
   if (!replaces) {
     checked_rename(temporary, directory);
   } else if (exchange(temporary, directory)) {
-    if (sync) sync_folder(parent);  // before the old one goes
+    if (sync) sync_folder(parent);  // before the old folder is removed
     remove_folder(temporary);
   } else {
     const std::string before = temporary + kMovedAside;
