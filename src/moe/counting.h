@@ -1,4 +1,4 @@
-// Counts where somebody listens.
+// Increments MoeCounters if a MoeCountersScope is open.
 #pragma once
 
 #include "dtensor/moe/layer.h"

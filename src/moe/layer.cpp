@@ -1,4 +1,4 @@
-// The layer: router, dispatcher, experts and combination, between DTensors and local tokens.
+// The layer: router, dispatcher, experts and combination; conversion between DTensors and local tokens.
 #include "dtensor/moe/layer.h"
 
 #include <ATen/ATen.h>
@@ -77,7 +77,7 @@ MixtureOfExperts::MixtureOfExperts(const MoeOptions& options)
 
 MixtureOfExperts::~MixtureOfExperts() = default;
 
-// The bias starts at zero on every rank, wherever the gate came to be, and the load of the step is none.
+// Resets the bias of the balancer and its counts to zero on all ranks, on the device of the gate.
 void MixtureOfExperts::reset_parameters() {
   if (!balancer_) return;
   if (!balancer_->bias.is_meta()) {
@@ -111,13 +111,13 @@ namespace {
 
 DispatcherPtr made_by(const MixtureOfExperts::MakeDispatcher& make, const Communicator& ranks) {
   auto made = make(ranks);
-  TORCH_CHECK(made, "MixtureOfExperts: set_dispatcher() made none");
+  TORCH_CHECK(made, "MixtureOfExperts: the function given to set_dispatcher() returned null");
   return made;
 }
 
 }  // namespace
 
-// One that fails leaves the layer with what it had.
+// Keeps the previous dispatcher if `make` throws.
 void MixtureOfExperts::set_dispatcher(MakeDispatcher make) {
   auto made = made_by(make, parallel_ ? parallel_->ep : Communicator());
   make_ = std::move(make);
@@ -132,7 +132,7 @@ void MixtureOfExperts::set_parallel(std::shared_ptr<const Parallel> parallel) {
 
 namespace {
 
-// What the gate sees in training: noise by the global index of each element, where there is one.
+// Noise for the gate in training. It depends on the global index of each element if `x` is a DTensor.
 at::Tensor with_jitter(const at::Tensor& x, double jitter) {
   const at::NoGradGuard no_grad;
   return at::rand_like(x.detach(), x.options().dtype(at::kFloat)).mul_(2 * jitter).add_(1 - jitter);
@@ -143,18 +143,18 @@ void check_equal_tokens(const Dispatcher& dispatcher, const moe::TokenMapping& m
     return;
   TORCH_CHECK(false, dispatcher.name(), ": ", mapping.layout.total, " tokens on ", mapping.layout.ranks.size(),
               " ranks, ", mapping.min_tokens, " to ", mapping.max_tokens,
-              " on each; all ranks must have equally many (all_to_all_dispatcher takes any)");
+              " on each; expected the same number on all ranks (use all_to_all_dispatcher otherwise)");
 }
 
-// What a shared expert made, as rows of this rank's tokens to which results may be added. Undefined where it lies
-// otherwise (a sum over tp) or a gradient is recorded, which adds whole tensors anyway.
+// The shared expert's output as rows of this rank's tokens, to which results may be added in place. Undefined if the
+// placements differ (for instance a sum over tp), or if a gradient is recorded, which adds full tensors anyway.
 at::Tensor shared_rows(const at::Tensor& made, const moe::TokenMapping& mapping, at::IntArrayRef rows) {
   if (!made.defined()) return {};
   if (!is_dtensor(made)) return made.reshape(rows);
   if (at::GradMode::is_enabled() || !mapping.mesh || !(DTensor(made).mesh() == mapping.mesh)) return {};
   const auto& came = DTensor(made).placements();
   for (std::size_t a = 0; a < came.size(); ++a) {
-    const bool cuts = came[a].is_replicate() && mapping.result[a].is_shard();  // moves nothing
+    const bool cuts = came[a].is_replicate() && mapping.result[a].is_shard();  // a local slice, without communication
     if (came[a] != mapping.result[a] && !cuts) return {};
   }
   return DTensor(made).redistribute(mapping.result).to_local().reshape(rows);
@@ -166,7 +166,8 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
   const ModuleScope scope(name());
   moe::count(&MoeCounters::passes);
   const auto x = constrain("in", input);
-  TORCH_CHECK(x.dim() >= 2 && x.size(-1) == options_.hidden, "MixtureOfExperts: input ", x.sizes(),
+  TORCH_CHECK(x.dim() >= 2 && x.size(-1) == options_.hidden,
+              "MixtureOfExperts: expected an input [tokens, hidden] or [batch, sequence, hidden], got ", x.sizes(),
               " for a hidden size of ", options_.hidden);
   const auto out = run_tokens(x, {moe::local_view(input), moe::local_view(x)});
   return {constrain("out", out.y), out.loss};
@@ -175,7 +176,7 @@ MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
 MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep) {
   const auto& mapping = seen_->mappings.of(x, parallel_ ? parallel_->mesh : DeviceMesh(),
                                            parallel_ ? parallel_->etp_ranks : std::vector<std::int64_t>());
-  const NoMeshScopeGuard regular;  // strategies and dispatchers of the user's own see local tensors, too
+  const NoMeshScopeGuard regular;  // user-defined strategies and dispatchers receive local tensors
   check_equal_tokens(*dispatcher_, mapping);
   const auto tokens = moe::to_tokens(x, mapping);
   const auto part = moe::local_part(tokens, mapping);
@@ -191,10 +192,10 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
   if (balancer_ && is_training()) balancer_->count(routing);
   auto plan = dispatcher_->prepare(routing, mapping.layout);
   plan.apply_probs_before_experts = options_.score_before_experts;
-  at::Tensor from_shared;  // computed while rows are under way
+  at::Tensor from_shared;  // computed while rows are in transit
   const auto sent = dispatcher_->dispatch(rows, plan, [&] { from_shared = run_shared(x, mapping); });
-  if (!from_shared.defined()) from_shared = run_shared(x, mapping);  // by a dispatcher that does not call it
-  const auto& load = routing.counts->local();                        // a strategy that keeps its order keeps this, too
+  if (!from_shared.defined()) from_shared = run_shared(x, mapping);  // for dispatchers that do not call it
+  const auto& load = routing.counts->local();                        // cached together with the order
   stats_ = {routing.order ? load.clone() : load, plan.dropped};
   const auto made = run_experts_here(sent, plan, {mapping, routing});
   const auto base = shared_rows(from_shared, mapping, rows.sizes());
@@ -204,7 +205,7 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
   return {y, moe::from_partial_scalar(routing.loss, mapping)};
 }
 
-// Plain tokens are this rank's own; an operator would take them for the same on all ranks beside DTensors.
+// Regular tokens differ between ranks, but an operator would treat them as replicated next to DTensors.
 at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x, const moe::TokenMapping& mapping) const {
   if (!shared) return {};
   const auto used = [&](const at::Tensor& w) { return mapping.mesh ? w : moe::replicated_parameter(w, mapping); };
@@ -235,7 +236,7 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
 
 at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass) {
   const auto weights = local_experts(pass);
-  // DTensors know of every write to them; plain tensors do not know of one through data().
+  // DTensors count all writes. Regular tensors do not count writes through data(), so they are not cached.
   auto* cache = weights.parameters.empty() ? nullptr : &cache_;
   const auto run = [&](const at::Tensor& all, at::IntArrayRef counts) {
     return run_experts(all, counts, weights, options_.experts, cache);

@@ -1,4 +1,4 @@
-// How a function on local tensors gets a gradient: by a node of its own (internal/autograd_node.h).
+// Functions on local tensors with a custom autograd node (internal/autograd_node.h).
 #pragma once
 
 #include <torch/csrc/autograd/functions/utils.h>
@@ -19,7 +19,7 @@ bool needs_graph(const Inputs&... inputs) {
   return at::GradMode::is_enabled() && ((inputs.defined() && inputs.requires_grad()) || ...);
 }
 
-// `result`, whose gradient `node` turns into those of `inputs` (in order).
+// Sets `node` as grad_fn of `result`, with edges to `inputs` in order.
 template <class... Inputs>
 at::Tensor with_node(at::Tensor result, const NodePtr& node, const Inputs&... inputs) {
   node->set_next_edges(torch::autograd::collect_next_edges(inputs...));

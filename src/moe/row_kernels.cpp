@@ -1,5 +1,5 @@
-// The loops below the permutations. Each row is written by one thread, and sums run in order of the choices, so results
-// do not depend on the number of threads.
+// Row permutation kernels. One thread writes each row and sums are in order of the choices, so results do not depend on
+// the number of threads.
 #include "moe/row_kernels.h"
 
 #include <ATen/ATen.h>
@@ -13,25 +13,25 @@
 namespace dtensor::moe {
 namespace {
 
-// By device; filled while libraries are loaded, read afterwards.
+// Kernels by device; written while libraries are loaded, read-only afterwards.
 std::array<RowKernels, c10::COMPILE_TIME_MAX_DEVICE_TYPES>& all_row_kernels() {
   static std::array<RowKernels, c10::COMPILE_TIME_MAX_DEVICE_TYPES> loops;
   return loops;
 }
 
-// Null: none there.
+// Null if none is registered for the device.
 const RowKernels* row_kernels_for(const at::Tensor& t) {
   const auto& loops = all_row_kernels()[static_cast<std::size_t>(t.device().type())];
   return loops.permute != nullptr ? &loops : nullptr;
 }
 
-constexpr std::int64_t kGrain = 1 << 14;  // elements a thread should have at least
+constexpr std::int64_t kGrain = 1 << 14;  // minimum number of elements per thread
 
 std::int64_t grain_rows(std::int64_t width) {
   return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width));
 }
 
-// Elsewhere than on the CPU a row of zeros at the end stands for what is left out.
+// For the implementation with ATen operators: dropped entries refer to an additional zero row at the end.
 at::Tensor clamp_to_last(const at::Tensor& position, std::int64_t last) {
   return at::where(position < 0, last, position).flatten();
 }
@@ -49,7 +49,7 @@ struct Extent {
       : tokens(position.size(0)), choices(position.size(1)), width(rows.size(1)) {}
 };
 
-// `adds`: to what is there already, after the sum was rounded to T, as a separate addition would.
+// `adds`: adds the sum, rounded to T, to the existing value, like a separate addition.
 template <class T, class Sum>
 void unpermute_loop(const Extent& e, const T* rows, const std::int64_t* position, const Sum* weight, T* out,
                     bool adds) {
@@ -100,7 +100,7 @@ at::Tensor unpermute_with_aten(const at::Tensor& rows, const at::Tensor& positio
   return (weight.defined() ? each * weight.to(sum_type(rows)).unsqueeze(2) : each).sum(1).to(rows.scalar_type());
 }
 
-// The entry at each sorted place; one beyond the last where none names it.
+// The entry at each sorted position; position.numel() for unused rows.
 at::Tensor entry_of_row(const at::Tensor& position, std::int64_t kept) {
   const auto entries = at::arange(position.numel(), position.options());
   return at::full({kept + 1}, position.numel(), position.options())
@@ -108,12 +108,12 @@ at::Tensor entry_of_row(const at::Tensor& position, std::int64_t kept) {
       .narrow(0, 0, kept);
 }
 
-// Of rows [tokens, D], for each sorted place the one of its token; zeros where none names it.
+// The rows of `rows` [tokens, D] for each sorted position; zeros for unused rows.
 at::Tensor rows_of_entries(const at::Tensor& rows, const at::Tensor& entry, std::int64_t choices) {
   return with_zero_row(rows).index_select(0, at::div(entry, choices, "floor"));
 }
 
-// Memory for `kept` rows of which `position` names some: zero, unless all are named and so written to. On the CPU.
+// Memory for `kept` rows that `position` refers to, initialized with zeros unless all rows will be written. CPU only.
 at::Tensor rows_to_fill(const at::Tensor& position, std::int64_t kept, std::int64_t width,
                         const at::TensorOptions& options) {
   const auto* place = position.const_data_ptr<std::int64_t>();
@@ -142,14 +142,14 @@ at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {
     loops->count(ids, counts);
     return counts;
   }
-  if (!ids.is_cpu()) {  // at::bincount would read the largest id on the host
+  if (!ids.is_cpu()) {  // at::bincount would synchronize to read the largest id
     const auto each = at::clamp_max(ids.flatten(), bins);
     return at::zeros({bins + 1}, ids.options()).scatter_add_(0, each, at::ones_like(each)).narrow(0, 0, bins);
   }
   auto* count = counts.mutable_data_ptr<std::int64_t>();
   const auto* id = ids.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < ids.numel(); ++i) {
-    TORCH_CHECK(id[i] >= 0, "count_bins: entry ", i, " is ", id[i]);
+    TORCH_CHECK(id[i] >= 0, "count_bins: expected ids >= 0, but entry ", i, " is ", id[i]);
     if (id[i] < bins) ++count[id[i]];
   }
   return counts;

@@ -1,5 +1,4 @@
-// Between DTensors and what the layer computes with: inputs as this rank's tokens, parameters as what this rank
-// computes with.
+// Conversion between DTensors and the local tensors that the layer computes with.
 #include "moe/token_mapping.h"
 
 #include <ATen/ATen.h>
@@ -17,8 +16,8 @@
 namespace dtensor::moe {
 namespace {
 
-// Where an input that is whole on an axis is cut there: by rows of the first dimension if they divide, else along the
-// second.
+// The dimension along which to shard an input that is replicated on an axis: the first if the sizes divide evenly, else
+// the second.
 std::int64_t dim_to_shard(const DTensor& x, const Placements& tokens, std::int64_t axis_size) {
   std::int64_t parts = axis_size;
   for (std::size_t a = 0; a < tokens.size(); ++a) {
@@ -43,7 +42,7 @@ Communicator communicator_over(const DeviceMesh& mesh, const std::vector<std::st
   return names.empty() ? Communicator() : slice_of(mesh, names).communicator();
 }
 
-// Numbers of the tokens here, without communication: each rank cuts its part out of 0, 1, 2, ...
+// Indices of this rank's tokens, without communication: a local slice of 0, 1, 2, ...
 at::Tensor token_numbers(const TokenMapping& mapping) {
   const at::IntArrayRef sizes = at::IntArrayRef(mapping.sizes).slice(0, mapping.sizes.size() - 1);
   const at::NoGradGuard no_grad;
@@ -67,7 +66,7 @@ void fill_layout(TokenMapping& mapping, bool in_order) {
   layout.sequence_ranks = communicator_over(mapping.mesh, axes_where(mapping, cuts));
 }
 
-// The fewest and the most tokens that a rank has.
+// The minimum and maximum number of tokens of a rank.
 std::pair<std::int64_t, std::int64_t> min_max_of(const TokenMapping& mapping) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max(), most = 0;
   for (std::int64_t rank = 0; rank < mapping.mesh.size(); ++rank) {
@@ -94,7 +93,7 @@ Placements reduced(Placements placements) {
   return placements;
 }
 
-// Of a parameter's gradient, where it is computed whole: a sum over ranks with different tokens.
+// Placement of the gradient of a replicated parameter: a sum over ranks with different tokens.
 Placement gradient_of_replicated(const DeviceMesh& mesh, std::int64_t axis) {
   return mesh.size(axis) > 1 ? Partial() : Replicate();
 }
@@ -138,7 +137,7 @@ TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
       }
     }
     if (mapping.mesh.size(a) == 1 || p.is_replicate()) continue;
-    // A ragged shard splits first, wherever its axis stands.
+    // A ragged shard splits before other axes, independent of its axis.
     in_order = in_order && p.dim() == 0 && p.split_factor() == 1 && !p.is_zigzag() && !(p.is_ragged() && cut_before);
     cut_before = true;
   }
@@ -158,7 +157,7 @@ TokenMapping make_regular_mapping(const at::Tensor& x, const DeviceMesh& mesh) {
   mapping.layout.ranks = ranks;
   mapping.layout.sequence_ranks = x.dim() == 2 ? ranks : Communicator();
   mapping.layout.sequences_here = x.dim() == 2 ? 1 : x.size(0);
-  // Others may have other numbers of them.
+  // Other ranks may have other numbers of sequences.
   mapping.layout.sequences = x.dim() == 2 || !ranks ? mapping.layout.sequences_here : -1;
   return mapping;
 }
@@ -203,11 +202,11 @@ at::Tensor from_partial_scalar(const at::Tensor& share, const TokenMapping& mapp
 
 namespace {
 
-// A parameter as it is stored, in placements that gather it on all axes but `split`.
+// A stored parameter, and placements that gather it on all axes but `split`.
 struct GatherPlan {
   DTensor stored;
   Placements used, gradient;
-  bool moves = false;  // somebody else holds a part
+  bool moves = false;  // whether other ranks hold parts
 };
 
 GatherPlan plan_gather(const at::Tensor& parameter, const std::vector<std::string>& split) {
@@ -223,7 +222,7 @@ GatherPlan plan_gather(const at::Tensor& parameter, const std::vector<std::strin
   return g;
 }
 
-// Gives the leaf its gradient unreduced, as the engine's operators do: the leaf (or its unit) reduces it.
+// Returns the gradient unreduced, as other operators do; the leaf or its FSDP unit reduces it.
 struct GatherBackward final : Node {
   GatherBackward(DeviceMesh m, Placements p, at::IntArrayRef s)
       : mesh(std::move(m)), placements(std::move(p)), sizes(s) {}
@@ -254,7 +253,7 @@ struct SumReplicasBackward final : Node {
   Communicator copies;
 };
 
-// This rank's line through the copies of a parameter: the axes of `tokens` that its mesh lacks.
+// This rank's communicator over the replicas of a parameter: the axes of `tokens` that its mesh lacks.
 Communicator replicas_of(const DeviceMesh& mesh, const DeviceMesh& tokens) {
   if (!tokens || mesh.size() >= tokens.size()) return {};
   const auto holds = [&](std::int64_t rank) {
@@ -268,8 +267,8 @@ Communicator replicas_of(const DeviceMesh& mesh, const DeviceMesh& tokens) {
     if (full) kept *= line.size();
     if (!full) lacking.push_back(axis_name(tokens, a));
   }
-  TORCH_CHECK(kept == mesh.size(), "a parameter of a mixture of experts lies on ", mesh.str(),
-              ", which is no slice of the ranks that have tokens, ", tokens.str());
+  TORCH_CHECK(kept == mesh.size(), "a parameter of a mixture of experts is on ", mesh.str(),
+              "; expected a slice of the mesh of the tokens, ", tokens.str());
   return communicator_over(tokens, lacking);
 }
 
@@ -288,7 +287,7 @@ at::Tensor sum_replicas(at::Tensor local, const DeviceMesh& mesh, const TokenMap
 }  // namespace
 
 at::Tensor replicated_parameter(const at::Tensor& parameter, const TokenMapping& mapping) {
-  // A copy: what autograd keeps of it must not hold the gathered parameters of a whole unit.
+  // A copy, so that tensors saved by autograd do not keep the gathered parameters of the FSDP unit alive.
   if (!is_dtensor(parameter) || !plan_gather(parameter, {}).moves) return expert_parameter(parameter, {}, mapping);
   return expert_parameter(parameter, {}, mapping).clone();
 }
@@ -301,7 +300,7 @@ at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::
   if (!g.moves) return sum_replicas(g.stored.redistribute(g.used).to_local(g.gradient), g.stored.mesh(), mapping);
   auto local = gathered_local(g.stored, g.used);
   if (!needs_graph(parameter)) return local;
-  g.stored.to_local(g.gradient);  // the leaf's own hooks are set where an operator or to_local first sees it
+  g.stored.to_local(g.gradient);  // the first to_local() or operator call installs the hooks of the leaf
   local = local.view(local.sizes());
   local = with_node(local, make_node<GatherBackward>(g.stored.mesh(), g.gradient, g.stored.sizes()), parameter);
   return sum_replicas(local, g.stored.mesh(), mapping);

@@ -203,7 +203,7 @@ TEST(MoeEdges, IndivisibleExpertsAreAnErrorWithBothNumbers) {
     });
     FAIL() << "no error";
   } catch (const std::exception& e) {
-    EXPECT_NE(std::string(e.what()).find("4 experts on 3 ranks"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("4 experts are not divisible by 3 ranks"), std::string::npos) << e.what();
   }
 }
 

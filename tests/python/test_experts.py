@@ -198,7 +198,7 @@ class Routed(unittest.TestCase):
     def test_a_module_that_is_replaced_counts(self):
         routed = moe.RoutedExperts(copy.deepcopy(self.experts))
         routed._modules["1"] = self.experts[2]
-        with self.assertRaisesRegex(RuntimeError, "disagree"):
+        with self.assertRaisesRegex(RuntimeError, "do not match"):
             routed(TOKENS, torch.zeros(12, 2, dtype=torch.int64), torch.ones(12, 1).double())
         ids, weights = torch.ones(12, 1, dtype=torch.int64), torch.ones(12, 1).double()
         torch.testing.assert_close(routed(TOKENS, ids, weights), self.experts[2](TOKENS))

@@ -40,8 +40,9 @@ FileContent content_of_folder(const fs::path& folder) {
   for (const std::string& file : files) {
     FileContent content = read_header((folder / file).string());
     TORCH_CHECK(file == *files.begin() || content.marked == all.marked, (folder / file).string(),
-                content.marked ? " is part of a checkpoint, but other files that " : " is no part of a checkpoint, as ",
-                index.string(), content.marked ? " lists are not" : " and other files say");
+                content.marked ? " is part of a checkpoint, but other files that "
+                               : " is not part of a checkpoint, but other files that ",
+                index.string(), content.marked ? " lists are not" : " lists are");
     all.marked = content.marked;
     for (CheckpointEntry& e : content.entries) {
       const auto found = file_of.find(e.name);

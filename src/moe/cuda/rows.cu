@@ -1,5 +1,5 @@
-// The CUDA loops below the permutations. Each element of a result is written by one thread (each dot product by one
-// block, in a fixed tree), so that results are the same on every run.
+// CUDA kernels for row permutations. One thread writes each element of a result, and one block computes each dot
+// product with a fixed reduction tree. So results are deterministic.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -1,4 +1,4 @@
-// The CUDA loops below the permutations, in terms of pointers: rows.cu knows no ATen.
+// CUDA kernels for row permutations with pointer arguments, so that rows.cu does not include ATen.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,17 +13,17 @@ struct Extent {
   std::int64_t tokens, choices, width;
 };
 
-// Each returns null, or what went wrong. `position` is [tokens, choices], -1: none. Weights have the type that sums are
-// taken in: double for f64, else float.
+// All functions return null or an error message. `position` is [tokens, choices], -1: none. Weights have the
+// accumulation type: double for f64, else float.
 const char* launch_permute(const Extent& e, const void* x, const std::int64_t* position, void* out,
                            std::int64_t row_bytes, cudaStream_t stream);
-// `adds`: to what is in `out`. `weight` may be null: ones.
+// `adds`: adds to `out`. `weight` may be null, which means ones.
 const char* launch_unpermute(const Extent& e, Type type, const void* rows, const std::int64_t* position,
                              const void* weight, void* out, bool adds, cudaStream_t stream);
 const char* launch_unpermute_backward(const Extent& e, Type type, const void* grad, const void* rows,
                                       const std::int64_t* position, const void* weight, void* d_rows, void* d_weight,
                                       cudaStream_t stream);
-// counts: [bins], zero before.
+// counts: [bins], initialized with zeros.
 const char* launch_count(const std::int64_t* ids, std::int64_t entries, std::int64_t bins, std::int64_t* counts,
                          cudaStream_t stream);
 

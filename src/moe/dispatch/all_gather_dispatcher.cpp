@@ -1,5 +1,5 @@
-// The dispatcher for few tokens: every rank sees all of them, computes what its experts add to each, and the parts are
-// summed where the tokens live.
+// Dispatcher for small numbers of tokens: each rank gathers all tokens and computes its experts for them; a
+// reduce-scatter sums the results.
 #include <ATen/ATen.h>
 
 #include "dtensor/moe/dispatch.h"
@@ -28,10 +28,11 @@ class AllGather final : public Dispatcher {
   DispatchPlan prepare(const Routing& routing, const TokenLayout&) const override {
     const NoMeshScopeGuard regular;
     const auto local = routing.expert_count / size();
-    TORCH_CHECK(local * size() == routing.expert_count, "AllGather: ", routing.expert_count, " experts on ", size(),
-                " ranks");
+    TORCH_CHECK(local * size() == routing.expert_count, "AllGather: ", routing.expert_count,
+                " experts are not divisible by ", size(), " ranks");
     DispatchPlan plan;
-    TORCH_CHECK(size() == 1 || !routing.by_experts, "AllGather: not for RouterChoice::experts");
+    TORCH_CHECK(size() == 1 || !routing.by_experts,
+                "AllGather does not support RouterChoice::experts; use all_to_all_dispatcher");
     plan.details = std::make_shared<TokensOfRanks>(moe::tokens_of_ranks(routing, ranks_).of_each);
     auto experts = routing.experts;
     plan.weights = routing.weights;

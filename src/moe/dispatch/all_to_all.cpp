@@ -1,4 +1,4 @@
-// Rows between ranks: the uneven all-to-all, and gathering and summing rows of unequal numbers, with their gradients.
+// Row exchanges with uneven sizes: all-to-all, all-gather and reduce-scatter, with their gradients.
 #include "dtensor/moe/dispatch.h"
 #include "moe/dispatch/permute.h"
 
@@ -24,9 +24,9 @@ at::Tensor rows_like(const at::Tensor& like, std::int64_t rows) {
 }
 
 void check_splits(const char* what, at::IntArrayRef splits, const Communicator& comm) {
-  TORCH_CHECK(splits.size() == static_cast<std::size_t>(comm.size()), "all_to_all: ", splits.size(), " ", what, " for ",
-              comm.size(), " ranks");
-  for (const auto rows : splits) TORCH_CHECK(rows >= 0, "all_to_all: ", what, " ", splits, " hold a negative size");
+  TORCH_CHECK(splits.size() == static_cast<std::size_t>(comm.size()), "all_to_all: got ", splits.size(), " ", what,
+              " for ", comm.size(), " ranks");
+  for (const auto rows : splits) TORCH_CHECK(rows >= 0, "all_to_all: ", what, " ", splits, " contain a negative size");
 }
 
 at::Tensor exchange(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
@@ -44,23 +44,23 @@ at::Tensor exchange(const at::Tensor& input, at::IntArrayRef output_splits, at::
   return result;
 }
 
-// The gradient of the only output. One that is undefined here counts as zeros: the collective must come all the same,
-// since peers may have one. (Autograd calls apply only of what the loss depends on, which is why outputs of a dispatch
-// are never left out of the graph.)
+// The gradient of the only output. An undefined gradient counts as zeros, because the collective must run on all ranks.
+// Autograd calls apply() only for nodes that the loss depends on, so outputs of a dispatch always stay in the graph.
 at::Tensor arrived(const Node& node, const variable_list& grads) {
   const NoMeshScopeGuard regular;
   return grads[0].defined() ? grads[0] : node.input_metadata(0).zeros_like();
 }
 
-// Ranks that left an output out of their loss never come here; what they call instead says nothing of the reason.
+// If a rank's loss does not depend on the output, this rank never reaches the collective. The error of the other ranks
+// does not show the reason, so this adds it.
 template <class Exchange>
 variable_list in_backward(const char* of, const Exchange& exchange) {
   try {
     return {exchange()};
   } catch (const CommError& error) {
     throw CommError(c10::str(error.what(), "; in backward of ", of,
-                             ", which is collective: the loss of every rank must ", "depend on what ", of,
-                             " gave there, if only by adding 0 * result.sum()"));
+                             ", which is collective: the loss of each rank must ", "depend on what ", of,
+                             " returned on that rank; add 0 * result.sum() if it is unused"));
   }
 }
 
@@ -99,11 +99,11 @@ struct SumRowsBackward final : Node {
 
 at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                       const Communicator& comm, const OverlapFn& overlap_fn) {
-  TORCH_CHECK(input.dim() > 0, "all_to_all: a scalar has no rows");
+  TORCH_CHECK(input.dim() > 0, "all_to_all: expected a tensor with at least one dimension, got a scalar");
   check_splits("output splits", output_splits, comm);
   check_splits("input splits", input_splits, comm);
-  TORCH_CHECK(sum(input_splits) == input.size(0), "all_to_all: input splits ", input_splits, " for ", input.size(0),
-              " rows");
+  TORCH_CHECK(sum(input_splits) == input.size(0), "all_to_all: expected input splits with the sum of the rows, got ",
+              input_splits, " for ", input.size(0), " rows");
   if (comm.size() == 1) {
     TORCH_CHECK(output_splits == input_splits, "all_to_all: splits ", output_splits, " and ", input_splits,
                 " of a single rank differ");
@@ -130,7 +130,7 @@ at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef input_splits, con
 
 at::Tensor all_gather_rows(const at::Tensor& input, at::IntArrayRef rows, const Communicator& comm) {
   TORCH_CHECK(rows.size() == static_cast<std::size_t>(comm.size()) && rows[comm.rank()] == input.size(0),
-              "all_gather_rows: rows ", rows, ", this rank ", comm.rank(), " has ", input.size(0));
+              "all_gather_rows: rows ", rows, ", but rank ", comm.rank(), " has ", input.size(0));
   if (comm.size() == 1) return input;
   at::Tensor result;
   {
@@ -144,7 +144,8 @@ at::Tensor all_gather_rows(const at::Tensor& input, at::IntArrayRef rows, const 
 
 at::Tensor reduce_scatter_rows(const at::Tensor& input, at::IntArrayRef rows, const Communicator& comm) {
   TORCH_CHECK(rows.size() == static_cast<std::size_t>(comm.size()) && sum(rows) == input.size(0),
-              "reduce_scatter_rows: rows ", rows, " of ", input.size(0));
+              "reduce_scatter_rows: expected one size per rank with the sum of the rows, got ", rows, " for ",
+              input.size(0));
   if (comm.size() == 1) return input;
   at::Tensor result;
   {

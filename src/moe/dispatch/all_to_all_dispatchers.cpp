@@ -1,5 +1,5 @@
-// Dispatchers by all-to-all: rows sorted by expert, exchanged, put in order of local experts, and back. They differ in
-// how they come to know the numbers of rows.
+// Dispatchers that sort rows by expert, exchange them with an all-to-all and reorder them by local expert. They differ
+// in how ranks learn the numbers of rows.
 #include "dtensor/moe/dispatch.h"
 
 #include <ATen/ATen.h>
@@ -25,16 +25,16 @@ using Sizes = std::vector<std::int64_t>;
 int size_of(const Communicator& ranks) { return ranks ? ranks.size() : 1; }
 int rank_of(const Communicator& ranks) { return ranks ? ranks.rank() : 0; }
 
-// Of an exchange of rows.
+// State of a row exchange.
 struct RowDetails final : DispatchDetails {
   Sizes send_splits, take_splits;         // rows to and from each rank
-  Sizes blocks, order;                    // of the rows taken; how they are put in order of local experts
-  std::shared_ptr<SharedCounts> pending;  // counts still on their way
+  Sizes blocks, order;                    // sizes of the received blocks, and their order by local expert
+  std::shared_ptr<SharedCounts> pending;  // counts whose exchange is in progress
 };
 
 RowDetails& details_of(const DispatchPlan& plan) { return moe::details_of<RowDetails>(plan, "an exchange of rows"); }
 
-// Completes a plan from counts [ranks, experts]: what each rank has for each expert.
+// Completes a plan with counts [ranks, experts] of all ranks.
 void plan_rows(DispatchPlan& plan, const at::Tensor& counts, int me) {
   auto& details = details_of(plan);
   const auto ranks = counts.size(0), experts = counts.size(1), local = experts / ranks;
@@ -53,7 +53,7 @@ void plan_rows(DispatchPlan& plan, const at::Tensor& counts, int me) {
   }
 }
 
-// By all-to-all of rows; of one rank: none.
+// Dispatcher with an all-to-all of rows; without communication on one rank.
 class RowExchange : public Dispatcher {
  public:
   RowExchange(Communicator ranks, const char* name) : Dispatcher(std::move(ranks)), name_(name) {}
@@ -62,14 +62,14 @@ class RowExchange : public Dispatcher {
     check_experts(routing);
     auto plan = sort_entries(routing);
     details_of(plan).pending = routing.counts;
-    routing.counts->begin(ranks_);  // on its way while dispatch() copies rows
+    routing.counts->begin(ranks_);  // runs while dispatch() copies rows
     return plan;
   }
 
   at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn) const override {
     const auto& details = details_of(plan);
     const auto sorted = moe::sent_rows(x, plan);
-    if (size_of(ranks_) == 1) {  // the host need not know how many rows an expert has
+    if (size_of(ranks_) == 1) {  // the host does not need the number of rows per expert
       if (details.pending) plan.counts = details.pending->local();
       if (plan.counts.is_cpu()) plan.host_rows();
       if (overlap_fn) overlap_fn();
@@ -97,8 +97,8 @@ class RowExchange : public Dispatcher {
 
  protected:
   void check_experts(const Routing& routing) const {
-    TORCH_CHECK(routing.expert_count % size_of(ranks_) == 0, name_, ": ", routing.expert_count, " experts on ",
-                size_of(ranks_), " ranks");
+    TORCH_CHECK(routing.expert_count % size_of(ranks_) == 0, name_, ": ", routing.expert_count,
+                " experts are not divisible by ", size_of(ranks_), " ranks");
   }
 
   void take_counts(DispatchPlan& plan) const {
@@ -142,21 +142,22 @@ class CapacityExchange final : public RowExchange {
   CapacityOptions options_;
 };
 
-// The numbers of rows follow from the rule by which experts were chosen. Segments to all ranks have one size: rows
-// first, then zero rows, which are left out on arrival.
+// Derives the numbers of rows from the round-robin choice. Segments to all ranks have equal size: the rows, then zero
+// rows as padding, which the receiver drops.
 class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
  public:
   explicit EqualExchange(Communicator ranks) : RowExchange(std::move(ranks), "EqualAllToAll") {}
 
   DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const override {
-    TORCH_CHECK(routing.round_robin, "EqualAllToAll: the router must choose in turn (RouterChoice::round_robin) with ",
-                "equally many tokens on all ranks (all_to_all_dispatcher takes any)");
-    TORCH_CHECK(!layout.index.defined(), "EqualAllToAll: tokens of a rank must follow each other in the batch");
+    TORCH_CHECK(routing.round_robin, "EqualAllToAll requires RouterChoice::round_robin with ",
+                "the same number of tokens on all ranks; use all_to_all_dispatcher otherwise");
+    TORCH_CHECK(!layout.index.defined(),
+                "EqualAllToAll requires that the tokens of a rank are contiguous in the batch");
     const auto here = routing.experts.size(0);
     const std::int64_t spread = layout.ranks ? layout.ranks.size() : 1;
     TORCH_CHECK(layout.total < 0 || layout.total == here * spread, "EqualAllToAll: ", layout.total, " tokens on ",
                 spread, " ranks, ", here,
-                " on this one; all ranks must have equally many (all_to_all_dispatcher takes any)");
+                " on this one; expected the same number on all ranks (use all_to_all_dispatcher otherwise)");
     check_experts(routing);
     moe::count(&MoeCounters::equal_exchanges);
     const std::lock_guard lock(mutex_);
@@ -174,19 +175,20 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
     return plan;
   }
 
-  // Tokens that a rank has more than others change its segments, which nobody announced.
+  // If ranks have different numbers of tokens, their segment sizes differ, and the exchange fails.
   at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn) const override {
     try {
       return RowExchange::dispatch(x, plan, overlap_fn);
     } catch (const CommError& error) {
-      throw CommError(c10::str(error.what(), "; EqualAllToAll needs equally many tokens on all ranks, this one has ",
-                               x.size(0), " (all_to_all_dispatcher takes any)"));
+      throw CommError(c10::str(error.what(),
+                               "; EqualAllToAll requires the same number of tokens on all ranks, this rank has ",
+                               x.size(0), " (use all_to_all_dispatcher otherwise)"));
     }
   }
 
  private:
   DispatchPlan make_plan(const Routing& routing, const TokenLayout& layout) const {
-    const c10::InferenceMode off(false);  // it serves passes with gradients, too
+    const c10::InferenceMode off(false);  // the cached plan also serves passes with gradients
     const NoMeshScopeGuard regular;
     auto plan = sort_entries(routing);
     plan.weights = at::Tensor();
@@ -204,21 +206,21 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
     for (int r = 0; r < size_of(ranks_); ++r) {
       const auto first = positions[static_cast<std::size_t>(r)] * entries % experts;
       for (std::int64_t e = 0; e < experts; ++e) {
-        const auto turn = (e - first + experts) % experts;  // when it is first taken
+        const auto turn = (e - first + experts) % experts;  // index of the first entry with this expert
         count[r * experts + e] = entries > turn ? (entries - turn - 1) / experts + 1 : 0;
       }
     }
     return counts;
   }
 
-  // Which part of the batch each of the ranks that share the experts has. Where nobody else has other tokens, each has
-  // a batch of its own.
+  // The part of the batch that each rank of `ranks_` has. If no other rank has different tokens, each rank has its own
+  // batch.
   Sizes indices_of_members(const TokenLayout& layout) const {
     const auto members = static_cast<std::size_t>(size_of(ranks_));
     if (!layout.ranks || !ranks_) return Sizes(members, layout.ranks ? layout.ranks.rank() : 0);
     auto positions = moe::indices_among(ranks_, layout.ranks);
-    TORCH_CHECK(positions.size() == members, "EqualAllToAll: of the ", members, " ranks that share the experts ",
-                members - positions.size(), " have no tokens of their own (all_to_all_dispatcher takes any)");
+    TORCH_CHECK(positions.size() == members, "EqualAllToAll: of ", members, " ranks that share the experts ",
+                members - positions.size(), " have no separate tokens (use all_to_all_dispatcher)");
     return positions;
   }
 
@@ -245,15 +247,15 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
     plan.sent = ranks * segment;
   }
 
-  // The largest that any rank sends to any other, which all ranks know without asking: ceil(entries / experts) rows an
-  // expert at most.
+  // The largest segment between any two ranks, which all ranks can compute: at most ceil(entries / experts) rows per
+  // expert.
   std::int64_t segment_size(const DispatchPlan& plan, std::int64_t ranks) const {
     const auto entries = plan.position.numel(), local = static_cast<std::int64_t>(plan.rows.size());
     const auto experts = local * ranks, rounds = entries / experts, rest = entries % experts;
     return rounds * local + std::min(rest, local);
   }
 
-  // The plan of the last order, without weights. (Layers are run by one thread; recomputation may be on another.)
+  // Plan of the last order, without weights. Guarded by a mutex, because recomputation may run on another thread.
   mutable std::mutex mutex_;
   mutable DispatchPlan kept_;
   mutable std::shared_ptr<const SortedBins> cached_for_;

@@ -1,4 +1,4 @@
-// What a strategy has put into a plan.
+// The dispatcher-specific part of a plan.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -7,13 +7,13 @@
 
 namespace dtensor::moe {
 
-// A dispatcher that relies on equally many tokens on all ranks. A rank sees by its own number of them that this is not
-// so, but others may not see it by theirs.
+// Base of dispatchers that require the same number of tokens on all ranks. Not all ranks can detect a violation from
+// their own number.
 struct NeedsEqualTokens {
   virtual ~NeedsEqualTokens() = default;
 };
 
-// Throws where another kind of dispatcher made the plan, or nobody.
+// Throws if the plan was not prepared by this kind of dispatcher.
 template <class Details>
 Details& details_of(const DispatchPlan& plan, const char* dispatcher) {
   auto* details = dynamic_cast<Details*>(plan.details.get());

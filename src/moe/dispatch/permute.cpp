@@ -1,5 +1,5 @@
-// Rows between places of one rank: counting sort by bin, blocks in another order, and the expansion of tokens to
-// entries and back, whose sums are taken in a fixed order.
+// Permutations of rows within a rank: counting sort by bin, reordering of blocks, expansion of tokens to entries, and
+// their combination with a fixed summation order.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
@@ -55,7 +55,7 @@ Sizes sizes_in_order(at::IntArrayRef sizes, at::IntArrayRef order) {
   return result;
 }
 
-// Of the plain expansion, and of the unweighted combination: the other one.
+// Gradient of permute_tokens; unpermute_tokens without weights is its inverse.
 struct PermuteBackward final : Node {
   explicit PermuteBackward(at::Tensor p) : position(std::move(p)) {}
   variable_list apply(variable_list&& grads) override {
@@ -89,7 +89,7 @@ struct UnpermuteBackward final : Node {
   }
   std::string name() const override { return "CombineRowsBackward"; }
 
-  // The same from differentiable pieces.
+  // Gradients from differentiable operators, for double backward.
   variable_list twice(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& w) const {
     const auto spread = permute_tokens(grad, position, kept);
     const auto row_weight = permute_entries(w);
@@ -98,7 +98,7 @@ struct UnpermuteBackward final : Node {
     const auto dw = padded.index_select(0, at::where(position < 0, kept, position).flatten()).view(w.sizes());
     return {spread * row_weight.unsqueeze(1).to(spread.scalar_type()), dw};
   }
-  // [tokens, choices] to [kept]
+  // [tokens, choices] to [kept].
   at::Tensor permute_entries(const at::Tensor& w) const {
     const auto each = at::arange(position.numel(), position.options());
     const auto row = at::zeros({kept + 1}, position.options())
@@ -117,14 +117,14 @@ struct UnpermuteBackward final : Node {
 
 at::Tensor count_bins(const at::Tensor& ids, std::int64_t bins) {
   const LocalBelowAutogradGuard guard;
-  TORCH_CHECK(ids.scalar_type() == at::kLong, "count_bins: ids are int64, not ", ids.scalar_type());
+  TORCH_CHECK(ids.scalar_type() == at::kLong, "count_bins: expected int64 ids, got ", ids.scalar_type());
   moe::count(&MoeCounters::histograms);
   return moe::count_kernel(ids.contiguous(), bins);
 }
 
 SortedBins sort_by_bin(const at::Tensor& ids, std::int64_t bins, const at::Tensor& counts, std::int64_t kept) {
   const LocalBelowAutogradGuard guard;
-  TORCH_CHECK(ids.scalar_type() == at::kLong, "sort_by_bin: ids are int64, not ", ids.scalar_type());
+  TORCH_CHECK(ids.scalar_type() == at::kLong, "sort_by_bin: expected int64 ids, got ", ids.scalar_type());
   const auto entries = ids.contiguous().flatten();
   moe::count(&MoeCounters::sorts);
   return moe::sort_kernel(entries, counts.defined() ? counts : count_bins(entries, bins), kept);
@@ -153,7 +153,8 @@ at::Tensor scatter_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::In
     const auto pieces = input.split_with_sizes(sizes_in_order(sizes, order), 0);
     for (std::size_t i = 0; i < order.size(); ++i) {
       auto& block = blocks.at(order[i]);
-      block = block.defined() ? block + pieces[i] : pieces[i];  // named twice: both are its gradient
+      block =
+          block.defined() ? block + pieces[i] : pieces[i];  // if `order` names a block twice, both gradients are added
     }
     at::DimVector like(input.sizes());
     for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -167,8 +168,9 @@ at::Tensor scatter_blocks(const at::Tensor& input, at::IntArrayRef sizes, at::In
 }
 
 at::Tensor permute_tokens(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
-  TORCH_CHECK(position.dim() == 2 && position.size(0) == x.size(0), "permute_tokens: positions ", position.sizes(),
-              " for ", x.size(0), " tokens");
+  TORCH_CHECK(position.dim() == 2 && position.size(0) == x.size(0),
+              "permute_tokens: expected positions [tokens, choices], got ", position.sizes(), " for ", x.size(0),
+              " tokens");
   at::Tensor result;
   {
     const LocalBelowAutogradGuard guard;
@@ -179,8 +181,9 @@ at::Tensor permute_tokens(const at::Tensor& x, const at::Tensor& position, std::
 }
 
 at::Tensor unpermute_tokens(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
-  TORCH_CHECK(position.dim() == 2, "unpermute_tokens: positions are [tokens, choices], not ", position.sizes());
-  TORCH_CHECK(!weight.defined() || weight.sizes() == position.sizes(), "unpermute_tokens: weights ", weight.sizes(),
+  TORCH_CHECK(position.dim() == 2, "unpermute_tokens: expected positions [tokens, choices], got ", position.sizes());
+  TORCH_CHECK(!weight.defined() || weight.sizes() == position.sizes(),
+              "unpermute_tokens: expected weights with the sizes of the positions, got ", weight.sizes(),
               " for positions ", position.sizes());
   at::Tensor result;
   {

@@ -7,8 +7,8 @@
 
 namespace dtensor::moe {
 
-// x [tokens, D] to [plan.sent, D], each row multiplied by its entry's weight where the plan weighs before experts: in
-// the weight's type, then rounded to x's. Differentiable.
+// x [tokens, D] to [plan.sent, D]. If plan.apply_probs_before_experts, each row is multiplied by its weight in the
+// promoted type and rounded to the dtype of x. Differentiable.
 at::Tensor sent_rows(const at::Tensor& x, const DispatchPlan& plan);
 
 }  // namespace dtensor::moe

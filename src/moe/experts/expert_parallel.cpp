@@ -1,4 +1,4 @@
-// Expert parallelism: experts move to a sparse view of the ranks.
+// Expert parallelism: distributes experts over a sparse view of the ranks.
 #include "moe/experts/expert_parallel.h"
 
 #include <ATen/ATen.h>
@@ -49,7 +49,7 @@ Axes find_axes(const DeviceMesh& mesh, const ExpertParallelOptions& o) {
   for (std::int64_t a = 0; a < mesh.ndim(); ++a) {
     const auto name = moe::axis_name(mesh, a);
     auto* axis = name == o.ep ? &axes.ep : name == o.edp ? &axes.edp : name == o.etp ? &axes.etp : nullptr;
-    TORCH_CHECK(axis != nullptr, "apply_expert_parallel: axis '", name, "' of ", mesh.str(), " is none of ", o.edp,
+    TORCH_CHECK(axis != nullptr, "apply_expert_parallel: axis '", name, "' of ", mesh.str(), " is not one of ", o.edp,
                 ", ", o.ep, ", ", o.etp);
     *axis = a;
   }
@@ -59,8 +59,8 @@ Axes find_axes(const DeviceMesh& mesh, const ExpertParallelOptions& o) {
 
 std::int64_t size_of(const DeviceMesh& mesh, std::int64_t axis) { return axis < 0 ? 1 : mesh.size(axis); }
 
-// [E, F, D] (w2: [E, D, F]): experts over ep, F over etp, stored split over edp along what is left of the first
-// dimension, or along the second where that is less than a row a rank.
+// Placements of [E, F, D] (w2: [E, D, F]): experts over ep, F over etp, storage over edp. Storage is sharded along the
+// first dimension, or along the second if the first would give less than one row per rank.
 Placements expert_placements(const DeviceMesh& mesh, const Axes& axes, std::int64_t experts, std::int64_t ffn_dim) {
   Placements placements(mesh.ndim());
   const auto ep = size_of(mesh, axes.ep), etp = size_of(mesh, axes.etp);
@@ -68,7 +68,7 @@ Placements expert_placements(const DeviceMesh& mesh, const Axes& axes, std::int6
   if (axes.etp >= 0) placements[axes.etp] = Shard(ffn_dim);
   if (axes.edp < 0) return placements;
   const std::int64_t dim = experts / ep >= size_of(mesh, axes.edp) ? 0 : 1;
-  std::int64_t inner = 1;  // what axes to the right split first
+  std::int64_t inner = 1;  // number of parts from axes further right, which split first
   if (dim == 0 && axes.ep > axes.edp) inner *= ep;
   if (dim == ffn_dim && axes.etp > axes.edp) inner *= etp;
   placements[axes.edp] = (inner > 1 ? StridedShard(dim, inner) : Shard(dim)).as_storage();
@@ -78,7 +78,7 @@ Placements expert_placements(const DeviceMesh& mesh, const Axes& axes, std::int6
 std::shared_ptr<const Parallel> make_parallel(const DeviceMesh& mesh, const Axes& axes) {
   auto parallel = std::make_shared<Parallel>();
   parallel->mesh = mesh;
-  if (!mesh.is_member()) return parallel;  // experts of another stage of a pipeline: handles, which run nothing here
+  if (!mesh.is_member()) return parallel;  // experts of another pipeline stage: handles, which do not run here
   if (size_of(mesh, axes.ep) > 1) parallel->ep = mesh.communicator(axes.ep);
   parallel->split.push_back(moe::axis_name(mesh, axes.ep));
   if (axes.etp < 0) return parallel;
@@ -118,19 +118,22 @@ int apply_expert_parallel(nn::Module& model, const DeviceMesh& mesh, const Exper
   const auto layers = moe_layers(model);
   const auto lists = routed_experts(model);
   TORCH_CHECK(layers.size() + lists.size() > 0,
-              "apply_expert_parallel: the model has neither MixtureOfExperts nor RoutedExperts");
+              "apply_expert_parallel: expected a model with MixtureOfExperts or RoutedExperts modules, found none");
   const int found = static_cast<int>(layers.size() + lists.size());
   const auto axes = find_axes(mesh, options);
   const auto ep = size_of(mesh, axes.ep), etp = size_of(mesh, axes.etp);
   for (auto* layer : layers) {
     const auto& o = layer->options();
-    TORCH_CHECK(o.router.experts % ep == 0, "apply_expert_parallel: ", o.router.experts, " experts on ", ep, " ranks");
-    TORCH_CHECK(o.ffn % etp == 0, "apply_expert_parallel: a hidden dimension of ", o.ffn, " on ", etp, " ranks");
+    TORCH_CHECK(o.router.experts % ep == 0, "apply_expert_parallel: ", o.router.experts,
+                " experts are not divisible by ", ep, " ranks");
+    TORCH_CHECK(o.ffn % etp == 0, "apply_expert_parallel: a hidden size of ", o.ffn, " is not divisible by ", etp,
+                " ranks");
   }
   for (auto* list : lists) {
     TORCH_CHECK(etp == 1, "apply_expert_parallel: RoutedExperts on ", mesh.str(),
-                ": modules of one's own are not split over '", options.etp, "'");
-    TORCH_CHECK(list->size() % ep == 0, "apply_expert_parallel: ", list->size(), " experts on ", ep, " ranks");
+                ": user-defined expert modules cannot be split over '", options.etp, "'");
+    TORCH_CHECK(list->size() % ep == 0, "apply_expert_parallel: ", list->size(), " experts are not divisible by ", ep,
+                " ranks");
   }
   if (mesh.size() == 1) return found;
   const auto parallel = make_parallel(mesh, axes);

@@ -1,4 +1,4 @@
-// Experts: activations around grouped matrix products, packed or separate, and the weights kept ready for passes
+// Experts: activations and grouped matrix products for packed or separate weights, and the weight cache for passes
 // without gradients.
 #include "dtensor/moe/experts.h"
 
@@ -37,11 +37,11 @@ at::Tensor activate(const at::Tensor& h, ExpertActivation activation) {
 }
 
 void check_gate(const ExpertWeights& w, ExpertActivation activation) {
-  TORCH_CHECK(w.w3.defined() == is_gated(activation), "experts: w3 belongs to gated activations, and is ",
+  TORCH_CHECK(w.w3.defined() == is_gated(activation), "experts: expected w3 for gated activations only, but w3 is ",
               w.w3.defined() ? "given" : "missing");
 }
 
-// Without gradients and with equal counts: two batched products.
+// Two batched products, for passes without gradients and equal counts.
 at::Tensor run_packed(const at::Tensor& x, at::IntArrayRef rows, const ExpertWeightCache::Packed& packed,
                       ExpertActivation activation) {
   const auto input = x.contiguous().view({static_cast<std::int64_t>(rows.size()), rows[0], x.size(1)});
@@ -95,8 +95,8 @@ at::Tensor run_grouped_experts(const at::Tensor& x, const at::Tensor& counts, co
                                const ExpertOptions& options) {
   check_gate(w, options.activation);
   const auto least = moe::row_alignment(x), block = options.block > 0 ? options.block : least;
-  TORCH_CHECK(block % least == 0, "experts: blocks of ", block, " rows of ", x.scalar_type(), ", not a multiple of ",
-              least, " (16 bytes)");
+  TORCH_CHECK(block % least == 0, "experts: block size ", block, ", dtype ", x.scalar_type(),
+              ": expected a multiple of ", least, " rows (16 bytes)");
   if (x.size(0) == 0) {
     const std::vector<std::int64_t> none(static_cast<std::size_t>(counts.size(0)));
     return run_experts(x, none, w, {.activation = options.activation, .backend = ExpertBackend::loop});
@@ -127,8 +127,8 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vec
 
 struct ExpertWeightCache::Key {
   struct One {
-    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // these keep their addresses from being used again
-    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> memory;  // another one after set_data
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;                  // weak references prevent reuse of the addresses
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> memory;  // differs after set_data
     std::uint64_t version;
   };
   std::vector<One> ones;
@@ -137,7 +137,7 @@ struct ExpertWeightCache::Key {
     if (!w.parameters.empty()) return w.parameters;
     return w.w3.defined() ? std::vector<at::Tensor>{w.w1, w.w2, w.w3} : std::vector<at::Tensor>{w.w1, w.w2};
   }
-  // A DTensor counts writes and new data by itself.
+  // The generation of a DTensor counts writes and replaced data.
   static One describe(const at::Tensor& t) {
     One one{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), {}, 0};
     if (is_dtensor(t)) {
@@ -156,7 +156,7 @@ struct ExpertWeightCache::Key {
     const auto tensors = list(w);
     if (ones.size() != tensors.size()) return false;
     for (std::size_t i = 0; i < ones.size(); ++i) {
-      // Inference tensors have no version: their content may change unseen.
+      // Inference tensors have no version counter, so changes cannot be detected.
       if (tensors[i].is_inference() || ones[i].tensor.expired()) return false;
       const auto now = describe(tensors[i]);
       const auto target = [](const auto& weak) { return weak._unsafe_get_target(); };
@@ -198,7 +198,8 @@ struct ScaleBackward final : moe::Node {
 }  // namespace
 
 at::Tensor scale_expert_gradients(const at::Tensor& weight, const at::Tensor& load, const at::Tensor& mean) {
-  TORCH_CHECK(load.dim() == 1 && load.size(0) == weight.size(0), "scale_expert_gradients: load ", load.sizes(), " for ",
+  TORCH_CHECK(load.dim() == 1 && load.size(0) == weight.size(0),
+              "scale_expert_gradients: expected load [experts], got ", load.sizes(), " for a weight of sizes ",
               weight.sizes());
   if (!moe::needs_graph(weight)) return weight;
   at::Tensor factor, result;

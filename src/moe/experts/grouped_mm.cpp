@@ -1,4 +1,4 @@
-// One matrix product an expert, over rows that stand in order of experts, by three backends with one gradient.
+// One matrix product per expert for rows sorted by expert: three backends with the same gradient.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 
@@ -20,7 +20,7 @@ struct Operands {
   RegatherWeight again;
 };
 
-// What autocast makes of the operands of a linear layer, by whatever backend they are multiplied.
+// Casts the operands as autocast does for a linear layer.
 Operands as_autocast(const at::Tensor& x, const at::Tensor& weight, RegatherWeight again) {
   const auto device = x.device().type();
   if (!at::autocast::is_autocast_enabled(device)) return {x, weight, std::move(again)};
@@ -33,9 +33,9 @@ Operands as_autocast(const at::Tensor& x, const at::Tensor& weight, RegatherWeig
 
 ExpertBackend settle(ExpertBackend backend, at::IntArrayRef rows) {
   if (backend == ExpertBackend::automatic) return moe::all_equal(rows) ? ExpertBackend::batched : ExpertBackend::loop;
-  if (backend == ExpertBackend::grouped) return ExpertBackend::loop;  // of no rows
+  if (backend == ExpertBackend::grouped) return ExpertBackend::loop;  // without rows
   TORCH_CHECK(backend != ExpertBackend::batched || moe::all_equal(rows),
-              "grouped_mm: the batched backend needs equally many rows an expert, not ", rows);
+              "grouped_mm: the batched backend expects the same number of rows for each expert, got ", rows);
   return backend;
 }
 
@@ -86,7 +86,8 @@ struct GroupedMmBackward final : Node {
       : x(x_, false), weight(a ? at::Tensor() : w, false), rows(std::move(r)), backend(b), again(std::move(a)) {}
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-    TORCH_CHECK(!at::GradMode::is_enabled(), "grouped_mm: not differentiable twice; use the list of experts");
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+                "grouped_mm does not support double backward; use separate experts (run_experts with a list)");
     const LocalBelowAutogradGuard guard;
     const auto grad = grads[0].contiguous();
     const auto from = x.unpack();
@@ -111,14 +112,15 @@ struct AlignedMmBackward final : Node {
       : x(x_, false), weight(a ? at::Tensor() : w, false), groups(std::move(g)), again(std::move(a)) {}
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-    TORCH_CHECK(!at::GradMode::is_enabled(), "grouped_mm: not differentiable twice; use the list of experts");
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+                "grouped_mm does not support double backward; use separate experts (run_experts with a list)");
     const LocalBelowAutogradGuard guard;
     const auto grad = grads[0].contiguous();
     at::Tensor dx, dw;
     if (task_should_compute_output(0)) dx = at::_grouped_mm(grad, again ? again() : weight.unpack(), groups.ends);
     if (task_should_compute_output(1)) {
       dw = at::_grouped_mm(grad.t(), x.unpack(), groups.ends);
-      dw.masked_fill_((groups.counts == 0).view({-1, 1, 1}), 0);  // nothing was multiplied for an empty group
+      dw.masked_fill_((groups.counts == 0).view({-1, 1, 1}), 0);  // _grouped_mm does not write empty groups
     }
     return {dx, dw};
   }
@@ -135,13 +137,14 @@ struct AlignedMmBackward final : Node {
 }  // namespace
 
 AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment) {
-  TORCH_CHECK(alignment >= 1 && counts.dim() == 1, "align_groups: counts ", counts.sizes(), ", alignment ", alignment);
+  TORCH_CHECK(alignment >= 1 && counts.dim() == 1, "align_groups: expected 1-D counts and alignment >= 1, got counts ",
+              counts.sizes(), ", alignment ", alignment);
   const NoMeshScopeGuard regular;
   const auto ends = counts.cumsum(0);
   const auto padded_ends = counts.add(alignment - 1).div(alignment, "floor").mul(alignment).cumsum(0);
   const auto row = at::arange(rows, counts.options());
   const auto group = at::bucketize(row, ends, false, /*right=*/true);
-  const auto shift = (padded_ends - ends).roll(1);  // of the groups before; the first has none
+  const auto shift = (padded_ends - ends).roll(1);  // padding of the preceding groups; 0 for the first group
   AlignedGroups result;
   result.counts = counts;
   result.place = row + at::where(group > 0, shift.index_select(0, group), 0);
@@ -160,7 +163,7 @@ at::Tensor grouped_mm(const at::Tensor& rows, const at::Tensor& weights, const A
   TORCH_CHECK(rows.dim() == 2 && weights.dim() == 3 && rows.size(1) == weights.size(2) && rows.size(0) == groups.rows &&
                   weights.size(0) == groups.counts.size(0),
               "grouped_mm: rows ", rows.sizes(), ", weights ", weights.sizes(), " and ", groups.counts.size(0),
-              " groups in ", groups.rows, " rows disagree");
+              " groups in ", groups.rows, " rows do not match");
   auto [x, weight, again] = as_autocast(rows, weights, std::move(gather));
   at::Tensor result;
   {
@@ -174,9 +177,10 @@ at::Tensor grouped_mm(const at::Tensor& rows, const at::Tensor& weights, const A
 at::Tensor grouped_mm(const at::Tensor& input, const at::Tensor& weights, at::IntArrayRef rows, ExpertBackend backend,
                       RegatherWeight gather) {
   TORCH_CHECK(input.dim() == 2 && weights.dim() == 3 && input.size(1) == weights.size(2), "grouped_mm: rows ",
-              input.sizes(), " and weights ", weights.sizes(), " disagree");
+              input.sizes(), " and weights ", weights.sizes(), " do not match");
   TORCH_CHECK(static_cast<std::int64_t>(rows.size()) == weights.size(0) && c10::sum_integers(rows) == input.size(0),
-              "grouped_mm: rows ", rows, " of ", input.sizes(), " for weights ", weights.sizes());
+              "grouped_mm: expected one row count per expert with the sum of the rows, got ", rows, " for rows ",
+              input.sizes(), " and weights ", weights.sizes());
   auto [x, weight, again] = as_autocast(input, weights, std::move(gather));
   if (backend == ExpertBackend::grouped && x.size(0) > 0) {
     const NoMeshScopeGuard regular;

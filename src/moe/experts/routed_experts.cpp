@@ -1,5 +1,5 @@
-// Experts of any kind: rows go to the rank that holds their module, which runs on a DTensor of the rows of all ranks
-// that hold it too.
+// Experts of any module type. Rows are sent to the ranks that hold the expert's module, which runs on a DTensor with
+// the rows of all these ranks.
 #include "dtensor/moe/experts.h"
 
 #include <ATen/ATen.h>
@@ -22,10 +22,10 @@ struct RoutedExperts::Impl {
   moe::TokenMappings mappings;
   at::Tensor load;
 
-  DeviceMesh mesh;                      // none: all experts are here
+  DeviceMesh mesh;                      // undefined: all experts are on this rank
   std::vector<DeviceMesh> expert_mesh;  // by expert: the ranks that hold it
-  std::int64_t first = 0;               // of those here
-  // Places in `mesh` of the ranks whose tokens come to each of the ranks that hold an expert of this rank.
+  std::int64_t first = 0;               // first local expert
+  // For each rank that holds this rank's experts: the indices in `mesh` of the ranks that send tokens to it.
   std::vector<std::vector<std::int64_t>> sources;
 
   std::vector<std::int64_t> rows_of_holders(const at::Tensor& counts, std::int64_t expert) const;
@@ -36,7 +36,7 @@ RoutedExperts::RoutedExperts() : impl_(std::make_unique<Impl>()) {}
 RoutedExperts::~RoutedExperts() = default;
 
 void RoutedExperts::add(std::unique_ptr<nn::Module> expert, Forward forward) {
-  TORCH_CHECK(!impl_->mesh, "RoutedExperts: add experts before they are spread over ranks");
+  TORCH_CHECK(!impl_->mesh, "RoutedExperts: add experts before apply_expert_parallel");
   register_module(std::to_string(size()), *expert);
   impl_->modules.push_back(std::move(expert));
   impl_->forwards.push_back(std::move(forward));
@@ -47,20 +47,20 @@ at::Tensor RoutedExperts::load() const { return impl_->load; }
 
 namespace {
 
-// Coordinates of the i-th rank of a mesh.
+// Coordinate of the i-th rank of a mesh along an axis.
 std::int64_t coordinate(const DeviceMesh& mesh, std::int64_t i, std::int64_t axis) {
   if (axis < 0) return 0;
   for (std::int64_t a = mesh.ndim() - 1; a > axis; --a) i /= mesh.size(a);
   return i % mesh.size(axis);
 }
 
-// Of an expert that was placed elsewhere (born in a MeshScope, or by a plan): what it was before. One that lies on
-// `there` is a copy of an expert that was spread. Collective.
+// Converts DTensor parameters of an expert (from a MeshScope or a plan) to regular tensors. Parameters on `there` are
+// kept, because they belong to a copy of a distributed expert. Collective.
 void make_regular(nn::Module& expert, const DeviceMesh& there) {
   auto tensors = expert.named_parameters();
   const auto buffers = expert.named_buffers();
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  std::map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> done;  // tied ones stay tied
+  std::map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> done;  // preserves tied parameters
   for (const auto& [name, slot] : tensors) {
     if (!slot->defined() || !is_dtensor(*slot) || DTensor(*slot).mesh() == there) continue;
     auto& [former, full] = done[slot->unsafeGetTensorImpl()];
@@ -78,9 +78,10 @@ void make_regular(nn::Module& expert, const DeviceMesh& there) {
 void RoutedExperts::set_expert_parallel(const DeviceMesh& mesh, std::int64_t ep_axis, std::int64_t edp_axis) {
   auto& p = *impl_;
   const auto ep = mesh.size(ep_axis), here = size() / ep;
-  TORCH_CHECK(!p.mesh, "RoutedExperts: spread over ", p.mesh.str(), " already");
-  TORCH_CHECK(size() > 0 && here * ep == size(), "apply_expert_parallel: ", size(), " experts on ", ep, " ranks");
-  p.expert_mesh.clear();  // of a call that threw
+  TORCH_CHECK(!p.mesh, "RoutedExperts: distributed over ", p.mesh.str(), " already");
+  TORCH_CHECK(size() > 0 && here * ep == size(), "apply_expert_parallel: ", size(), " experts are not divisible by ",
+              ep, " ranks");
+  p.expert_mesh.clear();  // left by a call that threw
   for (std::int64_t part = 0; part < ep; ++part) {
     std::vector<std::int64_t> holders;
     for (std::int64_t i = 0; i < mesh.size(); ++i) {
@@ -96,14 +97,14 @@ void RoutedExperts::set_expert_parallel(const DeviceMesh& mesh, std::int64_t ep_
     }
   }
   p.mesh = mesh;
-  if (!mesh.is_member()) return;  // experts of another stage of a pipeline: handles, which run nothing here
+  if (!mesh.is_member()) return;  // experts of another pipeline stage: handles, which do not run here
   p.first = mesh.coordinate()->at(ep_axis) * here;
   p.sources.resize(edp_axis < 0 ? 1 : mesh.size(edp_axis));
   for (std::int64_t i = 0; i < mesh.size(); ++i) p.sources[coordinate(mesh, i, edp_axis)].push_back(i);
   if (ep > 1) p.dispatcher = all_to_all_dispatcher(mesh.communicator(ep_axis));
 }
 
-// counts [ranks of the mesh, experts]
+// counts: [ranks of the mesh, experts]
 std::vector<std::int64_t> RoutedExperts::Impl::rows_of_holders(const at::Tensor& counts, std::int64_t expert) const {
   std::vector<std::int64_t> rows;
   for (const auto& from : sources) {
@@ -115,7 +116,7 @@ std::vector<std::int64_t> RoutedExperts::Impl::rows_of_holders(const at::Tensor&
 }
 
 at::Tensor RoutedExperts::Impl::run(std::int64_t expert, const at::Tensor& rows, const at::Tensor& counts) const {
-  if (!mesh) {  // parameters may be DTensors of this rank alone
+  if (!mesh) {  // parameters may be DTensors on this rank alone
     const auto parameters = modules[expert]->parameters();
     if (parameters.empty() || !is_dtensor(parameters[0])) return forwards[expert](rows);
     const auto own = DTensor(parameters[0]).mesh();
@@ -126,16 +127,16 @@ at::Tensor RoutedExperts::Impl::run(std::int64_t expert, const at::Tensor& rows,
   const Placement placement = sizes.size() == 1 ? Replicate() : RaggedShard(0, sizes);
   const DTensor input = DTensor::from_local(rows, expert_mesh[expert], {placement}, {all, rows.size(1)});
   const auto made = forwards[expert](input);
-  TORCH_CHECK(made.sizes() == input.sizes(), "RoutedExperts: expert ", expert, " makes ", made.sizes(), " of ",
-              input.sizes());
-  TORCH_CHECK(is_dtensor(made), "RoutedExperts: expert ", expert, " makes a plain tensor of a DTensor");
+  TORCH_CHECK(made.sizes() == input.sizes(), "RoutedExperts: expert ", expert, " returned sizes ", made.sizes(),
+              " for an input of sizes ", input.sizes());
+  TORCH_CHECK(is_dtensor(made), "RoutedExperts: expert ", expert, " returned a regular tensor for a DTensor");
   return DTensor(made).redistribute({placement}).to_local();
 }
 
 namespace {
 
-// Judged are those that this rank was given, so that ranks which have the same ones find the same; shares of a sum by
-// what they are together, `part`. Not on a device, where the host would wait.
+// Checks the ids that this rank was given, so that ranks with the same ids raise the same error. Partial ids are
+// checked after reduction, as `part`. Ids on a device are not checked, because this would synchronize the host.
 void check_ids(const at::Tensor& given, const at::Tensor& part, std::int64_t experts) {
   const auto is_share = [](const Placement& p) { return p.is_partial(); };
   bool shares = false;
@@ -146,9 +147,9 @@ void check_ids(const at::Tensor& given, const at::Tensor& part, std::int64_t exp
   const auto ids = shares ? part : moe::local_view(given);
   if (!ids.is_cpu() || ids.numel() == 0) return;
   const auto [least, most] = at::aminmax(ids);
-  TORCH_CHECK(least.item<std::int64_t>() >= 0 && most.item<std::int64_t>() <= experts, "RoutedExperts: ids from ",
+  TORCH_CHECK(least.item<std::int64_t>() >= 0 && most.item<std::int64_t>() <= experts, "RoutedExperts: got ids from ",
               least.item<std::int64_t>(), " to ", most.item<std::int64_t>(), " for ", experts,
-              " experts; they begin at 0, and ", experts, " is no expert");
+              " experts; expected ids from 0, where ", experts, " selects no expert");
 }
 
 }  // namespace
@@ -160,13 +161,12 @@ at::Tensor RoutedExperts::forward(const at::Tensor& input, const at::Tensor& ids
   TORCH_CHECK(x.dim() >= 2 && ids.dim() == x.dim() && weights.sizes() == ids.sizes() &&
                   ids.sizes().slice(0, ids.dim() - 1) == x.sizes().slice(0, x.dim() - 1),
               "RoutedExperts: tokens ", x.sizes(), ", ids ", ids.sizes(), " and weights ", weights.sizes(),
-              " disagree");
+              " do not match");
   TORCH_CHECK(is_dtensor(x) == is_dtensor(ids) && is_dtensor(x) == is_dtensor(weights),
-              "RoutedExperts: of tokens, ids and weights some are DTensors and some are not");
-  TORCH_CHECK(
-      p.mesh || !is_dtensor(x) || DTensor(x).mesh().size() == 1,
-      "RoutedExperts: for tokens on several ranks, spread the experts first (apply_expert_parallel; an axis ep of "
-      "size 1 will do)");
+              "RoutedExperts: expected tokens, ids and weights to be all DTensors or all regular tensors");
+  TORCH_CHECK(p.mesh || !is_dtensor(x) || DTensor(x).mesh().size() == 1,
+              "RoutedExperts: for tokens on several ranks, call apply_expert_parallel first (an axis ep of "
+              "size 1 is enough)");
   const auto& mapping = p.mappings.of(x, p.mesh, {});
   const auto part = moe::local_part(moe::to_tokens(x, mapping), mapping);
   const auto rows = part.reshape({-1, x.size(-1)});
@@ -179,7 +179,7 @@ at::Tensor RoutedExperts::forward(const at::Tensor& input, const at::Tensor& ids
   routing.empty = -1;
   p.load = routing.counts->local();
   const bool others = p.mesh && p.mesh.size() > 1;
-  if (others) routing.counts->begin(p.mesh.communicator());  // serves the exchange over ep as well
+  if (others) routing.counts->begin(p.mesh.communicator());  // also used by the exchange over ep
   auto plan = p.dispatcher->prepare(routing, mapping.layout);
   const auto sent = p.dispatcher->dispatch(rows, plan);
   const auto counts = routing.counts->of_ranks(others ? p.mesh.communicator() : Communicator());

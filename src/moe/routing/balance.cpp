@@ -1,4 +1,4 @@
-// What keeps the load of experts even: losses over the batch and over sequences, and a bias that follows the load.
+// Load balancing: losses over the batch and over sequences, and a bias that follows the load.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -10,7 +10,7 @@ namespace dtensor {
 namespace moe {
 namespace {
 
-// Scores as a distribution over experts.
+// Scores normalized to a distribution over experts.
 at::Tensor probabilities(const Routing& routing, const RouterOptions& o) {
   if (o.score == RouterScore::softmax) return routing.scores;
   return routing.scores / (routing.scores.sum(1, /*keepdim=*/true) + 1e-20);
@@ -24,14 +24,15 @@ at::Tensor switch_loss(const at::Tensor& p, const Routing& routing, const TokenL
   return (counts * p.sum(0)).sum() * (experts / entries / tokens);
 }
 
-// [tokens, width] to [sequences here, tokens of each, width]
+// [tokens, width] to [sequences here, tokens per sequence, width]
 at::Tensor by_sequence(const at::Tensor& t, const TokenLayout& layout) {
   const auto here = std::max<std::int64_t>(layout.sequences_here, 1);
-  TORCH_CHECK(t.size(0) % here == 0, "route: ", t.size(0), " tokens in ", here, " sequences of equal length");
+  TORCH_CHECK(t.size(0) % here == 0, "route: expected sequences of equal length, got ", t.size(0), " tokens in ", here,
+              " sequences");
   return t.view({layout.sequences_here, t.size(0) / here, t.size(1)});
 }
 
-// [sequences here, experts]: entries of each sequence, on all ranks that hold a part of it.
+// [sequences here, experts]: entries of each sequence, on all ranks that have a part of it.
 at::Tensor counts_of_sequences(const Routing& routing, const TokenLayout& layout) {
   const at::NoGradGuard no_grad;
   const auto chosen = by_sequence(routing.experts, layout).flatten(1);
@@ -44,13 +45,13 @@ at::Tensor counts_of_sequences(const Routing& routing, const TokenLayout& layout
   return counts;
 }
 
-// The mean over sequences of E * sum_e f_e P_e, both taken over the sequence.
+// The mean over sequences of E * sum_e f_e P_e, computed per sequence.
 at::Tensor sequence_loss(const at::Tensor& p, const Routing& routing, const TokenLayout& layout, double tokens) {
   const auto counts = counts_of_sequences(routing, layout).to(p.scalar_type());
   const auto sums = by_sequence(p, layout).sum(1);
   const auto here = static_cast<double>(p.size(0));
-  if (here == 0) return sums.sum();  // no share of it, but a graph
-  // Sequences are of one length: where nobody has counted them, that of those here tells their number.
+  if (here == 0) return sums.sum();  // no part of the loss, but a graph
+  // Sequences have equal length, so an unknown number of sequences follows from those of this rank.
   const double sequences = layout.sequences >= 0 ? static_cast<double>(layout.sequences)
                                                  : tokens * static_cast<double>(layout.sequences_here) / here;
   const double length = tokens / sequences;
@@ -67,8 +68,9 @@ void add(at::Tensor& sum, const at::Tensor& loss, double factor) {
 at::Tensor router_loss(const at::Tensor& logits, const Routing& routing, const RouterOptions& o,
                        const TokenLayout& layout) {
   if (o.aux_loss == 0 && o.sequence_aux_loss == 0 && o.z_loss == 0) return {};
-  TORCH_CHECK(!routing.by_experts || (o.aux_loss == 0 && o.sequence_aux_loss == 0),
-              "route: experts that choose are balanced; aux losses are for tokens that choose");
+  TORCH_CHECK(
+      !routing.by_experts || (o.aux_loss == 0 && o.sequence_aux_loss == 0),
+      "route: aux_loss and sequence_aux_loss do not apply to RouterChoice::experts, which is balanced; set them to 0");
   const auto tokens = static_cast<double>(layout.total >= 0 ? layout.total : token_range(routing, layout).total);
   const auto p = probabilities(routing, o);
   at::Tensor sum;

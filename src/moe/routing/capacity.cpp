@@ -1,5 +1,5 @@
-// Capacity: which entries of the batch an expert no longer takes. Judged over the batch, so the answer is the same
-// however tokens are spread.
+// Capacity: drops entries beyond an expert's capacity. Decided over the batch, so the result does not depend on how
+// tokens are distributed.
 #include <ATen/ATen.h>
 
 #include "dtensor/moe/dispatch.h"
@@ -12,13 +12,13 @@ namespace {
 
 bool several(const Communicator& ranks) { return ranks && ranks.size() > 1; }
 
-// The place of each entry among those of its expert.
+// The index of each entry among those of its expert.
 at::Tensor rank_in_bin(const SortedBins& sorted, const at::Tensor& experts) {
   const auto starts = at::constant_pad_nd(sorted.counts.cumsum(0), {1, 0});
   return sorted.position - starts.index_select(0, experts);
 }
 
-// By position where tokens stand in order of ranks: the counts of the ranks before this one are enough.
+// By position, if tokens are in order of ranks: needs only the counts of the preceding ranks.
 at::Tensor ranks_in_order(const Routing& routing, const at::Tensor& experts, const Communicator& ranks) {
   auto place = rank_in_bin(sort_by_bin(experts, routing.expert_count), experts);
   if (!several(ranks)) return place;
@@ -27,7 +27,7 @@ at::Tensor ranks_in_order(const Routing& routing, const at::Tensor& experts, con
 }
 
 struct Entries {
-  at::Tensor experts, weights, number;  // of each entry; number: in the batch
+  at::Tensor experts, weights, number;  // of each entry; number: index in the batch
 };
 
 Entries gather(const Entries& mine, const std::vector<std::int64_t>& rows, const Communicator& ranks) {
@@ -35,7 +35,7 @@ Entries gather(const Entries& mine, const std::vector<std::int64_t>& rows, const
           all_gather_rows(mine.number, rows, ranks)};
 }
 
-// In general: everybody sees all entries and sorts them alike.
+// General case: gathers all entries on all ranks and sorts them in the same order.
 at::Tensor ranks_by_key(const Routing& routing, const at::Tensor& experts, const TokenLayout& layout, bool by_weight) {
   const auto choices = routing.experts.size(1), here = experts.size(0);
   const auto longs = experts.options();
@@ -63,8 +63,8 @@ at::Tensor ranks_by_key(const Routing& routing, const at::Tensor& experts, const
 
 std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, const CapacityOptions& options) {
   if (options.factor == 0) return 0;
-  TORCH_CHECK(!routing.by_experts, "capacity: experts that choose have one already (expert_capacity_factor)");
-  TORCH_CHECK(options.factor > 0, "capacity: factor ", options.factor);
+  TORCH_CHECK(!routing.by_experts, "capacity: RouterChoice::experts has its own capacity; use expert_capacity_factor");
+  TORCH_CHECK(options.factor > 0, "capacity: expected a factor >= 0, got ", options.factor);
   const at::NoGradGuard no_grad;
   const NoMeshScopeGuard regular;
   const auto choices = routing.experts.size(1);
@@ -80,7 +80,7 @@ std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, con
   routing.order.reset();
   routing.counts = std::make_shared<SharedCounts>(count_bins(routing.experts, routing.expert_count));
   const auto dropped = over.sum().item<std::int64_t>();
-  routing.complete = false;  // others may have dropped some
+  routing.complete = false;  // other ranks may have dropped entries
   const auto none = [&] { return routing.experts.eq(routing.expert_count).sum().item<std::int64_t>(); };
   routing.empty = routing.empty < 0 ? none() : routing.empty + dropped;
   return dropped;

@@ -1,4 +1,4 @@
-// Experts choose: each takes its best tokens of the whole batch, so all ranks see all scores and choose alike.
+// Expert choice: each expert takes its best tokens of the full batch. All ranks gather all scores and choose the same.
 #include <ATen/ATen.h>
 
 #include "dtensor/moe/dispatch.h"
@@ -9,7 +9,7 @@ namespace dtensor::moe {
 namespace {
 
 struct Gathered {
-  at::Tensor scores;  // [tokens of all ranks, experts], in order of the batch
+  at::Tensor scores;  // [tokens of all ranks, experts], in batch order
   at::Tensor mine;    // [tokens here] rows of this rank's tokens
 };
 
@@ -24,7 +24,7 @@ Gathered gather_scores(const at::Tensor& scores, const TokenLayout& layout) {
   return {all.index_select(0, order), order.argsort().narrow(0, rows.before, here)};
 }
 
-// [tokens, experts] bool to [tokens, choices]: a token's experts in order, then `none`.
+// [tokens, experts] bool to [tokens, choices]: a token's experts in order, padded with `none`.
 at::Tensor list_experts(const at::Tensor& chosen, std::int64_t none) {
   const auto [has, expert] = at::sort(chosen.to(at::kByte), /*stable=*/true, 1, /*descending=*/true);
   const auto most = chosen.size(0) > 0 ? chosen.sum(1).max().item<std::int64_t>() : 0;

@@ -62,7 +62,7 @@ bool serves(const Communicator& all, const Communicator& some) {
 
 }  // namespace
 
-// What the ranks of a larger group told each other serves a smaller one, too.
+// Counts gathered over a larger group are reused for its subgroups.
 SharedCounts::Exchange& SharedCounts::exchange(const Communicator& ranks) {
   for (auto& done : exchanges_) {
     if (serves(done.ranks, ranks)) return done;
@@ -74,7 +74,7 @@ SharedCounts::Exchange& SharedCounts::exchange(const Communicator& ranks) {
     fresh.counts = at::empty({ranks.size(), local_.size(0)}, local_.options());
     fresh.work = ranks.all_gather(fresh.counts.split(1), local_.unsqueeze(0));
   }
-  return exchanges_.emplace_back(std::move(fresh));  // one that failed is none
+  return exchanges_.emplace_back(std::move(fresh));  // not reached if the collective fails
 }
 
 void SharedCounts::begin(const Communicator& ranks) { exchange(ranks); }
@@ -103,7 +103,8 @@ namespace {
 using namespace moe;
 
 at::Tensor gate_logits(const at::Tensor& x, const at::Tensor& gate) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // which would narrow it
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);  // which would reduce the precision
   const auto type = at::toOpMathType(at::promote_types(x.scalar_type(), gate.scalar_type()));
   return at::linear(x.to(type), gate.to(type));
 }
@@ -122,13 +123,17 @@ at::Tensor apply_weights(const at::Tensor& scores, const at::Tensor& experts, bo
 
 void check_options(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& o) {
   TORCH_CHECK(x.dim() == 2 && gate.dim() == 2 && x.size(1) == gate.size(1), "route: tokens ", x.sizes(), " and gate ",
-              gate.sizes(), " disagree");
-  TORCH_CHECK(gate.size(0) == o.experts, "route: the gate has ", gate.size(0), " rows for ", o.experts, " experts");
-  TORCH_CHECK(o.top_k >= 1 && o.top_k <= o.experts, "route: top_k ", o.top_k, " of ", o.experts, " experts");
+              gate.sizes(), " do not match");
+  TORCH_CHECK(gate.size(0) == o.experts, "route: the gate has ", gate.size(0), " rows, expected ", o.experts,
+              " (the number of experts)");
+  TORCH_CHECK(o.top_k >= 1 && o.top_k <= o.experts, "route: expected 1 <= top_k <= experts, got top_k ", o.top_k,
+              " for ", o.experts, " experts");
   TORCH_CHECK(o.groups >= 1 && o.experts % o.groups == 0 && o.top_groups >= 1 && o.top_groups <= o.groups,
-              "route: the best ", o.top_groups, " of ", o.groups, " groups of ", o.experts, " experts");
-  TORCH_CHECK(o.top_k <= o.top_groups * (o.experts / o.groups), "route: ", o.top_groups, " groups of ",
-              o.experts / o.groups, " experts hold no ", o.top_k, " choices");
+              "route: expected groups to divide experts and 1 <= top_groups <= groups, got top_groups ", o.top_groups,
+              ", groups ", o.groups, " and ", o.experts, " experts");
+  TORCH_CHECK(o.top_k <= o.top_groups * (o.experts / o.groups),
+              "route: expected top_k <= top_groups * experts / groups, but ", o.top_groups, " groups of ",
+              o.experts / o.groups, " experts are too few for ", o.top_k, " choices");
 }
 
 RoutingStrategy::Choice choose(const at::Tensor& scores, const RouterOptions& o, const TokenLayout& layout,
@@ -137,12 +142,12 @@ RoutingStrategy::Choice choose(const at::Tensor& scores, const RouterOptions& o,
   const auto strategy = o.strategy ? o.strategy : make_strategy(o.choice);
   auto choice = strategy->choose(scores.detach(), o, layout, bias);
   const auto& experts = choice.experts;
-  TORCH_CHECK(
-      experts.defined() && experts.dim() == 2 && experts.size(0) == scores.size(0) &&
-          experts.scalar_type() == at::kLong && experts.device() == scores.device(),
-      "route: ", strategy->name(), " must choose int64 [tokens, choices] on ", scores.device(), " for ", scores.size(0),
-      " tokens",
-      experts.defined() ? c10::str(", not ", experts.toString(), " ", experts.sizes()) : std::string(", not nothing"));
+  TORCH_CHECK(experts.defined() && experts.dim() == 2 && experts.size(0) == scores.size(0) &&
+                  experts.scalar_type() == at::kLong && experts.device() == scores.device(),
+              "route: ", strategy->name(), " must return int64 [tokens, choices] on ", scores.device(), " for ",
+              scores.size(0), " tokens",
+              experts.defined() ? c10::str(", got ", experts.toString(), " ", experts.sizes())
+                                : std::string(", got an undefined tensor"));
   return choice;
 }
 

@@ -1,4 +1,4 @@
-// How experts are chosen: by tokens, by experts, or in turn.
+// Routing strategies: token choice, expert choice and round robin.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
@@ -57,14 +57,14 @@ class ForceLoadBalance final : public RoutingStrategy {
 
  private:
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, c10::DeviceType, c10::DeviceIndex>;
-  static constexpr std::size_t kMost = 64;  // sizes of inputs kept
+  static constexpr std::size_t kMost = 64;  // cached input sizes
 
   struct TokenPosition {
-    std::int64_t first = 0;  // token of the batch
-    bool equal = true;       // all ranks have equally many, as far as anybody knows
+    std::int64_t first = 0;  // index in the batch
+    bool equal = true;       // whether all ranks have the same number of tokens; true if unknown
   };
 
-  // Plain tokens tell nobody how many there are before them: ranks tell each other.
+  // For regular tokens the number of preceding tokens is unknown, so ranks exchange it.
   static TokenPosition position_of(std::int64_t here, const TokenLayout& layout) {
     if (layout.first >= 0) return {layout.first};
     const auto tokens = moe::rows_of_ranks(here, layout.ranks);
@@ -75,7 +75,7 @@ class ForceLoadBalance final : public RoutingStrategy {
   Choice kept_for(const at::Tensor& scores, const RouterOptions& o, std::int64_t first) const {
     const auto device = scores.device();
     const Key key{scores.size(0), first, o.experts, o.top_k, device.type(), device.index()};
-    const std::lock_guard lock(mutex_);  // layers and thread ranks may share it
+    const std::lock_guard lock(mutex_);  // layers and thread ranks may share the strategy
     if (const auto found = kept_.find(key); found != kept_.end()) {
       moe::count(&MoeCounters::cached_routings);
       return found->second;
@@ -90,7 +90,7 @@ class ForceLoadBalance final : public RoutingStrategy {
   }
 
   static Choice make(const at::Tensor& scores, const RouterOptions& o, std::int64_t first) {
-    const c10::InferenceMode off(false);  // what is kept serves passes with gradients, too
+    const c10::InferenceMode off(false);  // the cached choice also serves passes with gradients
     const auto longs = scores.options().dtype(at::kLong);
     const auto experts = round_robin(scores, o, at::arange(first, first + scores.size(0), longs));
     auto order = std::make_shared<const SortedBins>(

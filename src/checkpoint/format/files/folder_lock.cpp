@@ -163,8 +163,7 @@ bool FolderLock::take_over(LockTimes times) {
   const std::int64_t last = last_heartbeat(descriptor_);
   for (const auto begin = Clock::now(); Clock::now() - begin < times.stale_after;) {
     std::this_thread::sleep_for(times.stale_after / 30);
-    const int again =
-        ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);  // reopens, so that NFS revalidates
+    const int again = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);  // NFS revalidates
     if (again < 0) return false;
     const bool alive = last_heartbeat(again) != last || content(again) != before;
     ::close(again);
