@@ -1,4 +1,4 @@
-// Attention in plain ATen: what dtensor::attention() means.
+// Attention with ATen operators: the reference for dtensor::attention().
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kUnseen = -std::numeric_limits<double>::infinity();
 
-// [B, 1, L, S]: whether a query and a key are in one of their row's documents.
+// [B, 1, L, S]: whether a query and a key are in the same document of their row.
 at::Tensor in_one_document(const at::Tensor& starts, std::int64_t length) {
   const auto positions = at::arange(length, at::TensorOptions(at::kLong).device(starts.device()));
   const auto numbers = at::searchsorted(starts.contiguous(), positions.expand({starts.size(0), length}).contiguous(),
@@ -21,7 +21,7 @@ at::Tensor in_one_document(const at::Tensor& starts, std::int64_t length) {
   return numbers.unsqueeze(2).eq(numbers.unsqueeze(1)).unsqueeze(1);
 }
 
-// [L, S]; undefined where all is seen.
+// [L, S]; undefined if all keys are visible.
 at::Tensor seen_by_position(const AttentionOptions& o, std::int64_t queries, std::int64_t keys, at::Device device) {
   if (!o.causal && o.window == 0 && o.documents.empty()) return {};
   const auto options = at::TensorOptions(at::kLong).device(device);
@@ -53,8 +53,8 @@ at::Tensor weights_of(const at::Tensor& scores, const at::Tensor& sinks) {
 
 bool is_regular(const at::Tensor& t) { return !t.defined() || dtensor_or_null(t) == nullptr; }
 
-// Whether documents can be computed one by one. DTensors stay whole: what is cut out of a split sequence moves; and so
-// do weights of which some are dropped, since each document would draw its own.
+// Whether to compute documents separately. Not for DTensors, because slices of a sharded sequence need communication.
+// Not with dropout, because each document would draw its own mask.
 bool goes_by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o,
                        const at::Tensor& kept) {
   const bool regular = is_regular(q) && is_regular(k) && is_regular(v) && is_regular(o.mask) && is_regular(o.sinks);
@@ -62,7 +62,7 @@ bool goes_by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   return several && regular && is_regular(o.row_cu_seqlens) && !kept.defined() && o.dropout == 0;
 }
 
-// Of a mask that broadcasts to [B, H, L, S].
+// Narrows a mask that broadcasts to [B, H, L, S].
 at::Tensor cut(const at::Tensor& mask, std::int64_t dim, std::int64_t begin, std::int64_t length) {
   const auto own = mask.defined() ? mask.dim() + dim - 4 : -1;
   return own < 0 || mask.size(own) == 1 ? mask : mask.narrow(own, begin, length);
@@ -100,7 +100,7 @@ at::Tensor row_by_row(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 std::vector<std::int64_t> documents_of_row(const at::Tensor& row, std::int64_t length) {
   const at::IntArrayRef all(row.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(row.numel()));
   TORCH_CHECK(all.front() == 0 && std::is_sorted(all.begin(), all.end()) && all.back() <= length,
-              "attention: documents of a row begin at ascending positions from 0 up to ", length, ", not at ", all);
+              "attention: expected ascending document positions of a row from 0 to ", length, ", got ", all);
   return {all.begin(), std::lower_bound(all.begin(), all.end(), length)};
 }
 

@@ -1,4 +1,4 @@
-// Operands in, result out: layouts, the passes, autograd.
+// Attention of DTensors: layouts, passes and autograd.
 #include "attention/dtensor_attention.h"
 
 #include <torch/csrc/autograd/autograd.h>
@@ -25,7 +25,7 @@ c10::intrusive_ptr<MeshImpl> mesh_of(const TensorSpec& spec) {
   return c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&as_mesh_impl(*spec.mesh)));
 }
 
-// What dispatch modes see in the place of the passes: ATen's operator on one device, each way.
+// The operator that dispatch modes see instead of the passes: ATen's operator on one device, forward or backward.
 c10::OperatorHandle operator_shown(const char* way) {
   const std::string name = std::string("aten::_scaled_dot_product_flash_attention_for_cpu") + way;
   return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
@@ -41,7 +41,7 @@ torch::jit::Stack call_shown(const Setup& s, const variable_list& in, const at::
           s.options.scale};
 }
 
-// Of [B, H, L, 2]: the logarithm of each row's sum, and the score kept apart from it.
+// [B, H, L, 2]: the log-sum-exp of each row, and the maximum score that is stored separately.
 SpecPtr sums_spec(const Setup& s) {
   const at::DimVector sizes{s.q->sizes[0], s.q->sizes[1], s.q->sizes[2], 2};
   return intern_spec(s.q->mesh, s.layout.q, sizes, c10::contiguous_strides(sizes), accumulate_type(s.q->dtype));
@@ -72,7 +72,7 @@ struct AttentionBackward final : Node {
 
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return variable_list(4);
-    // Unpacking may run the forward pass again, of which modes see what they saw before.
+    // Unpacking may run the forward pass again (recomputation), which must be visible to modes as before.
     const variable_list in{q.unpack(), k.unpack(), v.unpack(), sinks.unpack()};
     const Forward forward{out.unpack(), lse.unpack(), top.unpack()};
     const CallerScope caller(attention_call_name());
@@ -115,8 +115,8 @@ struct AttentionBackward final : Node {
     return result;
   }
 
-  // Differentiable: the whole once more, by plain ATen. Each operand has an alias of its own there: two of them may be
-  // one tensor, or one may have been computed from another, and what flows from operand to operand is the graph's.
+  // Double backward: computes attention again with ATen operators. Each operand gets an alias, because two operands may
+  // be the same tensor or depend on each other; gradients between operands belong to the outer graph.
   variable_list again(const variable_list& in, const at::Tensor& grad) {
     variable_list own = in, asked;
     for (at::Tensor& t : own) {
@@ -145,7 +145,7 @@ struct AttentionBackward final : Node {
   bool has_local_rows;
 };
 
-// Operands as DTensors in the layout; sinks follow the heads.
+// Operands as DTensors in the layout; sinks are sharded like the heads.
 variable_list laid_out(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& sinks,
                        const AttentionLayout& layout) {
   variable_list in = redistribute_tensors({q, k, v}, {layout.q, layout.kv, layout.kv});
@@ -159,7 +159,7 @@ variable_list laid_out(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   return in;
 }
 
-// On a member of the mesh.
+// Called on members of the mesh.
 Forward run_forward(const Setup& setup, const variable_list& in, const LocalMask& mask) {
   const LocalBelowAutogradGuard scope;
   Scores scores = setup.scores;
@@ -171,7 +171,7 @@ Forward run_forward(const Setup& setup, const variable_list& in, const LocalMask
   return result;
 }
 
-// run_forward, of which modes see the operator of one device. Sinks are in none of ATen's.
+// run_forward() that dispatch modes see as the operator of one device. ATen has no operator with sinks.
 at::Tensor forward_as_shown(const Setup& setup, const variable_list& in, const at::Tensor& mask, const LocalMask& local,
                             bool shown, Forward& result) {
   shown = shown && !in[3].defined();
@@ -188,7 +188,7 @@ at::Tensor forward_as_shown(const Setup& setup, const variable_list& in, const a
   return out;
 }
 
-// What a row's sum is made of, as one tensor to be kept.
+// The statistics of the rows as one tensor, for CachedForward.
 at::Tensor packed(const Forward& result) {
   return result.top.defined() ? at::stack({result.lse, result.top}, 3) : result.lse;
 }
@@ -232,7 +232,7 @@ SpecPtr spec_or_replicate(const at::Tensor& t, const TensorSpec& like) {
   return intern_spec(like.mesh, Placements(like.placements.size()), t.sizes(), t.strides(), t.scalar_type());
 }
 
-// At least one is a DTensor.
+// At least one operand is a DTensor.
 Operands operands_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const auto& first = *first_spec(q, k, v);
   return {spec_or_replicate(q, first), spec_or_replicate(k, first), spec_or_replicate(v, first)};
@@ -263,7 +263,7 @@ InputMoves input_moves_of(const at::Tensor& q, const at::Tensor& k, const at::Te
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
                   AttentionStrategy strategy, std::string* text, const CachedForward& kept, bool shown) {
   const auto* first = first_spec(q, k, v);
-  // Ranks may lay out a plain tensor as they like, and the result's strides are one on all of them.
+  // Makes regular tensors contiguous: their strides may differ between ranks, but the strides of the result must not.
   const auto as_dtensor_here = [&](const at::Tensor& t) {
     if (!t.defined() || dtensor_or_null(t) != nullptr) return t;
     return distribute_regular_tensor(t.contiguous(), mesh_of(*first), Placements(first->placements.size()));

@@ -1,4 +1,4 @@
-// Specs, heads, masks and random regions of one call; gradients back to DTensors.
+// Specs, heads, masks and random regions of a call; gradients as DTensors.
 #include "attention/local_operands.h"
 
 #include <ATen/ExpandUtils.h>
@@ -25,7 +25,7 @@ SpecPtr result_spec(const Setup& s) {
   return intern_spec(s.q->mesh, s.layout.q, sizes, at::infer_dense_strides(sizes, s.q->strides), s.q->dtype);
 }
 
-// The local head of keys of each local query head; empty where they are equal groups in order.
+// The local key head of each local query head; empty if they are equal groups in order.
 std::vector<std::int64_t> heads_of(const TensorSpec& q, const TensorSpec& k, const AttentionLayout& layout) {
   std::vector<std::int64_t> held, heads;
   for (const Segment& s : own_segments(*q.mesh, k.sizes[1], 1, layout.used)) {
@@ -68,7 +68,7 @@ at::Tensor last_dense(const at::Tensor& t) { return t.stride(-1) == 1 || t.size(
 
 namespace {
 
-// Of this rank's rows of the batch.
+// Documents of this rank's rows of the batch.
 std::vector<std::vector<std::int64_t>> local_documents(at::Tensor rows, const Setup& s) {
   const at::NoGradGuard no_grad;
   const auto length = s.k->sizes[2];
@@ -103,7 +103,7 @@ Setup setup_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, At
   s.scores.pattern = pattern_of(options, {s.q, s.k, s.v});
   s.scores.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(s.q->sizes[3])));
   s.scores.dropout = options.dropout;
-  // Every rank of the world counts a random operator.
+  // All ranks of the world count a random operator.
   if (options.dropout > 0) s.scores.key = next_random_key(as_mesh_impl(*s.q->mesh));
   for (std::size_t a = 0; a < s.layout.q.size(); ++a) {
     const bool split = s.layout.q[a].is_shard() && s.q->mesh->layout.shape[a] > 1;
@@ -120,7 +120,7 @@ Setup setup_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, At
 
 namespace {
 
-// Where a mask of four dimensions has to be, and whether its rows are those of the local queries.
+// The placements for a 4-D mask, and whether its rows are those of the local queries.
 std::pair<Placements, bool> mask_layout(const TensorSpec& mask, const AttentionLayout& layout) {
   const std::size_t axes = layout.q.size();
   bool has_local_rows = false;
@@ -136,7 +136,7 @@ std::pair<Placements, bool> mask_layout(const TensorSpec& mask, const AttentionL
   return {wanted, has_local_rows};
 }
 
-// The part of batch and heads that this rank computes.
+// Slices batch and heads of a regular mask to this rank's part.
 at::Tensor slice_regular_tensor(at::Tensor mask, const Setup& s) {
   for (const std::int64_t d : {0, 1}) {
     if (mask.size(d) == 1) continue;
@@ -195,7 +195,7 @@ at::Tensor sinks_gradient(const Setup& s, const at::Tensor& local, const SpecPtr
   return wrapped(local, with_placements(*spec, given));
 }
 
-// [B, H, L, S] of what dropout keeps, laid out as the queries.
+// [B, H, L, S] mask of the weights that dropout keeps, with the placements of the queries.
 at::Tensor dropout_mask(const Setup& s) {
   if (s.scores.dropout == 0) return {};
   const at::IntArrayRef sizes = s.scores.region.sizes;

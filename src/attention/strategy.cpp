@@ -1,4 +1,4 @@
-// Enumerates the strategies of the axes that split the sequence, prices each and takes the cheapest.
+// Enumerates the strategies of the axes that shard the sequence, estimates their costs and selects the cheapest.
 #include "attention/strategy.h"
 
 #include <c10/util/Exception.h>
@@ -16,11 +16,11 @@ namespace dtensor::attention_impl {
 namespace {
 
 constexpr std::int64_t kBatch = 0, kHeads = 1, kRows = 2;
-constexpr double kOperationsPerSecond = 5e10;  // of one rank
+constexpr double kOperationsPerSecond = 5e10;  // per rank
 
 bool splits(const Placement& p, std::int64_t dim) { return p.is_shard(dim) && !p.is_storage(); }
 
-// Whether every rank that has a query head has the head of keys that it looks at.
+// Whether each rank has the key head for each of its query heads.
 bool heads_are_compatible(const Operands& o, const Placements& q, const Placements& kv) {
   const auto heads = o.q->sizes[kHeads], groups = o.k->sizes[kHeads];
   if (groups == 0) return true;
@@ -38,7 +38,7 @@ bool heads_are_compatible(const Operands& o, const Placements& q, const Placemen
   return true;
 }
 
-// The first operand's placement that splits `dim` on the axis.
+// The placement of the first operand that shards `dim` on the axis.
 const Placement* split_of(const Operands& o, std::size_t axis, std::int64_t dim) {
   for (const auto* spec : {o.q.get(), o.k.get(), o.v.get()}) {
     if (splits(spec->placements[axis], dim)) return &spec->placements[axis];
@@ -46,12 +46,12 @@ const Placement* split_of(const Operands& o, std::size_t axis, std::int64_t dim)
   return nullptr;
 }
 
-// A split that both queries and keys may have: ragged ones only fit a dimension of their own size.
+// A placement for both queries and keys: ragged shards apply only to their own dimension size.
 Placement fitting(const Placement& p, const Operands& o, std::int64_t dim) {
   return p.is_ragged() && o.q->sizes[dim] != o.k->sizes[dim] ? Shard(dim) : p;
 }
 
-// Two operands may bring a ragged split of one dimension each, of which a tensor can have one.
+// A tensor can have only one ragged shard per dimension, so a second one is replaced by Shard.
 Placement beside(const Placements& others, const Placement& p) {
   const auto same = [&](const Placement& other) { return other.is_ragged() && other.is_shard(p.dim()); };
   return p.is_ragged() && std::any_of(others.begin(), others.end(), same) ? Shard(p.dim()) : p;
@@ -78,10 +78,10 @@ void split_rows(const Operands& o, std::size_t axis, AttentionLayout& layout) {
     layout.kv[axis] = beside(layout.kv, k);
   } else if (splits(v, kRows)) {
     layout.kv[axis] = beside(layout.kv, v);
-  }  // else every rank has all keys already
+  }  // else all ranks already have all keys
 }
 
-// Axes that do not split the sequence come first: which heads a rank has decides where keys must be.
+// Axes that do not shard the sequence come first, because a rank's heads determine the placement of keys.
 AttentionLayout layout_of(const Operands& o, AxisMask sequence, AxisMask gather, AxisMask ulysses, AxisMask merge) {
   const std::size_t axes = o.q->placements.size();
   AttentionLayout layout{Placements(axes), Placements(axes), {},   {}, sequence & ~gather & ~ulysses & ~merge,
@@ -121,7 +121,7 @@ double bytes_of(const TensorSpec& spec, const Placements& placements) {
   return static_cast<double>(c10::multiply_integers(local) * static_cast<std::int64_t>(c10::elementSize(spec.dtype)));
 }
 
-// Of the rank with the most to compute: pairs of a query and a key for one head.
+// Maximum over ranks of the number of (query, key) pairs, summed over heads.
 double most_pairs(const Operands& o, const Pattern& pattern, const AttentionLayout& layout) {
   const auto& mesh = o.q->mesh->layout;
   double most = 0;
@@ -144,7 +144,7 @@ struct Price {
   double moving = 0, computing = 0, total = 0;  // seconds
 };
 
-// Results go back to where the queries were.
+// Includes the redistribution of the result to the placements of the queries.
 Price price_of(const Operands& o, const Pattern& pattern, const AttentionLayout& layout) {
   Price price;
   const auto features = static_cast<double>(o.q->sizes[3] + o.v->sizes[3]);
@@ -164,7 +164,7 @@ Price price_of(const Operands& o, const Pattern& pattern, const AttentionLayout&
   if (ranks == 1) return price;
   const double block = bytes_of(*o.k, layout.used) + bytes_of(*o.v, layout.used);
   const double turns = (ranks - 1) * (2 * kLatencySeconds + block / kBytesPerSecond);
-  // The first block is computed while the next arrives, and so on.
+  // The first block is computed while the next one is received, and so on.
   price.total += std::max(turns - price.computing * (ranks - 1) / ranks, 2 * kLatencySeconds * (ranks - 1));
   price.moving += turns;
   return price;
@@ -190,13 +190,13 @@ struct Candidate {
   Price price;
 };
 
-// What one axis does. An AttentionStrategy is what a user asks of all axes; merge, which is chosen by its price alone,
-// is none. Preferred in this order where prices are equal.
+// What one axis does. AttentionStrategy contains the values that users can request for all axes; merge is selected by
+// cost only. For equal costs, earlier values are preferred.
 enum class Way : std::uint8_t { ring, ulysses, gather, merge };
 constexpr std::size_t kWays = 4;
 
 bool is_offered(Way way, const Operands& o, std::size_t axis, AttentionStrategy strategy) {
-  // Of keys that are split, by queries that are not.
+  // Whether keys are sharded but queries are not.
   const bool keys_alone = splits(o.k->placements[axis], kRows) && !splits(o.q->placements[axis], kRows);
   if (strategy == AttentionStrategy::automatic) return way != Way::merge || keys_alone;
   const auto asked = way == Way::ring      ? AttentionStrategy::ring
@@ -205,7 +205,7 @@ bool is_offered(Way way, const Operands& o, std::size_t axis, AttentionStrategy 
   return way != Way::merge && strategy == asked;
 }
 
-// One assignment of ways to the axes that split the sequence, by number; nothing where one of them is not offered.
+// The assignment of ways to sequence axes with this number; nullopt if one of them is not available.
 std::optional<AttentionLayout> layout_by_number(std::size_t number, const Operands& o, AttentionStrategy strategy,
                                                 AxisMask sequence) {
   AxisMask of[kWays] = {};

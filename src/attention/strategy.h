@@ -1,4 +1,4 @@
-// Where the operands of attention are while it is computed, mesh axis by mesh axis, and what each way would cost.
+// Placements of the operands of attention during the computation, by mesh axis, and the cost of each strategy.
 #pragma once
 
 #include <string>
@@ -11,37 +11,37 @@
 namespace dtensor::attention_impl {
 
 struct Operands {
-  SpecPtr q, k, v;  // as they are; [B, H, L, E], [B, G, S, E], [B, G, S, F] on one mesh, plain ones Replicate
+  SpecPtr q, k, v;  // given specs on one mesh: [B, H, L, E], [B, G, S, E], [B, G, S, F]; regular tensors are Replicate
 };
 
 struct AttentionLayout {
-  Placements q;       // of queries, results and their gradients
-  Placements kv;      // of keys and values where they wait, between the passes too
-  Placements result;  // q's, but back in the sequence's split where heads were exchanged
-  Placements used;    // of keys and values where a block of them is computed: those of `kv`, less the axes that gather
-  AxisMask ring = 0, gather = 0, ulysses = 0;  // the axes that split the sequence
-  AxisMask merge = 0;  // those that split keys alone: every rank has all queries, and results of their keys are merged
+  Placements q;       // placements of queries, results and their gradients
+  Placements kv;      // placements of keys and values at rest, also between the passes
+  Placements result;  // like q, but sharded along the sequence again after ulysses
+  Placements used;    // keys and values during the computation: `kv` without the axes that gather
+  AxisMask ring = 0, gather = 0, ulysses = 0;  // axes that shard the sequence, by strategy
+  AxisMask merge = 0;  // axes that shard keys only: all ranks have all queries, and results are merged
 };
 
-// Axes of more than one rank that split the sequence of some operand.
+// Axes with more than one rank that shard the sequence of any operand.
 AxisMask sequence_axes(const Operands& operands);
 
-// The cheapest layout, or the one that `strategy` asks for: the same on every rank. `text`, if given, receives
-// candidates and prices.
+// The cheapest layout, or the one for `strategy`: the same on all ranks. `text`, if given, receives all candidates and
+// their costs.
 AttentionLayout search_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy,
                               std::string* text = nullptr);
-// The same, remembered by this thread: a search looks at every rank of the mesh.
+// Same with a cache per thread, because a search iterates over all ranks of the mesh.
 AttentionLayout cached_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy);
 
-// What has to move before attention can begin because operands do not lie as one layout has them. What attention itself
-// exchanges is no part of it, heads for rows (ulysses) neither.
+// The redistribution that is needed before attention because operands have other placements. Excludes the communication
+// of attention itself and the ulysses exchange of heads and rows.
 struct InputMoves {
   struct Operand {
     const char* name;
     std::string from;  // its spec
     Placements to;
   };
-  std::int64_t bytes = 0;  // received by the ranks that receive most
+  std::int64_t bytes = 0;  // received by the rank that receives most
   std::vector<Operand> operands;
 };
 InputMoves moves_to_layout(const AttentionLayout& layout, const Operands& operands);

@@ -1,4 +1,4 @@
-// Layouts that this thread has searched for, by all that a search looks at.
+// Per-thread cache of layouts, with all inputs of the search as key.
 #include <c10/core/ScalarType.h>
 
 #include <unordered_map>

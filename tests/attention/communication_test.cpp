@@ -214,7 +214,7 @@ TEST(AttentionCommunication, InvalidOptionsRaiseOnEveryRank) {
     };
     AttentionOptions o;
     o.documents = {1, 5};
-    says(o, "documents begin at ascending positions from 0, not at [1, 5]");
+    says(o, "expected ascending document positions from 0, got [1, 5]");
     o = {};
     o.window = -1;
     says(o, "window -1 is negative");
@@ -226,7 +226,7 @@ TEST(AttentionCommunication, InvalidOptionsRaiseOnEveryRank) {
     says(o, "a mask of sizes [3, 24] does not broadcast to [2, 12, 24, 24]");
     o = {};
     o.sinks = at::ones({5});
-    says(o, "sinks need one number for each of 12 heads");
+    says(o, "expected sinks with one number for each of 12 heads");
   });
 }
 

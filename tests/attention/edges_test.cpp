@@ -204,14 +204,14 @@ TEST(AttentionEdgeCases, InvalidDocumentsOfRowsRaise) {
       }
     };
     const auto rows = [](const std::vector<std::int64_t>& row) { return at::tensor(row).expand({2, -1}); };
-    says(rows({1, 5}), "from 0 up to 10, not at [1, 5]");
-    says(rows({0, 5, 3}), "from 0 up to 10, not at [0, 5, 3]");
-    says(rows({0, 11}), "from 0 up to 10, not at [0, 11]");
+    says(rows({1, 5}), "of a row from 0 to 10, got [1, 5]");
+    says(rows({0, 5, 3}), "of a row from 0 to 10, got [0, 5, 3]");
+    says(rows({0, 11}), "of a row from 0 to 10, got [0, 11]");
     const auto regular = at::zeros({2, 4, 10, 4});
     EXPECT_THROW(attention(regular, regular, regular, {.row_cu_seqlens = rows({1, 5})}), c10::Error);
     EXPECT_THROW(attention(in[0], in[1], in[2], {.documents = {0, 11}}), c10::Error);
-    says(at::zeros({3, 1}, at::kLong), "are int64 [2, D], not Long[3, 1]");
-    says(at::zeros({2, 1}), "are int64 [2, D], not Float[2, 1]");
+    says(at::zeros({3, 1}, at::kLong), "int64 [2, D], got Long[3, 1]");
+    says(at::zeros({2, 1}), "int64 [2, D], got Float[2, 1]");
   });
 }
 

@@ -267,7 +267,8 @@ TEST(RoutedExperts, InvalidCallsAreErrors) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
     RoutedExperts three;
     for (int e = 0; e < 3; ++e) three.add(std::make_unique<Expert>());
-    EXPECT_NE(error_of([&] { apply_expert_parallel(three, mesh); }).find("3 experts are not divisible by 2 ranks"), std::string::npos);
+    EXPECT_NE(error_of([&] { apply_expert_parallel(three, mesh); }).find("3 experts are not divisible by 2 ranks"),
+              std::string::npos);
     const auto x = distribute_tensor(tokens().view({12, 8}), mesh, {Shard(0)});
     const auto ids = distribute_tensor(at::zeros({12, 2}, at::kLong), mesh, {Shard(0)});
     EXPECT_NE(error_of([&] { three.forward(x, ids, ids.to(at::kDouble)); }).find("call apply_expert_parallel first"),

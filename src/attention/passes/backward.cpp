@@ -1,5 +1,5 @@
-// The backward pass: blocks come again, and the gradients of each go straight to its owner, who adds them up in the
-// order of the turns. Heads go by a few at a time, so that gradients on their way stay small beside the own ones.
+// The backward pass: key/value blocks are exchanged again, and gradients of a block are sent directly to its owner,
+// which sums them in the order of turns. Processes a few heads at a time, so that gradients in transit are small.
 #include <ATen/ATen.h>
 
 #include <limits>
@@ -11,10 +11,10 @@ namespace dtensor::attention_impl {
 namespace {
 
 constexpr double kUnseenRow = -std::numeric_limits<double>::infinity();
-constexpr std::int64_t kBytesAtOnce = std::int64_t{1} << 20;  // of a block's keys: fewer are not cut
-constexpr std::int64_t kCuts = 8;                             // more would leave a rank's threads too little to share
+constexpr std::int64_t kBytesAtOnce = std::int64_t{1} << 20;  // bytes of a block's keys; smaller blocks are not split
+constexpr std::int64_t kCuts = 8;                             // more splits would leave too little work per thread
 
-// Some heads of keys.
+// A range of key heads.
 struct HeadRange {
   std::int64_t first, count;
 };
@@ -23,7 +23,7 @@ at::Tensor heads_of(const at::Tensor& t, const HeadRange& heads, std::int64_t sh
   return t.narrow(1, heads.first * share, heads.count * share);
 }
 
-// The same for all ranks that pass keys on, whatever part of the sequence they have.
+// Splits the heads; the same on all ranks of the exchange, regardless of their parts of the sequence.
 std::vector<HeadRange> cut_heads(const Scores& scores, const SequenceParts& blocks, const Inputs& in) {
   const auto heads = in.k.size(1);
   std::int64_t rows = 0;
@@ -89,7 +89,7 @@ class BackwardPass {
     return {sum_.q.to(type), sum_.k.to(type), sum_.v.to(type)};
   }
 
-  // The query heads that look at these heads of keys; all, where they are no equal groups.
+  // The query heads of these key heads; all if they are not equal groups.
   at::Tensor query_heads(const at::Tensor& t, const HeadRange& some) const {
     return share_ == 0 ? t : heads_of(t, some, share_);
   }
@@ -112,8 +112,8 @@ class BackwardPass {
     }
   }
 
-  // Gradients of the block that was here go home, those of the own block arrive from where that was. Those of some
-  // heads are on their way each way: those before have come by then.
+  // Sends the gradients of the current block to its owner, and receives gradients of the own block from the rank that
+  // has it. Completes the transfers of the previous heads first.
   void give_back(const KeyValueBlock& block, int turn, const HeadRange& some) {
     const int owner = plan_.before(turn);
     at::Tensor dk, dv;
@@ -159,7 +159,7 @@ class BackwardPass {
   const Inputs& in_;
   ExchangePlan plan_;
   GroupedHeads heads_;
-  std::int64_t share_;  // query heads of a head of keys; 0: not the same for all
+  std::int64_t share_;  // query heads per key head; 0: not equal for all
   std::vector<HeadRange> cuts_;
   RowState rows_;
   Inputs sum_;

@@ -1,4 +1,5 @@
-// The forward pass: while the block at hand is computed, the next arrives; results are merged by their log-sum-exp.
+// The forward pass: computes with the current block while the next one is received; merges results by their
+// log-sum-exp.
 #include "attention/passes/passes.h"
 
 #include <ATen/ATen.h>
@@ -12,10 +13,10 @@ namespace dtensor::attention_impl {
 namespace {
 
 constexpr double kUnmerged = -std::numeric_limits<double>::infinity();
-constexpr double kNegligible = 100;                            // exp(-100) of a sum is nothing, even in double
-constexpr std::int64_t kResultAtOnce = std::int64_t{1} << 20;  // bytes of a tile's result before it is merged
+constexpr double kNegligible = 100;                            // exp(-100) is negligible in a sum, even in double
+constexpr std::int64_t kResultAtOnce = std::int64_t{1} << 20;  // bytes of a tile's result before merging
 
-// The result while blocks are still coming.
+// Accumulates the results of tiles.
 class Merger {
  public:
   explicit Merger(const Inputs& in) {
@@ -27,7 +28,7 @@ class Merger {
     touched_.resize(static_cast<std::size_t>(sizes[2]));
   }
 
-  // Whether nothing was merged into these rows yet; from now on something was.
+  // Whether nothing was merged into these rows before; marks them as merged.
   bool first_of(const Rows& rows) {
     const auto begin = touched_.begin() + rows.local, end = begin + rows.length;
     const bool first = std::none_of(begin, end, [](char touched) { return touched != 0; });
@@ -35,7 +36,8 @@ class Merger {
     return first;
   }
 
-  // Whether some row of the part is far from zero and not far below what its row has already.
+  // Whether a row's log-sum-exp is too far from zero for float precision and not negligible against the accumulated
+  // one.
   bool loses_sums(const Tile& tile, std::int64_t head, const Partial& part) const {
     const auto rows = [&](const at::Tensor& t) { return rows_of(t.narrow(1, head, part.out.size(1)), tile.q); };
     const auto have = top_.defined() ? rows(lse_) + rows(top_) : rows(lse_);
@@ -61,7 +63,7 @@ class Merger {
     lse.copy_(sum);
   }
 
-  // With what other ranks found for the same queries among other keys.
+  // Combines with the results of other ranks for the same queries and other keys.
   void combine(const Communicator& comm) {
     const auto top = meet(comm);
     const auto nothing = top.eq(kUnmerged);
@@ -90,7 +92,7 @@ class Merger {
   }
 
  private:
-  // Rows here and in the part over the top of the greater sum; returns the part's.
+  // Rescales the accumulated and the new log-sum-exp to the maximum of the greater one; returns the new log-sum-exp.
   static at::Tensor rescale_to_common_max(const at::Tensor& lse, const at::Tensor& top, const Partial& part) {
     const auto other = part.top.defined() ? part.top : at::zeros_like(top);
     const auto one = at::where((part.lse + other).gt(lse + top), other, top);
@@ -99,7 +101,8 @@ class Merger {
     return part.lse + (other - one);
   }
 
-  // Rows over one top on all ranks; returns what to take them over besides: the greatest sum, where no top is apart.
+  // Rescales to a common maximum on all ranks; returns the greatest log-sum-exp where no maximum is stored separately,
+  // else 0.
   at::Tensor meet(const Communicator& comm) {
     const auto own = top_.defined() ? top_ : at::zeros_like(lse_);
     const auto both = at::stack({own.masked_fill(lse_.eq(kUnmerged), kUnmerged), lse_ + own});
@@ -110,11 +113,11 @@ class Merger {
   }
 
   at::Tensor out_, lse_;
-  at::Tensor top_;  // as Partial's: what lse_ is counted from, the largest score of a row far from zero and 0 of others
+  at::Tensor top_;  // as in Partial: lse_ is relative to it; the maximum score of rows far from zero, else 0
   std::vector<char> touched_;
 };
 
-// Some heads at a time, so that a tile's result before the merge stays small beside the whole.
+// Processes some heads at a time, so that a tile's result before merging is small.
 void attend(const Scores& scores, const Tile& tile, const Inputs& in, Merger& merger) {
   const auto groups = in.k.size(1), share = in.q.size(1) / groups;
   const auto bytes =

@@ -1,5 +1,5 @@
-// Blocks of keys and values go from rank to rank: in turn t each rank has the block of the rank t before it, straight
-// from its owner. Only rows that the receiver's queries see are sent.
+// Exchanges blocks of keys and values: in turn t each rank receives the block of the rank t before it, directly from
+// its owner. Only rows that the receiver's queries attend to are sent.
 #include "attention/passes/key_value_exchange.h"
 
 #include <ATen/ATen.h>

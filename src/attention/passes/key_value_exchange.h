@@ -1,4 +1,4 @@
-// What is sent to whom in which turn: blocks of keys and values, and their gradients on the way home.
+// Plan of the messages of each turn: blocks of keys and values, and their gradients in backward.
 #pragma once
 
 #include <map>
@@ -17,13 +17,13 @@ class ExchangePlan {
   int before(int turn) const { return (blocks_.me + ranks() - turn) % ranks(); }
   int after(int turn) const { return (blocks_.me + turn) % ranks(); }
 
-  // What the queries of `receiver` do with the keys of `owner`. Both find the same.
+  // The tiles for the queries of `receiver` and the keys of `owner`. The same on both ranks.
   const std::vector<Tile>& tiles(int receiver, int owner) {
     const auto [entry, is_new] = known_.try_emplace({receiver, owner});
     if (is_new) entry->second = find(receiver, owner);
     return entry->second;
   }
-  // The same of this rank's queries, less what only this rank knows to be empty.
+  // The tiles for this rank's queries, without tiles that are fully masked by its local mask.
   std::vector<Tile> computed(int owner) {
     auto found = tiles(blocks_.me, owner);
     if (scores_.has_local_rows && scores_.mask.defined()) drop_fully_masked(found);
@@ -36,12 +36,12 @@ class ExchangePlan {
 
   const Scores& scores_;
   const SequenceParts& blocks_;
-  std::map<std::pair<int, int>, std::vector<Tile>> known_;  // a mask is looked at once
+  std::map<std::pair<int, int>, std::vector<Tile>> known_;  // cached, because finding tiles reads the mask
 };
 
 std::int64_t length_of(const std::vector<Rows>& rows);
 
-// Calls fn(rows of the block, first row in a buffer that holds nothing but these).
+// Calls fn(rows of the block, first row in a packed buffer of these rows).
 template <class F>
 void for_each_run(const std::vector<Rows>& runs, const F& fn) {
   std::int64_t at = 0;
@@ -51,7 +51,7 @@ void for_each_run(const std::vector<Rows>& runs, const F& fn) {
   }
 }
 
-// Tiles whose keys are in a buffer of `runs` alone.
+// Converts tiles to row indices in a packed buffer of `runs`.
 std::vector<Tile> to_buffer_rows(std::vector<Tile> tiles, const std::vector<Rows>& runs);
 
 inline at::Tensor rows_of(const at::Tensor& t, const Rows& rows) { return t.narrow(2, rows.local, rows.length); }
@@ -59,10 +59,10 @@ inline at::Tensor rows_of(const at::Tensor& t, const Rows& rows) { return t.narr
 using PendingWorks = std::vector<Work>;
 void finish(PendingWorks& works);
 
-// Blocks and gradients cross between the same ranks, in an order that depends on the rank: told apart by tags.
+// Tags of messages: blocks and gradients are sent between the same ranks in an order that depends on the rank.
 enum Tag : int { kKeys, kGradients };
 
-// Nothing for tensors without elements.
+// No message for empty tensors.
 void send(const Communicator& comm, const at::Tensor& tensor, int peer, Tag tag, PendingWorks& works);
 void receive(const Communicator& comm, const at::Tensor& tensor, int peer, Tag tag, PendingWorks& works);
 
@@ -74,12 +74,12 @@ struct KeyValueBlock {
 };
 
 KeyValueBlock buffer_for(std::vector<Rows> runs, const Inputs& like);
-// The block of this turn, on its way.
+// Starts to receive the block of this turn.
 KeyValueBlock receive_next_block(ExchangePlan& plan, const SequenceParts& blocks, const Inputs& in, int turn);
-// This rank's keys and values, to everybody who reads some.
+// Sends this rank's keys and values to all ranks that read them.
 PendingWorks send_all_blocks(ExchangePlan& plan, const SequenceParts& blocks, const Inputs& in);
 
-// The heads of keys as the query heads ask for them.
+// Expands key heads to query heads, and reduces their gradients.
 class GroupedHeads {
  public:
   GroupedHeads(const SequenceParts& blocks, const at::Tensor& like);

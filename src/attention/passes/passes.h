@@ -1,4 +1,4 @@
-// Both passes of attention on local tensors: this rank's queries meet all keys, block by block.
+// Both passes of attention on local tensors: this rank's queries with all keys, block by block.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,21 +10,20 @@
 
 namespace dtensor::attention_impl {
 
-// Who has what along the axes whose ranks pass keys on.
+// The parts of the sequence on the axes along which ranks exchange keys.
 struct SequenceParts {
-  Communicator comm;  // none: this rank's keys are all that it needs
+  Communicator comm;  // undefined: this rank has all keys that it needs
   Communicator
-      merge;  // none: this rank sees all keys that its queries need; else ranks with the same queries, other keys
+      merge;  // undefined: this rank sees all keys of its queries; else ranks with the same queries and other keys
   int me = 0;
-  std::vector<Segments> q, kv;  // of each member
-  std::vector<std::int64_t>
-      heads;  // the head of keys of each query head, where they are not equal groups in order; else empty
+  std::vector<Segments> q, kv;      // of each rank of `comm`
+  std::vector<std::int64_t> heads;  // the key head of each query head if they are not equal groups in order; else empty
 };
 
 struct Forward {
-  at::Tensor out;       // as q, with v's features
-  at::Tensor lse;       // [b, h, l], sinks included
-  at::Tensor top = {};  // as Partial's
+  at::Tensor out;       // like q, with the features of v
+  at::Tensor lse;       // [b, h, l], including sinks
+  at::Tensor top = {};  // see Partial
 };
 
 // `sinks`: [h] or undefined.

@@ -1,4 +1,4 @@
-// One row of the batch at a time.
+// Processes one batch row at a time.
 #include "attention/passes/per_row_documents.h"
 
 #include <ATen/ATen.h>
@@ -11,7 +11,7 @@ at::Tensor row(const at::Tensor& t, std::int64_t b) { return t.narrow(0, b, 1); 
 
 Inputs row(const Inputs& in, std::int64_t b) { return {row(in.q, b), row(in.k, b), row(in.v, b)}; }
 
-// Of local row b in the whole batch.
+// Position of local row b in the global batch.
 Segment place_of(const Segments& held, std::int64_t b) {
   for (const Segment& s : held) {
     if (b < s.length) return {s.offset + b, 1};

@@ -1,5 +1,5 @@
-// Both passes where each row of the batch has documents of its own: row by row, each with its own tiles and exchanges.
-// Ranks that pass keys on have the same rows.
+// Both passes if each batch row has its own documents: row by row with separate tiles and exchanges. Ranks that
+// exchange keys have the same rows.
 #pragma once
 
 #include <vector>
@@ -8,9 +8,9 @@
 
 namespace dtensor::attention_impl {
 
-using Documents = std::vector<std::vector<std::int64_t>>;  // of each row of the batch
+using Documents = std::vector<std::vector<std::int64_t>>;  // of each batch row
 
-// `documents` empty: those of the scores' pattern, for all rows at once.
+// `documents` empty: uses the documents of the scores' pattern, for all rows at once.
 Forward forward_per_row(const Scores& scores, const Documents& documents, const SequenceParts& blocks, const Inputs& in,
                         const at::Tensor& sinks);
 Backward backward_per_row(const Scores& scores, const Documents& documents, const SequenceParts& blocks,

@@ -1,5 +1,5 @@
-// A tile by ATen's flash kernel, which gives the log-sum-exp; by products and a softmax where that has no way: dropout,
-// values of other length than keys.
+// Computes a tile with ATen's flash kernel, which returns the log-sum-exp. Uses matrix products and a softmax where the
+// kernel does not apply: with dropout, or if values and keys differ in length.
 #include "attention/passes/tile_kernel.h"
 
 #include <ATen/ATen.h>
@@ -11,7 +11,7 @@ namespace dtensor::attention_impl {
 namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
-constexpr double kFar = 1e3;  // beside it the logarithm of a sum is right to 6e-5 in float
+constexpr double kFar = 1e3;  // above it, a float log-sum-exp has an error of more than 6e-5
 constexpr std::int64_t kScoresAtOnce = std::int64_t{1} << 20;  // elements of a part of the score matrix
 
 bool by_flash(const Scores& scores, const Inputs& in) {
@@ -25,7 +25,7 @@ at::Tensor visible_positions(const Pattern& pattern, const Tile& tile, const at:
   const auto j = at::arange(tile.kv.global, tile.kv.global + tile.kv.length, options).view({1, 1, 1, -1});
   auto seen = pattern.causal ? j.le(i) : j.ge(0).expand({1, 1, tile.q.length, tile.kv.length});
   if (pattern.window > 0) seen = seen.logical_and((i - j).abs_().lt(pattern.window));
-  return seen;  // a tile lies in one document
+  return seen;  // a tile is in one document
 }
 
 at::Tensor mask_part(const Scores& scores, const Tile& tile) {
@@ -36,7 +36,7 @@ at::Tensor mask_part(const Scores& scores, const Tile& tile) {
   return part;
 }
 
-// What is added to the scores; undefined: nothing.
+// The bias added to the scores; undefined: none.
 at::Tensor bias_of(const Scores& scores, const Tile& tile, const at::Tensor& q, bool causal_by_kernel) {
   at::Tensor part = mask_part(scores, tile), seen;
   const bool positions =
@@ -75,7 +75,7 @@ FlashBias flash_bias(const Scores& scores, const Tile& tile, const at::Tensor& q
 Partial flash_forward(const Scores& scores, const Tile& tile, const Inputs& in) {
   const auto [causal, bias] = flash_bias(scores, tile, in.q);
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, causal, bias, scores.scale);
-  // The kernel gives 0 for rows that see nothing.
+  // The kernel returns 0 for rows without visible keys.
   if (bias) lse = lse.masked_fill(bias->eq(kNothing).all(-1), kNothing);
   return {out, lse};
 }
@@ -87,12 +87,12 @@ Inputs flash_backward(const Scores& scores, const Tile& tile, const Inputs& in, 
   return {dq, dk, dv};
 }
 
-// Query heads that share a head of keys as more rows: [b, h, l, e] to [b, g, h / g * l, e].
+// Merges query heads that share a key head into the rows: [b, h, l, e] to [b, g, h / g * l, e].
 at::Tensor grouped(const at::Tensor& x, std::int64_t groups) {
   return x.reshape({x.size(0), groups, x.size(1) / groups * x.size(2), x.size(3)});
 }
 
-// A few rows of the tile's score matrix.
+// Some rows of the tile's score matrix.
 class Slice {
  public:
   Slice(const Scores& scores, const Tile& tile, const Inputs& in, std::int64_t first, std::int64_t rows)
@@ -108,7 +108,7 @@ class Slice {
     const auto bias = bias_of(scores_, tile_, q, false);
     return bias.defined() ? s.add_(bias) : s;
   }
-  // What dropout leaves of the weights, as a factor; undefined: all.
+  // The dropout mask divided by the keep probability; undefined without dropout.
   at::Tensor kept() const {
     if (scores_.dropout == 0) return {};
     GlobalRegion region = scores_.region;
@@ -120,11 +120,11 @@ class Slice {
     fill_bernoulli(mask, region, scores_.key, keep);
     return mask.mul_(keep == 0 ? 0 : 1 / keep);
   }
-  // [b, h, l, x] and one matrix for each head of keys.
+  // Multiplies [b, h, l, x] by one matrix per key head.
   at::Tensor times(const at::Tensor& rows, const at::Tensor& columns) const {
     return at::matmul(grouped(rows, groups_), columns).view({rows.size(0), rows.size(1), rows.size(2), -1});
   }
-  // Summed over the rows, and over the query heads of a group.
+  // Sums over the rows, and over the query heads of a group.
   at::Tensor over_rows(const at::Tensor& left, const at::Tensor& right) const {
     return at::matmul(grouped(left, groups_).transpose(2, 3), grouped(right, groups_));
   }

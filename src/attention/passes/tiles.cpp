@@ -1,4 +1,4 @@
-// Cuts pairs of segments into tiles.
+// Splits pairs of segments into tiles.
 #include "attention/passes/tiles.h"
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 namespace dtensor::attention_impl {
 namespace {
 
-// Masked tiles of a sliding window have at least so many rows of queries: smaller ones would be many calls.
+// Minimum number of query rows of masked tiles in a sliding window; smaller tiles would need many calls.
 constexpr std::int64_t kWindowRows = 128;
 
 struct Span {
@@ -23,7 +23,7 @@ std::int64_t document_of(const Pattern& pattern, std::int64_t position) {
   return std::upper_bound(starts.begin(), starts.end(), position) - starts.begin();
 }
 
-// Cut where documents begin.
+// Splits segments at document starts.
 std::vector<Span> spans_of(const Segments& segments, const Pattern& pattern) {
   std::vector<Span> spans;
   std::int64_t local = 0;
@@ -62,7 +62,7 @@ class Cutter {
   std::vector<Tile> take() { return std::move(tiles_); }
 
  private:
-  // Drops rows at the ends that see or are seen by nothing.
+  // Drops rows at the ends that have no visible pair.
   void clip(Span& q, Span& kv) const {
     if (p_.causal) {
       q = q.from(kv.begin);
@@ -81,7 +81,7 @@ class Cutter {
     return q.end - 1 - kv.begin < p_.window && (p_.causal || kv.end - 1 - q.begin < p_.window);
   }
 
-  // A band: few rows at a time, each with the keys near them.
+  // A band: splits queries into few rows at a time, each with the keys near them.
   void add_window(Span q, const Span& kv) {
     const std::int64_t rows = std::max(p_.window, kWindowRows);
     if (q.end - q.begin <= rows) return put(q, kv, TileMask::masked);
@@ -118,7 +118,7 @@ std::vector<Tile> tiles_of(const Segments& q, const Segments& kv, const Pattern&
 }
 
 std::vector<Tile> merge_full_tiles(std::vector<Tile> tiles) {
-  for (bool again = true; again;) {  // along one side, then what has become alike along the other
+  for (bool again = true; again;) {  // merges along one side, then tiles that became equal along the other
     again = false;
     std::vector<Tile> fewer;
     for (const Tile& tile : tiles) {

@@ -1,6 +1,6 @@
-// Which parts of a score matrix are to be computed: rows of queries and of keys are given as segments of positions, and
-// each pair of segments falls into tiles that are seen whole, seen up to the diagonal, or masked element by element.
-// What no query sees is no tile, so it is neither moved nor computed. Pure: every rank finds the same for any rank.
+// Splits a score matrix into tiles. Rows of queries and keys are segments of positions. Each pair of segments gives
+// tiles that are fully visible, causal, or masked by element. Invisible parts give no tile, so they are neither
+// communicated nor computed. Pure functions: all ranks compute the same tiles.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace dtensor::attention_impl {
 
-// Which keys a query at position i sees: with `causal` j <= i; with `window` > 0 |i - j| < window; with documents only
-// those of its own. `documents`: position of each one's first token, ascending from 0; empty: one.
+// Visible keys of a query at position i: with `causal` j <= i; with `window` > 0 |i - j| < window; with documents only
+// keys of its document. `documents`: position of each document's first token, ascending from 0; empty: one document.
 struct Pattern {
   bool causal = false;
   std::int64_t window = 0;
@@ -19,7 +19,7 @@ struct Pattern {
   friend bool operator==(const Pattern&, const Pattern&) = default;
 };
 
-// Rows of a local tensor that are consecutive there and in the whole.
+// Rows of a local tensor that are consecutive locally and globally.
 struct Rows {
   std::int64_t local = 0, global = 0, length = 0;
   friend bool operator==(const Rows&, const Rows&) = default;
@@ -27,8 +27,8 @@ struct Rows {
 
 enum class TileMask : std::uint8_t {
   full,
-  causal,  // q and kv begin at one position: row r sees columns up to r
-  masked,  // as the pattern says for each element
+  causal,  // q and kv begin at the same position: row r sees columns up to r
+  masked,  // masked by the pattern for each element
 };
 
 struct Tile {
@@ -38,12 +38,12 @@ struct Tile {
 };
 
 std::vector<Tile> tiles_of(const Segments& q, const Segments& kv, const Pattern& pattern);
-// Adjacent full tiles become one. Their rows are then no longer consecutive in the whole: only where neither a mask nor
-// dropout asks for positions.
+// Merges adjacent full tiles. Their rows are then no longer consecutive globally, so this applies only without mask and
+// dropout, which need positions.
 std::vector<Tile> merge_full_tiles(std::vector<Tile> tiles);
-// The rows of keys that some tile reads, each once, ascending by local index.
+// The rows of keys that the tiles read, without duplicates, ascending by local index.
 std::vector<Rows> keys_read(const std::vector<Tile>& tiles);
-// Pairs of a query and a key that are computed.
+// Number of (query, key) pairs that are computed.
 double count_pairs(const std::vector<Tile>& tiles);
 
 }  // namespace dtensor::attention_impl
