@@ -1,4 +1,4 @@
-// Adagrad over lists: fused where memory allows.
+// Adagrad on tensor lists, with ATen's fused kernel if the memory formats allow it.
 #include "dtensor/optim/adagrad.h"
 
 #include <ATen/ATen.h>

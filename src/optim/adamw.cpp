@@ -1,4 +1,4 @@
-// AdamW over lists: fused, or as a sequence of list operators.
+// AdamW on tensor lists: one fused kernel or a sequence of foreach operators.
 #include "dtensor/optim/adamw.h"
 
 #include <ATen/ATen.h>
@@ -16,7 +16,7 @@ void fused_step(const Bucket& b, const AdamWOptions& o) {
                     o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
 }
 
-// The formula of the fused kernel: p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
+// Same formula as the fused kernel: p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
 void foreach_step(const Bucket& b, const AdamWOptions& o) {
   const auto averages = b.slots(0), squares = b.slots(1);
   std::vector<at::Scalar> factors, roots;

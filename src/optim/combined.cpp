@@ -1,4 +1,4 @@
-// Several optimizers as one: groups in a row, names prefixed by the part.
+// Several optimizers as one: concatenated groups, names prefixed with the part's index.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void take_prefixed(const std::string& prefix, const std::vector<std::pair<std::s
   }
 }
 
-// What no part would look at, such as the state of a single optimizer.
+// Rejects names that no part would read, such as the state of a single optimizer.
 void check_prefixes(const StateScalars& scalars, std::size_t parts) {
   std::vector<std::string> unknown;
   for (const auto& [name, value] : scalars) {
@@ -32,7 +32,8 @@ void check_prefixes(const StateScalars& scalars, std::size_t parts) {
     if (!known) unknown.push_back(name);
   }
   TORCH_CHECK(unknown.empty(), "load_state_dict: the state has ", c10::Join(", ", unknown),
-              ", which belong to none of ", parts, " optimizers (their names begin with the number of a part)");
+              ", which does not belong to any of the ", parts,
+              " optimizers; expected names that begin with the index of a part");
 }
 
 }  // namespace
@@ -40,7 +41,7 @@ void check_prefixes(const StateScalars& scalars, std::size_t parts) {
 CombinedOptimizer::CombinedOptimizer(std::vector<std::unique_ptr<Optimizer>> parts) : parts_(std::move(parts)) {
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& part : parts_) {
-    TORCH_CHECK(part != nullptr, "CombinedOptimizer: a part is missing");
+    TORCH_CHECK(part != nullptr, "CombinedOptimizer: expected non-null optimizers, got a null pointer");
     for (const at::Tensor& parameter : part->parameters()) {
       TORCH_CHECK(seen.insert(parameter.unsafeGetTensorImpl()).second, "CombinedOptimizer: a parameter of sizes ",
                   parameter.sizes(), " belongs to two parts");
@@ -77,7 +78,7 @@ std::pair<Optimizer*, std::size_t> CombinedOptimizer::owner_of_group(std::size_t
     if (group < part->group_count()) return {part.get(), group};
     group -= part->group_count();
   }
-  TORCH_CHECK(false, "CombinedOptimizer: there are only ", group_count(), " groups");
+  TORCH_CHECK(false, "CombinedOptimizer: group index is out of range: there are ", group_count(), " groups");
 }
 
 double CombinedOptimizer::lr(std::size_t group) const {
@@ -96,7 +97,7 @@ StateTensors CombinedOptimizer::state(const at::Tensor& parameter) const {
       if (own.is_same(parameter)) return part->state(parameter);
     }
   }
-  TORCH_CHECK(false, "CombinedOptimizer: asked for the state of a tensor that is not among its parameters");
+  TORCH_CHECK(false, "CombinedOptimizer: state() expects a parameter of this optimizer, got another tensor");
 }
 
 OptimizerState CombinedOptimizer::state_dict() const {

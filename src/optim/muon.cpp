@@ -1,4 +1,4 @@
-// A Muon step: momentum where the shards are, whole matrices on their owners, orthogonal ones back.
+// A Muon step: momentum on the shards, orthogonalization of full matrices on their owners, results back to the shards.
 #include "dtensor/optim/muon.h"
 
 #include <ATen/ATen.h>
@@ -20,7 +20,7 @@ double cost(const optim::Block& matrix) {
   return rows * columns * std::min(rows, columns);
 }
 
-// Of the parameter's matrices, which all have the same sizes.
+// Scale for the parameter's matrices, which have equal sizes.
 double scale(const at::Tensor& parameter, const MuonOptions& o) {
   const auto rows = static_cast<double>(parameter.size(-2)), columns = static_cast<double>(parameter.size(-1));
   return o.match_adamw_rms ? 0.2 * std::sqrt(std::max(rows, columns)) : std::sqrt(std::max(1.0, rows / columns));
@@ -43,19 +43,19 @@ std::vector<at::Tensor> momenta(const optim::Bucket& b, const MuonOptions& o) {
 void check(const MuonOptions& o) {
   optim::check_decay("Muon", "momentum", o.momentum);
   optim::check_not_negative("Muon", "weight_decay", o.weight_decay);
-  TORCH_CHECK_VALUE(o.iterations >= 0, "Muon: iterations must not be negative, and are ", o.iterations);
+  TORCH_CHECK_VALUE(o.iterations >= 0, "Muon: expected iterations >= 0, got ", o.iterations);
 }
 
-// A matrix of a parameter.
+// One matrix of a parameter.
 struct Matrix {
-  std::size_t block;  // in the exchange
+  std::size_t block;  // index in the exchange
   optim::Block shape;
 };
 
 void check_is_matrix(const OptimizerEntry& entry) {
   const auto dims = entry.parameter.dim();
   TORCH_CHECK_VALUE(dims == 2 || dims == 3, "Muon: expected matrices [m, n] or stacks of matrices [k, m, n], got ",
-                    "parameter ", entry.name, " of sizes ", entry.parameter.sizes(), "; give it to AdamW ",
+                    "parameter ", entry.name, " of sizes ", entry.parameter.sizes(), "; use AdamW for it ",
                     "(muon_with_adamw)", dims < 2 ? "" : ", or make the parameter of its flatten(1) or flatten(0, -3)");
 }
 

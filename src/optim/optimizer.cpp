@@ -1,4 +1,4 @@
-// Entries, their slots, and how they are saved and restored.
+// Optimizer entries, their slots, and saving and loading of state.
 #include "dtensor/optim/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -18,20 +18,21 @@ namespace {
 
 void check_parameter(const at::Tensor& parameter, const std::string& name) {
   TORCH_CHECK(parameter.defined(), "optimizer: parameter ", name, " is undefined");
-  TORCH_CHECK(parameter.is_leaf(), "optimizer: parameter ", name, " is not a leaf; its gradient would not be kept");
+  TORCH_CHECK(parameter.is_leaf(), "optimizer: parameter ", name,
+              " is not a leaf, so it has no .grad; pass the leaf tensor");
   TORCH_CHECK(at::isFloatingType(parameter.scalar_type()), "optimizer: parameter ", name, " has dtype ",
-              parameter.scalar_type(), "; only floating point can be trained");
+              parameter.scalar_type(), "; expected a floating point dtype");
   if (!is_dtensor(parameter)) return;
   for (const Placement& p : DTensor(parameter).placements()) {
     TORCH_CHECK(!p.is_partial(), "optimizer: parameter ", name, " is ", DTensor(parameter).spec_str(),
-                "; a step on the parts of a sum is not a step on the sum. Redistribute it first");
+                "; Partial parameters cannot be optimized, redistribute it first");
   }
 }
 
-// Into the target's mesh and placements.
+// Copies with the mesh and placements of the target.
 void copy_into(const at::Tensor& target, const at::Tensor& value, const std::string& name) {
-  TORCH_CHECK(value.sizes() == target.sizes(), "load_state_dict: ", name, " has sizes ", value.sizes(), " where ",
-              target.sizes(), " are needed (another model, or another block size?)");
+  TORCH_CHECK(value.sizes() == target.sizes(), "load_state_dict: ", name, " has sizes ", value.sizes(), ", expected ",
+              target.sizes(), " (was it saved by another model, or with another block size?)");
   if (is_dtensor(target)) {
     const DTensor t(target);
     target.copy_(distribute_tensor(value, t.mesh(), t.placements()));
@@ -60,7 +61,8 @@ void Optimizer::zero_grad(bool set_to_none) {
       parameter.mutable_grad().reset();
     } else {
       at::Tensor& gradient = parameter.mutable_grad();
-      gradient.grad_fn() ? gradient.detach_() : gradient.requires_grad_(false);  // views (of a bucket) do not detach_()
+      gradient.grad_fn() ? gradient.detach_()
+                         : gradient.requires_grad_(false);  // views of a bucket do not support detach_()
       gradients.push_back(gradient);
     }
   }
@@ -82,32 +84,32 @@ void Optimizer::load_state_dict(const OptimizerState& state) {
     if (tensors.contains(name)) unknown.push_back(name);
   }
   TORCH_CHECK(unknown.empty(), "load_state_dict: the state has ", c10::Join(", ", unknown),
-              ", which this optimizer does not keep (saved by another one, or with other options?)");
+              ", which this optimizer does not use (was it saved by another optimizer, or with other options?)");
   targets.commit();
 }
 
 std::int64_t detail::step_count(const std::string& name, std::optional<double> saved) {
-  TORCH_CHECK(saved, "load_state_dict: ", name, " is missing among the scalars: without the count of its steps the ",
-              "state of a parameter would be taken for that of its first");
-  constexpr auto kMost = static_cast<double>(std::int64_t{1} << 53);  // beyond, doubles do not count on
+  TORCH_CHECK(saved, "load_state_dict: ", name, " is missing among the scalars; it is required to load the ",
+              "state of a parameter");
+  constexpr auto kMost = static_cast<double>(std::int64_t{1} << 53);  // above, doubles cannot represent all integers
   TORCH_CHECK(*saved >= 0 && *saved <= kMost && *saved == std::floor(*saved), "load_state_dict: ", name, " is ", *saved,
-              ", which is no count of steps");
+              ", expected an integer >= 0");
   return static_cast<std::int64_t>(*saved);
 }
 
 void SlotOptimizer::add_parameters(std::size_t group, const std::vector<at::Tensor>& parameters,
                                    const std::vector<std::string>& names) {
-  TORCH_CHECK(names.empty() || names.size() == parameters.size(), "optimizer: ", names.size(), " names for ",
-              parameters.size(), " parameters");
+  TORCH_CHECK(names.empty() || names.size() == parameters.size(), "optimizer: ", names.size(),
+              " names, expected one for each of ", parameters.size(), " parameters");
   std::unordered_set<std::string> known;
   for (const Entry& entry : entries_) known.insert(entry.name);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     std::string name = names.empty() ? std::to_string(entries_.size()) : names[i];
     check_parameter(parameters[i], name);
     const bool fresh = index_.emplace(parameters[i].unsafeGetTensorImpl(), entries_.size()).second;
-    TORCH_CHECK(fresh, "optimizer: parameter ", name, " is there twice (tied weights are listed once)");
-    TORCH_CHECK(known.insert(name).second, "optimizer: the name ", name, " is that of two parameters (names that are ",
-                "not given are numbers), whose saved states could not be told apart");
+    TORCH_CHECK(fresh, "optimizer: parameter ", name, " is listed twice; list tied weights once");
+    TORCH_CHECK(known.insert(name).second, "optimizer: the name ", name,
+                " is used by two parameters; expected unique names (by default the ", "index is the name)");
     const auto dtype = parameters[i].scalar_type();
     const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
     entries_.push_back({std::move(name), parameters[i], group, 0, std::vector<at::Tensor>(slot_names_.size()),
@@ -126,8 +128,7 @@ void SlotOptimizer::step() {
   for (Entry* entry : active) ++entry->steps;
   try {
     if (!active.empty()) update(active);
-  } catch (
-      ...) {  // such a step does not count, or the next would correct its averages for one more than they have seen
+  } catch (...) {  // a step that throws does not count, so that bias corrections stay right
     for (Entry* entry : active) --entry->steps;
     throw;
   }
@@ -141,8 +142,8 @@ void SlotOptimizer::check_step() const {
       continue;
     }
     TORCH_CHECK(!is_swapped_out(entry.parameter), "optimizer: parameter ", entry.name, " of sizes ",
-                entry.parameter.sizes(), " was replaced by a DTensor in its model after the optimizer was made of it, ",
-                "so a step does not train the model; make the optimizer after fully_shard and parallelize");
+                entry.parameter.sizes(), " was replaced by a DTensor in its model after the optimizer was created, ",
+                "so step() would not train the model; create the optimizer after fully_shard and parallelize");
   }
 }
 
@@ -152,7 +153,7 @@ void SlotOptimizer::warn_without_gradients() {
   });
   if (!any_here || std::exchange(warned_, true)) return;
   TORCH_WARN("optimizer: none of the ", entries_.size(), " parameters has a gradient, so this step changes nothing. ",
-             "Was backward run, and on the tensors that the optimizer was made of?");
+             "Call backward() first, and check that the optimizer has the parameters of the model.");
 }
 
 std::vector<at::Tensor> SlotOptimizer::parameters() const {
@@ -173,7 +174,7 @@ StateTensors SlotOptimizer::slots_of(const Entry& entry, const std::string& pref
 StateTensors SlotOptimizer::state(const at::Tensor& parameter) const {
   const LocalNoGradGuard scope;
   const auto found = index_.find(parameter.unsafeGetTensorImpl());
-  TORCH_CHECK(found != index_.end(), "optimizer: asked for the state of a tensor that is not among its parameters");
+  TORCH_CHECK(found != index_.end(), "optimizer: state() expects a parameter of this optimizer, got another tensor");
   const Entry& entry = entries_[found->second];
   OptimizerState more;
   save_extra_state(entry, "", more);
@@ -189,7 +190,7 @@ OptimizerState SlotOptimizer::state_dict() const {
     state.scalars.emplace_back("group" + std::to_string(g) + ".lr", lr(g));
   for (const Entry& entry : entries_) {
     const bool any = std::any_of(entry.slots.begin(), entry.slots.end(), [](const auto& s) { return s.defined(); });
-    if (entry.steps == 0 && !any) continue;  // torch::optim::SGD saves momenta without steps
+    if (entry.steps == 0 && !any) continue;  // torch::optim::SGD saves momenta without step counts
     state.scalars.emplace_back(entry.name + ".step", static_cast<double>(entry.steps));
     const StateTensors slots = slots_of(entry, entry.name + ".");
     state.tensors.insert(state.tensors.end(), slots.begin(), slots.end());
@@ -227,7 +228,7 @@ void SlotOptimizer::check_known(const StateScalars& scalars) const {
     if (!names.contains(name)) unknown.push_back(name);
   }
   TORCH_CHECK(unknown.empty(), "load_state_dict: the state has ", c10::Join(", ", unknown),
-              ", which belong to no parameter or group here");
+              ", which does not belong to a parameter or group of this optimizer");
 }
 
 StateTargets SlotOptimizer::state_targets(const StateScalars& scalars, const Saved& saved) {

@@ -1,4 +1,4 @@
-// Sorts parameters into buckets.
+// Groups parameters into buckets.
 #include "optim/parameter_lists.h"
 
 #include <ATen/ATen.h>
@@ -54,14 +54,14 @@ Bucket& bucket_of(std::vector<Bucket>& buckets, const OptimizerEntry& entry) {
   return buckets.back();
 }
 
-// Kernels over lists do not compare sizes, and would read and write beyond the smaller one.
+// Foreach kernels do not compare sizes and would access memory out of bounds.
 void check_sizes(const char* what, const at::Tensor& tensor, const OptimizerEntry& entry) {
   TORCH_CHECK(tensor.sizes() == entry.parameter.sizes(), "optimizer: the ", what, " of parameter ", entry.name,
               " has sizes ", tensor.sizes(), ", the parameter ", entry.parameter.sizes(),
-              " (was it replaced by one of other sizes after the gradient or the optimizer's state was made?)");
+              " (was it replaced after its gradient or the optimizer's state was created?)");
 }
 
-// Fused kernels walk the memory of all their operands alike.
+// Fused kernels iterate over the memory of all operands in the same order.
 bool fits_fused(const at::Tensor& parameter) { return parameter.is_non_overlapping_and_dense(); }
 
 at::Tensor laid_out_like(at::Tensor tensor, const at::Tensor& parameter) {
@@ -69,7 +69,7 @@ at::Tensor laid_out_like(at::Tensor tensor, const at::Tensor& parameter) {
                                                       : at::empty_like(parameter, tensor.options()).copy_(tensor);
 }
 
-// The parameter may have been re-placed, or laid out anew, since its slots were made.
+// Placements or strides of the parameter may have changed since its slots were created.
 void redistribute_slots(OptimizerEntry& entry, bool dense) {
   for (at::Tensor& slot : entry.slots) {
     if (!slot.defined()) continue;
@@ -78,8 +78,8 @@ void redistribute_slots(OptimizerEntry& entry, bool dense) {
   }
 }
 
-// Not the order in which they were met: that is another one on ranks where some parameter of another mesh has no
-// gradient, and what follows communicates bucket by bucket.
+// Sorts by key instead of first occurrence: ranks where some parameters have no gradient would have another order, but
+// later communication runs bucket by bucket.
 void sort_alike_on_all_ranks(std::vector<Bucket>& buckets) {
   const auto key = [](const Bucket& bucket) {
     const at::Tensor& first = bucket.parameters.front();
@@ -94,8 +94,8 @@ void sort_alike_on_all_ranks(std::vector<Bucket>& buckets) {
 void check_entry(const OptimizerEntry& entry) {
   const at::Tensor &parameter = entry.parameter, &gradient = parameter.grad();
   check_sizes("gradient", gradient, entry);
-  TORCH_CHECK(is_dtensor(parameter) || !is_dtensor(gradient), "optimizer: a plain parameter of sizes ",
-              parameter.sizes(), " with a DTensor gradient; place the parameter too");
+  TORCH_CHECK(is_dtensor(parameter) || !is_dtensor(gradient), "optimizer: a regular parameter of sizes ",
+              parameter.sizes(), " has a DTensor gradient; distribute the parameter, too");
   for (const at::Tensor& slot : entry.slots) {
     if (slot.defined()) check_sizes("state", slot, entry);
   }

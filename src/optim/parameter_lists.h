@@ -1,5 +1,4 @@
-// Parameters and their gradients as the lists that list operators take: one bucket per group, device and dtype,
-// whatever the meshes.
+// Parameters and gradients as lists for foreach operators: one bucket per group, device and dtype, with any meshes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,36 +16,36 @@ struct Bucket {
   std::vector<OptimizerEntry*> entries;
   std::vector<at::Tensor> parameters, gradients;
 
-  // Slot `index` of each entry; zeros like the parameter where it has none yet.
+  // Slot `index` of each entry; missing slots are created as zeros like the parameter.
   std::vector<at::Tensor> slots(std::size_t index) const;
-  // The step count of each entry as a number on the parameter's device, shared where equal.
+  // The step count of each entry as a scalar on the parameter's device; entries with equal counts share it.
   std::vector<at::Tensor> steps() const;
 };
 
-// Where a tensor's data is: parameters in host memory give themselves out for their device's.
+// Device of the tensor's data. Offloaded parameters are in host memory but report the device of their mesh.
 c10::Device device_of_data(const at::Tensor& tensor);
 
 Placements without_storage(Placements placements);
-// Whether both put the same elements on each rank: storage flags and axes of size 1 do not matter.
+// Whether both place the same elements on each rank; ignores storage flags and axes of size 1.
 bool same_local_shards(const Placements& a, const Placements& b, at::IntArrayRef mesh_shape);
 
-// Throws where a step cannot take the entry's gradient or state.
+// Throws if step() cannot use the entry's gradient or state.
 void check_entry(const OptimizerEntry& entry);
 
-// The gradient in its entry's dtype, on the parameter's mesh and placements, so that elementwise operators need not
-// communicate.
+// The gradient in the dtype of the entry, with the parameter's mesh and placements, so that elementwise operators do
+// not communicate.
 at::Tensor gradient_of(const OptimizerEntry& entry);
 
-// Of entries that are checked. By group, dtype and device, in an order that all ranks share whichever of the parameters
-// have a gradient there. Gradients and slots are brought to where the parameters are, so that nothing moves afterwards,
-// when parameters change. `dense`: they take their parameter's strides, too.
+// Groups entries that check_entry() has accepted by group, dtype and device, in an order that is the same on all ranks,
+// whichever parameters have a gradient. Redistributes gradients and slots to the placements of the parameters before
+// these change. `dense`: also copies them to the strides of their parameter.
 std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, bool dense);
 
-// The same, of those that a fused kernel takes and of the others.
+// Buckets for fused kernels and for foreach operators.
 struct Calls {
   std::vector<Bucket> fused, listed;
 };
-// `fused`: whether a group's options want such a kernel.
+// `fused`: whether the options of a group request fused kernels.
 Calls make_calls(const std::vector<OptimizerEntry*>& active, const std::function<bool(std::size_t group)>& fused);
 
 }  // namespace dtensor::optim

@@ -1,4 +1,4 @@
-// SGD over lists: fused where memory allows.
+// SGD on tensor lists, with ATen's fused kernel if the memory formats allow it.
 #include "dtensor/optim/sgd.h"
 
 #include <ATen/ATen.h>
@@ -18,7 +18,7 @@ void fused_step(const Bucket& b, const SGDOptions& o, bool first) {
                   /*maximize=*/false, first);
 }
 
-// g += wd p;  m = mu m + (1 - dampening) g, at first m = g;  p -= lr (nesterov ? g + mu m : m).
+// g += wd p;  m = mu m + (1 - dampening) g, in the first step m = g;  p -= lr (nesterov ? g + mu m : m).
 void foreach_step(const Bucket& b, const SGDOptions& o, bool first) {
   std::vector<at::Tensor> gradients = b.gradients;
   if (o.weight_decay != 0) gradients = at::_foreach_add(gradients, b.parameters, o.weight_decay);
@@ -39,7 +39,7 @@ void check(const SGDOptions& o) {
   optim::check_not_negative("SGD", "momentum", o.momentum);
   optim::check_not_negative("SGD", "weight_decay", o.weight_decay);
   TORCH_CHECK_VALUE(!o.nesterov || (o.momentum > 0 && o.dampening == 0),
-                    "SGD: Nesterov's momentum asks for momentum > 0 and dampening 0, not ", o.momentum, " and ",
+                    "SGD: Nesterov momentum requires momentum > 0 and dampening 0, got ", o.momentum, " and ",
                     o.dampening);
 }
 
@@ -50,7 +50,7 @@ SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions options)
 
 SGD::SGD(const std::vector<Group>& groups) : GroupOptimizer(groups, {"momentum_buffer"}, false, {"SGD", check}) {}
 
-// A parameter's first step starts its momentum, so it is another call.
+// The first step of a parameter initializes its momentum, so it needs a separate call.
 void SGD::update(const std::vector<Entry*>& active) {
   std::vector<Entry*> starting, going;
   for (Entry* entry : active) {

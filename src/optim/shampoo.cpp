@@ -1,4 +1,4 @@
-// A Shampoo step: elementwise averages where the shards are, gradients to the owners of blocks, directions back.
+// A Shampoo step: elementwise averages on the shards, gradients to the owners of blocks, directions back to the shards.
 #include "dtensor/optim/shampoo.h"
 
 #include <ATen/ATen.h>
@@ -18,9 +18,9 @@ namespace {
 
 using optim::BlockExchange;
 
-// What the owner of a block keeps.
+// State that the owner of a block stores.
 struct Preconditioner {
-  std::size_t block;  // in the exchange
+  std::size_t block;  // index in the exchange
   optim::Block shape;
   std::vector<at::Tensor> factors, roots;
 
@@ -35,7 +35,7 @@ double cost(const optim::Block& block) {
   return sum;
 }
 
-// A parameter within one step, in the dtype of the state.
+// A parameter during a step, in the dtype of the state.
 struct PendingMove {
   OptimizerEntry* entry;
   at::Tensor gradient, average, graft;  // graft: undefined without grafting
@@ -57,7 +57,8 @@ bool uses_roots(std::int64_t t, const ShampooOptions& o) {
   return t == o.start || (t > o.start && t % o.frequency == 0);
 }
 
-// False where there are none, of a gradient that was not finite: the other ranks do not see it, so it is no error yet.
+// Returns false if there are no roots because a gradient was not finite. Other ranks cannot detect it yet, so the error
+// is raised later.
 bool take_roots(Preconditioner& p, std::int64_t t, const ShampooOptions& o) {
   const double correction = o.beta2 == 1 ? 1 : 1 - std::pow(o.beta2, static_cast<double>(t));
   std::vector<at::Tensor> roots;
@@ -79,7 +80,7 @@ at::Tensor direction(const Preconditioner& p, const at::Tensor& average, const a
   return graft_squares.defined() ? d * (graft_squares.sqrt() / (d.norm() + 1e-16)) : d;
 }
 
-// The elementwise part, of all parameters of a bucket at once.
+// The elementwise part, for all parameters of a bucket at once.
 void average(const optim::Bucket& b, const ShampooOptions& o, std::vector<PendingMove>& moving) {
   std::vector<at::Scalar> first, second;
   for (const OptimizerEntry* entry : b.entries) {
@@ -126,7 +127,7 @@ namespace {
 
 void check(const ShampooOptions& o) {
   optim::check_decay("Shampoo", "beta1", o.beta1);
-  if (o.beta2 != 1) optim::check_decay("Shampoo", "beta2", o.beta2);  // 1: a plain sum
+  if (o.beta2 != 1) optim::check_decay("Shampoo", "beta2", o.beta2);  // beta2 = 1 means a sum
   optim::check_decay("Shampoo", "graft_beta2", o.graft_beta2);
   optim::check_not_negative("Shampoo", "eps", o.eps);
   optim::check_not_negative("Shampoo", "graft_eps", o.graft_eps);
@@ -135,16 +136,15 @@ void check(const ShampooOptions& o) {
                     o.frequency, " and block_size ", o.block_size, " must be at least 1");
 }
 
-// On all ranks of the parameter's mesh, after all that they exchange in the step.
+// Called on all ranks of the parameter's mesh, after all communication of the step.
 void check_roots(const std::vector<bool>& failed, const std::vector<const OptimizerEntry*>& of) {
   const auto found = std::find(failed.begin(), failed.end(), true);
   if (found == failed.end()) return;
   const OptimizerEntry& entry = *of[static_cast<std::size_t>(found - failed.begin())];
-  TORCH_CHECK(
-      false, "Shampoo: the second moments of parameter ", entry.name, " of sizes ", entry.parameter.sizes(),
-      " have no inverse roots: a gradient of it was not finite, in this step or before; its state is of no use ",
-      "any more, so go on from a checkpoint, and leave such steps out (GradScaler, or error_if_nonfinite of ",
-      "clip_grad_norm_)");
+  TORCH_CHECK(false, "Shampoo: the second moments of parameter ", entry.name, " of sizes ", entry.parameter.sizes(),
+              " have no inverse roots: its gradient was not finite in this or an earlier step. Its state is unusable; ",
+              "resume from a checkpoint and skip such steps (GradScaler, or error_if_nonfinite of ",
+              "clip_grad_norm_)");
 }
 
 }  // namespace
@@ -192,7 +192,7 @@ std::int64_t Shampoo::predicted_bytes() const {
 }
 
 void Shampoo::update(const std::vector<Entry*>& active) {
-  for (const Entry* entry : active) state_->of(*entry, entries());  // an error, if any, before averages change
+  for (const Entry* entry : active) state_->of(*entry, entries());  // throws before averages change
   std::vector<PendingMove> moving;
   for (const optim::Bucket& b : optim::make_buckets(active, false)) average(b, options(b.group), moving);
   std::vector<BlockExchange::GatherRequest> wanted;
@@ -206,7 +206,7 @@ void Shampoo::update(const std::vector<Entry*>& active) {
   const std::vector<at::Tensor> gathered = state_->exchange.gather(wanted);
   auto next = gathered.begin();
   std::vector<BlockExchange::Result> results;
-  std::vector<const Entry*> of;  // each
+  std::vector<const Entry*> of;  // entry of each result
   std::vector<optim::Update> updates;
   for (const PendingMove& m : moving) {
     const ShampooOptions& o = options(m.entry->group);
@@ -234,7 +234,7 @@ void Shampoo::update(const std::vector<Entry*>& active) {
 
 namespace {
 
-// A matrix that one rank owns, cut evenly over all ranks of its parameter's mesh.
+// Shards a matrix that one rank owns evenly over all ranks of its parameter's mesh.
 at::Tensor spread(const at::Tensor& owned, std::int64_t size, const OptimizerEntry& entry) {
   if (!is_dtensor(entry.parameter)) return owned;
   const DeviceMesh mesh = DTensor(entry.parameter).mesh();
@@ -245,7 +245,7 @@ at::Tensor spread(const at::Tensor& owned, std::int64_t size, const OptimizerEnt
       .redistribute(Placements(axes, Shard(0)));
 }
 
-// Where such a matrix is to be read into; spread likewise.
+// The load target of such a matrix, sharded in the same way.
 at::Tensor spread_target(std::int64_t size, const OptimizerEntry& entry) {
   if (!is_dtensor(entry.parameter)) {
     const LocalNoGradGuard scope;
@@ -256,13 +256,14 @@ at::Tensor spread_target(std::int64_t size, const OptimizerEntry& entry) {
                at::TensorOptions(entry.dtype));
 }
 
-// Whole again; undefined on a rank outside the mesh. Collective.
+// The full matrix; undefined on ranks outside the mesh. Collective.
 at::Tensor collect(const at::Tensor& spread) {
   if (!is_dtensor(spread)) return spread;
   return DTensor(spread).mesh().is_member() ? DTensor(spread).full_tensor() : at::Tensor();
 }
 
-// The owner's, which is one until the first are taken (`start` may have been lowered); undefined on other ranks.
+// The owner's root: the identity before the first computation (`start` may have been lowered). Undefined on other
+// ranks.
 at::Tensor root_of(const Preconditioner& p, std::size_t dim, const at::Tensor& factor) {
   if (dim < p.roots.size()) return p.roots[dim];
   return factor.defined() ? at::eye(factor.size(0), factor.options()) : at::Tensor();

@@ -133,7 +133,7 @@ TEST(Strategies, UserDefinedStrategyEqualsOneDevice) {
   }
   options.router.strategy = std::make_shared<Wrong>();
   MixtureOfExperts wrong(options);
-  EXPECT_NE(error_of([&] { wrong.forward(x); }).find("Wrong must choose int64 [tokens, choices]"), std::string::npos);
+  EXPECT_NE(error_of([&] { wrong.forward(x); }).find("Wrong must return int64 [tokens, choices]"), std::string::npos);
 }
 
 // A user-defined dispatcher that counts calls and forwards them.

@@ -13,7 +13,7 @@ const std::vector<std::pair<const char*, Mistake>>& mistakes() {
   static const std::vector<std::pair<const char*, Mistake>> all{
       {"the gradient of parameter 0 has sizes [3]",
        [](SGD&, at::Tensor& p, const DeviceMesh&) { p.mutable_grad() = at::ones({3}, at::kDouble); }},
-      {"a plain parameter",
+      {"a regular parameter",
        [](SGD&, at::Tensor& p, const DeviceMesh& mesh) {
          p.mutable_grad() = distribute_tensor(p.detach(), mesh, {Shard(0)});
        }},
@@ -22,7 +22,7 @@ const std::vector<std::pair<const char*, Mistake>>& mistakes() {
          p.mutable_grad().reset();
          record_parameter_swap(p);
        }},
-      {"Nesterov's momentum", [](SGD& sgd, at::Tensor&, const DeviceMesh&) { sgd.options().dampening = 0.5; }}};
+      {"Nesterov momentum", [](SGD& sgd, at::Tensor&, const DeviceMesh&) { sgd.options().dampening = 0.5; }}};
   return all;
 }
 

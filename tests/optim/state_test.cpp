@@ -68,7 +68,7 @@ TEST(State, WithoutItsCountOfStepsIsRefused) {
     for (const double steps : {-1.0, 0.5, std::nan(""), std::numeric_limits<double>::infinity()}) {
       OptimizerState other = state;
       other.scalars.emplace_back("0.step", steps);
-      EXPECT_TRUE(refuses(*optimizer, other, "which is no count of steps")) << steps;
+      EXPECT_TRUE(refuses(*optimizer, other, "expected an integer >= 0")) << steps;
     }
     state.tensors.emplace_back("0.step", at::scalar_tensor(1000.0));  // as torch.optim keeps it
     EXPECT_TRUE(refuses(*optimizer, state, "0.step is missing"));

@@ -115,7 +115,7 @@ class Groups(unittest.TestCase):
                         with self.assertRaises(ValueError, msg=f"{name} {option}={value}"):
                             getattr(dtensor.optim, name)([torch.ones(2, 2, requires_grad=True)], **{option: value})
         optimizer = dtensor.optim.SGD([torch.ones(2, requires_grad=True)])
-        with self.assertRaisesRegex(ValueError, "weight_decay must not be negative, and is -1"):
+        with self.assertRaisesRegex(ValueError, "weight_decay must be >= 0, got -1"):
             optimizer.add_param_group({"params": [torch.ones(2, requires_grad=True)], "weight_decay": -1.0})
         self.assertEqual(len(optimizer.param_groups), 1)
         steps(lambda ps: dtensor.optim.SGD(ps), lambda o, _: o.param_groups[0].update(lr=-1e-20))

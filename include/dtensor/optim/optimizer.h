@@ -169,6 +169,7 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   StateTensors slots_of(const Entry& entry, const std::string& prefix) const;
   std::vector<at::Tensor> slot_targets(const Entry& entry, std::int64_t steps, const Saved& saved,
                                        StateTensors& tensors) const;
+  // Returns 0 for a parameter without state.
   std::int64_t saved_steps(const Entry& entry, std::optional<double> count, const Saved& saved) const;
   void check_known(const StateScalars& scalars) const;
 
@@ -214,7 +215,7 @@ class GroupOptimizer : public SlotOptimizer {
     }
     if (rules_.check == nullptr) return;
     for (const Options& options : options_) {
-      TORCH_CHECK_VALUE(options.lr >= 0, rules_.optimizer, ": lr must not be negative, and is ", options.lr);
+      TORCH_CHECK_VALUE(options.lr >= 0, rules_.optimizer, ": lr must be >= 0, got ", options.lr);
     }
     GroupOptimizer::check_options();
   }
@@ -260,4 +261,3 @@ class DTENSOR_API LearningRate {
 };
 
 }  // namespace dtensor
-// for a parameter without state.

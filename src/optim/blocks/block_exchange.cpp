@@ -1,4 +1,4 @@
-// Who owns which block, which rank holds which rectangles of it, and the two exchanges.
+// Assignment of blocks to owners, the rectangles of blocks that ranks hold, and both exchanges.
 #include "optim/blocks/block_exchange.h"
 
 #include <ATen/ATen.h>
@@ -24,7 +24,7 @@ std::int64_t index_of(const std::vector<std::int64_t>& ranks, std::int64_t rank)
   return std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
 }
 
-// Of the ranks that hold the same part, the one beside the owner on the axes that replicate.
+// Of the replicas of a part, the one with the owner's coordinates on replicated axes sends.
 bool sends_to(const Placements& placements, const std::vector<std::int64_t>& holder,
               const std::vector<std::int64_t>& owner) {
   for (std::size_t a = 0; a < placements.size(); ++a) {
@@ -41,8 +41,8 @@ at::Tensor rectangle(at::Tensor tensor, const at::DimVector& begin, const at::Di
   return tensor;
 }
 
-// Which blocks could not be computed is known to their owners alone, who must not go their own way: each tells all
-// ranks of a bucket, beside the values.
+// Only the owner knows that a block could not be computed. It sends a flag to all ranks of the mesh with the values, so
+// that all ranks raise the same error.
 class Failures {
  public:
   void add(std::size_t result, const BlockExchange::Result& r, std::size_t bucket, const Communicator& members,
@@ -76,8 +76,8 @@ class Failures {
     Communicator members;
     at::TensorOptions options;
     std::vector<std::size_t> results;
-    std::vector<double> failed;  // of the owner
-    at::Tensor flags;            // as they arrive
+    std::vector<double> failed;  // flags of the owner
+    at::Tensor flags;            // flags received
   };
   std::map<std::pair<std::size_t, int>, FailureFlag> reported_;  // by bucket and owner
 };
@@ -113,15 +113,16 @@ void BlockExchange::assign() {
   }
 }
 
-// Parts of a tensor that was on a slice of its mesh then may have an owner on each.
+// The parameter may have been on a slice of its mesh then, and each slice would have chosen its own owner.
 void BlockExchange::check_ranks(std::size_t index) const {
   const Entry& block = blocks_[index];
   if (!is_dtensor(block.tensor)) return;
   const DeviceMesh mesh = DTensor(block.tensor).mesh();
-  TORCH_CHECK(mesh == block.mesh || mesh.ranks() == block.mesh.ranks(), "optimizer: a parameter of sizes ",
-              block.tensor.sizes(), " has moved from ", block.mesh.str(), " to ", mesh.str(),
-              " since the optimizer was made, whose work is shared among the ranks of the first; make the optimizer ",
-              "after fully_shard and parallelize");
+  TORCH_CHECK(
+      mesh == block.mesh || mesh.ranks() == block.mesh.ranks(), "optimizer: a parameter of sizes ",
+      block.tensor.sizes(), " has moved from ", block.mesh.str(), " to ", mesh.str(),
+      " since the optimizer was created, which distributes its work over the ranks of the first mesh; create it ",
+      "after fully_shard and parallelize");
 }
 
 std::vector<BlockExchange::Piece> BlockExchange::pieces(const Entry& block, const DeviceMesh* mesh,
@@ -244,8 +245,8 @@ std::vector<at::Tensor> BlockExchange::gather(const std::vector<GatherRequest>& 
     }
     const DTensor value(w.value);
     TORCH_CHECK(same_local_shards(value.placements(), block.placements, value.mesh().shape()),
-                "a value on its way to a block's owner is ", value.spec_str(), ", its tensor ",
-                DTensor(block.tensor).spec_str());
+                "optimizer: expected a value with the placements of its parameter, got ", value.spec_str(),
+                ", parameter ", DTensor(block.tensor).spec_str());
     const at::Tensor local = value.to_local();
     const std::size_t bucket = buckets.bucket(block.members, local.scalar_type(), block.split);
     (w.squares ? send_squares(buckets, bucket, block, local, results[i])

@@ -1,4 +1,4 @@
-// Blocks of sharded tensors brought whole to the rank that works on them, and its results brought back to the shards.
+// Gathers blocks of sharded tensors on the ranks that compute them, and scatters the results to the shards.
 #pragma once
 
 #include <vector>
@@ -10,45 +10,45 @@
 
 namespace dtensor::optim {
 
-// Blocks of plain tensors are owned by every rank; those on a mesh by one of its ranks.
+// Blocks of regular tensors are owned by every rank; blocks of a DTensor by one rank of its mesh.
 class BlockExchange {
  public:
-  // Returns the block's number. All blocks are added, in the same order on every rank, before assign().
+  // Returns the block's index. All ranks must add all blocks in the same order before assign().
   std::size_t add(const at::Tensor& tensor, Region region, double cost);
-  // The dearest blocks first, each to the least loaded rank of its mesh.
+  // Assigns the most expensive blocks first, each to the least loaded rank of its mesh.
   void assign();
 
   bool owned(std::size_t block) const { return blocks_[block].owned; }
   std::int64_t owner(std::size_t block) const { return blocks_[block].owner; }  // world rank; -1: every rank
-  // Throws where the block's tensor has moved to other ranks than those among which its owner was chosen.
+  // Throws if the block's tensor has moved to other ranks since assign().
   void check_ranks(std::size_t block) const;
 
   struct GatherRequest {
     std::size_t block;
-    at::Tensor value;      // placed as the block's tensor
-    bool squares = false;  // only the sum of the squares of its elements, one number
+    at::Tensor value;      // with the placements of the block's tensor
+    bool squares = false;  // gathers only the sum of squares of the elements
   };
-  // Per entry: the block of the value, whole, on its owner; undefined elsewhere. Collective.
+  // For each request: the block of the value on its owner, undefined on other ranks. Collective.
   std::vector<at::Tensor> gather(const std::vector<GatherRequest>& wanted);
 
   struct Result {
     std::size_t block;
-    at::Tensor value;   // whole on the owner; elsewhere undefined
-    at::Tensor target;  // this rank's part of the whole tensor, of which the block's region is filled
-    bool may_fail = false, failed = false;  // the first alike on every rank, the second told by the owner
+    at::Tensor value;                       // the block on its owner; undefined on other ranks
+    at::Tensor target;                      // this rank's local tensor, in which the block's region is filled
+    bool may_fail = false, failed = false;  // may_fail is the same on all ranks; failed is set by the owner
   };
-  // Collective. All values of one call that belong to tensors on the same ranks and dtype travel together. Returns
-  // which failed, on all ranks of a block's mesh alike; on others none.
+  // Collective. Values for tensors on the same ranks and with the same dtype share one exchange. Returns which results
+  // failed: the same on all ranks of a block's mesh, false on others.
   std::vector<bool> scatter(const std::vector<Result>& results);
 
  private:
-  // A rectangle that a rank holds of a block.
+  // A rectangle of a block that a rank holds.
   struct Piece {
-    at::DimVector local, inside, sizes;  // where it begins in the local tensor and in the block
+    at::DimVector local, inside, sizes;  // start in the local tensor and in the block
   };
   struct Holder {
     int peer;
-    bool sends;  // gather: one rank among those that hold the same sends
+    bool sends;  // whether it sends in gather(): one rank of those with the same part
     std::vector<Piece> pieces;
   };
   struct Entry {
@@ -57,14 +57,14 @@ class BlockExchange {
     double cost;
     bool member = true, owned = true;
     std::int64_t owner = -1;
-    DeviceMesh mesh = {};              // of a DTensor: on whose ranks the owner is
-    Placements placements = {};        // on it, for which the following was computed
-    std::vector<Piece> mine = {};      // of this rank
-    bool sends = true;                 // this rank
-    std::vector<Holder> holders = {};  // the owner's list of all ranks with a part
+    DeviceMesh mesh = {};              // mesh of a DTensor, whose ranks include the owner
+    Placements placements = {};        // placements for which the following was computed
+    std::vector<Piece> mine = {};      // pieces of this rank
+    bool sends = true;                 // whether this rank sends
+    std::vector<Holder> holders = {};  // on the owner: all ranks with a part
     int owner_peer = 0;
     Communicator members = {};
-    bool split = false;  // some axis splits the tensor: parts lie on several ranks
+    bool split = false;  // whether the tensor is sharded over several ranks
   };
 
   static std::vector<Piece> pieces(const Entry& block, const DeviceMesh* mesh, at::IntArrayRef coordinate);

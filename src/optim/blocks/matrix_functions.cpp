@@ -1,4 +1,4 @@
-// Inverse roots, unfoldings and Newton-Schulz.
+// Inverse roots, unfolding and Newton-Schulz iterations.
 #include "optim/blocks/matrix_functions.h"
 
 #include <ATen/ATen.h>

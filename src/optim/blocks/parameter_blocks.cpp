@@ -1,4 +1,4 @@
-// Merges dimensions, then cuts those that are too long. A merged dimension is never cut: it fits by construction.
+// Merges dimensions, then splits long ones. A merged dimension is never split, because it does not exceed block_size.
 #include "optim/blocks/parameter_blocks.h"
 
 #include <c10/util/accumulate.h>
@@ -8,7 +8,7 @@
 namespace dtensor::optim {
 namespace {
 
-// Neighbouring dimensions that count as one.
+// Adjacent dimensions that are merged.
 struct Group {
   std::vector<std::size_t> dims;
   std::int64_t size = 1;
@@ -32,7 +32,7 @@ std::vector<Group> merge(at::IntArrayRef sizes, std::int64_t block_size, std::in
   return groups;
 }
 
-// Cuts every block along one dimension.
+// Splits each block along one dimension.
 std::vector<Block> split_along(const std::vector<Block>& blocks, const Group& group, std::int64_t block_size) {
   std::vector<Block> result;
   for (const Block& block : blocks) {

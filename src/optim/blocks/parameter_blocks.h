@@ -1,4 +1,4 @@
-// How a parameter is cut into blocks. Pure: sizes in, blocks out.
+// Splits a parameter into blocks. Pure functions of sizes.
 #pragma once
 
 #include <ATen/core/DimVector.h>
@@ -7,17 +7,17 @@
 
 namespace dtensor::optim {
 
-// Of a tensor's dimensions.
+// A rectangle: start and size by dimension.
 struct Region {
   at::DimVector begin, sizes;
 };
 
 struct Block {
   Region region;
-  at::DimVector shape;  // region.sizes with dimensions merged and those of size 1 dropped; [1] if nothing is left
+  at::DimVector shape;  // region.sizes with merged dimensions and without those of size 1; [1] if none is left
 };
 
-// Blocks of at most `block_size` along each dimension, in row-major order. Merging as in ShampooOptions.
+// Blocks of at most `block_size` along each dimension, in row-major order. Merges dimensions as in ShampooOptions.
 std::vector<Block> split_into_blocks(at::IntArrayRef sizes, std::int64_t block_size, std::int64_t merge_to);
 
 // The matrices [m, n] of a tensor [..., m, n], in row-major order.

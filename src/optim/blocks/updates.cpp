@@ -1,4 +1,4 @@
-// Applies updates by list operators.
+// Applies updates with foreach operators.
 #include "optim/blocks/updates.h"
 
 #include <ATen/ATen.h>

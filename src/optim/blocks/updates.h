@@ -1,4 +1,4 @@
-// Steps that other ranks helped to compute, on their way back into the parameters.
+// Updates that were computed with other ranks, and their application to the parameters.
 #pragma once
 
 #include <vector>
@@ -7,12 +7,13 @@
 
 namespace dtensor::optim {
 
-// Room for this rank's part of a tensor like the entry's parameter. Outside its mesh: something for placed() to take.
+// An uninitialized buffer like this rank's local part of the entry's parameter. Outside the parameter's mesh: an empty
+// tensor for placed().
 at::Tensor local_buffer(const OptimizerEntry& entry, at::ScalarType dtype);
-// That part, filled, as a tensor placed as the parameter: in another order of memory than the parameter's it is copied.
+// The filled buffer as a tensor with the parameter's placements and strides. It is copied if its strides differ.
 at::Tensor placed(const at::Tensor& local, const OptimizerEntry& entry);
 
-// parameter = parameter (1 - decay) + factor * update; one list call for all parameters that share both numbers.
+// parameter = parameter (1 - decay) + factor * update; one foreach call for all parameters with equal decay and factor.
 struct Update {
   at::Tensor parameter, update;
   double decay = 0, factor = 0;

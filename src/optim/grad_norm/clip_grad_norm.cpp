@@ -1,4 +1,4 @@
-// The total norm: of each tensor the p-th powers of the parts that this rank counts, summed in double, one exchange.
+// The total norm: each rank sums the p-th powers of the parts that it counts in double, then one collective.
 #include "dtensor/optim/clip.h"
 
 #include <ATen/ATen.h>
@@ -18,7 +18,7 @@
 namespace dtensor {
 namespace {
 
-// Partial tensors are reduced (Replicate on those axes), in few collectives and as full_tensor() would.
+// Reduces Partial tensors (Replicate on those axes) with few collectives and the result of full_tensor().
 std::vector<at::Tensor> without_partials(std::vector<at::Tensor> tensors) {
   const auto is_partial = [](const Placement& p) { return p.is_partial(); };
   std::vector<DTensor> partial;
@@ -42,7 +42,7 @@ std::vector<at::Tensor> without_partials(std::vector<at::Tensor> tensors) {
 using optim::CountedBy;
 using optim::NormGroup;
 
-// At least single precision; what the user reads and gradients are scaled by.
+// Dtype of the result: at least float.
 at::ScalarType result_type(at::TensorList tensors) {
   auto type = at::kFloat;
   for (const at::Tensor& t : tensors) {
@@ -51,7 +51,7 @@ at::ScalarType result_type(at::TensorList tensors) {
   return type;
 }
 
-// Where the ranks exchange: where the tensors are, of which this rank may have none.
+// The device for communication: that of the tensors, of which this rank may have none.
 c10::Device device_of(at::TensorList tensors, at::TensorList described) {
   for (const at::TensorList list : {tensors, described}) {
     for (const at::Tensor& t : list) {
@@ -61,29 +61,28 @@ c10::Device device_of(at::TensorList tensors, at::TensorList described) {
   return at::kCPU;
 }
 
-// Before anything is exchanged, and of all tensors: a rank with an empty part would find nothing wrong with it.
+// Checks all tensors before communication, because an empty local part would not show the problem.
 void check_norm(at::TensorList tensors, double p) {
-  TORCH_CHECK(p > 0, "get_total_norm: norm_type must be positive, not ", p);
+  TORCH_CHECK(p > 0, "get_total_norm: expected norm_type > 0, got ", p);
   for (const at::Tensor& t : tensors) {
-    TORCH_CHECK(!t.defined() || t.is_floating_point() || t.is_complex(), "the total norm: a tensor of sizes ",
-                t.sizes(), " is ", t.scalar_type(), ", and norms are of floating point or complex tensors");
+    TORCH_CHECK(!t.defined() || t.is_floating_point() || t.is_complex(), "get_total_norm: a tensor of sizes ",
+                t.sizes(), " is ", t.scalar_type(), "; expected a floating point or complex dtype");
   }
 }
 
-// What a rank knows of each tensor: a sum of p-th powers (for infinity: the largest value) that the ranks add up, or
-// one that every rank has alike. Of a kind of copies (NormGroup), or of plain tensors, each rank or slice adds the
-// same.
+// Local knowledge about each tensor: a sum of p-th powers (for infinity: the maximum) that is all-reduced, or one that
+// is equal on all ranks. For slice copies (see NormGroup) and regular tensors, each slice or rank adds the same value.
 struct Known {
   Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device);
-  at::Tensor added, common;         // by tensor; undefined: the ranks have none alike
-  at::Tensor regular;               // the norm of all plain tensors together; undefined: there are none
-  std::vector<std::int64_t> kinds;  // by tensor; that after the last: no copies
+  at::Tensor added, common;         // by tensor; `common` is undefined if no tensor is equal on all ranks
+  at::Tensor regular;               // norm of all regular tensors together; undefined: none
+  std::vector<std::int64_t> kinds;  // by tensor: index of the slice copy, or the value after the last for others
 };
 
 at::Tensor root(const at::Tensor& powers, double p) { return std::isinf(p) ? powers : powers.pow(1 / p); }
 
-// Sums are added up one after the other, so that the result has the same bits however the tensors are spread over
-// groups of ranks (the stages of a pipeline).
+// Sums sequentially, so that the result has the same bits for any assignment of tensors to groups of ranks (pipeline
+// stages).
 at::Tensor total_of(const at::Tensor& powers, double p) {
   if (powers.numel() == 0) return at::zeros({}, powers.options());
   return std::isinf(p) ? powers.amax() : root(powers.cumsum(0).select(0, -1), p);
@@ -113,36 +112,36 @@ Known::Known(at::TensorList tensors, const NormGroup& group, double p, c10::Devi
   if (group.has_regular_tensors()) regular = total_of(optim::power_sums(without_mesh, p, device), p);
 }
 
-// Plain tensors have no mesh that says who sums them: where ranks hold different ones, each would be clipped by another
-// norm and go its own way.
+// Regular tensors have no mesh that defines who sums them. If they differed between ranks, each rank would clip by
+// another norm and the ranks would diverge.
 void check_regular(bool same, double typical, const at::Tensor& mine) {
-  TORCH_CHECK(same, "the total norm: plain tensors must be the same on every rank, and are not (their norm is ",
-              typical, " on average, ", mine.item<double>(),
-              " on this rank); sum gradients over the ranks first, or make ", "the parameters DTensors");
+  TORCH_CHECK(same, "get_total_norm: expected equal regular tensors on all ranks, got different ones (their norm is ",
+              typical, " on average, ", mine.item<double>(), " on this rank); all-reduce the gradients first, or make ",
+              "the parameters DTensors");
 }
 
-// `sums`: over n ranks of the norm and of its square.
+// `sums`: sums over n ranks of the norm and of its square.
 void check_sums(const at::Tensor& mine, const at::Tensor& sums, std::int64_t n) {
   const double count = static_cast<double>(n), mean = sums[0].item<double>() / count;
-  const double squares = sums[1].item<double>() / count;  // of doubles may overflow
+  const double squares = sums[1].item<double>() / count;  // the square may overflow
   check_regular(!std::isfinite(squares) || squares - mean * mean <= 1e-10 * mean * mean, mean, mine);
 }
 
-// `ends`: the largest norm and, negated, the smallest.
+// `ends`: the largest norm, and the negated smallest norm.
 void check_ends(const at::Tensor& mine, const at::Tensor& ends) {
   const double most = ends[0].item<double>(), least = -ends[1].item<double>();
   check_regular(!std::isfinite(most) || !std::isfinite(least) || most - least <= 1e-5 * most, (most + least) / 2, mine);
 }
 
-// 1 for each kind of copies that this rank holds; the last of the plain tensors, which every rank has.
+// Equals 1 for each slice copy that this rank counts, and for regular tensors, which all ranks have.
 at::Tensor local_tensors_of(const NormGroup& group) {
   at::Tensor held = at::ones({group.slice_copy_count() + 1}, at::kDouble);
   for (std::int64_t k = 0; k < group.slice_copy_count(); ++k) held[k] = group.counts_slice_copy(k) ? 1 : 0;
   return held;
 }
 
-// The sums by tensor, each logical element counted once. One exchange: the sums, how many hold each kind, and what
-// tells plain tensors apart.
+// The sums by tensor, with each logical element counted once. One all-reduce for the sums, the number of copies, and
+// the check of regular tensors.
 at::Tensor exchange(const Known& known, const NormGroup& group) {
   const Communicator& comm = group.communicator();
   if (!comm || comm.size() == 1) return known.common.defined() ? known.added + known.common : known.added;
@@ -177,15 +176,15 @@ at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
   return known.common.defined() ? at::maximum(largest, known.common) : largest;
 }
 
-// By tensor: the sums of p-th powers; for infinity the norms themselves. `described`: tensors of the same dtypes and
-// meshes, where a rank holds nothing of some too.
+// By tensor: the sums of p-th powers; for infinity the norms. `described`: tensors with the same dtypes and meshes,
+// defined also if this rank has no gradient.
 at::Tensor powers_of(at::TensorList tensors, at::TensorList described, const NormGroup& group, double p) {
   if (tensors.empty()) return at::zeros({0}, at::kDouble);
   const Known known(tensors, group, p, device_of(tensors, described));
   return std::isinf(p) ? exchange_largest(known, group) : exchange(known, group);
 }
 
-// The same in host memory, without operators, of which each costs as much as scaling a small tensor.
+// Computed on the host without operators, because an operator call costs as much as scaling a small tensor.
 double total_on_host(const at::Tensor& powers, double p) {
   const auto* begin = powers.const_data_ptr<double>();
   const auto* end = begin + powers.numel();
@@ -201,8 +200,8 @@ at::Tensor total_norm(at::TensorList tensors, at::TensorList described, const No
   const at::TensorOptions result(result_type(described));
   const at::Tensor total = powers.is_cpu() ? at::scalar_tensor(total_on_host(powers, p), result)
                                            : total_of(powers, p).to(result.device(powers.device()));
-  TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "the total norm of order ", p, " of ",
-              tensors.size(), " tensors is ", total.item<double>());
+  TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "get_total_norm: the norm of order ",
+              p, " of ", tensors.size(), " tensors is not finite: ", total.item<double>());
   return total;
 }
 
@@ -210,7 +209,7 @@ at::Tensor factor_of(const at::Tensor& norm, double max_norm) {
   constexpr double kEpsilon = 1e-6;  // as in torch.nn.utils.clip_grad_norm_
   if (!norm.is_cpu()) return at::clamp_max(max_norm / (norm + kEpsilon), 1.0);
   const double ratio = max_norm / (norm.item<double>() + kEpsilon);
-  return at::scalar_tensor(ratio > 1 ? 1.0 : ratio, norm.options());  // NaN stays
+  return at::scalar_tensor(ratio > 1 ? 1.0 : ratio, norm.options());  // keeps NaN
 }
 
 void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, double max_norm) {
@@ -222,16 +221,16 @@ void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, dou
   if (!elsewhere.empty()) at::_foreach_mul_(elsewhere, factor.to(optim::device_of_data(elsewhere.front())));
 }
 
-// A rank outside all meshes, or outside the one that calls, has no total norm, and nothing to scale.
+// A rank outside all meshes, or outside options.mesh, has no total norm and must have nothing to scale.
 void check_elsewhere(const std::vector<at::Tensor>& gradients) {
   for (const at::Tensor& g : gradients) {
     TORCH_CHECK(is_dtensor(g) && !DTensor(g).mesh().is_member(),
-                "clip_grads_with_norm_: no total norm for a gradient of ", "sizes ", g.sizes(),
-                " that this rank holds");
+                "clip_grads_with_norm_: total_norm is undefined, but this rank has a gradient of ", "sizes ", g.sizes(),
+                " to scale");
   }
 }
 
-// Without a gradient here, a parameter still names its mesh. Undefined parameters have none.
+// A parameter without gradient on this rank still determines a mesh. Undefined parameters do not.
 struct Gradients {
   Gradients(at::TensorList parameters, double norm_type) {
     for (const at::Tensor& p : parameters) reduced.push_back(p.defined() ? p.grad() : p);

@@ -1,4 +1,4 @@
-// Finds the smallest set of ranks that must exchange.
+// Finds the smallest set of ranks that must communicate.
 #include "optim/grad_norm/norm_group.h"
 
 #include <algorithm>
@@ -66,12 +66,12 @@ void NormGroup::check_within(const DeviceMesh& callers) const {
   const auto all = sorted_ranks(callers);
   for (const Member& member : members_) {
     const auto some = sorted_ranks(member.mesh);
-    TORCH_CHECK(std::includes(all.begin(), all.end(), some.begin(), some.end()), "the total norm: a tensor on ",
-                member.mesh.str(), ", some of whose ranks are not among those that call, ", callers.str());
+    TORCH_CHECK(std::includes(all.begin(), all.end(), some.begin(), some.end()), "get_total_norm: a tensor is on ",
+                member.mesh.str(), ", expected a mesh within the ranks of NormOptions::mesh, ", callers.str());
   }
 }
 
-// All ranks are in all meshes and nothing needs to be compared: only split axes need an exchange.
+// All ranks are in all meshes and there is nothing to compare: only sharded axes need communication.
 void NormGroup::choose_single_axis() {
   std::int64_t axes = 0;
   for (const Member& member : members_) {
@@ -90,8 +90,8 @@ void NormGroup::choose_single_axis() {
   if (axes > 1) communicator_ = members_.front().mesh.communicator();
 }
 
-// Ranks that are not in some mesh need its norms too. Plain tensors are on every rank that calls, which compare them:
-// the world, unless the callers are told.
+// Ranks outside a mesh need its norms, too. Regular tensors are compared on all calling ranks: the world, unless
+// `callers` is given.
 void NormGroup::choose_all_ranks(bool regular, const DeviceMesh& callers) {
   const DeviceMesh& first = members_.front().mesh;
   if (callers) {
@@ -114,7 +114,7 @@ void NormGroup::choose_all_ranks(bool regular, const DeviceMesh& callers) {
   communicator_ = device_mesh(first.world(), first.device_type(), all, {count}, {"norm"}).communicator();
 }
 
-// Every rank finds the same ones in the same order, whether it is given its own slice or a handle to another's.
+// All ranks find the same slices in the same order, whether they have their own slice or a handle of another one.
 void NormGroup::find_slices(const DeviceMesh& callers) {
   std::vector<std::vector<std::int64_t>> ranks;
   for (const Member& member : members_) ranks.push_back(sorted_ranks(member.mesh));

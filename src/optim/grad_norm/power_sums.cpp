@@ -1,22 +1,22 @@
-// The loops over small tensors, and ATen's list norm for large ones.
+// Loops for small tensors, and ATen's foreach norm for large ones.
 #include "optim/grad_norm/power_sums.h"
 
 #include <ATen/ATen.h>
 
 #include <limits>
 
-#pragma GCC optimize("O3")  // the sums over lanes become vector instructions
+#pragma GCC optimize("O3")  // vectorizes the sums over lanes
 
 namespace dtensor::optim {
 namespace {
 
-constexpr std::int64_t kSmallNumel = 1 << 14;  // elements; beyond, ATen's vectorised and threaded kernels win
+constexpr std::int64_t kSmallNumel = 1 << 14;  // elements; above, ATen's vectorized and threaded kernels are faster
 
 bool is_half(const at::Tensor& t) { return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16; }
 
 template <class T, class Term>
 [[gnu::always_inline]] inline double sum(const T* x, std::int64_t n, Term term) {
-  constexpr std::int64_t kLanes = 16;  // independent sums, so that additions need not wait for each other
+  constexpr std::int64_t kLanes = 16;  // independent sums, so that additions do not depend on each other
   double lanes[kLanes] = {};
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
@@ -39,7 +39,7 @@ double squares(const T* x, std::int64_t n) {
   return squares_of(x, n);
 }
 
-// The same text for wider registers. No fused products, so the same bits.
+// Same code with wider registers. No fused multiply-add, so the same bits.
 #if defined(__x86_64__)
 template <class T>
 [[gnu::target("avx2")]] double squares_avx2(const T* x, std::int64_t n) {
@@ -66,7 +66,7 @@ double powers(const T* x, std::int64_t n, double p) {
   return sum(x, n, [p](double v) { return std::pow(std::abs(v), p); });
 }
 
-// False where the loops do not serve.
+// Returns false if the loops do not support the tensor.
 bool small_powers(const at::Tensor& t, double p, double& result) {
   if (!t.is_cpu() || t.numel() > kSmallNumel || !t.is_non_overlapping_and_dense()) return false;
   switch (t.scalar_type()) {
@@ -89,7 +89,7 @@ bool small_powers(const at::Tensor& t, double p, double& result) {
 
 using Positions = std::vector<std::int64_t>;
 
-// Whether powers of this norm's size overflow in single precision, or elements whose powers vanish there would count.
+// Whether powers overflow in float for this norm, or underflow although they would count.
 bool needs_double(const at::Tensor& local, double norm, double p) {
   constexpr double kSmallest = std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
   if (!std::isfinite(norm)) return true;
@@ -97,8 +97,8 @@ bool needs_double(const at::Tensor& local, double norm, double p) {
   return norm > 0 || at::linalg_vector_norm(local, std::numeric_limits<double>::infinity()).item<double>() > 0;
 }
 
-// ATen adds up in single precision what is no double; where that does not hold the powers, again in double, as the
-// loops do. Only host memory is looked at.
+// ATen accumulates in float unless the dtype is double. If float is not enough for the powers, computes the norm again
+// in double, as the loops do. Only for tensors in host memory.
 at::Tensor wide_norm(const at::Tensor& local, const at::Tensor& norm, double p) {
   if (!norm.is_cpu() || std::isinf(p) || norm.scalar_type() == at::kDouble) return norm;
   if (!needs_double(local, norm.item<double>(), p)) return norm;
@@ -106,7 +106,7 @@ at::Tensor wide_norm(const at::Tensor& local, const at::Tensor& norm, double p) 
   return at::linalg_vector_norm(local, p, c10::nullopt, /*keepdim=*/false, wide);
 }
 
-// Fills the entries of `sums` at these positions from ATen's list norm.
+// Sets the entries of `sums` at these positions with ATen's foreach norm.
 void add_norms(const std::vector<at::Tensor>& locals, const Positions& positions, double p,
                std::optional<at::ScalarType> dtype, at::Tensor& sums) {
   if (positions.empty()) return;
