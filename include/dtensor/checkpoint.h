@@ -176,8 +176,8 @@ class DTENSOR_API Checkpoint {
   Checkpoint& add(const std::string& name, bool& value);
   Checkpoint& add(const std::string& name, std::string& value);
   // Values `prefix.<name>`. Names that `values` already contains must be stored, with any type. Other stored values
-  // with this prefix that no other part claims are added if `takes(name)` is true (name without prefix), or all of them
-  // if `takes` is empty.
+  // with this prefix are added unless another part claims them. If `takes` is set, it selects them by name (without
+  // prefix).
   Checkpoint& add(const std::string& prefix, CheckpointValues& values,
                   const std::function<bool(const std::string&)>& takes = {});
   Checkpoint& add(const std::string& prefix, GradScaler& scaler);  // values `prefix.scale`, `prefix.good_steps`

@@ -38,29 +38,29 @@ struct LayoutCacheKeyHash {
   }
 };
 
-LayoutCacheKey question_of(const Operands& o, const Pattern& pattern, AttentionStrategy strategy) {
+LayoutCacheKey key_of(const Operands& o, const Pattern& pattern, AttentionStrategy strategy) {
   const auto& mesh = o.q->mesh->layout.shape;
-  LayoutCacheKey question{{o.q->placements, o.k->placements, o.v->placements},
-                          {o.q->sizes, o.k->sizes, o.v->sizes},
-                          {},
-                          0,
-                          pattern,
-                          strategy};
-  question.mesh.append(mesh.begin(), mesh.end());
-  question.itemsize = static_cast<std::int64_t>(c10::elementSize(o.q->dtype));
-  return question;
+  LayoutCacheKey cache_key{{o.q->placements, o.k->placements, o.v->placements},
+                           {o.q->sizes, o.k->sizes, o.v->sizes},
+                           {},
+                           0,
+                           pattern,
+                           strategy};
+  cache_key.mesh.append(mesh.begin(), mesh.end());
+  cache_key.itemsize = static_cast<std::int64_t>(c10::elementSize(o.q->dtype));
+  return cache_key;
 }
 
 }  // namespace
 
 AttentionLayout cached_layout(const Operands& operands, const Pattern& pattern, AttentionStrategy strategy) {
-  thread_local std::unordered_map<LayoutCacheKey, AttentionLayout, LayoutCacheKeyHash> remembered;
-  LayoutCacheKey question = question_of(operands, pattern, strategy);
-  const auto found = remembered.find(question);
-  if (found != remembered.end()) return found->second;
+  thread_local std::unordered_map<LayoutCacheKey, AttentionLayout, LayoutCacheKeyHash> cached;
+  LayoutCacheKey cache_key = key_of(operands, pattern, strategy);
+  const auto found = cached.find(cache_key);
+  if (found != cached.end()) return found->second;
   AttentionLayout layout = search_layout(operands, pattern, strategy);
-  if (remembered.size() >= kMaxCachedLayouts) remembered.clear();
-  return remembered.emplace(std::move(question), std::move(layout)).first->second;
+  if (cached.size() >= kMaxCachedLayouts) cached.clear();
+  return cached.emplace(std::move(cache_key), std::move(layout)).first->second;
 }
 
 }  // namespace dtensor::attention_impl

@@ -276,12 +276,12 @@ void Checkpoint::load(const std::string& path, const Communicator& ranks, const 
   Reading reading{loader, problems, options.allow_missing};
   for (const auto& part : parts_) part->load(reading);
   for (const auto& [length, load] : reading.by_prefix) load();
-  std::set<std::string> unasked;
+  std::set<std::string> unrequested;
   for (const auto& [name, value] : loader.values()) {
-    if (!options.allow_unexpected && !reading.known.contains(name)) unasked.insert(name);
+    if (!options.allow_unexpected && !reading.known.contains(name)) unrequested.insert(name);
     problems.available.push_back(name);
   }
-  for (const auto& name : unrequested_on_all_ranks(ranks, std::move(unasked))) problems.unexpected.push_back(name);
+  for (const auto& name : unrequested_on_all_ranks(ranks, std::move(unrequested))) problems.unexpected.push_back(name);
   for (const auto& [name, known] : reading.known) problems.requested.push_back(name);
   loader.read(reading.targets, std::move(problems));
   for (const auto& finish : reading.of_optimizers) finish();

@@ -13,13 +13,13 @@
 namespace dtensor::files {
 namespace {
 
-constexpr std::int64_t kShortRange = 512;       // bytes; for shorter ranges a system call costs more than communication
-constexpr std::int64_t kManyRows = 16;          // per rank
-constexpr std::int64_t kMinShareBytes = 16384;  // elements; for fewer, sharing costs more than it saves
+constexpr std::int64_t kShortRange = 512;  // bytes; for shorter ranges a system call costs more than communication
+constexpr std::int64_t kManyRows = 16;     // per rank
+constexpr std::int64_t kMinShareElements = 16384;  // elements; for fewer, sharing costs more than it saves
 
 void share(Part& part, const LocalShard& held, std::int64_t position) {
   const std::int64_t n = part.ranges.numel();
-  const std::int64_t each = std::max((n + held.replicas - 1) / held.replicas, kMinShareBytes);
+  const std::int64_t each = std::max((n + held.replicas - 1) / held.replicas, kMinShareElements);
   const std::int64_t turn = (held.replica + position) % held.replicas;
   part.begin = std::min(n, turn * each);
   part.end = std::min(n, part.begin + each);

@@ -36,9 +36,9 @@ void check_entry(const OptimizerEntry& entry);
 // not communicate.
 at::Tensor gradient_of(const OptimizerEntry& entry);
 
-// Groups entries that check_entry() has accepted by group, dtype and device, in an order that is the same on all ranks,
-// whichever parameters have a gradient. Redistributes gradients and slots to the placements of the parameters before
-// these change. `dense`: also copies them to the strides of their parameter.
+// Groups entries that check_entry() has accepted by group, dtype and device. The order of buckets is the same on all
+// ranks, whichever parameters have a gradient. Redistributes gradients and slots to the placements of the parameters
+// before these change. `dense`: also copies them to the strides of their parameter.
 std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, bool dense);
 
 // Buckets for fused kernels and for foreach operators.

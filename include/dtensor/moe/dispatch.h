@@ -25,7 +25,7 @@ using OverlapFn = std::function<void()>;
 DTENSOR_API at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                                   const Communicator& comm, const OverlapFn& overlap_fn = {});
 
-// Same, if the receivers do not know the splits: exchanges them first. Two collectives.
+// Same, for receivers without known splits: exchanges the splits first. Two collectives.
 DTENSOR_API at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef input_splits, const Communicator& comm);
 
 // The number of rows that each rank sends to this one, given those that this rank sends. Collective.

@@ -22,10 +22,10 @@ struct NormOptions {
 // placement; Partial is reduced first. The result is a regular 0-dim tensor of the widest dtype, equal on all ranks. It
 // is undefined on ranks outside all meshes, unless some tensors are regular. Undefined tensors are skipped.
 // All ranks of the meshes must call it with the same tensors in the same order. It needs at most one collective over
-// all meshes together, plus one per mesh axis with Partial tensors. If each rank gives a tensor on its own slice of
-// another tensor's mesh (a router next to sharded experts), the slices are copies of one tensor, which counts once.
-// Regular tensors among DTensors must be equal on all ranks; CPU tensors are compared and a difference is an error. The
-// result has the same bits for any assignment of tensors to pipeline stages.
+// all meshes together, plus one per mesh axis with Partial tensors. Ranks may give copies of a tensor on different
+// slices of another tensor's mesh (a router next to sharded experts); such a tensor counts once. Regular tensors among
+// DTensors must be equal on all ranks; CPU tensors are compared and a difference is an error. The result has the same
+// bits for any assignment of tensors to pipeline stages.
 DTENSOR_API at::Tensor get_total_norm(at::TensorList tensors, NormOptions options = {});
 
 // The p-norm of each tensor: a regular 1-D float64 tensor, 0 for undefined entries. The total norm is their norm,

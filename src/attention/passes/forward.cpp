@@ -65,7 +65,7 @@ class Merger {
 
   // Combines with the results of other ranks for the same queries and other keys.
   void combine(const Communicator& comm) {
-    const auto top = meet(comm);
+    const auto top = rescale_over_ranks(comm);
     const auto nothing = top.eq(kUnmerged);
     const auto share = (lse_ - top).exp_().masked_fill_(nothing, 0);
     out_.mul_(share.unsqueeze(3));
@@ -103,7 +103,7 @@ class Merger {
 
   // Rescales to a common maximum on all ranks; returns the greatest log-sum-exp where no maximum is stored separately,
   // else 0.
-  at::Tensor meet(const Communicator& comm) {
+  at::Tensor rescale_over_ranks(const Communicator& comm) {
     const auto own = top_.defined() ? top_ : at::zeros_like(lse_);
     const auto both = at::stack({own.masked_fill(lse_.eq(kUnmerged), kUnmerged), lse_ + own});
     comm.all_reduce(both, ReduceOp::max).wait();

@@ -41,16 +41,16 @@ Forward forward_per_row(const Scores& scores, const Documents& documents, const 
   if (documents.empty()) return forward_pass(scores, blocks, in, sinks);
   const at::Tensor out = empty_result(in);
   std::vector<at::Tensor> lse, tops;
-  bool apart = false;
+  bool any_row_max = false;
   for (std::int64_t b = 0; b < std::ssize(documents); ++b) {
     const Scores own = scores_of(scores, documents[static_cast<std::size_t>(b)], b);
     const Forward result = forward_pass(own, blocks, row(in, b), sinks);
     row(out, b).copy_(result.out);
     lse.push_back(result.lse);
-    apart = apart || result.top.defined();
+    any_row_max = any_row_max || result.top.defined();
     tops.push_back(result.top.defined() ? result.top : at::zeros_like(result.lse));
   }
-  return {out, at::cat(lse), apart ? at::cat(tops) : at::Tensor()};
+  return {out, at::cat(lse), any_row_max ? at::cat(tops) : at::Tensor()};
 }
 
 Backward backward_per_row(const Scores& scores, const Documents& documents, const SequenceParts& blocks,

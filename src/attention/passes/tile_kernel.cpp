@@ -143,13 +143,13 @@ std::int64_t rows_at_once(const Tile& tile, const Inputs& in) {
   return std::clamp<std::int64_t>(kScoresAtOnce / row, 1, tile.q.length);
 }
 
-Partial math_forward(const Scores& scores, const Tile& tile, const Inputs& in, bool apart) {
+Partial math_forward(const Scores& scores, const Tile& tile, const Inputs& in, bool with_row_max) {
   const auto rows = rows_at_once(tile, in);
   std::vector<at::Tensor> outs, sums, tops;
   for (std::int64_t first = 0; first < tile.q.length; first += rows) {
     const Slice slice(scores, tile, in, first, std::min(rows, tile.q.length - first));
     auto weights = slice.scores();
-    if (apart) {
+    if (with_row_max) {
       const auto top = weights.amax({3}, true);
       tops.push_back(top.masked_fill(exceeds_log_precision(top).logical_not(), 0));
       weights.sub_(tops.back());
@@ -160,7 +160,7 @@ Partial math_forward(const Scores& scores, const Tile& tile, const Inputs& in, b
     outs.push_back(slice.times(weights, slice.v));
     sums.push_back(lse.squeeze(3));
   }
-  return {at::cat(outs, 2), at::cat(sums, 2), apart ? at::cat(tops, 2).squeeze(3) : at::Tensor()};
+  return {at::cat(outs, 2), at::cat(sums, 2), with_row_max ? at::cat(tops, 2).squeeze(3) : at::Tensor()};
 }
 
 Inputs math_backward(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
@@ -194,11 +194,12 @@ Inputs math_backward(const Scores& scores, const Tile& tile, const Inputs& in, c
 at::ScalarType accumulate_type(at::ScalarType type) { return at::toOpMathType(type); }
 
 Partial attend_tile(const Scores& scores, const Tile& tile, const Inputs& in) {
-  return by_flash(scores, in) ? flash_forward(scores, tile, in) : math_forward(scores, tile, in, /*apart=*/false);
+  return by_flash(scores, in) ? flash_forward(scores, tile, in)
+                              : math_forward(scores, tile, in, /*with_row_max=*/false);
 }
 
 Partial attend_tile_with_row_max(const Scores& scores, const Tile& tile, const Inputs& in) {
-  return math_forward(scores, tile, in, /*apart=*/true);
+  return math_forward(scores, tile, in, /*with_row_max=*/true);
 }
 
 at::Tensor exceeds_log_precision(const at::Tensor& numbers) {
@@ -206,9 +207,9 @@ at::Tensor exceeds_log_precision(const at::Tensor& numbers) {
 }
 
 Inputs tile_gradients(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
-  const bool apart = rows.top.defined() && rows.top.ne(0).any().item<bool>();
-  return by_flash(scores, in) && !apart ? flash_backward(scores, tile, in, rows)
-                                        : math_backward(scores, tile, in, rows);
+  const bool with_row_max = rows.top.defined() && rows.top.ne(0).any().item<bool>();
+  return by_flash(scores, in) && !with_row_max ? flash_backward(scores, tile, in, rows)
+                                               : math_backward(scores, tile, in, rows);
 }
 
 bool mask_sees(const Scores& scores, const Tile& tile) {

@@ -29,8 +29,8 @@ struct Inputs {
   at::Tensor q, k, v;  // [b, h, l, e], [b, g, s, e], [b, g, s, f]; last dimension dense
 };
 
-// If the maximum score of a row is far from zero (large queries, or a mask with large negative numbers), float cannot
-// represent the log-sum-exp precisely: -1e9 + log 2 is -1e9. For these rows the maximum is stored separately.
+// Large queries, or a mask with large negative numbers, move the maximum score of a row far from zero. Float then
+// cannot represent the log-sum-exp precisely (-1e9 + log 2 is -1e9), so the maximum is stored separately.
 struct Partial {
   at::Tensor out;       // [b, h, l, f]
   at::Tensor lse;       // [b, h, l], -inf for rows without visible keys

@@ -56,7 +56,7 @@ FileContent content_of_folder(const fs::path& folder) {
   return all;
 }
 
-std::string said(const std::string& dtype, at::IntArrayRef sizes) { return c10::str(dtype, " ", sizes); }
+std::string dtype_and_sizes(const std::string& dtype, at::IntArrayRef sizes) { return c10::str(dtype, " ", sizes); }
 
 void apply_metadata(const CheckpointMetadata& file_metadata, const std::string& path, bool marked,
                     CheckpointIndex& index) {
@@ -70,8 +70,8 @@ void apply_metadata(const CheckpointMetadata& file_metadata, const std::string& 
     if (listed) e.checksum = note->second.checksum;
     const bool same =
         !file_metadata.has_types || (note->second.dtype == e.format_dtype && note->second.sizes == e.sizes);
-    TORCH_CHECK(same, e.file, " is damaged: '", e.name, "' is ", said(e.format_dtype, e.sizes), " there, but ",
-                said(note->second.dtype, note->second.sizes), " in ", path);
+    TORCH_CHECK(same, e.file, " is damaged: '", e.name, "' is ", dtype_and_sizes(e.format_dtype, e.sizes),
+                " there, but ", dtype_and_sizes(note->second.dtype, note->second.sizes), " in ", path);
     entries.emplace(e.name, e);
   }
   for (const auto& [name, note] : file_metadata.tensors) {

@@ -81,8 +81,8 @@ void check_version(const Json& json, const std::string& path) {
   TORCH_CHECK((version > 1) == json.contains("checksum"), path, " is damaged: it has version ", version, ", but ",
               version > 1 ? "no checksum" : "a checksum, which version 1 does not have");
   if (version == 1) return;
-  const std::uint64_t said = number_of(json.at("checksum"), path, "its checksum"), is = checksum_of(json);
-  TORCH_CHECK(said == is, path, " is damaged: its checksum is ", hex(is), ", expected ", hex(said));
+  const std::uint64_t stored = number_of(json.at("checksum"), path, "its checksum"), actual = checksum_of(json);
+  TORCH_CHECK(stored == actual, path, " is damaged: its checksum is ", hex(actual), ", expected ", hex(stored));
 }
 
 TensorMetadata metadata_of(const std::string& name, const Json& about, const std::string& path, bool with_type) {

@@ -169,9 +169,9 @@ void Loader::check_tied(const std::vector<LoadRequest>& requests, const std::vec
   std::unordered_map<std::size_t, std::size_t> first;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const std::size_t other = first.emplace(requests[i].tensor, i).first->second;
-    const auto &said = requests[i].entry->checksum, &said_of_other = requests[other].entry->checksum;
-    const bool reported = said && said_of_other;
-    const bool same = reported ? *said == *said_of_other : all[i].count != all[other].count || all[i] == all[other];
+    const auto &own_sum = requests[i].entry->checksum, &other_sum = requests[other].entry->checksum;
+    const bool both_known = own_sum && other_sum;
+    const bool same = both_known ? *own_sum == *other_sum : all[i].count != all[other].count || all[i] == all[other];
     TORCH_CHECK(same, what_, ": '", requests[other].name, "' and '", requests[i].name,
                 "' are tied here, but differ in the checkpoint");
   }

@@ -60,15 +60,15 @@ Loader::NamedTarget Loader::named_target(const ManifestEntry& listed, const std:
                                          std::unordered_set<std::string>& used, LoadProblems& problems) const {
   NamedTarget target;
   std::string missing;
-  const auto lack = [&](const std::string& name) {
+  const auto note_missing = [&](const std::string& name) {
     if (missing.empty()) missing = name;
     return false;
   };
   for (const std::string& name : names) {
     const auto pieces = stored_pieces(name, listed.sizes, options_.names);
-    if (pieces.empty()) lack(name);
+    if (pieces.empty()) note_missing(name);
     const bool here = !pieces.empty() && std::all_of(pieces.begin(), pieces.end(), [&](const StoredPiece& piece) {
-      return find(piece.stored) != nullptr || lack(piece.stored);
+      return find(piece.stored) != nullptr || note_missing(piece.stored);
     });
     for (const StoredPiece& piece : pieces) used.insert(piece.stored);
     if (!here || !target.pieces.empty()) continue;

@@ -85,9 +85,8 @@ at::Tensor SharedReads::memory_after(const std::vector<Piece>& round, at::IntArr
   return at::from_blob(data_of(buffer_) + used, sizes, stored);
 }
 
-// All ranks read their pieces of a round before the first broadcast, so they read concurrently, and data is still in
-// the cache when it is broadcast or summed. The first reader depends on the tensor index, which distributes small
-// tensors.
+// All ranks read their pieces of a round before the first broadcast, so they read concurrently. Data is still in the
+// cache when it is broadcast or summed. The first reader depends on the tensor index, which distributes small tensors.
 void SharedReads::fill_round(std::size_t i, const std::vector<Piece>& pieces, const OnElements& read) {
   const Communicator* group = groups_[i];
   const auto turn = [&](std::size_t piece) {

@@ -49,8 +49,8 @@ struct MeshTable {
   }
 };
 
-// Entries are [name, dtype, sizes, mesh index or -1, whether all ranks of the mesh must list it], or [name, first name
-// of the same tensor] for tied tensors.
+// An entry is [name, dtype, sizes, mesh index or -1, whether all ranks of the mesh must list it]. A further name of a
+// tied tensor is [name, first name].
 Json describe(const StateTensors& mine, Purpose purpose) {
   MeshTable meshes;
   Json list = Json::array();
@@ -82,9 +82,9 @@ class Merger {
       Tensor& tensor = position->second;
       if (fresh) order_.push_back(name);
       if (fresh)
-        tensor = {.alias = entry.size() == 2, .said = said(entry), .by = listing_ranks.front(), .entry = entry};
-      TORCH_CHECK(tensor.said == said(entry), "tensor '", name, "' is ", tensor.said, " on rank ", tensor.by, " and ",
-                  said(entry), " on rank ", listing_ranks.front());
+        tensor = {.alias = entry.size() == 2, .summary = summary(entry), .by = listing_ranks.front(), .entry = entry};
+      TORCH_CHECK(tensor.summary == summary(entry), "tensor '", name, "' is ", tensor.summary, " on rank ", tensor.by,
+                  " and ", summary(entry), " on rank ", listing_ranks.front());
       if (!tensor.alias) settle(tensor, entry, given.at("meshes"), listing_ranks);
     }
   }
@@ -119,13 +119,13 @@ class Merger {
   };
   struct Tensor {
     bool alias = false;
-    std::string said;  // description that must be equal on all ranks
+    std::string summary;  // description that must be equal on all ranks
     int by = 0;
     Json entry = {};
     std::vector<OwnerGroup> owner_groups = {};
   };
 
-  static std::string said(const Json& entry) {
+  static std::string summary(const Json& entry) {
     if (entry.size() == 2) return "tied to " + entry[1].get<std::string>();
     return c10::str(static_cast<at::ScalarType>(entry[1].get<int>()), entry[2].dump(),
                     entry[3] == -1 ? ", regular" : ", a DTensor");

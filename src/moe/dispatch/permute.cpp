@@ -55,7 +55,7 @@ Sizes sizes_in_order(at::IntArrayRef sizes, at::IntArrayRef order) {
   return result;
 }
 
-// Gradient of permute_tokens; unpermute_tokens without weights is its inverse.
+// Gradient of permute_tokens: unpermute_tokens without weights, and vice versa.
 struct PermuteBackward final : Node {
   explicit PermuteBackward(at::Tensor p) : position(std::move(p)) {}
   variable_list apply(variable_list&& grads) override {

@@ -37,8 +37,8 @@ DTENSOR_API at::Tensor permute_tokens(const at::Tensor& x, const at::Tensor& pos
 DTENSOR_API at::Tensor unpermute_tokens(const at::Tensor& rows, const at::Tensor& position,
                                         const at::Tensor& weight = {});
 
-// base + unpermute_tokens(...). Computed in place in `base` if no gradient is recorded and `base` shares no memory with
-// the tensors of `keep` (a shared expert may return its input). The values are the same either way.
+// base + unpermute_tokens(...). Computed in place in `base` if no gradient is recorded, unless `base` shares memory
+// with a tensor of `keep` (a shared expert may return its input). The values are the same either way.
 DTENSOR_API at::Tensor add_unpermuted_tokens(const at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
                                              const at::Tensor& weight, at::TensorList keep);
 

@@ -26,7 +26,7 @@ std::vector<std::int64_t> indices_among(const Communicator& some, const Communic
 
 namespace {
 
-RowCounts sum_losses(std::vector<std::int64_t> rows, int me) {
+RowCounts row_counts(std::vector<std::int64_t> rows, int me) {
   RowCounts all{std::move(rows)};
   all.before = std::accumulate(all.of_each.begin(), all.of_each.begin() + me, std::int64_t{0});
   all.total = std::accumulate(all.of_each.begin() + me, all.of_each.end(), all.before);
@@ -38,15 +38,15 @@ RowCounts sum_losses(std::vector<std::int64_t> rows, int me) {
 RowCounts rows_of_ranks(std::int64_t here, const Communicator& ranks) {
   if (!ranks || ranks.size() == 1) return {{here}, 0, here};
   const std::vector<std::int64_t> reported(static_cast<std::size_t>(ranks.size()), here);
-  return sum_losses(exchange_splits(reported, ranks), ranks.rank());
+  return row_counts(exchange_splits(reported, ranks), ranks.rank());
 }
 
 RowCounts tokens_of_ranks(const Routing& routing, const Communicator& ranks) {
-  const bool counts_report = routing.complete && !routing.by_experts && ranks && ranks.size() > 1;
-  if (!counts_report) return rows_of_ranks(routing.experts.size(0), ranks);
+  const bool counts_known = routing.complete && !routing.by_experts && ranks && ranks.size() > 1;
+  if (!counts_known) return rows_of_ranks(routing.experts.size(0), ranks);
   const auto tokens = routing.counts->of_ranks(ranks).sum(1).div(routing.experts.size(1), "floor");
   const auto* count = tokens.const_data_ptr<std::int64_t>();
-  return sum_losses({count, count + ranks.size()}, ranks.rank());
+  return row_counts({count, count + ranks.size()}, ranks.rank());
 }
 
 }  // namespace moe

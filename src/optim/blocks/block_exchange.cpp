@@ -47,27 +47,27 @@ class Failures {
  public:
   void add(std::size_t result, const BlockExchange::Result& r, std::size_t bucket, const Communicator& members,
            int owner) {
-    FailureFlag& reported = reported_[{bucket, owner}];
-    reported.members = members;
-    reported.options = r.target.options();
-    reported.results.push_back(result);
-    reported.failed.push_back(r.failed ? 1 : 0);
+    FailureFlag& group = groups_[{bucket, owner}];
+    group.members = members;
+    group.options = r.target.options();
+    group.results.push_back(result);
+    group.failed.push_back(r.failed ? 1 : 0);
   }
   void exchange(BucketedAllToAll& buckets) {
-    for (auto& [from, reported] : reported_) {
+    for (auto& [from, group] : groups_) {
       const auto [bucket, owner] = from;
-      reported.flags = at::empty({static_cast<std::int64_t>(reported.failed.size())}, reported.options);
-      buckets.receive(bucket, owner, reported.flags);
-      if (owner != reported.members.rank()) continue;
-      const at::Tensor flags = at::tensor(reported.failed, at::kDouble).to(reported.options);
-      for (int peer = 0; peer < reported.members.size(); ++peer) buckets.send(bucket, peer, flags);
+      group.flags = at::empty({static_cast<std::int64_t>(group.failed.size())}, group.options);
+      buckets.receive(bucket, owner, group.flags);
+      if (owner != group.members.rank()) continue;
+      const at::Tensor flags = at::tensor(group.failed, at::kDouble).to(group.options);
+      for (int peer = 0; peer < group.members.size(); ++peer) buckets.send(bucket, peer, flags);
     }
   }
   void read(std::vector<bool>& failed) const {
-    for (const auto& [from, reported] : reported_) {
-      const at::Tensor flags = reported.flags.to(at::TensorOptions(at::kDouble).device(at::kCPU));
-      for (std::size_t i = 0; i < reported.results.size(); ++i)
-        failed[reported.results[i]] = flags.const_data_ptr<double>()[i] != 0;
+    for (const auto& [from, group] : groups_) {
+      const at::Tensor flags = group.flags.to(at::TensorOptions(at::kDouble).device(at::kCPU));
+      for (std::size_t i = 0; i < group.results.size(); ++i)
+        failed[group.results[i]] = flags.const_data_ptr<double>()[i] != 0;
     }
   }
 
@@ -79,7 +79,7 @@ class Failures {
     std::vector<double> failed;  // flags of the owner
     at::Tensor flags;            // flags received
   };
-  std::map<std::pair<std::size_t, int>, FailureFlag> reported_;  // by bucket and owner
+  std::map<std::pair<std::size_t, int>, FailureFlag> groups_;  // by bucket and owner
 };
 
 }  // namespace

@@ -26,8 +26,8 @@ class NormGroup {
 
   // `index` distributes the counting of replicated parts over ranks.
   CountedBy counted_by(const at::Tensor& tensor, std::size_t index) const;
-  // A tensor on a slice of another tensor's mesh is either one tensor (a handle on ranks outside the slice), or one
-  // copy on each slice (a router next to sharded experts). Only communication shows the number of copies. Returns an
+  // A tensor on a slice of another tensor's mesh may be a single tensor, with handles on ranks outside the slice. Or
+  // each slice has a copy (a router next to sharded experts). Only communication shows the number of copies. Returns an
   // index for such tensors, -1 for others.
   std::int64_t slice_copy_id(const at::Tensor& tensor) const;
   std::int64_t slice_copy_count() const { return slice_copies_; }
