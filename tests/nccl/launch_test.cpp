@@ -1,4 +1,5 @@
-// How many ranks `--backend nccl` runs in one process. CUDA and the backend are stand-ins: a machine of three GPUs.
+// Number of ranks that `--backend nccl` starts in one process. CUDA and the backend are stubs for a machine with three
+// GPUs.
 #include "dtensor/launch.h"
 
 #include <cuda_runtime_api.h>
@@ -15,7 +16,7 @@ extern "C" cudaError_t cudaGetDeviceCount(int* count) { return *count = 3, cudaS
 namespace dtensor::nccl {
 namespace {
 
-std::atomic<int> devices_used{0};  // a bit for each
+std::atomic<int> devices_used{0};  // One bit for each device.
 
 }  // namespace
 
@@ -36,7 +37,7 @@ struct Launched {
 Launched launched(std::vector<std::string> args) {
   for (const char* name : {"DTENSOR_RANK", "DTENSOR_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "RANK",
                            "PMI_RANK", "PMI_SIZE", "WORLD_SIZE", "SLURM_PROCID"}) {
-    unsetenv(name);  // the launcher of the tests must not be seen
+    unsetenv(name);  // Hides the launcher of the test run.
   }
   args.insert(args.begin(), {"program", "--backend", "nccl"});
   std::vector<char*> argv;
@@ -52,7 +53,7 @@ Launched launched(std::vector<std::string> args) {
   return out;
 }
 
-TEST(NcclLaunch, RunsAsManyRanksAsAreAskedFor) {
+TEST(NcclLaunch, RunsRequestedNumberOfRanks) {
   for (const auto& [args, ranks] : {std::pair<std::vector<std::string>, int>{{"--ranks", "2"}, 2},
                                     {{"--mesh", "tp=2"}, 2},
                                     {{"--ranks=1"}, 1},

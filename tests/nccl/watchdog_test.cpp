@@ -1,5 +1,5 @@
-// What the watchdog of NCCL says where a collective does not end, an event fails or a rank aborts: with what this rank
-// did last, as the other backends say it. CUDA and NCCL are stand-ins, which say what the test tells them to.
+// Error texts of the NCCL watchdog if a collective times out, an event fails or a rank aborts. They end with the last
+// operations of this rank. CUDA and NCCL are stubs.
 #include "comm/nccl/watchdog.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 
 std::atomic<cudaError_t> event_state{cudaErrorNotReady};
 std::atomic<ncclResult_t> comm_state{ncclSuccess};
-int comm_of_test = 0;  // whose address stands for a communicator
+int comm_of_test = 0;  // Its address stands for a communicator.
 
 }  // namespace
 
@@ -37,7 +37,7 @@ namespace {
 
 const std::string kLast = "; last of rank 1: all_gather #1, aten::mm, all_reduce #2";
 
-// As rank 1 has come to its second collective. Lives as long as the process, as the watchdog does.
+// A watchdog of rank 1 in its second collective. It lives as long as the process.
 Watchdog& watching(std::chrono::milliseconds timeout) {
   static const std::string mm = "aten::mm";
   const auto record = std::make_shared<RankRecord>(1, 2);
@@ -54,33 +54,33 @@ Watchdog& watching(std::chrono::milliseconds timeout) {
   return *watchdog;
 }
 
-// Until the watchdog ends the process.
+// Sleeps for `timeout`; the watchdog ends the process first.
 void wait_for(std::chrono::milliseconds timeout) {
   watching(timeout);
   std::this_thread::sleep_for(std::chrono::minutes(1));
 }
 
-TEST(Watchdog, ATimeoutSaysWhatTheRankDidLast) {
+TEST(Watchdog, TimeoutReportsLastOperations) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(wait_for(std::chrono::milliseconds(1)), testing::ExitedWithCode(1),
               std::string("rank 1: timeout after 1 ms: waits in all_reduce #2 \\(sum, Float \\[4\\]\\) on \\{0, 1\\}") +
                   kLast + "\n");
 }
 
-// Who asks for no timeout has none: the longest time that there is would wrap round as nanoseconds.
-TEST(Watchdog, TheLongestTimeoutIsNone) {
+// std::chrono::milliseconds::max() would overflow as nanoseconds.
+TEST(Watchdog, MaximumTimeoutDoesNotExpire) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   const auto fails_later = [] {
     watching(std::chrono::milliseconds::max());
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it looks every 50
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // The watchdog polls every 50 ms.
     comm_state = ncclRemoteError;
     std::this_thread::sleep_for(std::chrono::minutes(1));
   };
   EXPECT_EXIT(fails_later(), testing::ExitedWithCode(1), "rank 1: a stand-in's result in all_reduce #2 ");
 }
 
-// Where standard output is a file or a pipe, what was printed is still with this process.
-TEST(Watchdog, WhatWasPrintedIsWrittenBeforeTheProcessEnds) {
+// If standard output is a file or a pipe, printed text may still be in the buffer of this process.
+TEST(Watchdog, StandardOutputIsFlushedBeforeExit) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   const auto prints = [] {
     dup2(STDERR_FILENO, STDOUT_FILENO);
@@ -91,7 +91,7 @@ TEST(Watchdog, WhatWasPrintedIsWrittenBeforeTheProcessEnds) {
   EXPECT_EXIT(prints(), testing::ExitedWithCode(1), "printed before\n");
 }
 
-TEST(Watchdog, SoDoErrorsOfTheDeviceAndOfTheCommunicator) {
+TEST(Watchdog, DeviceAndCommunicatorErrorsReportLastOperations) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   const auto fails = [](cudaError_t event, ncclResult_t comm) {
     event_state = event, comm_state = comm;
@@ -103,7 +103,7 @@ TEST(Watchdog, SoDoErrorsOfTheDeviceAndOfTheCommunicator) {
               std::string("rank 1: a collective on the GPU: a stand-in's error") + kLast);
 }
 
-TEST(Watchdog, AnAbortOfAnotherRankIsThrownWithIt) {
+TEST(Watchdog, AbortOfAnotherRankIsThrownWithLastOperations) {
   Watchdog& watchdog = watching(std::chrono::minutes(1));
   watchdog.check();
   watchdog.fail("rank 0 aborted: out of data");
