@@ -1,4 +1,4 @@
-// The module base and its layers: names, ties, initial values, and the same numbers sharded as plain.
+// Module and its layers: names, tied parameters, initial values, and equal results sharded and unsharded.
 #include "dtensor/nn.h"
 
 #include "support/ranks.h"
@@ -19,7 +19,7 @@ std::vector<std::string> names_of(const NamedTensors& list) {
   return names;
 }
 
-TEST(Module, ListsParametersInTheOrderOfRegistration) {
+TEST(Module, ListsParametersInRegistrationOrder) {
   nn::Block block({.hidden = 4, .heads = 2}, {.hidden = 4, .ffn = 8});
   const std::vector<std::string> expected = {
       "ln1.weight",         "ln1.bias",   "attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight",
@@ -38,7 +38,7 @@ struct Counter : nn::Module {
   at::Tensor count;
 };
 
-TEST(Module, BuffersModesAndDoubleNames) {
+TEST(Module, BuffersTrainingModeAndDuplicateNames) {
   Counter outer, inner;
   outer.register_module("inner", inner);
   EXPECT_EQ(names_of(outer.named_buffers()), (std::vector<std::string>{"count", "inner.count"}));
@@ -49,7 +49,7 @@ TEST(Module, BuffersModesAndDoubleNames) {
   EXPECT_ANY_THROW(outer.register_buffer("count", inner.count));
 }
 
-// Born sharded, whole on one rank, or sharded afterwards: the same values.
+// Parameters that are created sharded or on one rank have the same values.
 TEST(Module, InitialValuesDoNotDependOnTheMesh) {
   std::vector<at::Tensor> expected;
   const auto build = [](const DeviceMesh& mesh, const Placements& placements) {
@@ -63,7 +63,7 @@ TEST(Module, InitialValuesDoNotDependOnTheMesh) {
     return values;
   };
   on_mesh({1}, [&](const DeviceMesh& mesh) { expected = build(mesh, {Replicate()}); });
-  EXPECT_EQ(expected[0][2].abs().sum().item<double>(), 0);  // the padding row
+  EXPECT_EQ(expected[0][2].abs().sum().item<double>(), 0);  // Row of the padding index.
   EXPECT_GT(expected[0].std().item<double>(), 0.5);
   for (const auto& shape : {test::Shape{3}, test::Shape{2, 2}}) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -73,7 +73,7 @@ TEST(Module, InitialValuesDoNotDependOnTheMesh) {
   }
 }
 
-TEST(Module, LinearIsFilledAsTorchDoes) {
+TEST(Module, LinearInitializationMatchesTorch) {
   const nn::Linear linear(16, 2000);
   EXPECT_LE(linear.weight.abs().max().item<double>(), 0.25);
   EXPECT_GT(linear.weight.abs().max().item<double>(), 0.249);
@@ -82,7 +82,7 @@ TEST(Module, LinearIsFilledAsTorchDoes) {
   EXPECT_EQ(nn::LayerNorm(3).weight.sum().item<double>(), 3);
 }
 
-// Grouped queries: each key head serves the query heads that follow each other.
+// Consecutive query heads share a key head.
 TEST(Attention, GroupedQueriesEqualRepeatedKeys) {
   nn::Attention grouped({.hidden = 12, .heads = 6, .kv_heads = 2}), full({.hidden = 12, .heads = 6});
   at::NoGradGuard no_grad;
@@ -97,7 +97,7 @@ TEST(Attention, GroupedQueriesEqualRepeatedKeys) {
   test::expect_close(y.narrow(1, 0, 3), shorter, "causal", 1e-5);
 }
 
-TEST(Module, ADistributedBlockEqualsThePlainOne) {
+TEST(Module, DistributedBlockMatchesSingleDevice) {
   for (const auto& shape : test::mesh_shapes()) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       test::Draw draw(3);
@@ -123,7 +123,7 @@ TEST(Module, ADistributedBlockEqualsThePlainOne) {
   }
 }
 
-// Tied tensors stay tied; meta tensors get memory for their part and are filled afterwards.
+// Tied tensors stay tied. Meta tensors get memory for their local part and are initialized afterwards.
 TEST(Module, DistributeKeepsTiesAndMaterialisesMeta) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto rows = [](const std::string&, const at::Tensor&) { return Placements{Shard(0)}; };
