@@ -1,4 +1,4 @@
-// as_strided of DTensors that are expanded: memory is stepped through in zero strides too.
+// as_strided of expanded DTensors, whose memory has strides of zero.
 #include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
@@ -10,7 +10,7 @@ struct Pattern {
 };
 
 // x [3] as [4, 3] with strides [0, 1].
-TEST(AsStrided, OfAnExpandedTensorIsThatOfOneDevice) {
+TEST(AsStrided, ExpandedTensorMatchesSingleDevice) {
   for (const auto& p : {Pattern{{2, 3}, {0, 1}, 0},
                         {{4, 2}, {0, 2}, 0},
                         {{3, 2}, {1, 0}, 0},

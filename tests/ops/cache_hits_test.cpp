@@ -1,5 +1,4 @@
-// A call that is known is one that was decided: what has changed since (a scope, the rule book, the type of fractions)
-// counts for it all the same.
+// Cache hits respect what changed since the decision was cached: scopes, the rule book, the default dtype.
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -31,14 +30,14 @@ TEST(CachedCalls, StrictRefusesWhatRanReplicatedBefore) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = shards(mesh);
     call("unruled", x);
-    if (mesh.world().rank() == 0) clear_cache();  // what a rank still knows makes no difference
+    if (mesh.world().rank() == 0) clear_cache();  // Whether a rank has the decision cached makes no difference.
     const Strict strict;
     EXPECT_NE(error_of([&] { call("unruled", x); }).find("has no sharding rule"), std::string::npos);
   });
 }
 
-// Each rank's kernel would draw numbers of its own.
-TEST(CachedCalls, AttentionWithDropoutIsRefusedAfterOneWithout) {
+// Each rank's kernel would draw different numbers.
+TEST(CachedCalls, AttentionWithDropoutIsRefusedAfterCallWithoutDropout) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto q = distribute_tensor(at::ones({2, 2, 4, 8}), mesh, {Shard(0)});
     const auto attend = [&](double dropout) { at::_scaled_dot_product_flash_attention_for_cpu(q, q, q, dropout); };
@@ -48,8 +47,8 @@ TEST(CachedCalls, AttentionWithDropoutIsRefusedAfterOneWithout) {
   });
 }
 
-// Also where a rank's part has no rows, of which ATen's kernel would say something.
-TEST(CachedCalls, APowerThatMarginLossesLackIsAnErrorOnEveryRank) {
+// The error must be the same if a rank's local tensor has no rows, for which ATen's kernel has a different error.
+TEST(CachedCalls, UnsupportedMarginLossPowerIsErrorOnEveryRank) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::ones({1, 4}), mesh, {Shard(0)});
     const auto target = distribute_tensor(at::zeros({1}, at::kLong), mesh, {Shard(0)});
@@ -59,8 +58,8 @@ TEST(CachedCalls, APowerThatMarginLossesLackIsAnErrorOnEveryRank) {
   });
 }
 
-// One rank remembers what was decided before, the other does not: both go by the book.
-TEST(CachedCalls, RulesThatComeLaterCount) {
+// The decision is cached on one rank only; both ranks use the current rules.
+TEST(CachedCalls, RulesRegisteredAfterFirstCallAreUsed) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor x = shards(mesh);
     const auto everyone = [&] { mesh.communicator().all_reduce(at::zeros({1}), ReduceOp::sum).wait(); };
@@ -77,8 +76,8 @@ TEST(CachedCalls, RulesThatComeLaterCount) {
   });
 }
 
-// Another thread changes the book while a call is decided: nobody is to find what was decided before.
-TEST(CachedCalls, ADecisionByAFormerBookIsNotKept) {
+// If another thread changes the rule book while a call is decided, the decision must not be cached.
+TEST(CachedCalls, DecisionFromOutdatedRuleBookIsNotCached) {
   on_mesh({1}, [](const DeviceMesh& mesh) {
     const at::Tensor x = shards(mesh);
     const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("known_calls::between", ""));
@@ -106,8 +105,8 @@ struct DefaultType {
   const caffe2::TypeMeta former;
 };
 
-// Of integers, in the type that is the default at the time of the call; twice, since a known call takes another way.
-TEST(CachedCalls, FractionsAreInTheDefaultTypeOfTheirCall) {
+// Integer operands give the default dtype at the time of the call. The second call is a cache hit.
+TEST(CachedCalls, TrueDivisionUsesDefaultDtypeOfTheCall) {
   on_mesh({1}, [](const DeviceMesh& mesh) {
     const at::Tensor x = shards(mesh), y = DTensor(x).to_local();
     const std::vector<std::function<at::Tensor(const at::Tensor&)>> calls{

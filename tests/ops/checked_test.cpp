@@ -1,4 +1,4 @@
-// What checked mode finds: wrong rules, and replicas that are none.
+// Checked mode finds wrong rules and replicas that differ.
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -21,7 +21,7 @@ at::Tensor flip_rows(const at::Tensor& x) {
       .call(x);
 }
 
-// True of columns, not of rows.
+// The rule is right if columns are split, and wrong if rows are split.
 TEST(Checked, FindsAWrongRule) {
   RuleBook::get().rule("checked_mode::flip_rows", "mn -> mn").no_meta();
   on_mesh({2}, [](const DeviceMesh& mesh) {
@@ -52,8 +52,8 @@ TEST(Checked, FindsReplicasThatDiffer) {
   });
 }
 
-// Operators that are right pass, whatever the placements, in place, under grad, and with results that hold anything.
-TEST(Checked, LeavesRightProgramsAlone) {
+// Correct operators pass with any placements, in place, with gradients, and if results are uninitialized.
+TEST(Checked, AcceptsCorrectPrograms) {
   for (std::uint64_t seed = 0; seed < 30; ++seed) {
     Draw data(seed);
     const auto x = data.normal({6, 4}), w = data.normal({4, 6}), b = data.normal({6});

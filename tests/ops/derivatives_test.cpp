@@ -1,5 +1,5 @@
-// Derivatives that autograd takes in other ways than one backward pass: forward mode, and double backward with an
-// upstream gradient that is a plain tensor. They are one device's.
+// Derivatives other than one backward pass: forward mode, and double backward with an upstream gradient that is a
+// regular tensor. They equal those of one device.
 #include <gtest/gtest.h>
 
 #include <torch/csrc/autograd/autograd.h>
@@ -15,7 +15,7 @@ struct Dual {
   at::Tensor value, tangent;
 };
 
-// The level of forward mode is the process's: thread ranks share one.
+// The forward-mode level is global to the process, so thread ranks share it.
 constexpr std::int64_t kLevel = 0;
 
 Dual forward_mode(const Function& f, const at::Tensor& x, const at::Tensor& tangent) {
@@ -23,7 +23,7 @@ Dual forward_mode(const Function& f, const at::Tensor& x, const at::Tensor& tang
   return {value, result};
 }
 
-TEST(ForwardMode, ValuesAndTangentsAreOneDevices) {
+TEST(ForwardMode, ValuesAndTangentsMatchSingleDevice) {
   const std::vector<std::pair<const char*, Function>> functions = {
       {"sin", [](auto& x) { return x.sin(); }},
       {"mul", [](auto& x) { return x * x + 2 * x; }},
@@ -61,7 +61,7 @@ TEST(ForwardMode, ValuesAndTangentsAreOneDevices) {
   torch::autograd::forward_ad::exit_dual_level(kLevel);
 }
 
-// The gradient of the gradient's square, through an upstream gradient that is no DTensor.
+// The gradient of the squared gradient, with an upstream gradient that is a regular tensor.
 at::Tensor second_order(const Function& f, const at::Tensor& given) {
   const at::Tensor x = given.detach().requires_grad_();
   const at::Tensor y = f(x);
@@ -70,8 +70,8 @@ at::Tensor second_order(const Function& f, const at::Tensor& given) {
   return torch::autograd::grad({grad.square().sum()}, {x})[0];
 }
 
-// unbind takes a dimension that is split: its operand moves to another, and the gradient back.
-TEST(Backward, AMovedOperandsGradientLiesWhereTheOperandDoes) {
+// unbind of a split dimension moves the split to another dimension, and the gradient back.
+TEST(Backward, GradientOfRedistributedOperandHasItsPlacements) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Draw draw(1);
     const at::Tensor x = draw.normal({4, 6});
@@ -89,7 +89,7 @@ TEST(Backward, AMovedOperandsGradientLiesWhereTheOperandDoes) {
   });
 }
 
-TEST(DoubleBackward, OfNormsTakesARegularUpstreamGradient) {
+TEST(DoubleBackward, NormsAcceptRegularUpstreamGradient) {
   Draw draw(5);
   const at::Tensor x = draw.normal({4, 6, 3}), weight = draw.normal({3}), channels = draw.normal({6});
   for (const std::int64_t dim : {0, 1, 2}) {
@@ -105,7 +105,7 @@ TEST(DoubleBackward, OfNormsTakesARegularUpstreamGradient) {
   }
 }
 
-TEST(Indices, TensorSplitTakesADTensorOfThem) {
+TEST(Indices, TensorSplitAcceptsDTensorIndices) {
   const at::Tensor x = at::arange(24, at::kDouble).reshape({8, 3}),
                    positions = at::tensor(std::vector<std::int64_t>{1, 5});
   on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -123,7 +123,7 @@ TEST(Indices, TensorSplitTakesADTensorOfThem) {
   });
 }
 
-TEST(Indices, CopyIntoANumber) {
+TEST(Indices, CopyIntoScalarTensor) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto full = [&](const at::Tensor& t) { return at::Tensor(distribute_tensor(t, mesh, {Replicate()})); };
     const at::Tensor number = at::tensor(2.0, at::kDouble), zero = at::tensor(std::vector<std::int64_t>{0});

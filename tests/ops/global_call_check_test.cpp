@@ -1,4 +1,4 @@
-// What the whole call is judged on where parts are uneven (ops/checks/global_call_check).
+// Checks on the global arguments if shards are uneven (ops/checks/global_call_check).
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -25,7 +25,7 @@ TORCH_LIBRARY(full_call, m) {
 }
 
 void call(const char* name) {
-  const std::string op = c10::str("whole_call::", name);
+  const std::string op = c10::str("full_call::", name);
   RuleBook::get().rule(op, Rule("mn, m_ -> mn").no_meta());
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::ones({5, 3}), mesh, {Shard(0)});
@@ -36,8 +36,8 @@ void call(const char* name) {
   });
 }
 
-// With a pivot of 0, LAPACK writes in front of a matrix: no kernel is asked about such.
-TEST(FullCall, NothingStandsInForPivots) {
+// With a pivot of 0, LAPACK writes in front of a matrix, so the check must not call a kernel with zero pivots.
+TEST(FullCall, PivotsAreNotReplacedByZeros) {
   zeros_seen = 0;
   call("by_pivots");
   EXPECT_EQ(zeros_seen, 0);

@@ -1,4 +1,4 @@
-// Views, in inference mode, of tensors that were made outside it: parameters and buffers of a model that generates.
+// Views, created in inference mode, of tensors that were created outside it, such as parameters and buffers of a model.
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 namespace dtensor::test {
 namespace {
 
-TEST(InferenceViews, OfOrdinaryTensorsAreOrdinary) {
+TEST(InferenceViews, ViewsOfNormalTensorsAreNotInferenceTensors) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor full_tensor = at::arange(24, at::kDouble).reshape({6, 4});
     for (const Placement placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
@@ -28,7 +28,7 @@ TEST(InferenceViews, OfOrdinaryTensorsAreOrdinary) {
   });
 }
 
-// What is written through such a view is in the tensor, and counted.
+// A write to such a view changes the base and its generation.
 TEST(InferenceViews, WriteToTheirBase) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     at::Tensor x = distribute_tensor(at::zeros({4, 2}), mesh, {Shard(0)});

@@ -1,5 +1,5 @@
-// linear reaches the engine as one operator each way. Its derivatives, in first and second order, are one device's,
-// whatever needs a gradient; nothing is kept for gradients that nobody wants.
+// linear and its derivative are one operator each. First and second derivatives equal those of one device, whichever
+// operands need gradients. Tensors that no gradient needs are not saved.
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
@@ -11,7 +11,7 @@
 namespace dtensor::test {
 namespace {
 
-using Tensors = std::vector<at::Tensor>;  // input, weight, and perhaps a bias
+using Tensors = std::vector<at::Tensor>;  // Input, weight and an optional bias.
 
 at::Tensor linear(const Tensors& t) { return at::linear(t[0], t[1], t.size() > 2 ? t[2] : at::Tensor()); }
 
@@ -28,7 +28,7 @@ at::Tensor values(Draw& draw, const Shape& sizes, bool complex) {
   return complex ? at::complex(real, draw.normal(sizes)) : real;
 }
 
-// Result, gradients, and gradients of the gradients' squares.
+// Result, gradients, and gradients of the squared gradients.
 Tensors two_orders(const Tensors& operands, const at::Tensor& upstream) {
   using torch::autograd::grad;
   const auto out = linear(operands);
@@ -48,7 +48,7 @@ Tensors two_orders(const Tensors& operands, const at::Tensor& upstream) {
   return all;
 }
 
-RC_GTEST_PROP(Linear, BothOrdersAreOneDevices, ()) {
+RC_GTEST_PROP(Linear, FirstAndSecondDerivativesMatchSingleDevice, ()) {
   const auto shape = *rc::gen::element(Shape{1}, Shape{2}, Shape{3}, Shape{2, 2}, Shape{2, 3});
   Draw draw(*rc::gen::arbitrary<std::uint64_t>());
   const bool complex = draw.coin();
@@ -82,7 +82,7 @@ RC_GTEST_PROP(Linear, BothOrdersAreOneDevices, ()) {
   });
 }
 
-TEST(Linear, IsOneOperatorEachWay) {
+TEST(Linear, ForwardAndBackwardAreOneOperatorEach) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto put = [&](const at::Tensor& t, const Placement& p) {
       return at::Tensor(distribute_tensor(t, mesh, {p})).requires_grad_();
@@ -109,8 +109,8 @@ TEST(Linear, IsOneOperatorEachWay) {
   });
 }
 
-// A row-wise layer: the bias' gradient is whole already, and nothing has to move for any of the three.
-TEST(Linear, GradientsMoveNothingWhereInputChannelsAreSplit) {
+// A row-wise layer: the gradient of the bias is replicated already, and no gradient needs communication.
+TEST(Linear, RowwiseGradientsNeedNoCommunication) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Draw draw(2);
     const auto put = [&](const at::Tensor& t, const Placement& p) {
@@ -128,7 +128,7 @@ TEST(Linear, GradientsMoveNothingWhereInputChannelsAreSplit) {
   });
 }
 
-TEST(Linear, AFrozenWeightKeepsNoActivation) {
+TEST(Linear, FrozenWeightSavesNoActivation) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     for (const bool frozen : {false, true}) {
       const auto leaf = at::Tensor(distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)})).requires_grad_();
@@ -146,7 +146,7 @@ TEST(Linear, AFrozenWeightKeepsNoActivation) {
   });
 }
 
-TEST(Linear, CallsThatDoNotFitAreATensErrors) {
+TEST(Linear, InvalidArgumentsGiveAtenErrors) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto put = [&](const Shape& sizes) {
       return at::Tensor(distribute_tensor(at::ones(sizes), mesh, {Shard(0)})).requires_grad_();

@@ -1,5 +1,5 @@
-// Operators on lists work through their positions one after the other, also where what they write has to be moved: a
-// tensor that stands in a list twice, or among the operands of another position.
+// List operators process their positions in order, also if a written tensor is redistributed: a tensor may occur twice
+// in a list, or as an operand of another position.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Step = std::function<void(const Tensors&)>;
 
-// Of plain tensors and of DTensors whose shares differ, all Partial or all placed at random.
+// Compares regular tensors with DTensors that are all Partial with different local values, or have random placements.
 void equals_one_device(const char* name, const Step& step, double tolerance = 1e-8) {
   for_all(name, [&](const DeviceMesh& mesh, Draw& draw) {
     Tensors regular, placed;
@@ -28,7 +28,7 @@ void equals_one_device(const char* name, const Step& step, double tolerance = 1e
   });
 }
 
-TEST(ListOrder, ATensorThatIsThereTwiceIsWrittenTwice) {
+TEST(ListOrder, DuplicateTensorIsWrittenTwice) {
   equals_one_device("sqrt", [](const Tensors& t) { at::_foreach_sqrt_({t[0], t[1], t[0]}); });
   equals_one_device("add", [](const Tensors& t) { at::_foreach_add_({t[0], t[0]}, {t[1], t[2]}, 0.5); });
   equals_one_device("pow", [](const Tensors& t) {
@@ -36,7 +36,7 @@ TEST(ListOrder, ATensorThatIsThereTwiceIsWrittenTwice) {
   });
 }
 
-TEST(ListOrder, WhatAnEarlierPositionWroteIsRead) {
+TEST(ListOrder, LaterPositionsReadEarlierWrites) {
   equals_one_device("add", [](const Tensors& t) { at::_foreach_add_({t[0], t[1]}, {t[2], t[0]}); });
   equals_one_device("mul", [](const Tensors& t) { at::_foreach_mul_({t[0], t[1]}, {t[1], t[0]}); });
   equals_one_device("copy", [](const Tensors& t) { at::_foreach_copy_({t[0], t[1]}, {t[1], t[0]}); });
@@ -45,14 +45,14 @@ TEST(ListOrder, WhatAnEarlierPositionWroteIsRead) {
   });
 }
 
-TEST(ListOrder, OfAFusedStepToo) {
+TEST(ListOrder, FusedOptimizerWithDuplicateTensor) {
   equals_one_device("sgd", [](const Tensors& t) {
     at::_fused_sgd_({t[0], t[0]}, {t[1], t[2]}, {}, 0.0, 0.0, 0.5, 0.0, false, false, false);
   });
 }
 
-// A rank that is on the meshes of some positions takes their numbers, whichever mesh comes first.
-TEST(ListOrder, NumbersForPositionsOnSeveralMeshes) {
+// A rank uses the scalars of the positions whose meshes contain it, in any order of meshes.
+TEST(ListOrder, ScalarTensorForPositionsOnSeveralMeshes) {
   run_local(2, [](Communicator world) {
     const auto both = init_device_mesh(world, at::kCPU, {2}), first = device_mesh(world, at::kCPU, {0}, {1});
     const at::Tensor numbers = at::tensor({0.5, 2.0}, at::kDouble);
@@ -76,8 +76,8 @@ TEST(ListOrder, NumbersForPositionsOnSeveralMeshes) {
   });
 }
 
-// Outside the mesh nothing is written, and nobody waits.
-TEST(ListOrder, OnPartOfTheWorldToo) {
+// Ranks outside the mesh write nothing, and no rank waits.
+TEST(ListOrder, MeshOnPartOfTheWorld) {
   run_local(3, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2});
     const auto mine = at::full({2}, 0.5 + world.rank(), at::kDouble);

@@ -1,5 +1,5 @@
-// List operators redistribute their entries together: one collective for each kind, mesh and dtype (PITFALLS F10), with
-// the bits that one by one would give.
+// List operators redistribute their entries together: one collective for each kind, mesh and dtype (PITFALLS F10).
+// Results are bit-equal to those of separate redistributions.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// A Partial whose shares differ by rank.
+// A Partial whose local values differ between ranks.
 at::Tensor shares(Draw& draw, const Shape& sizes, at::ScalarType dtype, const DeviceMesh& mesh) {
   const auto mine = draw.normal(sizes, dtype) * (1 + mesh.communicator().rank());
   return DTensor::from_local(mine, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Partial()));
@@ -49,13 +49,14 @@ TEST(ListMoves, TwentyPartialsAreOneAllReducePerDtype) {
       EXPECT_EQ(counted([&] { at::_foreach_mul(a, b); }), 2);
       EXPECT_EQ(counted([&] { at::_foreach_add_(weights, a); }), 2);
       EXPECT_EQ(counted([&] { at::_foreach_sqrt(a); }), 2);
-      EXPECT_EQ(counted([&] { at::_foreach_add(a, b); }), 0);  // stays Partial
+      EXPECT_EQ(counted([&] { at::_foreach_add(a, b); }), 0);  // Stays Partial.
     });
   }
 }
 
-// Any list to any placements: the bits, strides and gradients of one by one, in no more collectives.
-RC_GTEST_PROP(ListMoves, ARedistributedListEqualsOneByOne, ()) {
+// A list redistributed to any placements has the bits, strides and gradients of separate redistributions, in no more
+// collectives.
+RC_GTEST_PROP(ListMoves, ListRedistributionMatchesSeparateRedistributions, ()) {
   const auto shape = *rc::gen::element(Shape{2}, Shape{3}, Shape{2, 2});
   const auto seed = *rc::gen::arbitrary<std::uint32_t>();
   on_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -89,8 +90,8 @@ RC_GTEST_PROP(ListMoves, ARedistributedListEqualsOneByOne, ()) {
   RC_ASSERT(!testing::Test::HasFailure());
 }
 
-// On every mesh by its own; a plain tensor takes no part.
-TEST(ListMoves, OneForEachMesh) {
+// One collective for each mesh; a regular tensor causes none.
+TEST(ListMoves, OneCollectivePerMesh) {
   run_local(4, [](Communicator world) {
     const auto square = init_device_mesh(world, at::kCPU, {2, 2}), line = square.flatten();
     Draw draw(2);
@@ -109,7 +110,7 @@ TEST(ListMoves, OneForEachMesh) {
 
 struct ListOperator {
   const char* name;
-  std::function<Tensors(const Tensors&, const Tensors&)> run;  // of any number of pairs
+  std::function<Tensors(const Tensors&, const Tensors&)> run;  // Takes any number of pairs.
 };
 
 const std::vector<ListOperator>& operators() {
@@ -126,13 +127,13 @@ const std::vector<ListOperator>& operators() {
   return all;
 }
 
-// In the same placements, which clone() does not promise.
+// A copy with the same placements, which clone() does not guarantee.
 at::Tensor copy_of(const at::Tensor& t) {
   const DTensor given(t);
   return DTensor::from_local(given.to_local().clone(), given.mesh(), given.placements(), t.sizes(), t.strides());
 }
 
-RC_GTEST_PROP(ListMoves, SameBitsAsOneByOne, ()) {
+RC_GTEST_PROP(ListMoves, ListOperatorsAreBitEqualToSeparateCalls, ()) {
   const auto shape = *rc::gen::elementOf(mesh_shapes());
   const auto& op = operators()[*rc::gen::inRange<std::size_t>(0, operators().size())];
   const auto seed = *rc::gen::arbitrary<std::uint32_t>();
@@ -162,7 +163,7 @@ RC_GTEST_PROP(ListMoves, SameBitsAsOneByOne, ()) {
   RC_ASSERT(!testing::Test::HasFailure());
 }
 
-// cat and stack are list operators too.
+// cat and stack are list operators as well.
 RC_GTEST_PROP(ListMoves, CatAndStack, ()) {
   const auto shape = *rc::gen::elementOf(mesh_shapes());
   const auto seed = *rc::gen::arbitrary<std::uint32_t>();

@@ -1,6 +1,5 @@
-// Every operator of ATen that writes to a list of tensors raises the versions of what it writes, so that autograd
-// notices that a tensor which it saved has changed. The operators are those of the dispatcher, the arguments made by
-// type.
+// Every operator of ATen that writes to a list of tensors bumps the versions of the tensors it writes, so that autograd
+// detects changed saved tensors. The operators are those of the dispatcher; the arguments are made from their types.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +19,7 @@ bool writes_list(const c10::Argument& arg) {
   return arg.alias_info() != nullptr && arg.alias_info()->isWrite() && arg.type()->kind() == c10::TypeKind::ListType;
 }
 
-// Not on a CPU, or on tensors without strides.
+// Operators that do not run on a CPU or on strided tensors.
 bool runs_here(const std::string& name) {
   for (const char* elsewhere : {"rnn", "lstm", "quantize"}) {
     if (name.find(elsewhere) != std::string::npos) return false;
@@ -39,10 +38,10 @@ std::vector<c10::OperatorHandle> operators() {
   return found;
 }
 
-// What an argument may be in one attempt at a call.
+// The possible value of an argument in one attempt at a call.
 struct Draft {
   at::ScalarType type = at::kFloat;
-  std::int64_t outs = 2;  // tensors in out=
+  std::int64_t outs = 2;  // Number of tensors in out=.
   at::DimVector out_sizes{4, 2};
   std::function<at::Tensor(const at::Tensor&)> place;
 
@@ -101,7 +100,7 @@ Stack arguments(const c10::OperatorHandle& op, const Draft& draft) {
   return stack;
 }
 
-// The attempts, of which one fits most operators: results of a piece of `self` each, of a row each, or of a number.
+// The attempts; most operators accept one of them. Results are one per chunk of `self`, one per row, or one per scalar.
 std::vector<Draft> drafts() {
   std::vector<Draft> all;
   for (const auto type : {at::kFloat, at::kLong}) {
@@ -128,7 +127,8 @@ std::vector<std::vector<std::int64_t>> sizes_of(const std::vector<at::Tensor>& t
   return sizes;
 }
 
-// Whose out= tensors have the sizes of the results. Null where the operator refuses regular tensors, too.
+// The arguments with which the operator runs on regular tensors; its out= tensors have the sizes of the results. Empty
+// if the operator rejects regular tensors too.
 std::optional<Draft> draft_that_fits(const c10::OperatorHandle& op) {
   for (Draft draft : drafts()) {
     draft.place = [](const at::Tensor& t) { return t; };
@@ -160,7 +160,7 @@ void expect_raised(const c10::OperatorHandle& op, Draft draft, const DeviceMesh&
   }
 }
 
-TEST(ListVersions, AreRaisedByEveryOperatorThatWritesToAList) {
+TEST(ListVersions, EveryOperatorThatWritesToAListBumpsVersions) {
   int called = 0;
   std::set<std::string> refused;
   for (const auto& op : operators()) {
@@ -176,8 +176,8 @@ TEST(ListVersions, AreRaisedByEveryOperatorThatWritesToAList) {
   EXPECT_EQ(refused, std::set<std::string>{});
 }
 
-// A regular tensor in the list of a DTensor, and a rank that is outside the mesh of what is written.
-TEST(ListVersions, AreRaisedOfRegularTensorsAndOutsideTheMesh) {
+// A regular tensor in a list of DTensors, and a rank that is outside the mesh of the written tensors.
+TEST(ListVersions, RegularTensorsAndRanksOutsideTheMeshAreBumped) {
   run_local(2, [](Communicator world) {
     const auto first = device_mesh(world, at::kCPU, {0}, {1});
     const at::Tensor placed = at::alias(distribute_tensor(at::ones({4, 2}), first, {Shard(0)})),
@@ -188,7 +188,7 @@ TEST(ListVersions, AreRaisedOfRegularTensorsAndOutsideTheMesh) {
   });
 }
 
-TEST(ListVersions, AChangedOperandOfBackwardIsAnError) {
+TEST(ListVersions, ChangedSavedTensorIsBackwardError) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2});
     at::Tensor x = distribute_tensor(at::ones({4, 2}), mesh, {Shard(0)});

@@ -1,5 +1,5 @@
-// In-place views (squeeze_, ...) of a tensor that has to be moved for it: it still shares its values with the views
-// that were taken before, on every rank alike, whoever holds what memory.
+// In-place views (squeeze_, ...) of a tensor that must be redistributed: it still shares its values with views that
+// were taken before, on every rank, whatever tensors a rank keeps alive.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -9,16 +9,16 @@
 namespace dtensor::test {
 namespace {
 
-// Rank 0 has all of the dimension that goes, the others parts without elements.
+// Rank 0 has all elements of the squeezed dimension; the other ranks have empty shards.
 at::Tensor row(const DeviceMesh& mesh) { return distribute_tensor(at::arange(4.0), mesh, {Shard(0)}).unsqueeze(0); }
 at::Tensor split_row(const DeviceMesh& mesh) {
   return distribute_tensor(at::arange(4.0).unsqueeze(0), mesh, {Shard(0)});
 }
 
-TEST(MovedInPlace, NoRankRefusesAWriteAlone) {
+TEST(MovedInPlace, WriteIsAcceptedOnEveryRank) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = split_row(mesh);
-    at::Tensor held;  // by one rank
+    at::Tensor held;  // Kept by one rank only.
     if (mesh.coordinate()->at(0) == 0) held = DTensor(x).to_local().alias();
     x.squeeze_(0);
     EXPECT_FALSE(raises(mesh, [&] { x.add_(1); }));
@@ -27,7 +27,7 @@ TEST(MovedInPlace, NoRankRefusesAWriteAlone) {
   });
 }
 
-TEST(MovedInPlace, ViewsTakenBeforeSeeWritesAndAreSeen) {
+TEST(MovedInPlace, EarlierViewsShareWrites) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = split_row(mesh);
     const auto view = x.alias(), detached = x.detach();
@@ -35,14 +35,14 @@ TEST(MovedInPlace, ViewsTakenBeforeSeeWritesAndAreSeen) {
     x.mul_(3);
     for (const auto& t : {view, detached}) require_close(t, at::arange(4.0).mul(3).unsqueeze(0), "view");
     view.add_(1);
-    require_close(x, at::arange(4.0).mul(3).add(1), "written through a view");
+    require_close(x, at::arange(4.0).mul(3).add(1), "after a write to a view");
     x.unsqueeze_(1);
     x.add_(1);
-    require_close(view, at::arange(4.0).mul(3).add(2).unsqueeze(0), "after a second one");
+    require_close(view, at::arange(4.0).mul(3).add(2).unsqueeze(0), "after a second in-place view");
   });
 }
 
-TEST(MovedInPlace, WhatStaysKeepsItsMemory) {
+TEST(MovedInPlace, UnmovedTensorKeepsItsMemory) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = row(mesh);
     const auto local = DTensor(x).to_local();
@@ -52,7 +52,7 @@ TEST(MovedInPlace, WhatStaysKeepsItsMemory) {
   });
 }
 
-TEST(MovedInPlace, OutsideTheMeshNothingIsAsked) {
+TEST(MovedInPlace, RanksOutsideTheMeshDoNotParticipate) {
   run_local(3, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2});
     const auto x = split_row(mesh), view = x.alias();

@@ -1,5 +1,5 @@
-// Views that had to be moved, and a base that is given other data or is resized: they keep what they were made of, are
-// brought up to date before they are looked at, and gathers are told.
+// Materialized views whose base gets other data or is resized: they keep the data they were made of, are updated before
+// they are read, and their gathers are reported.
 #include <c10/core/InferenceMode.h>
 
 #include "dtensor/inspect.h"
@@ -22,7 +22,7 @@ at::Tensor moved_rows(const at::Tensor& x) {
   return rows;
 }
 
-TEST(MovedBases, ViewsKeepTheDataThatSetDataTakesAway) {
+TEST(MovedBases, ViewsKeepFormerDataAfterSetData) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const bool placed_otherwise : {false, true}) {
       at::Tensor x = shards(mesh, eight());
@@ -31,7 +31,7 @@ TEST(MovedBases, ViewsKeepTheDataThatSetDataTakesAway) {
       for (int i = 0; i < 2; ++i) {
         x.set_data(shards(mesh, eight() + 100));
         expect_close(rows, eight().narrow(0, 1, 2), "former data");
-        expect_close(rows.select(1, 0), eight().narrow(0, 1, 2).select(1, 0), "a view of it");
+        expect_close(rows.select(1, 0), eight().narrow(0, 1, 2).select(1, 0), "a view of a view");
       }
       EXPECT_NE(error_of([&] { rows.fill_(7); }).find("the write would be lost"), std::string::npos);
       expect_close(x, eight() + 100, "new data");
@@ -41,19 +41,19 @@ TEST(MovedBases, ViewsKeepTheDataThatSetDataTakesAway) {
   });
 }
 
-// What was written before is in no rank's hands any more.
-TEST(MovedBases, ViewsThatWereOldByThenAreAnError) {
+// After set_data() no rank has the former data, to which the view was not updated.
+TEST(MovedBases, OutdatedViewIsErrorAfterSetData) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     at::Tensor x = shards(mesh, eight());
     const at::Tensor rows = moved_rows(x);
     x.mul_(2);
     x.set_data(shards(mesh, eight() + 100));
     EXPECT_NE(error_of([&] { (void)(rows + 0); }).find("after its base changed"), std::string::npos);
-    expect_close(moved_rows(x), eight().narrow(0, 1, 2) + 100, "taken again");
+    expect_close(moved_rows(x), eight().narrow(0, 1, 2) + 100, "new view");
   });
 }
 
-TEST(MovedBases, ResizingTakesWhatTheBaseHoldsNow) {
+TEST(MovedBases, ResizeUsesCurrentDataOfTheBase) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor x = shards(mesh, eight());
     const at::Tensor rows = moved_rows(x);
@@ -78,8 +78,8 @@ TEST(MovedBases, UnscalingReachesTheBase) {
   });
 }
 
-// In a view that had to be moved, and in a tensor that is written where it is.
-TEST(MovedBases, WhatUnscalingFoundIsAWrite) {
+// In a materialized view, and in a tensor that is written in place.
+TEST(MovedBases, FoundInfOfUnscalingIsAWrite) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor base = distribute_tensor(at::zeros({4}), mesh, {Shard(0)}), view = base.narrow(0, 1, 1);
     EXPECT_TRUE(is_materialised_view(view));
@@ -116,7 +116,7 @@ TEST(MovedBases, GathersForStridedOperatorsAreReportedOrRefused) {
       const auto error = error_of(run);
       EXPECT_NE(error.find("ImplicitRedistributionScope refuses that"), std::string::npos) << error;
     }
-    EXPECT_EQ(at::as_strided(x, {4}, {4}).sizes(), (at::IntArrayRef{4}));  // a column: nothing moves
+    EXPECT_EQ(at::as_strided(x, {4}, {4}).sizes(), (at::IntArrayRef{4}));  // A column: no redistribution.
     EXPECT_EQ(x.sizes(), (at::IntArrayRef{4, 4}));
   });
 }

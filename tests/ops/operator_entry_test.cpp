@@ -1,4 +1,4 @@
-// What the rule book says of an operator counts whenever it is said, and is not told by the operator's name.
+// Properties of a rule take effect whenever they are registered and do not depend on the operator's name.
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -14,7 +14,7 @@ namespace {
 TORCH_LIBRARY(op_entry, m) {
   m.def("shift(Tensor x, float by) -> Tensor");
   m.impl("shift", c10::DispatchKey::CPU, [](const at::Tensor& x, double by) { return x + by; });
-  // Writes to its second operand, unsaid.
+  // Writes to its second operand, although the schema does not say so.
   m.def("collect(Tensor x, Tensor sum) -> Tensor");
   m.impl("collect", c10::DispatchKey::CPU, [](const at::Tensor& x, const at::Tensor& sum) {
     sum.add_(x);
@@ -32,10 +32,10 @@ std::uint64_t misses_of(const at::Tensor& x, double first, double second) {
   return cache_stats().misses - before;
 }
 
-TEST(OpEntry, ARuleThatComesAfterTheFirstCallTellsWhatIsPartOfTheKey) {
+TEST(OpEntry, RuleRegisteredAfterFirstCallChangesTheCacheKey) {
   on_mesh({1}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::ones({4}), mesh, {Shard(0)});
-    EXPECT_EQ(misses_of(x, 1, 2), 1u);  // whoever has no rule may look at numbers
+    EXPECT_EQ(misses_of(x, 1, 2), 1u);  // An operator without a rule may read scalars.
     RuleBook::get().rule("op_entry::shift", "... -> ...").no_meta();
     EXPECT_EQ(misses_of(x, 3, 4), 0u);
     RuleBook::get().rule("op_entry::shift", "... -> ...").no_meta().reads_scalars();
@@ -43,18 +43,18 @@ TEST(OpEntry, ARuleThatComesAfterTheFirstCallTellsWhatIsPartOfTheKey) {
   });
 }
 
-// Thread ranks share the book: what one is still adding to is not freed when another registers the operator too.
-TEST(OpEntry, RanksThatRegisterTheSameOperatorDoNotFreeEachOthersRule) {
+// Thread ranks share the rule book: registering an operator must not free its rule while another rank still changes it.
+TEST(OpEntry, ConcurrentRegistrationOfTheSameOperator) {
   run_local(4, [](const Communicator&) {
     for (int i = 0; i < 2000; ++i)
-      RuleBook::get().rule("op_entry::nobody", "mk, kn -> mn").linear({0}, {1}).unsharded("k");
+      RuleBook::get().rule("op_entry::unused", "mk, kn -> mn").linear({0}, {1}).unsharded("k");
   });
   const auto lines = rule_strings();
-  EXPECT_TRUE(std::ranges::any_of(lines, [](const auto& line) { return line.starts_with("op_entry::nobody: "); }));
+  EXPECT_TRUE(std::ranges::any_of(lines, [](const auto& line) { return line.starts_with("op_entry::unused: "); }));
 }
 
-// A Partial that was reduced for an earlier reader keeps both forms: a write is to the tensor, not to its reduced form.
-TEST(OpEntry, WhatARuleSaysIsWrittenIsNotExchangedForItsReducedForm) {
+// A Partial that was reduced by an earlier call keeps both forms. A write must change the tensor, not its reduced form.
+TEST(OpEntry, WrittenOperandIsNotReplacedByItsReducedForm) {
   RuleBook::get().rule("op_entry::collect", Rule("..., ... -> ...").writes({1})).no_meta();
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::arange(4, at::kFloat), mesh, {Replicate()});
@@ -65,7 +65,7 @@ TEST(OpEntry, WhatARuleSaysIsWrittenIsNotExchangedForItsReducedForm) {
   });
 }
 
-TEST(OpEntry, ListOperatorsAreThoseWhoseRuleSaysSo) {
+TEST(OpEntry, ListOperatorsAreMarkedByTheirRule) {
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || !needs_kernel(*op)) continue;

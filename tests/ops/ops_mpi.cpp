@@ -1,5 +1,5 @@
-// Between processes: sums of half types are rounded once under a policy, lists of Partials take one all_reduce, a split
-// vector is sorted, and a table that is split by rows gets its gradient.
+// Operators between processes. A policy rounds sums of half types once; lists of Partials take one all_reduce; a split
+// vector is sorted; a table that is split by rows gets its gradient.
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -10,7 +10,7 @@ namespace {
 
 using namespace dtensor;
 
-at::Tensor wave(at::IntArrayRef sizes, double step) {  // the same on every rank
+at::Tensor wave(at::IntArrayRef sizes, double step) {  // The same on every rank.
   return at::arange(c10::multiply_integers(sizes), at::kDouble).mul_(step).sin_().view(sizes);
 }
 
@@ -29,7 +29,7 @@ void check_lists(const DeviceMesh& mesh) {
 }
 
 void check_sort(const DeviceMesh& mesh) {
-  const auto x = wave({10007}, 0.37).mul(50).round();  // many equals
+  const auto x = wave({10007}, 0.37).mul(50).round();  // Many equal values.
   for (const bool descending : {false, true}) {
     const auto [values, indices] = at::sort(distribute_tensor(x, mesh, {Shard(0)}), 0, descending);
     const auto [one_values, one_indices] = at::sort(x, /*stable=*/true, 0, descending);

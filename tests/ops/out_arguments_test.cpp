@@ -1,5 +1,4 @@
-// out= of operators that ATen composes of others: the tensor given holds the result afterwards, in placements of its
-// own.
+// out= of operators that ATen composes of others: the given tensor has the result afterwards, in its own placements.
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -29,10 +28,10 @@ const std::vector<Case>& cases() {
   return all;
 }
 
-TEST(GivenResults, HoldTheResult) {
+TEST(GivenResults, OutHasTheResult) {
   Draw draw(11);
   const auto factor = draw.normal({3, 4, 2});
-  const auto x = at::matmul(factor, factor.transpose(1, 2));  // symmetric, of rank 2
+  const auto x = at::matmul(factor, factor.transpose(1, 2));  // Symmetric, of rank 2.
   for (const auto& [name, returned, written] : cases()) {
     const auto expected = returned(x);
     on_mesh({2}, [&, &written = written, &name = name](const DeviceMesh& mesh) {
@@ -51,7 +50,7 @@ TEST(GivenResults, HoldTheResult) {
   }
 }
 
-TEST(GivenResults, AreRefusedWhereGradientsOrTypesWouldBeLost) {
+TEST(GivenResults, LosingGradientsOrDtypesIsRefused) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::eye(4, at::kDouble), mesh, {Shard(0)});
     at::Tensor out = zeros({4, 4}, mesh, {}, at::kDouble), full = zeros({4, 4}, mesh, {}, at::kLong);

@@ -12,7 +12,7 @@ DTensor shard_rows(const at::Tensor& full_tensor, const DeviceMesh& mesh) {
   return distribute_tensor(full_tensor, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Shard(0)));
 }
 
-TEST(Pitfalls, ListArgumentsOfTheCallerAreLeftAlone) {
+TEST(Pitfalls, ListArgumentsOfTheCallerAreNotModified) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto full_tensor = at::arange(12, at::kDouble).reshape({4, 3});
     std::vector<at::Tensor> list = {shard_rows(full_tensor, mesh), shard_rows(full_tensor, mesh)};
@@ -45,7 +45,7 @@ TEST(Pitfalls, ViewThenInPlaceUnderGradWritesTheRightRow) {
   });
 }
 
-TEST(Pitfalls, InPlaceOnAMovedViewReachesTheBase) {
+TEST(Pitfalls, InPlaceOnMaterializedViewWritesTheBase) {
   for (const bool inference : {false, true}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       const c10::InferenceMode mode(inference);
@@ -61,7 +61,7 @@ TEST(Pitfalls, InPlaceOnAMovedViewReachesTheBase) {
   }
 }
 
-TEST(Pitfalls, AMovedViewSeesWhatBecomesOfItsBase) {
+TEST(Pitfalls, MaterializedViewFollowsChangesOfItsBase) {
   for (const bool inference : {false, true}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       const c10::InferenceMode mode(inference);
@@ -93,7 +93,7 @@ TEST(Pitfalls, InPlaceViewOperatorsKeepSpecAndLocalInStep) {
 TEST(Pitfalls, DetachAndSavedOutputsStayDTensors) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto x = shard_rows(at::ones({4, 3}, at::kDouble), mesh).requires_grad_();
-    const auto y = at::exp(x);  // saves its output
+    const auto y = at::exp(x);  // Saves its output.
     EXPECT_TRUE(is_dtensor(y.detach()));
     EXPECT_TRUE(is_dtensor(x.variable_data()));
     y.sum().backward();
@@ -140,7 +140,7 @@ TEST(Pitfalls, InPlaceNeverChangesPlacements) {
   });
 }
 
-TEST(Pitfalls, UnusedOutputsGiveGradients) {
+TEST(Pitfalls, UnusedOutputsGiveZeroGradients) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto full_tensor = at::arange(12, at::kDouble).reshape({4, 3});
     for (const auto& placement : {Shard(0), Shard(1)}) {
@@ -158,7 +158,7 @@ TEST(Pitfalls, UnusedOutputsGiveGradients) {
   });
 }
 
-TEST(Pitfalls, LeafGradientsComeInTheLeafsPlacements) {
+TEST(Pitfalls, LeafGradientsHaveThePlacementsOfTheLeaf) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     auto w = distribute_tensor(at::ones({4, 3}, at::kDouble), mesh, {Shard(0).as_storage(), Shard(1)}).requires_grad_();
     auto x = distribute_tensor(at::ones({6, 4}, at::kDouble), mesh, {Shard(0), Replicate()});
@@ -178,7 +178,7 @@ TEST(Pitfalls, RegularOperandsThatDifferBetweenRanksAreAnError) {
                std::exception);
 }
 
-TEST(Pitfalls, KernelsThatRelyOnContiguousStatisticsGetThem) {
+TEST(Pitfalls, KernelsGetContiguousStatistics) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Draw draw(5);
     const auto full_tensor = draw.normal({6, 5, 5}), cotangent = draw.normal({6, 5, 5});
@@ -190,7 +190,7 @@ TEST(Pitfalls, KernelsThatRelyOnContiguousStatisticsGetThem) {
   });
 }
 
-TEST(Pitfalls, StorageIsOutOfReachWithAClearError) {
+TEST(Pitfalls, StorageAccessIsAnError) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = shard_rows(at::ones({4, 3}), mesh);
     EXPECT_THROW(x.storage(), c10::Error);

@@ -1,4 +1,5 @@
-// Small programs written for one device, run sharded with random placements: values and gradients equal the plain ones.
+// Small single-device programs, run sharded with random placements: values and gradients equal those of regular
+// tensors.
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
@@ -68,8 +69,8 @@ const std::vector<Case>& cases() {
        }},
       {"moved then flattened", [](Draw& d) { return std::vector<Shape>{d.sizes(3, 1)}; },
        [](const auto& t) {
-         // Softmax needs a whole dimension: what it gets was gathered; the reshape after it is a view of the global
-         // tensor.
+         // Softmax needs an unsharded dimension, so its operand was gathered. The reshape after it is a view of the
+         // global tensor.
          const auto s = t[0].sizes();
          return at::softmax(t[0].transpose(0, 1), 0).transpose(0, 1).reshape({s[0], s[1] * s[2]}) * 2;
        }},
@@ -116,7 +117,7 @@ void check_program(const Case& c, const Shape& mesh_shape, std::uint64_t seed) {
 
 class Programs : public testing::TestWithParam<std::size_t> {};
 
-TEST_P(Programs, EqualOneDevice) {
+TEST_P(Programs, MatchSingleDevice) {
   const auto& c = cases()[GetParam()];
   for (const auto& mesh_shape : mesh_shapes()) {
     EXPECT_TRUE(rc::check(c.name, [&] { check_program(c, mesh_shape, *rc::gen::inRange<std::uint64_t>(0, 1 << 20)); }));

@@ -1,7 +1,8 @@
-// Random chains of operators, drawn from every overload of the dispatcher that has a rule and takes tensors and simple
-// numbers: sharded at random they give what one device gives, forward and backward, also where each rank forgets other
-// decisions meanwhile. RC_PARAMS="max_success=20000" runs more than the hundred of a usual test; rapidcheck prints the
-// seed and drops links from a chain that fails.
+// Random chains of operators. They are drawn from every overload of the dispatcher that has a rule and takes tensors
+// and simple numbers. Values and gradients equal those of one device, also if each rank's cache forgets other
+// decisions.
+// RC_PARAMS="max_success=20000" runs more chains than the default of 100. rapidcheck prints the seed and shrinks a
+// failing chain.
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
@@ -29,14 +30,14 @@ bool is_simple(const c10::Argument& argument) {
          kind == c10::TypeKind::FloatType;
 }
 
-// Functional, of tensors, deterministic, with a rule; not those that trust their arguments.
+// Functional and deterministic operators on tensors, with a rule, except those that do not check their arguments.
 bool belongs(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   const std::string name = schema.name().substr(schema.name().find("::") + 2);
   if (schema.name().rfind("aten::", 0) != 0 || name[0] == '_' || !needs_kernel(op)) return false;
   if (contains(name, {"backward", "empty", "_like", "new_", "mkldnn", "cudnn", "quantize", "special_", "unpool"}))
     return false;
-  // They return the leaf that they are given, which autograd makes its own history: a cycle, never freed.
+  // lift returns the leaf that it gets; autograd makes it its own history, a cycle that is never freed.
   if (name == "lift" || name == "lift_fresh") return false;
   if (schema.returns().size() != 1 || schema.returns()[0].type()->kind() != c10::TypeKind::TensorType) return false;
   const auto& info = entry_of(op);
@@ -61,13 +62,13 @@ const std::vector<c10::OperatorHandle>& operators() {
   return *all;
 }
 
-// Another operand: of the same sizes, or of the last dimension's.
+// Another operand: of the same sizes, or of the size of the last dimension.
 at::Tensor another(Draw& draw, const at::Tensor& x) {
   const bool row = x.dim() > 0 && draw.coin() && draw.coin();
   return draw.normal(row ? Shape{x.size(-1)} : x.sizes().vec());
 }
 
-// One value per argument after the first; tensors plain.
+// One value for each argument after the first; tensors are regular.
 std::vector<c10::IValue> draw_arguments(const c10::OperatorHandle& op, const at::Tensor& x, Draw& draw) {
   std::vector<c10::IValue> values;
   for (std::size_t i = 1; i < op.schema().arguments().size(); ++i) {
@@ -116,7 +117,7 @@ bool is_usable(const at::Tensor& result) {
   return result.defined() && result.scalar_type() == at::kDouble && result.numel() < 3000 && result.dim() < 5;
 }
 
-// Operators that refuse these operands are drawn again.
+// An operator that refuses its operands is replaced by another draw.
 std::vector<Link> draw_chain(const Numbers& numbers, const at::Tensor& start) {
   std::vector<Link> chain;
   at::Tensor x = start;
@@ -155,8 +156,9 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
   return !a.defined() || (a.sizes() == b.sizes() && at::allclose(a, b, 1e-6, 1e-6, true));
 }
 
-// ATen's vectorised kernels round, and sign their zeros, unlike the scalar ones (softshrink gives -0 in a row's tail,
-// from which atan2 makes -pi): what depends on that has no one value. Row by row, in memory that is not dense.
+// ATen's vectorized kernels round and sign zeros differently from its scalar ones: softshrink gives -0 in the tail of a
+// row, from which atan2 makes -pi. Such results depend on memory layout. This runs the chain row by row in memory that
+// is not dense.
 bool depends_on_vectors(const std::vector<Link>& chain, const at::Tensor& x) {
   const auto sparse = [](const at::Tensor& t) { return at::stack({t, t}, -1).select(-1, 0); };
   at::Tensor dense = x, loose = x;
@@ -166,12 +168,13 @@ bool depends_on_vectors(const std::vector<Link>& chain, const at::Tensor& x) {
       loose = apply(link, sparse(loose), as_it_is);
       if (!same(dense, loose)) return true;
     }
-  } catch (const std::exception&) {  // a view that needs dense memory
+  } catch (const std::exception&) {  // A view that needs dense memory.
   }
   return false;
 }
 
-// Jumps and poles: where one device itself tells neighbours apart, sums in another order may too.
+// False at jumps and poles: if one device gives different results for neighbouring values, a different summation order
+// may too.
 bool is_smooth(const std::vector<Link>& chain, const at::Tensor& x, const Outcome& at_x) {
   if (depends_on_vectors(chain, x)) return false;
   for (const double step : {1e-11, -1e-11}) {
@@ -187,17 +190,17 @@ std::string describe(const std::vector<Link>& chain) {
   return text;
 }
 
-// Thrown rather than noted, so that shrinking tells cases apart. Collective.
+// Throws instead of recording a failure, so that rapidcheck distinguishes cases while shrinking. Collective.
 void expect_same(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
-  TORCH_CHECK(actual.defined() == expected.defined(), what, ": defined on one side only");
+  TORCH_CHECK(actual.defined() == expected.defined(), what, ": expected both results to be defined, or neither");
   if (!actual.defined()) return;
   const auto regular = is_dtensor(actual) ? DTensor(actual).full_tensor() : actual;
   const bool close = regular.sizes() == expected.sizes() && at::allclose(regular, expected, 1e-5, 1e-5);
   TORCH_CHECK(close, what, "\nexpected\n", expected, "\nactual\n", regular);
 }
 
-// Where one device itself meets NaN or infinity on the way, the formulas that ATen takes for tensor subclasses may give
-// another result: with two zeros the gradient of prod is zero there whatever comes from above, here a product.
+// If an intermediate value is NaN or infinite, ATen's formulas for tensor subclasses may give another result. With two
+// zeros, for example, the gradient of prod is zero there whatever the upstream gradient is, but here it is a product.
 bool stays_finite(const std::vector<Link>& chain, const at::Tensor& start) {
   bool finite = true;
   const auto look = [&](const at::Tensor& tensor) { finite &= tensor.isfinite().all().item<bool>(); };
@@ -213,8 +216,7 @@ bool stays_finite(const std::vector<Link>& chain, const at::Tensor& start) {
   return finite;
 }
 
-// What a rank does to its cache, each rank as it likes: forgets all, keeps one decision for each operator, or has
-// decided already.
+// Changes the cache of one rank: clears it, limits it to one decision for each operator, or fills it before the call.
 class CacheOfARank {
  public:
   explicit CacheOfARank(std::uint64_t seed) : draw_(seed) {}
@@ -259,13 +261,13 @@ std::optional<Trial> draw_trial(const Numbers& numbers, Draw& draw) {
   try {
     trial.expected = run(trial.chain, trial.x, as_it_is);
   } catch (const std::exception&) {
-    return std::nullopt;  // no gradient on one device either
+    return std::nullopt;  // No gradient on one device either.
   }
   const bool judged = stays_finite(trial.chain, trial.x) && is_smooth(trial.chain, trial.x, trial.expected);
   return judged ? std::optional(trial) : std::nullopt;
 }
 
-// Some operands stay plain.
+// Some operands remain regular tensors.
 void run_on_ranks(const Trial& trial, const DeviceMesh& mesh, std::uint64_t seed, int times, bool disturb) {
   CacheOfARank cache(seed + static_cast<std::uint64_t>(impl_of(mesh)->world_rank));
   for (int time = 0; time < times; ++time) {
@@ -304,9 +306,9 @@ void check_chains(int times, bool disturb) {
   }));
 }
 
-TEST(Chains, EqualOneDevice) { check_chains(1, false); }
+TEST(Chains, MatchSingleDevice) { check_chains(1, false); }
 
-TEST(Chains, EqualOneDeviceWhateverCachesOfRanksHold) { check_chains(3, true); }
+TEST(Chains, MatchSingleDeviceWithDifferentCaches) { check_chains(3, true); }
 
 }  // namespace
 }  // namespace dtensor::test

@@ -1,5 +1,5 @@
-// The short way of a hit: a call whose arguments are those of one before. Whatever differs in one argument is another
-// call, and what the short way leaves out (scopes, plain operands, Partials that were reduced) takes the whole way.
+// The fast path of a cache hit: a call whose arguments equal those of a recent call. A call with any different argument
+// must not match. Scopes, regular operands and reduced Partials take the full path.
 #include <gtest/gtest.h>
 
 #include <ATen/record_function.h>
@@ -25,7 +25,7 @@ using Call = std::function<at::Tensor(const Operands&)>;
 
 at::Tensor undefined_or(const at::Tensor& t, bool undefined) { return undefined ? at::Tensor() : t; }
 
-// Of one operator, calls that differ in one argument.
+// Calls of one operator that differ in one argument.
 std::vector<Call> variants() {
   std::vector<Call> calls;
   for (const double alpha : {1.0, 2.0, 0.5}) {
@@ -58,7 +58,7 @@ Placement any_placement() {
   return *rc::gen::element(Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1)), Placement(Partial()));
 }
 
-RC_GTEST_PROP(RecentCall, CallsThatDifferInOneArgumentAreTold, ()) {
+RC_GTEST_PROP(RecentCall, CallsThatDifferInOneArgumentAreDistinguished, ()) {
   const int ranks = *rc::gen::inRange(1, 4);
   std::vector<Placement> first, second;
   for (int i = 0; i < 6; ++i) first.push_back(any_placement()), second.push_back(any_placement());
@@ -86,7 +86,7 @@ RC_GTEST_PROP(RecentCall, CallsThatDifferInOneArgumentAreTold, ()) {
   });
 }
 
-// Shapes take turns in a model: each is found, and counted once.
+// Shapes alternate in a model: each call is found and counted once.
 TEST(RecentCall, EveryRepeatedCallIsOneHit) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     std::vector<at::Tensor> tensors;
@@ -101,8 +101,8 @@ TEST(RecentCall, EveryRepeatedCallIsOneHit) {
   });
 }
 
-// How often the profiler sees an operator while fn runs: once for each call of the short way, twice for one of the
-// boxed kernel, whose local call goes through the dispatcher.
+// Number of times that the profiler records an operator while fn runs: once for a call on the fast path, twice for the
+// boxed kernel, whose local call passes the dispatcher.
 int times_recorded(const char* name, const std::function<void()>& fn) {
   static thread_local int recorded;
   static thread_local std::string_view wanted;
@@ -116,7 +116,7 @@ int times_recorded(const char* name, const std::function<void()>& fn) {
   return recorded;
 }
 
-// What the short way is: the call is found without a key, and the profiler sees it on DTensors alone.
+// On the fast path a call is found without a key, and the profiler records only the call on DTensors.
 TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
@@ -135,8 +135,8 @@ TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
     EXPECT_FALSE(is_found(x));
     at::neg(x);
     EXPECT_TRUE(is_found(x));
-    at::neg(parameter);  // a leaf that was not seen before gets its reducer
-    EXPECT_TRUE(is_found(parameter)) << "nothing has to move for it";
+    at::neg(parameter);  // A leaf gets its reducer on its first call.
+    EXPECT_TRUE(is_found(parameter)) << "it needs no redistribution";
     EXPECT_TRUE(is_found(at::neg(parameter))) << "a new result in each step of training";
     EXPECT_FALSE(is_found(at::neg(x).requires_grad_())) << "a leaf gets its reducer first";
     {
@@ -147,8 +147,8 @@ TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
   });
 }
 
-// As many as a model has for one sort of activations.
-TEST(RecentCall, CallsWithOneFirstOperandTakeTurns) {
+// As many shapes as a model has for one kind of activation.
+TEST(RecentCall, AlternatingCallsWithTheSameFirstOperand) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::ones({4, 2, 3, 2}), mesh, {Shard(0)});
     const auto each = [&] {
@@ -176,9 +176,9 @@ TEST(RecentCall, CallsWithOneFirstOperandTakeTurns) {
   });
 }
 
-// Parameters that a schedule has gathered do not take a call off the short way. `one`: how they are placed on an axis
-// of one rank, which moves nothing.
-void expect_gathered_in_the_short_way(const DeviceMesh& line, const Placement& one) {
+// Parameters that a schedule has gathered stay on the fast path. `one` is their placement on an axis of one rank, which
+// needs no communication.
+void expect_gathered_on_fast_path(const DeviceMesh& line, const Placement& one) {
   const auto mesh = init_device_mesh(line.world(), at::kCPU, {1, 2}, {"tp", "shard"});
   const at::Tensor weight = Draw(3).normal({6, 4}), bias = Draw(4).normal({6}), regular = Draw(5).normal({8, 4});
   at::Tensor w = distribute_tensor(weight, mesh, {one, Replicate()}).requires_grad_();
@@ -187,10 +187,10 @@ void expect_gathered_in_the_short_way(const DeviceMesh& line, const Placement& o
   fully_shard(NamedTensors{{"w", &w}, {"b", &b}}, mesh);
   const auto x = distribute_tensor(regular, mesh, {Replicate(), Shard(0)}).requires_grad_();
   const auto ones = distribute_tensor(at::ones({8, 6}, at::kDouble), mesh, {Replicate(), Shard(0)});
-  const auto step = [&] { at::sum(at::linear(x, w, b) * ones).backward(); };  // the gradient comes in shards
+  const auto step = [&] { at::sum(at::linear(x, w, b) * ones).backward(); };  // The gradient is sharded.
   step();
   EXPECT_EQ(times_recorded("aten::linear", step), 1) << one;
-  EXPECT_EQ(times_recorded("aten::linear_backward", step), 0) << one << ": its node asks no dispatcher";
+  EXPECT_EQ(times_recorded("aten::linear_backward", step), 0) << one << ": its node does not call the dispatcher";
   const at::Tensor gradient = at::mm(at::ones({6, 8}, at::kDouble), regular);
   EXPECT_TRUE(at::allclose(DTensor(w.grad()).full_tensor(), 3 * gradient));
   EXPECT_TRUE(at::allclose(DTensor(b.grad()).full_tensor(), at::full({6}, 24., at::kDouble)));
@@ -198,44 +198,44 @@ void expect_gathered_in_the_short_way(const DeviceMesh& line, const Placement& o
   EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w, b)).full_tensor(), expected()));
   {
     const at::NoGradGuard no_grad;
-    w.mul_(2);  // what was gathered is of no use now
+    w.mul_(2);  // Invalidates the gathered data.
   }
   EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w, b)).full_tensor(), expected()));
-  for (int i = 0; i < 2; ++i) {  // no schedule has this one
+  for (int i = 0; i < 2; ++i) {  // No schedule has gathered it.
     EXPECT_TRUE(at::allclose(DTensor(at::linear(x, alone)).full_tensor(), at::linear(regular, weight)));
   }
 }
 
-TEST(RecentCall, OperandsThatAScheduleHasGathered) {
+TEST(RecentCall, OperandsGatheredByASchedule) {
   on_mesh({2}, [](const DeviceMesh& line) {
-    expect_gathered_in_the_short_way(line, Replicate());
-    expect_gathered_in_the_short_way(line, Shard(0));
+    expect_gathered_on_fast_path(line, Replicate());
+    expect_gathered_on_fast_path(line, Shard(0));
   });
 }
 
-// A hook may run operators and drop what the cache knows, the call that asks included: every fourth time it is asked,
-// which is in the short way at first. Where it has nothing the boxed kernel asks again.
-TEST(RecentCall, AHookMayClearTheCache) {
+// A hook may run operators and clear the cache, including the entry of the current call. The hook clears the cache on
+// every fourth call, the first time on the fast path. If it returns no tensor, the boxed kernel calls it again.
+TEST(RecentCall, HookMayClearTheCache) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(Draw(5).normal({8, 4}), mesh, {Shard(0)});
     const at::Tensor weight = Draw(3).normal({6, 4}), expected = at::linear(DTensor(x).full_tensor(), weight);
     const at::Tensor w = distribute_tensor(weight, mesh, {Shard(0).as_storage()}).requires_grad_();
-    int asked = 0;
+    int hook_calls = 0;
     set_gather_hook(DTensor(w), [&](const DTensor&, const Placements&, at::ScalarType) {
-      if (++asked % 4 == 2) clear_cache();
+      if (++hook_calls % 4 == 2) clear_cache();
       at::neg(x);
-      return asked % 2 == 0 ? weight : at::Tensor();
+      return hook_calls % 2 == 0 ? weight : at::Tensor();
     });
     const auto call = [&] { EXPECT_TRUE(at::allclose(DTensor(at::linear(x, w)).full_tensor(), expected)); };
     call();
-    EXPECT_EQ(times_recorded("aten::linear", call), 1) << "not the short way";
+    EXPECT_EQ(times_recorded("aten::linear", call), 1) << "not on the fast path";
     for (int i = 0; i < 8; ++i) call();
-    EXPECT_GT(asked, 10);
+    EXPECT_GT(hook_calls, 10);
   });
 }
 
-// Whether the short way takes it or not.
-TEST(RecentCall, ACallThatGathersIsOneHit) {
+// On the fast path and beside it.
+TEST(RecentCall, GatheringCallIsOneHit) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(Draw(5).normal({8, 4}), mesh, {Shard(0)});
     const at::Tensor weight = Draw(3).normal({6, 4});
@@ -253,8 +253,8 @@ TEST(RecentCall, ACallThatGathersIsOneHit) {
   });
 }
 
-// A call that was known outside a scope is seen by who listens inside.
-TEST(RecentCall, AScopeSeesEveryCall) {
+// A listener sees calls that were cached outside its scope.
+TEST(RecentCall, ListenerReceivesCachedCalls) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
     for (int i = 0; i < 3; ++i) at::neg(x);
@@ -268,8 +268,8 @@ TEST(RecentCall, AScopeSeesEveryCall) {
   });
 }
 
-// Who counts collectives only, as a training loop may at every step, does not slow operators down.
-TEST(RecentCall, AListenerToCollectivesLeavesOperatorsTheirShortWay) {
+// A listener to collectives only, which a training loop may install in each step, does not slow operators down.
+TEST(RecentCall, ListenerToCollectivesKeepsTheFastPath) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
     int collectives = 0;
@@ -282,9 +282,9 @@ TEST(RecentCall, AListenerToCollectivesLeavesOperatorsTheirShortWay) {
   });
 }
 
-// An axis of one rank holds everything, whatever the placement calls it: states that lie otherwise than their parameter
-// on it are written in place.
-TEST(RecentCall, AWriteOverAnAxisOfOneRankNeedsNoCopy) {
+// An axis of one rank has all elements in every placement. Optimizer states whose placements differ from their
+// parameter's on such an axis only are written in place.
+TEST(RecentCall, WriteOverAxisOfOneRankNeedsNoCopy) {
   on_mesh({1, 2}, [](const DeviceMesh& mesh) {
     const at::Tensor unsharded = at::arange(24, at::kFloat).view({4, 6});
     for (const Placement& on_two : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
@@ -308,7 +308,7 @@ TEST(RecentCall, AWriteOverAnAxisOfOneRankNeedsNoCopy) {
   });
 }
 
-// What operators keep of freed results is bounded, and goes with the thread.
+// The memory of freed results that operators keep is bounded and freed with the thread.
 TEST(RecentCall, MemoryKeptForResultsIsBounded) {
   run_local(1, [](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {1});

@@ -1,4 +1,5 @@
-// Plain tensors among DTensors: compared across ranks at calls that every rank picks alike, whatever its cache holds.
+// Regular tensors among DTensors. They are compared across ranks at calls that all ranks choose alike, whatever their
+// caches contain.
 #include <gtest/gtest.h>
 
 #include "support/errors.h"
@@ -10,7 +11,7 @@ namespace {
 // The same values in another memory order.
 at::Tensor turned(const at::Tensor& matrix) { return matrix.t().contiguous().t(); }
 
-TEST(RegularOperands, EqualOnesMayDifferInStrides) {
+TEST(RegularOperands, EqualOperandsMayDifferInStrides) {
   const auto full_tensor = Draw(1).normal({4, 4});
   const auto mask = at::ones({4, 4}, at::kBool).tril();
   on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -22,7 +23,7 @@ TEST(RegularOperands, EqualOnesMayDifferInStrides) {
   });
 }
 
-TEST(RegularOperands, ACacheClearedOnOneRankChangesNoCollective) {
+TEST(RegularOperands, ClearingTheCacheOfOneRankChangesNoCollective) {
   const auto full_tensor = Draw(1).normal({4, 4});
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(full_tensor, mesh, {Shard(0)});
@@ -33,8 +34,8 @@ TEST(RegularOperands, ACacheClearedOnOneRankChangesNoCollective) {
   });
 }
 
-// As one device reads it, which may be uninitialised memory: `out` of a product is often its `self`, too.
-TEST(RegularOperands, SelfOfAProductMayBeAnythingWhereBetaIsZero) {
+// ATen does not read `self` if beta is 0, so it may be uninitialized: `out` of a product is often its `self`.
+TEST(RegularOperands, SelfOfAddmmIsIgnoredIfBetaIsZero) {
   const auto full_tensor = Draw(1).normal({4, 6});
   const auto product = full_tensor.mm(full_tensor.t());
   for (const bool checked : {false, true}) {
@@ -52,13 +53,13 @@ TEST(RegularOperands, SelfOfAProductMayBeAnythingWhereBetaIsZero) {
                    full_tensor.select(1, 0).outer(full_tensor.select(1, 0)), "addr");
       auto out = self.clone();
       at::addmm_out(out, out, x, xt, 0);
-      expect_close(out, product, "addmm, out is self");
+      expect_close(out, product, "addmm with out = self");
       expect_close(self.clone().addmm_(x, xt, 0), product, "addmm_");
     });
   }
 }
 
-TEST(RegularOperands, SelfOfAProductIsComparedWhereBetaIsNotZero) {
+TEST(RegularOperands, SelfOfAddmmIsComparedIfBetaIsNotZero) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = zeros({4, 4}, mesh, {Shard(0)});
     const auto self = at::full({4, 4}, static_cast<float>(mesh.coordinate()->front()));
@@ -67,7 +68,7 @@ TEST(RegularOperands, SelfOfAProductIsComparedWhereBetaIsNotZero) {
   });
 }
 
-TEST(RegularOperands, OtherSizesOnOneRankAreOneErrorThatNamesTheOperand) {
+TEST(RegularOperands, DifferentSizesAreErrorThatNamesTheOperand) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = zeros({4, 4}, mesh, {Shard(0)});
     const bool odd = mesh.coordinate()->front() == 1;
@@ -77,8 +78,8 @@ TEST(RegularOperands, OtherSizesOnOneRankAreOneErrorThatNamesTheOperand) {
   });
 }
 
-// At the first call of a kind, and now and then among thousands; in checked mode at once.
-TEST(RegularOperands, ADifferenceIsFoundThoughTheCallWasSeenBefore) {
+// At the first call of a kind and at a few of thousands; in checked mode at once.
+TEST(RegularOperands, DifferenceIsFoundInRepeatedCalls) {
   for (const bool checked : {false, true}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       const auto x = zeros({4, 4}, mesh, {Shard(0)});
@@ -110,8 +111,8 @@ TEST(RegularOperands, AreComparedAtFewCalls) {
   });
 }
 
-// Ranks lay out equal values otherwise; lists of results are packed in the order of their strides.
-TEST(RegularOperands, MayLieInAnyOrderOnEachRank) {
+// Ranks may store equal values in different memory orders; lists of results are packed in the order of their strides.
+TEST(RegularOperands, MemoryOrderMayDifferBetweenRanks) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto values = at::arange(6, at::kDouble).view({2, 3});
     const auto mine = mesh.coordinate()->front() == 0 ? values : values.t().contiguous().t();

@@ -1,5 +1,5 @@
-// DTensors' data written into plain tensors: every rank writes the whole result, which is one device's, whatever the
-// placements, so that buffers that a model makes for itself need no scope.
+// Writing the data of DTensors into regular tensors. Every rank writes the full result, which equals that of one device
+// for any placements. Models can use their own buffers without a scope.
 #include <gtest/gtest.h>
 
 #include "dtensor/inspect.h"
@@ -11,8 +11,8 @@ namespace {
 
 using Place = std::function<at::Tensor(const at::Tensor&)>;
 
-// A function that makes plain tensors, writes to them with placed operands, and returns what it wrote. On one device
-// all is plain.
+// A function that creates regular tensors, writes to them from distributed operands and returns them. On one device all
+// tensors are regular.
 struct Program {
   const char* name;
   std::vector<at::Tensor> (*run)(Draw& draw, const Place& place);
@@ -40,7 +40,7 @@ std::vector<at::Tensor> static_cache(Draw& draw, const Place& place) {
     const auto k = place(draw.normal({2, 2, 3, 4}));
     const auto where = at::arange(3 * step, 3 * step + 3);
     keys.index_copy_(2, step == 1 ? place(where) : where, k);
-    values.narrow(2, 3 * step, 3).copy_(k);  // through a view, into another type
+    values.narrow(2, 3 * step, 3).copy_(k);  // Through a view, with another dtype.
     keys.select(0, 1).add_(k.select(0, 0).sum());
   }
   return {keys, values};
@@ -84,7 +84,7 @@ const std::vector<Program>& programs() {
   return all;
 }
 
-TEST(RegularOutputs, HoldOneDevicesValuesOnEveryRank) {
+TEST(RegularOutputs, MatchSingleDeviceOnEveryRank) {
   for (const auto& program : programs()) {
     for (std::uint64_t seed = 0; seed < 24; ++seed) {
       Draw data(seed);
@@ -105,8 +105,8 @@ TEST(RegularOutputs, HoldOneDevicesValuesOnEveryRank) {
   }
 }
 
-// The plain result has a graph: gradients reach what was written into it.
-TEST(RegularOutputs, GradientsReachWhatWasWritten) {
+// Gradients flow through the regular result to the tensors that were written into it.
+TEST(RegularOutputs, GradientsReachTheWrittenTensors) {
   Draw draw(3);
   const auto x = draw.normal({3, 4}), index = at::tensor({4, 0, 2}), scale = draw.normal({6, 4});
   const auto loss_of = [&](const at::Tensor& source) {
@@ -126,7 +126,7 @@ TEST(RegularOutputs, GradientsReachWhatWasWritten) {
   });
 }
 
-TEST(RegularOutputs, AreRefusedUnderStrictAndOnRanksOutside) {
+TEST(RegularOutputs, AreRefusedUnderStrictAndOutsideTheMesh) {
   run_local(3, [](Communicator world) {
     const auto mesh = device_mesh(world, at::kCPU, {0, 1}, {2});
     const auto x = ones({4}, mesh, {Shard(0)});

@@ -1,5 +1,5 @@
-// resize_ and resize_as_ with a memory format: the elements stay where they are in memory, and another order of
-// dimensions is read from it.
+// resize_ and resize_as_ with a memory format: the elements keep their order in memory, and are read with the strides
+// of the new format.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 using Resize = std::function<void(const at::Tensor&)>;
 
-TEST(Resize, ReadsTheMemoryInTheFormatThatIsAskedFor) {
+TEST(Resize, ReadsMemoryInTheRequestedFormat) {
   const auto like = at::empty({1, 2, 3, 4}).contiguous(at::MemoryFormat::ChannelsLast);
   const std::pair<const char*, Resize> resizes[] = {
       {"same sizes",

@@ -1,4 +1,4 @@
-// Types and orders of memory of results are those of one device, where LibTorch has no meta kernel that says so.
+// Dtypes and strides of results equal those of one device where LibTorch's meta kernels are missing or wrong.
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -10,8 +10,8 @@ void expect_like(const at::Tensor& result, const at::Tensor& expected, const std
   expect_close(result, expected, what);
 }
 
-// A sum of bytes that was said to be a byte, over a local tensor of longs.
-TEST(ResultMeta, TheTraceOfIntegersIsALong) {
+// The meta kernel gives a byte for the sum of bytes, but the local result is a long.
+TEST(ResultMeta, TraceOfIntegersIsLong) {
   for (const auto type : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong}) {
     const auto x = at::full({20, 20}, 100, type);
     for (const auto& placement : {Shard(0), Shard(1), Replicate()}) {
@@ -25,8 +25,8 @@ TEST(ResultMeta, TheTraceOfIntegersIsALong) {
   }
 }
 
-// Contiguous or of channels last, so that `view` takes what it takes on one device.
-TEST(ResultMeta, NormsAndLogSigmoidLieAsOnOneDevice) {
+// Results are contiguous or channels-last, so that `view` accepts the same sizes as on one device.
+TEST(ResultMeta, NormsAndLogSigmoidHaveSingleDeviceStrides) {
   const auto lines = Draw(1).normal({4, 5, 3}), images = Draw(2).normal({4, 5, 6, 3});
   for (const auto& x : {lines, lines.transpose(1, 2), lines.permute({2, 0, 1}), images, images.permute({0, 3, 1, 2}),
                         images.permute({0, 3, 2, 1}), images.transpose(1, 2)}) {
@@ -46,8 +46,8 @@ TEST(ResultMeta, NormsAndLogSigmoidLieAsOnOneDevice) {
   }
 }
 
-// The mask was said to be of the operand's type, which its gradient refuses.
-TEST(ResultMeta, FakeQuantisationKeepsAMaskOfTruthValues) {
+// The meta kernel gives the mask the dtype of the operand, which the derivative refuses.
+TEST(ResultMeta, FakeQuantizationMaskIsBool) {
   const auto lines = Draw(3).normal({6, 4}, at::kFloat).mul(3), scale = at::full({6}, 0.1f);
   const auto zero = at::zeros({6}, at::kInt);
   for (const auto& x : {lines, Draw(4).normal({4, 6}, at::kFloat).t()}) {
@@ -68,7 +68,7 @@ TEST(ResultMeta, FakeQuantisationKeepsAMaskOfTruthValues) {
   }
 }
 
-TEST(ResultMeta, ProductsAreInTheTypeThatIsAskedForOrThatTheirSumsNeed) {
+TEST(ResultMeta, ProductsHaveTheRequestedOrAccumulationDtype) {
   const auto bytes = Draw(5).integers({8, 16}, 100).to(at::kChar);
   const auto other = Draw(6).integers({16, 24}, 100).to(at::kChar);
   const auto a = Draw(7).normal({16, 32}).to(at::kFloat8_e4m3fn);

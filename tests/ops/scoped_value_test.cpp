@@ -1,4 +1,5 @@
-// Values that hold while an object lives: nested, ended in any order, per type and thread.
+// ScopedValue: values that are current while an object lives. They nest, may end in any order, and are separate for
+// each type and thread.
 #include "internal/scoped_value.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -27,7 +28,7 @@ int level() {
   return now == nullptr ? -1 : now->value;
 }
 
-TEST(ScopedValue, TheInnermostOfATypeCounts) {
+TEST(ScopedValue, InnermostOfTheTypeIsCurrent) {
   EXPECT_EQ(level(), -1);
   const ScopedValue<Level> outer({1}, Recompute::unchanged);
   {
@@ -41,9 +42,9 @@ TEST(ScopedValue, TheInnermostOfATypeCounts) {
   EXPECT_EQ(ScopedValue<Other>::current(), nullptr);
 }
 
-// Against a list of those that are open, innermost last. Half of the steps are taken within one of autograd's guards,
-// as in an operator.
-TEST(ScopedValue, EndInAnyOrder) {
+// Compares with a list of open scopes, innermost last. Half of the steps run within a guard of autograd, as in an
+// operator.
+TEST(ScopedValue, ScopesMayEndInAnyOrder) {
   std::mt19937 draw(3);
   std::vector<std::pair<int, std::unique_ptr<ScopedValue<Level>>>> open;
   for (int step = 0; step < 2000; ++step) {

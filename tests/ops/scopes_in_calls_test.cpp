@@ -1,4 +1,4 @@
-// Scopes that a listener opens or closes while an operator runs: they count from then on, as they would outside of one.
+// Scopes that a listener opens or closes while an operator runs take effect from then on.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -12,17 +12,17 @@ namespace {
 
 using Kinds = EventListener::Kinds;
 
-// Operands of which a product has to move one.
+// Operands of a product that must redistribute one of them.
 std::pair<at::Tensor, at::Tensor> operands(const DeviceMesh& mesh, bool trained) {
   const auto columns = [&] { return distribute_tensor(at::ones({4, 4}), mesh, {Shard(1)}); };
   return {columns().requires_grad_(trained), columns()};
 }
 
-TEST(ScopesInCalls, AListenerOpenedInsideAnOperatorReceivesTheNext) {
+TEST(ScopesInCalls, ListenerOpenedInsideAnOperatorReceivesTheNextOperator) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const bool trained : {false, true}) {
       const auto [x, w] = operands(mesh, trained);
-      at::add(w, w);  // known from here on
+      at::add(w, w);  // Cached from here on.
       int heard = 0;
       std::optional<EventListener> operators;
       const EventListener first(
@@ -42,7 +42,7 @@ TEST(ScopesInCalls, AListenerOpenedInsideAnOperatorReceivesTheNext) {
   });
 }
 
-TEST(ScopesInCalls, AListenerThatClosesItselfLeavesOperatorsTheirShortWay) {
+TEST(ScopesInCalls, ListenerThatClosesItselfRestoresTheFastPath) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const bool trained : {false, true}) {
       const auto [x, w] = operands(mesh, trained);

@@ -1,4 +1,4 @@
-// SelectiveCheckpointCache: what one run of a function gave is given out in another.
+// SelectiveCheckpointCache: results that one run of a function recorded are returned in its recomputation.
 #include "internal/selective_checkpoint_cache.h"
 
 #include "dtensor/checkpoint_activations.h"
@@ -8,8 +8,8 @@
 namespace dtensor::test {
 namespace {
 
-// Of the run that was recorded last; of one that threw nothing is left.
-TEST(SelectiveCheckpointCache, AreThoseOfTheLastRun) {
+// Returns the results of the last recorded run; a run that threw records none.
+TEST(SelectiveCheckpointCache, ReturnsResultsOfTheLastRun) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto full = at::arange(16, at::kDouble).view({4, 4});
     const at::Tensor x = distribute_tensor(full, mesh, {Shard(0)}), y = x + 1;
@@ -32,7 +32,7 @@ TEST(SelectiveCheckpointCache, AreThoseOfTheLastRun) {
   });
 }
 
-// Scopes hold what they record into and replay, whatever becomes of the handle.
+// Scopes own what they record into and replay, so their handle may be destroyed before.
 TEST(SelectiveCheckpointCache, ScopesOutliveTheirHandle) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(at::arange(16, at::kDouble).view({4, 4}), mesh, {Shard(0)});
@@ -54,8 +54,8 @@ TEST(SelectiveCheckpointCache, ScopesOutliveTheirHandle) {
   });
 }
 
-// One that makes a product only the first time is given that of the other, which has the same sizes.
-TEST(SelectiveCheckpointCache, AFunctionThatLeavesOutACallIsAnError) {
+// A function that skips its first product would get the result of the other one, which has the same sizes.
+TEST(SelectiveCheckpointCache, SkippedCallIsAnError) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)}).requires_grad_();
     const auto once = [made = at::Tensor()](const at::Tensor& in) mutable {

@@ -1,4 +1,4 @@
-// Operators of torch.distributed on DTensors: refused before anything is sent, with what to do.
+// Operators of torch.distributed refuse DTensors before anything is sent, with an error that names the alternative.
 #include <gtest/gtest.h>
 
 #include "ops/dispatch/operator_entry.h"
@@ -18,7 +18,7 @@ std::vector<c10::OperatorHandle> operators() {
   return found;
 }
 
-// `tensor` wherever the operator takes one; nothing else is looked at.
+// Passes `tensor` for each tensor argument; the other arguments are not read.
 torch::jit::Stack arguments(const c10::OperatorHandle& op, const at::Tensor& tensor) {
   torch::jit::Stack stack;
   for (const ArgInfo& arg : entry_of(op).args) {
