@@ -1,5 +1,5 @@
-// Every rank clips by one norm: plain tensors that differ are an error whatever lies beside them, ranks outside a mesh
-// get the number that the others get, and what overflows in single precision on one layout overflows on none.
+// All ranks clip by the same norm. Regular tensors that differ between ranks are an error. Ranks outside a mesh get the
+// same norm. Overflow in single precision does not depend on the layout.
 #include <cmath>
 
 #include "optim/mixture.h"
@@ -15,8 +15,8 @@ std::string error_beside(const DeviceMesh& mesh, const Placements& placements, c
   return error_of([&] { get_total_norm({placed, regular}, {.norm_type = p}); });
 }
 
-// Also where DTensors alone would need no exchange, or one along another axis than the one on which the plain differ.
-TEST(ClipAgreement, PlainTensorsAreComparedWhateverLiesBesideThem) {
+// The DTensors alone need no exchange, or one along an axis on which the regular tensors are equal.
+TEST(ClipAgreement, RegularTensorsAreComparedBesideAnyDTensors) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     const at::Tensor same = at::full({2}, 3.0f), other = at::full({2}, mesh.world().rank() < 2 ? 1.0f : 2.0f);
     for (const Placements& placements :
@@ -32,7 +32,7 @@ TEST(ClipAgreement, PlainTensorsAreComparedWhateverLiesBesideThem) {
   });
 }
 
-TEST(ClipAgreement, EqualPlainTensorsOfAnySizeAreNoError) {
+TEST(ClipAgreement, EqualRegularTensorsOfAnySizeAreAccepted) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const double value : {0.0, 1e-45, 1e-30, 1e18, 1e38}) {
       for (const double p : {1.0, 3.0, 10.0, kInfinity}) {
@@ -42,8 +42,8 @@ TEST(ClipAgreement, EqualPlainTensorsOfAnySizeAreNoError) {
   });
 }
 
-// A rank outside a mesh need not have run its backward pass.
-TEST(ClipAgreement, TheNormHasOneDtypeOnAllRanks) {
+// A rank outside a mesh may not have run the backward pass.
+TEST(ClipAgreement, NormHasTheSameDtypeOnAllRanks) {
   run_local(3, [](Communicator world) {
     const DeviceMesh all = init_device_mesh(world, at::kCPU, {3}), two = device_mesh(world, at::kCPU, {0, 1}, {2});
     const at::Tensor a = distribute_tensor(at::ones({4}), all, {Replicate()}).requires_grad_();
@@ -54,7 +54,7 @@ TEST(ClipAgreement, TheNormHasOneDtypeOnAllRanks) {
   });
 }
 
-TEST(ClipAgreement, ARankOutsideScalesNothingByTheNormThatItDoesNotHave) {
+TEST(ClipAgreement, ClippingWithoutNormIsErrorForRegularGradientsOnly) {
   run_local(2, [](Communicator world) {
     const DeviceMesh first = device_mesh(world, at::kCPU, {0}, {1});
     const at::Tensor p = distribute_tensor(at::ones({4}), first, {Shard(0)}).requires_grad_();
@@ -68,7 +68,7 @@ TEST(ClipAgreement, ARankOutsideScalesNothingByTheNormThatItDoesNotHave) {
   });
 }
 
-TEST(ClipAgreement, ARankThatIsNotAmongTheCallersIsToldOfTheGradientsThatItHolds) {
+TEST(ClipAgreement, RegularGradientOutsideTheMeshOptionIsAnError) {
   run_local(2, [](Communicator world) {
     const DeviceMesh first = device_mesh(world, at::kCPU, {0}, {1});
     const at::Tensor placed = distribute_tensor(at::ones({4}), first, {Shard(0)}).requires_grad_();
@@ -84,11 +84,11 @@ TEST(ClipAgreement, ARankThatIsNotAmongTheCallersIsToldOfTheGradientsThatItHolds
   });
 }
 
-// A rank with an empty part would find nothing wrong with it, and wait for the others.
-TEST(ClipAgreement, TensorsOfWholeNumbersAreOneErrorOnAllRanks) {
+// A rank with an empty shard must fail too instead of waiting for the others.
+TEST(ClipAgreement, IntegerTensorsAreErrorOnAllRanks) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     for (const auto dtype : {at::kLong, at::kBool}) {
-      const at::Tensor few = distribute_tensor(at::ones({2}, dtype), mesh, {Shard(0)});  // rank 2 has none
+      const at::Tensor few = distribute_tensor(at::ones({2}, dtype), mesh, {Shard(0)});  // Empty on rank 2.
       for (const std::string& error : {error_of([&] { get_total_norm({few}); }), error_of([&] { get_norms({few}); })}) {
         EXPECT_NE(error.find("floating point or complex"), std::string::npos) << error;
       }
@@ -96,8 +96,8 @@ TEST(ClipAgreement, TensorsOfWholeNumbersAreOneErrorOnAllRanks) {
   });
 }
 
-// Large tensors are summed by ATen in single precision; a shard of them may be small.
-TEST(ClipAgreement, SquaresThatOverflowDoSoOnNoLayout) {
+// ATen sums large tensors in single precision; a shard of such a tensor may be small.
+TEST(ClipAgreement, LargeSquaresDoNotOverflowOnAnyLayout) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kComplexFloat}) {
       for (const double p : {2.0, 3.0}) {
@@ -114,7 +114,7 @@ TEST(ClipAgreement, SquaresThatOverflowDoSoOnNoLayout) {
   });
 }
 
-TEST(ClipAgreement, PowersThatVanishDoSoOnNoLayout) {
+TEST(ClipAgreement, SmallPowersDoNotUnderflowOnAnyLayout) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kComplexFloat}) {
       for (const auto& [p, around] : {std::pair(2.0, 1e-25), std::pair(2.0, 2e-22), std::pair(8.0, 1e-6)}) {

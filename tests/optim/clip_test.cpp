@@ -1,5 +1,5 @@
-// Total norms and clipping over mixtures of meshes and plain tensors (PITFALLS F1, F10, A12): equal to one device, each
-// element counted once, one collective at most.
+// Total norms and clipping over mixtures of meshes and regular tensors (PITFALLS F1, F10, A12). They equal those of one
+// device, count each element once, and need at most one collective.
 #include <cmath>
 
 #include "optim/mixture.h"
@@ -22,7 +22,7 @@ std::vector<at::Tensor> wholes(const std::vector<Item>& items) {
   return result;
 }
 
-// As `place`, but some axes are Partial: rank r of n holds (r + 1) / (1 + ... + n) of the value.
+// As `place`, but some axes are Partial: rank r of n has (r + 1) / (1 + ... + n) of the value.
 at::Tensor place_partial(const Item& item, const std::vector<DeviceMesh>& meshes) {
   const at::Tensor placed = place(item, item.unsharded, meshes, false);
   if (item.mesh == kRegular || item.mesh == 0 || !item.placements[0].is_replicate()) return placed;
@@ -45,7 +45,7 @@ struct Count {
 };
 
 TEST(TotalNorm, EqualsOneDeviceOnMixedMeshesF1F3) {
-  EXPECT_TRUE(rc::check("the norm is one device's", [] {
+  EXPECT_TRUE(rc::check("the norm equals that of one device", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto dtype = *rc::gen::element(at::kDouble, at::kFloat);
     const auto items = any_items(draw, dtype);
@@ -73,7 +73,7 @@ TEST(TotalNorm, EqualsOneDeviceOnMixedMeshesF1F3) {
   }));
 }
 
-// Operations of several axes do not commute: the norm is that of the tensor that full_tensor() gives.
+// Reductions over several axes do not commute, so the norm is that of full_tensor().
 TEST(TotalNorm, OfMixedPartialsIsThatOfTheFullTensor) {
   for (const auto& placements :
        {Placements{Partial(ReduceOp::max), Partial()}, Placements{Partial(), Partial(ReduceOp::max)},
@@ -90,7 +90,7 @@ TEST(TotalNorm, OfMixedPartialsIsThatOfTheFullTensor) {
 }
 
 TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
-  EXPECT_TRUE(rc::check("the clipped gradients are one device's", [] {
+  EXPECT_TRUE(rc::check("the clipped gradients equal those of one device", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto items = any_items(draw, at::kDouble);
     const double max_norm = *rc::gen::element(0.1, 1.0, 100.0);
@@ -115,7 +115,7 @@ TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
   }));
 }
 
-// Ranks that differ in which gradients they have still meet: the parameters say where.
+// Ranks may have different sets of gradients: which ranks communicate follows from the parameters.
 TEST(ClipGradNorm, MissingGradients) {
   run_local(4, [](Communicator world) {
     const auto meshes = meshes_of(world);
@@ -141,8 +141,8 @@ TEST(TotalNorm, OneCollectiveAtMost) {
     EXPECT_EQ(collectives_for(mesh, {{Replicate(), Replicate()}}), 0);
     EXPECT_EQ(collectives_for(mesh, {{Replicate(), Shard(0)}, {Replicate(), Replicate()}}), 1);
     EXPECT_EQ(collectives_for(mesh, {{Shard(0), Shard(1)}, {Replicate(), Shard(0)}, {Shard(1), Replicate()}}), 1);
-    EXPECT_EQ(collectives_for(mesh, {{Partial(), Shard(0)}, {Partial(), Shard(1)}}), 2);  // one for the sums
-    // Two views of the same ranks: still one.
+    EXPECT_EQ(collectives_for(mesh, {{Partial(), Shard(0)}, {Partial(), Shard(1)}}), 2);  // One to reduce the Partials.
+    // Two views of the same ranks need one collective as well.
     const std::vector<at::Tensor> tensors{distribute_tensor(at::ones({4}), mesh, {Shard(0), Replicate()}),
                                           distribute_tensor(at::ones({5}), mesh.view({4}), {Shard(0)})};
     Count count;
@@ -170,7 +170,7 @@ TEST(TotalNorm, TenThousandTensorsInOnePass) {
   });
 }
 
-// On both sides of the size up to which a loop of our own sums, and in strides.
+// Sizes below and above the limit of the library's own loop, and strided tensors.
 TEST(TotalNorm, SmallAndLargeTensors) {
   Draw draw(3);
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -187,10 +187,10 @@ TEST(TotalNorm, SmallAndLargeTensors) {
 TEST(TotalNorm, HalvesEmptiesAndNonFinite) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     const at::Tensor half =
-        distribute_tensor(at::full({4, 100}, 100, at::kHalf), mesh, {Shard(0)});  // squares overflow
+        distribute_tensor(at::full({4, 100}, 100, at::kHalf), mesh, {Shard(0)});  // The squares overflow.
     EXPECT_NEAR(get_total_norm({half}).item<double>(), 2000, 1);
     EXPECT_EQ(get_total_norm({half}).scalar_type(), at::kFloat);
-    const at::Tensor few = distribute_tensor(at::tensor({-7.0, 3.0}), mesh, {Shard(0)});  // rank 2 has none
+    const at::Tensor few = distribute_tensor(at::tensor({-7.0, 3.0}), mesh, {Shard(0)});  // Empty on rank 2.
     EXPECT_EQ(get_total_norm({few}, {.norm_type = kInfinity}).item<double>(), 7);
     const at::Tensor bad = distribute_tensor(at::tensor({1.0, NAN, 2.0}), mesh, {Shard(0)});
     for (const double p : {2.0, kInfinity}) {

@@ -1,4 +1,4 @@
-// Several optimizers as one: they step together, or none does.
+// Several optimizers combined into one: all of them step, or none does.
 #include "internal/parameter_swap.h"
 #include "optim/mixture.h"
 #include "support/errors.h"
@@ -8,7 +8,7 @@ namespace {
 
 using Mistake = std::function<void(SGD&, at::Tensor&, const DeviceMesh&)>;
 
-// Of the second part, which the first knows nothing of.
+// Mistakes that the second optimizer detects and the first does not.
 const std::vector<std::pair<const char*, Mistake>>& mistakes() {
   static const std::vector<std::pair<const char*, Mistake>> all{
       {"the gradient of parameter 0 has sizes [3]",
@@ -26,7 +26,7 @@ const std::vector<std::pair<const char*, Mistake>>& mistakes() {
   return all;
 }
 
-TEST(Combined, WhatOnePartRefusesIsAnErrorBeforeAnyHasStepped) {
+TEST(Combined, ErrorOfOneOptimizerPreventsAllSteps) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto& [says, make] : mistakes()) {
       const at::Tensor start = Draw(1).normal({4, 3});

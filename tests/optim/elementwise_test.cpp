@@ -1,5 +1,5 @@
-// AdamW, SGD and Adagrad on parameters over several meshes and plain ones in one step: bit-equal to one device, without
-// a collective; state, restoring, skipped parameters (PITFALLS F2, F3, F6).
+// AdamW, SGD and Adagrad on regular parameters and parameters on several meshes in one step: bit-equal to one device
+// and without collectives. State, restoring and skipped parameters (PITFALLS F2, F3, F6).
 #include "dtensor/fully_shard.h"
 #include "optim/mixture.h"
 #include "support/errors.h"
@@ -34,7 +34,7 @@ const std::vector<std::pair<const char*, Make>>& optimizers() {
 
 struct Case {
   std::vector<Item> items;
-  std::vector<std::vector<at::Tensor>> gradients;  // per step and item; undefined: none
+  std::vector<std::vector<at::Tensor>> gradients;  // Per step and item; undefined if absent.
 };
 
 Case any_case(Draw& draw, at::ScalarType dtype, int steps) {
@@ -82,7 +82,7 @@ bool same(const at::Tensor& a, const at::Tensor& b, bool exact) {
   return exact ? at::equal(a, b) : at::allclose(a.to(at::kDouble), b.to(at::kDouble), tolerance, tolerance);
 }
 
-// Halfway the state moves into a fresh optimizer.
+// Moves the state into a new optimizer after half of the steps.
 void run_on_rank(const Case& c, const Make& make, const std::vector<at::Tensor>& expected, bool exact,
                  const Communicator& world) {
   const auto meshes = meshes_of(world);
@@ -98,26 +98,26 @@ void run_on_rank(const Case& c, const Make& make, const std::vector<at::Tensor>&
     }
     set_gradients(c, step, parameters, &meshes);
     const int collectives = collectives_in([&] { optimizer->step(); });
-    EXPECT_TRUE(collectives == 0 || regular);  // a new list with plain tensors is compared over the ranks once
+    EXPECT_TRUE(collectives == 0 || regular);  // A new list with regular tensors is compared across ranks once.
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!is_local_member(parameters[i])) continue;
     EXPECT_TRUE(same(full_of(parameters[i]), expected[i].detach(), exact))
-        << "item " << i << " " << (is_dtensor(parameters[i]) ? DTensor(parameters[i]).spec_str() : "plain") << "\n"
+        << "item " << i << " " << (is_dtensor(parameters[i]) ? DTensor(parameters[i]).spec_str() : "regular") << "\n"
         << full_of(parameters[i]) << "\nexpected\n"
         << expected[i].detach();
   }
 }
 
-TEST(Elementwise, EqualsOneDeviceOnThreeMeshesAndPlainF3) {
-  EXPECT_TRUE(rc::check("steps equal one device's", [] {
+TEST(Elementwise, MatchesSingleDeviceOnThreeMeshesAndRegularF3) {
+  EXPECT_TRUE(rc::check("steps equal those of one device", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto dtype = *rc::gen::element(at::kDouble, at::kFloat, at::kBFloat16);
     const Case c = any_case(draw, dtype, 4);
     const auto& [name, make] = *rc::gen::elementOf(optimizers());
     SCOPED_TRACE(name);
     const auto expected = one_device(c, make);
-    const std::string listed = name;  // ATen's bfloat16 add with a factor is like its fused kernels
+    const std::string listed = name;  // In bfloat16, ATen's add with a factor rounds as its fused kernels do.
     const bool exact =
         listed == "adamw_foreach" || listed == "adagrad" || (listed == "sgd_foreach" && dtype != at::kBFloat16);
     run_local(4, [&](Communicator world) { run_on_rank(c, make, expected, exact, world); });
@@ -125,7 +125,7 @@ TEST(Elementwise, EqualsOneDeviceOnThreeMeshesAndPlainF3) {
   }));
 }
 
-// What other optimizers call, straight on lists over three meshes and plain tensors.
+// Calls the operators that other optimizers use on lists over three meshes and regular tensors.
 void check_list_operators(const std::vector<Item>& items, const Communicator& world) {
   const auto meshes = meshes_of(world);
   std::vector<at::Tensor> a, b, wa, wb;
@@ -148,7 +148,7 @@ void check_list_operators(const std::vector<Item>& items, const Communicator& wo
   same_as(at::_foreach_pow(b, 2), at::_foreach_pow(wb, 2), "pow");
   std::vector<at::Scalar> factors;
   for (std::size_t i = 0; i < items.size(); ++i) factors.emplace_back(static_cast<double>(i) + 0.5);
-  same_as(at::_foreach_mul(a, factors), at::_foreach_mul(wa, factors), "mul by each position's own number");
+  same_as(at::_foreach_mul(a, factors), at::_foreach_mul(wa, factors), "mul by a scalar for each position");
   at::_foreach_div_(a, b);
   at::_foreach_div_(wa, wb);
   at::_foreach_addcdiv_(a, b, b, factors);
@@ -156,8 +156,8 @@ void check_list_operators(const std::vector<Item>& items, const Communicator& wo
   same_as(a, wa, "div_, addcdiv_");
 }
 
-TEST(Elementwise, ListOperatorsOnThreeMeshesAndPlain) {
-  EXPECT_TRUE(rc::check("list operators equal one device's", [] {
+TEST(Elementwise, ListOperatorsOnThreeMeshesAndRegular) {
+  EXPECT_TRUE(rc::check("list operators equal those of one device", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto items = any_items(draw, at::kDouble);
     run_local(4, [&](Communicator world) { check_list_operators(items, world); });
@@ -175,7 +175,7 @@ TEST(Elementwise, FusedAndForeachAgree) {
   for (std::size_t i = 0; i < a.size(); ++i) expect_close(b[i].detach(), a[i].detach(), "adamw", 1e-12);
 }
 
-// A gradient in other strides than its parameter: fused kernels walk memory.
+// A gradient whose strides differ from its parameter's: fused kernels iterate in memory order.
 TEST(Elementwise, TransposedGradients) {
   for (const auto& [name, make] : optimizers()) {
     const at::Tensor start = Draw(1).normal({3, 5}), gradient = Draw(2).normal({5, 3}).t();
@@ -186,7 +186,7 @@ TEST(Elementwise, TransposedGradients) {
     make(pa)->step();
     make(pb)->step();
     EXPECT_TRUE(same(a, b, false)) << name;
-    // And a parameter with gaps.
+    // Also a parameter that is not dense.
     const at::Tensor gaps = at::zeros({3, 10}, at::kDouble).slice(1, 0, 10, 2).copy_(start).detach().requires_grad_();
     gaps.mutable_grad() = gradient;
     const std::vector<at::Tensor> pg{gaps};
@@ -195,7 +195,7 @@ TEST(Elementwise, TransposedGradients) {
   }
 }
 
-TEST(Elementwise, StateHasTheParametersPlacements) {
+TEST(Elementwise, StateHasThePlacementsOfTheParameter) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     const Placements placements{Shard(0).as_storage(), Shard(1)};
     const at::Tensor p = distribute_tensor(Draw(1).normal({5, 3}), mesh, placements).requires_grad_();
@@ -207,7 +207,7 @@ TEST(Elementwise, StateHasTheParametersPlacements) {
     EXPECT_TRUE(optimizer.state(q).empty());
     ASSERT_EQ(optimizer.state(p).size(), 2u);
     for (const auto& [name, tensor] : optimizer.state(p))
-      EXPECT_EQ(DTensor(tensor).placements(), (Placements{Shard(0), Shard(1)})) << name;  // nothing gathers it
+      EXPECT_EQ(DTensor(tensor).placements(), (Placements{Shard(0), Shard(1)})) << name;  // The state is not gathered.
     optimizer.zero_grad(false);
     EXPECT_EQ(full_of(p.grad()).abs().sum().item<double>(), 0);
     optimizer.zero_grad();
@@ -215,7 +215,7 @@ TEST(Elementwise, StateHasTheParametersPlacements) {
   });
 }
 
-TEST(Elementwise, GroupsHaveTheirOwnRates) {
+TEST(Elementwise, GroupsHaveSeparateLearningRates) {
   const at::Tensor a = at::zeros({2}).requires_grad_(), b = at::zeros({2}).requires_grad_();
   SGD optimizer({{{a}, {.lr = 1}, {}}, {{b}, {.lr = 2}, {}}});
   optimizer.set_lr(1, 3);
@@ -229,7 +229,7 @@ TEST(Elementwise, GroupsHaveTheirOwnRates) {
   EXPECT_EQ(optimizer.lr(1), 0.5);
 }
 
-TEST(Elementwise, MistakesAreErrors) {
+TEST(Elementwise, InvalidArgumentsAreErrors) {
   const at::Tensor p = at::zeros({2}).requires_grad_();
   EXPECT_THROW(SGD(std::vector<at::Tensor>{p, p}), c10::Error);
   EXPECT_THROW(SGD({at::zeros({2}, at::kLong)}), c10::Error);
@@ -244,8 +244,8 @@ TEST(Elementwise, MistakesAreErrors) {
   EXPECT_THROW(optimizer.load_state_dict(state), c10::Error);
 }
 
-// Made of the plain tensors of a model that is sharded afterwards, a step would train nothing.
-TEST(Elementwise, ParametersThatWereReplacedAreAnError) {
+// An optimizer that was created before the model was sharded would update tensors that the model no longer uses.
+TEST(Elementwise, ReplacedParametersAreAnError) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
     for (const bool plan : {false, true}) {
@@ -271,22 +271,22 @@ struct Warnings final : c10::WarningHandler {
   void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
 };
 
-TEST(Elementwise, AStepWithoutAnyGradientIsSaidOnce) {
-  Warnings heard;
-  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+TEST(Elementwise, StepWithoutAnyGradientWarnsOnce) {
+  Warnings warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
   const at::Tensor p = at::zeros({2}).requires_grad_(), q = at::zeros({2}).requires_grad_();
   AdamW optimizer({p, q});
   optimizer.step();
   optimizer.step();
-  ASSERT_EQ(heard.texts.size(), 1U);
-  EXPECT_NE(heard.texts[0].find("none of the 2 parameters has a gradient"), std::string::npos) << heard.texts[0];
+  ASSERT_EQ(warnings.texts.size(), 1U);
+  EXPECT_NE(warnings.texts[0].find("none of the 2 parameters has a gradient"), std::string::npos) << warnings.texts[0];
   AdamW half({p, q});
   p.sum().backward();
   half.step();
-  EXPECT_EQ(heard.texts.size(), 1U);
+  EXPECT_EQ(warnings.texts.size(), 1U);
 }
 
-// Saved on one layout, restored on another.
+// The state is saved on one layout and restored on another.
 TEST(Elementwise, StateMovesBetweenLayouts) {
   const at::Tensor start = Draw(1).normal({5, 3}), gradient = Draw(2).normal({5, 3});
   OptimizerState saved;
@@ -317,7 +317,7 @@ TEST(Elementwise, StateMovesBetweenLayouts) {
   });
 }
 
-TEST(Elementwise, SecondStepPropagatesNothingF6) {
+TEST(Elementwise, SecondStepOnlyHitsTheCacheF6) {
   run_local(4, [](Communicator world) {
     const auto meshes = meshes_of(world);
     Draw draw(5);

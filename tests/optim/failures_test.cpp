@@ -1,4 +1,4 @@
-// A step that threw: nothing has changed, and the next one is the first of its number.
+// A step that throws changes nothing and does not count as a step.
 #include <cmath>
 
 #include "optim/mixture.h"
@@ -10,7 +10,7 @@ namespace {
 using List = std::vector<at::Tensor>;
 using Make = std::function<std::unique_ptr<Optimizer>(const at::Tensor& good, const at::Tensor& bad)>;
 
-// `good` and `bad` belong to different calls of ATen: one fused, one by lists.
+// `good` and `bad` belong to different calls of ATen: one fused, one of list operators.
 const std::vector<std::pair<const char*, Make>>& optimizers() {
   static const std::vector<std::pair<const char*, Make>> all{
       {"adamw",
@@ -39,7 +39,7 @@ const std::vector<std::pair<const char*, Make>>& optimizers() {
   return all;
 }
 
-TEST(Failures, AStepThatThrewChangedNothingAndDoesNotCount) {
+TEST(Failures, FailedStepChangesNothingAndDoesNotCount) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor start = Draw(1).normal({4, 3}), gradient = Draw(2).normal({4, 3});
     for (const auto& [name, make] : optimizers()) {
@@ -63,8 +63,8 @@ TEST(Failures, AStepThatThrewChangedNothingAndDoesNotCount) {
   });
 }
 
-// Options are looked at when a step takes them, as when an optimizer is made of them.
-TEST(Failures, OptionsThatChangedToNonsenseAreAnError) {
+// A step checks options as the constructor does.
+TEST(Failures, InvalidChangedOptionsAreAnError) {
   const at::Tensor p = Draw(1).normal({3, 2}).requires_grad_();
   p.mutable_grad() = Draw(2).normal({3, 2});
   Shampoo shampoo({p}, {.start = 1});
@@ -77,8 +77,8 @@ TEST(Failures, OptionsThatChangedToNonsenseAreAnError) {
   EXPECT_NE(error_of([&] { sgd.step(); }).find("Nesterov momentum"), std::string::npos);
 }
 
-// As torch.optim's: a step would go uphill, or divide by zero. Schedules may pass below zero by rounding.
-TEST(Failures, OptionsOutOfTheirRangeAreAnError) {
+// As in torch.optim: such a step would increase the loss or divide by zero. A schedule may go below zero by rounding.
+TEST(Failures, OptionsOutOfRangeAreAnError) {
   const at::Tensor p = Draw(1).normal({3, 2}).requires_grad_();
   p.mutable_grad() = Draw(2).normal({3, 2});
   const double nan = std::nan("");
@@ -103,8 +103,8 @@ TEST(Failures, OptionsOutOfTheirRangeAreAnError) {
   EXPECT_EQ(error_of([&] { sgd.step(); }), "no error");
 }
 
-// The owner of a block alone takes its roots. The error is everyone's.
-TEST(Failures, RootsOfAGradientThatWasNotFiniteAreOneErrorOnAllRanks) {
+// Only the owner of a block computes its roots; the error is raised on all ranks.
+TEST(Failures, RootsOfNonFiniteGradientsAreErrorOnAllRanks) {
   for (const bool later : {false, true}) {
     on_mesh({3}, [&](const DeviceMesh& mesh) {
       List parameters;

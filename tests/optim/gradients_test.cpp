@@ -1,11 +1,11 @@
-// Gradients as programs have them: one of two names, and a part of a larger buffer.
+// Gradients of parameters that are listed twice, and gradients that are views of a larger buffer.
 #include "optim/mixture.h"
 #include "support/errors.h"
 
 namespace dtensor::test {
 namespace {
 
-TEST(Gradients, OfAParameterThatIsListedTwiceAreClippedOnce) {
+TEST(Gradients, DuplicateParametersAreClippedOnce) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const bool placed : {true, false}) {
       const auto put = [&](double value) {
@@ -23,7 +23,7 @@ TEST(Gradients, OfAParameterThatIsListedTwiceAreClippedOnce) {
 }
 
 // detach_() refuses views.
-TEST(Gradients, ThatAreViewsCanBeZeroed) {
+TEST(Gradients, ViewGradientsCanBeZeroed) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const bool placed : {true, false}) {
       const at::Tensor buffer =

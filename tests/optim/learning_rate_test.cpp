@@ -1,4 +1,4 @@
-// Schedules beside their formulas, and what they refuse.
+// Learning rate schedules against their formulas, and options that they refuse.
 #include "dtensor/optim/optimizer.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 using dtensor::LearningRate;
 using dtensor::test::error_of;
 
-TEST(LearningRate, FollowsTheFormulas) {
+TEST(LearningRate, MatchesTheFormulas) {
   for (const std::int64_t steps : {1, 4, 10}) {
     for (std::int64_t step = 0; step < 2 * steps; ++step) {
       const double part = std::min(1.0, static_cast<double>(step) / static_cast<double>(steps));
@@ -33,7 +33,7 @@ TEST(LearningRate, WarmsUpBeforeAnySchedule) {
   EXPECT_EQ(LearningRate::constant(2).after_warmup(0)(0), 2);
 }
 
-TEST(LearningRate, RefusesWhatIsNoSchedule) {
+TEST(LearningRate, RefusesInvalidSchedules) {
   EXPECT_NE(error_of([] { LearningRate::linear(1, 0); }).find("over 0 steps"), std::string::npos);
   EXPECT_NE(error_of([] { LearningRate::wsd(1, 3, 4); }).find("a decay of 4 steps in a run of 3"), std::string::npos);
   EXPECT_NE(error_of([] { LearningRate::constant(1)(-1); }).find("step -1"), std::string::npos);

@@ -1,4 +1,4 @@
-// Lists of parameters as ranks and programs may have them: with and without handles to other ranks' gradients.
+// Lists of parameters as programs have them: ranks with and without handles to gradients of other ranks.
 #include <cstdlib>
 
 #include "optim/mixture.h"
@@ -12,13 +12,13 @@ using Make = std::function<std::unique_ptr<Optimizer>(const List&)>;
 
 const std::vector<std::pair<const char*, Make>>& spreading() {
   static const std::vector<std::pair<const char*, Make>> all{
-      {"muon, which sends one type", [](const List& p) { return std::make_unique<Muon>(p); }},
+      {"muon, which communicates one dtype", [](const List& p) { return std::make_unique<Muon>(p); }},
       {"muon", [](const List& p) { return std::make_unique<Muon>(p, MuonOptions{.bfloat16 = false}); }},
       {"shampoo", [](const List& p) { return std::make_unique<Shampoo>(p, ShampooOptions{.start = 1}); }}};
   return all;
 }
 
-// The first is on ranks 0 and 1 only, and of the type of the last.
+// The first parameter is on ranks 0 and 1 only, and has the dtype of the last.
 List three_of_two_types(const DeviceMesh& two, const DeviceMesh& all, bool everywhere) {
   Draw draw(1);
   List parameters;
@@ -33,8 +33,9 @@ List three_of_two_types(const DeviceMesh& two, const DeviceMesh& all, bool every
   return parameters;
 }
 
-// Lists over two meshes, which DTENSOR_CHECKED notes as calls of their first, are shorter without the handle.
-TEST(Lists, RanksWithoutAHandleToAnothersGradientStepAlike) {
+// DTENSOR_CHECKED records a list over two meshes as a call on the first mesh, and the list is shorter without the
+// handle. So the test turns it off.
+TEST(Lists, RanksWithoutHandleToOtherGradientsStepAlike) {
   const char* checked = std::getenv("DTENSOR_CHECKED");
   const std::string former = checked == nullptr ? "" : checked;
   ::unsetenv("DTENSOR_CHECKED");
@@ -59,8 +60,8 @@ const std::vector<std::pair<const char*, Make>>& elementwise() {
   return all;
 }
 
-// As a model becomes that is converted to another memory format between two steps.
-TEST(Lists, ParametersMayChangeTheirOrderInMemory) {
+// As after converting a model to another memory format between two steps.
+TEST(Lists, ParametersMayChangeMemoryFormat) {
   for (const auto& [name, make] : elementwise()) {
     List expected{Draw(1).normal({4, 3}).requires_grad_()}, relaid{expected[0].detach().clone().requires_grad_()};
     const auto first = make(expected), second = make(relaid);
@@ -73,8 +74,9 @@ TEST(Lists, ParametersMayChangeTheirOrderInMemory) {
   }
 }
 
-// A collective that fails finds all of them as they were. Two dtypes: two calls of ATen.
-TEST(Lists, ParametersThatWereRePlacedChangeWhenNothingMovesAnyMore) {
+// Parameters are written after the last collective, so that a failing collective leaves them unchanged. Two dtypes make
+// two calls of ATen.
+TEST(Lists, RedistributedParametersAreWrittenAfterTheLastCollective) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto& [name, make] : elementwise()) {
       List parameters, locals, before;
@@ -107,8 +109,8 @@ TEST(Lists, ParametersThatWereRePlacedChangeWhenNothingMovesAnyMore) {
   });
 }
 
-// Which were read and written beyond their ends.
-TEST(Lists, GradientsAndStateOfOtherSizesAreErrors) {
+// Kernels would read and write beyond the end of such tensors.
+TEST(Lists, GradientsAndStateOfDifferentSizesAreErrors) {
   for (const auto& [name, make] : elementwise()) {
     List p{at::ones({4, 4}).requires_grad_()};
     const auto optimizer = make(p);

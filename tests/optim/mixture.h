@@ -1,15 +1,15 @@
-// Random parameters on a mixture of meshes, some of which leave ranks out, beside the same on one device.
+// Random parameters on a mixture of meshes, some without all ranks, and the same parameters on one device.
 #pragma once
 
 #include "support/ranks.h"
-// After GoogleTest.
+// RapidCheck must be included after GoogleTest.
 #include <rapidcheck.h>
 
 namespace dtensor::test {
 
-inline constexpr int kRegular = 3;  // Item::mesh of a plain tensor
+inline constexpr int kRegular = 3;  // Item::mesh of a regular tensor.
 
-// Over 4 ranks: all of them as a square; three of them; two of them, out of order.
+// Meshes over 4 ranks: all of them as a square, three of them, and two of them out of order.
 inline std::vector<DeviceMesh> meshes_of(const Communicator& world) {
   return {init_device_mesh(world, at::kCPU, {2, 2}), device_mesh(world, at::kCPU, {0, 1, 2}, {3}),
           device_mesh(world, at::kCPU, {3, 1}, {2})};
@@ -34,7 +34,7 @@ inline Item any_item(Draw& draw, at::ScalarType dtype, bool regular = true) {
   Item item;
   const auto ndim = draw.integer(0, 3);
   item.full = draw.normal(draw.sizes(ndim), dtype);
-  if (ndim > 1 && draw.coin()) item.full = item.full.transpose(0, -1);  // not row-major
+  if (ndim > 1 && draw.coin()) item.full = item.full.transpose(0, -1);  // Not row-major.
   item.mesh = static_cast<int>(draw.integer(0, regular ? kRegular : kRegular - 1));
   item.placements = any_shards(draw, item.mesh == 0 ? 2 : 1, ndim, true);
   return item;

@@ -1,4 +1,4 @@
-// The trajectories of tests/data/optim.json: its problems, its optimizers, its curves.
+// The recorded trajectories of tests/data/optim.json: problems, optimizers and losses.
 #pragma once
 
 #include <fstream>
@@ -70,7 +70,7 @@ struct Config {
   const char* name;
   MakeOptimizer make;
   bool matrices_only = false;
-  double tolerance = 1e-6;  // of float32 against the stored float32
+  double tolerance = 1e-6;  // Of float32 against the recorded float32.
 };
 
 inline const std::vector<Config>& configs() {

@@ -1,5 +1,4 @@
-// What surrounds a call changes nothing: optimizers, norms and their state compute under a MeshScope and under autocast
-// what they compute outside.
+// Optimizers, norms and their state compute the same under a MeshScope and under autocast as outside.
 #include <ATen/autocast_mode.h>
 
 #include "dtensor/mesh_scope.h"
@@ -26,7 +25,8 @@ const std::vector<std::pair<const char*, Make>>& optimizers() {
   return all;
 }
 
-// Steps, norms and a state that moves into a fresh optimizer halfway; the parameter after each step, and the norms.
+// Runs steps and norms, and moves the state into a new optimizer after half of them. Returns the parameter after each
+// step, and the norms.
 std::vector<at::Tensor> train(const Make& make, const at::Tensor& start, const std::vector<at::Tensor>& gradients) {
   const at::Tensor parameter = start.clone().requires_grad_();
   auto optimizer = make(parameter);
@@ -52,7 +52,7 @@ struct Autocast {
   }
 };
 
-// `placed`: DTensors, else plain ones.
+// `placed`: with DTensors, else with regular tensors.
 void expect_the_same(const DeviceMesh& mesh, bool placed, const std::function<std::shared_ptr<void>()>& surround) {
   const auto put = [&](std::uint64_t seed) -> at::Tensor {
     const at::Tensor full = Draw(seed).normal({6, 5}, at::kFloat);
@@ -74,7 +74,7 @@ void expect_the_same(const DeviceMesh& mesh, bool placed, const std::function<st
   }
 }
 
-TEST(Scopes, AMeshScopeMakesNoDTensorsOfWhatOptimizersMake) {
+TEST(Scopes, MeshScopeDoesNotAffectTensorsOfOptimizers) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const bool placed : {true, false}) {
       expect_the_same(mesh, placed, [&] { return std::make_shared<MeshScope>(mesh, Placements{Shard(0)}); });
@@ -82,7 +82,7 @@ TEST(Scopes, AMeshScopeMakesNoDTensorsOfWhatOptimizersMake) {
   });
 }
 
-TEST(Scopes, AutocastNarrowsNoStep) {
+TEST(Scopes, AutocastDoesNotAffectSteps) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const bool placed : {true, false}) {
       expect_the_same(mesh, placed, [] { return std::make_shared<Autocast>(true); });

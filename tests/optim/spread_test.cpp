@@ -1,5 +1,5 @@
-// Shampoo and Muon: what each rank works on and what travels; blocks that follow the global tensor; half precision;
-// state that moves between layouts; parameters on several meshes with ranks outside.
+// Shampoo and Muon: the work of each rank and its communication; blocks that follow the global tensor; half precision;
+// state that moves between layouts; parameters on several meshes, with ranks outside.
 #include "dtensor/fully_shard.h"
 #include "optim/blocks/parameter_blocks.h"
 #include "optim/mixture.h"
@@ -25,7 +25,7 @@ TEST(Blocks, MergeAndCut) {
 }
 
 TEST(Blocks, CoverEachElementOnce) {
-  EXPECT_TRUE(rc::check("blocks cover a tensor once", [] {
+  EXPECT_TRUE(rc::check("blocks cover each element once", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const Shape sizes = draw.sizes(draw.integer(0, 4), 0, 6);
     const at::Tensor count = at::zeros(sizes, at::kLong);
@@ -57,7 +57,7 @@ Make muon() {
   return [](const auto& p) { return std::make_unique<Muon>(p, MuonOptions{.bfloat16 = false}); };
 }
 
-// A gradient that depends on the step and the place only.
+// A gradient that depends on the step and the parameter's index only.
 at::Tensor gradient_at(const at::Tensor& full, std::size_t step, std::size_t i) {
   return Draw(step * 1000 + i + 1).normal(full.sizes().vec(), full.scalar_type());
 }
@@ -95,7 +95,7 @@ void check_mixture(const std::vector<Item>& items, const Make& make, double tole
     run.optimizer = make(run.parameters);
     for (std::size_t step = 0; step < 4; ++step) {
       step_placed(items, meshes, run, step);
-      if (step != 1) continue;  // a fresh optimizer goes on with the state
+      if (step != 1) continue;  // A new optimizer continues with the state.
       const OptimizerState state = run.optimizer->state_dict();
       run.optimizer = make(run.parameters);
       run.optimizer->load_state_dict(state);
@@ -108,7 +108,7 @@ void check_mixture(const std::vector<Item>& items, const Make& make, double tole
   });
 }
 
-TEST(Spread, ShampooOnThreeMeshesAndPlain) {
+TEST(Spread, ShampooOnThreeMeshesAndRegular) {
   EXPECT_TRUE(rc::check("blocks follow the global tensor", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto items = any_items(draw, at::kDouble, 5);
@@ -117,8 +117,8 @@ TEST(Spread, ShampooOnThreeMeshesAndPlain) {
   }));
 }
 
-TEST(Spread, MuonOnThreeMeshesAndPlain) {
-  EXPECT_TRUE(rc::check("matrices are orthogonalised whole", [] {
+TEST(Spread, MuonOnThreeMeshesAndRegular) {
+  EXPECT_TRUE(rc::check("full matrices are orthogonalized", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     auto items = any_items(draw, at::kDouble, 5);
     std::erase_if(items, [](const Item& i) { return i.full.dim() != 2 && i.full.dim() != 3; });
@@ -137,8 +137,8 @@ TEST(Blocks, MatricesOfAStack) {
   EXPECT_TRUE(optim::matrices({0, 4, 6}).empty());
 }
 
-// On every split, along the stack included.
-TEST(Spread, MuonTakesEachMatrixOfAStackByItself) {
+// On every split, also along the stack.
+TEST(Spread, MuonOrthogonalizesEachMatrixOfAStack) {
   const at::Tensor stack = Draw(1).normal({5, 4, 6});
   std::vector<at::Tensor> expected;
   for (const at::Tensor& matrix : stack.unbind()) expected.push_back(matrix.clone().requires_grad_());
@@ -157,7 +157,7 @@ TEST(Spread, MuonTakesEachMatrixOfAStackByItself) {
   }
 }
 
-TEST(Spread, MuonRefusesWhatIsNeitherAMatrixNorAStack) {
+TEST(Spread, MuonRefusesTensorsThatAreNoMatricesOrStacks) {
   for (const Shape& sizes : {Shape{}, Shape{5}, Shape{2, 3, 3, 3}}) {
     const std::string error = error_of([&] { Muon({at::ones(sizes).requires_grad_()}); });
     EXPECT_NE(error.find("expected matrices [m, n] or stacks of matrices [k, m, n]"), std::string::npos) << error;
@@ -180,19 +180,21 @@ int collectives_of_second_step(const DeviceMesh& mesh, const Placements& placeme
   return count;
 }
 
-TEST(Spread, TwoCollectivesAStep) {
+TEST(Spread, TwoCollectivesPerStep) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     for (const Make& make : {shampoo(4), muon()}) {
       EXPECT_EQ(collectives_of_second_step(mesh, {Shard(0), Shard(1)}, make), 2);
       EXPECT_EQ(collectives_of_second_step(mesh, {Replicate(), Shard(1)}, make), 2);
-      EXPECT_EQ(collectives_of_second_step(mesh, {Replicate(), Replicate()}, make), 1);  // gradients are there already
+      EXPECT_EQ(collectives_of_second_step(mesh, {Replicate(), Replicate()}, make),
+                1);  // Gradients are replicated already.
     }
-    EXPECT_EQ(collectives_of_second_step(mesh, {Shard(0), Shard(1)}, shampoo(4, 100)), 1);  // Adam so far
+    EXPECT_EQ(collectives_of_second_step(mesh, {Shard(0), Shard(1)}, shampoo(4, 100)),
+              1);  // AdamW before the first roots.
   });
 }
 
-// Equal blocks: every rank owns as many, whatever the placements.
-TEST(Spread, WorkIsShared) {
+// Equal blocks: every rank owns the same number, whatever the placements.
+TEST(Spread, WorkIsBalanced) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     for (const Placements& placements : {Placements{Replicate(), Replicate()}, Placements{Replicate(), Shard(0)}}) {
       const at::Tensor p = distribute_tensor(Draw(1).normal({16, 8}), mesh, placements).requires_grad_();
@@ -201,15 +203,15 @@ TEST(Spread, WorkIsShared) {
       EXPECT_EQ(optimizer.predicted_bytes(), 2 * 2 * 2 * 16 * 8);
       p.mutable_grad() = distribute_tensor(Draw(2).normal({16, 8}), mesh, placements);
       optimizer.step();
-      EXPECT_EQ(optimizer.owned_bytes(), 2 * 2 * 2 * 16 * 8);  // 2 of 8 blocks, factors and roots, left and right
+      EXPECT_EQ(optimizer.owned_bytes(), 2 * 2 * 2 * 16 * 8);  // 2 of 8 blocks, factors and roots, left and right.
     }
   });
 }
 
-// The control: blocks of shards give other steps, so these tests can fail.
+// Negative control: blocks of shards give different steps, so these tests can fail.
 TEST(Spread, ShardLocalBlocksDiffer) {
   const at::Tensor start = Draw(1).normal({6, 5});
-  // Detached, since the ranks would make the node of a shared leaf all at once.
+  // Detached: otherwise several ranks would create the autograd node of a shared leaf concurrently.
   const auto expected = expected_after({{start, kRegular, {}}}, shampoo(1024), 3)[0].detach();
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto part = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Shard(0)}).to_local().clone(); };
@@ -235,10 +237,10 @@ TEST(Spread, HalfPrecisionKeepsWideState) {
   });
 }
 
-// Saved on one mesh as whole tensors, restored on another.
+// The state is saved as full tensors on one mesh and restored on another.
 TEST(Spread, ShampooStateMovesBetweenLayouts) {
   const std::vector<Item> square{{Draw(1).normal({6, 5}), 0, {Shard(0), Shard(1)}}};
-  const auto expected = expected_after(square, shampoo(3, 2), 6)[0];  // step 5 uses the roots of step 4
+  const auto expected = expected_after(square, shampoo(3, 2), 6)[0];  // Step 5 uses the roots of step 4.
   OptimizerState saved;
   at::Tensor middle;
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
@@ -257,12 +259,12 @@ TEST(Spread, ShampooStateMovesBetweenLayouts) {
     run.optimizer->load_state_dict(saved);
     for (std::size_t step = 4; step < 6; ++step) step_placed(line, {mesh}, run, step);
     expect_close(full_of(run.parameters[0]), expected.detach(), "resumed", 1e-9);
-    EXPECT_THROW(shampoo(4, 2)(run.parameters)->load_state_dict(saved), c10::Error);  // another block size
+    EXPECT_THROW(shampoo(4, 2)(run.parameters)->load_state_dict(saved), c10::Error);  // Different block size.
   });
 }
 
-// A parameter re-placed between two steps.
-TEST(Spread, ParametersMayMove) {
+// The parameter is redistributed between two steps.
+TEST(Spread, ParametersMayBeRedistributed) {
   const std::vector<Item> items{{Draw(1).normal({6, 5}), 0, {Shard(0)}}};
   const auto expected = expected_after(items, shampoo(3), 4)[0];
   on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -275,8 +277,8 @@ TEST(Spread, ParametersMayMove) {
   });
 }
 
-// Directions arrive in memory of the parameter's order.
-TEST(Spread, ParametersMayBeInAnyOrderOfMemory) {
+// Updates arrive in the memory order of the parameter.
+TEST(Spread, ParametersMayHaveAnyMemoryOrder) {
   const std::vector<Item> items{{Draw(1).normal({5, 3}).t(), 0, {Shard(0)}},
                                 {Draw(2).normal({2, 3, 4}).transpose(0, 2), 0, {Shard(1)}}};
   for (const Make& make : {shampoo(1024), muon()}) {
@@ -296,9 +298,9 @@ TEST(Spread, ParametersMayBeInAnyOrderOfMemory) {
   }
 }
 
-// Made of a parameter that each rank has on its slice; then it is split over the other axis, too, where each slice has
-// chosen another owner.
-TEST(Spread, AParameterOnMoreRanksThanTheOptimizerWasMadeForIsAnError) {
+// The optimizer is created with a parameter on a slice of the mesh. The parameter is then split over the other axis as
+// well, where each slice has chosen another owner.
+TEST(Spread, ParameterOnMoreRanksThanAtConstructionIsAnError) {
   run_local(4, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"shard", "tp"});
     for (const Make& make : {shampoo(4), muon()}) {

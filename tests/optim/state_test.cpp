@@ -1,5 +1,5 @@
-// Saved state is that of the optimizer that takes it, whole: what another one saved, what lacks a part and what two
-// parameters would share is refused; options that changed on the way change nothing that was saved.
+// load_state_dict() accepts only complete state of the same optimizer. It refuses state of another optimizer,
+// incomplete state and a name of two parameters. Changed options do not change saved state.
 #include <cmath>
 
 #include "optim/mixture.h"
@@ -20,17 +20,18 @@ bool refuses(Optimizer& optimizer, const OptimizerState& state, const std::strin
   return error_of([&] { optimizer.load_state_dict(state); }).find(what) != std::string::npos;
 }
 
-TEST(State, ANameBelongsToOneParameter) {
+TEST(State, DuplicateNamesAreRefused) {
   const at::Tensor a = trained({2}), b = trained({2});
   const auto error = [&](const std::vector<AdamW::Group>& groups) {
     return error_of([&] { AdamW optimizer(groups); });
   };
   EXPECT_NE(error({{{a}, {}, {"w"}}, {{b}, {}, {"w"}}}).find("the name w"), std::string::npos);
-  EXPECT_NE(error({{{a}, {}, {"1"}}, {{b}, {}, {}}}).find("the name 1"), std::string::npos);  // by default its index
+  EXPECT_NE(error({{{a}, {}, {"1"}}, {{b}, {}, {}}}).find("the name 1"),
+            std::string::npos);  // The index is the default.
   EXPECT_EQ(error({{{a}, {}, {"w"}}, {{b}, {}, {"v"}}}), "no error");
 }
 
-TEST(State, OfAnotherOptimizerOrLackingAPartIsRefused) {
+TEST(State, StateOfAnotherOptimizerOrIncompleteStateIsRefused) {
   const at::Tensor p = trained({3, 2});
   SGD sgd({p}, {.momentum = 0.9});
   AdamW adamw({p});
@@ -46,15 +47,15 @@ TEST(State, OfAnotherOptimizerOrLackingAPartIsRefused) {
   for (Optimizer* optimizer : all) {
     OptimizerState state = optimizer->state_dict();
     EXPECT_EQ(error_of([&] { optimizer->load_state_dict(state); }), "no error");
-    if (optimizer == &sgd) continue;  // which may have run without momentum
+    if (optimizer == &sgd) continue;  // SGD may have run without momentum.
     const std::string name = state.tensors.front().first;
     state.tensors.erase(state.tensors.begin());
     EXPECT_TRUE(refuses(*optimizer, state, name + " is missing")) << name;
   }
 }
 
-// Whole moments would be corrected as those of a first step.
-TEST(State, WithoutItsCountOfStepsIsRefused) {
+// Bias correction would treat the moments as those of a first step.
+TEST(State, StateWithoutStepCountIsRefused) {
   const at::Tensor p = trained({3, 2});
   AdamW adamw({p});
   Adagrad adagrad({p});
@@ -70,12 +71,12 @@ TEST(State, WithoutItsCountOfStepsIsRefused) {
       other.scalars.emplace_back("0.step", steps);
       EXPECT_TRUE(refuses(*optimizer, other, "expected an integer >= 0")) << steps;
     }
-    state.tensors.emplace_back("0.step", at::scalar_tensor(1000.0));  // as torch.optim keeps it
+    state.tensors.emplace_back("0.step", at::scalar_tensor(1000.0));  // As torch.optim stores it.
     EXPECT_TRUE(refuses(*optimizer, state, "0.step is missing"));
   }
 }
 
-TEST(State, TensorsThatAnOptimizerDoesNotKeepAreRefused) {
+TEST(State, UnknownTensorsAreRefused) {
   const at::Tensor p = trained({3, 2});
   AdamW adamw({p});
   SGD sgd({p}, {.momentum = 0.9});
@@ -86,8 +87,8 @@ TEST(State, TensorsThatAnOptimizerDoesNotKeepAreRefused) {
   EXPECT_TRUE(refuses(adamw, more, "0.max_exp_avg_sq"));
 }
 
-// Not so what a setting leaves out, or was left out when it was saved.
-TEST(State, WithoutMomentaOrGraftingIsWhole) {
+// State that the options of the saving or of the loading optimizer do not have is not missing.
+TEST(State, StateWithoutMomentumOrGraftingIsComplete) {
   const at::Tensor p = trained({3, 2});
   const ShampooOptions bare{.beta1 = 0, .grafting = Grafting::none};
   Shampoo shampoo({p}, bare), again({p}, bare);
@@ -97,8 +98,8 @@ TEST(State, WithoutMomentaOrGraftingIsWhole) {
   EXPECT_EQ(error_of([&] { with_momentum.load_state_dict(regular.state_dict()); }), "no error");
 }
 
-// torch::optim::SGD counts no steps.
-TEST(State, MomentaWithoutStepsAreSavedAgain) {
+// torch::optim::SGD has no step count.
+TEST(State, MomentumWithoutStepCountIsSavedAgain) {
   const at::Tensor p = trained({3}), momentum = Draw(3).normal({3});
   SGD sgd({p}, {.momentum = 0.9}), again({p}, {.momentum = 0.9});
   sgd.load_state_dict({.tensors = {{"0.momentum_buffer", momentum}}, .scalars = {}});
@@ -107,7 +108,7 @@ TEST(State, MomentaWithoutStepsAreSavedAgain) {
   expect_close(again.state(p)[0].second, momentum, "momentum");
 }
 
-TEST(State, OfOneOptimizerIsNoneOfSeveral) {
+TEST(State, StateOfOneOptimizerIsRefusedByCombined) {
   const at::Tensor w = trained({3, 2}), b = trained({3});
   const auto combined = muon_with_adamw({w}, {}, {b}, {});
   AdamW one({{{w, b}, {}, {"w", "b"}}});
@@ -119,8 +120,9 @@ TEST(State, OfOneOptimizerIsNoneOfSeveral) {
   EXPECT_TRUE(refuses(*combined, three, "2.group0.lr"));
 }
 
-// `start` lowered between two steps: until the next roots are taken they are one, and so they are saved.
-TEST(State, RootsThatWereNotTakenYetAreSavedAsOne) {
+// `start` is lowered between two steps: until the next computation, the roots are identity matrices and are saved as
+// such.
+TEST(State, RootsNotComputedYetAreSavedAsIdentity) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const bool placed : {true, false}) {
       const auto put = [&](std::uint64_t seed) -> at::Tensor {
@@ -140,7 +142,7 @@ TEST(State, RootsThatWereNotTakenYetAreSavedAsOne) {
       Shampoo again({q}, {.frequency = 100, .start = 3});
       again.load_state_dict(optimizer.state_dict());
       step(optimizer, p, 5), step(again, q, 5);
-      expect_close(full_of(q), full_of(p), placed ? "placed" : "plain");
+      expect_close(full_of(q), full_of(p), placed ? "DTensor" : "regular");
     }
   });
 }

@@ -1,4 +1,4 @@
-// The stored trajectories, on one device and, the same to rounding, on meshes with any placements.
+// The recorded trajectories on one device and, equal up to rounding, on meshes with any placements.
 #include "optim/blocks/matrix_functions.h"
 #include "optim/mixture.h"
 #include "optim/oracle.h"
@@ -9,11 +9,11 @@ namespace {
 constexpr int kSteps = 10;
 
 struct Trajectory {
-  std::vector<std::vector<double>> losses;  // per problem, before each step and after the last
-  std::vector<at::Tensor> final;            // whole
+  std::vector<std::vector<double>> losses;  // Per problem, before each step and after the last.
+  std::vector<at::Tensor> final;            // Full tensors.
 };
 
-// `place` makes a parameter of a whole tensor; gradients are placed alike.
+// `place` makes a parameter from a full tensor; gradients get the same placements.
 using Place = std::function<at::Tensor(std::size_t, const at::Tensor&)>;
 
 Trajectory run(const Config& config, at::ScalarType dtype, const Place& place, const Place& place_gradient) {
@@ -54,7 +54,7 @@ std::vector<double> numbers(const at::Tensor& t) {
   return {flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel()};
 }
 
-TEST(Trajectory, OneDeviceAsStored) {
+TEST(Trajectory, SingleDeviceMatchesRecorded) {
   for (const Config& config : configs()) {
     const Trajectory f32 = one_device(config, at::kFloat), f64 = one_device(config, at::kDouble);
     const auto all = problems(at::kFloat, config.matrices_only);
@@ -97,7 +97,7 @@ void check_layout(const Config& config, at::ScalarType dtype, const Shape& mesh_
   });
 }
 
-TEST(Trajectory, SameOnEveryLayout) {
+TEST(Trajectory, EveryLayoutMatchesRecorded) {
   const auto start = std::random_device()();
   SCOPED_TRACE("start " + std::to_string(start));
   Draw draw(start);
@@ -109,10 +109,10 @@ TEST(Trajectory, SameOnEveryLayout) {
   }
 }
 
-TEST(Roots, AsStored) {
+TEST(Roots, MatchRecorded) {
   const auto& newton = optim_data()["newton_schulz5"];
   const at::Tensor x = fill({6, 10}, 300);
-  // Five rounds enlarge the rounding of products, whose order is the processor's.
+  // Five iterations amplify the rounding of products, which depends on the processor.
   expect_near(numbers(optim::newton_schulz(x, 5)), newton["output_f32"], 1e-5, "newton_schulz");
   expect_near(numbers(optim::newton_schulz(x.to(at::kBFloat16), 5)), newton["output_bf16"], 1e-6, "in bf16");
   const at::Tensor a = fill({6, 9}, 301), s = a.mm(a.t());
