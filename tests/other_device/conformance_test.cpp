@@ -1,4 +1,4 @@
-// The conformance suite on thread ranks whose tensors lie in a device's memory.
+// The conformance suite on thread ranks whose tensors are in device memory.
 #include "comm/conformance_test.cpp"
 
 #include "comm/fixture_test.cpp"

@@ -1,4 +1,5 @@
-// DTensors on a mesh of another device type than the CPU's: where tensors live, what trains, what is refused.
+// DTensors on a mesh of a device type other than the CPU: where tensors are allocated, training, and refused
+// operations.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <atomic>
@@ -12,7 +13,7 @@
 namespace dtensor::test {
 namespace {
 
-TEST(OtherDevice, TensorsLiveOnTheMeshsDevice) {
+TEST(OtherDevice, TensorsAreOnTheDeviceOfTheMesh) {
   on_device_mesh({2, 2}, [](const DeviceMesh& mesh) {
     EXPECT_EQ(mesh.device_type(), fake::kDevice);
     const auto expect_there = [&](const at::Tensor& t) {
@@ -36,8 +37,9 @@ TEST(OtherDevice, TensorsLiveOnTheMeshsDevice) {
   });
 }
 
-// A copy on another device lies on the same ranks' mesh of that device, also where the call was decided for this one.
-TEST(OtherDevice, CopiesLieOnTheMeshOfTheirDevice) {
+// A copy to another device is on a mesh of that device with the same ranks, also if the call was cached for this
+// device.
+TEST(OtherDevice, CopiesAreOnTheMeshOfTheirDevice) {
   on_device_mesh({2}, [&](const DeviceMesh& mesh) {
     const at::Tensor host = at::arange(12, at::kDouble).view({4, 3});
     const auto x = distribute_tensor(host, mesh, {Shard(0)}).requires_grad_();
@@ -62,8 +64,8 @@ TEST(OtherDevice, CopiesLieOnTheMeshOfTheirDevice) {
   });
 }
 
-// The same numbers as on the CPU, whatever the layout.
-TEST(OtherDevice, RandomFillsAreTheCpus) {
+// The values are those of the CPU, whatever the layout.
+TEST(OtherDevice, RandomFillsMatchTheCpu) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     std::vector<at::Tensor> expected;
     on_mesh({1}, [&](const DeviceMesh& mesh) {
@@ -80,8 +82,8 @@ TEST(OtherDevice, RandomFillsAreTheCpus) {
   }
 }
 
-// An operand of the CPU beside one of the mesh's device is refused, as it is without DTensors; a number is not.
-TEST(OtherDevice, OperandsOfTheCpuAreRefused) {
+// A CPU operand beside a DTensor of the device is refused, as it is without DTensors; a scalar tensor is accepted.
+TEST(OtherDevice, CpuOperandsAreRefused) {
   on_device_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::ones({4, 3}), mesh, {Shard(0)});
     EXPECT_ANY_THROW(at::mm(x, at::ones({3, 2})));
@@ -91,7 +93,7 @@ TEST(OtherDevice, OperandsOfTheCpuAreRefused) {
   });
 }
 
-TEST(OtherDevice, AModelTrains) {
+TEST(OtherDevice, ModelTrains) {
   for (const Shape& shape : {Shape{1, 1}, Shape{2, 1}, Shape{1, 2}, Shape{2, 2}}) {
     for (const auto stored : {Stored::by_placements, Stored::in_units}) {
       on_device_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -104,8 +106,8 @@ TEST(OtherDevice, AModelTrains) {
   }
 }
 
-// A rank that is in no mesh of a matrix has handles to it and to its gradient.
-TEST(OtherDevice, MatricesStepOnMeshesThatLeaveARankOut) {
+// A rank outside the mesh of a matrix has handles to it and to its gradient.
+TEST(OtherDevice, MatricesStepOnMeshesWithoutAllRanks) {
   using Step = std::function<void(const at::Tensor&)>;
   const at::Tensor start = Draw(1).normal({4, 3}), gradient = Draw(2).normal({4, 3});
   const Step muon = [](const at::Tensor& p) { Muon({p}, {.bfloat16 = false}).step(); };
@@ -124,8 +126,8 @@ TEST(OtherDevice, MatricesStepOnMeshesThatLeaveARankOut) {
   }
 }
 
-// What it adds to the sum is where the others' is.
-TEST(OtherDevice, ARankWithoutAnyGradientLearnsTheNormOnTheDevice) {
+// Its summand must be on the same device as those of the other ranks.
+TEST(OtherDevice, RankWithoutGradientsGetsTheNormOnTheDevice) {
   on_device_mesh({3}, [](const DeviceMesh& all) {
     const DeviceMesh two = device_mesh(all.world(), fake::kDevice, {0, 1}, {2});
     const at::Tensor a = distribute_tensor(at::ones({4}), two, {Shard(0)}).requires_grad_();
@@ -138,8 +140,8 @@ TEST(OtherDevice, ARankWithoutAnyGradientLearnsTheNormOnTheDevice) {
   });
 }
 
-// Where autograd has threads of its own for devices, a backward pass runs there; what was said where it started holds.
-TEST(OtherDevice, ScopesHoldOnAutogradsThreads) {
+// Autograd runs a backward pass on threads for devices; scopes of the starting thread apply there.
+TEST(OtherDevice, ScopesApplyOnAutogradThreads) {
   on_device_mesh({1, 1}, [](const DeviceMesh& mesh) {
     auto& autograd = c10::AutogradState::get_tls_state();
     autograd.set_multithreading_enabled(true);
@@ -157,7 +159,7 @@ TEST(OtherDevice, ScopesHoldOnAutogradsThreads) {
       const NoReplicaSync replicas;
       (x * w).sum().backward();
       EXPECT_TRUE(replicas_off);
-      EXPECT_EQ(DTensor(w.grad()).to_local().device().type(), fake::kDevice);  // waits where it came
+      EXPECT_EQ(DTensor(w.grad()).to_local().device().type(), fake::kDevice);  // Not offloaded before synchronization.
     }
     (x * w).sum().backward();
     EXPECT_FALSE(replicas_off);
@@ -168,7 +170,7 @@ TEST(OtherDevice, ScopesHoldOnAutogradsThreads) {
   });
 }
 
-TEST(OtherDevice, ModesAndListenersReachAutogradsThreads) {
+TEST(OtherDevice, ModesAndListenersApplyOnAutogradThreads) {
   on_device_mesh({1, 1}, [](const DeviceMesh& mesh) {
     auto& autograd = c10::AutogradState::get_tls_state();
     autograd.set_multithreading_enabled(true);
@@ -206,7 +208,7 @@ TEST(OtherDevice, ModesAndListenersReachAutogradsThreads) {
   });
 }
 
-TEST(OtherDevice, WhatABackwardDoesOnAutogradsThreadsKnowsItsModule) {
+TEST(OtherDevice, BackwardOnAutogradThreadsReportsTheModule) {
   on_device_mesh({1, 1}, [](const DeviceMesh& mesh) {
     auto& autograd = c10::AutogradState::get_tls_state();
     autograd.set_multithreading_enabled(true);
@@ -230,8 +232,9 @@ TEST(OtherDevice, WhatABackwardDoesOnAutogradsThreadsKnowsItsModule) {
   });
 }
 
-// On either rank another of the two threads of one backward pass is ahead: between them there is no order to compare.
-TEST(OtherDevice, CheckedComparesOneOfAutogradsThreads) {
+// On each rank another of the two threads of one backward pass runs first, so their calls have no common order to
+// compare.
+TEST(OtherDevice, CheckedComparesOneAutogradThread) {
   on_device_mesh({1, 2}, [](const DeviceMesh& mesh) {
     auto& autograd = c10::AutogradState::get_tls_state();
     autograd.set_multithreading_enabled(true);
@@ -264,21 +267,21 @@ TEST(OtherDevice, CheckedComparesOneOfAutogradsThreads) {
   });
 }
 
-// Parameters, gradients and states in host memory.
+// Number of parameters, gradients and states in host memory.
 struct Positions {
   bool on_host(const at::Tensor& t) const { return DTensor(t).to_local().is_cpu(); }
   std::int64_t local_numel(const at::Tensor& t) const { return DTensor(t.detach()).to_local().numel(); }
   void expect_on_host(const Net& net) const {
     for (const auto& [name, t] : net.p) {
       EXPECT_TRUE(on_host(t.detach())) << name;
-      const auto numel = local_numel(t);  // called on every rank
+      const auto numel = local_numel(t);  // Called on every rank.
       EXPECT_TRUE(DTensor(t.detach()).to_local().is_pinned() || numel == 0) << name;
       EXPECT_TRUE(!t.grad().defined() || on_host(t.grad())) << name;
     }
   }
 };
 
-TEST(CpuOffload, TrainsAsOneDevice) {
+TEST(CpuOffload, MatchesSingleDevice) {
   for (const Shape& shape : {Shape{1, 1}, Shape{1, 2}, Shape{1, 3}, Shape{2, 1}, Shape{2, 2}}) {
     for (const bool reshard : {true, false}) {
       on_device_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -289,7 +292,7 @@ TEST(CpuOffload, TrainsAsOneDevice) {
   }
 }
 
-TEST(CpuOffload, AccumulatesOnTheDeviceWithoutSynchronisationAndOnTheHostWithIt) {
+TEST(CpuOffload, AccumulatesOnTheDeviceUntilSynchronization) {
   for (const Shape& shape : {Shape{1, 2}, Shape{2, 2}, Shape{2, 1}}) {
     for (const bool replicas_only : {true, false}) {
       on_device_mesh(shape, [&](const DeviceMesh& mesh) {

@@ -1,5 +1,5 @@
-// A device that is not the CPU, for machines without one: PrivateUse1 with memory of the host, a guard that does
-// nothing, and the CPU's kernels by way of copies. What mixes devices fails on it as it would on a real one.
+// A device other than the CPU, for machines without one: PrivateUse1 with host memory, a guard that does nothing, and
+// the CPU's kernels on copies. Code that mixes devices fails on it as on a real one.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -35,7 +35,7 @@ struct Memory final : c10::Allocator {
 };
 inline Memory memory;
 
-// Memory of the host from which a real device would copy without a detour.
+// Host memory that a real device can copy from directly.
 struct Pinned final : c10::Allocator {
   static inline std::mutex mutex;
   static inline std::set<const void*> known;
@@ -55,10 +55,10 @@ struct Pinned final : c10::Allocator {
 };
 inline Pinned pinned;
 
-// How often the host waited for a stream, by all threads.
+// Number of times that the host waited for a stream, over all threads.
 inline std::atomic<int> stream_waits = 0;
 
-// One device, one stream, on which everything is done when the call returns.
+// One device with one stream, whose work is finished when a call returns.
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<kDevice> {
   static c10::Device only() { return {kDevice, 0}; }
   static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, only()); }
@@ -84,7 +84,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-// Before the first tensor; more than once is fine.
+// Must run before the first tensor is created. Further calls have no effect.
 inline void start() {
   static const bool once = [] {
     c10::register_privateuse1_backend("fake");
@@ -94,7 +94,7 @@ inline void start() {
   static_cast<void>(once);
 }
 
-// The same elements in the eyes of the CPU.
+// The same elements as a CPU tensor.
 inline at::Tensor on_host(const at::Tensor& t) {
   if (t.is_cpu()) return t;
   return at::from_blob(t.mutable_data_ptr(), t.sizes(), t.strides(), at::TensorOptions(t.scalar_type()));
@@ -123,8 +123,8 @@ inline const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, s
   return self;
 }
 
-// How often the host asked for what the device holds, by all threads: a real one would wait for the device each time.
-// The copies that stand for the device's own kernels do not count.
+// Number of times that the host read device memory, over all threads; a real device would synchronize each time. Copies
+// that implement the device's own kernels do not count.
 inline std::atomic<int> host_reads = 0;
 inline thread_local bool in_kernel = false;
 
@@ -138,7 +138,7 @@ inline at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor&
   return copy_from(self, to, false);
 }
 
-// Kernels of a real device take no tensors of the CPU but for numbers and indices.
+// Kernels of a real device accept no CPU tensors except scalars and indices.
 inline void check_devices(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   if (op.operator_name().name.find("index") != std::string::npos) return;
   const auto check = [&](const at::Tensor& t) {
@@ -162,7 +162,7 @@ inline void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   in_kernel = outer;
 }
 
-// As kernels of GPUs, which take tensors of one floating type.
+// As GPU kernels, which require tensors of one floating-point dtype.
 inline void of_one_type(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto type = c10::ScalarType::Undefined;
   for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {

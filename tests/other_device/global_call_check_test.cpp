@@ -1,5 +1,5 @@
-// Calls with uneven parts are judged by the CPU's kernels, whatever the mesh's device; what only the device has is not
-// refused for that.
+// Calls with uneven shards are checked by CPU kernels, whatever the device of the mesh. Operators that only the device
+// implements are not refused for that.
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -10,7 +10,7 @@
 namespace dtensor::test {
 namespace {
 
-std::atomic<int> asked_of_the_cpu = 0;
+std::atomic<int> cpu_calls = 0;
 
 TORCH_LIBRARY(there, m) {
   for (const char* name : {"only", "both", "kept_backward"}) m.def(c10::str(name, "(Tensor x) -> Tensor").c_str());
@@ -19,8 +19,8 @@ TORCH_LIBRARY(there, m) {
   }
   for (const char* name : {"both", "kept_backward"}) {
     m.impl(name, c10::DispatchKey::CPU, [](const at::Tensor& x) -> at::Tensor {
-      ++asked_of_the_cpu;
-      TORCH_CHECK(false, "the CPU's kernel takes no ", x.sizes());
+      ++cpu_calls;
+      TORCH_CHECK(false, "the CPU kernel refuses sizes ", x.sizes());
     });
   }
 }
@@ -42,16 +42,18 @@ std::string error_with_uneven_parts(const char* name) {
   return error;
 }
 
-TEST(OtherDevice, TheCpuJudgesUnevenCalls) {
-  asked_of_the_cpu = 0;
-  EXPECT_NE(error_with_uneven_parts("both").find("the CPU's kernel takes no [5]"), std::string::npos);
-  EXPECT_EQ(asked_of_the_cpu, 4);  // with zeros and with ones, on two ranks
+TEST(OtherDevice, CpuKernelsCheckUnevenCalls) {
+  cpu_calls = 0;
+  EXPECT_NE(error_with_uneven_parts("both").find("the CPU kernel refuses sizes [5]"), std::string::npos);
+  EXPECT_EQ(cpu_calls, 4);  // With zeros and with ones, on two ranks.
 }
 
-TEST(OtherDevice, KernelsThatOnlyTheDeviceHasAreNotRefused) { EXPECT_EQ(error_with_uneven_parts("only"), "no error"); }
+TEST(OtherDevice, KernelsOfTheDeviceOnlyAreNotRefused) { EXPECT_EQ(error_with_uneven_parts("only"), "no error"); }
 
-// What it kept for backward is its own affair.
-TEST(OtherDevice, TheCpuDoesNotJudgeBackwardPasses) { EXPECT_EQ(error_with_uneven_parts("kept_backward"), "no error"); }
+// What the operator saved for its backward is not checked.
+TEST(OtherDevice, BackwardPassesAreNotCheckedOnTheCpu) {
+  EXPECT_EQ(error_with_uneven_parts("kept_backward"), "no error");
+}
 
 }  // namespace
 }  // namespace dtensor::test

@@ -1,4 +1,4 @@
-// A training step that asks a device for nothing: the host runs ahead of it.
+// A training step reads nothing from the device, so that the host can run ahead of it.
 #include "other_device/step.h"
 
 namespace dtensor::test {
@@ -6,7 +6,7 @@ namespace {
 
 using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(const std::vector<at::Tensor>&)>;
 
-// Of all ranks together, in the third step: what is kept from one step to the next is made in the first two.
+// Reads of all ranks in the third step; the first two create what is kept between steps.
 int reads_of_a_step(const Shape& shape, Stored stored, const MakeOptimizer& make) {
   std::atomic<int> reads = -1;
   on_device_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -32,7 +32,7 @@ int reads_of_a_step(const Shape& shape, Stored stored, const MakeOptimizer& make
   return reads;
 }
 
-TEST(OtherDevice, ATrainingStepReadsNothingOnTheHost) {
+TEST(OtherDevice, TrainingStepDoesNotReadDeviceMemory) {
   const std::pair<const char*, MakeOptimizer> optimizers[] = {
       {"AdamW", [](const auto& p) { return std::make_unique<AdamW>(p); }},
       {"SGD", [](const auto& p) { return std::make_unique<SGD>(p, SGDOptions{.lr = 0.1, .momentum = 0.9}); }},

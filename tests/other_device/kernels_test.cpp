@@ -1,4 +1,4 @@
-// What kernels of other devices ask for: types that agree, and addresses that they can load 16 bytes from.
+// Requirements of device kernels: equal dtypes, and addresses aligned to 16 bytes.
 #include <gtest/gtest.h>
 
 #include "dtensor/nn.h"
@@ -7,8 +7,8 @@
 namespace dtensor::test {
 namespace {
 
-// Inputs in bfloat16 beside weights that mixed precision keeps in float: the device's kernel sees one type.
-TEST(OtherDevice, LayerNormIsComputedInTheWeightsType) {
+// With bfloat16 inputs and float weights of mixed precision, the device kernel gets one dtype.
+TEST(OtherDevice, LayerNormRunsInTheDtypeOfTheWeight) {
   const at::Tensor x = Draw(3).normal({6, 32}).to(at::kBFloat16), weight = Draw(4).normal({32}).to(at::kFloat);
   const at::Tensor expected = at::layer_norm(x.to(at::kFloat), {32}, weight, {}, 1e-5).to(at::kBFloat16);
   on_device_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -22,8 +22,8 @@ TEST(OtherDevice, LayerNormIsComputedInTheWeightsType) {
   });
 }
 
-// Sums of a list are made in one buffer.
-TEST(OtherDevice, SumsOfAListBeginAtSixteenBytes) {
+// The sums of a list share one buffer.
+TEST(OtherDevice, SumsOfAListAreAlignedTo16Bytes) {
   on_device_mesh({2}, [](const DeviceMesh& mesh) {
     std::vector<DTensor> parts;
     std::vector<at::Tensor> values;

@@ -1,4 +1,4 @@
-// What thread ranks do with tensors in a device's memory, beside the numbers (conformance_test.cpp).
+// Thread ranks with tensors in device memory, except for the results (see conformance_test.cpp).
 #include <gtest/gtest.h>
 
 #include "dtensor/comm_backend.h"
@@ -10,7 +10,7 @@ namespace {
 
 at::Tensor on_fake(at::Tensor t) { return t.to(c10::Device(fake::kDevice, 0)); }
 
-// How often all ranks together waited for their streams in `body`.
+// Number of times that all ranks together waited for their streams in `body`.
 int waits_in(const std::function<void(const Communicator&)>& body) {
   fake::start();
   std::atomic<int> waits = 0;
@@ -26,7 +26,7 @@ int waits_in(const std::function<void(const Communicator&)>& body) {
   return waits;
 }
 
-// Before peers look at what a rank has queued, and before they may write over what it reads.
+// A rank waits before other ranks read what it has queued, and before they may overwrite what it reads.
 TEST(DeviceRanks, WaitForTheirStreamsBeforeAndAfter) {
   const auto x = [] { return on_fake(at::ones({4})); };
   const auto gathers = [&](const Communicator& world) { world.all_gather({x(), x()}, x()).wait(); };
@@ -35,14 +35,14 @@ TEST(DeviceRanks, WaitForTheirStreamsBeforeAndAfter) {
     const at::Tensor t = x();
     (world.rank() == 0 ? world.send(t, 1) : world.recv(t, 0)).wait();
   };
-  EXPECT_EQ(waits_in(gathers), 2 * 3);   // outputs, inputs; outputs again
-  EXPECT_EQ(waits_in(reduces), 2 * 2);   // in place
-  EXPECT_EQ(waits_in(messages), 2 + 1);  // each its own, and whoever came second the copy
+  EXPECT_EQ(waits_in(gathers), 2 * 3);   // Outputs, inputs; outputs again.
+  EXPECT_EQ(waits_in(reduces), 2 * 2);   // In place.
+  EXPECT_EQ(waits_in(messages), 2 + 1);  // Each rank for its own stream; the later one also for the copy.
   EXPECT_EQ(waits_in([](const Communicator& world) { world.all_reduce(at::ones({4}), ReduceOp::sum).wait(); }), 0);
 }
 
-// What lies on the host and on a device is read in different ways: one call, on all ranks, has one of them.
-TEST(DeviceRanks, DevicesAreNotMixed) {
+// Host and device memory are read differently, so all tensors of a call must be on one kind of device.
+TEST(DeviceRanks, MixedDevicesAreRefused) {
   fake::start();
   run_local(2, [](const Communicator& world) {
     const at::Tensor here = at::ones({4}), there = on_fake(here);
@@ -66,9 +66,9 @@ TEST(DeviceRanks, DevicesAreNotMixed) {
   EXPECT_NE(diverged.find("Float [4] on fake:0)"), std::string::npos) << diverged;
 }
 
-// A device whose memory is the host's is served as the CPU is.
-TEST(DeviceRanks, DeclaredMemoryIsTheHosts) {
-  ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // in a process of its own: a declaration is for good
+// A device whose memory is declared as host memory is handled as the CPU.
+TEST(DeviceRanks, DeclaredHostMemoryIsHandledAsCpu) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // In a separate process: a declaration is permanent.
   const auto child = [] {
     fake::start();
     declare_host_memory(fake::kDevice);

@@ -1,4 +1,4 @@
-// The mixture of experts off the CPU: right numbers, and how often the host waits for the device.
+// Mixture of experts on a device other than the CPU: results, and the number of host reads.
 #include <gtest/gtest.h>
 
 #include "moe/small_layer.h"
@@ -8,8 +8,8 @@ namespace dtensor::test {
 namespace {
 
 struct Passes {
-  int host_reads = 0;  // of a forward and backward pass, all ranks together
-  at::Tensor y, grad;  // of rank 0
+  int host_reads = 0;  // Of a forward and backward pass, all ranks together.
+  at::Tensor y, grad;  // Of rank 0.
 };
 
 Passes run(const MoeOptions& options, DispatchKind kind) {
@@ -23,7 +23,7 @@ Passes run(const MoeOptions& options, DispatchKind kind) {
     layer.set_dispatch(kind);
     const auto x = distribute_tensor(Draw(7).normal({8, 8}), mesh, {Shard(0)}).requires_grad_();
     at::Tensor y;
-    for (int pass = 0; pass < 2; ++pass) {  // mappings are made in the first
+    for (int pass = 0; pass < 2; ++pass) {  // The first pass creates the mappings.
       x.mutable_grad().reset();
       mesh.world().barrier();
       fake::host_reads = 0;
@@ -57,23 +57,23 @@ void expect_one_device(const Passes& got, const MoeOptions& options) {
   expect_close(got.grad, x.grad(), "gradient of x");
 }
 
-TEST(OtherDevice, AnEqualExchangeOfTokensReadsNothingOnTheHost) {
+TEST(OtherDevice, EqualTokenExchangeDoesNotReadDeviceMemory) {
   const auto options = options_with(RouterChoice::round_robin, false);
   const auto passes = run(options, DispatchKind::equal);
   EXPECT_EQ(passes.host_reads, 0);
   expect_one_device(passes, options);
 }
 
-TEST(OtherDevice, ADispatchOfTokensReadsItsCountsOnce) {
+TEST(OtherDevice, TokenDispatchReadsItsCountsOnce) {
   for (const bool scales : {false, true}) {
     const auto options = options_with(RouterChoice::tokens, scales);
     const auto passes = run(options, DispatchKind::all_to_all);
-    EXPECT_EQ(passes.host_reads, 2);  // one a rank
+    EXPECT_EQ(passes.host_reads, 2);  // One for each rank.
     expect_one_device(passes, options);
   }
 }
 
-// Groups are padded where the counts are: on one rank the host learns nothing, on two what it needs for the exchange.
+// Groups are padded on the device. The host reads nothing on one rank, and on two ranks only what the exchange needs.
 TEST(OtherDevice, PaddedGroupsReadNoCounts) {
   for (const int ranks : {1, 2}) {
     std::atomic<int> reads = -1;
@@ -89,7 +89,7 @@ TEST(OtherDevice, PaddedGroupsReadNoCounts) {
         return is_dtensor(t) ? DTensor(t).placements() : Placements{Replicate()};
       });
       const auto x = distribute_tensor(Draw(7).normal({8, 8}, at::kFloat), mesh, {Shard(0)}).requires_grad_();
-      layer.forward(x);  // mappings are made
+      layer.forward(x);  // Creates the mappings.
       mesh.world().barrier();
       fake::host_reads = 0;
       mesh.world().barrier();

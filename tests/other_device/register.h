@@ -1,4 +1,4 @@
-// The fake device becomes known to ATen. For one translation unit of a program.
+// Registers the fake device with ATen. Include it in one translation unit of a program.
 #pragma once
 
 #include "other_device/fake_device.h"
@@ -18,7 +18,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("unfold", &at::native::unfold);
-  // Composite, and then it reads where groups end; devices that have groups have a kernel.
+  // The composite kernel reads the ends of groups on the host; devices with grouped products have a kernel.
   m.impl("_grouped_mm", torch::CppFunction::makeFromBoxedFunction<&fake::on_cpu>());
   m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&fake::of_one_type>());
   m.impl("set_.source_Tensor", &at::native::set_tensor_);

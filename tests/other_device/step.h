@@ -1,4 +1,4 @@
-// Training steps on a mesh of the fake device beside one device.
+// Training steps on a mesh of the fake device, compared with one device.
 #pragma once
 
 #include "dtensor/comm_backend.h"
@@ -45,11 +45,11 @@ struct Training {
   FsdpOptions options = {};
   Stored stored = Stored::in_units;
   int accumulate = 1, steps = 3;
-  bool replicas_only = false;  // what is left out while gradients accumulate: NoReplicaSync, or else NoGradientSync
+  bool replicas_only = false;  // What gradient accumulation skips: NoReplicaSync, or else NoGradientSync.
   std::uint64_t seed = 5;
 };
 
-// Losses, norms and parameters; `check` looks at the model after each backward pass.
+// Compares losses, norms and parameters; `check` inspects the model after each backward pass.
 inline void expect_trains(const DeviceMesh& mesh, const Training& how,
                           const std::function<void(const Net&)>& check = {}) {
   Net regular(how.seed), net(how.seed);
