@@ -1,4 +1,4 @@
-// Loss scaling over several meshes: every rank skips the same steps.
+// Loss scaling over several meshes: all ranks skip the same steps.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -48,8 +48,8 @@ TEST(GradScaler, SkipsTheSameStepsOnEveryRankOfEveryMesh) {
   });
 }
 
-// Rank 0 shares a mesh with 1, 1 with 2, 2 with 3: what rank 3 finds comes to rank 0 over two others.
-TEST(GradScaler, AnOverflowIsHeardAlongAChainOfMeshes) {
+// Rank 0 shares a mesh with 1, 1 with 2, 2 with 3: an overflow on rank 3 reaches rank 0 over two other ranks.
+TEST(GradScaler, OverflowPropagatesAlongAChainOfMeshes) {
   run_local(4, [](Communicator world) {
     std::vector<at::Tensor> chain;
     for (std::int64_t first = 0; first < 3; ++first) {
@@ -64,7 +64,7 @@ TEST(GradScaler, AnOverflowIsHeardAlongAChainOfMeshes) {
   });
 }
 
-TEST(GradScaler, ThousandsOfOverflowsLeaveAScale) {
+TEST(GradScaler, ScaleStaysPositiveAfterThousandsOfOverflows) {
   for (const bool overflows : {true, false}) {
     const at::Tensor p = at::ones({2}).requires_grad_();
     GradScaler scaler({.growth_interval = 1});
@@ -85,8 +85,8 @@ at::Tensor with_gradient(const at::Tensor& full_tensor, const DeviceMesh& mesh, 
   return p;
 }
 
-// Two stages of a pipeline, of which no rank is in both; and a plain parameter beside a mesh of half the ranks.
-TEST(GradScaler, AnOverflowIsHeardOnMeshesApartAndBesidePlainParameters) {
+// Two pipeline stages without a common rank, and a regular parameter beside a mesh of half the ranks.
+TEST(GradScaler, OverflowPropagatesBetweenDisjointMeshesAndRegularParameters) {
   run_local(4, [](Communicator world) {
     const DeviceMesh first = device_mesh(world, at::kCPU, {0, 1}, {2}),
                      second = device_mesh(world, at::kCPU, {2, 3}, {2});
@@ -102,8 +102,8 @@ TEST(GradScaler, AnOverflowIsHeardOnMeshesApartAndBesidePlainParameters) {
   });
 }
 
-// A rank outside a parameter's mesh need not have run its backward pass.
-TEST(GradScaler, GradientsThatARankDoesNotHaveLeaveNobodyWaiting) {
+// A rank outside a parameter's mesh may not have run the backward pass.
+TEST(GradScaler, MissingGradientsOutsideTheMeshDoNotBlock) {
   run_local(3, [](Communicator world) {
     const DeviceMesh all = init_device_mesh(world, at::kCPU, {3}), two = device_mesh(world, at::kCPU, {0, 1}, {2});
     const at::Tensor a = with_gradient(at::ones({4}), all, {Shard(0)});
@@ -115,7 +115,7 @@ TEST(GradScaler, GradientsThatARankDoesNotHaveLeaveNobodyWaiting) {
   });
 }
 
-TEST(GradScaler, AGradientThatWasRefusedIsUnscaledLater) {
+TEST(GradScaler, RefusedGradientIsUnscaledLater) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor p = distribute_tensor(at::ones({3}), mesh, {Replicate()}).requires_grad_();
     p.mutable_grad() = DTensor::from_local(at::full({3}, 8.f), mesh, {Partial()}, {3});
@@ -129,8 +129,8 @@ TEST(GradScaler, AGradientThatWasRefusedIsUnscaledLater) {
   });
 }
 
-// The third rank has no gradient of the other parameter, and none of its own is divided before the error.
-TEST(GradScaler, AGradientThatSomeRanksRefuseIsRefusedByAll) {
+// The third rank lacks the gradient of `b`. Its gradient of `a` must not be divided before the error.
+TEST(GradScaler, GradientRefusedByOneRankIsRefusedByAll) {
   run_local(3, [](Communicator world) {
     const DeviceMesh all = init_device_mesh(world, at::kCPU, {3}), two = device_mesh(world, at::kCPU, {0, 1}, {2});
     const at::Tensor a = with_gradient(at::ones({4}), all, {Shard(0)});
@@ -147,7 +147,7 @@ TEST(GradScaler, AGradientThatSomeRanksRefuseIsRefusedByAll) {
   });
 }
 
-TEST(GradScaler, AGradientThatOneStageRefusesIsRefusedByAllRanksOfTheMesh) {
+TEST(GradScaler, GradientRefusedByOneStageIsRefusedByTheMesh) {
   run_local(4, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {4}), last = device_mesh(world, at::kCPU, {2, 3}, {2});
     const at::Tensor own = distribute_tensor(at::ones({4}), last, {Replicate()}).requires_grad_();
@@ -161,7 +161,7 @@ TEST(GradScaler, AGradientThatOneStageRefusesIsRefusedByAllRanksOfTheMesh) {
   });
 }
 
-TEST(GradScaler, EachOfSeveralOptimizersHasItsGradientsUnscaled) {
+TEST(GradScaler, GradientsOfSeveralOptimizersAreUnscaled) {
   const at::Tensor a = at::ones({2}).requires_grad_(), b = at::ones({2}).requires_grad_();
   GradScaler scaler({.init_scale = 8});
   const auto gradients = [&](double of_b) {
@@ -176,18 +176,18 @@ TEST(GradScaler, EachOfSeveralOptimizersHasItsGradientsUnscaled) {
   EXPECT_FALSE(scaler.step({b}, [] {}));
   EXPECT_TRUE(scaler.step({a}, [] {}));
   scaler.update();
-  EXPECT_EQ(scaler.get_scale(), 4);  // by the overflow of either
+  EXPECT_EQ(scaler.get_scale(), 4);  // Either overflow lowers the scale.
 }
 
-TEST(GradScaler, AWeightThatIsListedTwiceIsDividedOnce) {
+TEST(GradScaler, DuplicateWeightIsDividedOnce) {
   const at::Tensor tied = at::ones({2}).requires_grad_();
   tied.mutable_grad() = at::full({2}, 16.f);
   EXPECT_TRUE(GradScaler({.init_scale = 8}).step({tied, tied}, [] {}));
   test::expect_close(tied.grad(), at::full({2}, 2.f), "divided once");
 }
 
-// Resumed with shorter intervals than the state was saved with.
-TEST(GradScaler, GrowsAfterAnIntervalThatIsOverAlready) {
+// A run is resumed with a shorter growth interval than that of the saved state.
+TEST(GradScaler, GrowsIfTheRestoredIntervalHasElapsed) {
   const at::Tensor p = at::ones({2}).requires_grad_();
   GradScaler scaler({.init_scale = 8, .growth_interval = 4});
   scaler.set_state({8, 10});
@@ -197,7 +197,7 @@ TEST(GradScaler, GrowsAfterAnIntervalThatIsOverAlready) {
   EXPECT_EQ(scaler.get_scale(), 16);
 }
 
-// A mesh's scope is not for what the scaler makes.
+// Tensors that the scaler creates must not become DTensors of the scope's mesh.
 TEST(GradScaler, WorksInAMeshScope) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor p = with_gradient(at::ones({3}), mesh, {Shard(0)});
@@ -209,16 +209,15 @@ TEST(GradScaler, WorksInAMeshScope) {
   });
 }
 
-// A run in half precision that goes on in another one: the scale that was saved is out of force, also where it is given
-// to a pipeline.
-TEST(GradScaler, OneThatIsOffScalesByOneWhateverStateIsSet) {
+// A run in half precision is resumed in another dtype: a disabled scaler ignores the saved scale, also in a pipeline.
+TEST(GradScaler, DisabledScalerScalesByOneWithAnyState) {
   GradScaler scaler({.enabled = false});
   scaler.set_state({1024, 3});
   EXPECT_EQ(scaler.get_scale(), 1);
   EXPECT_EQ(scaler.scale(at::ones({})).item<double>(), 1);
 }
 
-TEST(GradScaler, AStateWithoutAScaleIsRefused) {
+TEST(GradScaler, StateWithInvalidScaleIsRefused) {
   for (const double scale : {0., -8., static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
     GradScaler scaler;
     EXPECT_NE(test::error_of([&] {
@@ -229,8 +228,8 @@ TEST(GradScaler, AStateWithoutAScaleIsRefused) {
   }
 }
 
-// Pieces of a batch, of which the last one steps.
-TEST(GradScaler, AnUpdateAfterNoStepLeavesTheScale) {
+// Gradient accumulation: only the last part of a batch steps.
+TEST(GradScaler, UpdateWithoutStepKeepsTheScale) {
   const at::Tensor p = at::ones({2}).requires_grad_();
   GradScaler scaler({.init_scale = 8, .growth_interval = 2});
   for (int piece = 0; piece < 5; ++piece) scaler.update();
@@ -241,8 +240,8 @@ TEST(GradScaler, AnUpdateAfterNoStepLeavesTheScale) {
   EXPECT_EQ(scaler.state().good_steps, 1);
 }
 
-// Stages of which each rank knows its own: plain parameters, none at all, and one on a mesh of its stage.
-TEST(GradScaler, RanksOfOneMeshSkipAStepTogetherWhateverEachOfThemGives) {
+// Pipeline ranks have different parameters: a regular one, none, or one on the mesh of the stage.
+TEST(GradScaler, RanksOfTheMeshOptionSkipStepsTogether) {
   run_local(4, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {4}), last = device_mesh(world, at::kCPU, {2, 3}, {2});
     std::vector<at::Tensor> own;
@@ -263,7 +262,7 @@ TEST(GradScaler, RanksOfOneMeshSkipAStepTogetherWhateverEachOfThemGives) {
   });
 }
 
-TEST(GradScaler, AParameterBeyondTheRanksThatSkipTogetherIsRefused) {
+TEST(GradScaler, ParameterOutsideTheMeshOptionIsRefused) {
   run_local(2, [](Communicator world) {
     const DeviceMesh all = init_device_mesh(world, at::kCPU, {2}), one = device_mesh(world, at::kCPU, {0}, {1});
     const at::Tensor p = with_gradient(at::ones({4}), all, {Shard(0)});

@@ -1,5 +1,5 @@
-// Gradients of leaves that are whole on an axis on which they come as sums: reduced together, and always there when
-// backward returns.
+// Gradients of leaves that are Replicate on an axis on which their gradients are Partial: they are reduced together,
+// and before backward returns.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -11,7 +11,7 @@
 namespace dtensor::test {
 namespace {
 
-// Rows of a batch times vectors; every leaf is used, all but the first may be placed in any way.
+// Rows of a batch times vectors. Every leaf is used; all but the first may have any placements.
 struct Sums {
   std::vector<at::Tensor> leaves;
   at::Tensor loss(const at::Tensor& x, bool recompute = false) const {
@@ -52,7 +52,7 @@ void expect_reduced(const Sums& actual, const Sums& expected, const std::string&
   }
 }
 
-RC_GTEST_PROP(LeafReduction, AnyPlacementsAndAnyPassesEqualOneDevice, ()) {
+RC_GTEST_PROP(LeafReduction, AnyPlacementsAndPassesMatchSingleDevice, ()) {
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 100000);
   const auto shape = *rc::gen::elementOf(mesh_shapes());
   on_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -76,7 +76,7 @@ RC_GTEST_PROP(LeafReduction, AnyPlacementsAndAnyPassesEqualOneDevice, ()) {
   RC_ASSERT(!::testing::Test::HasFailure());
 }
 
-TEST(LeafReduction, OneCollectiveForAllLeavesOfAPass) {
+TEST(LeafReduction, OneCollectivePerBackwardPass) {
   for (const Shape& shape : {Shape{2}, Shape{3}, Shape{2, 2}}) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       Draw draw(1);
@@ -95,9 +95,9 @@ TEST(LeafReduction, OneCollectiveForAllLeavesOfAPass) {
   }
 }
 
-TEST(LeafReduction, ManyBytesDoNotWaitForMore) {
+TEST(LeafReduction, LargeGradientsAreReducedBeforeTheEnd) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const std::int64_t size = 4 << 20;  // of floats: 16 MiB
+    const std::int64_t size = 4 << 20;  // 16 MiB of floats.
     std::vector<at::Tensor> leaves;
     for (int i = 0; i < 4; ++i) leaves.push_back(zeros({size}, mesh, {Replicate()}).requires_grad_());
     const auto x = distribute_tensor(at::ones({2, 1}), mesh, {Shard(0)});
@@ -110,10 +110,10 @@ TEST(LeafReduction, ManyBytesDoNotWaitForMore) {
   });
 }
 
-// A rank that is in more meshes than another waits for more gradients, and must not reduce earlier for it.
-TEST(LeafReduction, ManyBytesOnOverlappingMeshesAreReducedAtTheSameMoments) {
+// A rank in several meshes collects more gradients than others, but must not reduce earlier for it.
+TEST(LeafReduction, LargeGradientsOnOverlappingMeshesAreReducedInTheSameOrder) {
   run_local(4, [](const Communicator& world) {
-    const std::int64_t size = 4 << 20;  // of floats: 16 MiB
+    const std::int64_t size = 4 << 20;  // 16 MiB of floats.
     const auto part = init_device_mesh(world, at::kCPU, {2}), full_tensor = init_device_mesh(world, at::kCPU, {4});
     const auto leaf_on = [&](const DeviceMesh& mesh) {
       return at::Tensor(zeros({size}, mesh, {Replicate()})).requires_grad_();
@@ -135,7 +135,7 @@ TEST(LeafReduction, ManyBytesOnOverlappingMeshesAreReducedAtTheSameMoments) {
   });
 }
 
-// Autograd gives them views of one tensor.
+// Autograd passes views of one tensor as gradients.
 TEST(LeafReduction, GradientsOfViewsShareNoMemory) {
   for (const auto& placement : {Replicate(), Shard(0)}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -149,8 +149,8 @@ TEST(LeafReduction, GradientsOfViewsShareNoMemory) {
   }
 }
 
-// What autograd::grad gives is reduced too, with a graph where one is asked for; .grad is left alone.
-TEST(LeafReduction, GradientsLieAsTheirLeafDoes) {
+// A gradient has the strides of its leaf.
+TEST(LeafReduction, GradientsHaveTheStridesOfTheLeaf) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor w = distribute_tensor(at::ones({3, 4}).t(), mesh, {Replicate()}).requires_grad_();
     (w * distribute_tensor(at::ones({6, 4, 3}), mesh, {Shard(0)})).sum().backward();
@@ -159,7 +159,7 @@ TEST(LeafReduction, GradientsLieAsTheirLeafDoes) {
   });
 }
 
-TEST(LeafReduction, GradientsThatAreAskedForDoNotWait) {
+TEST(LeafReduction, AutogradGradReturnsReducedGradients) {
   for (const bool create_graph : {false, true}) {
     on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
       Draw draw(3);
@@ -194,15 +194,15 @@ TEST(LeafReduction, BackwardWithAGraphAndForSomeLeavesOnly) {
     run(regular, x);
     run(split, on);
     expect_reduced(split, regular, "leaf ");
-    // A gradient with a graph keeps its leaf, which keeps it.
+    // A gradient with a graph and its leaf reference each other.
     for (const Sums* sums : {&regular, &split}) {
       for (const at::Tensor& leaf : sums->leaves) leaf.mutable_grad().reset();
     }
   });
 }
 
-// A pass that throws leaves no gradient waiting, and none set aside.
-TEST(LeafReduction, AfterAPassThatThrew) {
+// After a pass that throws, no gradient is pending and none is lost.
+TEST(LeafReduction, RecoversFromAFailedBackwardPass) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Draw draw(3);
     const auto regular = make_sums(draw, 3), split = placed(regular, mesh, full_tensor(mesh, 3));
@@ -213,7 +213,7 @@ TEST(LeafReduction, AfterAPassThatThrew) {
       const auto source = distribute_tensor(draw.normal({6}), mesh, {Replicate()}).requires_grad_();
       const auto last = source * 1;
       last.register_hook([](const at::Tensor& g) -> at::Tensor { TORCH_CHECK(false, "stop ", g.dim()); });
-      // The nodes made last run first.
+      // Nodes that were created last run first.
       EXPECT_THROW((on * last + on * split.leaves[0] * split.leaves[1]).sum().backward(), c10::Error);
     }
     expect_reduced(split, regular, "kept ");
@@ -223,7 +223,7 @@ TEST(LeafReduction, AfterAPassThatThrew) {
   });
 }
 
-TEST(LeafReduction, HooksSeeTheReducedGradientOnce) {
+TEST(LeafReduction, HooksReceiveTheReducedGradientOnce) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Draw draw(3);
     const auto split = placed(make_sums(draw, 2), mesh, full_tensor(mesh, 2));

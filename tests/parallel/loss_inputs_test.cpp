@@ -1,4 +1,4 @@
-// What surrounds a loss: tensors that are written to before backward, autocast, half types, ranks outside the mesh.
+// Inputs and context of losses: tensors that are written before backward, autocast, half types, ranks outside the mesh.
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -11,7 +11,7 @@ namespace {
 
 using namespace dtensor;
 
-// A loader that fills one tensor of targets for every batch, and weights that a schedule changes.
+// A loader may reuse one tensor for all targets, and a schedule may change the weights.
 TEST(CrossEntropy, TargetsAndWeightsMayChangeBeforeBackward) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     test::Draw draw(1);
@@ -19,7 +19,7 @@ TEST(CrossEntropy, TargetsAndWeightsMayChangeBeforeBackward) {
     const at::Tensor expected = values.clone().requires_grad_();
     at::cross_entropy_loss(expected, classes, w, at::Reduction::Mean, -100, 0.2).backward();
     for (const bool graph : {false, true}) {
-      for (const int on_mesh : {0, 1, 2}) {  // how many of logits and targets are DTensors
+      for (const int on_mesh : {0, 1, 2}) {  // How many of logits and targets are DTensors.
         const at::Tensor targets =
             on_mesh == 2 ? at::Tensor(distribute_tensor(classes, mesh, {Shard(0)})) : classes.clone();
         const at::Tensor logits =
@@ -35,8 +35,9 @@ TEST(CrossEntropy, TargetsAndWeightsMayChangeBeforeBackward) {
   });
 }
 
-// The head's weight is the embedding's: with a graph, what reaches it through the hidden features counts once.
-TEST(LinearCrossEntropy, OfATiedWeightHasItsGradientWithAGraph) {
+// The weight of the head is tied to the embedding. With create_graph, its gradient through the hidden features counts
+// once.
+TEST(LinearCrossEntropy, TiedWeightHasHigherDerivatives) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     test::Draw draw(3);
     const at::Tensor words = draw.normal({5, 4}), ids = draw.integers({6}, 5), targets = draw.integers({6}, 5);
@@ -57,8 +58,8 @@ TEST(LinearCrossEntropy, OfATiedWeightHasItsGradientWithAGraph) {
   });
 }
 
-// Backward makes the logits again, outside of autocast: those of forward.
-TEST(LinearCrossEntropy, UnderAutocastIsLinearUnderAutocast) {
+// Backward recomputes the logits outside of autocast; they must equal those of forward.
+TEST(LinearCrossEntropy, AutocastMatchesLinearUnderAutocast) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       test::Draw draw(2);
@@ -84,15 +85,15 @@ TEST(LinearCrossEntropy, UnderAutocastIsLinearUnderAutocast) {
           return linear_cross_entropy(x, head, targets, {}, 2);
         });
         for (std::size_t i = 0; i < 3; ++i) test::expect_close(actual[i], expected[i], c10::str(type, i), 2e-2);
-        // Of one token's logits it adds up to zero over the classes, if the softmax is that of the forward pass.
+        // A token's gradient of the logits sums to zero over the classes if it uses the softmax of the forward pass.
         EXPECT_LT(actual[2].sum(0).abs().max().item<float>(), 5e-3) << type;
       }
     }
   });
 }
 
-// Whose gradient is a sum over more chunks than a bfloat16 has steps.
-TEST(LinearCrossEntropy, AHalfWeightsGradientIsRoundedOnce) {
+// The gradient is a sum over more chunks than bfloat16 can count.
+TEST(LinearCrossEntropy, HalfPrecisionWeightGradientIsRoundedOnce) {
   const std::int64_t tokens = 1024;
   const at::Tensor hidden = at::ones({tokens, 2}, at::kBFloat16);
   const at::Tensor weight = at::zeros({2, 2}, at::kBFloat16).requires_grad_();
@@ -101,8 +102,8 @@ TEST(LinearCrossEntropy, AHalfWeightsGradientIsRoundedOnce) {
   test::expect_close(weight.grad(), at::tensor({-512, -512, 512, 512}).view({2, 2}).to(at::kBFloat16), "gradient");
 }
 
-// A stage of a pipeline has handles to the loss of another: what it computes with them is nothing, without an error.
-TEST(CrossEntropy, RanksOutsideTheMeshTakeNoPart) {
+// A pipeline stage has handles to the loss of another stage. Computing with them does nothing and raises no error.
+TEST(CrossEntropy, RanksOutsideTheMeshDoNotParticipate) {
   run_local(3, [](Communicator world) {
     const DeviceMesh mesh = device_mesh(world, at::kCPU, {0, 1}, {2}), last = device_mesh(world, at::kCPU, {2}, {1});
     test::Draw draw(5);
@@ -130,8 +131,8 @@ TEST(CrossEntropy, RanksOutsideTheMeshTakeNoPart) {
   });
 }
 
-// As a plain target's and any other plain tensor's that is distributed: the values of the first rank.
-TEST(CrossEntropy, WeightsThatDifferBetweenRanksAreThoseOfTheFirst) {
+// Like other regular tensors that are distributed, the weights are broadcast from the first rank.
+TEST(CrossEntropy, WeightsAreBroadcastFromTheFirstRank) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     test::Draw draw(3);
     const at::Tensor values = draw.normal({4, 6}), targets = draw.integers({4}, 6), w = draw.normal({6}).abs();
@@ -149,8 +150,8 @@ TEST(CrossEntropy, WeightsThatDifferBetweenRanksAreThoseOfTheFirst) {
   });
 }
 
-// As PyTorch's are: weights of classes would be rounded to whole numbers. One rank has no class, and one no token.
-TEST(CrossEntropy, LogitsOfWholeNumbersAreAnErrorOnAllRanks) {
+// As in PyTorch: class weights would be rounded to integers. One rank has no class, or no token.
+TEST(CrossEntropy, IntegerLogitsAreErrorOnAllRanks) {
   test::on_mesh({3}, [](const DeviceMesh& mesh) {
     const at::Tensor targets = at::zeros({2}, at::kLong), weight = at::tensor({0.5, 2.0});
     const at::Tensor classes = distribute_tensor(at::ones({2, 2}, at::kLong), mesh, {Shard(1)});
@@ -164,7 +165,7 @@ TEST(CrossEntropy, LogitsOfWholeNumbersAreAnErrorOnAllRanks) {
   });
 }
 
-TEST(CrossEntropy, WeightsMayLieOnMoreRanksThanTheLogits) {
+TEST(CrossEntropy, WeightsMayBeOnMoreRanksThanTheLogits) {
   run_local(3, [](Communicator world) {
     const DeviceMesh mesh = device_mesh(world, at::kCPU, {0, 1}, {2}),
                      all = device_mesh(world, at::kCPU, {0, 1, 2}, {3});

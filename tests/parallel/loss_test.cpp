@@ -1,5 +1,5 @@
 // Cross entropy on every layout equals PyTorch's on one device: value and gradients, with weights, smoothing, ignored
-// targets, z-loss, uneven vocabularies, whole and in chunks.
+// targets, z-loss and uneven vocabularies, in one piece and in chunks.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -27,7 +27,7 @@ Case draw_case(test::Draw& draw, std::int64_t classes) {
   return c;
 }
 
-// PyTorch's own, plus the z-loss by its definition. logits [t, c].
+// PyTorch's cross entropy plus the z-loss by its definition. logits [t, c].
 at::Tensor reference(const at::Tensor& logits, const at::Tensor& targets, const CrossEntropyOptions& o) {
   const auto weight = o.weight.defined() ? std::optional(o.weight) : std::nullopt;
   const std::int64_t reductions[] = {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum};
@@ -47,9 +47,9 @@ at::Tensor draw_targets(test::Draw& draw, const test::Shape& sizes, std::int64_t
   return targets.masked_fill(drop, c.options.ignore_index);
 }
 
-// A scalar of the loss whose gradient differs from element to element.
-at::Tensor total(const at::Tensor& loss, const at::Tensor& share) {
-  return loss.dim() > 0 ? (loss * share).sum() : loss * 3;
+// A scalar of the loss whose gradient differs between elements.
+at::Tensor total(const at::Tensor& loss, const at::Tensor& upstream) {
+  return loss.dim() > 0 ? (loss * upstream).sum() : loss * 3;
 }
 
 std::string text(const DeviceMesh& mesh, const Placements& p, const Case& c) {
@@ -59,7 +59,7 @@ std::string text(const DeviceMesh& mesh, const Placements& p, const Case& c) {
          std::to_string(c.ignored);
 }
 
-TEST(CrossEntropy, EqualsPlainOnEveryLayout) {
+TEST(CrossEntropy, MatchesSingleDeviceOnEveryLayout) {
   for (const auto& shape : test::mesh_shapes()) {
     test::on_mesh(shape, [&](const DeviceMesh& mesh) {
       test::Draw draw(11);
@@ -67,10 +67,10 @@ TEST(CrossEntropy, EqualsPlainOnEveryLayout) {
         const std::int64_t b = draw.integer(1, 4), s = draw.integer(1, 5), classes = draw.integer(2, 9);
         const Case c = draw_case(draw, classes);
         const at::Tensor values = draw.normal({b, s, classes}) * 3, targets = draw_targets(draw, {b, s}, classes, c);
-        const at::Tensor share = draw.normal({b, s});
+        const at::Tensor upstream = draw.normal({b, s});
         const at::Tensor regular = values.clone().requires_grad_();
         const at::Tensor expected = reference(regular.flatten(0, 1), targets.flatten(), c.options);
-        total(expected, share.flatten()).backward();
+        total(expected, upstream.flatten()).backward();
         const Placements placements = draw.placements(mesh, 3);
         const std::string what = text(mesh, placements, c);
         const at::Tensor leaf = distribute_tensor(values, mesh, Placements(shape.size())).requires_grad_();
@@ -78,14 +78,14 @@ TEST(CrossEntropy, EqualsPlainOnEveryLayout) {
         const at::Tensor logits = partial ? leaf : DTensor(leaf).redistribute(placements);
         const at::Tensor loss = cross_entropy(logits, targets, c.options);
         test::expect_close(loss.detach(), expected.detach().view(loss.sizes()), what);
-        total(loss, share).backward();
+        total(loss, upstream).backward();
         test::expect_close(leaf.grad(), regular.grad(), "gradient " + what);
       }
     });
   }
 }
 
-TEST(LinearCrossEntropy, EqualsPlainInChunks) {
+TEST(LinearCrossEntropy, MatchesSingleDeviceInChunks) {
   for (const auto& shape : test::mesh_shapes()) {
     test::on_mesh(shape, [&](const DeviceMesh& mesh) {
       test::Draw draw(12);
@@ -93,11 +93,11 @@ TEST(LinearCrossEntropy, EqualsPlainInChunks) {
         const std::int64_t b = draw.integer(1, 4), s = draw.integer(1, 5), classes = draw.integer(2, 9);
         const Case c = draw_case(draw, classes);
         const at::Tensor h = draw.normal({b, s, 4}), w = draw.normal({classes, 4});
-        const at::Tensor targets = draw_targets(draw, {b, s}, classes, c), share = draw.normal({b, s});
+        const at::Tensor targets = draw_targets(draw, {b, s}, classes, c), upstream = draw.normal({b, s});
         const at::Tensor regular_h = h.clone().requires_grad_(), regular_w = w.clone().requires_grad_();
         const at::Tensor expected =
             reference(at::linear(regular_h, regular_w).flatten(0, 1), targets.flatten(), c.options);
-        total(expected, share.flatten()).backward();
+        total(expected, upstream.flatten()).backward();
         const Placements hidden_at = draw.placements(mesh, 3, false);
         Placements weight_at = draw.placements(mesh, 2, false);
         for (Placement& p : weight_at) p = p.is_shard() && draw.coin() ? p.as_storage() : p;
@@ -106,7 +106,7 @@ TEST(LinearCrossEntropy, EqualsPlainInChunks) {
         const std::string what = to_string(hidden_at) + to_string(weight_at) + text(mesh, {}, c);
         const at::Tensor loss = linear_cross_entropy(hidden, weight, targets, c.options, draw.integer(1, 6));
         test::expect_close(loss.detach(), expected.detach().view(loss.sizes()), what);
-        total(loss, share).backward();
+        total(loss, upstream).backward();
         test::expect_close(hidden.grad(), regular_h.grad(), "hidden " + what);
         test::expect_close(weight.grad(), regular_w.grad(), "weight " + what);
         EXPECT_EQ(DTensor(weight.grad()).placements().size(), weight_at.size());
@@ -115,7 +115,7 @@ TEST(LinearCrossEntropy, EqualsPlainInChunks) {
   }
 }
 
-// Gradients of a number made of gradients.
+// First gradients, and gradients of a scalar that depends on them.
 struct Twice {
   std::vector<at::Tensor> leaves, shares;
   void run(const at::Tensor& scalar) const {
@@ -129,14 +129,14 @@ struct Twice {
   }
 };
 
-TEST(CrossEntropy, GradientsOfGradientsEqualPlain) {
+TEST(CrossEntropy, SecondDerivativesMatchSingleDevice) {
   for (const auto& shape : {test::Shape{1}, test::Shape{2}, test::Shape{3}, test::Shape{2, 2}}) {
     test::on_mesh(shape, [&](const DeviceMesh& mesh) {
       test::Draw draw(21);
       for (int round = 0; round < 12; ++round) {
         const std::int64_t b = draw.integer(1, 4), s = draw.integer(1, 5), classes = draw.integer(2, 9);
         const Case c = draw_case(draw, classes);
-        const at::Tensor h = draw.normal({b, s, 4}), w = draw.normal({classes, 4}), share = draw.normal({b, s});
+        const at::Tensor h = draw.normal({b, s, 4}), w = draw.normal({classes, 4}), upstream = draw.normal({b, s});
         const at::Tensor targets = draw_targets(draw, {b, s}, classes, c);
         const bool linear = draw.coin();
         const Twice regular{{h.clone().requires_grad_(), w.clone().requires_grad_()},
@@ -146,10 +146,10 @@ TEST(CrossEntropy, GradientsOfGradientsEqualPlain) {
                            distribute_tensor(w, mesh, weight_at).requires_grad_()},
                           regular.shares};
         const auto logits = [](const Twice& t) { return at::linear(t.leaves[0], t.leaves[1]); };
-        regular.run(total(reference(logits(regular).flatten(0, 1), targets.flatten(), c.options), share.flatten()));
+        regular.run(total(reference(logits(regular).flatten(0, 1), targets.flatten(), c.options), upstream.flatten()));
         const at::Tensor loss = linear ? linear_cross_entropy(split.leaves[0], split.leaves[1], targets, c.options, 3)
                                        : cross_entropy(logits(split), targets, c.options);
-        split.run(total(loss, share));
+        split.run(total(loss, upstream));
         const std::string what = to_string(hidden_at) + to_string(weight_at) + text(mesh, {}, c);
         for (std::size_t i = 0; i < 2; ++i) {
           test::expect_close(split.leaves[i].grad(), regular.leaves[i].grad(), what, 1e-8);
@@ -159,7 +159,7 @@ TEST(CrossEntropy, GradientsOfGradientsEqualPlain) {
   }
 }
 
-TEST(CrossEntropy, CommunicatesNumbersPerTokenNotLogits) {
+TEST(CrossEntropy, CommunicatesScalarsPerTokenInsteadOfLogits) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     test::Draw draw(13);
     const at::Tensor logits = distribute_tensor(draw.normal({8, 500}), mesh, {Shard(1)}).requires_grad_();
@@ -172,8 +172,8 @@ TEST(CrossEntropy, CommunicatesNumbersPerTokenNotLogits) {
   });
 }
 
-// The logits of all tokens would take 2 MB on each rank; a chunk's take 128 KB, a few of them at once.
-TEST(LinearCrossEntropy, HoldsTheLogitsOfOneChunkOnly) {
+// The logits of all tokens take 2 MB on each rank, those of a chunk 128 KB; a few chunks are allocated at once.
+TEST(LinearCrossEntropy, AllocatesLogitsOfOneChunkOnly) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     test::Draw draw(15);
     const at::Tensor hidden = distribute_tensor(draw.normal({512, 4}), mesh, {Replicate()}).requires_grad_();
@@ -189,21 +189,21 @@ TEST(LinearCrossEntropy, HoldsTheLogitsOfOneChunkOnly) {
   });
 }
 
-TEST(CrossEntropy, RefusesWhatItCannotMean) {
+TEST(CrossEntropy, RefusesInvalidArguments) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor logits = distribute_tensor(at::randn({3, 5}), mesh, {Shard(1)}).requires_grad_();
     EXPECT_ANY_THROW(cross_entropy(logits, at::full({3}, 5, at::kLong)));
     EXPECT_ANY_THROW(cross_entropy(logits, at::zeros({3})));
     EXPECT_ANY_THROW(cross_entropy(logits, at::zeros({4}, at::kLong)));
     const at::Tensor none = cross_entropy(logits, at::full({3}, -100, at::kLong));
-    EXPECT_TRUE(std::isnan(DTensor(none.detach()).full_tensor().item<float>()));  // as PyTorch
+    EXPECT_TRUE(std::isnan(DTensor(none.detach()).full_tensor().item<float>()));  // As in PyTorch.
     const at::Tensor half = cross_entropy(logits.detach().to(at::kBFloat16), at::zeros({3}, at::kLong));
     EXPECT_EQ(half.scalar_type(), at::kFloat);
   });
 }
 
-// ATen's own function on sharded classes, which needs rules of many operators: the same cases.
-TEST(AtenCrossEntropy, EqualsPlainOnShardedClasses) {
+// The same cases with ATen's function on sharded classes, which needs the rules of many operators.
+TEST(AtenCrossEntropy, MatchesSingleDeviceOnShardedClasses) {
   for (const auto& shape : {test::Shape{2}, test::Shape{3}, test::Shape{2, 2}}) {
     test::on_mesh(shape, [&](const DeviceMesh& mesh) {
       test::Draw draw(14);
@@ -212,15 +212,15 @@ TEST(AtenCrossEntropy, EqualsPlainOnShardedClasses) {
         Case c = draw_case(draw, classes);
         c.options.z_loss = 0;
         const at::Tensor values = draw.normal({tokens, classes}), targets = draw_targets(draw, {tokens}, classes, c);
-        const at::Tensor share = draw.normal({tokens}), regular = values.clone().requires_grad_();
+        const at::Tensor upstream = draw.normal({tokens}), regular = values.clone().requires_grad_();
         const at::Tensor expected = reference(regular, targets, c.options);
-        total(expected, share).backward();
+        total(expected, upstream).backward();
         Placements at_classes(shape.size(), Shard(0));
         at_classes.back() = Shard(1);
         const at::Tensor logits = distribute_tensor(values, mesh, at_classes).requires_grad_();
         const at::Tensor loss = reference(logits, targets, c.options);
         test::expect_close(loss.detach(), expected.detach(), text(mesh, at_classes, c));
-        total(loss, share).backward();
+        total(loss, upstream).backward();
         test::expect_close(logits.grad(), regular.grad(), "gradient " + text(mesh, at_classes, c));
       }
     });

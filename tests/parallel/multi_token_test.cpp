@@ -1,5 +1,5 @@
-// Multi-token prediction on split sequences: the targets k tokens ahead cross the border of two ranks, and nothing else
-// of them does; every token that has a target counts once, wherever it is.
+// Multi-token prediction on split sequences. Only the targets k tokens ahead cross the boundary between two ranks.
+// Every token that has a target counts once, on any rank.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kBatch = 2, kHidden = 5, kWords = 7, kAhead = 3, kIgnored = -100;
 
-// The tokens k places later; none behind the end.
+// The tokens k positions later; ignored behind the end.
 at::Tensor ahead(const at::Tensor& ids, std::int64_t k) { return at::constant_pad_nd(ids, {-k, k}, kIgnored); }
 
 at::Tensor distance_loss(const at::Tensor& x, const at::Tensor& head, const at::Tensor& ids, std::int64_t k) {
@@ -29,7 +29,7 @@ at::Tensor multi_token_loss(const at::Tensor& x, const std::vector<at::Tensor>& 
   return loss;
 }
 
-// The same token by token, without a shift and without ATen's loss.
+// The same loss token by token, without a shift and without ATen's loss.
 at::Tensor loss_by_token(const at::Tensor& x, const std::vector<at::Tensor>& heads, const at::Tensor& ids) {
   auto loss = at::zeros({}, at::kDouble);
   for (std::size_t h = 0; h < heads.size(); ++h) {
@@ -53,7 +53,7 @@ std::vector<at::Tensor> leaves(const at::Tensor& x, const std::vector<at::Tensor
   return all;
 }
 
-TEST(MultiToken, TargetsAcrossTheBorderAreRightAndCountOnce) {
+TEST(MultiToken, TargetsAcrossRankBoundariesCountOnce) {
   for (const std::int64_t length : {4, 5, 9, 16}) {
     Draw draw(static_cast<std::uint64_t>(length));
     const auto x = draw.normal({kBatch, length, kHidden}).requires_grad_();
@@ -82,8 +82,9 @@ TEST(MultiToken, TargetsAcrossTheBorderAreRightAndCountOnce) {
   }
 }
 
-// Segments of this rank that another rank's follows: the k rows behind each come, and no others. The loss is one sum.
-TEST(MultiToken, OnlyTheRowsBehindTheBorderMove) {
+// Only the k rows after each segment of this rank that another rank's segment follows are received. The loss is one
+// sum.
+TEST(MultiToken, OnlyRowsAfterTheBoundaryAreCommunicated) {
   const std::int64_t length = 48, ranks = 4;
   for (const bool zigzag : {false, true}) {
     on_mesh({ranks}, [&](const DeviceMesh& mesh) {
@@ -92,17 +93,17 @@ TEST(MultiToken, OnlyTheRowsBehindTheBorderMove) {
       const auto ids = distribute_tensor(Draw(1).integers({kBatch, length}, kWords), mesh, {sequence});
       const auto x = distribute_tensor(Draw(2).normal({kBatch, length, kHidden}), mesh, {sequence});
       const auto head = distribute_tensor(Draw(3).normal({kWords, kHidden}), mesh, {Replicate()});
-      const auto borders = zigzag ? (rank == 0 || rank == ranks - 1 ? 1 : 2) : (rank == ranks - 1 ? 0 : 1);
+      const auto boundaries = zigzag ? (rank == 0 || rank == ranks - 1 ? 1 : 2) : (rank == ranks - 1 ? 0 : 1);
       for (std::int64_t k = 1; k <= kAhead; ++k) {
         std::int64_t bytes = 0, of_loss = 0;
         const EventListener listener([&](const Event& e) { bytes += e.bytes; }, {Event::Kind::collective});
         const auto targets = ahead(ids, k);
         EXPECT_EQ(DTensor(targets).placements(), Placements{sequence});
-        EXPECT_EQ(bytes, borders * k * kBatch * 8) << k << " " << zigzag;
+        EXPECT_EQ(bytes, boundaries * k * kBatch * 8) << k << " " << zigzag;
         bytes = 0;
         DTensor(distance_loss(x, head, ids, k)).full_tensor();
-        of_loss = bytes - borders * k * kBatch * 8;
-        EXPECT_LE(of_loss, 64) << k << " " << zigzag;  // sums of losses and of weights
+        of_loss = bytes - boundaries * k * kBatch * 8;
+        EXPECT_LE(of_loss, 64) << k << " " << zigzag;  // Sums of losses and of weights.
       }
     });
   }

@@ -1,4 +1,5 @@
-// A Partial that one operator had to reduce is not reduced again for the next reader, and never read after a write.
+// A Partial that one operator had to reduce is not reduced again by the next operator. The reduced value is not used
+// after a write.
 #include <gtest/gtest.h>
 
 #include "dtensor/dtensor.h"
@@ -13,7 +14,7 @@ at::Tensor partial(const DeviceMesh& mesh, const at::Tensor& share) {
                              share.sizes());
 }
 
-TEST(ReduceOnce, ForEveryReaderForwardAndBackward) {
+TEST(ReduceOnce, OneReductionForAllReadersForwardAndBackward) {
   for (const auto& shape : {test::Shape{2}, test::Shape{2, 2}}) {
     test::on_mesh(shape, [](const DeviceMesh& mesh) {
       test::Draw draw(4);
@@ -24,7 +25,7 @@ TEST(ReduceOnce, ForEveryReaderForwardAndBackward) {
       const at::Tensor y = at::gelu(x) + at::exp(x) * x;
       y.sum().backward();
       EXPECT_EQ(comms.total("all_reduce", Phase::forward).calls, 1) << comms.table();
-      EXPECT_EQ(comms.total("", Phase::backward).calls, 1) << comms.table();  // the gradient of the number w
+      EXPECT_EQ(comms.total("", Phase::backward).calls, 1) << comms.table();  // The gradient of the scalar w.
       const at::Tensor regular = (full.detach() * 1).requires_grad_();
       const at::Tensor expected = at::gelu(regular) + at::exp(regular) * regular;
       expected.sum().backward();
@@ -34,8 +35,8 @@ TEST(ReduceOnce, ForEveryReaderForwardAndBackward) {
   }
 }
 
-// Every way to change the tensor: itself, a view of it, its local part, a copy of the handle.
-TEST(ReduceOnce, IsForgottenWhenTheTensorChanges) {
+// Every way to change the tensor: itself, a view, its local tensor, a copy of the handle.
+TEST(ReduceOnce, WritesInvalidateTheReducedValue) {
   using Change = std::function<void(const at::Tensor&)>;
   const std::vector<Change> changes = {
       [](at::Tensor x) { x.mul_(3); },
@@ -63,8 +64,8 @@ TEST(ReduceOnce, IsForgottenWhenTheTensorChanges) {
     const at::Tensor x = partial(mesh, share);
     at::Tensor y = at::abs(x);
     y.add_(1);
-    test::expect_close(at::abs(x), at::abs(share * 2), "a result written to");
-    // An operator that keeps the Partial gives the same value by way of the reduced form.
+    test::expect_close(at::abs(x), at::abs(share * 2), "after a write to a result");
+    // An operator that keeps the Partial gives the same value as with the reduced form.
     test::expect_close(x + x, share * 4, "sum");
     const c10::InferenceMode inference;
     const at::Tensor z = partial(mesh, share);

@@ -1,4 +1,4 @@
-// Plans on models that share modules, that have followed a plan before, and the plan of none.
+// Plans on models with shared modules, second plans on the same model, and the state without a plan.
 #include "dtensor/parallelize.h"
 #include "support/ranks.h"
 
@@ -6,7 +6,7 @@ namespace {
 
 using namespace dtensor;
 
-// One layer in two places (ALBERT, arXiv:1909.11942).
+// One layer that is registered twice (ALBERT, arXiv:1909.11942).
 struct Shared : nn::Module {
   Shared() : layer(4, 4) {
     register_module("first", layer);
@@ -15,7 +15,7 @@ struct Shared : nn::Module {
   nn::Linear layer;
 };
 
-TEST(Plan, AModuleThatIsRegisteredTwiceIsPlacedOnce) {
+TEST(Plan, SharedModuleIsDistributedOnce) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const ParallelPlan& plan : {ParallelPlan{{"first", ColwiseParallel()}, {"second", ColwiseParallel()}},
                                      ParallelPlan{{"second", ColwiseParallel()}}}) {
@@ -26,17 +26,17 @@ TEST(Plan, AModuleThatIsRegisteredTwiceIsPlacedOnce) {
       EXPECT_TRUE(model.layer.weight.requires_grad());
     }
     Shared model;
-    std::vector<std::string> asked;
+    std::vector<std::string> names;
     model.distribute(mesh, [&](const std::string& name, const at::Tensor&) {
-      asked.push_back(name);
+      names.push_back(name);
       return Placements{name.starts_with("first") ? Shard(0) : Replicate()};
     });
-    EXPECT_EQ(asked, (std::vector<std::string>{"first.weight", "first.bias"}));
+    EXPECT_EQ(names, (std::vector<std::string>{"first.weight", "first.bias"}));
     EXPECT_EQ(DTensor(model.layer.weight).placements(), Placements{Shard(0)});
   });
 }
 
-TEST(Plan, ThoseOfSeveralAxesHoldTogetherAndOfOneAxisTheLast) {
+TEST(Plan, PlansOfSeveralAxesCombineAndTheLastOfAnAxisWins) {
   run_local(4, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"sp", "tp"});
     const at::Tensor values = test::Draw(1).normal({4, 6, 4}, at::kFloat);
@@ -63,7 +63,7 @@ TEST(Plan, ThoseOfSeveralAxesHoldTogetherAndOfOneAxisTheLast) {
   });
 }
 
-TEST(Plan, ThatOfNoneHasDecidedNothing) {
+TEST(Plan, CurrentPlanIsEmptyWithoutAPlan) {
   const ParallelModel none = ParallelModel::current();
   EXPECT_TRUE(none.parameters().empty() && none.activations().empty());
   EXPECT_EQ(none.str(), "");

@@ -1,4 +1,4 @@
-// Plans in force one within the other, of models that are functions.
+// Nested plan scopes of models that are functions.
 #include "dtensor/checkpoint_activations.h"
 #include "dtensor/debug.h"
 #include "dtensor/parallelize.h"
@@ -9,7 +9,7 @@ namespace {
 
 using Two = std::pair<ParallelModel, ParallelModel>;
 
-// On two axes: each splits a dimension of the same activation.
+// Plans on two axes; each splits a dimension of the same activation.
 void on_two_axes(const std::function<void(const DeviceMesh&, const Two&, at::Tensor weight)>& body) {
   run_local(4, [&](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"sp", "tp"});
@@ -31,7 +31,7 @@ at::Tensor run(const at::Tensor& x, const at::Tensor& weight) {
 
 Placements placements_of(const at::Tensor& x) { return DTensor(x).placements(); }
 
-TEST(PlanScopes, OfTwoAxesBothCountAndOfOneTheInner) {
+TEST(PlanScopes, PlansOfTwoAxesCombineAndTheInnerOfAnAxisWins) {
   on_two_axes([](const DeviceMesh& mesh, const Two& plans, const at::Tensor& weight) {
     const at::Tensor x = distribute_tensor(Draw(2).normal({4, 4}), mesh, Placements(2));
     const ParallelModel::Scope outer(plans.first);
@@ -48,8 +48,8 @@ TEST(PlanScopes, OfTwoAxesBothCountAndOfOneTheInner) {
   });
 }
 
-// In backward a segment runs under the plans of its forward, no matter which are open then.
-TEST(PlanScopes, ASegmentIsRecomputedUnderThePlansOfItsForward) {
+// Backward recomputes a segment under the plans of its forward, whichever plans are current then.
+TEST(PlanScopes, SegmentIsRecomputedUnderThePlansOfItsForward) {
   on_two_axes([](const DeviceMesh& mesh, const Two& plans, const at::Tensor& weight) {
     const at::Tensor x = distribute_tensor(Draw(2).normal({4, 4}), mesh, Placements(2));
     std::vector<Placements> seen;

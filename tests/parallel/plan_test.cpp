@@ -1,4 +1,4 @@
-// Plans: what they match, what they refuse, and how parameters are placed on a mesh that other axes share.
+// Plans: patterns, refused plans, and parameters on meshes with other axes.
 #include "dtensor/parallelize.h"
 
 #include "name_patterns/name_patterns.h"
@@ -37,8 +37,9 @@ void on_tp(int ranks, const std::function<void(const DeviceMesh&)>& body) {
   run_local(ranks, [&](Communicator world) { body(init_device_mesh(world, at::kCPU, {ranks}, {"tp"})); });
 }
 
-// Three heads of four features over two ranks: two and one, biases too, and what they are multiplied by afterwards.
-TEST(Plan, DividesNoBlock) {
+// Three heads of four features on two ranks: one rank gets two heads, the other one, in weights, biases and the next
+// layer.
+TEST(Plan, BlocksAreNotSplit) {
   on_tp(2, [](const DeviceMesh& mesh) {
     nn::Linear heads(5, 12), back(12, 5);
     parallelize(heads, mesh, {{"", ColwiseParallel{.in = {}, .out = {}, .block = 4}}});
@@ -79,7 +80,7 @@ TEST(Plan, PlacesParametersOfEachStyle) {
   });
 }
 
-TEST(Plan, RefusesWhatMatchesNothingOrTwice) {
+TEST(Plan, RefusesPatternsThatMatchNothingOrTwice) {
   on_tp(2, [](const DeviceMesh& mesh) {
     nn::Block model = block();
     const auto error = [&](const ParallelPlan& plan) { return error_of([&] { parallelize(model, mesh, plan); }); };
@@ -93,12 +94,12 @@ TEST(Plan, RefusesWhatMatchesNothingOrTwice) {
     EXPECT_NE(error({{"attn", ColwiseParallel()}}).find("without parameters of their own"), std::string::npos);
     EXPECT_NE(error({{"ln1.weight", ShardParameter{1}}}).find("splits dimension 1"), std::string::npos);
     EXPECT_NE(error_of([&] { parallelize(model, mesh, {{"scores", ConstrainActivation{Replicate()}}}); }), "no error");
-    // Nothing was changed by the refused plans.
+    // Refused plans change nothing.
     EXPECT_FALSE(is_dtensor(model.attn.q_proj.weight));
   });
 }
 
-TEST(Plan, TiedParametersAreOneAndMustAgree) {
+TEST(Plan, TiedParametersStayTiedAndMustAgree) {
   on_tp(2, [](const DeviceMesh& mesh) {
     at::Tensor a = at::ones({4, 4}), b = a, c = at::ones({3});
     const NamedTensors list = {{"a.weight", &a}, {"b.weight", &b}, {"c", &c}};
@@ -112,7 +113,8 @@ TEST(Plan, TiedParametersAreOneAndMustAgree) {
   });
 }
 
-// Plain, on the mesh, on a slice of it, stored fully sharded: the same values, and the other axis keeps its share.
+// Regular, on the mesh, on a slice of it, or stored fully sharded: values stay the same, and the other axis stays
+// sharded.
 TEST(Plan, ParametersOnSlicesAndFullyShardedOnes) {
   run_local(6, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3, 2}, {"dp", "tp"});
@@ -135,8 +137,8 @@ TEST(Plan, ParametersOnSlicesAndFullyShardedOnes) {
   });
 }
 
-// A pinned point reduces the sum of partial gradients there, once.
-TEST(Constrain, PinsTheGradient) {
+// A constrained point reduces the partial gradients once.
+TEST(Constrain, ReducesTheGradient) {
   on_tp(2, [](const DeviceMesh& mesh) {
     test::Draw draw(2);
     const at::Tensor value = draw.normal({3, 4}), w = draw.normal({4, 6});
@@ -156,7 +158,7 @@ TEST(Constrain, PinsTheGradient) {
   });
 }
 
-// A model of plain functions: names of parameters give the modules, points are named where they occur.
+// A model of functions: names of parameters give the modules, activation points are named in the code.
 TEST(Constrain, NamedPointsFollowThePlanInScope) {
   on_tp(2, [](const DeviceMesh& mesh) {
     at::Tensor w = at::ones({4, 4});
@@ -166,7 +168,7 @@ TEST(Constrain, NamedPointsFollowThePlanInScope) {
                                             {"h.0.scores", ConstrainActivation{Shard(1)}}},
                                            {.activations = {"h.0.scores"}});
     const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Replicate()});
-    EXPECT_EQ(DTensor(constrain("h.0.in", x)).placements(), Placements{Replicate()});  // no plan in force
+    EXPECT_EQ(DTensor(constrain("h.0.in", x)).placements(), Placements{Replicate()});  // No plan is current.
     const ParallelModel::Scope scope(plan);
     EXPECT_EQ(DTensor(constrain("h.0.in", x)).placements(), Placements{Shard(0)});
     EXPECT_EQ(DTensor(constrain("h.0.out", x)).placements(), Placements{Replicate()});

@@ -1,4 +1,4 @@
-// What recomputation keeps, what hears of it, and the names and plans that hold in the second run.
+// Recomputation: results that are kept, the events it causes, and the names and plans that are current in it.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -11,8 +11,8 @@ namespace {
 
 using namespace dtensor;
 
-// A schedule hears of one backward pass, not of one a segment; a kept operator is not run twice.
-TEST(Checkpoint, IsOnePassForSchedulesAndKeepsWhatItIsTold) {
+// The backward pass of all segments has one id, and kept operators are not run twice.
+TEST(Checkpoint, SegmentsShareOneBackwardIdAndKeepNamedResults) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor w = distribute_tensor(at::ones({4, 4}), mesh, {Shard(1)}).requires_grad_();
     int products = 0;
@@ -28,12 +28,12 @@ TEST(Checkpoint, IsOnePassForSchedulesAndKeepsWhatItIsTold) {
     EXPECT_EQ(products, 3);
     x.sum().backward();
     EXPECT_EQ(passes.size(), 1U);
-    EXPECT_EQ(products, 3 + 3 + 2);  // backward: for w each, for the input of all but the first
+    EXPECT_EQ(products, 3 + 3 + 2);  // Backward: three for w, two for the inputs except the first.
   });
 }
 
-// linear is one operator of the engine and a product on one device, by whose name its result is kept.
-TEST(Checkpoint, KeepsLinearByTheNameOfItsProduct) {
+// linear is one operator of the engine but a product on one device; its result is kept under the product's name.
+TEST(Checkpoint, KeepsLinearUnderTheNameOfItsProduct) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor w = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)}).requires_grad_();
     const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Replicate()}).requires_grad_();
@@ -48,8 +48,8 @@ TEST(Checkpoint, KeepsLinearByTheNameOfItsProduct) {
   });
 }
 
-// Named activation points, and the names that counts are filed under, hold in the second run.
-TEST(Checkpoint, PlansAndModuleNamesHoldInTheSecondRun) {
+// Named activation points and the module names of counts are current in the recomputation.
+TEST(Checkpoint, PlansAndModuleNamesApplyInRecomputation) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
     at::Tensor w = at::ones({4, 4});
@@ -73,7 +73,7 @@ TEST(Checkpoint, PlansAndModuleNamesHoldInTheSecondRun) {
     EXPECT_EQ(comms.total("all_gather", Phase::forward, "h").calls, 1);
     y.sum().backward();
     EXPECT_EQ(seen, (std::vector<std::string>{"h[S(0)]", "h[S(0)]"}));
-    EXPECT_EQ(comms.total("all_gather", "", "h").calls, 3) << comms.table();  // twice forward, once for a gradient
+    EXPECT_EQ(comms.total("all_gather", "", "h").calls, 3) << comms.table();  // Twice forward, once for a gradient.
   });
 }
 

@@ -1,5 +1,5 @@
-// The second run of a segment is the first one again: under autocast, within scopes that are gone by then, and in what
-// it does not compute.
+// The recomputation of a segment repeats its forward: under autocast, within scopes that have ended, and without what
+// forward did not compute.
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -14,7 +14,7 @@ namespace {
 using namespace dtensor;
 using dtensor::test::error_of;
 
-// As torch.autocast does: what it has cast is forgotten at its end.
+// As torch.autocast, this clears the cache of casts at its end.
 class AutocastToHalf {
  public:
   AutocastToHalf() {
@@ -27,9 +27,9 @@ class AutocastToHalf {
   }
 };
 
-// A weight that the segment and what follows it use, over steps that change it, with backward within autocast or after.
-// On one rank: what autocast has cast belongs to the process, and threads that are ranks forget it for each other.
-TEST(Checkpoint, CastsOfAutocastAreThoseOfTheRun) {
+// A weight that is used in and after the segment, over steps that change it, with backward within autocast or after it.
+// The cache of casts is global to the process, so the test has one rank.
+TEST(Checkpoint, RecomputationCastsTheCurrentWeights) {
   test::on_mesh({1}, [](const DeviceMesh& mesh) {
     test::Draw draw(4);
     const at::Tensor value = draw.normal({4, 4}, at::kFloat), start = draw.normal({4, 4}, at::kFloat);
@@ -57,15 +57,15 @@ TEST(Checkpoint, CastsOfAutocastAreThoseOfTheRun) {
       };
       const auto expected = train(false), actual = train(true);
       for (std::size_t i = 0; i < expected.size(); ++i) {
-        // Gradients of two casts are added up in float, those of one in bfloat16.
+        // Gradients of two casts are added in float, those of one in bfloat16.
         test::expect_close(actual[i], expected[i], c10::str("step ", i / 2, " inside ", inside), 4e-2);
       }
     }
   });
 }
 
-// As without recomputation: an optimizer leaves parameters without a gradient alone, but not those with one of zeros.
-TEST(Checkpoint, WhatNobodyUsedHasNoGradient) {
+// As without recomputation: optimizers skip parameters without a gradient, but not those whose gradient is zero.
+TEST(Checkpoint, UnusedTensorsHaveNoGradient) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto put = [&] { return distribute_tensor(at::ones({4, 4}), mesh, {Replicate()}).requires_grad_(); };
     const at::Tensor used = put(), unused = put(), x = put(), other = put();
@@ -80,8 +80,8 @@ TEST(Checkpoint, WhatNobodyUsedHasNoGradient) {
   });
 }
 
-// Somebody who prints the loss of the last step holds its graph while the next step runs.
-TEST(Checkpoint, BackwardGivesBackWhatWasKept) {
+// A program that prints the loss of the last step keeps its graph alive during the next step.
+TEST(Checkpoint, BackwardFreesKeptResults) {
   test::on_mesh({1}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(at::rand({64, 64}), mesh, {Replicate()}).requires_grad_();
     const std::int64_t activation = 64 * 64 * 4;
@@ -93,14 +93,14 @@ TEST(Checkpoint, BackwardGivesBackWhatWasKept) {
     loss.backward();
     test::expect_close(x.grad(), DTensor(once * 2).full_tensor(), "twice");
     x.mutable_grad().reset();
-    EXPECT_LT(memory.live(), 2 * activation);  // `once` is there
+    EXPECT_LT(memory.live(), 2 * activation);  // `once` is still alive.
     const auto text = error_of([&] { loss.backward(); });
     EXPECT_NE(text.find("backward through the graph a second time"), std::string::npos) << text;
   });
 }
 
-// The gradient of a mask is the mask. Token ids are plain, and a second world has numbers of its own.
-TEST(Checkpoint, DrawsTheSameNumbersWhateverItsInputs) {
+// The gradient of a dropout is its mask. Token ids are regular tensors, and a second world has separate random numbers.
+TEST(Checkpoint, DrawsTheSameRandomNumbers) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
     const DeviceMesh other = init_device_mesh(world.subgroup({0, 1}, "second world"), at::kCPU, {2});
@@ -118,13 +118,13 @@ TEST(Checkpoint, DrawsTheSameNumbersWhateverItsInputs) {
     const RngState after = get_rng_state(mesh), after_second = get_rng_state(other);
     torch::autograd::backward({y[0].sum(), y[1].sum()});
     test::expect_close(w.grad(), DTensor(y[0].detach()).full_tensor(), "embeddings");
-    test::expect_close(second.grad(), DTensor(y[1].detach()).full_tensor(), "of the second world");
+    test::expect_close(second.grad(), DTensor(y[1].detach()).full_tensor(), "second world");
     EXPECT_TRUE(get_rng_state(mesh) == after && get_rng_state(other) == after_second);
   });
 }
 
-// Scopes that end before backward, and those that began after forward.
-TEST(Checkpoint, FactoriesAndRowsOfTheBatchAreThoseOfTheFirstRun) {
+// Scopes that end before backward, and scopes that begin after forward.
+TEST(Checkpoint, FactoriesAndBatchRowsMatchTheForward) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     manual_seed(mesh, 3);
     const at::Tensor x = distribute_tensor(at::ones({4, 8}), mesh, {Shard(0)}).requires_grad_();
@@ -157,8 +157,9 @@ TEST(Checkpoint, FactoriesAndRowsOfTheBatchAreThoseOfTheFirstRun) {
   });
 }
 
-// The pass inside of a segment is told of the segment's inputs only; a segment in it must know what the whole is for.
-TEST(Checkpoint, NestedSegmentsSayWhichGradientsTheyCannotGive) {
+// The backward pass inside a segment covers only the segment's inputs, so a nested segment must use the requested
+// inputs of the outer pass.
+TEST(Checkpoint, NestedSegmentsRefuseGradientsOfCapturedTensors) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)}).requires_grad_();
     const at::Tensor w = distribute_tensor(at::ones({4, 4}), mesh, {Replicate()}).requires_grad_();
@@ -176,8 +177,8 @@ TEST(Checkpoint, NestedSegmentsSayWhichGradientsTheyCannotGive) {
   });
 }
 
-// Of the second run: a leaf like any other once the pass is over, or has failed.
-TEST(Checkpoint, AnInputThatASegmentKeepsHasItsOwnGradientAfterwards) {
+// An input of the recomputation that outlives it is an ordinary leaf after the pass, also if the pass failed.
+TEST(Checkpoint, InputKeptBySegmentIsALeafAfterwards) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const bool fails : {false, true}) {
       const at::Tensor x = distribute_tensor(at::ones({4, 3}, at::kDouble), mesh, {Shard(0)}).requires_grad_();
@@ -201,8 +202,9 @@ TEST(Checkpoint, AnInputThatASegmentKeepsHasItsOwnGradientAfterwards) {
   });
 }
 
-// A mask or a weight that the segment hands on: tensors of the model, which are the same in the next step.
-TEST(Checkpoint, WhatASegmentCapturesMayBeItsResult) {
+// A segment returns a captured mask or weight. Such a tensor belongs to the model and must be unchanged in the next
+// step.
+TEST(Checkpoint, CapturedTensorsMayBeResults) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor values = test::Draw(1).normal({4, 3}), regular = test::Draw(2).normal({3, 3}).requires_grad_();
     const at::Tensor w = distribute_tensor(regular.detach(), mesh, {Shard(0).as_storage()}).requires_grad_();

@@ -1,4 +1,4 @@
-// Recomputation gives the gradients, the random numbers and the counts of what was not recomputed.
+// Recomputation gives the same gradients, random numbers and counts as a run without it.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -23,9 +23,9 @@ const ParallelPlan kPlan = {{"attn.q_proj", ColwiseParallel()}, {"attn.k_proj", 
                             {"mlp.up_proj", ColwiseParallel()}, {"mlp.down_proj", RowwiseParallel()}};
 
 struct Result {
-  std::vector<at::Tensor> grads;  // local parts
+  std::vector<at::Tensor> grads;  // Local tensors.
   RngState random;
-  std::int64_t calls = 0;  // collectives
+  std::int64_t calls = 0;  // Number of collectives.
 };
 
 enum class How { regular, full, keeps, nested };
@@ -63,7 +63,7 @@ Result run(const DeviceMesh& mesh, How how) {
   return result;
 }
 
-TEST(Checkpoint, GradientsAreTheSameToTheLastBit) {
+TEST(Checkpoint, GradientsAreBitEqual) {
   for (const auto& shape : {test::Shape{1, 1}, test::Shape{1, 2}, test::Shape{2, 1}, test::Shape{2, 2}}) {
     run_local(test::count(shape), [&](Communicator world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape, {"dp", "tp"});
@@ -87,8 +87,9 @@ struct Stack : nn::Module {
   nn::Block first, second;
 };
 
-// The gradient of a segment's input is a sum over tp, which a leaf's may wait as; what is before the segment needs it.
-TEST(Checkpoint, WhatIsBeforeASegmentHasItsGradient) {
+// The gradient of a segment's input is Partial over tp. Unlike that of a leaf it cannot stay pending, since the layers
+// before the segment need it.
+TEST(Checkpoint, LayersBeforeASegmentGetTheirGradient) {
   test::Draw draw(9);
   const at::Tensor scale = draw.normal({4}), x = draw.normal({64, 4}), up = draw.normal({4, 8}),
                    down = draw.normal({8, 4});
@@ -110,7 +111,7 @@ TEST(Checkpoint, WhatIsBeforeASegmentHasItsGradient) {
         loss(checkpoint(segment, {input * own, columns, rows})[0]).backward();
         const auto forward = comms.total("all_reduce", Phase::forward),
                    backward = comms.total("all_reduce", Phase::backward);
-        EXPECT_EQ(forward.calls, 1);  // the result's; not again in the recomputation
+        EXPECT_EQ(forward.calls, 1);  // Of the result; none in the recomputation.
         EXPECT_EQ(backward.calls, unreduced ? 0 : 1);
         EXPECT_EQ(comms.total().calls, forward.calls + backward.calls);
         EXPECT_LE(comms.total().bytes, (unreduced ? 1 : 2) * x.numel() * 8);
@@ -121,8 +122,8 @@ TEST(Checkpoint, WhatIsBeforeASegmentHasItsGradient) {
   });
 }
 
-// The schedule of fully_shard: units of a block, one unit of both.
-TEST(Checkpoint, IsRightUnderFullyShard) {
+// The schedule of fully_shard: one unit for each block, or one for both.
+TEST(Checkpoint, WorksWithFullyShard) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
     test::Draw draw(6);
@@ -157,16 +158,16 @@ TEST(Checkpoint, IsRightUnderFullyShard) {
       const auto expected = step(by_block, false, scatters);
       EXPECT_EQ(scatters, by_block ? 2 : 1);
       const auto actual = step(by_block, true, scatters);
-      EXPECT_EQ(scatters, by_block ? 2 : 1);  // of two segments too, from the second step on
+      EXPECT_EQ(scatters, by_block ? 2 : 1);  // Also for a unit of two segments, from the second step on.
       for (std::size_t i = 0; i < expected.size(); ++i) {
-        test::expect_close(actual[i], expected[i], "unit of a block " + std::to_string(by_block), 1e-12);
+        test::expect_close(actual[i], expected[i], "unit per block " + std::to_string(by_block), 1e-12);
       }
     }
   });
 }
 
-// Parameters that several segments and the model itself use, in one unit: their gradients add up whenever they come.
-TEST(Checkpoint, SegmentsShareParametersOfAUnit) {
+// Several segments and the model itself use parameters of one unit: their gradients add up in any order.
+TEST(Checkpoint, SegmentsMayShareParametersOfAUnit) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     test::Draw draw(7);
     const at::Tensor x = draw.normal({4, 6});
@@ -200,7 +201,8 @@ TEST(Checkpoint, SegmentsShareParametersOfAUnit) {
   });
 }
 
-// Eight segments of four saved activations each: their inputs stay, and one segment's activations in backward.
+// Eight segments of four saved activations each: only their inputs stay, and in backward the activations of one
+// segment.
 TEST(Checkpoint, SavesMemory) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(at::rand({64, 256}), mesh, {Shard(0)}).requires_grad_();
@@ -219,9 +221,9 @@ TEST(Checkpoint, SavesMemory) {
   });
 }
 
-TEST(Checkpoint, CapturedParametersUnusedResultsAndPlainTensors) {
+TEST(Checkpoint, CapturedParametersUnusedResultsAndRegularTensors) {
   const at::Tensor w = at::ones({3}, at::kDouble).requires_grad_(), x = at::arange(3, at::kDouble);
-  // No input requires grad, one result is not used.
+  // No input requires grad, and one result is not used.
   const auto results = checkpoint(
       [&](const std::vector<at::Tensor>& in) {
         return std::vector<at::Tensor>{in[0] * w, in[0] * w * 5};
@@ -233,7 +235,7 @@ TEST(Checkpoint, CapturedParametersUnusedResultsAndPlainTensors) {
   EXPECT_FALSE(checkpoint([&](const at::Tensor& t) { return t * w; }, x).requires_grad());
 }
 
-TEST(Checkpoint, RefusesWhatItCannotRepeat) {
+TEST(Checkpoint, RefusesUnrepeatableSegments) {
   at::Tensor x = at::ones({3}).requires_grad_();
   const at::Tensor input = x * 2;
   const at::Tensor y = checkpoint([](const at::Tensor& t) { return t.exp(); }, input);
@@ -253,8 +255,8 @@ TEST(Checkpoint, RefusesWhatItCannotRepeat) {
   });
 }
 
-// backward() may come after the ends of the scopes that forward ran in: it runs in them again.
-TEST(Checkpoint, RunsAgainInTheScopesOfForward) {
+// backward() may run after the scopes of forward have ended: the recomputation runs in them again.
+TEST(Checkpoint, RecomputesInTheScopesOfForward) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
     test::Draw draw(3);
@@ -283,7 +285,7 @@ TEST(Checkpoint, RunsAgainInTheScopesOfForward) {
   });
 }
 
-TEST(Checkpoint, ASecondRunInAnotherTypeIsAnError) {
+TEST(Checkpoint, RecomputationWithAnotherDtypeIsAnError) {
   const at::Tensor x = at::ones({3}).requires_grad_();
   int runs = 0;
   const auto body = [&](const at::Tensor& t) { return runs++ == 0 ? t.exp() : t.to(at::kDouble).exp(); };
@@ -291,8 +293,8 @@ TEST(Checkpoint, ASecondRunInAnotherTypeIsAnError) {
   EXPECT_NE(text.find("to be Float[3] as in forward, got Double[3] in recomputation"), std::string::npos) << text;
 }
 
-// What is asked for by name is found among the inputs of segments, and nothing is accumulated on the way.
-TEST(Checkpoint, SaysWhichGradientsItCannotGive) {
+// Gradients of requested tensors are found if they are inputs of segments, and no .grad is accumulated.
+TEST(Checkpoint, RefusesGradientsOfCapturedTensors) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     test::Draw draw(3);
     const at::Tensor value = draw.normal({4, 4}), factor = draw.normal({4, 4});
@@ -307,7 +309,7 @@ TEST(Checkpoint, SaysWhichGradientsItCannotGive) {
     torch::autograd::backward({loss()}, {}, false, false, {x});
     test::expect_close(x.grad(), regular.grad(), "backward with inputs");
     EXPECT_FALSE(w.grad().defined());
-    const at::Tensor held = w * 1;  // else autograd does not know the leaf, and says itself that it was not used
+    const at::Tensor held = w * 1;  // Otherwise autograd does not know the leaf and reports it as unused.
     const std::string captured = error_of([&] { torch::autograd::grad({loss()}, {x, w}); });
     EXPECT_NE(captured.find("a recomputed segment captures"), std::string::npos) << captured;
     const std::string twice = error_of([&] { torch::autograd::grad({loss()}, {x}, {}, true, true); });
@@ -315,15 +317,16 @@ TEST(Checkpoint, SaysWhichGradientsItCannotGive) {
   });
 }
 
-// A kept result may be the segment's own, whose graph holds the segment: no ring.
-TEST(Checkpoint, IsGivenBackWithoutBackward) {
+// A kept result may be the result of the segment, whose graph references the segment: this must not be a reference
+// cycle.
+TEST(Checkpoint, IsFreedWithoutBackward) {
   test::on_mesh({1}, [](const DeviceMesh& mesh) {
     const at::Tensor t = distribute_tensor(at::ones({2, 2}), mesh, {Replicate()}).requires_grad_();
     auto token = std::make_shared<int>();
     const std::weak_ptr<int> alive = token;
     const auto segment = [held = std::move(token)](const at::Tensor& in) { return at::mm(in, in); };
     static_cast<void>(checkpoint(std::function(std::move(segment)), t, {.keep = {"aten::mm"}}));
-    EXPECT_EQ(alive.use_count(), 1);  // `segment` itself: it was copied
+    EXPECT_EQ(alive.use_count(), 1);  // `segment` itself, since it was copied.
   });
 }
 

@@ -1,5 +1,5 @@
-// Layers with a state along the sequence, written in plain ATen for one device: split along the sequence they give what
-// one device gives, and what crosses ranks are states and the rows before a short convolution, whatever the length.
+// Layers with a state along the sequence, written in ATen for one device. Split along the sequence they give the same
+// results. Ranks exchange states and the rows before a short convolution, independent of the length.
 #include <gtest/gtest.h>
 
 #include "dtensor/dtensor.h"
@@ -15,7 +15,7 @@ constexpr std::int64_t kHidden = kHeads * kSize;
 using Tensors = std::vector<at::Tensor>;
 using Layer = std::function<at::Tensor(const at::Tensor&, const Tensors&)>;
 
-// As models write it: padded at the left, one filter a channel. x: [batch, sequence, channels]
+// As in models: padded at the left, one filter for each channel. x: [batch, sequence, channels]
 at::Tensor short_convolution(const at::Tensor& x, const at::Tensor& filter) {
   const at::Tensor padded = at::constant_pad_nd(x.transpose(1, 2), {kKernel - 1, 0});
   return at::silu(at::conv1d(padded, filter, {}, 1, at::IntArrayRef{0}, 1, filter.size(0))).transpose(1, 2);
@@ -27,7 +27,7 @@ at::Tensor chunked(const at::Tensor& x, at::IntArrayRef inner) {
   return x.view(sizes);
 }
 
-// exp of the sums of a[j + 1 .. i] below the diagonal, 0 above it: decay from step j to step i.
+// exp of the sums of a[j + 1 .. i] below the diagonal, 0 above it: the decay from step j to step i.
 at::Tensor decays(const at::Tensor& sums, const at::Tensor& sums_from, std::int64_t diagonal) {
   const std::int64_t n = sums.size(-1);
   const at::Tensor seen = at::ones({n, n}, at::kBool).tril(diagonal);
@@ -35,7 +35,7 @@ at::Tensor decays(const at::Tensor& sums, const at::Tensor& sums_from, std::int6
   return at::where(seen, difference, at::scalar_tensor(-INFINITY, sums.options().device(at::kCPU))).exp();
 }
 
-// Mamba-2 (arXiv:2405.21060, listing 1): within chunks as attention, between them by their states.
+// Mamba-2 (arXiv:2405.21060, listing 1): attention within chunks, states between chunks.
 at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
   const at::Tensor X = chunked(x, {kHeads, kSize}), B = chunked(b, {kState}), C = chunked(c, {kState});
   const at::Tensor sums = chunked(a, {kHeads}).permute({0, 1, 3, 2}).cumsum(-1);  // [b, chunk, h, l]
@@ -66,8 +66,8 @@ Tensors mamba_weights(Draw& draw) {
           draw.normal({kHidden, kHidden})};
 }
 
-// The gated delta rule S <- g S (1 - b k k^T) + b v k^T by chunks (arXiv:2412.06464): within a chunk a triangular
-// system, between chunks S <- T_c S + U_c, one chunk after the other.
+// The gated delta rule S <- g S (1 - b k k^T) + b v k^T by chunks (arXiv:2412.06464): a triangular system within a
+// chunk, and S <- T_c S + U_c from chunk to chunk.
 at::Tensor delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& beta,
                       const at::Tensor& gate) {
   const auto heads = [](const at::Tensor& t) { return chunked(t, {kHeads, kSize}).permute({0, 1, 3, 2, 4}); };
@@ -85,7 +85,7 @@ at::Tensor delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   const at::Tensor carried = at::eye(kSize, at::kDouble) * total.exp().unsqueeze(-1) - at::matmul(to_end, W);
   const at::Tensor added = at::matmul(to_end, U);
   Tensors states{at::zeros({q.size(0), kHeads, kSize, kSize}, at::kDouble)};
-  const auto T = carried.unbind(1), A = added.unbind(1);  // small: one matrix a chunk
+  const auto T = carried.unbind(1), A = added.unbind(1);  // Small: one matrix for each chunk.
   for (std::int64_t c = 0; c + 1 < kChunks; ++c) states.push_back(at::matmul(T[c], states.back()) + A[c]);
   states[0] = states[1] * 0;
   const at::Tensor entering = at::stack(states, 1);
@@ -118,7 +118,7 @@ Tensors delta_weights(Draw& draw) {
   return w;
 }
 
-// y and all gradients of the sum of y * y. `between`: what is done between forward and backward.
+// y and all gradients of the sum of y * y. `between` runs between forward and backward.
 Tensors run(const Layer& layer, const at::Tensor& u, const Tensors& weights,
             const std::function<void()>& between = {}) {
   const at::Tensor y = layer(u, weights);
@@ -135,7 +135,7 @@ struct Bytes {
   std::int64_t forward, all;
 };
 
-// Against one device; the bytes that the busiest rank received.
+// Compares with one device; returns the most bytes that a rank received.
 Bytes compare(const Layer& layer, Tensors (*make)(Draw&), std::int64_t ranks, std::int64_t batch, std::int64_t length,
               const Placement& placement) {
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(ranks)), forward = bytes;
@@ -171,7 +171,8 @@ struct Case {
 
 class StateSpace : public testing::TestWithParam<Case> {};
 
-// All states four times, rows before convolutions three times (their gradients too), gradients of weights summed up.
+// All states four times, rows before convolutions three times (with their gradients), and all-reduced gradients of
+// weights.
 std::int64_t most_bytes(const Case& c, std::int64_t batch) {
   constexpr std::int64_t item = 8;
   const std::int64_t states = batch * kChunks * kHeads * kSize * std::max(kSize, kState);
@@ -184,9 +185,9 @@ std::int64_t most_bytes(const Case& c, std::int64_t batch) {
   return item * (4 * states + 3 * rows + 2 * weights);
 }
 
-// With the number of chunks given, the length of the sequence does not matter to what crosses ranks, forward and
-// backward, whether ranks could split the batch too or not.
-TEST_P(StateSpace, MovesStatesAndTheRowsBeforeAConvolutionOnly) {
+// For a given number of chunks, communication in forward and backward does not depend on the length of the sequence,
+// whether the batch could be split or not.
+TEST_P(StateSpace, CommunicatesOnlyStatesAndConvolutionRows) {
   const Case& c = GetParam();
   for (const std::int64_t batch : {1, 2, 4}) {
     for (const std::int64_t ranks : {2, 4}) {
@@ -204,8 +205,8 @@ INSTANTIATE_TEST_SUITE_P(Layers, StateSpace,
                                          Case{"GatedDelta", gated_delta, delta_weights}),
                          [](const auto& c) { return c.param.name; });
 
-// Where the parts do not come out even in chunks, they are right all the same.
-TEST_P(StateSpace, IsThatOfOneDeviceOnUnevenParts) {
+// The result is right as well if the shards are not multiples of the chunk size.
+TEST_P(StateSpace, UnevenShardsMatchSingleDevice) {
   const Case& c = GetParam();
   compare(c.layer, c.weights, 3, 2, 40, Shard(1));
   compare(c.layer, c.weights, 2, 2, 64, ZigzagShard(1));

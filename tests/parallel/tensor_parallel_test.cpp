@@ -1,5 +1,5 @@
-// A transformer under tensor and sequence parallelism: the numbers of one device, and no more collectives than a
-// hand-written program makes.
+// A transformer under tensor and sequence parallelism: the results of one device, with no more collectives than a
+// hand-written SPMD program.
 #include <gtest/gtest.h>
 
 #include "dtensor/dtensor.h"
@@ -119,7 +119,7 @@ void expect_equal(const MeshLayout& layout, int steps, at::ScalarType dtype, dou
   EXPECT_LT(expected.loss.back(), expected.loss.front() * 0.9);
 }
 
-TEST(TensorParallel, CurvesEqualOneDevice) {
+TEST(TensorParallel, LossesMatchSingleDevice) {
   for (const test::Shape& mesh : {test::Shape{2}, test::Shape{2, 2}}) {
     for (const bool sequence : {false, true}) {
       for (const bool loss : {false, true}) expect_equal({mesh, sequence, loss}, 100, at::kDouble, 1e-9);
@@ -130,13 +130,13 @@ TEST(TensorParallel, CurvesEqualOneDevice) {
   expect_equal({{2, 2, 2}, true, false}, 100, at::kDouble, 1e-9);
 }
 
-TEST(TensorParallel, SinglePrecisionToo) {
+TEST(TensorParallel, LossesMatchInSinglePrecision) {
   expect_equal({{2}, false, true}, 20, at::kFloat, 1e-5);
   expect_equal({{3}, true, true}, 20, at::kFloat, 1e-5);
   expect_equal({{2, 3}, true, false}, 20, at::kFloat, 1e-5);
 }
 
-// What one block communicates on a mesh of two ranks.
+// Collectives of one block on a mesh of two ranks.
 struct BlockCount {
   CommCount all, reduce, gather, scatter;
 };
@@ -155,7 +155,7 @@ void count_block(bool sequence, const std::function<void(const CommDebugMode&)>&
   });
 }
 
-TEST(TensorParallel, TwoAllReducesABlockEachWay) {
+TEST(TensorParallel, TwoAllReducesPerBlockEachWay) {
   count_block(false, [](const CommDebugMode& comms) {
     for (const char* block : {"h.0", "h.1", "h.2"}) {
       for (const Phase phase : {Phase::forward, Phase::backward}) {
@@ -166,7 +166,8 @@ TEST(TensorParallel, TwoAllReducesABlockEachWay) {
   });
 }
 
-// Grouped queries, SwiGLU and biases: the same count, and the gradients of one device. More ranks than key heads too.
+// Grouped queries, SwiGLU and biases: the same count and the gradients of one device, also with more ranks than key
+// heads.
 TEST(TensorParallel, GroupedQueriesGatedLayersAndBiases) {
   for (const int ranks : {2, 3, 4}) {
     run_local(ranks, [&](Communicator world) {
@@ -213,7 +214,7 @@ TEST(TensorParallel, GroupedQueriesGatedLayersAndBiases) {
   }
 }
 
-TEST(SequenceParallel, TwoGathersAndTwoScattersABlockEachWay) {
+TEST(SequenceParallel, TwoAllGathersAndTwoReduceScattersPerBlockEachWay) {
   count_block(true, [](const CommDebugMode& comms) {
     for (const char* block : {"h.0", "h.1", "h.2"}) {
       EXPECT_EQ(comms.total("all_gather", Phase::forward, block).calls, 2) << comms.table();
@@ -226,11 +227,11 @@ TEST(SequenceParallel, TwoGathersAndTwoScattersABlockEachWay) {
   });
 }
 
-// Weight and bias of seven norms, and nothing else, are whole where their gradients are sums.
+// Only the weights and biases of the seven norms are Replicate with Partial gradients.
 TEST(SequenceParallel, GradientsOfAllNormsAreReducedInOneCollective) {
   count_block(true, [](const CommDebugMode& comms) {
     const CommCount all = comms.total("all_reduce", Phase::backward);
-    EXPECT_EQ(all.calls, 2) << comms.table();  // one of them is the loss's, a number a token
+    EXPECT_EQ(all.calls, 2) << comms.table();  // One of them is the loss's, a scalar for each token.
     EXPECT_EQ(all.bytes, 7 * 2 * kHidden * 4 + 4 * 8 * 4) << comms.table();
   });
 }
