@@ -1,5 +1,5 @@
-// A unit's gathered copy serves no view that reads the parameter's memory as something else: conjugated, negated, its
-// real part, its bits.
+// Views that read the memory of a parameter differently are not views of the unit's gathered copy: conjugate, negative,
+// real part, other dtype of the same bits.
 #include "parallel_fsdp/tower.h"
 
 namespace dtensor::test {
@@ -37,7 +37,7 @@ TEST(FsdpComplex, ConjugatedWeights) {
   expect_as_on_one_device("row", [](const auto& w, const auto& x) { return scalar(x * w.conj()[1]); });
 }
 
-TEST(FsdpComplex, AConjugatedGradientIsReduced) {
+TEST(FsdpComplex, ConjugatedGradientIsReduced) {
   expect_as_on_one_device("product", [](const auto& w, const auto& x) { return scalar(x.unsqueeze(2) * w.conj()); });
 }
 

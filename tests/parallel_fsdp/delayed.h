@@ -1,5 +1,5 @@
-// A backend whose collectives run in the background, as late as they may: when they are waited for. Until then results
-// are NaN, so that whoever reads them early, or lets go of what was to be read, is found out.
+// A backend whose collectives run as late as possible: when they are waited for. Results are NaN before, so tests
+// detect early reads and inputs that are freed too early.
 #pragma once
 
 #include <limits>
@@ -9,13 +9,13 @@
 
 namespace dtensor::test {
 
-// What this thread's collectives did, in order: "all_reduce starts", "all_reduce ends". Null: not noted.
+// The order of this thread's collectives: "all_reduce starts", "all_reduce ends". Null if they are not recorded.
 inline thread_local std::vector<std::string>* delayed_log = nullptr;
 inline void note(const std::string& what) {
   if (delayed_log != nullptr) delayed_log->push_back(what);
 }
 
-// How many of this thread's next collectives throw when they are waited for.
+// Number of this thread's next collectives that throw when they are waited for.
 inline thread_local int delayed_failures = 0;
 
 class LateWork final : public Work::Impl {
@@ -29,7 +29,7 @@ class LateWork final : public Work::Impl {
     const auto run = std::exchange(run_, {});
     const bool fails = delayed_failures > 0;
     if (fails) --delayed_failures;
-    TORCH_CHECK(!fails, "a collective that fails");
+    TORCH_CHECK(!fails, "injected failure of a collective");
     run();
   }
   bool done() override { return !run_; }

@@ -1,12 +1,13 @@
-// For which gradients a unit waits: of graphs that are older than the last pass's end, and of parameters that take
-// turns.
+// The gradients that a unit expects before it reduces: with graphs older than the end of the last pass, and with
+// parameters that are used in alternate steps.
 #include "parallel_fsdp/tower.h"
 
 namespace dtensor::test {
 namespace {
 
-// Two graphs at a time, as schedules of pipelines have them: what one pass ends is no reason to forget the other's.
-TEST(FsdpSchedule, AUnitIsReducedOnceAPassWhateverWasComputedBefore) {
+// Two graphs exist at a time, as in pipeline schedules. The end of one pass must not affect the expectations of the
+// other.
+TEST(FsdpSchedule, UnitIsReducedOncePerPassWithSeveralGraphs) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Tower tower(3);
     const auto unit = fully_shard(tower.list(), mesh);
@@ -23,8 +24,8 @@ TEST(FsdpSchedule, AUnitIsReducedOnceAPassWhateverWasComputedBefore) {
   });
 }
 
-// Adapters of several tasks in one unit: what the step before used is not waited for.
-TEST(FsdpSchedule, AUnitIsReducedAtOnceThoughEachStepUsesOthersOfItsParameters) {
+// Adapters of several tasks in one unit: the unit must not wait for parameters that only the previous step used.
+TEST(FsdpSchedule, UnitIsReducedEarlyIfStepsUseDifferentParameters) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     constexpr int kBlocks = 5, kTasks = 2;
     Tower tower(kBlocks * (1 + kTasks));
@@ -35,7 +36,7 @@ TEST(FsdpSchedule, AUnitIsReducedAtOnceThoughEachStepUsesOthersOfItsParameters) 
       for (int k = 0; k <= kTasks; ++k) list.push_back(tower.layer(block * (1 + kTasks) + k)[0]);
       units.push_back(fully_shard(list, mesh));
     }
-    fully_shard(tower.list(), mesh);  // joins them
+    fully_shard(tower.list(), mesh);  // Joins the units.
     for (int step = 0; step < 5; ++step) {
       units[0].reset_peaks();
       at::Tensor x = sharded(input(), mesh);
@@ -49,7 +50,7 @@ TEST(FsdpSchedule, AUnitIsReducedAtOnceThoughEachStepUsesOthersOfItsParameters) 
   });
 }
 
-// Of one rank there is nothing to be summed, so nothing waits, and nothing is predicted.
+// On one rank nothing is reduced, so no gradient is unreduced, and the prediction is 0.
 TEST(FsdpSchedule, OnOneRankNoGradientIsUnreduced) {
   on_mesh({1}, [](const DeviceMesh& mesh) {
     Tower tower(2);

@@ -1,4 +1,5 @@
-// A backward pass that throws leaves nothing to the next one, though that runs over a graph that was there before.
+// A backward pass that throws leaves no state for the next one, even if the next one runs over a graph that existed
+// before.
 #include "dtensor/hooks.h"
 #include "parallel_fsdp/delayed.h"
 #include "parallel_fsdp/tower.h"
@@ -6,7 +7,7 @@
 namespace dtensor::test {
 namespace {
 
-// Through all layers; backward gets as far as the first, if at all.
+// Uses all layers; backward fails before the gradient of the first layer, if `fails` is set.
 at::Tensor fragile(const Tower& tower, const at::Tensor& x, const bool& fails) {
   auto h = at::gelu(at::linear(x, tower.w[0]));
   h.register_hook([&fails](const at::Tensor&) { TORCH_CHECK(!fails, "stop"); });
@@ -18,7 +19,7 @@ void clear(Tower& tower) {
   for (auto& w : tower.w) w.mutable_grad().reset();
 }
 
-TEST(FsdpFailedPass, LeavesNothingToOneOverAnOlderGraph) {
+TEST(FsdpFailedPass, LeavesNoStateForAPassOverAnOlderGraph) {
   for (const bool late : {false, true}) {
     for (const bool one_unit : {false, true}) {
       run_local(2, [&](const Communicator& world) {
@@ -44,7 +45,7 @@ TEST(FsdpFailedPass, LeavesNothingToOneOverAnOlderGraph) {
   }
 }
 
-TEST(FsdpFailedPass, MayRunAgain) {
+TEST(FsdpFailedPass, MayBeRepeated) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Tower regular(3), tower(3);
     fully_shard(tower.list(), mesh);
@@ -58,8 +59,8 @@ TEST(FsdpFailedPass, MayRunAgain) {
   });
 }
 
-// In a unit, and where each leaf is reduced by itself.
-TEST(FsdpFailedPass, LeavesWhatNoGradientSyncAccumulated) {
+// In a unit, and for leaves that are reduced separately.
+TEST(FsdpFailedPass, KeepsGradientsAccumulatedUnderNoGradientSync) {
   for (const bool unit : {true, false}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       Tower regular(3), tower(3);
@@ -81,8 +82,8 @@ TEST(FsdpFailedPass, LeavesWhatNoGradientSyncAccumulated) {
   }
 }
 
-// The same where a collective of the unit's reduction fails.
-TEST(FsdpFailedPass, GivesBackWhatItsReductionTook) {
+// The same if a collective of the unit's reduction fails.
+TEST(FsdpFailedPass, RestoresGradientsOfAFailedReduction) {
   run_local(2, [](const Communicator& world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2}, {"shard"});
     Tower regular(3), tower(3);
@@ -102,8 +103,8 @@ TEST(FsdpFailedPass, GivesBackWhatItsReductionTook) {
   });
 }
 
-// The first unit's collective fails when the second one's leftovers were taken already.
-TEST(FsdpFailedPass, GivesBackWhatReductionsOfSeveralUnitsTook) {
+// The collective of the first unit fails after the accumulated gradients of the second one were taken.
+TEST(FsdpFailedPass, RestoresGradientsOfSeveralUnits) {
   run_local(2, [](const Communicator& world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2}, {"shard"});
     Tower regular(3), tower(3);
@@ -123,7 +124,7 @@ TEST(FsdpFailedPass, GivesBackWhatReductionsOfSeveralUnitsTook) {
   });
 }
 
-TEST(FsdpFailedPass, AGatherThatFailsInTheBackgroundCountsForNothing) {
+TEST(FsdpFailedPass, FailedBackgroundGatherIsNotCounted) {
   run_local(2, [](const Communicator& world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2}, {"shard"});
     const Tower regular(3);
@@ -139,8 +140,8 @@ TEST(FsdpFailedPass, AGatherThatFailsInTheBackgroundCountsForNothing) {
   });
 }
 
-// The inner pass of a hook that catches what it throws.
-TEST(FsdpFailedPass, WithinAnotherOne) {
+// The failing pass runs in a hook of another pass, which catches the exception.
+TEST(FsdpFailedPass, FailureInANestedPass) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Tower regular(4), tower(4);
     tower.shard(mesh);

@@ -28,7 +28,7 @@ at::Tensor like(const at::Tensor& w, double value) {
   return distribute_tensor(at::full(w.sizes(), value, w.scalar_type()), DTensor(w).mesh(), DTensor(w).placements());
 }
 
-TEST(Generation, AGatheredUnitSeesSetDataAndEveryWrite) {
+TEST(Generation, GatheredUnitIsInvalidatedBySetDataAndWrites) {
   using Change = std::function<void(at::Tensor)>;
   const std::vector<Change> changes = {
       [](at::Tensor w) { w.set_data(like(w, 5)); },
@@ -52,8 +52,8 @@ TEST(Generation, AGatheredUnitSeesSetDataAndEveryWrite) {
   });
 }
 
-// To other placements with as many elements on each rank, to whole ones, and back.
-TEST(Generation, AUnitServesAParameterOnlyWhereItPutIt) {
+// Changes to other placements with the same local number of elements, to Replicate, and back.
+TEST(Generation, UnitIsUsedOnlyForParametersInItsPlacements) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const at::NoGradGuard no_grad;
     Draw draw(3);
@@ -70,8 +70,8 @@ TEST(Generation, AUnitServesAParameterOnlyWhereItPutIt) {
   });
 }
 
-// The others of its unit are gathered without it, and every gradient is that of one device.
-TEST(Generation, AParameterThatWasPutElsewhereLeavesTheGathersOfItsUnit) {
+// The unit gathers its other parameters without it, and all gradients equal those of one device.
+TEST(Generation, RedistributedParameterIsExcludedFromTheGathersOfItsUnit) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tower regular(3), tower(3);
     const auto unit = fully_shard(tower.list(), mesh);
@@ -93,8 +93,8 @@ TEST(Generation, AParameterThatWasPutElsewhereLeavesTheGathersOfItsUnit) {
   });
 }
 
-// Nothing is served of a gather that failed: each use says so anew, and afterwards nothing counts as gathered.
-TEST(Generation, AGatherThatFailedServesNothing) {
+// A failed gather must not be used: each use raises the error again, and nothing counts as gathered afterwards.
+TEST(Generation, FailedGatherIsNotUsed) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tower tower(2);
     const auto unit = fully_shard(tower.list(), mesh);
@@ -108,7 +108,7 @@ TEST(Generation, AGatherThatFailedServesNothing) {
   });
 }
 
-TEST(Generation, AGatheredUnitOfInferenceTensorsSeesWrites) {
+TEST(Generation, GatheredUnitOfInferenceTensorsIsInvalidatedByWrites) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const c10::InferenceMode inference;
     const auto run = linear(mesh);
@@ -118,8 +118,8 @@ TEST(Generation, AGatheredUnitOfInferenceTensorsSeesWrites) {
   });
 }
 
-// As on one device: a view or cast that was taken before set_data has the old data.
-TEST(Generation, ViewsAndCastsKeepWhatTheyWereMadeOf) {
+// As on one device: a view or cast that was taken before set_data keeps the former data.
+TEST(Generation, ViewsAndCastsKeepTheirData) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const at::NoGradGuard no_grad;
     const auto run = linear(mesh);
@@ -134,7 +134,7 @@ TEST(Generation, ViewsAndCastsKeepWhatTheyWereMadeOf) {
   });
 }
 
-TEST(Generation, ACastIsMadeAgainAfterSetData) {
+TEST(Generation, CastIsRepeatedAfterSetData) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const at::NoGradGuard no_grad;
     auto run = linear(mesh, {.param_dtype = at::kBFloat16});
@@ -152,7 +152,7 @@ at::Tensor shares(const DeviceMesh& mesh, at::ScalarType type = at::kFloat) {
   return DTensor::from_local(at::ones({3, 4}, type), mesh, {Partial()}, {3, 4});
 }
 
-TEST(Generation, AReducedFormSeesWritesToLocalPartsOfViews) {
+TEST(Generation, ReducedFormIsInvalidatedByLocalWritesToViews) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto x = shares(mesh);
     const auto view = x.view({12});

@@ -1,4 +1,4 @@
-// Gradients with a graph, gradients of several kinds, and what collectives in the background must not part.
+// Gradients with a graph, gradients of several placements, and collectives in the background.
 #include "dtensor/hooks.h"
 #include "internal/gradient_hooks.h"
 #include "parallel_fsdp/delayed.h"
@@ -7,7 +7,7 @@
 namespace dtensor::test {
 namespace {
 
-TEST(FsdpGradients, KeepTheirGraphWhereOneIsAskedFor) {
+TEST(FsdpGradients, KeepTheirGraphWithCreateGraph) {
   for (const Shape& shape : {Shape{2}, Shape{2, 2}}) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       Tower regular(2, 4), tower(2, 4);
@@ -25,8 +25,9 @@ TEST(FsdpGradients, KeepTheirGraphWhereOneIsAskedFor) {
   }
 }
 
-// A hook sees reduced gradients only, though what NoGradientSync left is placed otherwise than what joins it.
-TEST(FsdpGradients, UnreducedOnesOfOtherPlacementsJoin) {
+// A hook sees only reduced gradients, also if gradients accumulated under NoGradientSync have other placements than new
+// ones.
+TEST(FsdpGradients, UnreducedGradientsOfDifferentPlacementsAreAdded) {
   run_local(4, [](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"replicate", "shard"});
     Draw draw(1);
@@ -55,7 +56,7 @@ TEST(FsdpGradients, UnreducedOnesOfOtherPlacementsJoin) {
   });
 }
 
-TEST(FsdpInTheBackground, AShareOfAGatherUnderWayIsWhole) {
+TEST(FsdpInTheBackground, ReshardDuringAGatherKeepsCompleteShards) {
   run_local(4, [](const Communicator& world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {4}, {"shard"});
     Tower regular(1, 8), tower(1, 8);
@@ -67,8 +68,8 @@ TEST(FsdpInTheBackground, AShareOfAGatherUnderWayIsWhole) {
   });
 }
 
-// Schedules lie in memory as they may, on each rank.
-TEST(FsdpInTheBackground, SchedulesAreFinishedInOneOrder) {
+// The order must not depend on addresses of schedules, which differ between ranks.
+TEST(FsdpInTheBackground, SchedulesAreFinishedInTheSameOrderOnAllRanks) {
   for (int trial = 0; trial < 4; ++trial) {
     run_local(2, [&](const Communicator& world) {
       const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2, 1}, {"replicate", "shard"});

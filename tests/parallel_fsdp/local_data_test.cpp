@@ -1,5 +1,5 @@
-// call() with regular tensors: each rank computes on its own data, and gradients are means over the ranks. The
-// reference is one device: each rank's data through a plain model, and the mean of the gradients.
+// call() with regular tensors: each rank computes on its local data, and gradients are averaged over the ranks. The
+// reference runs the data of each rank on one device and averages the gradients.
 #include "dtensor/checkpoint_activations.h"
 #include "dtensor/dtensor.h"
 #include "support/ranks.h"
@@ -7,7 +7,7 @@
 namespace dtensor::test {
 namespace {
 
-// Rows know each other, their number counts, and a layer is called with constants only.
+// The result of a row depends on the other rows and on their number, and a layer is called with constants only.
 struct Layer : nn::Module {
   explicit Layer(std::int64_t width) : linear(width, width, true, at::kDouble), table(5, width, -1, at::kDouble) {
     register_module("linear", linear), register_module("table", table);
@@ -55,7 +55,7 @@ at::Tensor data_of(int rank) {
   return draw.normal({2 + rank % 3, 6}, at::kDouble);
 }
 
-TEST(FsdpLocalData, GradientsAreMeansOfEachRanksOwn) {
+TEST(FsdpLocalData, GradientsAreAveragedOverRanks) {
   struct Case {
     std::vector<std::int64_t> shape;
     bool units, recompute;
@@ -118,14 +118,14 @@ TEST(FsdpLocalData, OneGatherInForwardAndOneInBackward) {
       const auto before = units[0].stats();
       call(stack, data_of(mesh.communicator().rank())).sum().backward();
       const auto after = units[0].stats();
-      EXPECT_EQ(after.all_gathers - before.all_gathers, step == 0 ? 8 : 7);  // what backward begins with stays
+      EXPECT_EQ(after.all_gathers - before.all_gathers, step == 0 ? 8 : 7);  // Backward's first unit stays gathered.
       EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, 4);
     }
     EXPECT_LE(units[0].stats().peak_gathered_bytes, 2 * units[0].gathered_bytes());
   });
 }
 
-TEST(FsdpLocalData, ADivideFactorReplacesTheNumberOfRanks) {
+TEST(FsdpLocalData, DivideFactorReplacesTheNumberOfRanks) {
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
     Stack stack(1, false), twin(1, false);
     fill(stack, 5), fill(twin, 5);

@@ -1,6 +1,6 @@
-// A small model with every kind of parameter that a unit may hold: matrices used through views and directly, one with
-// permuted strides, one of three dimensions, vectors, a single element, one without dimensions, a tied embedding, one
-// that no rank but the first has a part of, one without elements, and one that is not used.
+// A small model with every kind of parameter that a unit may have: matrices used directly and through views, permuted
+// strides, three dimensions, vectors, one element, no dimensions, a tied embedding, a shard on the first rank only, no
+// elements, and an unused parameter.
 #pragma once
 
 #include <map>
@@ -48,7 +48,8 @@ struct Net {
 
   at::Tensor loss(const at::Tensor& x, const at::Tensor& ids) const {
     const auto& w = p;
-    const auto looked_up = at::embedding(w.at("emb"), ids);  // first and last: what is in no block is held throughout
+    const auto looked_up =
+        at::embedding(w.at("emb"), ids);  // First and last: parameters outside of blocks stay gathered.
     auto h = at::gelu(at::linear(x, w.at("a.w"), w.at("a.b"))) * w.at("a.scale");
     auto n = at::layer_norm(h, {h.size(-1)}, w.at("b.ln.w"), w.at("b.ln.b"));
     h = h + at::linear(n, w.at("b.w"));
@@ -85,7 +86,7 @@ inline DeviceMesh make_mesh(const Communicator& world, const Axes3& a) {
 }
 inline const Placements kBatch = {Shard(0), Shard(0), Replicate()};
 
-// Column- and row-wise splits on tp of those that have two dimensions, by hand.
+// Splits parameters with two dimensions column-wise or row-wise on tp, without a plan.
 inline void place_on_tp(Net& net, const DeviceMesh& mesh) {
   const auto put = [&](const char* name, Placement tp) {
     auto& t = net.p[name];

@@ -1,4 +1,4 @@
-// Units computed in one dtype and kept in another.
+// Units that compute in one dtype and store another.
 #include "parallel_fsdp/tower.h"
 
 #include <ATen/autocast_mode.h>
@@ -6,8 +6,8 @@
 namespace dtensor::test {
 namespace {
 
-// A bf16 model with fp32 norms: activations stay bf16, what is gathered is bf16, gradients and their sum are fp32.
-TEST(FsdpPrecision, ComputesInOneDtypeAndKeepsAnother) {
+// A bf16 model with fp32 norms: activations and gathered parameters are bf16; gradients and their sum are fp32.
+TEST(FsdpPrecision, ComputesInOneDtypeAndStoresAnother) {
   for (const auto reduce : {at::kFloat, at::kBFloat16}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       Net regular(9, at::kFloat), net(9, at::kFloat);
@@ -26,7 +26,7 @@ TEST(FsdpPrecision, ComputesInOneDtypeAndKeepsAnother) {
         EXPECT_EQ(net.p["b.ln.w"].scalar_type(), at::kFloat);
         const auto h = at::layer_norm(at::linear(sharded(d.x, mesh).to(at::kBFloat16), net.p["a.w"]),
                                       {net.p["a.w"].size(0)}, net.p["b.ln.w"], net.p["b.ln.b"]);
-        EXPECT_EQ(h.scalar_type(), at::kBFloat16);  // the norm does not widen the stream
+        EXPECT_EQ(h.scalar_type(), at::kBFloat16);  // The norm does not change the dtype of activations.
         const auto loss = scope.output(net.loss(sharded(d.x, mesh).to(at::kBFloat16), sharded(d.ids, mesh)));
         EXPECT_EQ(loss.scalar_type(), at::kFloat);
         EXPECT_NEAR(DTensor(loss.detach()).full_tensor().item<float>(), regular.loss(d.x, d.ids).item<float>(),
@@ -54,25 +54,25 @@ struct Warnings final : c10::WarningHandler {
   void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
 };
 
-TEST(FsdpPrecision, AParamDtypeWithoutAScopeIsSaidOnce) {
+TEST(FsdpPrecision, ParamDtypeWithoutAScopeWarnsOnce) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
-    Warnings heard;
-    const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+    Warnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
     Tower tower(1, 6, at::kFloat);
     tower.shard(mesh, {.precision = {.param_dtype = at::kBFloat16}});
     const auto x = sharded(input().to(at::kFloat), mesh);
     {
       const at::NoGradGuard no_grad;
-      (void)at::linear(x, tower.w[0]);  // reading a parameter as it is kept
+      (void)at::linear(x, tower.w[0]);  // Reads the parameter in its stored dtype.
     }
-    EXPECT_TRUE(heard.texts.empty());
+    EXPECT_TRUE(warnings.texts.empty());
     for (int i = 0; i < 2; ++i) tower.loss(x).backward();
     ASSERT_EQ(heard.texts.size(), 1U);
     EXPECT_NE(heard.texts[0].find("run the forward pass in one"), std::string::npos) << heard.texts[0];
   });
 }
 
-TEST(FsdpPrecision, AutocastFindsTheUnit) {
+TEST(FsdpPrecision, AutocastUsesTheGatheredUnit) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tower tower(2, 6, at::kFloat);
     const auto units = tower.shard(mesh, {.precision = {.param_dtype = at::kBFloat16}});
@@ -82,8 +82,8 @@ TEST(FsdpPrecision, AutocastFindsTheUnit) {
     at::autocast::clear_cache();
     at::autocast::set_autocast_enabled(at::kCPU, false);
     loss.backward();
-    EXPECT_EQ(units[0].stats().all_gathers, 2);  // the last layer stays, the first is not needed again
-    EXPECT_EQ(units[0].gathered_bytes(), 128);   // 72 bytes of bf16, aligned
+    EXPECT_EQ(units[0].stats().all_gathers, 2);  // The last layer stays; backward does not need the first.
+    EXPECT_EQ(units[0].gathered_bytes(), 128);   // 72 bytes of bf16, aligned.
     EXPECT_EQ(tower.w[0].grad().scalar_type(), at::kFloat);
   });
 }

@@ -1,5 +1,5 @@
-// set_data and redistribute_ may put a parameter of a unit on another mesh, in another dtype, of other sizes: it is
-// computed with, and reduced, by itself then.
+// set_data and redistribute_ may give a parameter of a unit another mesh, dtype or size. It is then gathered and
+// reduced separately.
 #include "dtensor/hooks.h"
 #include "internal/gradient_hooks.h"
 #include "parallel_fsdp/tower.h"
@@ -7,7 +7,7 @@
 namespace dtensor::test {
 namespace {
 
-// w is replaced after a step, v stays in the unit.
+// w is replaced after a step; v stays in the unit.
 struct Pair {
   at::Tensor w = Draw(1).normal({4, 4}).requires_grad_(), v = Draw(8).normal({4, 4}).requires_grad_();
   at::Tensor loss(const at::Tensor& x) const {
@@ -74,14 +74,14 @@ TEST(FsdpPutElsewhere, OnAnotherMesh) {
     fully_shard({{"w", &w}}, mesh);
     w.set_data(distribute_tensor(regular, turned, {Shard(0).as_storage()}));
     const auto y = at::mm(sharded(x, turned), w);
-    expect_close(y.detach(), at::mm(x, regular), "on the other mesh");
+    expect_close(y.detach(), at::mm(x, regular), "on another mesh");
     y.sum().backward();
     expect_close(w.grad(), x.t().mm(at::ones({6, 4}, at::kDouble)), "gradient");
   });
 }
 
-// What is left unreduced is brought to where the parameter is now.
-TEST(FsdpPutElsewhere, WithAGradientThatWaits) {
+// An unreduced gradient is redistributed to the parameter's new placements.
+TEST(FsdpPutElsewhere, WithAnUnreducedGradient) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Pair regular, pair;
     fully_shard({{"w", &pair.w}, {"v", &pair.v}}, mesh);

@@ -1,5 +1,5 @@
-// What the schedule does besides being right: what runs in the background, what it does about parameters that are not
-// used or frozen, and what becomes of a gathered copy whose parameter changes.
+// Properties of the schedule besides its results: collectives in the background, unused and frozen parameters, and
+// gathered copies whose parameter changes.
 #include "parallel_fsdp/delayed.h"
 #include "parallel_fsdp/tower.h"
 
@@ -9,8 +9,9 @@
 namespace dtensor::test {
 namespace {
 
-// A unit's sum over replicas runs while the next one is scattered, and is waited for when that is done.
-TEST(FsdpSchedule, SumsOverReplicasInTheBackground) {
+// A unit's all-reduce over replicas runs during the reduce-scatter of the next unit, and is waited for when that one is
+// done.
+TEST(FsdpSchedule, AllReduceOverReplicasRunsInTheBackground) {
   run_local(4, [](Communicator world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2, 2}, {"replicate", "shard"});
     Tower regular(4), tower(4);
@@ -37,11 +38,11 @@ TEST(FsdpSchedule, SumsOverReplicasInTheBackground) {
   });
 }
 
-// Without units: gradients of whole parameters, in two collectives here, are waited for when backward ends.
-TEST(FsdpSchedule, WholeParametersAreSummedInTheBackgroundToo) {
+// Without units: two collectives of gradients of unsharded parameters, which end before backward() returns.
+TEST(FsdpSchedule, UnshardedParametersAreReducedInTheBackground) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2});
-    Tower regular(3, 1300), tower(3, 1300);  // 13.5 MB each
+    Tower regular(3, 1300), tower(3, 1300);  // 13.5 MB each.
     for (auto& w : tower.w) w = distribute_tensor(w.detach(), mesh, {Replicate()}).requires_grad_();
     const auto loss = tower.loss(sharded(input(4, 1300), mesh));
     regular.loss(input(4, 1300)).backward();
@@ -55,8 +56,8 @@ TEST(FsdpSchedule, WholeParametersAreSummedInTheBackgroundToo) {
   });
 }
 
-// Layers are dropped at random, gradients are wanted of some only, some are frozen: alike on every rank.
-RC_GTEST_PROP(FsdpSchedule, EveryStepMayUseOtherParameters, ()) {
+// Layers are dropped at random, only some gradients are requested, some parameters are frozen; the same on every rank.
+RC_GTEST_PROP(FsdpSchedule, StepsMayUseDifferentParameters, ()) {
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 100000);
   const auto ranks = *rc::gen::inRange(1, 4);
   const auto reshard = *rc::gen::arbitrary<bool>();
@@ -72,18 +73,18 @@ RC_GTEST_PROP(FsdpSchedule, EveryStepMayUseOtherParameters, ()) {
         regular.w[i].set_requires_grad(wanted);
         tower.w[i].set_requires_grad(wanted);
       }
-      if (draw.coin()) {  // a forward pass for its own sake
+      if (draw.coin()) {  // A forward pass without backward.
         const at::NoGradGuard no_grad;
         expect_close(tower.loss(sharded(input(), mesh)), regular.loss(input()), "evaluation");
       }
-      if (draw.integer(0, 4) == 0) (void)tower.loss(sharded(input(), mesh));  // one whose backward never comes
+      if (draw.integer(0, 4) == 0) (void)tower.loss(sharded(input(), mesh));  // A training forward without backward.
       auto expected = regular.loss(input(), skip), loss = tower.loss(sharded(input(), mesh), skip);
       expect_close(loss.detach(), expected.detach(), "loss");
       if (!expected.requires_grad()) continue;
       expected.backward();
       loss.backward();
       expect_same_gradients(tower.w, regular.w);
-      if (draw.coin()) continue;  // accumulates
+      if (draw.coin()) continue;  // Accumulates gradients.
       const at::NoGradGuard no_grad;
       for (std::size_t i = 0; i < 5; ++i) {
         if (!regular.w[i].grad().defined()) continue;
@@ -97,8 +98,8 @@ RC_GTEST_PROP(FsdpSchedule, EveryStepMayUseOtherParameters, ()) {
   RC_ASSERT(!::testing::Test::HasFailure());
 }
 
-// Any view or cast of a parameter, used by anything: one gather of the unit serves them all.
-RC_GTEST_PROP(FsdpSchedule, ViewsAndCastsAreFoundInTheUnit, ()) {
+// All views and casts of a parameter, used by any operators, need one gather of the unit.
+RC_GTEST_PROP(FsdpSchedule, ViewsAndCastsUseTheGatheredUnit, ()) {
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 100000);
   on_mesh({2, 2}, [&](const DeviceMesh& mesh2) {
     const auto mesh = mesh2.view({2, 2}, {"shard", "tp"});
@@ -140,7 +141,7 @@ RC_GTEST_PROP(FsdpSchedule, ViewsAndCastsAreFoundInTheUnit, ()) {
             t = t.detach();
             break;
           case 6:
-            if (i == 0) t = t.to(at::kDouble);  // of the whole parameter
+            if (i == 0) t = t.to(at::kDouble);  // Of the full parameter.
             break;
           default:
             t = t.slice(dims - 1, 0, t.size(dims - 1), 2);
@@ -153,13 +154,13 @@ RC_GTEST_PROP(FsdpSchedule, ViewsAndCastsAreFoundInTheUnit, ()) {
       Draw same = draw;
       const auto expected = view(regular, same), got = view(w, same);
       const at::NoGradGuard no_grad;
-      // One that had to be moved, over tp or to shards that are no storage, stands for itself.
+      // A view that was redistributed, over tp or to shards other than storage shards, does not use the unit.
       const bool found = tp.is_replicate() && DTensor(got).placements()[0].is_storage();
       log += DTensor(got).spec_str() + (found ? " found\n" : "\n");
       gathers = 0;
       const auto sine = got.sin(), power = got.exp();
       uses += found ? gathers : 0;
-      // Vectors and the rest after the last whole one are rounded differently, in float.
+      // In float, vectorized loops and their remainders round differently.
       expect_close(sine, expected.sin(), "view", 1e-6);
       expect_close(power, expected.exp(), "view again", 1e-6);
       (void)draw.integer(0, 1);
@@ -170,7 +171,7 @@ RC_GTEST_PROP(FsdpSchedule, ViewsAndCastsAreFoundInTheUnit, ()) {
   RC_ASSERT(!::testing::Test::HasFailure());
 }
 
-TEST(FsdpSchedule, OneGatherServesLinearAndWhatItSavedForBackward) {
+TEST(FsdpSchedule, OneGatherForLinearAndItsSavedTensors) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tower tower(1);
     const auto units = tower.shard(mesh);
@@ -179,11 +180,11 @@ TEST(FsdpSchedule, OneGatherServesLinearAndWhatItSavedForBackward) {
     const auto x = sharded(input(), mesh).requires_grad_();
     auto y = at::linear(at::linear(x, tower.w[0]), tower.w[0].to(at::kFloat).to(at::kDouble));
     y.sum().backward();
-    EXPECT_EQ(units[0].stats().all_gathers, 1);  // in use from forward into backward
+    EXPECT_EQ(units[0].stats().all_gathers, 1);  // In use from forward to backward.
   });
 }
 
-TEST(FsdpSchedule, AGatheredCopyIsNoStaleCopy) {
+TEST(FsdpSchedule, GatheredCopyIsInvalidatedByWrites) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tower regular(2), tower(2);
     tower.shard(mesh, {.reshard_after_forward = false});
@@ -191,14 +192,14 @@ TEST(FsdpSchedule, AGatheredCopyIsNoStaleCopy) {
     expect_close(tower.loss(sharded(input(), mesh)), regular.loss(input()), "before");
     const auto fresh = Draw(77).normal({6, 6});
     regular.w[0].copy_(fresh);
-    tower.w[0].copy_(fresh);  // what loading a plain state does
+    tower.w[0].copy_(fresh);  // As loading an unsharded state does.
     expect_close(tower.loss(sharded(input(), mesh)), regular.loss(input()), "after copy_");
     regular.w[1].view({36}).mul_(0.5);
     DTensor(tower.w[1]).to_local().mul_(0.5);
     expect_close(tower.loss(sharded(input(), mesh)), regular.loss(input()), "after a write to the shard");
     const auto cast = tower.w[0].to(at::kFloat);
     tower.w[0].mul_(3);
-    expect_close(cast.sin(), regular.w[0].to(at::kFloat).sin(), "an old cast keeps its values", 1e-6);
+    expect_close(cast.sin(), regular.w[0].to(at::kFloat).sin(), "a cast before the write keeps its values", 1e-6);
   });
 }
 
@@ -215,13 +216,13 @@ TEST(FsdpSchedule, AutogradGradLeavesTheAccumulatedGradient) {
   });
 }
 
-TEST(FsdpSchedule, APassThatThrewIsForgotten) {
+TEST(FsdpSchedule, StateOfAFailedPassIsDiscarded) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tower regular(3), tower(3);
     const auto unit = fully_shard(tower.list(), mesh);
     auto h = at::gelu(at::linear(sharded(input(), mesh), tower.w[0]));
     h.register_hook([](const at::Tensor&) { TORCH_CHECK(false, "stop"); });
-    EXPECT_THROW(at::linear(h, tower.w[1]).sum().backward(), c10::Error);  // the gradient of w1 has come, w0's has not
+    EXPECT_THROW(at::linear(h, tower.w[1]).sum().backward(), c10::Error);  // Only w1 has a gradient.
     regular.loss(input(), /*skip=*/1).backward();
     tower.loss(sharded(input(), mesh), /*skip=*/1).backward();
     expect_same_gradients(tower.w, regular.w);

@@ -1,5 +1,5 @@
-// Which parameters become units: plain, tied, on the meta device, on other meshes, on top of a plan, of modules of both
-// kinds; and what is refused.
+// Parameters that become units: regular, tied, on the meta device, on other meshes, after a tensor parallel plan, of
+// modules of both kinds. Also the refused ones.
 #include "dtensor/nn.h"
 #include "dtensor/parallelize.h"
 #include "parallel_fsdp/tower.h"
@@ -10,23 +10,23 @@
 namespace dtensor::test {
 namespace {
 
-TEST(FsdpPlacing, OneRankAlongAnAxisCostsNothing) {
+TEST(FsdpPlacing, AxisOfOneRankNeedsNoCommunication) {
   run_local(2, [&](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {1, 1}, {"replicate", "shard"});
     Tower tower(2);
-    tower.shard(mesh);  // rank 1 is outside: it takes part in nothing
+    tower.shard(mesh);  // Rank 1 is outside of the mesh and does not participate.
     int collectives = 0;
     const EventListener listener([&](const Event&) { ++collectives; }, {Event::Kind::collective});
     const auto loss = tower.loss(distribute_tensor(input(), mesh, {Replicate(), Shard(0)}));
     loss.backward();
     EXPECT_EQ(collectives, 0);
     if (mesh.is_member()) {
-      EXPECT_EQ(DTensor(tower.w[0]).placements()[1], Shard(0).as_storage());  // as the mesh says
+      EXPECT_EQ(DTensor(tower.w[0]).placements()[1], Shard(0).as_storage());  // As the mesh says.
     }
   });
 }
 
-TEST(FsdpPlacing, MetaParametersGetTheirPartAndAreNaNUntilReset) {
+TEST(FsdpPlacing, MetaParametersAreNaNUntilInitialized) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     at::Tensor w = at::empty({5, 3}, at::TensorOptions(at::kFloat).device(at::kMeta)).requires_grad_();
     at::Tensor tied = w;
@@ -64,13 +64,13 @@ TEST(FsdpPlacing, TiedParametersBelongToTheirFirstUnitG2) {
         return loss.detach();
       };
       expect_close(run(embedding, head, sharded(ids, mesh)), run(regular, regular, ids), "loss");
-      expect_close(embedding.detach(), regular.detach(), "every row is trained");
+      expect_close(embedding.detach(), regular.detach(), "embedding after the step");
     }
   });
 }
 
-// Dense parameters on one mesh, experts on another view of the same ranks: units of one model.
-TEST(FsdpPlacing, UnitsOfOneModelMayDifferInMesh) {
+// Dense parameters on one mesh, experts on another view of the same ranks: both are units of one model.
+TEST(FsdpPlacing, UnitsOfOneModelMayHaveDifferentMeshes) {
   run_local(4, [&](Communicator world) {
     const auto dense = init_device_mesh(world, at::kCPU, {4}, {"shard"});
     const auto sparse = dense.view({2, 2}, {"shard", "ep"});
@@ -89,8 +89,8 @@ TEST(FsdpPlacing, UnitsOfOneModelMayDifferInMesh) {
   });
 }
 
-// A plan of tensor parallelism first, on the whole mesh or on its slice; then units. As one device.
-TEST(FsdpPlacing, OnTopOfAPlan) {
+// A tensor parallel plan on the full mesh or on a slice, and then units. Results equal those of one device.
+TEST(FsdpPlacing, AfterATensorParallelPlan) {
   const ParallelPlan plan = {{"*.attn.q_proj", ColwiseParallel()}, {"*.attn.k_proj", ColwiseParallel()},
                              {"*.attn.v_proj", ColwiseParallel()}, {"*.attn.o_proj", RowwiseParallel()},
                              {"*.mlp.up_proj", ColwiseParallel()}, {"*.mlp.down_proj", RowwiseParallel()}};
@@ -166,7 +166,7 @@ TEST(FsdpPlacing, ModulesOfBothKinds) {
   });
 }
 
-TEST(FsdpPlacing, UnitsThatJoinBringTheirCounts) {
+TEST(FsdpPlacing, JoinedUnitsKeepTheirCounts) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Tower tower(3);
     const auto first = fully_shard(tower.layer(0), mesh), second = fully_shard(tower.layer(1), mesh);
@@ -182,7 +182,7 @@ TEST(FsdpPlacing, UnitsThatJoinBringTheirCounts) {
   });
 }
 
-TEST(FsdpPlacing, AGradientOnASliceIsAnErrorBeforeAnythingMoves) {
+TEST(FsdpPlacing, GradientOnASliceIsAnErrorBeforeAnyChange) {
   run_local(4, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"shard", "tp"});
     Tower tower(1);
@@ -200,18 +200,18 @@ TEST(FsdpPlacing, AGradientOnASliceIsAnErrorBeforeAnythingMoves) {
   });
 }
 
-TEST(FsdpPlacing, MistakesAreSaid) {
+TEST(FsdpPlacing, InvalidArgumentsAreErrors) {
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
     const auto named = mesh.view({2, 2}, {"a", "b"});
     Tower tower(1);
-    EXPECT_THROW(fully_shard(tower.list(), named), c10::Error);  // no axis "shard"
+    EXPECT_THROW(fully_shard(tower.list(), named), c10::Error);  // No axis "shard".
     EXPECT_THROW(fully_shard(tower.list(), named, {.shard_axis = "c"}), c10::Error);
     EXPECT_THROW(fully_shard(tower.list(), named, {.reshard_after_forward = std::int64_t{3}, .shard_axis = "b"}),
                  c10::Error);
-    EXPECT_THROW(fully_shard(tower.list(), mesh, {.more_shard_axes = {"cp"}}), c10::Error);  // axes without names
+    EXPECT_THROW(fully_shard(tower.list(), mesh, {.more_shard_axes = {"cp"}}), c10::Error);  // Axes without names.
     EXPECT_THROW(fully_shard(tower.list(), mesh.view({4}), {.more_shard_axes = {"cp"}}), c10::Error);
     tower.w[0] = distribute_tensor(tower.w[0].detach(), named, {Replicate(), Shard(0)});
-    EXPECT_THROW(fully_shard(tower.list(), named, {.shard_axis = "b"}), c10::Error);  // split for computing
+    EXPECT_THROW(fully_shard(tower.list(), named, {.shard_axis = "b"}), c10::Error);  // A shard for computation.
     const auto used = at::ones({2}, at::kDouble).requires_grad_();
     auto result = used * 2;
     EXPECT_THROW(fully_shard({{"result", &result}}, named, {.shard_axis = "b"}), c10::Error);

@@ -1,5 +1,5 @@
-// Autograd gives one gradient to several parameters (of a sum), and hooks may keep it: what is reduced is the unit's
-// own.
+// Autograd may pass one gradient tensor to several parameters (of a sum), and hooks may keep it: the unit reduces a
+// tensor that it owns.
 #include "parallel_fsdp/tower.h"
 
 namespace dtensor::test {
@@ -28,8 +28,8 @@ DeviceMesh hsdp(const Communicator& world, std::int64_t replicas, std::int64_t s
   return init_device_mesh(world, at::kCPU, {replicas, shards}, {"replicate", "shard"});
 }
 
-// Several passes accumulate; then one gradient is written to, as clipping does. `one_device`: what is expected, where
-// plain autograd would not give it.
+// Accumulates several passes and then writes to one gradient, as clipping does. `one_device` replaces the reference
+// loss where autograd on one device lets gradients share memory.
 void expect_as_on_one_device(const DeviceMesh& mesh, const List& regular, const Loss& loss, Loss one_device = {}) {
   if (!one_device) one_device = loss;
   const auto mine = sharded_as_one_unit(regular, mesh);
@@ -52,7 +52,7 @@ TEST(FsdpSharedGradients, OfScalars) {
   });
 }
 
-TEST(FsdpSharedGradients, OfWeightsThatOneRankHoldsWhole) {
+TEST(FsdpSharedGradients, OfWeightsOnOneShardRank) {
   for (const Shape& mesh : {Shape{2, 1}, Shape{1, 2}, Shape{2, 2}}) {
     run_local(count(mesh), [&](const Communicator& world) {
       const auto on = hsdp(world, mesh[0], mesh[1]);
@@ -63,7 +63,7 @@ TEST(FsdpSharedGradients, OfWeightsThatOneRankHoldsWhole) {
   }
 }
 
-// Plain autograd lets their gradients share memory.
+// With views, autograd on regular tensors lets their gradients share memory.
 TEST(FsdpSharedGradients, OfViews) {
   run_local(2, [](const Communicator& world) {
     const Loss of_sum = [](const List& p, const at::Tensor& x) { return at::mm(x, p[0] + p[1]).square().sum(); };
@@ -83,7 +83,7 @@ TEST(FsdpSharedGradients, OfWeightsOfLayers) {
   });
 }
 
-TEST(FsdpSharedGradients, AHookKeepsItsGradient) {
+TEST(FsdpSharedGradients, HookMayKeepItsGradient) {
   for (const Shape& mesh : {Shape{2, 1}, Shape{1, 2}}) {
     run_local(2, [&](const Communicator& world) {
       const auto on = hsdp(world, mesh[0], mesh[1]);

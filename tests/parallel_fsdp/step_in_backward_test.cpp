@@ -1,4 +1,4 @@
-// An optimizer that steps within backward: each parameter as soon as its gradient is whole, which is dropped then.
+// An optimizer steps within backward: each parameter as soon as its gradient is reduced. The gradient is freed then.
 #include "dtensor/optim.h"
 #include "parallel_fsdp/tower.h"
 
@@ -11,7 +11,7 @@ std::int64_t live_gradients(const Tower& tower) {
   return std::count_if(tower.w.begin(), tower.w.end(), [](const at::Tensor& w) { return w.grad().defined(); });
 }
 
-TEST(FsdpSchedule, AStepWithinBackwardEqualsOneAfterItAndHoldsOneUnitsGradients) {
+TEST(FsdpSchedule, StepWithinBackwardMatchesStepAfterItWithGradientsOfOneUnit) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tower regular(kLayers), tower(kLayers);
     tower.shard(mesh);

@@ -1,5 +1,5 @@
-// Training steps of a model in units equal one device's: losses, gradients, parameters; on every mesh and for every way
-// to run the schedule. Collectives are as few as they can be.
+// Training steps of a model in units equal those of one device: losses, gradients and parameters, on every mesh and
+// with all options of the schedule. The number of collectives is minimal.
 #include "internal/gradient_hooks.h"
 #include "parallel_fsdp/delayed.h"
 #include "parallel_fsdp/model.h"
@@ -16,7 +16,7 @@ struct Setup {
   FsdpOptions options = {};
   bool tp = false;
   int accumulate = 1;
-  bool background = false;  // collectives
+  bool background = false;  // Runs collectives in the background.
 };
 
 std::string describe(const Setup& s) {
@@ -38,7 +38,7 @@ std::vector<FsdpUnit> shard(Net& net, const DeviceMesh& mesh, const Setup& setup
 
 at::Tensor place(const at::Tensor& t, const DeviceMesh& mesh) { return distribute_tensor(t, mesh, kBatch); }
 
-// Three steps beside one device.
+// Compares three steps with one device.
 void expect_same_steps(const Setup& setup) {
   run_local(setup.axes.ranks(), [&](Communicator world) {
     SCOPED_TRACE(describe(setup));
@@ -76,7 +76,7 @@ void expect_same_steps(const Setup& setup) {
 const std::vector<Axes3> kMeshes = {{1, 1, 1}, {1, 2, 1}, {1, 3, 1}, {1, 4, 1}, {2, 2, 1}, {2, 1, 1}, {3, 2, 1}};
 const std::vector<Axes3> kTpMeshes = {{1, 1, 2}, {1, 2, 2}, {2, 2, 2}, {1, 3, 2}, {1, 2, 3}};
 
-RC_GTEST_PROP(Fsdp, StepsEqualOneDevice, ()) {
+RC_GTEST_PROP(Fsdp, StepsMatchSingleDevice, ()) {
   Setup setup;
   setup.axes = *rc::gen::elementOf(kMeshes);
   setup.seed = *rc::gen::inRange<std::uint64_t>(0, 1000);
@@ -94,7 +94,7 @@ RC_GTEST_PROP(Fsdp, StepsEqualOneDevice, ()) {
   RC_ASSERT(!::testing::Test::HasFailure());
 }
 
-RC_GTEST_PROP(Fsdp, StepsOnTensorParallelPlacementsEqualOneDevice, ()) {
+RC_GTEST_PROP(Fsdp, StepsOnTensorParallelPlacementsMatchSingleDevice, ()) {
   Setup setup;
   setup.axes = *rc::gen::elementOf(kTpMeshes);
   setup.seed = *rc::gen::inRange<std::uint64_t>(0, 1000);

@@ -1,4 +1,4 @@
-// Tied parameters whose names come to units in calls of their own.
+// Tied parameters whose names are passed to fully_shard in separate calls.
 #include <gtest/gtest.h>
 
 #include "parallel_fsdp/tower.h"
@@ -14,7 +14,7 @@ void train(const at::Tensor& in, const at::Tensor& out, const at::Tensor& ids) {
   in.mutable_grad().reset();
 }
 
-TEST(FsdpTied, AnEmbeddingThatIsAUnitOfItsOwnStaysTheHead) {
+TEST(FsdpTied, EmbeddingInASeparateUnitStaysTiedToTheHead) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor regular = Draw(1).normal({5, 4}).requires_grad_();
     const auto ids = Draw(2).integers({6}, 5);
@@ -31,7 +31,7 @@ TEST(FsdpTied, AnEmbeddingThatIsAUnitOfItsOwnStaysTheHead) {
   });
 }
 
-TEST(FsdpTied, NamesThatCameApartAreAnError) {
+TEST(FsdpTied, UntiedNamesAreAnError) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     at::Tensor embedding = at::ones({5, 4}).requires_grad_(), head = embedding;
     fully_shard({{"embedding", &embedding}}, mesh);
@@ -42,8 +42,8 @@ TEST(FsdpTied, NamesThatCameApartAreAnError) {
   });
 }
 
-// Whoever places the first name, and whoever the model.
-TEST(FsdpTied, ModelsThatArePlacedPieceByPieceStayTied) {
+// Any function may distribute the first name, and any function the model.
+TEST(FsdpTied, ModelsDistributedInSeveralCallsStayTied) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
     const auto full = [](const auto&, const auto&) { return Placements{Replicate()}; };
@@ -59,7 +59,7 @@ TEST(FsdpTied, ModelsThatArePlacedPieceByPieceStayTied) {
         ways[first]({{"embedding", &embedding}});
         ways[second]({{"head", &head}, {"embedding", &embedding}});
         EXPECT_TRUE(head.is_same(embedding)) << first << second;
-        ways[second]({{"other", &other}});  // of another model
+        ways[second]({{"other", &other}});  // Belongs to another model.
         EXPECT_FALSE(other.is_same(embedding)) << first << second;
       }
     }

@@ -1,11 +1,11 @@
-// A tower of square layers in units of one layer each, and what tests of its units share.
+// A stack of square layers with one unit for each layer, and helpers of the tests of its units.
 #pragma once
 
 #include "parallel_fsdp/model.h"
 
 namespace dtensor::test {
 
-// A tower of square layers, for counting.
+// A stack of square layers, for counting.
 struct Tower {
   std::vector<at::Tensor> w;
   explicit Tower(int layers, std::int64_t width = 6, at::ScalarType dtype = at::kDouble) {
@@ -21,7 +21,7 @@ struct Tower {
   std::vector<FsdpUnit> shard(const DeviceMesh& mesh, const FsdpOptions& options = {}) {
     std::vector<FsdpUnit> units;
     for (int i = 0; i < static_cast<int>(w.size()); ++i) units.push_back(fully_shard(layer(i), mesh, options));
-    fully_shard(list(), mesh, options);  // joins them
+    fully_shard(list(), mesh, options);  // Joins the units.
     return units;
   }
   at::Tensor loss(at::Tensor x, int skip = -1) const {

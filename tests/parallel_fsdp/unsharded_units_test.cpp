@@ -4,8 +4,8 @@
 namespace dtensor::test {
 namespace {
 
-TEST(FsdpSchedule, HoldsAsManyUnitsAsTheBudgetSays) {
-  const std::int64_t unit = 320;  // 6 * 6 * 8, aligned
+TEST(FsdpSchedule, KeepsAtMostThePrefetchBudget) {
+  const std::int64_t unit = 320;  // 6 * 6 * 8, aligned.
   for (std::int64_t ahead = 0; ahead < 4; ++ahead) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       Tower tower(6);
@@ -16,40 +16,41 @@ TEST(FsdpSchedule, HoldsAsManyUnitsAsTheBudgetSays) {
         const auto before = units[0].stats();
         tower.loss(sharded(input(), mesh)).backward();
         const auto after = units[0].stats();
-        // The unit in use and those that wait for theirs. 6 gathers, and again but for the last layer and, whose input
-        // needs no gradient, the first. A unit that is fetched ahead in the first step's backward may be in vain.
+        // The unit in use and prefetched units. There are 6 gathers in forward. Backward does not repeat that of the
+        // last layer and, since the input needs no gradient, that of the first. In the first step, backward may
+        // prefetch one unit that it does not use.
         EXPECT_LE(after.peak_gathered_bytes, (1 + ahead) * unit);
         if (step > 0) {
           EXPECT_EQ(after.peak_gathered_bytes, (1 + ahead) * unit);
           EXPECT_EQ(after.all_gathers - before.all_gathers, 6 + 4);
         }
         EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, 6);
-        EXPECT_LE(after.peak_unreduced_bytes, units[0].gradient_bytes());  // never piled up
+        EXPECT_LE(after.peak_unreduced_bytes, units[0].gradient_bytes());  // Unreduced gradients do not accumulate.
         EXPECT_EQ(after.gathered_bytes, 0);
       }
     });
   }
 }
 
-// Both ends of the tower are one unit, as embedding and head are: backward begins with it and then the unit that
-// forward has used before its second use. That stays, and is dropped where another forward pass follows instead.
-TEST(FsdpSchedule, WhatForwardEndsWithStaysForBackward) {
+// Both ends of the tower are one unit, as embedding and head are. Backward starts with it, followed by the unit that
+// forward used before it. That unit stays gathered, and is freed if another forward pass follows instead.
+TEST(FsdpSchedule, LastUnitsOfForwardStayForBackward) {
   const std::int64_t layer = 320;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tower regular(6), tower(6);
     const auto ends = fully_shard({tower.layer(0)[0], tower.layer(5)[0]}, mesh);
     for (int i = 1; i < 5; ++i) fully_shard(tower.layer(i), mesh);
-    fully_shard(tower.list(), mesh);  // joins them
+    fully_shard(tower.list(), mesh);  // Joins the units.
     const auto x = sharded(input(), mesh);
     const auto gathers = [&](auto&& body) {
       auto unit = ends;
       unit.reset_peaks();
       const auto before = ends.stats().all_gathers;
       body();
-      EXPECT_LE(ends.stats().peak_gathered_bytes, 3 * layer);  // the ends and one layer
+      EXPECT_LE(ends.stats().peak_gathered_bytes, 3 * layer);  // The ends and one layer.
       return ends.stats().all_gathers - before;
     };
-    // All five units, and three layers again: the first time too.
+    // All five units, and three layers again, in the first step as well.
     for (int k = 0; k < 3; ++k) {
       EXPECT_EQ(gathers([&] { tower.loss(x).backward(); }), 5 + 3);
       regular.loss(input()).backward();
@@ -59,7 +60,7 @@ TEST(FsdpSchedule, WhatForwardEndsWithStaysForBackward) {
     EXPECT_EQ(gathers([&] { first = tower.loss(x); }), 5);
     EXPECT_EQ(ends.stats().gathered_bytes, 3 * layer);
     EXPECT_EQ(gathers([&] { second = tower.loss(x); }),
-              5);  // the ends were used too often to stay, the layer is not used
+              5);  // The ends were used too often to stay; the layer is not used.
     gathers([&] { (first + second).backward(); });
     EXPECT_EQ(ends.stats().gathered_bytes, 0);
     (regular.loss(input()) * 2).backward();
@@ -72,9 +73,9 @@ TEST(FsdpSchedule, WhatForwardEndsWithStaysForBackward) {
   });
 }
 
-// Forward of what is recomputed runs without grad mode, and is no inference: units are dropped, kept, or reduced to the
-// share of some neighbours as they are in other steps, and backward gathers each once for recomputation and gradients.
-TEST(FsdpSchedule, RecomputationGathersNothingMore) {
+// The forward of a recomputed segment runs without grad mode, but is not inference. Units are freed, kept, or resharded
+// within a group as in other steps. Backward gathers each unit once for recomputation and gradients.
+TEST(FsdpSchedule, RecomputationNeedsNoMoreGathers) {
   for (const std::variant<bool, std::int64_t> reshard : {std::variant<bool, std::int64_t>(true), {false}, {2L}}) {
     on_mesh({4}, [&](const DeviceMesh& mesh) {
       std::vector<std::string> table;
@@ -101,7 +102,7 @@ TEST(FsdpSchedule, RecomputationGathersNothingMore) {
   }
 }
 
-TEST(FsdpSchedule, PredictedMemoryIsMeasuredMemory) {
+TEST(FsdpSchedule, PredictedMemoryMatchesMeasuredMemory) {
   for (const bool reshard : {true, false}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       Net net(3);
@@ -122,7 +123,7 @@ TEST(FsdpSchedule, PredictedMemoryIsMeasuredMemory) {
       }
       EXPECT_EQ(predicted.parameters, shards);
       EXPECT_EQ(predicted.optimizer, 2 * shards);
-      EXPECT_LE(gradients, predicted.gradients);  // one is not used
+      EXPECT_LE(gradients, predicted.gradients);  // One parameter is not used.
       EXPECT_EQ(units[0].stats().peak_gathered_bytes, predicted.gathered);
       EXPECT_LE(units[0].stats().peak_unreduced_bytes, predicted.unreduced);
       EXPECT_GE(2 * units[0].stats().peak_unreduced_bytes, predicted.unreduced);
@@ -130,8 +131,9 @@ TEST(FsdpSchedule, PredictedMemoryIsMeasuredMemory) {
   }
 }
 
-// Each rank's share among its neighbours stays from forward to backward, of every unit.
-TEST(FsdpSchedule, SharesOfNeighboursAreCountedAndPredicted) {
+// With reshard_after_forward = 2, each rank keeps its part of the group's shards of every unit from forward to
+// backward.
+TEST(FsdpSchedule, GroupShardsAreCountedAndPredicted) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
     Tower tower(6, 64);
     const auto units = tower.shard(mesh, {.reshard_after_forward = std::int64_t{2}, .prefetch_bytes = 0});
@@ -148,8 +150,8 @@ TEST(FsdpSchedule, SharesOfNeighboursAreCountedAndPredicted) {
   });
 }
 
-// A norm of every parameter, say: units of which a part is read do not stay.
-TEST(FsdpSchedule, ReadingParametersOutsideTrainingHoldsLittle) {
+// For example a norm of each parameter: units of which only some parameters are read do not stay gathered.
+TEST(FsdpSchedule, ReadingParametersOutsideTrainingKeepsFewUnits) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tower tower(8);
     std::vector<FsdpUnit> units;

@@ -1,4 +1,4 @@
-// The views of a gathered copy are made once; its memory comes and goes.
+// The views of a gathered copy are created once; its memory is freed and allocated again.
 #include <gtest/gtest.h>
 
 #include "parallel/fsdp/unit.h"
@@ -13,7 +13,7 @@ const fsdp::Parameter& parameter_of(const at::Tensor& tensor) {
   return unit->parameters[k];
 }
 
-TEST(FsdpViews, ServeAgainInOtherMemory) {
+TEST(FsdpViews, AreReusedWithNewMemory) {
   for (const std::variant<bool, std::int64_t> reshard : {std::variant<bool, std::int64_t>(true), {2L}}) {
     on_mesh({4}, [&](const DeviceMesh& mesh) {
       Tower regular(3), tower(3);
@@ -26,7 +26,7 @@ TEST(FsdpViews, ServeAgainInOtherMemory) {
         EXPECT_EQ(units[0].stats().gathered_bytes, 0);
         for (std::size_t i = 0; i < 3; ++i) {
           const auto& p = parameter_of(tower.w[i]);
-          EXPECT_EQ(p.full.storage().data(), nullptr);  // the memory is given back
+          EXPECT_EQ(p.full.storage().data(), nullptr);  // The memory is freed.
           if (step == 0) views.push_back(p.full.unsafeGetTensorImpl());
           EXPECT_EQ(p.full.unsafeGetTensorImpl(), views[i]);
         }
@@ -35,28 +35,28 @@ TEST(FsdpViews, ServeAgainInOtherMemory) {
   }
 }
 
-TEST(FsdpViews, WhatSomebodyHoldsKeepsItsMemory) {
+TEST(FsdpViews, TensorsInUseKeepTheirMemory) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tower regular(3), tower(3);
     const auto units = tower.shard(mesh);
     const at::NoGradGuard no_grad;
     const auto x = sharded(input(), mesh);
     const auto former = regular.w[0].clone();
-    const auto diagonal = tower.w[0].diagonal();  // of every rank's part, and so a view of the gathered copy
+    const auto diagonal = tower.w[0].diagonal();  // A view of the gathered copy, since it has elements of every rank.
     EXPECT_EQ(DTensor(diagonal).to_local().storage().unsafeGetStorageImpl(),
               parameter_of(tower.w[0]).full.storage().unsafeGetStorageImpl());
     const auto held = DTensor(diagonal).to_local();
     for (int step = 0; step < 3; ++step) {
-      expect_close(tower.loss(x), regular.loss(input()), "other units take what memory is free");
+      expect_close(tower.loss(x), regular.loss(input()), "other units reuse free memory");
       for (auto* w : {&regular.w[0], &tower.w[0]}) w->mul_(1.5);
-      expect_close(held, former.diagonal(), "a view of what was gathered first");
+      expect_close(held, former.diagonal(), "a view of the first gathered copy");
     }
     expect_close(diagonal, regular.w[0].diagonal(), "a view of the parameter");
   });
 }
 
-// Whoever catches that there was none, and makes room, uses the unit again.
-TEST(FsdpViews, AreMadeAnewAfterAGatherThatFoundNoMemory) {
+// After out-of-memory a program may free memory and use the unit again.
+TEST(FsdpViews, AreCreatedAgainAfterAGatherWithoutMemory) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const Tower regular(2);
     Tower tower(2);
@@ -66,7 +66,7 @@ TEST(FsdpViews, AreMadeAnewAfterAGatherThatFoundNoMemory) {
     tower.loss(x);
     units[0].reshard();
     std::size_t k = 0;
-    fsdp::unit_of(tower.w[0], k)->abandon_gather();  // what the schedule does then
+    fsdp::unit_of(tower.w[0], k)->abandon_gather();  // As the schedule does after a failed allocation.
     expect_close(tower.loss(x), regular.loss(input()), "loss");
   });
 }
