@@ -1,5 +1,5 @@
-// UNSHARD, RESHARD and REDUCE_GRAD are what the schedule says: gathers and reductions are counted, and nothing of a
-// stage is gathered outside its actions.
+// UNSHARD, RESHARD and REDUCE_GRAD run where the schedule has them: the tests count gathers and reductions, and check
+// that a stage is not gathered outside its actions.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -26,15 +26,15 @@ constexpr int kMicrobatches = 4;
 
 at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
-// A chain of stages with a fully sharded weight each, on 2 ranks along pp and 2 along shard.
+// A chain of stages with one fully sharded weight each, on 2 ranks along pp and 2 along shard.
 struct Chain {
   DeviceMesh mesh;
   Pipeline pipe;
-  std::vector<at::Tensor> weights;  // of every stage, plain
-  std::map<int, at::Tensor> own;    // sharded
+  std::vector<at::Tensor> weights;  // Unsharded, of every stage.
+  std::map<int, at::Tensor> own;    // Sharded.
   std::map<int, FsdpUnit> units;
   at::Tensor x, y;
-  std::int64_t gathered_of_others = 0;  // the most while a stage ran
+  std::int64_t gathered_of_others = 0;  // Maximum while a stage ran.
 
   Chain(const Communicator& world, const Schedule& schedule)
       : mesh(init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "shard"})), pipe(mesh, schedule, mean_loss) {
@@ -114,18 +114,18 @@ TEST(PipelineActions, UnshardGathersAndReshardFrees) {
   }
 }
 
-// Without them, a stage gathers for each forward and each backward, and holds nothing in between.
-TEST(PipelineActions, WithoutThemEachUseGathers) {
+// Without these actions a stage gathers for each forward and each backward, and frees in between.
+TEST(PipelineActions, WithoutActionsEachUseGathers) {
   on_four(pipeline::make_schedule("1f1b", 2, kMicrobatches), [](Chain& chain) {
     chain.step();
     const auto& [stage, unit] = *chain.units.begin();
-    // The first stage's input wants no gradient: backward does not read its weight.
+    // The input of the first stage needs no gradient, so backward does not read its weight.
     EXPECT_EQ(unit.stats().all_gathers, (stage == 0 ? 1 : 2) * kMicrobatches);
     EXPECT_EQ(unit.stats().gathered_bytes, 0);
   });
 }
 
-TEST(PipelineActions, ReduceGradReducesWhereItStands) {
+TEST(PipelineActions, ReduceGradReducesAtItsPosition) {
   for (const std::string name : {"gpipe", "1f1b", "zb-h1", "zbv", "interleaved"}) {
     const auto schedule = pipeline::with_communication(pipeline::make_schedule(name, 2, kMicrobatches),
                                                        {.unsharded_stages = std::nullopt});
@@ -145,8 +145,8 @@ TEST(PipelineActions, ReduceGradReducesWhereItStands) {
   }
 }
 
-// Of several parameters too, and from the first step on: gpipe has run every forward before the first backward ends.
-TEST(PipelineActions, AUnitIsReducedOnceAStep) {
+// Also with several parameters and in the first step: gpipe runs all forwards before the first backward ends.
+TEST(PipelineActions, UnitIsReducedOncePerStep) {
   constexpr int kStages = 2, kWeights = 3, kSteps = 3;
   for (const std::string name : {"gpipe", "1f1b", "zb-h1"}) {
     for (const int microbatches : {1, 2, 4}) {
@@ -177,8 +177,8 @@ TEST(PipelineActions, AUnitIsReducedOnceAStep) {
   }
 }
 
-// Gradient accumulation over steps: the first step reduces nothing, whoever would have reduced in it.
-TEST(PipelineActions, NoGradientSyncLeavesTheReductionToALaterStep) {
+// Gradient accumulation over steps: the first step reduces nothing, neither by units nor by the schedule.
+TEST(PipelineActions, NoGradientSyncDefersTheReductionToALaterStep) {
   for (const bool by_action : {false, true}) {
     for (const std::string name : {"1f1b", "zb-h1"}) {
       const auto compute = pipeline::make_schedule(name, 2, kMicrobatches);
@@ -196,7 +196,7 @@ TEST(PipelineActions, NoGradientSyncLeavesTheReductionToALaterStep) {
         EXPECT_EQ(reductions, 0) << name << by_action;
         chain.step();
         EXPECT_EQ(reductions, 1) << name << by_action;
-        for (auto& [stage, weight] : chain.own) weight.mutable_grad().mul_(0.5);  // of two equal steps
+        for (auto& [stage, weight] : chain.own) weight.mutable_grad().mul_(0.5);  // Of two equal steps.
         chain.expect_gradients(name);
       });
     }
@@ -213,7 +213,7 @@ TEST(PipelineActions, EvaluationLeavesNothingGathered) {
   }
 }
 
-TEST(PipelineActions, ClippingWithoutAStagesParametersIsRefusedOnEveryRank) {
+TEST(PipelineActions, ClippingWithoutParametersOfAStageIsRefusedOnEveryRank) {
   std::atomic<int> refused = 0;
   run_local(2, [&](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
@@ -227,7 +227,7 @@ TEST(PipelineActions, ClippingWithoutAStagesParametersIsRefusedOnEveryRank) {
   EXPECT_EQ(refused, 2);
 }
 
-TEST(PipelineActions, OfAStageWithoutParametersAreRefused) {
+TEST(PipelineActions, ActionsOfAStageWithoutParametersAreRefused) {
   const auto error = test::error_of([] {
     run_local(1, [](const Communicator& world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"pp"});
@@ -239,8 +239,8 @@ TEST(PipelineActions, OfAStageWithoutParametersAreRefused) {
   EXPECT_NE(error.find("0UNSHARD, but set_stage was given no parameters of stage 0"), std::string::npos) << error;
 }
 
-// A parameter that only the first microbatch uses, as an expert may be: in a unit and outside of one.
-TEST(PipelineActions, WhatTheLastMicrobatchDoesNotReachIsReduced) {
+// A parameter that only the first microbatch uses, as an expert may be, in a unit and outside of one.
+TEST(PipelineActions, ParametersUnusedInTheLastMicrobatchAreReduced) {
   for (const bool sharded : {false, true}) {
     for (const std::string name : {"1f1b", "zb-h1"}) {
       run_local(4, [&](const Communicator& world) {

@@ -1,4 +1,4 @@
-// The norm over all stages is that of one device's list of parameters.
+// The norm over all stages equals that of the parameters on one device.
 #include "dtensor/optim/clip.h"
 
 #include <ATen/ATen.h>
@@ -29,8 +29,8 @@ at::Tensor with_gradient(const at::Tensor& gradient) {
   return parameter;
 }
 
-// A V has the first and the last stage on one rank: an embedding that is the head's weight is one tensor there.
-TEST(PipelineClip, AParameterOfTwoStagesCountsOnce) {
+// In a V-shaped schedule the first and the last stage are on one rank, where a tied embedding and head are one tensor.
+TEST(PipelineClip, ParameterOfTwoStagesCountsOnce) {
   for (const int ranks : {1, 2}) {
     for (const bool tied : {false, true}) {
       run_local(ranks, [&](const Communicator& world) {
@@ -57,8 +57,8 @@ TEST(PipelineClip, AParameterOfTwoStagesCountsOnce) {
   }
 }
 
-// Adding up 1e16 and then 1 twice is another sum than adding 1 twice and then 1e16.
-TEST(PipelineClip, OfCopiesTheFirstInTheModelCountsWhicheverRankHasIt) {
+// The sum depends on the order: 1e16 + 1 + 1 differs from 1 + 1 + 1e16 in double.
+TEST(PipelineClip, FirstCopyInTheModelCountsOnAnyRank) {
   const auto norm_on = [](int ranks, const std::string& schedule) {
     double norm = 0;
     run_local(ranks, [&](const Communicator& world) {
@@ -83,7 +83,7 @@ TEST(PipelineClip, OfCopiesTheFirstInTheModelCountsWhicheverRankHasIt) {
   EXPECT_EQ(norm_on(2, "1F0 1B0\n0F0 0B0"), together);
 }
 
-TEST(PipelineClip, AStageThatWasNeverSetIsNamedOnEveryRank) {
+TEST(PipelineClip, UnsetStageIsNamedOnEveryRank) {
   std::atomic<int> refused = 0;
   run_local(2, [&](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
@@ -96,8 +96,8 @@ TEST(PipelineClip, AStageThatWasNeverSetIsNamedOnEveryRank) {
   EXPECT_EQ(refused, 2);
 }
 
-// A mesh on part of the world: the others may run the same program.
-TEST(PipelineClip, RanksOutsideTheMeshTakePartInNothing) {
+// The mesh is on part of the world; the other ranks run the same program.
+TEST(PipelineClip, RanksOutsideTheMeshDoNotParticipate) {
   run_local(3, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
     Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
@@ -113,7 +113,8 @@ TEST(PipelineClip, RanksOutsideTheMeshTakePartInNothing) {
   });
 }
 
-// Each rank of `shape` = {pp, inner} gives its stage's parameters; a norm that all find, and the first gradient after.
+// Each rank of `shape` = {pp, inner} clips the parameters of its stage. Checks the norm on all ranks and the clipped
+// gradients.
 void expect_norm(double expected, const std::function<Tensors(const DeviceMesh& slice, int stage)>& parameters_of) {
   const RunOptions soon{.timeout = std::chrono::seconds(10)};
   run_local(
@@ -140,8 +141,8 @@ at::Tensor threes_on(const DeviceMesh& mesh, std::int64_t count) {
 }
 at::Tensor threes(std::int64_t count) { return with_gradient(at::full({count}, 3, at::kDouble)); }
 
-// The ranks of the other stage have no part in its norms, nor in the comparison of its plain parameters.
-TEST(PipelineClip, PlainParametersAmongDTensorsAreThoseOfTheirStage) {
+// Ranks of the other stage take part neither in its norm nor in the comparison of its regular parameters.
+TEST(PipelineClip, RegularParametersAmongDTensorsBelongToTheirStage) {
   expect_norm(6, [](const DeviceMesh& slice, int stage) {
     return stage == 0 ? Tensors{threes_on(slice, 2), threes(1)} : Tensors{threes_on(slice, 1)};
   });
@@ -150,8 +151,8 @@ TEST(PipelineClip, PlainParametersAmongDTensorsAreThoseOfTheirStage) {
   });
 }
 
-// With a gradient there or without one, as it is where a rank outside does not run what uses them.
-TEST(PipelineClip, ParametersOnSomeRanksOfTheirStageCountOnAll) {
+// With or without a gradient on ranks outside, which may not run the operators that use the parameter.
+TEST(PipelineClip, ParametersOnSomeRanksOfAStageCountOnAllRanks) {
   for (const bool handles : {true, false}) {
     expect_norm(6, [&](const DeviceMesh& slice, int stage) {
       const DeviceMesh one = device_mesh(slice.world(), at::kCPU, {slice.ranks()[0]}, {1});

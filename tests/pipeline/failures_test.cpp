@@ -1,4 +1,4 @@
-// Exceptions of stages, losses and backward passes in the middle of a step, in programs that catch them and go on.
+// Exceptions of stages, losses and backward passes during a step, in programs that catch them and continue.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@ using pipeline::Tensors;
 constexpr int kMicrobatches = 4;
 
 struct Fault {
-  const char* where;  // "forward", "backward", "loss"
-  int stage, call;    // the how many-eth of its calls
+  const char* where;  // "forward", "backward" or "loss".
+  int stage, call;    // The exception is thrown in this call.
 };
 
 std::vector<Tensors> parts(const at::Tensor& batch) {
@@ -27,7 +27,7 @@ std::vector<Tensors> parts(const at::Tensor& batch) {
   return result;
 }
 
-// Stages with a whole weight; with one that is gathered where it is used; with one that the schedule gathers.
+// Stages with an unsharded weight, with one that is gathered where it is used, and with one that the schedule gathers.
 enum class Weights { full, sharded, scheduled };
 
 pipeline::Schedule schedule_of(const std::string& name, Weights kind) {
@@ -36,7 +36,7 @@ pipeline::Schedule schedule_of(const std::string& name, Weights kind) {
   return pipeline::with_communication(schedule, {.unsharded_stages = 1, .reduce_grad = true});
 }
 
-// A weight on each stage, with dropout, under a fault that happens once.
+// A weight on each stage, with dropout and a fault that happens once.
 struct Model {
   DeviceMesh mesh;
   Fault fault;
@@ -59,7 +59,7 @@ struct Model {
   }
   void count(const char* where, int stage) {
     if (fault.where != std::string(where) || stage != fault.stage) return;
-    TORCH_CHECK(++calls[where] != fault.call, where, " of stage ", stage, " is out of order");
+    TORCH_CHECK(++calls[where] != fault.call, where, " of stage ", stage, ": injected failure");
   }
   Tensors run(int stage, const at::Tensor& in) {
     count("forward", stage);
@@ -104,7 +104,7 @@ void expect_recovers(const std::string& schedule, const Fault& fault, Weights ki
               const Outcome expected = outcome(sound);
               manual_seed(mesh, 5);
               const std::string error = error_of([&] { model.pipe.step(model.batch(), model.batch()); });
-              EXPECT_NE(error.find("is out of order"), std::string::npos) << what << ": " << error;
+              EXPECT_NE(error.find("injected failure"), std::string::npos) << what << ": " << error;
               EXPECT_EQ(get_rng_state(mesh).counter, (manual_seed(mesh, 5), get_rng_state(mesh).counter)) << what;
               const Outcome found = outcome(model);
               EXPECT_EQ(found.loss, expected.loss) << what;
@@ -114,7 +114,7 @@ void expect_recovers(const std::string& schedule, const Fault& fault, Weights ki
             {.timeout = std::chrono::seconds(20)});
 }
 
-TEST(PipelineFailures, AnExceptionOfAStageIsOneErrorOnAllRanksAndTheNextStepIsRight) {
+TEST(PipelineFailures, StageExceptionIsErrorOnAllRanksAndTheNextStepIsCorrect) {
   for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv"}) {
     const int last = pipeline::make_schedule(schedule, 2, kMicrobatches).stages() - 1;
     for (const int stage : {0, last}) {
@@ -125,7 +125,7 @@ TEST(PipelineFailures, AnExceptionOfAStageIsOneErrorOnAllRanksAndTheNextStepIsRi
   }
 }
 
-TEST(PipelineFailures, WhatTheStepHadGatheredIsDroppedAndGatheredAgain) {
+TEST(PipelineFailures, GatheredParametersAreFreedAndGatheredAgain) {
   for (const std::string schedule : {"1f1b", "zbv"}) {
     const int last = pipeline::make_schedule(schedule, 2, kMicrobatches).stages() - 1;
     for (const Weights kind : {Weights::sharded, Weights::scheduled}) {
@@ -137,7 +137,7 @@ TEST(PipelineFailures, WhatTheStepHadGatheredIsDroppedAndGatheredAgain) {
   }
 }
 
-TEST(PipelineFailures, ALossThatIsNoNumberIsOneErrorInEvaluationToo) {
+TEST(PipelineFailures, NonScalarLossIsErrorInEvaluationToo) {
   run_local(2,
             [](const Communicator& world) {
               const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});

@@ -1,4 +1,4 @@
-// The batch as leaves of the step's graph: inputs of stage 0 that want a gradient.
+// Inputs of stage 0 that require grad: the batch is a leaf of the step's graph.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -16,11 +16,11 @@ using test::Draw;
 
 constexpr std::int64_t kSize = 4;
 constexpr int kMicrobatches = 3;
-const char* const kSchedules[] = {"1f1b", "zb-h1"};  // a whole backward, a split one
+const char* const kSchedules[] = {"1f1b", "zb-h1"};  // A full backward and a split one.
 
 at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
-// One stage on a line of one rank, beside `tp` others: product with a weight that is split over them.
+// One stage on one pipeline rank, on `tp` ranks of the other axis: a product with a weight that is split over them.
 void on_one_stage(const std::string& schedule, int tp,
                   const std::function<void(Pipeline& pipe, const at::Tensor& weight)>& body) {
   run_local(tp, [&](const Communicator& world) {
@@ -41,8 +41,8 @@ std::vector<Tensors> targets_on(const Pipeline& pipe, Draw& draw) {
   return targets;
 }
 
-// Autograd gives both summands the same tensor.
-TEST(PipelineInputs, GradientsOfTwoShareNoMemory) {
+// Autograd passes one gradient tensor to both summands.
+TEST(PipelineInputs, GradientsOfTwoInputsShareNoMemory) {
   for (const std::string schedule : kSchedules) {
     on_one_stage(schedule, 1, [&](Pipeline& pipe, const at::Tensor& weight) {
       Draw draw(3);
@@ -59,8 +59,8 @@ TEST(PipelineInputs, GradientsOfTwoShareNoMemory) {
   }
 }
 
-// Twice among a microbatch's, and in all of them.
-TEST(PipelineInputs, OneThatIsGivenSeveralTimesCountsAsOften) {
+// One tensor is two inputs of each microbatch.
+TEST(PipelineInputs, RepeatedInputAccumulatesItsGradients) {
   for (const std::string schedule : kSchedules) {
     on_one_stage(schedule, 1, [&](Pipeline& pipe, const at::Tensor& weight) {
       Draw draw(3);
@@ -75,8 +75,9 @@ TEST(PipelineInputs, OneThatIsGivenSeveralTimesCountsAsOften) {
   }
 }
 
-// As without a pipeline: what a weight's columns give is summed, in every microbatch and not in the last one alone.
-TEST(PipelineInputs, GradientsAreInThePlacementsOfTheirInputs) {
+// As without a pipeline: the Partial gradient of a column-wise weight is reduced in every microbatch, not only in the
+// last.
+TEST(PipelineInputs, GradientsHaveThePlacementsOfTheirInputs) {
   for (const std::string schedule : kSchedules) {
     on_one_stage(schedule, 2, [&](Pipeline& pipe, const at::Tensor& weight) {
       Draw draw(3);
@@ -92,7 +93,7 @@ TEST(PipelineInputs, GradientsAreInThePlacementsOfTheirInputs) {
   }
 }
 
-// No gradient is computed that could be kept from its operators.
+// Evaluation computes no gradients, so inputs need not be leaves.
 TEST(PipelineInputs, MayBeResultsOfOperatorsInEvaluation) {
   on_one_stage("1f1b", 1, [](Pipeline& pipe, const at::Tensor& weight) {
     pipe.set_stage(0, [&](const Tensors& in) { return Tensors{at::mm(in[0], weight)}; });
@@ -106,8 +107,9 @@ TEST(PipelineInputs, MayBeResultsOfOperatorsInEvaluation) {
   });
 }
 
-// A mask that is left out, a number: the rows are those of the input after them, and so is what dropout draws.
-TEST(PipelineInputs, TheFirstThatHasRowsTellsThem) {
+// If the first inputs are undefined or scalars, the number of rows is that of the next input. It determines the random
+// numbers of dropout.
+TEST(PipelineInputs, NumberOfRowsIsThatOfTheFirstInputWithRows) {
   on_one_stage("1f1b", 2, [](Pipeline& pipe, const at::Tensor& weight) {
     pipe.set_stage(0, [&](const Tensors& in) { return Tensors{at::dropout(at::mm(in.back(), weight), 0.5, true)}; });
     Draw draw(3);

@@ -1,4 +1,4 @@
-// What peers' pipelines get wrong (docs/design/pitfalls.md): each row a test.
+// Known bugs of other pipeline implementations (docs/design/pitfalls.md): one test for each row.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ using test::Draw;
 
 at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
-// Two stages, a weight each.
+// Two stages with one weight each.
 struct Chain {
   at::Tensor first, second;
   explicit Chain(std::int64_t size) {
@@ -42,7 +42,7 @@ std::vector<Tensors> parts(const at::Tensor& batch, int count) {
   return result;
 }
 
-// Steps of these shapes in a row, each compared with one device. Gradients accumulate on both sides.
+// Runs steps with these shapes and compares each with one device. Gradients accumulate on both sides.
 void expect_steps(const std::string& schedule, int count, const std::vector<test::Shape>& shapes) {
   run_local(2, [&](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
@@ -62,33 +62,33 @@ void expect_steps(const std::string& schedule, int count, const std::vector<test
   });
 }
 
-TEST(PipelinePeers, ABatchOfSevenInFourIsNoMeanOfUnequalMeans) { expect_steps("1f1b", 4, {{7, 4}}); }
+TEST(PipelinePeers, UnevenMicrobatchesAreWeighted) { expect_steps("1f1b", 4, {{7, 4}}); }
 
-TEST(PipelinePeers, TheSequenceMayChangeEveryStep) { expect_steps("1f1b", 2, {{4, 3, 4}, {4, 5, 4}, {2, 1, 4}}); }
+TEST(PipelinePeers, SequenceLengthMayChangeBetweenSteps) { expect_steps("1f1b", 2, {{4, 3, 4}, {4, 5, 4}, {2, 1, 4}}); }
 
 TEST(PipelinePeers, OneMicrobatchOnTwoStages) {  // torchtitan#775
   expect_steps("1f1b", 1, {{3, 4}});
   expect_steps("zb-h1", 1, {{3, 4}});
 }
 
-TEST(PipelinePeers, TheNeighbourOfAStageThatThrowsSaysWhy) {
+TEST(PipelinePeers, FailedStageIsReportedByItsNeighbour) {
   const std::string error = test::error_of([] {
     run_local(2, [](const Communicator& world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
       Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
       pipe.set_stage(world.rank(), [&](const Tensors& in) {
-        TORCH_CHECK(world.rank() == 0, "the second stage is out of order");
+        TORCH_CHECK(world.rank() == 0, "injected failure of the second stage");
         return in;
       });
       const auto x = parts(at::ones({2, 4}, at::kDouble), 2);
       pipe.step(x, x);
     });
   });
-  EXPECT_NE(error.find("the second stage is out of order"), std::string::npos) << error;
+  EXPECT_NE(error.find("injected failure of the second stage"), std::string::npos) << error;
 }
 
-// pytorch/pytorch#144530: a split backward that skips the hooks which reduce gradients lets replicas part.
-TEST(PipelinePeers, ReplicasOfASplitBackwardStayEqual) {
+// pytorch/pytorch#144530: a split backward that skips the hooks which reduce gradients makes replicas diverge.
+TEST(PipelinePeers, ReplicasStayEqualWithSplitBackward) {
   for (const std::string schedule : {"1f1b", "zb-h1"}) {
     run_local(4, [&](const Communicator& world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "dp"});
@@ -117,14 +117,14 @@ TEST(PipelinePeers, ReplicasOfASplitBackwardStayEqual) {
       const bool first = mesh.local_rank("pp") == 0;
       test::expect_close((first ? chain.first : chain.second).grad(),
                          (first ? reference.first : reference.second).grad(), schedule);
-      // One for the weight's gradient over all microbatches. The last stage's ranks agree before they weigh targets,
-      // too, and its loss is reduced for the user.
+      // One reduces the weight's gradient over all microbatches. The ranks of the last stage also agree before they
+      // count valid targets, and reduce the reported loss.
       EXPECT_EQ(reductions, first ? 1 : 3) << schedule;
     });
   }
 }
 
-TEST(PipelinePeers, TheLossScaleReachesEveryStage) {
+TEST(PipelinePeers, LossScaleReachesEveryStage) {
   run_local(2, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
     Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 3), mean_loss);
@@ -141,8 +141,8 @@ TEST(PipelinePeers, TheLossScaleReachesEveryStage) {
   });
 }
 
-// pytorch/pytorch#185331: what a step leaves behind must not reach the next.
-TEST(PipelinePeers, ReceivedTensorsKeepNoHooksOfTheStepBefore) {
+// pytorch/pytorch#185331: state of a step must not affect the next one.
+TEST(PipelinePeers, ReceivedTensorsKeepNoHooksOfEarlierSteps) {
   run_local(2, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
     Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
@@ -161,8 +161,9 @@ TEST(PipelinePeers, ReceivedTensorsKeepNoHooksOfTheStepBefore) {
   });
 }
 
-// pytorch/torchtitan#2972: what counts are targets, not microbatches: one has three that do, one has none.
-TEST(PipelinePeers, GradientsAreOfTheMeanOverValidTargets) {
+// pytorch/torchtitan#2972: the loss is a mean over valid targets, not over microbatches. One microbatch has three, one
+// has none.
+TEST(PipelinePeers, LossIsTheMeanOverValidTargets) {
   run_local(2, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
     const auto loss_of = [](const Tensors& outputs, const Tensors& targets) {
@@ -182,8 +183,8 @@ TEST(PipelinePeers, GradientsAreOfTheMeanOverValidTargets) {
   });
 }
 
-// pytorch/pytorch#181365, #180952, with the hook of a weight that is used twice in its stage.
-TEST(PipelinePeers, ASplitBackwardCountsASharedWeightOnce) {
+// pytorch/pytorch#181365, #180952: a hook on a weight that is used twice in its stage.
+TEST(PipelinePeers, SplitBackwardRunsHooksOfASharedWeightOnce) {
   run_local(2, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
     Pipeline pipe(mesh, pipeline::make_schedule("zb-h1", 2, 3), mean_loss);
@@ -200,12 +201,12 @@ TEST(PipelinePeers, ASplitBackwardCountsASharedWeightOnce) {
     at::mse_loss(twice(twice(x, reference.first), reference.second), y).backward();
     pipe.step(parts(x, 3), parts(y, 3));
     test::expect_close(weight.grad(), (world.rank() == 0 ? reference.first : reference.second).grad(), "shared");
-    EXPECT_EQ(hooks, 3);  // once a microbatch
+    EXPECT_EQ(hooks, 3);  // Once for each microbatch.
   });
 }
 
-// pytorch/pytorch#127964, #184361: the first stage's output skips the second, with the positions that both rotate by.
-TEST(PipelinePeers, SkipConnectionsAndPositionsPassThrough) {
+// pytorch/pytorch#127964, #184361: the output of the first stage skips the second, as do the rotary positions.
+TEST(PipelinePeers, SkipConnectionsAndPositionsArePassedThrough) {
   run_local(3, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"pp"});
     Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 3, 2), mean_loss);
@@ -231,8 +232,8 @@ TEST(PipelinePeers, SkipConnectionsAndPositionsPassThrough) {
   });
 }
 
-// A split backward ends at the batch itself, too.
-TEST(PipelinePeers, InputsThatWantAGradientGetIt) {
+// A split backward also computes gradients of the batch.
+TEST(PipelinePeers, InputsThatRequireGradGetGradients) {
   for (const std::string schedule : {"1f1b", "zb-h1"}) {
     run_local(2, [&](const Communicator& world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
@@ -253,8 +254,8 @@ TEST(PipelinePeers, InputsThatWantAGradientGetIt) {
   }
 }
 
-// NVIDIA-NeMo/Automodel#3530: what was accumulated survives that a stage is set again.
-TEST(PipelinePeers, ASettingOfAStageWipesNoGradient) {
+// NVIDIA-NeMo/Automodel#3530: accumulated gradients are kept if a stage is set again.
+TEST(PipelinePeers, SettingAStageAgainKeepsGradients) {
   run_local(2, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
     Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
@@ -272,8 +273,8 @@ TEST(PipelinePeers, ASettingOfAStageWipesNoGradient) {
   });
 }
 
-// pytorch/torchtitan#4312: a norm that is summed in another order lets curves part.
-TEST(PipelinePeers, TheClipNormHasTheSameBitsForAnyNumberOfStages) {
+// pytorch/torchtitan#4312: norms that are summed in different orders make loss curves diverge.
+TEST(PipelinePeers, ClipNormIsBitEqualForAnyNumberOfStages) {
   Draw draw(6);
   std::vector<at::Tensor> weights;
   for (int i = 0; i < 6; ++i) weights.push_back(draw.normal({7, 5 + i}, at::kFloat));
@@ -298,7 +299,7 @@ TEST(PipelinePeers, TheClipNormHasTheSameBitsForAnyNumberOfStages) {
       const double total = pipe.clip_grad_norm_(1).item<double>();
       if (ranks == 1 && world.rank() == 0) norm = total;
       world.barrier();
-      EXPECT_EQ(total, norm) << ranks;  // bit for bit
+      EXPECT_EQ(total, norm) << ranks;  // Bit-equal.
       EXPECT_NEAR(total, expected, 1e-9);
       for (std::size_t i = 0; i < own.size(); ++i) {
         const at::Tensor full = DTensor(own[i].grad()).full_tensor();

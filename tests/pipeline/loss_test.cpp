@@ -1,4 +1,4 @@
-// The loss function is called with each microbatch, and is what one device would compute all the same.
+// The loss function is called with each microbatch, and the total equals the loss of one device.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ std::vector<Tensors> parts_on(const DeviceMesh& mesh, const at::Tensor& batch) {
   return parts;
 }
 
-// Outputs are thinned out at random.
+// A loss with dropout of the outputs.
 at::Tensor noisy_loss(const Tensors& outputs, const Tensors& targets) {
   return at::mse_loss(at::dropout(outputs[0], 0.5, true), targets[0]);
 }
@@ -51,7 +51,7 @@ Trained on_one_device(const at::Tensor& x, const at::Tensor& y, int steps) {
   return trained;
 }
 
-TEST(PipelineLoss, ItsRandomNumbersAreThoseOfOneDevice) {
+TEST(PipelineLoss, RandomNumbersMatchSingleDevice) {
   constexpr int kSteps = 2;
   Draw draw(1);
   const at::Tensor x = draw.normal({8, 4}), y = draw.normal({8, 4});
@@ -77,8 +77,8 @@ TEST(PipelineLoss, ItsRandomNumbersAreThoseOfOneDevice) {
   }
 }
 
-// A number is a number, whatever its dimensions.
-TEST(PipelineLoss, MayHaveADimensionOfOneElement) {
+// A loss with one element may have any number of dimensions.
+TEST(PipelineLoss, MayHaveDimensionsOfSizeOne) {
   run_local(2, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1, 2}, {"pp", "dp"});
     const auto loss = [](const Tensors& outputs, const Tensors& targets) {

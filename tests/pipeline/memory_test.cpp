@@ -1,5 +1,5 @@
-// What a step holds at its peak: activations as the schedule's table says, one set of gradients whatever the number of
-// microbatches, and nothing that stays behind.
+// Peak memory of a step: activations as in the schedule's table, and one set of gradients for any number of
+// microbatches. Nothing stays allocated.
 #include "dtensor/debug.h"
 
 #include <ATen/ATen.h>
@@ -15,14 +15,14 @@ namespace {
 using pipeline::Pipeline;
 using pipeline::Tensors;
 
-constexpr std::int64_t kSmall = std::int64_t{1} << 14;  // more than all numbers and headers of a step
+constexpr std::int64_t kSmall = std::int64_t{1} << 14;  // More than all scalars and headers of a step.
 
-at::Tensor mean_loss(const Tensors& outputs, const Tensors&) { return outputs[0].mean(); }  // keeps nothing
+at::Tensor mean_loss(const Tensors& outputs, const Tensors&) { return outputs[0].mean(); }  // Saves nothing.
 
-// Each stage keeps its result for backward, and its input, which is the message that came.
+// Each stage saves its result for backward, and its input, which is the received message.
 Tensors keep_result(const Tensors& in) { return {at::exp(in[0])}; }
 
-TEST(PipelineMemory, ActivationsAreThoseOfTheSchedulesTable) {
+TEST(PipelineMemory, ActivationsMatchTheTableOfTheSchedule) {
   constexpr std::int64_t kRows = 1 << 14, kMessage = kRows * 8;
   for (const std::string name : {"gpipe", "1f1b", "zb-h1"}) {
     for (const int ranks : {2, 3}) {
@@ -42,12 +42,13 @@ TEST(PipelineMemory, ActivationsAreThoseOfTheSchedulesTable) {
           const MemoryTimeline timeline;
           pipe.step(inputs, targets);
           const auto live = pipeline::live_activations(pipe.schedule())[static_cast<std::size_t>(world.rank())];
-          const std::int64_t held = world.rank() == 0 ? 1 : 2;  // the result, and the message that it was made of
+          const std::int64_t held = world.rank() == 0 ? 1 : 2;  // The result and the received input.
           const std::string what = c10::str(name, " ", ranks, " ranks, ", count, " microbatches, rank ", world.rank());
-          if (name != "zb-h1") {  // whose microbatches lose what only their inputs' gradients need before they end
+          if (name != "zb-h1") {  // Its microbatches free early what only gradients of inputs need.
             EXPECT_GE(timeline.peak().bytes, live * held * kMessage) << what;
           }
-          // Besides: a gradient that came, the one that is made of it, what is made of a loss, what is on its way.
+          // In addition: a received gradient, the gradient computed from it, the gradient of a loss, and a message in
+          // flight.
           EXPECT_LE(timeline.peak().bytes, (live * held + 5) * kMessage + kSmall) << what;
         });
       }
@@ -55,8 +56,8 @@ TEST(PipelineMemory, ActivationsAreThoseOfTheSchedulesTable) {
   }
 }
 
-// The last stage of two, whose input is a message: it holds one microbatch's after the other.
-TEST(PipelineMemory, EvaluationHoldsOneMicrobatch) {
+// The last stage of two receives its inputs: it stores one microbatch at a time.
+TEST(PipelineMemory, EvaluationStoresOneMicrobatch) {
   constexpr std::int64_t kRows = 1 << 14, kMessage = kRows * 8;
   for (const std::string name : {"1f1b", "zb-h1"}) {
     std::vector<std::int64_t> peaks;
@@ -75,7 +76,7 @@ TEST(PipelineMemory, EvaluationHoldsOneMicrobatch) {
       });
       peaks.push_back(peak);
     }
-    // What rank 0 has computed ahead waits there; here, there is a message and what is made of it.
+    // Messages that rank 0 has sent ahead wait on rank 0. Rank 1 stores a message and the result computed from it.
     EXPECT_LE(peaks[1], peaks[0] + 2 * kMessage + kSmall) << name;
   }
 }
@@ -100,7 +101,7 @@ std::int64_t peak_of_step(const std::string& schedule, int count, bool recompute
       pipe.step(parts, parts);
       weight.mutable_grad().reset();
       if (step == 3) {
-        EXPECT_LE(timeline.live(), kSmall) << schedule;  // nothing stays behind (pytorch#136766)
+        EXPECT_LE(timeline.live(), kSmall) << schedule;  // Nothing stays allocated (pytorch#136766).
       }
       if (step == 3 && world.rank() == 1) peak = timeline.peak().bytes;
     }
@@ -108,13 +109,13 @@ std::int64_t peak_of_step(const std::string& schedule, int count, bool recompute
   return peak;
 }
 
-// marin-community/marin#6532: a split backward that keeps a copy of the weights' gradients for each microbatch.
+// marin-community/marin#6532: a split backward that keeps a copy of the weight gradients for each microbatch.
 TEST(PipelineMemory, GradientsDoNotDependOnTheNumberOfMicrobatches) {
   constexpr std::int64_t kWeight = 256 * 256 * 8, kActivations = 16 * 4 * 256 * 8;
   for (const std::string schedule : {"gpipe", "1f1b", "zb-h1"}) {
     for (const bool recompute : {false, true}) {
       const auto few = peak_of_step(schedule, 2, recompute), many = peak_of_step(schedule, 16, recompute);
-      EXPECT_GE(few, 2 * kWeight) << schedule;  // the sum and the one that is added
+      EXPECT_GE(few, 2 * kWeight) << schedule;  // The sum and the gradient that is added.
       EXPECT_LE(many, few + kActivations) << schedule << " " << recompute;
       EXPECT_LE(many, 3 * kWeight) << schedule << " " << recompute;
     }

@@ -1,4 +1,4 @@
-// What passes from stage to stage is what one device's layers would pass on: values, and how they lie in memory.
+// Messages between stages have the values and the memory order that layers on one device pass on.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,8 @@ using test::Draw;
 
 at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
-// One stage makes a tensor of x, the next one makes of that again what the loss compares with x.
+// The first stage computes a tensor from x, and the next one computes from that the value that the loss compares with
+// x.
 struct Way {
   std::string name;
   std::function<at::Tensor(const at::Tensor&)> there, back;
@@ -44,7 +45,7 @@ const std::vector<Way>& ways() {
   return all;
 }
 
-TEST(PipelineMessages, KeepTheOrderOfMemory) {
+TEST(PipelineMessages, PreserveMemoryOrder) {
   for (const bool regular : {true, false}) {
     for (const Way& way : ways()) {
       run_local(regular ? 2 : 4, [&](const Communicator& world) {
@@ -74,7 +75,7 @@ TEST(PipelineMessages, KeepTheOrderOfMemory) {
   }
 }
 
-// Placements of the same ranks in another order would be other parts of the tensor.
+// Placements on the same ranks in another order would be other shards of the tensor.
 TEST(PipelineMessages, TensorsOfAnotherMeshAreRefused) {
   const auto error_with = [](const std::vector<std::string>& axes, const Placements& placements) {
     return test::error_of([&] {
@@ -100,9 +101,9 @@ TEST(PipelineMessages, TensorsOfAnotherMeshAreRefused) {
   }
 }
 
-// Beside its messages a step communicates when it opens, when it closes and to tell the loss, whatever it has to do;
-// each message is received as a header and a tensor.
-TEST(PipelineMessages, AreAllThatAStepCommunicatesBetweenItsEnds) {
+// Besides its messages, a step communicates only at its begin, at its end and to broadcast the loss. Each message is a
+// header and a tensor.
+TEST(PipelineMessages, AreTheOnlyCommunicationWithinAStep) {
   for (const std::string name : {"gpipe", "1f1b", "zb-h1"}) {
     for (const int microbatches : {1, 4}) {
       run_local(2, [&](const Communicator& world) {
@@ -132,8 +133,8 @@ TEST(PipelineMessages, AreAllThatAStepCommunicatesBetweenItsEnds) {
   }
 }
 
-// UNSHARD, RESHARD and REDUCE_GRAD move nothing from stage to stage.
-TEST(PipelineMessages, AreAddedToASchedulesOtherActions) {
+// UNSHARD, RESHARD and REDUCE_GRAD send nothing between stages.
+TEST(PipelineMessages, AreAddedToSchedulesWithOtherActions) {
   run_local(2, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
     auto schedule = pipeline::Schedule::parse("0F0 0F1 0B0 0B1 0REDUCE_GRAD\n1UNSHARD 1F0 1B0 1F1 1B1 1RESHARD");
@@ -141,7 +142,7 @@ TEST(PipelineMessages, AreAddedToASchedulesOtherActions) {
     Pipeline pipe(mesh, schedule, mean_loss);
     const at::Tensor weight = at::ones({3}, at::kDouble).requires_grad_();
     const auto forward = [&](const Tensors& in) {
-      TORCH_CHECK(in.size() == 1, "a stage was run on ", in.size(), " tensors");
+      TORCH_CHECK(in.size() == 1, "expected 1 input of the stage, got ", in.size());
       return Tensors{in[0] * weight};
     };
     pipe.set_stage(world.rank(), forward, {weight});

@@ -1,4 +1,4 @@
-// The pipeline's trials over MPI: every schedule, with and without parallel stages.
+// The trials of pipelines over MPI: every schedule, with and without parallel stages.
 #include <signal.h>
 #include <unistd.h>
 
@@ -12,7 +12,7 @@ namespace {
 using namespace dtensor;
 using namespace dtensor::test::pipelines;
 
-// The second stage fails in its third forward: for mpi_failure_test.cpp.
+// The second stage fails in its third forward, for mpi_failure_test.cpp.
 void fail(const Communicator& world, bool throws) {
   const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {world.size()}, {"pp"});
   Pipeline pipe(mesh, pipeline::make_schedule("1f1b", world.size(), 4), mean_loss);

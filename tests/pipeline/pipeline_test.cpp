@@ -1,5 +1,5 @@
-// Every schedule trains as one device does: loss, gradients and weights, whatever the microbatches and what a stage's
-// slice of the mesh does.
+// Every schedule trains as one device does: loss, gradients and weights, for any microbatches and any parallelism
+// within stages.
 #include "dtensor/pipeline.h"
 
 #include <ATen/ATen.h>
@@ -42,7 +42,7 @@ TEST(Pipeline, EveryScheduleWithParallelStages) {
   }
 }
 
-RC_GTEST_PROP(Pipeline, AnyTrialIsThatOfOneDevice, ()) {
+RC_GTEST_PROP(Pipeline, AnyTrialMatchesSingleDevice, ()) {
   const auto& names = pipeline::schedule_names();
   const int count = *rc::gen::element(1, 2, 3, 5, 8);
   const auto inside = static_cast<StageParallelism>(*rc::gen::inRange(0, 5));
@@ -60,7 +60,7 @@ RC_GTEST_PROP(Pipeline, AnyTrialIsThatOfOneDevice, ()) {
   RC_ASSERT(!testing::Test::HasFailure());
 }
 
-// The embedding's weight is the head's too, and dropout falls between: as one device with the same seed does it.
+// The embedding's weight is tied to the head, with dropout in between. The reference is one device with the same seed.
 struct TiedModel {
   at::Tensor embedding, middle;
   TiedModel() {
@@ -75,7 +75,7 @@ struct TiedModel {
 
 struct TiedResult {
   double loss = 0, norm = 0;
-  at::Tensor embedding, middle;  // gradients, clipped
+  at::Tensor embedding, middle;  // Gradients after clipping.
 };
 
 constexpr double kMaxNorm = 0.1;
@@ -103,7 +103,7 @@ TiedResult tied_on_one_device(const at::Tensor& ids, const at::Tensor& targets) 
   return result;
 }
 
-TEST(Pipeline, TiedWeightsDropoutAndClippingAreThoseOfOneDevice) {
+TEST(Pipeline, TiedWeightsDropoutAndClippingMatchSingleDevice) {
   Draw draw(8);
   const at::Tensor ids = draw.integers({11}, kClasses), targets = draw.integers({11}, kClasses);
   const TiedResult reference = tied_on_one_device(ids, targets);
@@ -144,14 +144,14 @@ TEST(Pipeline, TiedWeightsDropoutAndClippingAreThoseOfOneDevice) {
           EXPECT_NEAR(pipe.clip_grad_norm_(kMaxNorm).item<double>(), reference.norm, 1e-10) << what;
           if (has_embedding) test::expect_close(model.embedding.grad(), reference.embedding, what);
           if (stage_of[1] == stage) test::expect_close(model.middle.grad(), reference.middle, what);
-          EXPECT_EQ(get_rng_state(mesh).counter, 6) << what;  // three of each step, as on one device
+          EXPECT_EQ(get_rng_state(mesh).counter, 6) << what;  // Three in each step, as on one device.
         });
       }
     }
   }
 }
 
-TEST(Pipeline, AStageThatThrowsTellsAllRanks) {
+TEST(Pipeline, StageExceptionIsReportedOnAllRanks) {
   for (const std::string schedule : {"gpipe", "1f1b", "zb-h1"}) {
     const std::string error = test::error_of([&] {
       run_local(3, [&](const Communicator& world) {
@@ -170,8 +170,8 @@ TEST(Pipeline, AStageThatThrowsTellsAllRanks) {
   }
 }
 
-// Whoever ends first: the ranks that were told end with a PeerError, which the run is not reported to have failed of.
-TEST(Pipeline, ARunFailsOfWhatAStageThrew) {
+// Ranks may end in any order. The other ranks end with PeerError, but run_local() throws the original exception.
+TEST(Pipeline, RunThrowsTheExceptionOfTheStage) {
   for (const int failing : {0, 1, 2}) {
     const auto program = [&](const Communicator& world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"pp"});
@@ -184,7 +184,7 @@ TEST(Pipeline, ARunFailsOfWhatAStageThrew) {
       try {
         pipe.step(inputs, targets);
       } catch (const c10::IndexError&) {
-        EXPECT_THROW(world.barrier(), CommError);  // it waits for another rank's end
+        EXPECT_THROW(world.barrier(), CommError);  // Fails since another rank has ended.
         throw;
       } catch (const PeerError& e) {
         EXPECT_NE(e.msg().find(c10::str("pipeline: in ", failing, "F0: stage ", failing)), std::string::npos)

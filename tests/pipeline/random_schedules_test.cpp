@@ -1,4 +1,4 @@
-// Any valid schedule runs to its end with the right numbers, whatever its order and however long its actions take.
+// Any valid schedule finishes with the right results, whatever its order and the duration of its actions.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -22,7 +22,7 @@ constexpr std::int64_t kSize = 3;
 
 at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
-// Up to 100 microseconds, one time of three.
+// Sleeps up to 100 microseconds in one call of three.
 void delay(std::mt19937_64& random) {
   if (random() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
 }
@@ -36,7 +36,7 @@ struct Chain {
     x = draw.normal({rows, kSize});
     y = draw.normal({rows, kSize});
   }
-  // A weight is used twice in its stage.
+  // A weight that is used twice in its stage.
   at::Tensor stage(int i, const at::Tensor& in) const {
     const at::Tensor& w = weights[static_cast<std::size_t>(i)];
     return at::mm(at::tanh(at::mm(in, w)), w);
@@ -61,7 +61,7 @@ std::vector<Tensors> parts(const at::Tensor& batch, int count) {
   return result;
 }
 
-RC_GTEST_PROP(RandomSchedules, EveryValidOneHasTheGradientsOfOneDevice, ()) {
+RC_GTEST_PROP(RandomSchedules, ValidSchedulesMatchSingleDeviceGradients, ()) {
   const auto seed = *rc::gen::arbitrary<std::uint64_t>();
   std::mt19937_64 random(seed);
   const Schedule schedule = any_schedule(random);

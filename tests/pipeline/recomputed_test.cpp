@@ -1,5 +1,5 @@
-// Stages whose segments are recomputed, in whole and in split backwards: gradients are reduced once, by the last pass
-// that computes them.
+// Stages with recomputed segments, in full and in split backwards: gradients are reduced once, by the last pass that
+// computes them.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ constexpr int kMicrobatches = 4;
 
 at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
-// Which segments of a stage run again: none, that of some microbatches, all.
+// The segments of a stage that are recomputed: none, those of some microbatches, or all.
 enum class Recompute { none, some, all };
 
 struct Trial {
@@ -28,8 +28,8 @@ struct Trial {
   bool sharded, reported;
   Recompute again;
   std::string str() const {
-    return c10::str(schedule, sharded ? ", sharded" : ", whole", reported ? ", told" : ", not told", ", again ",
-                    static_cast<int>(again));
+    return c10::str(schedule, sharded ? ", sharded" : ", unsharded",
+                    reported ? ", with parameters" : ", without parameters", ", recompute ", static_cast<int>(again));
   }
 };
 
@@ -80,7 +80,7 @@ void run_trial(const Trial& trial, const Communicator& world) {
   }
 }
 
-TEST(PipelineRecomputed, GradientsAreReducedWhetherOrNotParametersWereTold) {
+TEST(PipelineRecomputed, GradientsAreReducedWithAndWithoutParametersOfSetStage) {
   for (const std::string schedule : {"1f1b", "zb-h1", "zbv", "dualpipev"}) {
     for (const bool sharded : {false, true}) {
       for (const bool reported : {false, true}) {

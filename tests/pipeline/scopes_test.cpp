@@ -1,4 +1,4 @@
-// What surrounds a step changes nothing but what its stages compute.
+// Scopes around a step affect only what its stages compute.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ struct Autocast {
   bool was;
 };
 
-// A stage that keeps its full width whatever surrounds it, as routers and losses do.
+// A stage that computes in full precision within any scope, as routers and losses do.
 at::Tensor gradient(const Communicator& world, const std::string& schedule, bool autocast) {
   Pipeline pipe(init_device_mesh(world, at::kCPU, {2}, {"pp"}), pipeline::make_schedule(schedule, 2, 2), mean_loss);
   const at::Tensor weight = Draw(world.rank() + 1).normal({4, 4}, at::kFloat).requires_grad_();
@@ -41,7 +41,7 @@ at::Tensor gradient(const Communicator& world, const std::string& schedule, bool
   return weight.grad();
 }
 
-TEST(PipelineScopes, AutocastNarrowsNoBackward) {
+TEST(PipelineScopes, AutocastDoesNotAffectBackward) {
   for (const std::string schedule : {"1f1b", "zb-h1"}) {
     run_local(2, [&](const Communicator& world) {
       EXPECT_TRUE(at::equal(gradient(world, schedule, true), gradient(world, schedule, false))) << schedule;
@@ -49,7 +49,7 @@ TEST(PipelineScopes, AutocastNarrowsNoBackward) {
   }
 }
 
-// The losses, norm and gradient of all that a pipeline does.
+// Losses, norm and gradient of all functions of a pipeline.
 Tensors all_calls(const DeviceMesh& mesh, bool scoped) {
   Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 2), mean_loss);
   const int stage = pipe.stages()[0];
@@ -70,7 +70,7 @@ Tensors all_calls(const DeviceMesh& mesh, bool scoped) {
   return {result.loss, evaluated, norm, DTensor(weight.grad()).full_tensor()};
 }
 
-TEST(PipelineScopes, AMeshScopeMakesNoDTensorsOfWhatPipelinesMake) {
+TEST(PipelineScopes, MeshScopeDoesNotAffectTensorsOfPipelines) {
   run_local(4, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "dp"});
     const Tensors expected = all_calls(mesh, false), actual = all_calls(mesh, true);

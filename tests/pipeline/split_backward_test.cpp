@@ -1,4 +1,4 @@
-// Both halves of a backward do what the whole does, each operator once.
+// Both halves of a split backward together run the operators of the full backward, each once.
 #include "pipeline/split_backward.h"
 
 #include <ATen/ATen.h>
@@ -17,7 +17,8 @@ using test::Draw;
 
 constexpr std::int64_t kSize = 4;
 
-// A random graph of products and sums: weights are used several times, some results not at all, some lead to no input.
+// A random graph of products and sums: weights are used several times, some results are unused, some depend on no
+// input.
 struct Graph {
   Tensors inputs, weights, outputs;
 
@@ -29,7 +30,7 @@ struct Graph {
     for (int i = 0; i < 2; ++i) inputs.push_back(leaf());
     for (int i = 0; i < 4; ++i) weights.push_back(leaf());
     Tensors values = inputs;
-    values.push_back(weights[3] * 2);  // leads to no input
+    values.push_back(weights[3] * 2);  // Depends on no input.
     const auto pick = [&](const Tensors& from) {
       return from[static_cast<std::size_t>(draw.integer(0, static_cast<std::int64_t>(from.size()) - 1))];
     };
@@ -63,7 +64,7 @@ int products_of(const F& run) {
   return count;
 }
 
-TEST(SplitBackward, HalvesMakeTheWhole) {
+TEST(SplitBackward, HalvesMatchFullBackward) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     test::on_mesh({2}, [&](const DeviceMesh& mesh) {
       Graph full(seed, mesh), halves(seed, mesh);
@@ -98,7 +99,7 @@ TEST(SplitBackward, HalvesMakeTheWhole) {
   }
 }
 
-// Hooks on what lies between weights and inputs change the gradients of both, as often as in a whole backward.
+// Hooks on tensors between weights and inputs change the gradients of both, and run as often as in a full backward.
 TEST(SplitBackward, HooksOfIntermediateTensorsRunOnce) {
   const auto gradients = [](bool splits) {
     Draw draw(3);
@@ -124,8 +125,8 @@ TEST(SplitBackward, HooksOfIntermediateTensorsRunOnce) {
   for (std::size_t i = 0; i < full.size(); ++i) test::expect_close(halves[i], full[i], c10::str("gradient ", i));
 }
 
-// What keeps gradients on their way is of the pass alone: the graph may be asked again after one that threw.
-TEST(SplitBackward, APassThatThrowsLeavesNoHooks) {
+// Hooks of the pass are removed if it throws, so another backward of the graph is possible.
+TEST(SplitBackward, FailedPassLeavesNoHooks) {
   const at::Tensor x = at::ones({2, 2}).requires_grad_(), w = at::ones({2, 2}).requires_grad_();
   const at::Tensor y = at::mm(x, w), z = y.sin();
   y.register_hook([](const at::Tensor& g) -> at::Tensor { TORCH_CHECK(false, "no ", g.sizes()); });
@@ -134,7 +135,7 @@ TEST(SplitBackward, APassThatThrowsLeavesNoHooks) {
   EXPECT_TRUE(y.grad_fn()->pre_hooks().empty());
 }
 
-TEST(SplitBackward, AProductEach) {
+TEST(SplitBackward, OneProductPerGradient) {
   test::on_mesh({1}, [&](const DeviceMesh& mesh) {
     const auto leaf = [&] { return distribute_tensor(at::ones({kSize, kSize}), mesh, {Replicate()}).requires_grad_(); };
     const at::Tensor x = leaf(), a = leaf(), b = leaf();

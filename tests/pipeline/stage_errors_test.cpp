@@ -1,4 +1,4 @@
-// Mistakes that the ranks of one stage alone can see.
+// Mistakes that only ranks of one stage detect.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
@@ -24,10 +24,10 @@ List parts(const at::Tensor& batch, int count) {
   return result;
 }
 
-// Two stages of a weight each; the second is set by the test.
+// Two stages of one weight each; the test sets the second.
 struct Line {
   at::Tensor weight, x = Draw(5).normal({4, 4});
-  double heavy = 2;  // a microbatch
+  double heavy = 2;  // Weight of a microbatch.
   Pipeline pipe;
   explicit Line(const Communicator& world)
       : weight(Draw(world.rank() + 1).normal({4, 4}).requires_grad_()),
@@ -83,8 +83,8 @@ const std::vector<Mistake>& mistakes() {
   return all;
 }
 
-// A program that catches it goes on with the next step, in which no rank meets messages of the one before.
-TEST(PipelineMistakes, AreOneErrorOnAllRanksAndLeaveNothingBehind) {
+// A program that catches the error continues with the next step, in which no rank receives messages of the failed one.
+TEST(PipelineMistakes, AreErrorsOnAllRanksAndLeaveNoState) {
   run_local(2, [](const Communicator& world) {
     Line line(world);
     line.set(world.rank());
@@ -100,8 +100,8 @@ TEST(PipelineMistakes, AreOneErrorOnAllRanksAndLeaveNothingBehind) {
   });
 }
 
-// Two ranks a stage. Targets are DTensors, whose valid ones the ranks of the last stage count together: of a mistake
-// that one of them makes the others heard while they counted.
+// Two ranks for each stage. The ranks of the last stage count valid targets (DTensors) in a collective, in which they
+// learn of a mistake of one of them.
 struct Replicas {
   at::Tensor weight;
   Pipeline pipe;
@@ -122,7 +122,7 @@ struct Replicas {
   }
 };
 
-TEST(PipelineMistakes, OfOneRankOfAStageAreToldByAllRanks) {
+TEST(PipelineMistakes, MistakeOfOneRankIsReportedByAllRanks) {
   const at::Tensor x = Draw(5).normal({8, 4}), y = at::arange(8).remainder(4);
   for (const auto& [schedule, stages] : std::vector<std::pair<std::string, std::int64_t>>{{"1f1b", 2}, {"zbv", 1}}) {
     run_local(static_cast<int>(stages) * 2, [&, schedule = schedule, stages = stages](const Communicator& world) {
@@ -144,7 +144,7 @@ TEST(PipelineMistakes, OfOneRankOfAStageAreToldByAllRanks) {
            }},
           {"is the result of operators", [&] { replicas.pipe.step(mistaken ? computed : inputs, targets); }}};
       for (std::size_t i = 0; i < mistakes.size(); ++i) {
-        if (i == 3 && stages > 1) continue;  // that rank has no inputs
+        if (i == 3 && stages > 1) continue;  // That rank has no inputs.
         const std::string error = error_of(mistakes[i].second);
         EXPECT_NE(error.find(mistakes[i].first), std::string::npos) << "rank " << world.rank() << ": " << error;
         EXPECT_EQ(replicas.pipe.evaluate(inputs, targets).item<double>(), expected) << mistakes[i].first;
@@ -153,7 +153,7 @@ TEST(PipelineMistakes, OfOneRankOfAStageAreToldByAllRanks) {
   }
 }
 
-TEST(PipelineMistakes, AStageThatWasNeverSetIsToldByAllRanks) {
+TEST(PipelineMistakes, UnsetStageIsReportedByAllRanks) {
   run_local(2, [](const Communicator& world) {
     Line line(world);
     if (world.rank() == 0) line.set(0);
@@ -162,7 +162,7 @@ TEST(PipelineMistakes, AStageThatWasNeverSetIsToldByAllRanks) {
   });
 }
 
-TEST(PipelineMistakes, ActionsThatOneRankDoesNotHaveAreToldByAllRanks) {
+TEST(PipelineMistakes, MissingActionsOfOneRankAreReportedByAllRanks) {
   run_local(2, [](const Communicator& world) {
     Line line(world);
     line.set(world.rank());
@@ -174,7 +174,7 @@ TEST(PipelineMistakes, ActionsThatOneRankDoesNotHaveAreToldByAllRanks) {
   });
 }
 
-TEST(PipelineMistakes, CostsOfLayersThatAreNoneAreRefused) {
+TEST(PipelineMistakes, InvalidLayerCostsAreRefused) {
   for (const double cost : {-5., static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
     EXPECT_NE(error_of([&] { pipeline::balanced_stages({1, cost, 1}, 3); }).find("layer 1 costs"), std::string::npos);
   }

@@ -1,4 +1,4 @@
-// Copies of a parameter on several stages have the gradient of one parameter, whatever the step before did.
+// Copies of a parameter on several stages get the gradient of one parameter, whatever earlier steps did.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -20,22 +20,22 @@ constexpr std::int64_t kSize = 4;
 
 at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
-enum class Sync { all, none, shards };  // of a step: NoGradientSync, NoReplicaSync
+enum class Sync { all, none, shards };  // Scope of a step: NoGradientSync or NoReplicaSync.
 
-// A step of the model x -> tanh(x w v) w', w being tied.
+// A step of the model x -> tanh(x w v) w', where w' is tied to w.
 struct OneStep {
   Sync sync;
-  bool first_uses_it;  // stage 0 its copy
-  bool zeroed;         // gradients before the step
+  bool first_uses_it;  // Whether stage 0 uses its copy.
+  bool zeroed;         // Whether gradients are reset before the step.
 };
 
 struct Trial {
   bool sharded, frozen;
-  std::vector<OneStep> steps;  // the last one syncs all
+  std::vector<OneStep> steps;  // The last step uses Sync::all.
 };
 
 std::ostream& operator<<(std::ostream& out, const Trial& trial) {
-  out << (trial.sharded ? "sharded" : "whole") << (trial.frozen ? ", frozen" : "");
+  out << (trial.sharded ? "sharded" : "unsharded") << (trial.frozen ? ", frozen" : "");
   for (const OneStep& s : trial.steps) out << "; " << static_cast<int>(s.sync) << s.first_uses_it << s.zeroed;
   return out;
 }
@@ -101,7 +101,7 @@ void run_trial(const Trial& trial) {
   });
 }
 
-TEST(PipelineTied, GradientsWaitForALaterStep) {
+TEST(PipelineTied, UnreducedGradientsAreReducedInALaterStep) {
   for (const bool sharded : {false, true}) {
     for (const Sync sync : {Sync::none, Sync::shards}) {
       for (const bool uses : {true, false}) {
@@ -112,7 +112,7 @@ TEST(PipelineTied, GradientsWaitForALaterStep) {
   }
 }
 
-RC_GTEST_PROP(PipelineTied, AnyStepsGiveTheGradientOfOneDevice, ()) {
+RC_GTEST_PROP(PipelineTied, AnyStepsMatchSingleDevice, ()) {
   Trial trial{*rc::gen::arbitrary<bool>(), *rc::gen::inRange(0, 4) == 0, {}};
   const auto steps = *rc::gen::inRange(1, 6);
   for (int s = 0; s < steps; ++s) {
@@ -123,10 +123,10 @@ RC_GTEST_PROP(PipelineTied, AnyStepsGiveTheGradientOfOneDevice, ()) {
   RC_ASSERT(!testing::Test::HasFailure());
 }
 
-// Optimizers decay what has a gradient of zeros.
+// Optimizers apply weight decay to parameters with zero gradients, but not to those without.
 TEST(PipelineTied, FrozenCopiesGetNoGradient) { run_trial({false, true, {{Sync::all, true, false}}}); }
 
-TEST(PipelineTied, ACopyThatIsListedTwiceCountsOnce) {
+TEST(PipelineTied, DuplicateCopyCountsOnce) {
   run_local(1, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"pp"});
     Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 1, 1), mean_loss);
@@ -143,8 +143,8 @@ TEST(PipelineTied, ACopyThatIsListedTwiceCountsOnce) {
   });
 }
 
-// Whose gradient would be added up once for each of its names; only one of the ranks can see it.
-TEST(PipelineTied, ACopyOfTwoNamesIsAnErrorOnAllRanks) {
+// The gradient of such a copy would be added once for each name. Only one rank detects the mistake.
+TEST(PipelineTied, CopyWithTwoNamesIsErrorOnAllRanks) {
   run_local(2, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
     Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, 1), mean_loss);
@@ -159,8 +159,8 @@ TEST(PipelineTied, ACopyOfTwoNamesIsAnErrorOnAllRanks) {
   });
 }
 
-// As gradients of all other parameters do.
-TEST(PipelineTied, EarlierGradientsOutliveAStepThatThrows) {
+// Like the gradients of other parameters.
+TEST(PipelineTied, FailedStepKeepsEarlierGradients) {
   run_local(1, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"pp"});
     Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 1, 2), mean_loss);
@@ -178,7 +178,7 @@ TEST(PipelineTied, EarlierGradientsOutliveAStepThatThrows) {
     const at::Tensor once = w.grad().clone();
     EXPECT_EQ(test::error_of([&] { pipe.step(parts, zeros); }), "no more of this");
     ASSERT_TRUE(w.grad().defined());
-    test::expect_close(w.grad(), once, "after the step that threw");
+    test::expect_close(w.grad(), once, "after the failed step");
     pipe.step(parts, zeros);
     test::expect_close(w.grad(), once * 2, "after the next");
   });

@@ -17,8 +17,8 @@ using pipeline::Tensors;
 
 constexpr std::int64_t kHidden = 6, kClasses = 5;
 
-// A residual network of two-matrix layers, with a skip connection from the first layer to the last, written with plain
-// ATen on whatever tensors it is given. Each layer has an output more, which nobody uses.
+// A residual network of two-matrix layers, with a skip connection from the first layer to the last. It uses ATen only,
+// so it runs on any tensors. Each layer has one unused output.
 struct Model {
   std::vector<std::array<at::Tensor, 2>> layers;
   at::Tensor head;
@@ -38,7 +38,7 @@ struct Model {
   static at::Tensor block(const std::array<at::Tensor, 2>& w, const at::Tensor& x) {
     return x + at::mm(at::gelu(at::mm(x, w[0])), w[1]);
   }
-  // Passes the skip connection along; the last layer adds it and classifies.
+  // Passes the skip connection to the next layer; the last layer adds it and classifies.
   Tensors run(int layer, const Tensors& in, bool recompute, double dropout) const {
     const auto& w = layers[static_cast<std::size_t>(layer)];
     const auto call = [&w, dropout](const at::Tensor& x) { return at::dropout(block(w, x), dropout, dropout > 0); };
@@ -55,10 +55,10 @@ inline at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) {
 
 struct Reference {
   double loss;
-  std::vector<at::Tensor> gradients;  // per layer, then the head
+  std::vector<at::Tensor> gradients;  // Per layer, then the head.
 };
 
-// On a mesh of one rank, so that random numbers are those of the library. Gradients of loss times `scale`.
+// Runs on a mesh of one rank, so that random numbers are those of the library. Gradients are of loss times `scale`.
 inline Reference one_device(std::uint64_t seed, int layers, const at::Tensor& x, const at::Tensor& targets,
                             double dropout, double scale) {
   Reference reference{};
@@ -90,7 +90,7 @@ struct Trial {
   int ranks, microbatches, rows;
   StageParallelism inside = StageParallelism::nothing;
   bool recompute = false, frozen = false;
-  double dropout = 0, scale = 1;  // dropout needs something inside: plain tensors draw from one generator
+  double dropout = 0, scale = 1;  // Dropout needs DTensors: regular tensors of all ranks share one generator.
   std::uint64_t seed = 1;
   int world_size() const {
     return ranks * (inside == StageParallelism::nothing ? 1 : inside == StageParallelism::hsdp ? 4 : 2);
@@ -137,7 +137,7 @@ inline DeviceMesh mesh_of(const Trial& trial, const Communicator& world) {
   return init_device_mesh(world, at::kCPU, {trial.ranks, 2, 2}, {"pp", "outer", "inner"});
 }
 
-// One target does not count.
+// One target is ignored.
 inline std::pair<at::Tensor, at::Tensor> batch_of(const Trial& trial) {
   Draw draw(trial.seed + 100);
   const at::Tensor x = draw.normal({trial.rows, kHidden});
@@ -156,7 +156,7 @@ inline void run_trial(const Trial& trial, const Reference& reference, const Comm
   const DeviceMesh mesh = mesh_of(trial, world);
   manual_seed(mesh, trial.seed);
   const auto schedule = pipeline::make_schedule(trial.schedule, trial.ranks, trial.microbatches);
-  const int layers = schedule.stages() + 1;  // stages of unequal length
+  const int layers = schedule.stages() + 1;  // Stages of unequal length.
   const auto [x, targets] = batch_of(trial);
 
   Model model(trial.seed, layers);
