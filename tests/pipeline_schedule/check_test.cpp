@@ -1,4 +1,5 @@
-// The proof of schedules: what it refuses, in which words, and that it refuses exactly what a plain judge refuses.
+// Schedule checks: error texts, and that check() refuses exactly the schedules that a simple reference implementation
+// refuses.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -58,13 +59,14 @@ TEST(ScheduleCheck, RefusalsNameTheTwoActions) {
   };
   for (const auto& [text, expected] : cases) {
     const std::string error = refusal(text);
-    EXPECT_NE(error.find(expected), std::string::npos) << text << "\n  says: " << error << "\n  not:  " << expected;
+    EXPECT_NE(error.find(expected), std::string::npos)
+        << text << "\n  got:      " << error << "\n  expected: " << expected;
   }
   EXPECT_NE(refusal("").find("nothing is computed"), std::string::npos);
   EXPECT_NE(refusal("-\n-\n").find("nothing is computed"), std::string::npos);
 }
 
-TEST(ScheduleCheck, ACycleOfWaitingRanksIsTold) {
+TEST(ScheduleCheck, CycleOfWaitingRanksIsReported) {
   const std::string error = refusal("0F0 0F1 0B1 0B0\n1F0 1B0 1F1 1B1\n2F1 2F0 2B0 2B1\n");
   EXPECT_NE(error.find("the order cannot be kept: "), std::string::npos) << error;
   EXPECT_NE(
@@ -104,7 +106,8 @@ TEST(ScheduleCheck, EvaluationHasNoGradients) {
             std::string::npos);
 }
 
-// The classic: both ranks send to each other first. With rendezvous it hangs; started together, or buffered, it runs.
+// A common mistake: both ranks send to each other first. This deadlocks with rendezvous, and runs with started or
+// buffered sends.
 TEST(ScheduleCheck, ReportsWhichSendsAScheduleNeeds) {
   const ScheduleReport one = check(with_communication(make_schedule("1f1b", 2, 3), {std::nullopt, false}));
   EXPECT_EQ(one.batched, "");
@@ -116,7 +119,7 @@ TEST(ScheduleCheck, ReportsWhichSendsAScheduleNeeds) {
   const ScheduleReport gpipe = check(with_communication(make_schedule("gpipe", 3, 4)));
   EXPECT_EQ(gpipe.batched, "");
   EXPECT_EQ(gpipe.rendezvous, "");
-  // Computation between them keeps even batches from meeting.
+  // With an even number of batches, computation in between avoids simultaneous sends.
   const ScheduleReport looped = check(with_communication(make_schedule("interleaved", 2, 4), {std::nullopt, false}));
   EXPECT_EQ(
       looped.batched,
@@ -124,7 +127,7 @@ TEST(ScheduleCheck, ReportsWhichSendsAScheduleNeeds) {
       "13) waits for 2RECV_B1 (rank 0, action 17)");
 }
 
-TEST(ScheduleCheck, ReportsWaitingSendsAsAPlainJudgeDoes) {
+TEST(ScheduleCheck, ReportsBlockingSendsLikeTheReference) {
   std::map<std::pair<bool, bool>, int> seen;
   EXPECT_TRUE(rc::check([&] {
     std::mt19937_64 random(*rc::gen::arbitrary<std::uint64_t>());
@@ -206,7 +209,7 @@ bool mentions_two_actions(const std::string& error) {
 }
 
 TEST(ScheduleCheck, RefusesExactlyTheMutationsThatAreInvalid) {
-  std::map<Mutation, std::pair<int, int>> seen;  // refused, still valid
+  std::map<Mutation, std::pair<int, int>> seen;  // Refused, still valid.
   EXPECT_TRUE(rc::check([&] {
     std::mt19937_64 random(*rc::gen::arbitrary<std::uint64_t>());
     for (int i = 0; i < 100; ++i) {
@@ -226,7 +229,7 @@ TEST(ScheduleCheck, RefusesExactlyTheMutationsThatAreInvalid) {
   }));
   ASSERT_EQ(seen.size(), 8u);
   for (const auto& [mutation, counts] : seen) EXPECT_GE(counts.first, 100) << static_cast<int>(mutation);
-  EXPECT_GE(seen[Mutation::swap].second, 20);  // the judge is no mere "no"
+  EXPECT_GE(seen[Mutation::swap].second, 20);  // The reference also accepts schedules.
 }
 
 }  // namespace

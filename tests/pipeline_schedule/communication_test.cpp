@@ -1,5 +1,5 @@
-// What with_communication adds, and that it costs no wait: everything is computed as early as it could be if messages
-// came by themselves.
+// Actions that with_communication() adds. They cause no waiting: each computation starts as early as if messages needed
+// no receive action.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -22,7 +22,8 @@ Schedule only_computation(Schedule schedule) {
   return schedule;
 }
 
-// When each action ends if a message is there `latency` after the end of what makes it, and nobody receives.
+// The end of each action if a message is available `latency` after the end of the action that computes it, without
+// receives.
 std::vector<std::vector<double>> independent_end_times(const Schedule& schedule, const CostFunction& cost,
                                                        double latency) {
   std::vector<std::vector<double>> end;
@@ -36,7 +37,7 @@ std::vector<std::vector<double>> independent_end_times(const Schedule& schedule,
       for (std::size_t i = 0; i < end[r].size(); ++i) {
         const Action& action = schedule.ranks[r][i];
         double begin = i == 0 ? 0 : end[r][i - 1];
-        for (const auto& any : reference::wanted(action, rank_of, false)) {
+        for (const auto& any : reference::dependencies(action, rank_of, false)) {
           for (const std::string& w : any) {
             const auto found = made.find(w);
             if (found == made.end()) continue;
@@ -52,7 +53,7 @@ std::vector<std::vector<double>> independent_end_times(const Schedule& schedule,
   return end;
 }
 
-TEST(Communication, KeepsTheComputationAndCostsNoWait) {
+TEST(Communication, KeepsComputationTimes) {
   EXPECT_TRUE(rc::check([] {
     std::mt19937_64 random(*rc::gen::arbitrary<std::uint64_t>());
     const Schedule schedule = some_schedule(random);
@@ -73,7 +74,7 @@ TEST(Communication, KeepsTheComputationAndCostsNoWait) {
   }));
 }
 
-TEST(Communication, SendsFollowWhatTheySendAndReceivesWaitForTheirUse) {
+TEST(Communication, SendsFollowTheirActionAndReceivesPrecedeTheirUse) {
   const Schedule complete =
       with_communication(make_schedule("1f1b", 2, 2), {.unsharded_stages = std::nullopt, .reduce_grad = false});
   EXPECT_EQ(complete.str(),
@@ -86,7 +87,7 @@ TEST(Communication, SendsFollowWhatTheySendAndReceivesWaitForTheirUse) {
             "1UNSHARD 1I0 1SEND_B0 1W0 1RESHARD 1REDUCE_GRAD\n");
 }
 
-// Rank 1 needs the second message first: it takes the first before it.
+// Rank 1 needs the second message first, so it receives the first one before.
 TEST(Communication, MessagesBetweenTwoRanksStayInOrder) {
   const Schedule schedule = Schedule::parse("0F0 0F1 0B1 0B0\n1F1 1F0 1B0 1B1");
   const Schedule complete = with_communication(schedule, {std::nullopt, false});
@@ -103,8 +104,8 @@ TEST(Communication, MessagesBetweenTwoRanksStayInOrder) {
   }));
 }
 
-// Where sends wait for their receives, the late ones of several chunks deadlock; those that are placed for it never do,
-// and cost no wait either while actions take the time that was assumed.
+// With rendezvous sends, receives right before their use deadlock with several chunks. The `rendezvous` order never
+// deadlocks. It causes no waiting either, as long as actions take the assumed time.
 TEST(Communication, RendezvousNeverDeadlocks) {
   EXPECT_NE(check(with_communication(make_schedule("interleaved", 2, 4))).batched, "");
   EXPECT_TRUE(rc::check([] {
@@ -124,7 +125,7 @@ TEST(Communication, RendezvousNeverDeadlocks) {
 
 struct Unsharded {
   int gathers = 0, most = 0;
-  bool tight = true;  // UNSHARD right before a use, RESHARD right after one, messages aside
+  bool tight = true;  // UNSHARD right before a use, RESHARD right after one, except for messages.
 };
 
 Unsharded unsharded(const std::vector<Action>& actions) {
@@ -146,7 +147,7 @@ Unsharded unsharded(const std::vector<Action>& actions) {
   return result;
 }
 
-// The fewest gathers with room for `most` stages, by trying every choice of what to free.
+// The minimum number of gathers with at most `most` unsharded stages, by exhaustive search over the stages to free.
 int fewest_gathers(const std::vector<Action>& uses, int most) {
   std::map<std::set<int>, int> states = {{{}, 0}};
   for (const Action& use : uses) {
@@ -173,7 +174,7 @@ int fewest_gathers(const std::vector<Action>& uses, int most) {
   return fewest;
 }
 
-TEST(Communication, WeightsAreGatheredAsSeldomAsTheRoomAllows) {
+TEST(Communication, NumberOfGathersIsMinimal) {
   EXPECT_TRUE(rc::check([] {
     std::mt19937_64 random(*rc::gen::arbitrary<std::uint64_t>());
     const Schedule schedule = some_schedule(random);
@@ -188,7 +189,7 @@ TEST(Communication, WeightsAreGatheredAsSeldomAsTheRoomAllows) {
   }));
 }
 
-TEST(Communication, GradientsAreReducedOnceAfterTheLast) {
+TEST(Communication, GradientsAreReducedOnceAfterTheLastBackward) {
   EXPECT_TRUE(rc::check([] {
     std::mt19937_64 random(*rc::gen::arbitrary<std::uint64_t>());
     const Schedule schedule = some_schedule(random);
@@ -215,7 +216,7 @@ TEST(Communication, GradientsAreReducedOnceAfterTheLast) {
   }));
 }
 
-TEST(Communication, IsNotAddedTwiceNorToWhatIsNoSchedule) {
+TEST(Communication, IsNotAddedTwiceNorToInvalidSchedules) {
   const Schedule schedule = make_schedule("1f1b", 2, 2);
   const auto error = [](const Schedule& s, const CommunicationOptions& options = {}) {
     return error_of([&] { with_communication(s, options); });

@@ -1,5 +1,5 @@
-// The schedules by name: valid for any number of ranks and microbatches, and as fast and as small as their papers say.
-// Costs are those of the papers: F, I and W take 1, B takes 2; formulas are written out here.
+// The named schedules: valid for any number of ranks and microbatches, with the times and memory of their papers. Costs
+// are those of the papers: F, I and W take 1, B takes 2. The formulas are repeated here.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -47,7 +47,7 @@ TEST(Generated, AreValidForAnyRanksAndMicrobatches) {
   EXPECT_EQ(count, 8 * 13 * (5 * 4 + 2 * 2));
 }
 
-TEST(Generated, PlaceStagesInALoopOrAV) {
+TEST(Generated, StagesFormALoopOrAV) {
   for_each_schedule([](const std::string& name, int ranks, int microbatches, int chunks) {
     const Schedule schedule = make_schedule(name, ranks, microbatches, chunks);
     for (int stage = 0; stage < schedule.stages(); ++stage) {
@@ -65,7 +65,7 @@ TEST(Generated, KnownOrders) {
   EXPECT_EQ(make_schedule("zbv", 1, 2).str(), "0F0 1F0 1I0 1W0 0F1 0I0 0W0 1F1 1I1 1W1 0I1 0W1\n");
 }
 
-// GPipe waits for (R - 1) of its M + R - 1 slots; 1F1B no less, but it stores fewer microbatches.
+// GPipe idles in (R - 1) of its M + R - 1 slots; 1F1B as well, but it stores fewer microbatches.
 TEST(Generated, BubbleOfGpipeAndOneForwardOneBackward) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (int microbatches = 1; microbatches <= 13; ++microbatches) {
@@ -80,8 +80,8 @@ TEST(Generated, BubbleOfGpipeAndOneForwardOneBackward) {
   }
 }
 
-// Chunks divide the wait: stages of a V-th take a V-th of the time. Whatever the microbatches from R on, divisible or
-// not, for breadth-first and interleaved alike.
+// With V chunks, stages take a V-th of the time, so the bubble is a V-th. Breadth-first and interleaved schedules have
+// the same bubble for any number of microbatches from R on.
 TEST(Generated, BubbleIsDividedByChunks) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (int microbatches = ranks; microbatches <= 3 * ranks; ++microbatches) {
@@ -95,7 +95,7 @@ TEST(Generated, BubbleIsDividedByChunks) {
   }
 }
 
-TEST(Generated, ZeroBubbleLeavesAThirdOfTheWait) {
+TEST(Generated, ZeroBubbleHasAThirdOfTheBubble) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (int microbatches = ranks; microbatches <= 3 * ranks; ++microbatches) {
       const double time = makespan(make_schedule("zb-h1", ranks, microbatches));
@@ -105,9 +105,8 @@ TEST(Generated, ZeroBubbleLeavesAThirdOfTheWait) {
   }
 }
 
-// Of stages half as large, so that it is half the wait of ZB-H1: ranks only wait for the first microbatch to come and,
-// in the end, for nobody.
-TEST(Generated, VShapesWaitForTheFirstMicrobatchOnly) {
+// Stages are half as large, so the bubble is half of that of ZB-H1: ranks idle only until the first microbatch arrives.
+TEST(Generated, VShapesIdleForTheFirstMicrobatchOnly) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (int microbatches = 2 * ranks; microbatches <= 4 * ranks; ++microbatches) {
       for (const char* name : {"zbv", "dualpipev"}) {
@@ -119,8 +118,8 @@ TEST(Generated, VShapesWaitForTheFirstMicrobatchOnly) {
   }
 }
 
-// With fewer there is a wait more: of ZBV by formula, of both as found for 4 ranks, and never above that of
-// breadth-first.
+// With fewer microbatches the bubble is larger: for ZBV by formula, for both as computed for 4 ranks, and never larger
+// than that of breadth-first.
 TEST(Generated, VShapesOfFewMicrobatches) {
   const auto excess = [](const char* name, int ranks, int microbatches) {
     return makespan(make_schedule(name, ranks, microbatches)) - (6 * microbatches + ranks - 1);
@@ -140,7 +139,7 @@ TEST(Generated, VShapesOfFewMicrobatches) {
   }
 }
 
-TEST(Generated, LiveActivationsAreThoseOfTheTable) {
+TEST(Generated, LiveActivationsMatchTheTable) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (int microbatches = 1; microbatches <= 13; ++microbatches) {
       const auto live = [&](const char* name, int chunks = 0) {
@@ -157,13 +156,13 @@ TEST(Generated, LiveActivationsAreThoseOfTheTable) {
           ASSERT_EQ(live("interleaved", chunks)[rank], std::min(ahead + 1, chunks * microbatches));
         }
       }
-      ASSERT_LE(most(live("zbv")), std::min(2 * ranks, 2 * microbatches));  // of half stages: as 1F1B
+      ASSERT_LE(most(live("zbv")), std::min(2 * ranks, 2 * microbatches));  // Of stages of half size, so equal to 1F1B.
       ASSERT_LE(most(live("dualpipev")), std::min(2 * ranks + 1, 2 * microbatches));
     }
   }
 }
 
-TEST(Generated, WhatCannotBeIsRefused) {
+TEST(Generated, InvalidArgumentsAreRefused) {
   EXPECT_NE(error_of([] {
               make_schedule("gpip", 2, 2);
             }).find("no pipeline schedule \"gpip\"; there are gpipe, 1f1b, interleaved, bfs, zb-h1, zbv, dualpipev"),
@@ -175,7 +174,7 @@ TEST(Generated, WhatCannotBeIsRefused) {
             std::string::npos);
 }
 
-TEST(Generated, ForwardPartIsAScheduleOfEvaluation) {
+TEST(Generated, ForwardPartIsAForwardOnlySchedule) {
   for_each_schedule([](const std::string& name, int ranks, int microbatches, int chunks) {
     const Schedule forward = forward_only(make_schedule(name, ranks, microbatches, chunks));
     ASSERT_NO_THROW(check(forward, {.forward_only = true}));

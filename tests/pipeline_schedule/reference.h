@@ -1,5 +1,5 @@
-// What the tests hold schedules against: random valid ones, and a judge and a clock that share nothing with the library
-// but the text of actions. They are slow and plain: words in maps, rules tried until nothing changes.
+// References for the tests of schedules: random valid schedules, a checker and a simulator. They share only the text of
+// actions with the library, and are slow and simple: action texts in maps, rules applied until nothing changes.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -16,7 +16,7 @@
 
 namespace dtensor::pipeline::reference {
 
-using Words = std::vector<std::vector<std::string>>;  // by rank
+using Words = std::vector<std::vector<std::string>>;  // Action texts, by rank.
 
 inline std::string word(int stage, const std::string& kind, int microbatch) {
   return std::to_string(stage) + kind + std::to_string(microbatch);
@@ -31,9 +31,9 @@ inline Words words_of(const Schedule& schedule) {
   return words;
 }
 
-// What `action` waits for, as words of which any one will do, over which all must hold.
-inline std::vector<std::set<std::string>> wanted(const Action& action, const std::vector<int>& rank_of,
-                                                 bool communicates) {
+// The dependencies of `action`: of each set, at least one action must be done.
+inline std::vector<std::set<std::string>> dependencies(const Action& action, const std::vector<int>& rank_of,
+                                                       bool communicates) {
   using K = ActionKind;
   const int s = action.stage, m = action.microbatch, last = static_cast<int>(rank_of.size()) - 1;
   const auto elsewhere = [&](int other) { return communicates && rank_of.at(other) != rank_of.at(s); };
@@ -70,7 +70,7 @@ inline std::vector<std::set<std::string>> wanted(const Action& action, const std
 }
 
 struct Facts {
-  std::vector<int> rank_of;  // by stage
+  std::vector<int> rank_of;  // By stage.
   std::map<std::string, int> count;
   std::set<int> sharded;
   int microbatches = 0;
@@ -123,7 +123,7 @@ inline bool order_can_be_kept(const Schedule& schedule, const Facts& facts) {
     for (std::size_t rank = 0; rank < at.size(); ++rank) {
       if (at[rank] == schedule.ranks[rank].size()) continue;
       const Action& action = schedule.ranks[rank][at[rank]];
-      const auto wants = wanted(action, facts.rank_of, facts.communicates);
+      const auto wants = dependencies(action, facts.rank_of, facts.communicates);
       const bool ready = std::all_of(wants.begin(), wants.end(), [&](const auto& any) {
         return std::any_of(any.begin(), any.end(), [&](const std::string& w) { return done.count(w) > 0; });
       });
@@ -139,7 +139,7 @@ inline bool order_can_be_kept(const Schedule& schedule, const Facts& facts) {
   return true;
 }
 
-// Each stage's own words must spell: (UNSHARD, computation, RESHARD)* where it is sharded; no B or W after REDUCE_GRAD.
+// For each stage: (UNSHARD, computation, RESHARD)* if it is sharded, and no B or W after REDUCE_GRAD.
 inline bool has_right_stages(const Schedule& schedule, const Facts& facts) {
   for (int stage = 0; stage < static_cast<int>(facts.rank_of.size()); ++stage) {
     bool open = facts.sharded.count(stage) == 0, reduced = false;
@@ -164,11 +164,11 @@ inline bool is_valid(const Schedule& schedule) {
   return facts && has_right_counts(*facts) && order_can_be_kept(schedule, *facts) && has_right_stages(schedule, *facts);
 }
 
-// Whether a valid schedule with communication runs where both ends of a message wait for each other. Batched: all
-// messages up to the next other action are on offer at once, else one.
+// Whether a valid schedule with communication runs if sends and receives wait for each other. Batched: all messages up
+// to the next other action start together; otherwise one at a time.
 inline bool runs_with_rendezvous_sends(const Schedule& schedule, bool batched) {
   const Facts facts = *facts_of(schedule);
-  std::set<std::string> done;  // messages too: words are unique, but for those of whole stages, which nobody waits for
+  std::set<std::string> done;  // Unique, except for actions on stages, on which no action depends.
   std::vector<std::size_t> at(schedule.ranks.size());
   const auto on_offer = [&](std::size_t rank) {
     std::set<std::string> words;
@@ -201,7 +201,7 @@ inline bool runs_with_rendezvous_sends(const Schedule& schedule, bool batched) {
         if (all) at[rank] += offered.size();
         moved |= all;
       } else if (at[rank] < actions.size()) {
-        const auto wants = wanted(actions[at[rank]], facts.rank_of, facts.communicates);
+        const auto wants = dependencies(actions[at[rank]], facts.rank_of, facts.communicates);
         const bool ready = std::all_of(wants.begin(), wants.end(), [&](const auto& any) {
           return std::any_of(any.begin(), any.end(), [&](const std::string& w) { return done.count(w) > 0; });
         });
@@ -216,19 +216,19 @@ inline bool runs_with_rendezvous_sends(const Schedule& schedule, bool batched) {
   return true;
 }
 
-// The end of each action of a valid schedule, of the costs given by word kind: raised until nothing is too early.
+// The end of each action of a valid schedule with the given costs: times are raised until no action starts too early.
 inline std::vector<std::vector<double>> ends(const Schedule& schedule, const CostFunction& cost) {
   const Facts facts = *facts_of(schedule);
   std::vector<std::vector<double>> end;
   for (const auto& actions : schedule.ranks) end.emplace_back(actions.size(), 0.);
-  std::map<std::string, double> there;  // when what a word makes can be used
+  std::map<std::string, double> there;  // When the result of an action is available.
   for (bool changed = true; changed;) {
     changed = false;
     for (std::size_t r = 0; r < end.size(); ++r) {
       for (std::size_t i = 0; i < end[r].size(); ++i) {
         const Action& action = schedule.ranks[r][i];
         double begin = i == 0 ? 0 : end[r][i - 1];
-        for (const auto& any : wanted(action, facts.rank_of, facts.communicates)) {
+        for (const auto& any : dependencies(action, facts.rank_of, facts.communicates)) {
           for (const std::string& w : any) begin = std::max(begin, there[w]);
         }
         const bool sends = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
@@ -242,7 +242,7 @@ inline std::vector<std::vector<double>> ends(const Schedule& schedule, const Cos
   return end;
 }
 
-// Stages anywhere, backwards split here and there, any order that the dependencies allow. Computation only.
+// Stages on any ranks, some backwards split, in any order that the dependencies allow. Computation only.
 inline Schedule random_schedule(std::mt19937_64& random, int most_ranks = 4, int most_stages = 6,
                                 int most_microbatches = 5) {
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
@@ -266,7 +266,7 @@ inline Schedule random_schedule(std::mt19937_64& random, int most_ranks = 4, int
   while (!todo.empty()) {
     std::shuffle(todo.begin(), todo.end(), random);
     std::erase_if(todo, [&](const Action& action) {
-      const auto wants = wanted(action, rank_of, false);
+      const auto wants = dependencies(action, rank_of, false);
       const bool ready = std::all_of(wants.begin(), wants.end(), [&](const auto& any) {
         return std::any_of(any.begin(), any.end(), [&](const std::string& w) { return done.count(w) > 0; });
       });

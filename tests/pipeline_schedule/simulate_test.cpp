@@ -1,4 +1,4 @@
-// Times of a schedule's actions, against a clock that raises them until none is too early; and the drawing of them.
+// Times of a schedule's actions, compared with a reference simulator, and the plot of them.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -17,8 +17,8 @@ CostFunction random_costs(std::mt19937_64& random) {
   return costs;
 }
 
-// 10,000 of them: printed, read back, proved, timed.
-TEST(Simulate, RandomSchedulesTakeTheTimeOfThePlainClock) {
+// 10,000 schedules: printed, parsed, checked and simulated.
+TEST(Simulate, RandomSchedulesMatchTheReferenceTimes) {
   EXPECT_TRUE(rc::check([] {
     std::mt19937_64 random(*rc::gen::arbitrary<std::uint64_t>());
     for (int i = 0; i < 100; ++i) {
@@ -56,7 +56,7 @@ TEST(Simulate, CriticalPathIsAsLongAsTheStep) {
     double length = 0;
     for (std::size_t i = 0; i < timeline.critical_path.size(); ++i) {
       const Action& action = timeline.critical_path[i];
-      // A send's time counts where its message is waited for, not where its rank goes on.
+      // A send takes time until its message is used, but its rank continues at once.
       const bool sends = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
       const bool awaited =
           i + 1 < timeline.critical_path.size() &&
@@ -77,8 +77,8 @@ TEST(Simulate, KnownTimes) {
     return std::pair(timeline.ranks[rank][i].begin, timeline.ranks[rank][i].end);
   };
   EXPECT_EQ(at(0, 0), std::pair(0., 1.));
-  EXPECT_EQ(at(0, 1), std::pair(1., 1.));   // a send takes its rank no time
-  EXPECT_EQ(at(1, 0), std::pair(0., 1.5));  // a receive lasts until its message is there
+  EXPECT_EQ(at(0, 1), std::pair(1., 1.));   // A send does not occupy its rank.
+  EXPECT_EQ(at(1, 0), std::pair(0., 1.5));  // A receive ends when its message arrives.
   EXPECT_EQ(at(1, 1), std::pair(1.5, 4.5));
   EXPECT_EQ(at(1, 2), std::pair(4.5, 10.5));
   EXPECT_EQ(at(0, 2), std::pair(1., 11.));
@@ -87,7 +87,7 @@ TEST(Simulate, KnownTimes) {
   EXPECT_DOUBLE_EQ(timeline.bubble, 1 - (1 + 2 + 3 + 6) / 26.);
 }
 
-TEST(Simulate, RefusesWhatCannotRunOrCosts) {
+TEST(Simulate, RefusesInvalidSchedulesAndCosts) {
   EXPECT_NE(error_of([] {
               simulate(Schedule::parse("0B0 0F0"));
             }).find("0B0 (rank 0, action 0) waits for 0F0 (rank 0, action 1)"),
@@ -116,13 +116,13 @@ TEST(ScheduleSvg, HasABoxForEachActionAndARowForEachRank) {
     actions += rank.size();
     for (const Action& action : rank) EXPECT_GE(count(svg, "<title>" + to_string(action) + " "), 1u) << action;
   }
-  EXPECT_EQ(count(svg, "<rect "), actions + 1);  // and the background
+  EXPECT_EQ(count(svg, "<rect "), actions + 1);  // The actions and the background.
   EXPECT_EQ(count(svg, ">rank "), 3u);
   EXPECT_EQ(svg.rfind("</svg>\n"), svg.size() - 7);
 }
 
-// One action from 2 to 3 of a step from 2 to 6 takes a quarter of the width, from the left edge.
-TEST(ScheduleSvg, BoxesAreToScaleWhateverTheClock) {
+// An action from 2 to 3 in a step from 2 to 6 takes a quarter of the width, from the left edge.
+TEST(ScheduleSvg, BoxesAreToScaleForAnyStartTime) {
   const std::string svg = schedule_svg({{{{ActionKind::forward, 0, 0}, 2, 3}}, {{{ActionKind::forward, 1, 0}, 3, 6}}});
   EXPECT_NE(svg.find("<rect x=\"60.00\" y=\"30.0\" width=\"300.00\""), std::string::npos) << svg;
   EXPECT_NE(svg.find("<rect x=\"360.00\" y=\"60.0\" width=\"900.00\""), std::string::npos) << svg;

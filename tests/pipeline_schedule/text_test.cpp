@@ -1,5 +1,5 @@
-// Schedules as text: what is written is read back, PyTorch's tables too, and what is no action is refused with its
-// line.
+// Schedules as text: str() and parse() round-trip, PyTorch's tables are parsed, and invalid actions are refused with
+// their line.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 using reference::error_of;
 
-TEST(ScheduleText, WordsAreThoseOfPyTorch) {
+TEST(ScheduleText, ActionNamesMatchPyTorch) {
   using K = ActionKind;
   EXPECT_EQ(to_string({K::forward, 0, 3}), "0F3");
   EXPECT_EQ(to_string({K::backward, 12, 0}), "12B0");
@@ -25,7 +25,7 @@ TEST(ScheduleText, WordsAreThoseOfPyTorch) {
   EXPECT_EQ(to_string({K::reduce_grad, 2}), "2REDUCE_GRAD");
 }
 
-TEST(ScheduleText, AnyActionsAreReadBack) {
+TEST(ScheduleText, AnyActionsRoundTrip) {
   EXPECT_TRUE(rc::check([] {
     Schedule schedule;
     schedule.ranks.resize(*rc::gen::inRange<std::size_t>(0, 5));
@@ -49,7 +49,7 @@ TEST(ScheduleText, CommasBlanksAndCommentsSeparate) {
   EXPECT_EQ(Schedule::parse("").ranks.size(), 0u);
 }
 
-TEST(ScheduleText, WhatIsNoActionIsRefusedWithItsLine) {
+TEST(ScheduleText, InvalidActionIsRefusedWithItsLine) {
   for (const char* word : {"F0", "0X0", "0F", "0f0", "0F0x", "0F-1", "-1F0", "0UNSHARD0", "0SEND_F", "0 F0",
                            "1234567F0", "0F99999999999999999999", "- 0F0", "0F0;", "(0F0;1B0)OVERLAP_F_B", "\xff"}) {
     const std::string text = std::string("0F0\n# comment\n0B0 ") + word + "\n";
@@ -60,7 +60,7 @@ TEST(ScheduleText, WhatIsNoActionIsRefusedWithItsLine) {
   EXPECT_NE(error_of([] { Schedule::parse("0F0 0Q1"); }).find("line 1: \"0Q1\""), std::string::npos);
 }
 
-TEST(ScheduleText, SizesAreReadOffTheActions) {
+TEST(ScheduleText, SizesFollowFromTheActions) {
   const Schedule schedule = Schedule::parse("0F0 0F1 3F0\n1F0 2UNSHARD");
   EXPECT_EQ(schedule.stages(), 4);
   EXPECT_EQ(schedule.microbatches(), 2);
