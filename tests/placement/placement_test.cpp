@@ -40,7 +40,7 @@ std::string error_of(const std::string& text, bool list = false) {
   return "";
 }
 
-TEST(Placement, PrintsAsDocumented) {
+TEST(Placement, TextIsAsDocumented) {
   EXPECT_EQ(Replicate().str(), "R");
   EXPECT_EQ(Shard(0).str(), "S(0)");
   EXPECT_EQ(Shard(1).as_storage().str(), "S(1)*");
@@ -53,7 +53,7 @@ TEST(Placement, PrintsAsDocumented) {
   EXPECT_EQ(to_string(Placements{}), "[]");
 }
 
-TEST(Placement, TextIsReadBack) {
+TEST(Placement, TextRoundTrips) {
   EXPECT_TRUE(rc::check([] {
     Placements placements(*rc::gen::inRange(0, 5));
     for (Placement& p : placements) {
@@ -64,12 +64,12 @@ TEST(Placement, TextIsReadBack) {
   }));
 }
 
-TEST(Placement, BlanksDoNotMatter) {
+TEST(Placement, WhitespaceIsIgnored) {
   EXPECT_EQ(parse_placements(" [ SS( 0 ,2 ) * ,P( max ),R ] "),
             (Placements{StridedShard(0, 2).as_storage(), Partial(ReduceOp::max), Replicate()}));
 }
 
-TEST(Placement, BadTextIsNamed) {
+TEST(Placement, InvalidTextIsAnError) {
   for (const char* text : {"", "Q", "S", "S(", "S(x)", "S(0", "S(0))", "SS(0)", "SS(0, 0)", "P(mean)", "P", "R*", "r",
                            "S(99999999999)", "RS(0)", "RS(0, )", "RS(0, 1 -1)", "RS(0, 1"}) {
     EXPECT_NE(error_of(text).find("\"" + std::string(text) + "\""), std::string::npos) << text;
@@ -81,7 +81,7 @@ TEST(Placement, BadTextIsNamed) {
   }
 }
 
-TEST(Placement, EqualIffSameText) {
+TEST(Placement, EqualIffTextsAreEqual) {
   EXPECT_TRUE(rc::check([] {
     const Placement a = arbitrary_placement();
     const Placement b = arbitrary_placement();
@@ -90,7 +90,7 @@ TEST(Placement, EqualIffSameText) {
   }));
 }
 
-TEST(Placement, HashSpreads) {
+TEST(Placement, HashesDiffer) {
   std::unordered_set<std::size_t> hashes;
   std::size_t count = 0;
   for (std::int64_t dim = 0; dim < 32; ++dim) {
@@ -110,7 +110,7 @@ TEST(Placement, StorageIsForShardsOnly) {
   EXPECT_EQ(Shard(0).as_storage().with_dim(2), Shard(2).as_storage());
 }
 
-TEST(Placement, RefusesWhatMakesNoSense) {
+TEST(Placement, RefusesInvalidArguments) {
   EXPECT_THROW(StridedShard(0, 0), c10::Error);
   EXPECT_THROW(ZigzagShard(0, 0), c10::Error);
   EXPECT_THROW(RaggedShard(0, {}), c10::Error);

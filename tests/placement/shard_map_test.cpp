@@ -1,4 +1,4 @@
-// Which elements a coordinate holds: partition, PyTorch's chunks, nesting and StridedShard.
+// Which elements a mesh coordinate has: partition, PyTorch's chunks, nested shards and StridedShard.
 #include "placement/shard_map.h"
 
 #include <c10/util/Exception.h>
@@ -34,7 +34,7 @@ std::vector<std::int64_t> iota(std::int64_t n) {
   return all;
 }
 
-// torch.chunk over a list, filled up with empty ones: PyTorch's Shard._custom_chunk.
+// torch.chunk over a list, padded with empty chunks: PyTorch's Shard._custom_chunk.
 std::vector<std::vector<std::int64_t>> torch_chunk(const std::vector<std::int64_t>& list, std::int64_t parts) {
   const auto n = static_cast<std::int64_t>(list.size());
   const std::int64_t full = (n + parts - 1) / parts;
@@ -43,7 +43,7 @@ std::vector<std::vector<std::int64_t>> torch_chunk(const std::vector<std::int64_
   return chunks;
 }
 
-// PyTorch's _StridedShard._split_tensor, which takes the placements literally from left to right.
+// PyTorch's _StridedShard._split_tensor, which applies the placements from left to right.
 std::vector<std::int64_t> torch_local(std::int64_t n, const Placements& placements, const Shape& mesh,
                                       const Coordinate& at) {
   std::vector<std::int64_t> held = iota(n);
@@ -74,7 +74,7 @@ void for_each_layout(Body body) {
   }
 }
 
-TEST(Chunk, IsTorchChunk) {
+TEST(Chunk, MatchesTorchChunk) {
   for (std::int64_t n = 0; n < 20; ++n) {
     for (std::int64_t parts = 1; parts < 8; ++parts) {
       for (std::int64_t i = 0; i < parts; ++i) {
@@ -85,7 +85,7 @@ TEST(Chunk, IsTorchChunk) {
   }
 }
 
-TEST(ShardSegments, EveryElementIsHeldOncePerReplica) {
+TEST(ShardSegments, EveryElementIsOnOneRankPerReplica) {
   for_each_layout([](const Shape& mesh, const Placements& placements, std::int64_t n) {
     std::map<std::int64_t, std::int64_t> holders;
     for (const Coordinate& at : all_coordinates(mesh)) {
@@ -96,8 +96,8 @@ TEST(ShardSegments, EveryElementIsHeldOncePerReplica) {
   });
 }
 
-// Under ragged and zigzag shards too, nested in both directions and beside strided ones.
-TEST(ShardSegments, RaggedPartsAreAsLongAsTheySay) {
+// Also under ragged and zigzag shards, nested in both orders and beside strided shards.
+TEST(ShardSegments, RaggedShardsHaveTheirSizes) {
   std::mt19937 random(5);
   for_each_layout([&](const Shape& mesh, const Placements& chunks, std::int64_t n) {
     const Placements placements = test::replace_some_shards_of(chunks, Shape{n, n}, mesh, random);
@@ -134,14 +134,14 @@ TEST(ShardSegments, BlocksAreNeverSplit) {
   }
 }
 
-TEST(ShardSegments, RaggedPartsThatDoNotFitAreRefused) {
+TEST(ShardSegments, RaggedSizesThatDoNotMatchAreRefused) {
   EXPECT_THROW(shard_segments(9, 0, {RaggedShard(0, {3, 5})}, {2}, {0}), c10::Error);
   EXPECT_THROW(normalize_placements({RaggedShard(0, {3, 5})}, 1, {3}), c10::Error);
   EXPECT_THROW(normalize_placements({RaggedShard(0, {3, 5}), RaggedShard(-1, {1, 7})}, 1, {2, 2}), c10::Error);
   EXPECT_NO_THROW(normalize_placements({RaggedShard(0, {3, 5}), RaggedShard(1, {1, 7})}, 2, {2, 2}));
 }
 
-TEST(ShardSegments, AreInAscendingOrderAndJoined) {
+TEST(ShardSegments, AreAscendingAndMerged) {
   for_each_layout([](const Shape& mesh, const Placements& placements, std::int64_t n) {
     for (const Coordinate& at : all_coordinates(mesh)) {
       const Segments segments = shard_segments(n, 0, placements, mesh, at);
@@ -156,7 +156,7 @@ TEST(ShardSegments, AreInAscendingOrderAndJoined) {
   });
 }
 
-TEST(ShardSegments, PlainShardsAreTorchChunksFromLeftToRight) {
+TEST(ShardSegments, ShardsAreTorchChunksFromLeftToRight) {
   for_each_layout([](const Shape& mesh, const Placements& placements, std::int64_t n) {
     for (const Placement& p : placements) {
       if (p.is_strided()) return;
@@ -167,8 +167,7 @@ TEST(ShardSegments, PlainShardsAreTorchChunksFromLeftToRight) {
   });
 }
 
-// Where everything divides, our order of splitting and PyTorch's literal one are the same set of elements.
-// numpy.array_split: the first parts have one more.
+// numpy.array_split: the first parts have one element more.
 std::vector<std::vector<std::int64_t>> array_split(const std::vector<std::int64_t>& list, std::size_t parts) {
   std::vector<std::vector<std::int64_t>> split(parts);
   std::size_t next = 0;
@@ -180,7 +179,7 @@ std::vector<std::vector<std::int64_t>> array_split(const std::vector<std::int64_
   return split;
 }
 
-// Read literally from left to right.
+// Applies the placements from left to right.
 std::vector<std::int64_t> zigzag_local(std::int64_t n, const Placements& placements, const Shape& mesh,
                                        const Coordinate& at) {
   std::vector<std::int64_t> held = iota(n);
@@ -205,7 +204,7 @@ std::vector<std::int64_t> zigzag_local(std::int64_t n, const Placements& placeme
   return held;
 }
 
-TEST(ShardSegments, ZigzagShardsHoldHeadAndTailPairs) {
+TEST(ShardSegments, ZigzagShardsAreHeadAndTailPairs) {
   const std::vector<Placement> choices{Replicate(), Shard(0), ZigzagShard(0), ZigzagShard(0, 2), ZigzagShard(0, 3)};
   for (const Shape& mesh : {Shape{2}, Shape{3}, Shape{4}, Shape{2, 2}, Shape{2, 3}, Shape{2, 2, 2}}) {
     for (const Placements& placements : all_lists(choices, mesh.size())) {
@@ -220,8 +219,8 @@ TEST(ShardSegments, ZigzagShardsHoldHeadAndTailPairs) {
   }
 }
 
-// Rows cost as much as they have columns before them: with zigzag parts all ranks do the same.
-TEST(ShardSegments, ZigzagPartsAreBalancedForCausalRows) {
+// The cost of a row is the number of columns up to the diagonal: zigzag shards have equal costs.
+TEST(ShardSegments, ZigzagShardsAreBalancedForCausalRows) {
   for (const std::int64_t ranks : {2, 4, 8}) {
     std::int64_t most = 0, all = 0;
     for (std::int64_t r = 0; r < ranks; ++r) {
@@ -234,7 +233,7 @@ TEST(ShardSegments, ZigzagPartsAreBalancedForCausalRows) {
   }
 }
 
-// A strided shard splits what a zigzag axis to its right leaves to each rank.
+// A strided shard splits the zigzag shard of an axis to its right.
 TEST(ShardSegments, StridedShardsNestInZigzagOnes) {
   for (std::int64_t n = 0; n < 30; ++n) {
     for (const Coordinate& at : all_coordinates({3, 2})) {
@@ -245,7 +244,8 @@ TEST(ShardSegments, StridedShardsNestInZigzagOnes) {
   }
 }
 
-TEST(ShardSegments, EvenStridedShardsArePyTorchs) {
+// If all sizes divide evenly, the library's order of splitting and PyTorch's give the same elements.
+TEST(ShardSegments, EvenStridedShardsMatchPyTorch) {
   for (const Shape& mesh : test::mesh_shapes()) {
     for (const Placements& placements : all_lists(kAlongDim0, mesh.size())) {
       const std::int64_t n = 3 * 2 * 4 * 3 * 4 * 4 * 4 * 3 * 3;
@@ -257,7 +257,7 @@ TEST(ShardSegments, EvenStridedShardsArePyTorchs) {
   }
 }
 
-// Tensor parallelism splits first, fully sharded data parallelism splits what it got: also where nothing divides.
+// Tensor parallelism splits first, and fully sharded data parallelism splits its shards, also if sizes do not divide.
 TEST(ShardSegments, StridedShardSplitsAfterTheAxesToItsRight) {
   for (std::int64_t n = 0; n < 20; ++n) {
     for (const Coordinate& at : all_coordinates({2, 3})) {
@@ -284,16 +284,16 @@ TEST(ShardSegments, ThreeAxesNestByTheirFactors) {
   EXPECT_EQ(order({StridedShard(0, 2), Shard(0), Shard(0)}), (std::vector<int>{-1, 1, 2}));
 }
 
-TEST(ShardSegments, UnmatchedStridedShardHoldsAPartOfEachPiece) {
-  // 9 elements in 2 pieces (5, 4), each over 4 ranks: PyTorch's own example.
+TEST(ShardSegments, UnmatchedStridedShardHasAPartOfEachPiece) {
+  // 9 elements in 2 pieces (5, 4), each over 4 ranks: the example of PyTorch's documentation.
   const std::vector<std::vector<std::int64_t>> want{{0, 1, 5}, {2, 3, 6}, {4, 7}, {8}};
   for (std::int64_t rank = 0; rank < 4; ++rank) {
     EXPECT_EQ(indices(shard_segments(9, 0, {StridedShard(0, 2)}, {4}, {rank})), want[rank]);
   }
 }
 
-// More pieces than elements are as many as these, and are counted no further: two thousand million would take a minute.
-TEST(ShardSegments, PiecesBeyondTheElementsAreEmpty) {
+// Pieces beyond the number of elements are empty. They must not take time: 2^31 iterations would take a minute.
+TEST(ShardSegments, MorePiecesThanElements) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   for (const std::int64_t n : {0, 1, 5, 6}) {
     const std::int64_t pieces = std::max<std::int64_t>(n, 1);
@@ -306,7 +306,7 @@ TEST(ShardSegments, PiecesBeyondTheElementsAreEmpty) {
   }
 }
 
-TEST(LocalSizes, CountTheSegments) {
+TEST(LocalSizes, AreTheTotalsOfSegments) {
   for_each_layout([](const Shape& mesh, const Placements& placements, std::int64_t n) {
     for (const Coordinate& at : all_coordinates(mesh)) {
       const at::DimVector local = local_sizes({n, 4}, placements, mesh, at);
@@ -316,7 +316,7 @@ TEST(LocalSizes, CountTheSegments) {
   });
 }
 
-TEST(NormalizePlacements, CountsFromTheEndAndRefuses) {
+TEST(NormalizePlacements, NegativeDimensionsAndErrors) {
   EXPECT_EQ(normalize_placements({Shard(-1), Replicate()}, 2, {2, 2}), (Placements{Shard(1), Replicate()}));
   EXPECT_EQ(normalize_placements({StridedShard(-2, 3).as_storage()}, 2, {2}),
             (Placements{StridedShard(0, 3).as_storage()}));

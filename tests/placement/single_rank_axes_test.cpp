@@ -1,4 +1,4 @@
-// An axis of one rank splits nothing, whatever placement it has: the others hold what they hold without it.
+// An axis of one rank splits nothing, whatever its placement: local tensors are the same without the axis.
 #include <gtest/gtest.h>
 
 #include "layouts.h"

@@ -1,4 +1,4 @@
-// Interning: pointer-equal if and only if equal, bounded, safe under threads; mesh layouts.
+// Interning of specs: pointer-equal if and only if equal, bounded, thread-safe. Also mesh layouts.
 #include "placement/spec.h"
 
 #include <c10/util/Exception.h>
@@ -40,7 +40,7 @@ TEST(Spec, PointerEqualIffEqual) {
   EXPECT_EQ(with_placements(*distinct[2], {Shard(0), Replicate()}), distinct[0]);
 }
 
-TEST(Spec, DerivesLocalFacts) {
+TEST(Spec, DerivesLocalProperties) {
   for (std::int64_t rank = 0; rank < 6; ++rank) {
     const MeshRef mesh = mesh_of({2, 3}, rank);
     const SpecPtr spec = spec_of(mesh, {Shard(0).as_storage(), StridedShard(1, 2)}, {5, 7}, {7, 1});
@@ -51,7 +51,7 @@ TEST(Spec, DerivesLocalFacts) {
   EXPECT_EQ(spec_of(mesh_of({2, 2}), {Shard(0), Replicate()})->str(), "f32[6, 4] on [2, 2] [S(0), R]");
 }
 
-TEST(Spec, RankOutsideTheMeshHoldsNothing) {
+TEST(Spec, RankOutsideTheMeshHasNoElements) {
   const MeshRef mesh = mesh_of({2}, 5);
   EXPECT_FALSE(mesh->is_member);
   EXPECT_TRUE(mesh->coordinate.empty());
@@ -70,7 +70,7 @@ TEST(Spec, TableDropsUnusedSpecs) {
   EXPECT_EQ(interned_spec_count(), before);
 }
 
-TEST(Spec, ThreadsAgree) {
+TEST(Spec, ConcurrentThreadsGetTheSameSpec) {
   const MeshRef mesh = mesh_of({2});
   std::vector<std::vector<SpecPtr>> seen(4);
   std::vector<std::thread> threads;
@@ -93,7 +93,7 @@ TEST(MeshInfo, CoordinatesAreRowMajor) {
   EXPECT_FALSE(MeshInfo(layout, 13, c10::DeviceType::CPU).is_member);
 }
 
-TEST(MeshInfo, RefusesBadLayouts) {
+TEST(MeshInfo, RefusesInvalidLayouts) {
   const auto make = [](const MeshLayout& layout) { MeshInfo(layout, 0, c10::DeviceType::CPU); };
   EXPECT_THROW(make({{2, 2}, {0, 1, 2}, {}}), c10::Error);
   EXPECT_THROW(make({{2}, {0, 0}, {}}), c10::Error);
