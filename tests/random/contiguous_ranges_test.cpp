@@ -1,4 +1,4 @@
-// Ranges that random fills are asked for, at the ends of what a dtype holds.
+// Ranges of random fills at the limits of a dtype.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
@@ -17,8 +17,8 @@ constexpr RandomKey kKey{42, 7};
 
 GlobalRegion full_region(at::IntArrayRef sizes) { return region_of(sizes, {Replicate()}, {1}, {0}); }
 
-// Rounded to the dtype, an integer of the range may lie outside of it: 999 is 1000 in bfloat16.
-RC_GTEST_PROP(RandomRanges, IntegersAreInTheirRangeInEveryDtype, ()) {
+// After rounding to the dtype, an integer of the range may be outside of it: 999 becomes 1000 in bfloat16.
+RC_GTEST_PROP(RandomRanges, IntegersStayInTheirRangeInEveryDtype, ()) {
   const std::vector<at::ScalarType> floats{at::kHalf, at::kBFloat16, at::kFloat, at::kDouble};
   const auto dtype = *rc::gen::elementOf(floats);
   const auto top = std::int64_t{1} << *rc::gen::inRange(0, dtype == at::kHalf ? 15 : 62);
@@ -39,7 +39,7 @@ RC_GTEST_PROP(RandomRanges, IntegersAreInTheirRangeInEveryDtype, ()) {
   }
 }
 
-TEST(RandomRanges, IntegersOfFewBitsReachWhatTheirDtypeHolds) {
+TEST(RandomRanges, NarrowIntegersReachTheLimitsOfTheirDtype) {
   auto t = at::empty({1 << 16}, at::kBFloat16);
   fill_integers(t, full_region({1 << 16}), kKey, 0, 1000);
   EXPECT_EQ(t.max().item<double>(), 996);
@@ -53,7 +53,7 @@ TEST(RandomRanges, IntegersOfFewBitsReachWhatTheirDtypeHolds) {
   EXPECT_TRUE(f.eq((1 << 24) + 2).all().item<bool>()) << f;
 }
 
-TEST(RandomRanges, IntegersThatDoNotGoUpAreRefused) {
+TEST(RandomRanges, EmptyIntegerRangesAreRefused) {
   auto t = at::empty({4}, at::kLong);
   EXPECT_NE(error_of([&] {
               fill_integers(t, full_region({4}), kKey, 0, std::numeric_limits<std::int64_t>::min());
@@ -61,8 +61,8 @@ TEST(RandomRanges, IntegersThatDoNotGoUpAreRefused) {
             std::string::npos);
 }
 
-// As ATen does, which is asked at the first call only.
-TEST(RandomRanges, UniformNumbersHaveEndsThatTheDtypeHolds) {
+// As in ATen, which is called only for the first call.
+TEST(RandomRanges, UniformBoundsMustBeRepresentable) {
   const auto says = [](at::ScalarType dtype, double from, double to, const std::string& part) {
     auto t = at::empty({2}, dtype);
     const std::string error = error_of([&] { fill_uniform(t, full_region({2}), kKey, from, to); });

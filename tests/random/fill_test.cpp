@@ -1,4 +1,4 @@
-// Random fills: one global tensor whatever the layout, and the distributions that they claim.
+// Random fills: one global tensor for any layout, and the right distributions.
 #include "random/fill.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using Sizes = std::vector<std::int64_t>;
 
 #define EXPECT_ERROR(expression, part) EXPECT_NE(error_of([&] { expression; }).find(part), std::string::npos)
 
-// Every fill under one name, as a function of tensor and region.
+// All fills by name, as functions of tensor and region.
 struct Case {
   std::string name;
   std::function<void(const at::Tensor&, const GlobalRegion&)> fill;
@@ -57,7 +57,7 @@ at::Tensor full_tensor(const Case& c, at::IntArrayRef sizes, at::ScalarType dtyp
   return t;
 }
 
-// The part of `global` that a region holds.
+// The elements of `global` in a region.
 at::Tensor part(at::Tensor global, const GlobalRegion& region) {
   for (std::size_t d = 0; d < region.segments.size(); ++d) {
     std::vector<at::Tensor> pieces;
@@ -76,7 +76,7 @@ Placement random_placement(std::int64_t ndim) {
   return kind == 1 ? StridedShard(dim, *rc::gen::inRange<std::int64_t>(2, 4)) : Shard(dim);
 }
 
-RC_GTEST_PROP(RandomFill, EveryLayoutHoldsItsPartOfOneTensor, ()) {
+RC_GTEST_PROP(RandomFill, LayoutsDoNotChangeTheGlobalTensor, ()) {
   const auto mesh = *rc::gen::elementOf(std::vector<Sizes>{{1}, {2}, {3}, {2, 2}, {2, 3}, {2, 2, 2}});
   const auto ndim = *rc::gen::inRange<std::int64_t>(0, 4);
   const auto sizes = *rc::gen::container<Sizes>(ndim, rc::gen::inRange<std::int64_t>(0, 9));
@@ -116,7 +116,7 @@ RC_GTEST_PROP(RandomFill, RunsCoverTheRegionInOrder, ()) {
   RC_ASSERT(at::tensor(indices, at::kLong).equal(expected));
 }
 
-// Long runs are drawn in vectorised batches, their ends block by block: both must give the same bits.
+// Long runs are drawn in vectorized batches, their ends in single blocks: both must give the same bits.
 TEST(RandomFill, BatchesAndSingleBlocksAgree) {
   for (const auto& c : cases()) {
     for (const auto dtype : c.dtypes) {
@@ -140,7 +140,7 @@ TEST(RandomFill, BatchIsOneRun) {
   EXPECT_EQ(range.length, 60);
 }
 
-TEST(RandomFill, FirstUniformsAreTheKnownWords) {
+TEST(RandomFill, FirstUniformsAreKnown) {
   auto t = at::empty({4}, at::kFloat);
   fill_uniform(t, full_region({4}), {0, 0});
   const std::uint32_t known[] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
@@ -150,7 +150,7 @@ TEST(RandomFill, FirstUniformsAreTheKnownWords) {
   EXPECT_EQ(d[0].item<double>(), std::ldexp(static_cast<double>(0xe169c58d6627e8d5ULL >> 11), -53));
 }
 
-// Each product is rounded before it is added to: a machine that can do both at once would give other bits.
+// Each product is rounded before the addition: a fused multiply-add would give different bits.
 TEST(RandomFill, ProductsAreRoundedBeforeTheyAreAdded) {
   auto unit = at::empty({1 << 12}, at::kFloat), t = at::empty({1 << 12}, at::kFloat);
   fill_uniform(unit, full_region({1 << 12}), kKey);
@@ -173,7 +173,8 @@ TEST(RandomFill, KeysGiveDifferentNumbers) {
   EXPECT_EQ(draw({1, 2}).eq(draw({2, 2})).sum().item<std::int64_t>(), 0);
 }
 
-// Largest distance between the empirical distribution of `sample` and `cdf`; above 1.95 / sqrt(n) with chance 0.001.
+// The largest distance between the empirical distribution of `sample` and `cdf`. It exceeds 1.95 / sqrt(n) with
+// probability 0.001.
 double kolmogorov_smirnov(const at::Tensor& sample, const std::function<double(double)>& cdf) {
   const auto sorted = std::get<0>(sample.flatten().to(at::kDouble).sort());
   const auto* x = sorted.const_data_ptr<double>();
@@ -204,10 +205,10 @@ TEST(RandomFill, ContinuousDistributions) {
   expect_distribution("exponential", [](double x) { return 1 - std::exp(-2 * x); });
   expect_distribution("cauchy", [](double x) { return 0.5 + std::atan((x - 1) / 2) / 3.141592653589793; });
   EXPECT_GT(kolmogorov_smirnov(full_tensor(cases()[0], {100000}, at::kFloat), normal_cdf),
-            1.95);  // the test itself can fail
+            1.95);  // Negative control.
 }
 
-// Neighbours are uncorrelated, along rows and columns and between the two coordinates of Box and Muller.
+// Neighbours are uncorrelated: along rows, along columns, and between both values of the Box-Muller transform.
 TEST(RandomFill, NeighboursAreIndependent) {
   for (const auto* name : {"uniform", "normal"}) {
     const auto c = cases()[std::string(name) == "uniform" ? 0 : 1];
@@ -315,7 +316,7 @@ TEST(RandomFill, Permutation) {
     EXPECT_TRUE(std::get<0>(p.sort()).equal(at::arange(n)));
   }
   EXPECT_EQ(random_permutation(5, kKey, at::kInt).scalar_type(), at::kInt);
-  auto first = at::zeros({6}, at::kLong);  // where element 0 goes, over many operators
+  auto first = at::zeros({6}, at::kLong);  // Destination of element 0, over many operators.
   for (std::uint64_t op = 0; op < 6000; ++op) {
     first[random_permutation(6, {1, op}, {})[0].item<std::int64_t>()] += 1;
   }

@@ -1,4 +1,5 @@
-// Random operators of ATen on DTensors: the same global tensor on every mesh and placement, and one counter per world.
+// Random operators of ATen on DTensors: the same global tensor on every mesh and placement, and one counter for each
+// world.
 #include <gtest/gtest.h>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -12,7 +13,7 @@ namespace {
 
 struct Case {
   const char* name;
-  // Draws from or into a DTensor of zeros, given where it and its like are placed.
+  // Draws from or into a DTensor of zeros.
   std::function<at::Tensor(at::Tensor)> run;
 };
 
@@ -49,7 +50,7 @@ const std::vector<Case>& cases() {
   return all;
 }
 
-// What one rank of a world of its own gets.
+// The result on one rank of a separate world.
 at::Tensor on_one_rank(const Case& c, const Shape& sizes) {
   at::Tensor result;
   on_mesh({1}, [&](const DeviceMesh& mesh) {
@@ -100,7 +101,7 @@ TEST(Random, DropoutScalesAndItsGradientUsesTheSameMask) {
   });
 }
 
-// A call that is known is judged by its values all the same.
+// A cached call checks its values as well.
 TEST(Random, UniformRangesAreCheckedAtEachCall) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto x = at::Tensor(zeros({4}, mesh, {Shard(0)}));
@@ -113,7 +114,7 @@ TEST(Random, UniformRangesAreCheckedAtEachCall) {
   });
 }
 
-TEST(Random, StateSavedAndRestoredRepeatsTheDraws) {
+TEST(Random, RestoredStateRepeatsTheDraws) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     manual_seed(mesh, 4);
     const auto draw = [&] { return randn({5, 3}, mesh, {Shard(0)}).full_tensor(); };
@@ -130,7 +131,8 @@ TEST(Random, StateSavedAndRestoredRepeatsTheDraws) {
   });
 }
 
-// Ranks outside a mesh count its operators too, so that the next tensor on the whole world is the same everywhere.
+// Ranks outside a mesh count its random operators too, so that the next tensor on the world's mesh is the same
+// everywhere.
 TEST(Random, RanksOutsideTheMeshKeepTheCount) {
   run_local(3, [](Communicator world) {
     const auto all = init_device_mesh(world, at::kCPU, {3}, {"all"});
@@ -166,7 +168,7 @@ TEST(Random, PermutationInAMeshScope) {
   }
 }
 
-TEST(Random, OperatorsWithoutAFormByIndexDrawAlikeOnEveryRank) {
+TEST(Random, OperatorsWithoutIndexedFormDrawTheSameOnEveryRank) {
   at::Tensor expected;
   for (const auto& shape : std::vector<Shape>{{1}, {2}, {2, 2}}) {
     std::mutex mutex;
@@ -190,11 +192,11 @@ TEST(Random, GeneratorsAreRefusedAndPartialsReducedFirst) {
     EXPECT_THROW(x.normal_(0, 1, at::detail::createCPUGenerator(1)), c10::Error);
     manual_seed(mesh, 11);
     auto p = DTensor::from_local(at::ones({4}), mesh, {Partial()});
-    p.normal_();  // drawn whole, then kept as summands
+    p.normal_();  // Draws the full values, then stores summands.
     EXPECT_TRUE(p.placements()[0].is_partial());
     EXPECT_TRUE(p.full_tensor().equal(expected));
     p = DTensor::from_local(at::ones({4}), mesh, {Partial()});
-    // Reduced first: each element is 0 or 2 (sum of the ranks) * 2 (scale).
+    // The Partial is reduced first: each element is 0 or 2 (sum of the ranks) * 2 (scale).
     const auto dropped = DTensor(at::dropout(p, 0.5, true)).full_tensor();
     EXPECT_TRUE((dropped.eq(0) | dropped.eq(4)).all().item<bool>()) << dropped;
   });

@@ -1,4 +1,4 @@
-// The generator against the known answers that come with Random123 (kat_vectors, philox4x32 10 rounds).
+// The generator against the known answers of Random123 (kat_vectors, philox4x32 with 10 rounds).
 #include "random/philox.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ TEST(Philox, BlockUsesEveryBitOfSeedOperatorAndIndex) {
   }
 }
 
-TEST(Philox, UnitsStayInTheirIntervals) {
+TEST(Philox, UniformsStayInTheirIntervals) {
   EXPECT_EQ(dist::unit(0U), 0.0F);
   EXPECT_EQ(dist::unit(std::uint64_t{0}), 0.0);
   EXPECT_LT(dist::unit(~0U), 1.0F);
@@ -46,8 +46,8 @@ TEST(Philox, UnitsStayInTheirIntervals) {
   EXPECT_LT(dist::inner_unit(~0U), 1.0);
 }
 
-// Against the C library in double; the words' ends and many between.
-TEST(Polynomials, AgreeWithTheLibrary) {
+// Compares with the C library in double at the first and last words and many between.
+TEST(Polynomials, MatchTheCLibrary) {
   for (std::uint64_t i = 0; i < 200000; ++i) {
     const auto words = philox::block({3, 1}, i);
     const std::uint32_t a = i < 64 ? 1U << (i % 32) : i == 64 ? 0 : i == 65 ? ~0U : words.w[0];
