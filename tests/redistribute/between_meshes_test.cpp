@@ -1,4 +1,4 @@
-// Tensors from any mesh to any other on thread ranks: values, gradients, and bytes that arrive.
+// Redistribution from any mesh to any other on thread ranks: values, gradients and received bytes.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ Place draw_place(Draw& draw, const Communicator& world, const Shape& sizes, bool
   return {mesh, draw.placements_of(mesh, sizes, partial)};
 }
 
-// The elements of a rank's part, one number each, by definition.
+// The elements of a rank's shard by definition, one by one.
 at::Tensor part_of(const Place& place, const at::Tensor& unsharded) {
   at::Tensor part = unsharded;
   for (std::int64_t d = 0; d < unsharded.dim(); ++d) {
@@ -60,12 +60,12 @@ bool has_partial(const Placements& placements) {
   return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
 }
 
-TEST(BetweenMeshes, RandomPairsAreExactAndMoveWhatIsLacking) {
+TEST(BetweenMeshes, RandomPairsAreExactAndMoveOnlyMissingElements) {
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     run_local(kWorld, [&](const Communicator& world) {
       Draw draw(seed);
       const Shape sizes = draw.sizes(draw.integer(0, 3));
-      at::Tensor unsharded = draw.normal(sizes).round();  // sums of whole numbers are exact
+      at::Tensor unsharded = draw.normal(sizes).round();  // Sums of integers are exact.
       const Place from = draw_place(draw, world, sizes, seed % 3 == 0),
                   to = draw_place(draw, world, sizes, seed % 5 == 0);
       const DTensor source = distribute_tensor(unsharded, from.mesh, from.placements);
@@ -92,7 +92,7 @@ TEST(BetweenMeshes, RandomPairsAreExactAndMoveWhatIsLacking) {
   }
 }
 
-TEST(BetweenMeshes, GradientsGoBack) {
+TEST(BetweenMeshes, GradientsAreRedistributedBack) {
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     run_local(kWorld, [&](const Communicator& world) {
       Draw draw(seed + 1000);
@@ -102,7 +102,7 @@ TEST(BetweenMeshes, GradientsGoBack) {
       const at::Tensor x = distribute_tensor(a, from.mesh, from.placements).requires_grad_();
       const at::Tensor y = distribute_tensor(b, from.mesh, from.placements).requires_grad_();
       const auto moved = redistribute({DTensor(x), DTensor(y)}, to.mesh, {to.placements, to.placements});
-      // Of the second only a part is used.
+      // Only part of the second tensor is used.
       (moved[0] * moved[0] * moved[1]).sum().backward();
       if (!from.mesh.is_member()) return;
       test::expect_close(x.grad(), 2 * a * b, c10::str("seed ", seed, " dx of ", DTensor(x).spec_str()));
@@ -137,7 +137,7 @@ TEST(BetweenMeshes, AListOfDtypesIsOneExchange) {
   });
 }
 
-TEST(BetweenMeshes, SourcesOfOneListMayLieOnSeveralMeshes) {
+TEST(BetweenMeshes, SourcesOfOneListMayBeOnSeveralMeshes) {
   run_local(4, [](const Communicator& world) {
     const DeviceMesh a = device_mesh(world, at::kCPU, {0, 1}, {2}), b = device_mesh(world, at::kCPU, {2, 3}, {2}),
                      all = init_device_mesh(world, at::kCPU, {2, 2});
@@ -154,7 +154,7 @@ TEST(BetweenMeshes, SourcesOfOneListMayLieOnSeveralMeshes) {
   });
 }
 
-TEST(BetweenMeshes, SecondDerivativesGoThere) {
+TEST(BetweenMeshes, SecondDerivatives) {
   run_local(3, [](const Communicator& world) {
     const DeviceMesh left = device_mesh(world, at::kCPU, {0, 1}, {2}),
                      right = device_mesh(world, at::kCPU, {1, 2}, {2});
@@ -168,7 +168,7 @@ TEST(BetweenMeshes, SecondDerivativesGoThere) {
   });
 }
 
-TEST(BetweenMeshes, ARegularGradientGoesBackToo) {
+TEST(BetweenMeshes, RegularGradientsAreAccepted) {
   run_local(3, [](const Communicator& world) {
     const DeviceMesh left = device_mesh(world, at::kCPU, {0, 1}, {2}),
                      right = device_mesh(world, at::kCPU, {1, 2}, {2});
@@ -179,7 +179,7 @@ TEST(BetweenMeshes, ARegularGradientGoesBackToo) {
   });
 }
 
-TEST(BetweenMeshes, DistributeTensorTakesThemToo) {
+TEST(BetweenMeshes, DistributeTensorAcceptsDTensorsOfOtherMeshes) {
   run_local(3, [](const Communicator& world) {
     const DeviceMesh left = device_mesh(world, at::kCPU, {0, 1}, {2}), right = device_mesh(world, at::kCPU, {2}, {1});
     const at::Tensor unsharded = at::arange(5);
@@ -190,7 +190,7 @@ TEST(BetweenMeshes, DistributeTensorTakesThemToo) {
   });
 }
 
-TEST(BetweenMeshes, RefusesWhatDoesNotFit) {
+TEST(BetweenMeshes, RefusesInvalidArguments) {
   run_local(2, [](const Communicator& world) {
     const DeviceMesh left = device_mesh(world, at::kCPU, {0}, {1}), right = device_mesh(world, at::kCPU, {1}, {1});
     const DTensor x = distribute_tensor(at::ones({2}), left, {Replicate()});

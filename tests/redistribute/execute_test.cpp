@@ -34,7 +34,7 @@ struct Case {
   Shape sizes;
   Placements from, to;
   at::ScalarType dtype = at::kDouble;
-  std::vector<at::Tensor> inputs{}, outputs{};  // by rank
+  std::vector<at::Tensor> inputs{}, outputs{};  // By rank.
 };
 
 at::Tensor indices_of(const Segments& segments) {
@@ -66,7 +66,7 @@ at::Tensor reduce(const std::vector<at::Tensor>& parts, ReduceOp op) {
   }
 }
 
-// Partial axes reduced from the right: what each rank would hold if they were replicated.
+// Reduces Partial axes from the right: the values of each rank if these axes were replicated.
 std::vector<at::Tensor> reduced(std::vector<at::Tensor> parts, const Placements& placements, const Shape& mesh) {
   const std::vector<Coordinate> ranks = all_coordinates(mesh);
   for (std::size_t axis = mesh.size(); axis-- > 0;) {
@@ -86,7 +86,7 @@ std::vector<at::Tensor> reduced(std::vector<at::Tensor> parts, const Placements&
   return parts;
 }
 
-// Whole numbers, divisible so often that averages stay whole, and small enough that products stay exact.
+// Integers with many divisors, so that averages are integers, and small enough for exact products.
 at::Tensor values_for(const Case& c, std::int64_t seed) {
   std::int64_t n = 1;
   for (const std::int64_t size : c.sizes) n *= size;
@@ -96,7 +96,7 @@ at::Tensor values_for(const Case& c, std::int64_t seed) {
   return ((i % 5 - 2) * unit).reshape(c.sizes).to(c.dtype);
 }
 
-// A tensor of these values that is not laid out row by row.
+// A tensor of these values that is not row-major.
 at::Tensor scrambled(const at::Tensor& t, unsigned how) {
   if (how % 3 == 0 || t.dim() == 0) return t.contiguous();
   if (how % 3 == 1) return t.transpose(0, -1).contiguous().transpose(0, -1);
@@ -123,7 +123,7 @@ void run(std::vector<Case>& cases, const Shape& mesh) {
       const SpecPtr spec = intern_spec(impl_of(device_mesh), c.from, c.sizes, strides, c.dtype);
       const at::Tensor before = local.clone();
       c.outputs[world.rank()] = redistribute_local(local, *spec, c.to);
-      if (!at::equal(local, before)) throw std::runtime_error("the input was written to");
+      if (!at::equal(local, before)) throw std::runtime_error("expected an unchanged input");
     }
   });
 }
@@ -150,7 +150,7 @@ void run_and_check(std::vector<Case> cases, const Shape& mesh) {
   for (const Case& c : cases) check(c, mesh);
 }
 
-// Mixed reductions that do not commute with a later average are still exact: the values are multiples of 24.
+// Mixed reductions that do not commute with a later average are still exact, since the values are multiples of 24.
 std::vector<Case> all_cases(const std::vector<Placement>& choices, std::size_t axes, const std::vector<Shape>& sizes) {
   std::vector<Case> cases;
   for (const Placements& from : all_lists(choices, axes)) {
@@ -219,7 +219,7 @@ TEST(Execute, OtherDtypes) {
   for (const at::ScalarType dtype : {at::kBool, at::kLong, at::kBFloat16, at::kFloat, at::kByte}) {
     std::vector<Placement> choices{Replicate(), Shard(0), Shard(1), StridedShard(0, 2)};
     if (dtype != at::kBool) choices.push_back(Partial());
-    if (dtype != at::kByte) choices.push_back(Partial(ReduceOp::max));  // negative values have wrapped around
+    if (dtype != at::kByte) choices.push_back(Partial(ReduceOp::max));  // Negative values have wrapped around.
     choices.push_back(Partial(ReduceOp::product));
     std::vector<Case> cases = all_cases(choices, 1, {{5, 3}, {4, 4}, {1, 7}, {0, 2}});
     for (Case& c : cases) c.dtype = dtype;
@@ -233,7 +233,7 @@ TEST(Execute, ThreeAndMoreDimensions) {
   run_and_check(cases, {2, 2});
 }
 
-// Big enough for stores past the cache, with sizes and offsets that are no multiples of anything.
+// Large enough to bypass the cache, with sizes and offsets that are not aligned.
 TEST(Execute, LargeTensors) {
   std::vector<Case> cases;
   for (const auto& [from, to] : {std::pair<Placement, Placement>{Shard(0), Shard(1)},
@@ -255,14 +255,14 @@ TEST(Execute, ZeroDimensions) {
   });
 }
 
-TEST(Execute, NegativeZeroSurvivesBeingPartial) {
+TEST(Execute, PartialPreservesNegativeZero) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
     const SpecPtr spec = intern_spec(impl_of(mesh), {Shard(0)}, {4}, {1}, at::kFloat);
     const SpecPtr partial = with_placements(*spec, {Partial()});
     const at::Tensor back =
         redistribute_local(redistribute_local(at::full({2}, -0.0), *spec, {Partial()}), *partial, {Shard(0)});
-    if (!back.signbit().all().item<bool>()) throw std::runtime_error("a sign was lost");
+    if (!back.signbit().all().item<bool>()) throw std::runtime_error("expected all signs to be negative");
   });
 }
 
@@ -278,7 +278,7 @@ TEST(Execute, ConjugateAndNegativeViewsAreResolved) {
   });
 }
 
-TEST(Execute, ResultsOfCollectivesAreContiguousAndFresh) {
+TEST(Execute, ResultsOfCollectivesAreContiguousAndNewlyAllocated) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
     for (const auto& [from, to] : {std::pair<Placement, Placement>{Shard(1), Replicate()},
@@ -308,7 +308,7 @@ TEST(Execute, WrongLocalSizesAreRefused) {
   }
 }
 
-TEST(Execute, EventsCarryPlanAndBytes) {
+TEST(Execute, EventsHavePlanAndBytes) {
   std::vector<Event> events;
   run_local(2, [&](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});

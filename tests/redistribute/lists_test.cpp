@@ -1,4 +1,4 @@
-// Lists of tensors that move together, on ranks that hold different entries of them.
+// Lists of tensors that are redistributed together on ranks that have different entries.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -7,21 +7,21 @@
 namespace dtensor {
 namespace {
 
-// Two meshes that have one rank in common: the others hold one entry of a list each.
+// Two meshes with one common rank; the other ranks have one entry of a list each.
 struct Overlapping {
   explicit Overlapping(const Communicator& world)
       : left(device_mesh(world, at::kCPU, {0, 1}, {2})), right(device_mesh(world, at::kCPU, {1, 2}, {2})) {}
   DeviceMesh left, right;
 };
 
-// Half of `whole` on each rank of the mesh, laid out as `whole`.
+// A Partial with half of `full` on each rank of the mesh, with the strides of `full`.
 DTensor halves(const at::Tensor& full, const DeviceMesh& mesh) {
   return DTensor::from_local(full / 2, mesh, {Partial()}, full.sizes(), full.strides());
 }
 
 at::Tensor numbers(double first) { return at::arange(first, first + 9, at::kDouble).view({3, 3}); }
 
-TEST(Lists, PartialsOfMeshesThatARankIsNotInAreReducedByOthers) {
+TEST(Lists, PartialsOfOtherMeshesAreReducedByTheirRanks) {
   run_local(3, [](const Communicator& world) {
     const Overlapping meshes(world);
     const at::Tensor a = numbers(1), b = numbers(2);
@@ -31,8 +31,8 @@ TEST(Lists, PartialsOfMeshesThatARankIsNotInAreReducedByOthers) {
   });
 }
 
-// A rank that holds one entry moves it by itself, one that holds two packs them: element by element the same.
-TEST(Lists, EntriesLaidOutOtherwiseMeetThoseOfRanksThatHoldMore) {
+// A rank with one entry sends it directly, a rank with two packs them: both must send elements in the same order.
+TEST(Lists, EntriesWithDifferentStridesMatchOnRanksWithMoreEntries) {
   run_local(3, [](const Communicator& world) {
     const Overlapping meshes(world);
     const at::Tensor a = numbers(1).t(), b = numbers(2);
@@ -42,7 +42,7 @@ TEST(Lists, EntriesLaidOutOtherwiseMeetThoseOfRanksThatHoldMore) {
   });
 }
 
-// What a rank's own tensor is like decides nothing about what ranks send together.
+// Properties of a local tensor must not affect which collectives the ranks call.
 TEST(Lists, ConjugateBitsOfOneRankDoNotDivergeCalls) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const bool first = mesh.coordinate()->at(0) == 0;

@@ -1,5 +1,4 @@
-// What ranks hold of a Partial that was made of shards or replicas adds up to the same bits, in types whose zeros and
-// extremes are special.
+// A Partial that was made of shards or replicas reduces to the same bits, in dtypes with special zeros and extremes.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -20,8 +19,8 @@ void expect_bits(const at::Tensor& got, const at::Tensor& full, const std::strin
       << (got.is_complex() ? got : got.to(at::kFloat));
 }
 
-// Some have no infinity with which to pad: it would be NaN, which wins every comparison.
-TEST(PartialValues, OfTypesOf8BitsAreReducedToWhatTheyWere) {
+// Some dtypes have no infinity for padding: it would be NaN, which propagates through every comparison.
+TEST(PartialValues, Float8PartialsReduceToTheSameBits) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto type : kTypesOf8Bits) {
       const at::Tensor full = at::tensor({1.0f, -2.0f, 3.0f, -4.0f}).to(type);
@@ -35,8 +34,8 @@ TEST(PartialValues, OfTypesOf8BitsAreReducedToWhatTheyWere) {
   });
 }
 
-// The sum travels in float, in which an infinity is one; what is made of it is of 8 bits again.
-TEST(PartialValues, AreMadeInTheTensorsOwnTypeAfterASum) {
+// The sum is communicated in float, which has an infinity; the result is converted back to 8 bits.
+TEST(PartialValues, AreMadeInTheDtypeOfTheTensorAfterASum) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     for (const auto type : kTypesOf8Bits) {
       const at::Tensor full = at::tensor({1.0f, -2.0f, 3.0f, -4.0f}).to(type);
@@ -46,8 +45,8 @@ TEST(PartialValues, AreMadeInTheTensorsOwnTypeAfterASum) {
   });
 }
 
-// Made on one axis before another is reduced, which costs no more; the sum travels in float meanwhile.
-TEST(PartialValues, AreMadeInTheTensorsOwnTypeBeforeAReduction) {
+// The Partial is made on one axis before the reduction over another, at no extra cost, while the sum is in float.
+TEST(PartialValues, AreMadeInTheDtypeOfTheTensorBeforeAReduction) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     for (const auto type : kTypesOf8Bits) {
       for (const auto op : {ReduceOp::max, ReduceOp::min}) {
@@ -62,7 +61,7 @@ TEST(PartialValues, AreMadeInTheTensorsOwnTypeBeforeAReduction) {
   });
 }
 
-TEST(PartialValues, KeepNegativeZerosOfComplexNumbers) {
+TEST(PartialValues, KeepNegativeZerosOfComplexTensors) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor parts = at::tensor({-0.0, 0.0, -0.0, 1.0}), full = at::complex(parts, parts.flip(0));
     for (const auto type : {at::kComplexFloat, at::kComplexDouble}) {

@@ -1,4 +1,4 @@
-// Plans: right for every pair of placements (replayed by the simulator), as cheap as claimed, and golden texts.
+// Plans: right for every pair of placements (in a simulator), as cheap as claimed, and equal to golden texts.
 #include "redistribute/plan/plan.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ RedistributePlan plan_of(const Shape& mesh, const Shape& sizes, const std::strin
   return plan_redistribute(*spec_of(mesh, parse_placements(from), sizes), parse_placements(to));
 }
 
-// Averages of thirds differ in the last bit with the order of division.
+// Averages of thirds differ in the last bit, depending on the order of division.
 void expect_equal(const test::Part& got, const test::Part& want, const std::string& what) {
   ASSERT_EQ(got.size(), want.size()) << what;
   for (const auto& [g, value] : want) ASSERT_NEAR(got.at(g), value, 1e-9 * std::max(1.0, std::abs(value))) << what;
@@ -116,7 +116,7 @@ TEST(Plan, RaggedPairsAreRight) {
   }
 }
 
-// With shards and replicas only, a rank receives what it lacks and nothing else.
+// With Shard and Replicate only, a rank receives exactly the elements that it lacks.
 TEST(Plan, ExchangesMoveTheLowerBoundH1) {
   for (const Shape& mesh : {Shape{2, 2}, Shape{2, 3}}) {
     for (const Placements& from : all_lists(kShards, 2)) {
@@ -143,7 +143,7 @@ TEST(Plan, ExchangesMoveTheLowerBoundH1) {
 TEST(Plan, PermutationOfTwoAxesIsOneExchange) {
   const RedistributePlan plan = plan_of({2, 2}, {8, 8}, "[S(0), S(1)]", "[S(1), S(0)]");
   ASSERT_EQ(plan.edges.size(), 1u);
-  EXPECT_EQ(plan.bytes_moved, 8 * 8 / 4 * 4);  // ranks 1 and 2 swap their quarters
+  EXPECT_EQ(plan.bytes_moved, 8 * 8 / 4 * 4);  // Ranks 1 and 2 swap their quarters.
 }
 
 bool makes_partial(const RedistributePlan& plan) {
@@ -163,8 +163,8 @@ void check_detour(const Shape& mesh, const Shape& sizes, const Placements& a, co
       << first.str() << second.str();
 }
 
-// On several axes the planner does not look at every intermediate state: strided shards without their axes, uneven
-// sizes and detours over new partials may find a way that it does not (docs/design/redistribute.md).
+// On several axes the planner does not examine every intermediate state. Strided shards without their axes, uneven
+// sizes and detours over new Partials may have cheaper plans (docs/design/redistribute.md).
 TEST(Plan, DetoursAreNeverCheaperH1) {
   std::mt19937 random(3);
   for (const Shape& mesh : {Shape{2}, Shape{4}, Shape{2, 2}, Shape{2, 4}, Shape{8, 8}}) {
@@ -197,8 +197,8 @@ TEST(Plan, LargeMeshesArePlannedQuickly) {
   EXPECT_FALSE(plan.empty());
 }
 
-// tests/data/plans.golden: a line `mesh | sizes | from -> to`, then the plan indented, its bytes last. To renew it, set
-// DTENSOR_RENEW to 1 and look at the difference.
+// tests/data/plans.golden: a line `mesh | sizes | from -> to`, then the indented plan with its bytes last. To update
+// the file, set DTENSOR_RENEW to 1 and review the difference.
 TEST(Plan, GoldenTexts) {
   const std::string path = test::data_path("plans.golden");
   std::ifstream file(path);

@@ -1,5 +1,5 @@
-// Replays plans for all ranks in one thread, on maps from global element to value: an independent account of what each
-// edge may do. A rank reads only what members of its group hold, so an edge over too few axes cannot succeed.
+// Runs plans for all ranks in one thread, on maps from global element to value: an independent implementation of each
+// step. A rank reads only elements of its group, so a step over too few axes fails.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace dtensor::test {
 
-using Part = std::map<std::int64_t, double>;  // global flat index -> value
+using Part = std::map<std::int64_t, double>;  // Global flat index -> value.
 
 inline double reduce(ReduceOp op, const std::vector<double>& values) {
   double result = values[0];
@@ -61,7 +61,7 @@ class Simulator {
     return n;
   }
 
-  // The elements that a rank holds, in flat global indices.
+  // The elements of a rank as flat global indices.
   std::vector<std::int64_t> held(const Placements& placements, const Coordinate& at) const {
     std::vector<std::int64_t> flat{0};
     for (std::size_t dim = 0; dim < sizes_.size(); ++dim) {
@@ -77,7 +77,7 @@ class Simulator {
     return flat;
   }
 
-  // Small whole numbers that differ along partial axes and agree along replicated ones.
+  // Small integers that differ along Partial axes and are equal along replicated ones.
   std::vector<Part> scatter(const Placements& placements) const {
     std::vector<Part> parts;
     for (const Coordinate& at : ranks_) {
@@ -90,7 +90,7 @@ class Simulator {
     return parts;
   }
 
-  // The global value of every element: partial axes reduced from the right; shards and replicas looked up.
+  // The global value of every element: Partial axes are reduced from the right, shards and replicas are looked up.
   Part global(std::vector<Part> parts, const Placements& placements) const {
     for (std::size_t axis = mesh_.size(); axis-- > 0;) {
       if (!placements[axis].is_partial()) continue;
@@ -113,7 +113,7 @@ class Simulator {
     return parts;
   }
 
-  std::int64_t exchanged() const { return exchanged_; }  // elements, busiest rank, all exchanges so far
+  std::int64_t exchanged() const { return exchanged_; }  // Elements of all exchanges so far on the rank with the most.
 
  private:
   std::vector<std::size_t> group(std::size_t rank, AxisMask axes) const {
@@ -141,7 +141,8 @@ class Simulator {
   std::vector<Part> restricted(const std::vector<Part>& parts, const Placements& to) const {
     std::vector<Part> result(parts.size());
     for (std::size_t r = 0; r < parts.size(); ++r) {
-      for (const std::int64_t g : held(to, ranks_[r])) result[r][g] = parts[r].at(g);  // at: throws if it lacks it
+      for (const std::int64_t g : held(to, ranks_[r]))
+        result[r][g] = parts[r].at(g);  // at() throws if the rank lacks the element.
     }
     return result;
   }

@@ -1,5 +1,5 @@
-// Plans from mesh to mesh, replayed on sets of elements: whoever sends holds what it sends, every rank gets what it
-// lacks and nothing twice, and replicas share the sending.
+// Plans from mesh to mesh, checked on sets of elements. A sender has what it sends, every rank receives what it lacks
+// exactly once, and replicas share the sends.
 #include "redistribute/plan/transfer.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 using test::Shape;
 using Elements = std::set<std::int64_t>;
 
-// The elements by definition: every index of every dimension, asked of shard_segments alone.
+// The elements by definition: every index of every dimension, from shard_segments.
 Elements elements_of(const Region& region, const Shape& sizes) {
   std::vector<std::int64_t> flat{0};
   for (std::size_t d = 0; d < sizes.size(); ++d) {
@@ -72,10 +72,10 @@ Drawn draw(const Shape& sizes) {
   return drawn;
 }
 
-RC_GTEST_PROP(Transfer, EachRankReceivesWhatItLacksOnce, ()) {
+RC_GTEST_PROP(Transfer, EachRankReceivesMissingElementsOnce, ()) {
   const auto sizes = *rc::gen::container<Shape>(*rc::gen::inRange(0, 4), rc::gen::inRange<std::int64_t>(0, 9));
   const Drawn from = draw(sizes), to = draw(sizes);
-  // Items of 16 KB, so that some parts are cut among replicas.
+  // Elements of 16 KB, so that some blocks are split among replicas.
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<Elements>> sent, received;
   for (std::int64_t rank = 0; rank < kWorld; ++rank) {
     const auto plan = plan_transfer(sizes, 1 << 14, {from.mesh, from.placements}, {to.mesh, to.placements}, rank);
@@ -111,8 +111,8 @@ std::map<std::int64_t, std::int64_t> sent_by(const Shape& sizes, const Drawn& fr
   return load;
 }
 
-TEST(Transfer, ReplicasShareTheSending) {
-  // Three replicas, one receiver: a third each. Two replicas, four receivers of a part each: two parts each.
+TEST(Transfer, ReplicasShareTheSends) {
+  // Three replicas and one receiver: a third each. Two replicas and four receivers of one shard each: two shards each.
   const Drawn three{{{3}, {0, 1, 2}, {}}, {Replicate()}}, one{{{1}, {3}, {}}, {Replicate()}};
   EXPECT_EQ(sent_by({12, 5}, three, one), (std::map<std::int64_t, std::int64_t>{{0, 20}, {1, 20}, {2, 20}}));
   const Drawn two{{{2}, {0, 1}, {}}, {Replicate()}}, four{{{4}, {2, 3, 4, 5}, {}}, {Shard(0)}};
