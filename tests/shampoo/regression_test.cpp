@@ -1,5 +1,5 @@
-// The Shampoo experiment: the stored curves on one device; the same curve for every (replicate, shard, tp); and that
-// the comparison can fail.
+// The Shampoo experiment: the recorded curves on one device, and the same curve for every (replicate, shard, tp).
+// Negative controls check that the comparison can fail.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -25,8 +25,8 @@ std::vector<double> on(const MeshLayout& layout, const Experiment& experiment) {
   return curve;
 }
 
-// The first roots are taken at step 20; those of factors without full rank amplify single-precision rounding.
-TEST(Regression, OneDeviceAsStored) {
+// The first roots are computed at step 20. Roots of factors without full rank amplify single-precision rounding.
+TEST(Regression, SingleDeviceMatchesRecorded) {
   const auto rare = train_on_one_device({.options = rare_roots()}),
              expected = stored("rederived_exact(DP, gathered FSDP)");
   ASSERT_EQ(rare.size(), expected.size());
@@ -37,7 +37,7 @@ TEST(Regression, OneDeviceAsStored) {
   EXPECT_LT(deviation(train_on_one_device({.options = no_grafting()}), stored("nograft_rederived_shards1")), 1e-4);
 }
 
-TEST(Regression, ACurveThatIsNoNumberDiffers) {
+TEST(Regression, NaNCurveDiffers) {
   for (const std::vector<double>& curve :
        {std::vector<double>{NAN, 1, 1}, {1, NAN, 1}, {1, 1, NAN}, {1, INFINITY, 1}}) {
     EXPECT_FALSE(deviation(curve, {1, 1, 1}) <= 1e-5);
@@ -52,7 +52,7 @@ void expect_same(const dtensor::ShampooOptions& options, const std::vector<MeshL
   for (const MeshLayout& layout : layouts) EXPECT_LT(deviation(on(layout, exact), reference), 1e-9) << layout.name;
 }
 
-TEST(Regression, SameOnEveryLayout) {
+TEST(Regression, EveryLayoutMatchesSingleDevice) {
   std::vector<MeshLayout> all{
       {"uneven DP", 3, 1, 1}, {"uneven SHARD", 1, 3, 1}, {"all three", 2, 2, 2}, {"TP", 1, 1, 2}};
   for (const MeshLayout& layout : layouts(4)) all.push_back(layout);
@@ -61,7 +61,7 @@ TEST(Regression, SameOnEveryLayout) {
   expect_same(no_grafting(), {all[2]});
 }
 
-TEST(Regression, SinglePrecisionWithinItsOwnSpread) {
+TEST(Regression, SinglePrecisionIsWithinItsRoundingError) {
   for (const auto& options : {rare_roots(), no_grafting()}) {
     const Experiment single{.options = options};
     const auto reference = train_on_one_device(single);
@@ -74,15 +74,15 @@ TEST(Regression, SinglePrecisionWithinItsOwnSpread) {
   }
 }
 
-TEST(Regression, BornInAScopeOrOnMeta) {
+TEST(Regression, CreatedInAMeshScopeOrOnMeta) {
   Experiment e{.options = no_grafting(), .dtype = at::kDouble, .steps = 5};
   const auto scope = on({"", 2, 2, 1}, e);
   e.initialization = Initialization::meta;
   EXPECT_EQ(on({"", 2, 2, 1}, e), scope);
 }
 
-// Blocks of shards converge too, along another curve; updating the first shard only does not.
-TEST(Regression, WrongWaysDiffer) {
+// Blocks of shards converge as well, along another curve; updating only the first shard does not converge.
+TEST(Regression, WrongImplementationsDiffer) {
   const MeshLayout sharded{"SHARD", 1, 4, 1};
   Experiment e{.options = rare_roots()};
   const auto reference = train_on_one_device(e);
