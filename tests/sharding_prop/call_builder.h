@@ -28,7 +28,8 @@ inline c10::OperatorHandle find_op(const std::string& full_name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
 }
 
-// Holds what an OpCall refers to. Arguments: tensors by their meta or real form, with placements text, or plain values.
+// Owns what an OpCall refers to. Arguments are tensors (meta or real) with the text of their placements, or other
+// values.
 class CallBuilder {
  public:
   CallBuilder(const std::string& op, MeshRef mesh) : op_(find_op(op)), info_(op_), mesh_(std::move(mesh)) {}

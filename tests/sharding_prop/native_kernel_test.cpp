@@ -1,4 +1,4 @@
-// Kernels for meta tensors that another language put before ATen's, as importing torch in Python does.
+// Meta kernels that another language has registered over ATen's, as importing torch in Python does.
 #include "sharding_prop/operators/native_kernel.h"
 
 #include <ATen/ATen.h>
@@ -21,25 +21,25 @@ at::Tensor meta(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
   return at::empty(sizes, at::TensorOptions(type).device(at::kMeta));
 }
 
-TEST(NativeKernel, RunsInPlaceOfTheOneThatCoversIt) {
+TEST(NativeKernel, RunsInsteadOfTheForeignKernel) {
   const auto mul = cover("aten::mul", "Tensor");
   const auto a = meta({3, 1}), b = meta({2});
   EXPECT_THROW(at::mul(a, b), c10::Error);
   const NativeMetaKernels native;
   EXPECT_EQ(at::mul(a, b).sizes(), at::IntArrayRef({3, 2}));
-  EXPECT_EQ(at::ones({2}).mul(3).sum().item<float>(), 6);  // tensors with content are as ever
+  EXPECT_EQ(at::ones({2}).mul(3).sum().item<float>(), 6);  // Tensors with data are unaffected.
 }
 
-TEST(NativeKernel, RunsWithinCompositeKernelsToo) {
-  const auto select = cover("aten::select", "int");  // called by those of unbind and of indexing
+TEST(NativeKernel, RunsWithinCompositeKernels) {
+  const auto select = cover("aten::select", "int");  // Called by the kernels of unbind and of indexing.
   const auto a = meta({3, 4});
   const NativeMetaKernels native;
   EXPECT_EQ(a.unbind(0).at(1).sizes(), at::IntArrayRef({4}));
-  EXPECT_EQ(a.select(1, 2).sizes(), at::IntArrayRef({3}));  // a kernel with SymInt arguments
+  EXPECT_EQ(a.select(1, 2).sizes(), at::IntArrayRef({3}));  // A kernel with SymInt arguments.
 }
 
-TEST(NativeKernel, AnOperatorWithoutOneSaysSo) {
-  const auto nonzero = cover("aten::nonzero", "");  // ATen has none for meta tensors
+TEST(NativeKernel, OperatorWithoutMetaKernelIsAnError) {
+  const auto nonzero = cover("aten::nonzero", "");  // ATen has no meta kernel for nonzero.
   const NativeMetaKernels native;
   EXPECT_THROW(
       {
@@ -53,7 +53,7 @@ TEST(NativeKernel, AnOperatorWithoutOneSaysSo) {
       c10::NotImplementedError);
 }
 
-TEST(NativeKernel, NumbersAreWhatTheyAre) {
+TEST(NativeKernel, ScalarArgumentsArePassedUnchanged) {
   const NativeMetaKernels native;
   EXPECT_EQ(native_kernel(*c10::Dispatcher::singleton().findSchema({"aten::nonzero", ""}), c10::DispatchKey::Meta),
             nullptr);

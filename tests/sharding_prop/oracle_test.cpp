@@ -1,5 +1,5 @@
-// Every family of rules against the oracle: each strategy that is offered, and each decision for random placements,
-// gives one device's results when the plain operator runs rank by rank on slices.
+// All families of rules against the oracle, which runs the regular operator on slices, rank by rank. Each offered
+// strategy, and each decision for random placements, gives the results of one device.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -192,7 +192,7 @@ TEST(Oracle, AssemblyAndIndexing) {
                     {"aten::embedding_dense_backward", {real({2, 3, 4}), index({2, 3}, 5), 5, -1, false}}});
 }
 
-// Kernels that LibTorch has no meta kernel for, in the types in which they differ.
+// Kernels without a meta kernel in LibTorch, in the dtypes in which they differ.
 TEST(Oracle, MatrixKernelsAndRounding) {
   const at::Tensor matrices = real({3, 4, 4}), square = real({4, 4}), full = index({2, 3, 4, 4}, 9).sub(4);
   const at::Tensor positive = at::bmm(matrices, matrices.mT()) + 4 * at::eye(4, at::kDouble), bytes = full.abs();
@@ -257,7 +257,7 @@ TEST(Oracle, ListsAndOptimizers) {
 }
 
 TEST(Oracle, FindsAWrongRule) {
-  RuleBook::get().rule("aten::special_bessel_j1", "ab -> ~");  // says that each rank has the whole result
+  RuleBook::get().rule("aten::special_bessel_j1", "ab -> ~");  // Wrongly says that each rank has the full result.
   bool found = false;
   for (const Verdict& v : verify_all_strategies(sample_of({"aten::special_bessel_j1", {real({4, 4})}}), 2)) {
     found |= v.kind == Verdict::Kind::unsound;
@@ -265,7 +265,7 @@ TEST(Oracle, FindsAWrongRule) {
   EXPECT_TRUE(found);
 }
 
-// Over random shapes: a view is right or moves data, but never has a wrong label.
+// Over random sizes: a view is right or redistributes, but never has wrong placements.
 TEST(Oracle, RandomViews) {
   std::mt19937 random(3);
   const std::vector<Ints> shapes{{12, 8}, {16, 6}, {96},       {2, 48},    {4, 24},   {3, 32},      {8, 12}, {6, 16},

@@ -1,4 +1,4 @@
-// What the propagation decides for calls whose best strategy is known.
+// Decisions of the propagation for calls whose best strategy is known.
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -23,7 +23,7 @@ std::string mm(const std::string& a, const std::string& b) {
   return CallBuilder("aten::mm", one()).tensor({64, 128}, a).tensor({128, 32}, b).text();
 }
 
-TEST(Propagate, ProductsKeepWhatNeedsNoCommunication) {
+TEST(Propagate, ProductsKeepPlacementsWithoutCommunication) {
   EXPECT_EQ(mm("[R]", "[R]"), "[R], [R] -> [R]");
   EXPECT_EQ(mm("[S(0)]", "[R]"), "[S(0)], [R] -> [S(0)]");
   EXPECT_EQ(mm("[R]", "[S(1)]"), "[R], [S(1)] -> [S(1)]");
@@ -32,15 +32,15 @@ TEST(Propagate, ProductsKeepWhatNeedsNoCommunication) {
   EXPECT_EQ(mm("[P(sum)]", "[R]"), "[P(sum)], [R] -> [P(sum)]");
   EXPECT_EQ(mm("[P(avg)]", "[R]"), "[P(avg)], [R] -> [P(avg)]");
   EXPECT_EQ(mm("[P(max)]", "[R]"), "[R], [R] -> [R]");
-  EXPECT_EQ(mm("[P(sum)]", "[P(sum)]"), "[P(sum)], [R] -> [P(sum)]");  // one is reduced
+  EXPECT_EQ(mm("[P(sum)]", "[P(sum)]"), "[P(sum)], [R] -> [P(sum)]");  // One of them is reduced.
 }
 
-TEST(Propagate, AStorageShardIsGatheredAndNotTraded) {
+TEST(Propagate, StorageShardIsGatheredInsteadOfExchanged) {
   EXPECT_EQ(mm("[S(0)]", "[S(0)*]"), "[S(0)], [R] -> [S(0)]");
   EXPECT_EQ(mm("[R]", "[S(1)*]"), "[R], [R] -> [R]");
 }
 
-TEST(Propagate, ABiasIsAddedOnce) {
+TEST(Propagate, BiasIsAddedOnce) {
   const auto text = [](const char* bias) {
     return CallBuilder("aten::addmm", one())
         .tensor({32}, bias)
@@ -74,7 +74,7 @@ TEST(Propagate, InPlaceKeepsThePlacementsOfItsOperand) {
             "[R], [R] -> [R]");
 }
 
-TEST(Propagate, OutTakesItsOwnPlacements) {
+TEST(Propagate, OutKeepsItsPlacements) {
   const auto out = [](const char* to) {
     return CallBuilder("aten::add.out", one())
         .tensor({8, 4}, "[R]")
@@ -96,7 +96,7 @@ TEST(Propagate, Reductions) {
   EXPECT_EQ(sum("[P(sum), S(1)]"), "[P(sum), S(1)] -> [P(sum), P(sum)]");
   const auto amax = [](std::int64_t n) { return CallBuilder("aten::amax", one()).tensor({n}, "[S(0)]").text(); };
   EXPECT_EQ(amax(4), "[S(0)] -> [P(max)]");
-  EXPECT_EQ(amax(1), "[S(0)] -> [P(max)]");  // a rank without elements gives the identity: a local kernel
+  EXPECT_EQ(amax(1), "[S(0)] -> [P(max)]");  // A rank without elements gives the identity in a local kernel.
 }
 
 TEST(Propagate, MeanRunsAKernelOverUnevenShards) {
@@ -117,7 +117,7 @@ TEST(Propagate, ViewsSplitAndMergeShardedDimensions) {
   EXPECT_EQ(view({4, 6, 5}, {24, 5}, "[S(1)]", one()), "[S(1)] -> [SS(0, 4)]");
   EXPECT_EQ(view({24, 5}, {4, 6, 5}, "[SS(0, 4)]", one()), "[SS(0, 4)] -> [S(1)]");
   EXPECT_EQ(view({24, 5}, {4, 6, 5}, "[S(0)]", one()), "[S(0)] -> [S(0)]");
-  EXPECT_EQ(view({5, 7}, {35}, "[S(0)]", one()), "[S(1)] -> [SS(0, 5)]");  // rows 3, 2 are no chunks of 35
+  EXPECT_EQ(view({5, 7}, {35}, "[S(0)]", one()), "[S(1)] -> [SS(0, 5)]");  // Rows 3, 2 are not chunks of 35.
   EXPECT_EQ(view({12, 8}, {16, 6}, "[S(0)]", one()), "[S(0)] -> [S(0)]");
   EXPECT_EQ(view({12, 8}, {16, 6}, "[S(1)]", one()), "[S(0)] -> [S(0)]");
   EXPECT_EQ(view({2, 8, 4}, {16, 4}, "[S(1), S(1)]", two()), "[S(1), S(1)] -> [SS(0, 2), SS(0, 2)]");
@@ -136,8 +136,8 @@ TEST(Propagate, ViewPatchesTheSize) {
   EXPECT_EQ(d.outputs[0].alias, 0);
 }
 
-// Shares that are cast are no shares of truth values, nor of what reaches less far than they do.
-TEST(Propagate, SumsAreReducedBeforeTheyBecomeTruthValuesOrOf8Bits) {
+// A cast to bool or to a narrower dtype is not linear, so a Partial is reduced before.
+TEST(Propagate, PartialsAreReducedBeforeCastsToBoolOrFloat8) {
   const auto cast = [](at::ScalarType from, at::ScalarType to) {
     return CallBuilder("aten::_to_copy", one())
         .tensor({3}, "[P(sum)]", from)
@@ -157,8 +157,8 @@ TEST(Propagate, SumsAreReducedBeforeTheyBecomeTruthValuesOrOf8Bits) {
   EXPECT_EQ(sum.text(), "[R] -> [R]");
 }
 
-// Averages and interpolations of whole numbers are rounded.
-TEST(Propagate, WhatIsRoundedIsNotLinear) {
+// Averages and interpolations of integers are rounded.
+TEST(Propagate, RoundedResultsAreNotLinear) {
   const auto pool = [](at::ScalarType type) {
     return CallBuilder("aten::avg_pool2d", one()).tensor({2, 3, 4, 4}, "[P(sum)]", type).value(Ints{2, 2}).text();
   };
@@ -191,11 +191,11 @@ TEST(Propagate, ScalesOfRowsAreSplitWithTheRows) {
   EXPECT_EQ(product({16, 1}), "[S(0)], [R], [S(0)], [R], -, - -> [S(0)]");
   EXPECT_EQ(product({1, 1}), "[S(0)], [R], [R], [R], -, - -> [S(0)]");
   EXPECT_EQ(product({}), "[S(0)], [R], [R], [R], -, - -> [S(0)]");
-  EXPECT_EQ(product({64}), "[R], [R], [R], [R], -, - -> [R]");  // in blocks
+  EXPECT_EQ(product({64}), "[R], [R], [R], [R], -, - -> [R]");  // In blocks.
 }
 
-// All operators' names are looked up once; a library may come later.
-TEST(Propagate, OperatorsOfALateLibraryDeriveByOverloadAndByTag) {
+// Names of operators are cached at the first lookup; a library may be loaded later.
+TEST(Propagate, OperatorsOfALaterLibraryAreDerivedByOverloadAndTag) {
   EXPECT_EQ(CallBuilder("aten::relu_", one()).tensor({4, 4}, "[S(0)]").text(), "[S(0)] -> [S(0)]");
   torch::Library library(torch::Library::DEF, "late_library", std::nullopt, __FILE__, __LINE__);
   library.def("tagged(Tensor x) -> Tensor", {at::Tag::pointwise});
@@ -224,7 +224,7 @@ TEST(Propagate, RefusalsGiveTheReason) {
   EXPECT_THROW(CallBuilder("aten::dequantize.self", one()).tensor({4, 4}, "[S(0)]").decide(), c10::NotImplementedError);
 }
 
-TEST(Propagate, HistogramsAddUpUnlessTheEdgesAreTheDatas) {
+TEST(Propagate, HistogramsArePartialUnlessEdgesDependOnData) {
   const auto histc = [](double high) {
     return CallBuilder("aten::histc", one()).tensor({4, 4}, "[S(0)]").value(10).value(0.0).value(high).text();
   };
@@ -239,8 +239,8 @@ TEST(Propagate, ExplainListsCandidates) {
   EXPECT_NE(text.find("replicate"), std::string::npos) << text;
 }
 
-// native_batch_norm's schema does not say that it writes the running statistics: they are small, so they move (and are
-// written back) rather than the input.
+// The schema of native_batch_norm does not declare its writes to the running statistics. They are small, so they are
+// redistributed and written back instead of the input.
 TEST(Propagate, HiddenWritesAreWrittenBack) {
   const auto norm = [](const char* input, const char* mean, const char* var) {
     return CallBuilder("aten::native_batch_norm", one())
@@ -266,14 +266,14 @@ TEST(Propagate, HiddenWritesAreWrittenBack) {
   EXPECT_EQ(norm("[S(1)]", "[R]", "[R]").mutated, (std::vector<int>{3, 4}));
 }
 
-TEST(Propagate, ListsDecidePerPosition) {
+TEST(Propagate, ListsAreDecidedPerPosition) {
   const std::vector<at::Tensor> p{at::empty({6, 4}, at::kMeta), at::empty({3}, at::kMeta)};
   const auto text = CallBuilder("aten::_foreach_add_.List", one()).list(p, "[S(0)]").list(p, "[P(sum)]").text();
   EXPECT_EQ(text, "[S(0)], [S(0)], [S(0)], [S(0)] ->");
 }
 
-// A list operator returns nothing that could say that its first operand has become a sum of shares.
-TEST(Propagate, ListsThatReturnNothingLeaveWhatTheyTake) {
+// A list operator without results cannot return that its first operand became Partial.
+TEST(Propagate, ListsWithoutResultsKeepPlacements) {
   const std::vector<at::Tensor> p{at::empty({6, 4}, at::kMeta)};
   for (const char* own : {"[P(max)]", "[R]"}) {
     const auto text = CallBuilder("aten::_foreach_mul_.List", one()).list(p, own).list(p, "[P(sum)]").text();
@@ -283,7 +283,7 @@ TEST(Propagate, ListsThatReturnNothingLeaveWhatTheyTake) {
             "[P(sum)], [R] ->");
 }
 
-TEST(Propagate, NewTensorsTakeTheShardAndNotTheFlag) {
+TEST(Propagate, NewTensorsGetTheShardWithoutStorageFlag) {
   EXPECT_EQ(CallBuilder("aten::zeros_like", one()).tensor({6, 4}, "[S(0)*]").text(), "[S(0)*] -> [S(0)]");
   EXPECT_EQ(CallBuilder("aten::zeros_like", one()).tensor({6, 4}, "[P(sum)]").text(), "[P(sum)] -> [R]");
   const Ints other{3};

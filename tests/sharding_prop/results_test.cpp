@@ -1,4 +1,4 @@
-// Sizes and types of results that LibTorch has no meta kernel for, as the rules say them.
+// Sizes and dtypes of results from rules, for operators without a meta kernel in LibTorch.
 #include <gtest/gtest.h>
 
 #include "sharding_prop/call_builder.h"
@@ -13,7 +13,7 @@ const MeshRef& mesh() {
   return two;
 }
 
-// Sizes of the results; of those that are undefined, {-1}.
+// Sizes of the results; {-1} for undefined results.
 std::vector<Sizes> sizes_of(CallBuilder& call) {
   infer_outputs(call.call());
   std::vector<Sizes> sizes;
@@ -29,10 +29,10 @@ std::string text_of(const Decision& d) {
   return text;
 }
 
-// Rows, gates of an LSTM cell with states of 5 numbers; a GRU cell has three gates, and keeps five numbers of each.
+// Number of rows; size of the states. An LSTM cell has four gates; a GRU cell has three and saves five tensors.
 constexpr std::int64_t kRows = 6, kState = 5;
 
-TEST(Results, OfAnLstmCellHaveTheSizesOfStatesAndGates) {
+TEST(Results, LstmCellHasSizesOfStatesAndGates) {
   CallBuilder cell("aten::_thnn_fused_lstm_cell", mesh());
   cell.tensor({kRows, 4 * kState}, "[S(0)]").tensor({kRows, 4 * kState}, "[S(0)]").tensor({kRows, kState}, "[S(0)]");
   cell.tensor({4 * kState}, "[R]").tensor({4 * kState}, "[R]");
@@ -48,7 +48,7 @@ TEST(Results, OfAnLstmCellHaveTheSizesOfStatesAndGates) {
   }
 }
 
-TEST(Results, OfAGruCellHaveTheSizesOfStatesAndGates) {
+TEST(Results, GruCellHasSizesOfStatesAndGates) {
   CallBuilder cell("aten::_thnn_fused_gru_cell", mesh());
   cell.tensor({kRows, 3 * kState}, "[S(0)]").tensor({kRows, 3 * kState}, "[S(0)]").tensor({kRows, kState}, "[S(0)]");
   cell.none_tensor().none_tensor();
@@ -64,7 +64,7 @@ TEST(Results, OfAGruCellHaveTheSizesOfStatesAndGates) {
   }
 }
 
-TEST(Results, OfMatrixKernelsHaveTheSizesAndTypesOfOneDevice) {
+TEST(Results, MatrixKernelsHaveSizesAndDtypesOfOneDevice) {
   CallBuilder real("aten::_linalg_eigvals", mesh()), complex("aten::_linalg_eigvals", mesh());
   real.tensor({3, 4, 4}, "[S(0)]", at::kDouble);
   complex.tensor({3, 4, 4}, "[S(0)]", at::kComplexFloat);
@@ -81,7 +81,7 @@ TEST(Results, OfMatrixKernelsHaveTheSizesAndTypesOfOneDevice) {
   EXPECT_EQ(text_of(propagate(combine.call())), "[S(1)]");
 }
 
-TEST(Results, OfProductsAreInTheTypeThatIsAskedFor) {
+TEST(Results, ProductsHaveTheRequestedDtype) {
   CallBuilder product("aten::_int_mm", mesh());
   product.tensor({8, 16}, "[S(0)]", at::kChar).tensor({16, 24}, "[R]", at::kChar);
   sizes_of(product);

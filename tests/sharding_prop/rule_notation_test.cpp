@@ -1,4 +1,4 @@
-// The text of rules: what is parsed, what is printed, what is refused.
+// Rule strings: parsing, printing and errors.
 #include <gtest/gtest.h>
 
 #include "dtensor/rule.h"
@@ -20,13 +20,13 @@ TEST(RuleText, PrintsWhatItParses) {
   EXPECT_EQ(Rule("m1 -> m").str(), "m_ -> m");
 }
 
-TEST(RuleText, WholeIsAPropertyOfTheFactor) {
+TEST(RuleText, UnshardedIsAPropertyOfTheFactor) {
   const Rule rule("ab!, b -> a");
   EXPECT_FALSE(rule.data().factors[0].full);
   EXPECT_TRUE(rule.data().factors[1].full);
 }
 
-TEST(RuleText, ACopyIsARuleOfItsOwn) {
+TEST(RuleText, CopiesAreIndependent) {
   const Rule rule("mk, kn -> mn");
   Rule copy = rule;
   copy.unsharded("k").linear({0});
@@ -35,7 +35,7 @@ TEST(RuleText, ACopyIsARuleOfItsOwn) {
   EXPECT_TRUE(copy.data().factors[1].full);
 }
 
-TEST(RuleText, RefusesNonsense) {
+TEST(RuleText, RefusesInvalidStrings) {
   for (const char* text : {"mk, kn", "m(k -> m", "mk -> mk)", "...m... -> m", "m?? -> m", "X[] -> X", "X[dim -> X",
                            "X[dim=?] -> X", "...X -> X", "(X) -> x", "x -> x; D", "x -> x |", "x -> x@"}) {
     EXPECT_THROW(Rule{text}, c10::Error) << text;
@@ -52,8 +52,8 @@ TEST(RuleText, PermissionsArePrinted) {
   EXPECT_EQ(Rule("... -> ...").sharded_by_kernel("...", "f").unsharded("...").notation(), "... -> ...");
 }
 
-// Packs and places by the arguments and ranks of calls; the operators stand for their schemas.
-TEST(RuleText, PacksAreCounted) {
+// Packs and dimensions are expanded by the arguments and ranks of calls; the operators supply their schemas.
+TEST(RuleText, PacksAreExpanded) {
   const auto text = [](const char* rule, CallBuilder& call, bool infer = true) {
     if (infer) infer_outputs(call.call());
     return expand_packs(Rule(rule), call.call()).notation();
@@ -68,7 +68,7 @@ TEST(RuleText, PacksAreCounted) {
   EXPECT_EQ(sum(reduced, {1}, true), "X0dim0!X1 -> X0_X1");
   EXPECT_EQ(sum(reduced, {-1, 0}, false), "dim0!X0dim1! -> X0");
   EXPECT_EQ(sum(reduced, {}, false), "dim0!dim1!dim2! -> ");
-  EXPECT_EQ(sum("ab -> a | ab -> ", {1}, false), " -> ");  // no alternative has these ranks
+  EXPECT_EQ(sum("ab -> a | ab -> ", {1}, false), " -> ");  // No alternative has these ranks.
   EXPECT_EQ(sum("ab -> a | abc -> ac", {1}, false), "abc -> ac");
   CallBuilder gather("aten::gather", make_mesh({2}));
   gather.tensor({4, 5}, "[R]").value(-1).tensor(at::zeros({4, 3}, at::kLong), "[R]");
@@ -83,7 +83,7 @@ TEST(RuleText, PacksAreCounted) {
   norm.tensor({4, 5, 6}, "[R]").value(std::vector<std::int64_t>{5, 6}).tensor({5, 6}, "[R]").none_tensor().value(1e-5);
   const char* layer_norm = "N D!, D, D -> N D, N D=_, N D=_; D = normalized_shape";
   EXPECT_EQ(text(layer_norm, norm), "N0D0!D1!, D0!D1!, D0!D1! -> N0D0!D1!, N0__, N0__");
-  CallBuilder silent("aten::native_layer_norm", make_mesh({2}));  // results are not known yet
+  CallBuilder silent("aten::native_layer_norm", make_mesh({2}));  // Results are not known yet.
   silent.tensor({4, 6}, "[R]").value(std::vector<std::int64_t>{6}).none_tensor().none_tensor().value(1e-5);
   EXPECT_EQ(text(layer_norm, silent, false), "N0D0!, D0!, D0! -> N0D0!, N0_, N0_");
 }
