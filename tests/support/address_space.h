@@ -1,4 +1,4 @@
-// A process that has little memory left, as under `ulimit -v`.
+// Limits the address space of a process, as `ulimit -v` does.
 #pragma once
 
 #include <sys/resource.h>
@@ -15,14 +15,14 @@ inline std::uint64_t mapped_bytes() {
   return pages * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
-// This process may map `bytes` more than it has, and never more again.
+// Permanently limits this process to `bytes` more than it has mapped.
 inline void limit_address_space(std::uint64_t bytes) {
   const rlim_t most = mapped_bytes() + bytes;
   const rlimit limit{most, most};
   setrlimit(RLIMIT_AS, &limit);
 }
 
-// The same while it lives.
+// Limits it during the lifetime of the object.
 class AddressSpaceLimit {
  public:
   explicit AddressSpaceLimit(std::uint64_t bytes) {

@@ -1,4 +1,4 @@
-// What was read from files.
+// Number of bytes that were read from files.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 namespace dtensor::test {
 
-// What this thread has asked read() for since it began.
+// Bytes that this thread has requested from read() since it started.
 inline std::int64_t bytes_read() {
   std::ifstream file("/proc/thread-self/io");
   std::string word;

@@ -1,4 +1,4 @@
-// Programs that are called as functions, with what they print.
+// Programs that are called as functions, with captured output.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ struct ProgramOutput {
   std::string out, error;
 };
 
-// `main(argc, argv)` with `words`, of which the first is the program's name.
+// Runs `main(argc, argv)` with `words`, of which the first is the program's name.
 template <class Main>
 ProgramOutput run_captured(std::vector<std::string> words, const Main& main) {
   std::vector<char*> argv;
@@ -26,7 +26,7 @@ ProgramOutput run_captured(std::vector<std::string> words, const Main& main) {
   return {status, testing::internal::GetCapturedStdout(), std::move(error)};
 }
 
-// Words that a program cannot take: status 2, and an error that names `part`.
+// Expects that a program refuses the arguments: status 2, and an error that contains `part`.
 template <class Main>
 void expect_rejected(const std::vector<std::string>& words, const std::string& part, const Main& main) {
   const ProgramOutput ended = run_captured(words, main);

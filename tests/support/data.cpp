@@ -1,4 +1,4 @@
-// The only file of the tests that knows where the sources lie: a compiler cache serves all others to every clone.
+// The only file of the tests that contains the path of the sources, so that a compiler cache works for all other files.
 #include "support/data.h"
 
 namespace dtensor::test {

@@ -1,4 +1,4 @@
-// Where the tests' recorded data lie.
+// Location of the tests' recorded data.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Properties of which a usual run draws fewer than rapidcheck's hundred.
+// Properties for which rapidcheck's default of 100 draws is too slow.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,8 @@
 
 namespace dtensor::test {
 
-// Fails where one of `draws` does; RC_PARAMS="max_success=3000" asks for more. `name` is part of what a failure prints.
+// Fails if one of `draws` fails. RC_PARAMS="max_success=3000" sets another number. `name` is part of the failure's
+// text.
 inline void check_property(const char* name, void (*property)(), int draws) {
   auto params = rc::detail::configuration().testParams;
   if (std::getenv("RC_PARAMS") == nullptr) params.maxSuccess = draws;

@@ -1,4 +1,4 @@
-// What an expected error says.
+// Texts of expected errors.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -7,7 +7,7 @@
 
 namespace dtensor::test {
 
-// The message of the c10::Error that `run` throws, without its backtrace; "no error" where it throws none.
+// The message of the c10::Error that `run` throws, without its backtrace; "no error" if it throws none.
 template <class Run>
 std::string error_of(Run&& run) {
   try {

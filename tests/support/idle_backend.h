@@ -1,4 +1,4 @@
-// A backend that does nothing, for tests to derive theirs from.
+// A backend that does nothing, as a base class for tests.
 #pragma once
 
 #include "dtensor/comm_backend.h"

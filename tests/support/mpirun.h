@@ -1,5 +1,5 @@
-// Runs a program of the tests under mpirun, or as processes that sockets connect, as a user would, and looks at what
-// each rank said and how it ended.
+// Runs a program of the tests under mpirun, or as processes that communicate over sockets. Returns the output and exit
+// status.
 #pragma once
 
 #include <chrono>
@@ -14,17 +14,17 @@ namespace dtensor::test {
 struct ProcessResult {
   int status = -1;
   std::string output;
-  bool in_time = false;  // not killed by timeout(1)
+  bool in_time = false;  // Not killed by timeout(1).
 };
 
-// A program beside this one.
+// A program in the directory of this one.
 inline std::filesystem::path sibling_program(const std::string& name) {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
 }
 
 inline ProcessResult run_shell(const std::string& command) {
   const std::string all =
-      "ASAN_OPTIONS=detect_leaks=0 "  // OpenMPI keeps what it allocates
+      "ASAN_OPTIONS=detect_leaks=0 "  // OpenMPI does not free its memory.
       "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
       "OMPI_MCA_hwloc_base_binding_policy=none timeout -k 1 60 " +
       command + " 2>&1";
@@ -48,7 +48,7 @@ inline ProcessResult run_processes(int ranks, const std::filesystem::path& progr
                    program.string() + " --case '" + name + "'");
 }
 
-// The line that a rank printed, by its beginning.
+// The line of a rank's output, identified by its beginning.
 inline std::string rank_line(const std::string& output, int rank) {
   const std::string head = "rank " + std::to_string(rank) + ": ";
   for (std::size_t at = 0; at < output.size(); at = output.find('\n', at) + 1) {

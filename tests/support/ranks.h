@@ -1,5 +1,4 @@
-// Thread ranks for tests: the meshes that every property is tried on, random placements, and comparisons that name the
-// rank.
+// Thread ranks for tests: meshes for properties, random placements, and comparisons that name the rank.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -24,11 +23,11 @@ inline void on_mesh(const Shape& shape, const std::function<void(const DeviceMes
   run_local(count(shape), [&](Communicator world) { body(init_device_mesh(world, at::kCPU, shape)); });
 }
 
-// The same draws on every rank.
+// Random draws that are equal on every rank.
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : engine_(seed) {}
-  std::int64_t integer(std::int64_t low, std::int64_t high) {  // both included
+  std::int64_t integer(std::int64_t low, std::int64_t high) {  // Inclusive.
     return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
   }
   std::mt19937_64& engine() { return engine_; }
@@ -49,7 +48,7 @@ class Draw {
     for (std::int64_t i = 0; i < values.numel(); ++i) values.mutable_data_ptr<std::int64_t>()[i] = integer(0, high - 1);
     return values;
   }
-  // Replicate, any Shard, and Partial where asked.
+  // Replicate, any Shard, and Partial if requested.
   Placements placements(const DeviceMesh& mesh, std::int64_t tensor_ndim, bool partial = true) {
     Placements result;
     for (std::int64_t axis = 0; axis < mesh.ndim(); ++axis) {
@@ -63,7 +62,7 @@ class Draw {
     return result;
   }
 
-  // The same for a tensor of these sizes, with ragged and zigzag shards among them.
+  // The same for a tensor of these sizes, also with ragged and zigzag shards.
   Placements placements_of(const DeviceMesh& mesh, at::IntArrayRef sizes, bool partial = true) {
     return replace_some_shards(placements(mesh, static_cast<std::int64_t>(sizes.size()), partial), mesh, sizes);
   }

@@ -1,4 +1,4 @@
-// Whether a sanitizer watches: a process holds its shadow memory and blocks that were given back then.
+// Whether the build has a sanitizer, which keeps shadow memory and freed blocks in the process.
 #pragma once
 
 namespace dtensor::test {
