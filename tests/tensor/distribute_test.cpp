@@ -1,4 +1,4 @@
-// distribute_tensor: every rank gives the whole tensor, and all come to one.
+// distribute_tensor: every rank passes the full tensor, and the result is one DTensor.
 #include <atomic>
 
 #include "support/errors.h"
@@ -11,7 +11,7 @@ at::Tensor of_rank(const at::Tensor& unsharded, const DeviceMesh& mesh) {
   return mesh.world().rank() == 0 ? unsharded.clone() : unsharded + static_cast<double>(mesh.world().rank());
 }
 
-TEST(Distribute, ValuesThatDifferAreTheFirstRanks) {
+TEST(Distribute, DifferentValuesAreReplacedByThoseOfTheFirstRank) {
   for (const auto& shape : mesh_shapes()) {
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
       Draw draw(seed);
@@ -25,7 +25,7 @@ TEST(Distribute, ValuesThatDifferAreTheFirstRanks) {
   }
 }
 
-// One generator serves all threads of the process, so thread ranks draw different numbers from it.
+// All threads of the process share one generator, so thread ranks draw different numbers from it.
 TEST(Distribute, RandomNumbersDrawnByEachRankBecomeOneTensor) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::randn({64, 32}), mesh, {Replicate(), Shard(1)});
@@ -74,7 +74,7 @@ TEST(Distribute, ManyDimensions) {
   }
 }
 
-TEST(Distribute, MoreDimensionsThanATenTakesAreAnErrorOnEveryRank) {
+TEST(Distribute, TooManyDimensionsAreAnErrorOnEveryRank) {
   std::atomic<int> errors{0};
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto error = error_of(
@@ -111,7 +111,7 @@ TEST(Distribute, LocalReplicasOfDifferentSizesAreAnErrorOnEveryRank) {
   EXPECT_EQ(errors, 2);
 }
 
-// Such as autograd makes, which have no memory.
+// Gradients of autograd may be zero tensors without memory.
 TEST(Distribute, ZerosWithoutMemory) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const Placement& p : {Replicate(), Shard(0), Partial()}) {
@@ -121,8 +121,8 @@ TEST(Distribute, ZerosWithoutMemory) {
   });
 }
 
-// Where they hold nothing, as distribute_tensor gives it.
-TEST(Distribute, RanksOutsideTheMeshHaveAHandleToo) {
+// They have an empty local tensor, as after distribute_tensor.
+TEST(Distribute, RanksOutsideTheMeshGetAHandle) {
   run_local(3, [](const Communicator& world) {
     const DeviceMesh pair = device_mesh(world, at::kCPU, {2, 0}, {2});
     const auto unsharded = at::arange(5, at::kDouble);
@@ -135,7 +135,7 @@ TEST(Distribute, RanksOutsideTheMeshHaveAHandleToo) {
   });
 }
 
-TEST(Distribute, RaggedPartsThatDoNotFitAreAnErrorOnEveryRank) {
+TEST(Distribute, RaggedSizesThatDoNotMatchAreAnErrorOnEveryRank) {
   std::atomic<int> errors{0};
   run_local(3, [&](const Communicator& world) {
     const DeviceMesh pair = device_mesh(world, at::kCPU, {0, 1}, {2});

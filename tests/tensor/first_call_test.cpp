@@ -1,5 +1,5 @@
-// Every public maker of a DTensor as the first call of a process: the operators that follow must find the engine. Each
-// runs in a child, which is this program with one test.
+// Every public function that creates a DTensor, as the first call of a process: the following operators need the
+// registered engine. Each runs in a child process, which is this program with one test.
 #include <spawn.h>
 #include <sys/wait.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 struct Maker {
   const char* name;
-  std::function<DTensor(const DeviceMesh&)> make;  // of ones, 4 x 2
+  std::function<DTensor(const DeviceMesh&)> make;  // Of ones, 4 x 2.
 };
 
 const std::vector<Maker>& makers() {
@@ -104,7 +104,7 @@ int run_child(const std::string& test) {
   return status;
 }
 
-TEST_P(FirstCall, MayBeThisMaker) {
+TEST_P(FirstCall, MayBeThisFunction) {
   EXPECT_EQ(run_child("*FirstCall.DISABLED_InChildOfThreads/" + GetParam()), 0);
   EXPECT_EQ(run_child("*FirstCall.DISABLED_InChildOfLaunch/" + GetParam()), 0);
 }

@@ -1,4 +1,4 @@
-// Hooks of schedules: first use, gradient complete, accumulation without synchronisation; and the reducer of a leaf.
+// Hooks of schedules: first use, complete gradient, accumulation without synchronization. Also the reducer of a leaf.
 #include <torch/csrc/autograd/autograd.h>
 
 #include "internal/gradient_hooks.h"
@@ -16,7 +16,7 @@ Step make_step(const DeviceMesh& mesh) {
           distribute_tensor(at::ones({6, 4}, at::kDouble), mesh, {Shard(0)})};
 }
 
-TEST(Hooks, UseIsAskedBeforeEachGatherAndMayProvideIt) {
+TEST(Hooks, GatherHookRunsBeforeEachGatherAndMayReplaceIt) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     int asked = 0;
@@ -33,7 +33,7 @@ TEST(Hooks, UseIsAskedBeforeEachGatherAndMayProvideIt) {
   });
 }
 
-TEST(Hooks, GradientHookSeesTheReducedGradientOncePerBackward) {
+TEST(Hooks, GradientHookReceivesTheReducedGradientOncePerBackward) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     std::vector<Placements> seen;
@@ -45,9 +45,8 @@ TEST(Hooks, GradientHookSeesTheReducedGradientOncePerBackward) {
   });
 }
 
-// What a schedule has reduced by itself: this rank's part is taken over and added, in the parameter's placements or in
-// others.
-TEST(Hooks, ALocalGradientIsAccumulatedOrRefused) {
+// A local gradient that a schedule has reduced is accumulated in the parameter's placements or in others.
+TEST(Hooks, LocalGradientIsAccumulatedOrRefused) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto step = make_step(mesh);
     const DTensor w(step.w);
@@ -90,12 +89,12 @@ TEST(Hooks, AccumulationWithoutSynchronisationReducesOnce) {
   });
 }
 
-// Which leaf it is and how it became one makes no difference.
-TEST(Hooks, AResultThatBecomesALeafHasItsGradientReduced) {
+// The result does not depend on which leaf it is or how it became one.
+TEST(Hooks, GradientOfResultThatBecomesALeafIsReduced) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     at::Tensor w = at::mul(step.w, 1);
-    (void)at::abs(w);  // the engine sees it while it is no leaf
+    (void)at::abs(w);  // The engine sees it before it is a leaf.
     w.detach_().requires_grad_();
     at::mm(step.x, w).sum().backward();
     EXPECT_EQ(DTensor(w.grad()).placements(), gradient_placements(DTensor(w)));
@@ -103,7 +102,7 @@ TEST(Hooks, AResultThatBecomesALeafHasItsGradientReduced) {
   });
 }
 
-TEST(Hooks, GradientsAreLabelledAsTheirLeafOnOneRankToo) {
+TEST(Hooks, GradientsHaveThePlacementsOfTheLeafOnOneRank) {
   on_mesh({1}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     at::mm(step.x, step.w).sum().backward();
@@ -111,7 +110,7 @@ TEST(Hooks, GradientsAreLabelledAsTheirLeafOnOneRankToo) {
   });
 }
 
-TEST(Hooks, UserHooksDoNotDriveOutTheReducer) {
+TEST(Hooks, UserHooksDoNotReplaceTheReducer) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     step.w.register_hook([](const at::Tensor& g) { return g * 2; });
@@ -123,9 +122,9 @@ TEST(Hooks, UserHooksDoNotDriveOutTheReducer) {
   });
 }
 
-// What is in .grad stays there: a gradient that is asked for is reduced and handed out, what was left unreduced joins
-// the next one that is accumulated.
-TEST(Hooks, AutogradGradIsReducedAndLeavesWhatWasAccumulated) {
+// autograd::grad returns reduced gradients and does not change .grad. The next accumulated gradient is added to an
+// unreduced one.
+TEST(Hooks, AutogradGradIsReducedAndKeepsAccumulatedGradients) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     {

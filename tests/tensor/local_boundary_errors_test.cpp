@@ -1,5 +1,4 @@
-// What is asked of the border between local tensors and DTensors and does not fit is an error of one text on every
-// rank, and leaves everything as it was.
+// Invalid arguments at the local/global boundary raise the same error on every rank and change nothing.
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "internal/gradient_hooks.h"
@@ -11,7 +10,7 @@ namespace {
 
 at::Tensor numbers() { return at::arange(8, at::kDouble).view({4, 2}); }
 
-TEST(LocalGlobalBoundaryErrors, OptionsOfLocalMapAreOneForEach) {
+TEST(LocalGlobalBoundaryErrors, LocalMapOptionsNeedOneEntryPerTensor) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(numbers(), mesh, {Shard(0)}).requires_grad_();
     const auto message = [&](const std::vector<Placements>& outputs, const LocalMapOptions& options) {
@@ -27,8 +26,8 @@ TEST(LocalGlobalBoundaryErrors, OptionsOfLocalMapAreOneForEach) {
   });
 }
 
-// Axes of another mesh say nothing of this one's.
-TEST(LocalGlobalBoundaryErrors, InputsOfLocalMapAreOnOneMesh) {
+// Placements refer to the axes of one mesh, so inputs of another mesh are refused.
+TEST(LocalGlobalBoundaryErrors, LocalMapInputsMustBeOnOneMesh) {
   run_local(4, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"a", "b"});
     const at::Tensor x = distribute_tensor(numbers(), mesh, {Replicate(), Replicate()});
@@ -39,7 +38,7 @@ TEST(LocalGlobalBoundaryErrors, InputsOfLocalMapAreOnOneMesh) {
   });
 }
 
-TEST(LocalGlobalBoundaryErrors, PartsAreTensorsAndStridesGoForward) {
+TEST(LocalGlobalBoundaryErrors, UndefinedTensorsAndNegativeStridesAreRefused) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const bool first = mesh.coordinate()->at(0) == 0;
     const auto nothing = [&] { DTensor::from_local(first ? at::ones({1}) : at::Tensor(), mesh, {Shard(0)}, {1}); };
@@ -50,7 +49,7 @@ TEST(LocalGlobalBoundaryErrors, PartsAreTensorsAndStridesGoForward) {
   });
 }
 
-// As a wrapper subclass of Python is: sizes, and a storage that holds no memory.
+// Like a wrapper subclass of Python: sizes, and a storage without memory.
 at::Tensor without_memory() {
   const at::Tensor like = numbers();
   c10::Storage storage(c10::Storage::use_byte_size_t(), like.nbytes(), at::DataPtr(nullptr, at::kCPU));
@@ -59,7 +58,7 @@ at::Tensor without_memory() {
   return tensor;
 }
 
-TEST(LocalGlobalBoundaryErrors, TensorsHaveMemoryOfTheirOwn) {
+TEST(LocalGlobalBoundaryErrors, TensorsWithoutMemoryAreRefused) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const at::Tensor& tensor : {without_memory(), numbers().to_sparse()}) {
       for (const auto& error : {error_of([&] {
@@ -83,8 +82,8 @@ TEST(LocalGlobalBoundaryErrors, UndefinedTensorsHaveNoGradientsAndAreNotGathered
   EXPECT_NE(error_of([] { gathered_local(DTensor(), {Replicate()}); }).find("undefined DTensor"), std::string::npos);
 }
 
-// As backward passes leave it: no stored shard, no shares of a sum.
-TEST(LocalGlobalBoundaryErrors, GradientsFollowToThePlacementsOfGradients) {
+// Gradients are not storage shards or Partial.
+TEST(LocalGlobalBoundaryErrors, GradientsAreRedistributedToGradientPlacements) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     DTensor x = distribute_tensor(numbers(), mesh, {Shard(1)});
     x.requires_grad_();

@@ -1,4 +1,4 @@
-// The border between local tensors and DTensors: values, agreed sizes and gradients.
+// The local/global boundary: values, agreement on sizes, and gradients.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <atomic>
@@ -8,7 +8,7 @@
 namespace dtensor::test {
 namespace {
 
-TEST(LocalGlobalBoundary, DistributeThenFullIsTheIdentityForAllLayouts) {
+TEST(LocalGlobalBoundary, DistributeThenFullTensorIsTheIdentityForAllLayouts) {
   for (const auto& shape : mesh_shapes()) {
     for (std::uint64_t seed = 0; seed < 40; ++seed) {
       Draw draw(seed);
@@ -50,7 +50,7 @@ TEST(LocalGlobalBoundary, UnevenLocalSizesAreAgreed) {
   });
 }
 
-TEST(LocalGlobalBoundary, LocalSizesThatAreNoChunksAreAnErrorOnEveryRank) {
+TEST(LocalGlobalBoundary, InconsistentLocalSizesAreAnErrorOnEveryRank) {
   std::atomic<int> errors{0};
   on_mesh({3}, [&](const DeviceMesh& mesh) {
     try {
@@ -63,7 +63,7 @@ TEST(LocalGlobalBoundary, LocalSizesThatAreNoChunksAreAnErrorOnEveryRank) {
   EXPECT_EQ(errors, 3);
 }
 
-TEST(LocalGlobalBoundary, AReplicatedGradientThatDiffersBetweenRanksMustBeExplained) {
+TEST(LocalGlobalBoundary, DifferentReplicatedGradientsAreAnError) {
   EXPECT_THROW(on_mesh({2},
                        [](const DeviceMesh& mesh) {
                          auto w = distribute_tensor(at::ones({3}, at::kDouble), mesh, {Replicate()}).requires_grad_();
@@ -77,7 +77,7 @@ TEST(LocalGlobalBoundary, AReplicatedGradientThatDiffersBetweenRanksMustBeExplai
   });
 }
 
-TEST(LocalGlobalBoundary, LocalMapKeepsGlobalSizesAndSumsSharesOfReplicatedInputs) {
+TEST(LocalGlobalBoundary, LocalMapKeepsGlobalSizesAndReducesGradientsOfReplicatedInputs) {
   for (const auto& shape : {Shape{2}, Shape{3}}) {
     on_mesh(shape, [](const DeviceMesh& mesh) {
       const auto unsharded = at::arange(15, at::kDouble).reshape({5, 3});
@@ -93,7 +93,8 @@ TEST(LocalGlobalBoundary, LocalMapKeepsGlobalSizesAndSumsSharesOfReplicatedInput
   }
 }
 
-// Of shares in, of shares out: each rank's gradient is its part of the whole's, whatever way shares are combined.
+// Partial inputs and Partial outputs: each rank's gradient is that of the full tensor on its elements, for every
+// reduction.
 TEST(LocalGlobalBoundary, LocalMapOfPartialInputsGivesTheFullGradient) {
   for (const auto& placement : {Partial(), Partial(ReduceOp::avg)}) {
     on_mesh({3}, [&](const DeviceMesh& mesh) {
@@ -109,7 +110,7 @@ TEST(LocalGlobalBoundary, LocalMapOfPartialInputsGivesTheFullGradient) {
   }
 }
 
-TEST(LocalGlobalBoundary, RedistributeInPlaceIsSeenByEveryHandle) {
+TEST(LocalGlobalBoundary, RedistributeInPlaceAffectsEveryHandle) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     const auto unsharded = at::arange(12, at::kDouble).reshape({4, 3});
     DTensor x = distribute_tensor(unsharded, mesh, {Shard(0), Replicate()});
@@ -124,7 +125,7 @@ TEST(LocalGlobalBoundary, RedistributeInPlaceIsSeenByEveryHandle) {
   });
 }
 
-TEST(LocalGlobalBoundary, RanksOutsideTheMeshTakePartInNothing) {
+TEST(LocalGlobalBoundary, RanksOutsideTheMeshDoNotParticipate) {
   run_local(3, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2});
     const auto x = distribute_tensor(at::ones({4, 2}, at::kDouble), mesh, {Shard(0)});
@@ -139,7 +140,7 @@ TEST(LocalGlobalBoundary, RanksOutsideTheMeshTakePartInNothing) {
   });
 }
 
-TEST(LocalGlobalBoundary, ScalarReadsGiveTheLogicalValueOnEveryRank) {
+TEST(LocalGlobalBoundary, ScalarReadsGiveTheGlobalValueOnEveryRank) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::arange(5, at::kDouble), mesh, {Shard(0)});
     EXPECT_EQ(x.sum().item<double>(), 10);
@@ -148,8 +149,8 @@ TEST(LocalGlobalBoundary, ScalarReadsGiveTheLogicalValueOnEveryRank) {
   });
 }
 
-// As a tensor of that graph: the leaf must not move without its gradient.
-TEST(LocalGlobalBoundary, RedistributeInPlaceTakesAGradientWithAGraphAlong) {
+// The gradient is a tensor of the graph and must be redistributed with the leaf.
+TEST(LocalGlobalBoundary, RedistributeInPlaceRedistributesGradientWithGraph) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto unsharded = at::arange(5, at::kDouble);
     const at::Tensor x = distribute_tensor(unsharded, mesh, {Shard(0)}).requires_grad_();
@@ -159,7 +160,7 @@ TEST(LocalGlobalBoundary, RedistributeInPlaceTakesAGradientWithAGraphAlong) {
     EXPECT_EQ(DTensor(x.grad()).placements(), (Placements{Replicate()}));
     const auto second = torch::autograd::grad({x.grad().sum()}, {x})[0];
     expect_close(second, 6 * unsharded, "second derivative");
-    x.mutable_grad() = at::Tensor();  // else it keeps itself alive
+    x.mutable_grad() = at::Tensor();  // Breaks a reference cycle.
   });
 }
 

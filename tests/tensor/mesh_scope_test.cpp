@@ -1,4 +1,4 @@
-// MeshScope: tensors are born on the mesh, third-party modules included, with one device's values.
+// MeshScope: factories, also in third-party modules, create tensors on the mesh with the values of one device.
 #include <torch/nn.h>
 
 #include "internal/aten_scopes.h"
@@ -7,7 +7,7 @@
 namespace dtensor::test {
 namespace {
 
-TEST(MeshScope, FactoriesGiveOneDevicesValues) {
+TEST(MeshScope, FactoriesMatchSingleDevice) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     const MeshScope scope(mesh, {Shard(0), Shard(1)});
     const auto ones = at::ones({5, 5});
@@ -15,14 +15,14 @@ TEST(MeshScope, FactoriesGiveOneDevicesValues) {
     EXPECT_EQ(DTensor(ones).placements(), (Placements{Shard(0), Shard(1)}));
     EXPECT_EQ(DTensor(ones.tril()).full_tensor().sum().item<double>(), 15);
     const auto steps = at::arange(7);
-    EXPECT_EQ(DTensor(steps).placements(), (Placements{Shard(0), Replicate()}));  // a dimension that it lacks
+    EXPECT_EQ(DTensor(steps).placements(), (Placements{Shard(0), Replicate()}));  // A dimension that it lacks.
     expect_close(at::eye(4, at::kDouble) * 2, DTensor(at::eye(4, at::kDouble)).full_tensor() * 2, "eye");
     EXPECT_EQ(DTensor(steps).full_tensor().select(0, 6).item<std::int64_t>(), 6);
     expect_close(at::full({3, 2}, 2.5, at::kDouble), DTensor(at::full({3, 2}, 2.5, at::kDouble)).full_tensor(), "full");
   });
 }
 
-TEST(MeshScope, OnPartialAxesTheWholeIsWhatWasAskedFor) {
+TEST(MeshScope, FactoriesOnPartialAxesMatchSingleDevice) {
   for (const auto op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::product}) {
     on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
       const Placements placements{Partial(op), Shard(0)};
@@ -63,7 +63,7 @@ TEST(MeshScope, RandomFactoriesDoNotDependOnTheLayout) {
   EXPECT_GT(reference.std().item<double>(), 0.1);
 }
 
-TEST(MeshScope, AThirdPartyModuleIsBornShardedAndTrains) {
+TEST(MeshScope, ThirdPartyModuleIsCreatedShardedAndTrains) {
   const auto train = [](const Shape& shape, const Placements& placements) {
     std::vector<double> losses;
     on_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -109,8 +109,8 @@ TEST(MeshScope, OperatorsInsideKeepTemporariesRegular) {
   });
 }
 
-// Memory that is asked for in an order is in that order on each rank, so that what is a view on one device is one here.
-TEST(MeshScope, EmptyTensorsLieAsTheyAreAskedTo) {
+// Memory has the requested order on each rank, so views of one device are views here as well.
+TEST(MeshScope, EmptyTensorsHaveTheRequestedStrides) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto& placement : {Replicate(), Shard(0), Shard(1)}) {
       const MeshScope scope(mesh, {placement});
@@ -123,7 +123,7 @@ TEST(MeshScope, EmptyTensorsLieAsTheyAreAskedTo) {
   });
 }
 
-TEST(MeshScope, WrittenOutTensorsAndIndicesOfTriangles) {
+TEST(MeshScope, LiteralTensorsAndTriangleIndices) {
   const auto make = [] {
     return std::vector<at::Tensor>{torch::tensor({1, 2, 3, 4, 5}),
                                    torch::tensor({{1.5, 2.0}, {3.0, 4.0}, {5.0, 6.0}}),
@@ -152,7 +152,7 @@ TEST(MeshScope, WrittenOutTensorsAndIndicesOfTriangles) {
   }
 }
 
-// What the library makes for itself on the way is plain: numbers that ranks exchange, copies in another memory order.
+// Intermediate tensors of the library stay regular: values that ranks exchange, and copies in another memory order.
 TEST(MeshScope, TensorsMayEnterAndLeaveTheMesh) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto regular = at::arange(12, at::kDouble).view({4, 3}), turned = regular.t().contiguous().t();
@@ -160,7 +160,7 @@ TEST(MeshScope, TensorsMayEnterAndLeaveTheMesh) {
     for (const auto& given : {regular, turned}) {
       const at::Tensor x = distribute_tensor(given, mesh, {Replicate()}).requires_grad_();
       EXPECT_TRUE(at::equal(DTensor(x).to_local().detach(), regular));
-      (DTensor(x).to_local() * given).sum().backward();  // compares the ranks' gradients
+      (DTensor(x).to_local() * given).sum().backward();  // Compares the gradients of the ranks.
       EXPECT_TRUE(at::equal(DTensor(x.grad()).to_local(), regular));
       const auto joined = DTensor::from_local(given, mesh, {Shard(0)});
       EXPECT_EQ(joined.size(0), 8);

@@ -1,4 +1,5 @@
-// Ranks outside a mesh run the same program and take part in nothing: what they hold has the members' sizes and specs.
+// Ranks outside a mesh run the same program and do not participate: their tensors have the sizes and specs of the
+// members.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "support/errors.h"
@@ -16,7 +17,7 @@ at::Tensor numbers(const std::vector<std::int64_t>& sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kDouble).view(sizes) + 1;
 }
 
-// The same on all ranks, and on members the values.
+// Compares sizes on all ranks, and values on members.
 void expect_here(const at::Tensor& actual, const at::Tensor& expected, const char* what) {
   EXPECT_EQ(actual.sizes(), expected.sizes()) << what;
   if (DTensor(actual).mesh().is_member()) expect_close(actual, expected, what, 1e-9);
@@ -32,7 +33,7 @@ TEST(NonMemberRanks, ViewsInPlace) {
   });
 }
 
-TEST(NonMemberRanks, ViewsOfMemory) {
+TEST(NonMemberRanks, StridedViews) {
   with_outsider([](const DeviceMesh& mesh) {
     for (const auto& p : {Placement(Shard(0)), Placement(Replicate())}) {
       const at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, {p});
@@ -40,12 +41,12 @@ TEST(NonMemberRanks, ViewsOfMemory) {
       x.mul_(2);
       expect_here(diagonal + 0, numbers({4, 4}).diagonal() * 2, "as_strided");
       diagonal.fill_(0);
-      expect_here(x, numbers({4, 4}).mul_(2).fill_diagonal_(0), "what was written through it");
+      expect_here(x, numbers({4, 4}).mul_(2).fill_diagonal_(0), "after a write to the view");
     }
   });
 }
 
-TEST(NonMemberRanks, DestinationsTakeTheSizesOfWhatIsWritten) {
+TEST(NonMemberRanks, OutArgumentsAreResized) {
   with_outsider([](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(numbers({4, 2}), mesh, {Shard(0)});
     at::Tensor out = distribute_tensor(at::zeros({0}, at::kDouble), mesh, {Replicate()});
@@ -64,7 +65,7 @@ TEST(NonMemberRanks, GradientsOfDistributedTensors) {
   });
 }
 
-TEST(NonMemberRanks, InversesAreCheckedByTheMembers) {
+TEST(NonMemberRanks, InversesAreCheckedByMembers) {
   with_outsider([](const DeviceMesh& mesh) {
     const auto full = at::eye(4, at::kDouble).expand({2, 4, 4}) * 2;
     const at::Tensor x = distribute_tensor(full.contiguous(), mesh, {Shard(0)});
@@ -74,7 +75,7 @@ TEST(NonMemberRanks, InversesAreCheckedByTheMembers) {
   });
 }
 
-TEST(NonMemberRanks, FromLocalTakesGlobalPlacements) {
+TEST(NonMemberRanks, FromLocalAcceptsGlobalSizes) {
   with_outsider([](const DeviceMesh& mesh) {
     const auto local = mesh.is_member() ? numbers({4, 3}) : at::empty({0}, at::kDouble);
     for (const std::int64_t dim : {1, -1}) {
@@ -91,8 +92,8 @@ TEST(NonMemberRanks, FromLocalReceivesTheDtype) {
   });
 }
 
-// Else the count of random operators, which is the world's, would differ between ranks.
-TEST(NonMemberRanks, AGeneratorIsRefusedOnEveryRankAndCountsNothing) {
+// Otherwise the world's count of random operators would differ between ranks.
+TEST(NonMemberRanks, GeneratorIsRefusedOnEveryRankWithoutCounting) {
   with_outsider([](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(numbers({4, 2}), mesh, {Shard(0)});
     at::Tensor out = distribute_tensor(at::zeros({4}, at::kDouble), mesh, {Shard(0)});
@@ -120,7 +121,7 @@ TEST(NonMemberRanks, DistributeTensorFromGivesAHandle) {
   });
 }
 
-TEST(NonMemberRanks, WrittenOutTensorsInAScope) {
+TEST(NonMemberRanks, LiteralTensorsInAScope) {
   with_outsider([](const DeviceMesh& mesh) {
     const at::Tensor x = [&] {
       const MeshScope scope(mesh, {Shard(0)});
@@ -130,7 +131,7 @@ TEST(NonMemberRanks, WrittenOutTensorsInAScope) {
   });
 }
 
-TEST(NonMemberRanks, SizesThatOnlyTheDataTellAreAnErrorThatSaysSo) {
+TEST(NonMemberRanks, DataDependentSizesAreAnErrorOutsideTheMesh) {
   with_outsider([](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(numbers({4, 2}), mesh, {Shard(0)});
     const auto error = error_of([&] { at::nonzero(x); });

@@ -1,5 +1,5 @@
-// Global strides are the same on every rank, however the ranks' own tensors are laid out: lists are packed by them, and
-// whether a view is one is told by them.
+// Global strides are equal on every rank, whatever the strides of local tensors. Lists are packed in their order, and
+// they determine whether a view is possible.
 #include "dtensor/inspect.h"
 #include "support/ranks.h"
 
@@ -29,7 +29,7 @@ TEST(Strides, OfRegularTensorsWithDifferentStridesPerRank) {
   });
 }
 
-TEST(Strides, OfSharesThatRanksLayOutOtherwiseAddUp) {
+TEST(Strides, OfPartialsWithDifferentStridesPerRank) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto share = at::arange(9, at::kDouble).view({3, 3});
     const auto x = DTensor::from_local(odd(mesh) ? column_major(share) : share, mesh, {Partial()});
@@ -40,8 +40,8 @@ TEST(Strides, OfSharesThatRanksLayOutOtherwiseAddUp) {
   });
 }
 
-// A part of one row, or of none, is row-major and column-major at once.
-TEST(Strides, OfPartsTooShortToShowAnOrder) {
+// A shard with at most one row is both row-major and column-major.
+TEST(Strides, OfShardsThatAreTooSmallToHaveAnOrder) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
     for (const std::int64_t rows : {1, 5, 8}) {
       const auto full = column_major(at::arange(3 * rows, at::kDouble).view({rows, 3}));
@@ -56,8 +56,8 @@ TEST(Strides, OfPartsTooShortToShowAnOrder) {
   });
 }
 
-// What the stride of a dimension of one element is says nothing of an order, and is each rank's own.
-TEST(Strides, OfPartsWithADimensionOfOneElement) {
+// The stride of a dimension of size 1 is arbitrary and may differ between ranks.
+TEST(Strides, OfShardsWithADimensionOfSizeOne) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto values = at::arange(6, at::kDouble).view({2, 1, 3});
     const auto apart = at::zeros({1, 2, 5}, at::kDouble).narrow(2, 0, 3).transpose(0, 1).copy_(values);
@@ -70,7 +70,7 @@ TEST(Strides, OfPartsWithADimensionOfOneElement) {
   });
 }
 
-TEST(Strides, OfGradientsThatArriveAtShortParts) {
+TEST(Strides, OfGradientsOfSmallShards) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
     const auto full = at::arange(15, at::kDouble).view({5, 3}), weight = at::arange(15, at::kDouble).view({3, 5});
     const at::Tensor x = distribute_tensor(full, mesh, {Shard(0)}).requires_grad_();
@@ -82,8 +82,8 @@ TEST(Strides, OfGradientsThatArriveAtShortParts) {
   });
 }
 
-// What a rank computes of its part is its own affair, and so is the order in which the gradient comes back.
-TEST(Strides, OfGradientsOfWhatEachRankComputesByItself) {
+// Ranks may compute differently on local tensors, so gradients may arrive in different memory orders.
+TEST(Strides, OfGradientsOfLocalComputation) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const Checked calls(Checks::calls);
     const auto rows = at::arange(24, at::kDouble).view({4, 6});

@@ -1,4 +1,4 @@
-// ZigzagShard through the engine: exact, kept where a Shard would be kept, and right by global index.
+// ZigzagShard in the engine: exact, kept where Shard would be kept, and right by global index.
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 
 struct Traffic {
   int collectives = 0;
-  std::int64_t bytes = 0;  // received by this rank
+  std::int64_t bytes = 0;  // Received by this rank.
 };
 
 template <class Body>
@@ -28,7 +28,7 @@ Traffic traffic_of(const Body& body) {
   return traffic;
 }
 
-// Indices of `n` that rank `r` of `ranks` holds, written down from the definition.
+// Indices of `n` that rank `r` of `ranks` has, from the definition.
 std::vector<std::int64_t> head_and_tail(std::int64_t n, std::int64_t ranks, std::int64_t r) {
   std::vector<std::int64_t> begin{0}, held;
   for (std::int64_t c = 0; c < 2 * ranks; ++c) begin.push_back(begin.back() + n / (2 * ranks) + (c < n % (2 * ranks)));
@@ -55,7 +55,7 @@ RC_GTEST_PROP(Zigzag, DistributesAndGathersExactly, ()) {
   });
 }
 
-// To and from a Shard each rank receives the elements that it lacks and no others.
+// Between zigzag and contiguous shards each rank receives exactly the elements that it lacks.
 TEST(Zigzag, MovesTheSetDifferenceToAndFromShards) {
   for (const std::int64_t ranks : {2, 3, 4}) {
     for (const std::int64_t rows : {1, 7, 16, 64}) {
@@ -78,7 +78,7 @@ TEST(Zigzag, MovesTheSetDifferenceToAndFromShards) {
   }
 }
 
-// What a transformer does with activations besides attention stays where it is.
+// Operators of a transformer except attention need no communication.
 TEST(Zigzag, LayersKeepItWithoutCommunication) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Draw draw(1);
@@ -109,7 +109,7 @@ TEST(Zigzag, LayersKeepItWithoutCommunication) {
   });
 }
 
-// A batch split on another axis, and the sequence's parts split again (sequence parallelism).
+// A batch split on another axis, and shards of the sequence that are split again (sequence parallelism).
 TEST(Zigzag, FlattensBesideOtherAxes) {
   for (const Placements& placements : std::vector<Placements>{{Shard(0), ZigzagShard(1)},
                                                               {ZigzagShard(1), Shard(0)},
@@ -137,8 +137,8 @@ TEST(Zigzag, FlatteningABatchMovesNothing) {
   });
 }
 
-// Next-token loss, its gradients, and what depends on the position.
-RC_GTEST_PROP(Zigzag, PositionsAreThoseOfTheWholeSequence, ()) {
+// Next-token loss, its gradients, and values that depend on the position.
+RC_GTEST_PROP(Zigzag, PositionsAreGlobal, ()) {
   const auto shape = *rc::gen::elementOf(std::vector<Shape>{{2}, {3}, {4}, {2, 2}});
   const auto length = *rc::gen::inRange<std::int64_t>(1, 19), batch = *rc::gen::inRange<std::int64_t>(1, 4);
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1000);
@@ -166,8 +166,8 @@ RC_GTEST_PROP(Zigzag, PositionsAreThoseOfTheWholeSequence, ()) {
   });
 }
 
-// Random numbers go by global index, so a layout changes none.
-TEST(Zigzag, DropoutIsThatOfAShard) {
+// Random numbers depend on the global index only, so they do not depend on the layout.
+TEST(Zigzag, DropoutMatchesContiguousShard) {
   const auto dropped = [](const Placement& p) {
     at::Tensor full;
     on_mesh({3}, [&](const DeviceMesh& mesh) {
