@@ -1,5 +1,5 @@
-// PyTorch's multi-tensor optimizers, formula by formula, in list operators (torch/optim, not capturable): what LibTorch
-// does not ship. Parameters may lie on any mixture of meshes.
+// PyTorch's multi-tensor optimizers, formula by formula, in list operators (torch/optim, not capturable), which
+// LibTorch does not have. Parameters may be on any mixture of meshes.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,7 +12,7 @@ namespace dtensor::test {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Lists of state, one entry for each parameter.
+// Lists of state with one entry for each parameter.
 struct ListOptimizer {
   explicit ListOptimizer(Tensors p) : params(std::move(p)) {}
   virtual ~ListOptimizer() = default;
@@ -23,7 +23,7 @@ struct ListOptimizer {
     for (const auto& p : params) list.push_back(at::zeros_like(p));
     return list;
   }
-  // As many numbers as parameters, as PyTorch passes step sizes.
+  // One scalar for each parameter, as PyTorch passes step sizes.
   std::vector<at::Scalar> each(double value) const { return std::vector<at::Scalar>(params.size(), value); }
 
   Tensors params;
@@ -119,7 +119,7 @@ struct RAdam final : ListOptimizer {
   }
 };
 
-// Its step sizes and weights are tensors of one number, plain ones.
+// Its step sizes and weights are regular scalar tensors.
 struct Asgd final : ListOptimizer {
   using ListOptimizer::ListOptimizer;
   Tensors means = zeros();
@@ -156,7 +156,7 @@ struct Rprop final : ListOptimizer {
   }
 };
 
-// Fused kernels, with the step counts that they keep.
+// Fused kernels with their step counts.
 struct Fused final : ListOptimizer {
   enum class Kind { adam, adamw, sgd, adagrad };
   Fused(Tensors p, Kind k) : ListOptimizer(std::move(p)), kind(k) {}

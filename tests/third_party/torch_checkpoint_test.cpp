@@ -1,5 +1,5 @@
-// torch::optim's optimizers through Checkpoint: five steps on one mesh, five on another, as ten on one device; by the
-// parameters' names, as this library's optimizers save theirs.
+// Optimizers of torch::optim in a Checkpoint. Five steps on one mesh and five on another equal ten on one device. State
+// is saved under the names of parameters, as for this library's optimizers.
 #include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
@@ -27,7 +27,7 @@ class Folder {
   fs::path path_;
 };
 
-// An uneven matrix and a vector, which count as a model.
+// An uneven matrix and a vector as a model.
 struct Net {
   at::Tensor weight, bias;
   NamedTensors named_parameters() { return {{"fc.weight", &weight}, {"fc.bias", &bias}}; }
@@ -43,7 +43,7 @@ Net net_on(const DeviceMesh& mesh, std::int64_t dim) {
 
 at::Tensor full(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
 
-// The gradient is the parameter's own value and a part that differs by step.
+// The gradient is the parameter's value plus a term that depends on the step.
 template <class Optim>
 void train(Net& net, Optim& optimizer, int first, int last) {
   for (int step = first; step < last; ++step) {
@@ -90,7 +90,7 @@ void expect_goes_on_elsewhere(const Options& options, const std::vector<std::str
   });
 }
 
-TEST(TorchOptimizer, GoesOnOnAnotherMesh) {
+TEST(TorchOptimizer, ResumesOnAnotherMesh) {
   expect_goes_on_elsewhere<torch::optim::Adam>(torch::optim::AdamOptions(0.01).amsgrad(true),
                                                {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"});
   expect_goes_on_elsewhere<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01), {"exp_avg", "exp_avg_sq"});
@@ -101,8 +101,8 @@ TEST(TorchOptimizer, GoesOnOnAnotherMesh) {
                                                   {"square_avg", "momentum_buffer", "grad_avg"});
 }
 
-// A run of torch::optim::AdamW is taken up by this library's, which saves under the same names.
-TEST(TorchOptimizer, AndTheLibrarysOwnTakeUpEachOthersRuns) {
+// This library's AdamW, which saves under the same names, resumes a run of torch::optim::AdamW.
+TEST(TorchOptimizer, AndTheLibrarysOptimizersResumeEachOther) {
   const Folder folder;
   run_local(2, [&](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
@@ -124,12 +124,12 @@ TEST(TorchOptimizer, AndTheLibrarysOwnTakeUpEachOthersRuns) {
   });
 }
 
-TEST(TorchOptimizer, SaysWhatDoesNotFit) {
+TEST(TorchOptimizer, RefusesMismatchedNames) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
     Net net = net_on(mesh, 0), other = net_on(mesh, 0);
     torch::optim::Adam optimizer({net.weight, net.bias});
-    EXPECT_THROW(TorchOptimizer(optimizer, other), c10::Error);  // names of other tensors
+    EXPECT_THROW(TorchOptimizer(optimizer, other), c10::Error);  // Names of other tensors.
     TorchOptimizer saved(optimizer, net);
     EXPECT_TRUE(saved.state(net.weight).empty());
     EXPECT_THROW(saved.load_state_dict({{}, {{"fc.wieght.step", 3}}}), c10::Error);
@@ -137,8 +137,8 @@ TEST(TorchOptimizer, SaysWhatDoesNotFit) {
   });
 }
 
-// What was saved before a parameter's first step has no state of it, and that is what is loaded.
-TEST(TorchOptimizer, GoesBackToBeforeTheFirstStep) {
+// A checkpoint from before the first step has no state of a parameter, and loading it removes the state.
+TEST(TorchOptimizer, LoadsStateFromBeforeTheFirstStep) {
   const at::Tensor start = values({5}), p = start.clone().requires_grad_();
   torch::optim::AdamW optimizer(std::vector<at::Tensor>{p}, torch::optim::AdamWOptions(0.1));
   TorchOptimizer saved(optimizer, StateTensors{{"p", p}});
@@ -164,7 +164,8 @@ TEST(TorchOptimizer, RefusesStepsWithoutMoments) {
   torch::optim::SGD sgd(std::vector<at::Tensor>{p}, torch::optim::SGDOptions(0.1).momentum(0.9));
   EXPECT_THROW(TorchOptimizer(adamw, StateTensors{{"p", p}}).load_state_dict(regular.state_dict()), c10::Error);
   EXPECT_TRUE(adamw.state().empty());
-  TorchOptimizer(sgd, StateTensors{{"p", p}}).load_state_dict(regular.state_dict());  // of no momentum: it begins now
+  TorchOptimizer(sgd, StateTensors{{"p", p}})
+      .load_state_dict(regular.state_dict());  // Without momentum: it starts now.
   sgd.step();
 }
 
@@ -181,7 +182,7 @@ TEST(TorchOptimizer, RefusesMomentsWithoutSteps) {
 }
 
 // A module of torch::nn names its parameters itself.
-TEST(TorchOptimizer, TakesTheNamesOfATorchModule) {
+TEST(TorchOptimizer, AcceptsTheNamesOfATorchModule) {
   run_local(2, [](Communicator world) {
     const MeshScope scope(init_device_mesh(world, at::kCPU, {2}));
     torch::nn::Sequential model(torch::nn::Linear(4, 2));

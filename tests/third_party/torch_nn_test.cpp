@@ -1,4 +1,4 @@
-// Unmodified torch::nn modules, built in a MeshScope, placed, and trained for two steps: the numbers of one device.
+// Unmodified torch::nn modules, created in a MeshScope and trained for two steps, equal one device.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -64,7 +64,7 @@ std::vector<at::Tensor> state_of(tnn::Module& model) {
 
 at::Tensor full(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor().clone() : t.detach(); }
 
-// Two steps of SGD with momentum; the loss of each and the state afterwards.
+// Two steps of SGD with momentum; returns the losses and the final state.
 template <class Model>
 std::vector<at::Tensor> train(Model& model, const at::Tensor& x, const at::Tensor& target) {
   torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -80,7 +80,7 @@ std::vector<at::Tensor> train(Model& model, const at::Tensor& x, const at::Tenso
   return seen;
 }
 
-// `batch`: the dimension of x that is the batch.
+// `batch`: the batch dimension of x.
 template <class Model>
 void expect_equal(const test::Shape& x_sizes, const test::Shape& y_sizes, std::int64_t batch) {
   for (const auto& shape : {test::Shape{2}, test::Shape{3}, test::Shape{2, 2}}) {
@@ -97,7 +97,7 @@ void expect_equal(const test::Shape& x_sizes, const test::Shape& y_sizes, std::i
         model->to(at::kDouble);
         test::Draw draw(8);
         const at::Tensor x = draw.normal(x_sizes), y = draw.normal(y_sizes);
-        // Thread ranks share ATen's generator, but every value is replaced.
+        // Thread ranks share ATen's generator, but every value is overwritten.
         Model regular;
         regular.to(at::kDouble);
         {
@@ -123,8 +123,9 @@ TEST(TorchNn, Lstm) { expect_equal<Recurrent>({5, 4, 6}, {5, 4, 5}, 0); }
 TEST(TorchNn, MultiheadAttention) { expect_equal<Attention>({4, 5, 8}, {4, 5, 5}, 1); }
 TEST(TorchNn, TransformerEncoderLayer) { expect_equal<Encoder>({4, 5, 8}, {4, 5, 5}, 1); }
 
-// parallelize() re-places such a module in place; one that was built outside a MeshScope is refused with that advice.
-TEST(TorchNn, IsParallelizedWhereItWasBuiltInAMeshScope) {
+// parallelize() redistributes such a module in place. It refuses one that was created outside of a MeshScope, and
+// recommends a MeshScope.
+TEST(TorchNn, IsParallelizedIfCreatedInAMeshScope) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
     const auto model = [&] {
@@ -138,7 +139,7 @@ TEST(TorchNn, IsParallelizedWhereItWasBuiltInAMeshScope) {
   });
 }
 
-// Parameters and buffers by their own names, from a mesh to a model of one device.
+// Parameters and buffers under their own names, from a mesh to a model on one device.
 TEST(TorchNn, IsSavedFromAMeshAndLoadedOnOneDevice) {
   const auto folder = std::filesystem::temp_directory_path() / ("dtensor_torch_nn_" + std::to_string(::getpid()));
   std::vector<at::Tensor> expected;

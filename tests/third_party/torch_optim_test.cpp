@@ -1,5 +1,5 @@
-// Optimizers that are not ours, over parameters on three meshes and a plain one in one group (PITFALLS F2): LibTorch's
-// torch::optim, and PyTorch's foreach and fused formulas as list operators. Equal to one device.
+// Third-party optimizers with parameters on three meshes and a regular one in one group (PITFALLS F2): LibTorch's
+// torch::optim, and PyTorch's foreach and fused formulas as list operators. They equal one device.
 #include <gtest/gtest.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -18,7 +18,7 @@ constexpr int kSteps = 6;
 
 struct Parameter {
   Shape sizes;
-  int mesh;  // 0: replicate x shard, 1: expert replicas x experts, 2: one line, -1: plain
+  int mesh;  // 0: replicate x shard, 1: expert replicas x experts, 2: one line, -1: regular.
   Placements placements;
 };
 
@@ -50,7 +50,7 @@ struct Both {
   }
 };
 
-// Of the parameter's own values, elementwise and exact: the same bits everywhere.
+// Exact elementwise functions of the parameters: the same bits everywhere.
 Tensors gradients(const Tensors& params, int step) {
   Tensors grads;
   for (const auto& p : params) grads.push_back(p.detach() * (step % 2 == 0 ? 0.5 : -0.25) + 0.125 * (step + 1));
@@ -84,7 +84,7 @@ Make fused(Fused::Kind kind) {
 struct Named {
   const char* name;
   Make make;
-  bool exact = true;  // fp32 to the bit: fused kernels round a tensor's last elements in another way
+  bool exact = true;  // Bit-equal in fp32; fused kernels round the last elements of a tensor differently.
 };
 
 std::vector<Named> formulas() {
@@ -140,7 +140,7 @@ void set_gradients(const Tensors& params, int step) {
   for (std::size_t i = 0; i < params.size(); ++i) params[i].mutable_grad() = grads[i];
 }
 
-TEST(TorchOptim, AsShippedOverThreeMeshes) {
+TEST(TorchOptim, TorchOptimOverThreeMeshes) {
   for (const auto& [name, make] : torch_optimizers()) {
     run_local(4, [&, &name = name, &make = make](const Communicator& world) {
       const Both both(world, mixture(), at::kDouble);
@@ -159,7 +159,7 @@ TEST(TorchOptim, AsShippedOverThreeMeshes) {
   }
 }
 
-// L-BFGS lays all parameters in one vector: a group is of one mesh, of any placements.
+// L-BFGS packs all parameters into one vector, so a group must be on one mesh, with any placements.
 TEST(TorchOptim, LbfgsOnOneMesh) {
   std::vector<Parameter> list;
   for (const auto& p : mixture()) {
