@@ -1,5 +1,5 @@
-// Files of tokens and the batches made of them: the same global batches on any layout, of which each rank reads its own
-// part, and every sequence once an epoch.
+// Token files and their batches: the same global batches on any layout, each rank reads its part only, and every
+// sequence occurs once in an epoch.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <sys/stat.h>
@@ -36,7 +36,7 @@ std::vector<std::string> counting(const std::vector<std::int64_t>& lengths, Toke
   return paths;
 }
 
-RC_GTEST_PROP(TokenFiles, AreOneStream, ()) {
+RC_GTEST_PROP(TokenFiles, AreConcatenated, ()) {
   const auto lengths = *rc::gen::container<std::vector<std::int64_t>>(3, rc::gen::inRange<std::int64_t>(0, 40));
   const auto dtype = *rc::gen::element(TokenDtype::uint16, TokenDtype::uint32);
   const TokenFiles files(counting(lengths, dtype), dtype);
@@ -51,7 +51,7 @@ RC_GTEST_PROP(TokenFiles, AreOneStream, ()) {
   RC_ASSERT(files.tokens_read() == count);
 }
 
-RC_GTEST_PROP(TokenBatches, AreTheSameOnEveryLayoutAndReadInParts, ()) {
+RC_GTEST_PROP(TokenBatches, AreTheSameOnEveryLayoutAndReadLocally, ()) {
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1000000);
   Draw choice(seed);
   const TokenBatchOptions options{choice.integer(1, 9), choice.integer(1, 12), seed, choice.coin()};
@@ -60,7 +60,7 @@ RC_GTEST_PROP(TokenBatches, AreTheSameOnEveryLayoutAndReadInParts, ()) {
   const std::vector<std::vector<std::int64_t>> meshes = {{1}, {2}, {3}, {2, 2}, {2, 3}};
   const auto shape = meshes[static_cast<std::size_t>(choice.integer(0, 4))];
   const auto full = TokenBatches(TokenFiles(paths), options).at(step);
-  EXPECT_TRUE(at::equal(full.targets, full.ids + 1));  // files that count
+  EXPECT_TRUE(at::equal(full.targets, full.ids + 1));  // The files count.
   on_mesh(shape, [&](const DeviceMesh& mesh) {
     Draw draw(seed);
     const auto placements = draw.placements_of(mesh, {options.batch, options.sequence}, false);
@@ -69,7 +69,7 @@ RC_GTEST_PROP(TokenBatches, AreTheSameOnEveryLayoutAndReadInParts, ()) {
     EXPECT_EQ(DTensor(batch.ids).placements(), placements);
     EXPECT_TRUE(at::equal(DTensor(batch.ids).full_tensor(), full.ids));
     EXPECT_TRUE(at::equal(DTensor(batch.targets).full_tensor(), full.targets));
-    // A target more for each run of a row.
+    // One target more for each run of a row.
     const auto own = DTensor(batch.ids).to_local();
     const auto runs = shard_segments(options.sequence, 1, placements, mesh.shape(), *mesh.coordinate()).size();
     EXPECT_LE(files.tokens_read(), own.numel() + own.size(0) * static_cast<std::int64_t>(runs));
@@ -77,7 +77,7 @@ RC_GTEST_PROP(TokenBatches, AreTheSameOnEveryLayoutAndReadInParts, ()) {
   RC_ASSERT(!::testing::Test::HasFailure());
 }
 
-RC_GTEST_PROP(TokenBatches, HaveEverySequenceOnceAnEpoch, ()) {
+RC_GTEST_PROP(TokenBatches, HaveEverySequenceOncePerEpoch, ()) {
   const auto sequences = *rc::gen::inRange<std::int64_t>(1, 70), batch = *rc::gen::inRange<std::int64_t>(1, 8);
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1000);
   const TokenBatches batches(
@@ -104,8 +104,8 @@ TEST(TokenBatches, EpochsAndSeedsDifferInOrder) {
   EXPECT_TRUE(at::equal(ordered.at(0).ids.view(-1), at::arange(1000)));
 }
 
-// A file that cannot be written as it should is as it was.
-TEST(TokenFiles, ABadTokenLeavesTheFileAlone) {
+// A write that fails leaves the file unchanged.
+TEST(TokenFiles, InvalidTokenLeavesTheFileUnchanged) {
   const auto path = path_of("kept");
   write_token_file(path, {1, 2, 3, 4});
   EXPECT_THROW(write_token_file(path, {9, 8, 70000}), c10::Error);
@@ -114,8 +114,8 @@ TEST(TokenFiles, ABadTokenLeavesTheFileAlone) {
   EXPECT_EQ(TokenFiles({path}).size(), 2);
 }
 
-// Ids are no shares of a sum; dimensions may be counted from the last.
-TEST(TokenBatches, TakeSplitsInPlacementsOfAnyForm) {
+// Token ids cannot be Partial. Dimensions may be negative.
+TEST(TokenBatches, AcceptSplitsInAnyPlacements) {
   const auto paths = counting({10}, TokenDtype::uint16);
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const TokenBatches batches(TokenFiles(paths), {2, 3, 0, false});
@@ -126,8 +126,8 @@ TEST(TokenBatches, TakeSplitsInPlacementsOfAnyForm) {
   });
 }
 
-// A whole batch is plain tensors, and a placed one placed as it is asked for, in the scope of a mesh as outside.
-TEST(TokenBatches, AMeshScopePlacesNothing) {
+// Full batches are regular tensors and distributed batches have the requested placements, in a mesh scope as outside.
+TEST(TokenBatches, MeshScopeDoesNotAffectBatches) {
   const auto paths = counting({20}, TokenDtype::uint16);
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const TokenBatches batches(TokenFiles(paths), {2, 3, 0, true});
@@ -141,8 +141,8 @@ TEST(TokenBatches, AMeshScopePlacesNothing) {
   });
 }
 
-// Sequences are counted from the first epoch on: the number of a sequence that does not fit its type came out negative.
-RC_GTEST_PROP(TokenBatches, AreOfAnyStepWhoseSequencesCanBeCounted, ()) {
+// Sequences are counted from the first epoch on; steps whose sequence number would overflow are refused.
+RC_GTEST_PROP(TokenBatches, StepsThatWouldOverflowAreRefused, ()) {
   const auto batch = *rc::gen::inRange<std::int64_t>(1, 9);
   const auto back = *rc::gen::inRange<std::int64_t>(1, 1000);
   const std::int64_t most = std::numeric_limits<std::int64_t>::max(), end = most / batch;
@@ -164,7 +164,7 @@ RC_GTEST_PROP(TokenBatches, AreOfAnyStepWhoseSequencesCanBeCounted, ()) {
   RC_ASSERT(!::testing::Test::HasFailure());
 }
 
-TEST(TokenBatches, AndTheirFilesSayThatTheyWereMovedFrom) {
+TEST(TokenBatches, MovedFromObjectsAreErrors) {
   TokenFiles files(counting({9}, TokenDtype::uint16));
   TokenBatches batches(files, {1, 3});
   const TokenFiles taken(std::move(files));
@@ -181,7 +181,7 @@ TEST(TokenBatches, AndTheirFilesSayThatTheyWereMovedFrom) {
   EXPECT_EQ(others.at(0).ids.sizes(), at::IntArrayRef({1, 3}));
 }
 
-TEST(TokenFiles, MistakesAreNamed) {
+TEST(TokenFiles, InvalidFilesAreErrors) {
   EXPECT_THROW(TokenFiles({path_of("none")}), c10::Error);
   EXPECT_THROW(TokenFiles({::testing::TempDir()}), c10::Error);
   EXPECT_THROW(write_token_file(path_of("big"), {70000}), c10::Error);
@@ -193,11 +193,11 @@ TEST(TokenFiles, MistakesAreNamed) {
   std::int64_t token = 0;
   EXPECT_THROW(files.read(9, 1, &token), c10::Error);
   std::filesystem::resize_file(paths[0], 4);
-  EXPECT_THROW(files.read(5, 1, &token), c10::Error);  // and no signal
+  EXPECT_THROW(files.read(5, 1, &token), c10::Error);  // An error instead of a signal.
 }
 
-// Each rank its own; one of them is what is left, whole.
-TEST(TokenFiles, AreWrittenWholeByManyAtOnce) {
+// Each rank writes the file; the result is the complete file of one rank.
+TEST(TokenFiles, ConcurrentWritesAreAtomic) {
   const auto path = path_of("many");
   run_local(4, [&](Communicator world) {
     const std::vector<std::int64_t> tokens(200000, world.rank());
@@ -213,8 +213,8 @@ TEST(TokenFiles, AreWrittenWholeByManyAtOnce) {
   EXPECT_EQ(std::set<std::int64_t>(all.begin(), all.end()).size(), 1U);
 }
 
-// Opening a pipe would wait for somebody who writes to it.
-TEST(TokenFiles, APipeIsRefused) {
+// Opening a pipe would block until it has a writer.
+TEST(TokenFiles, PipeIsRefused) {
   const auto path = path_of("pipe");
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
   EXPECT_THROW(TokenFiles({path}), c10::Error);
