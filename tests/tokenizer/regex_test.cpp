@@ -1,4 +1,4 @@
-// Regular expressions: against std::regex where that has the same, and against the Python package `tokenizers`.
+// Regular expressions: compared with std::regex for common features, and with the Python package `tokenizers`.
 #include "tokenizer/regex.h"
 
 #include <gtest/gtest.h>
@@ -37,9 +37,9 @@ std::string random_pattern(int depth) {
   return sub() + sub();
 }
 
-RC_GTEST_PROP(Regex, FindsWhatStdRegexFinds, ()) {
+RC_GTEST_PROP(Regex, MatchesStdRegex, ()) {
   const std::string pattern = random_pattern(2);
-  // Short: nested repeats try exponentially many ways, there as here.
+  // Short: nested repeats need exponential time in both implementations.
   const auto length = *rc::gen::inRange<std::size_t>(0, 12);
   const auto text = *rc::gen::container<std::string>(length, rc::gen::element('a', 'b', 'c'));
   Found expected;
@@ -50,7 +50,7 @@ RC_GTEST_PROP(Regex, FindsWhatStdRegexFinds, ()) {
   RC_ASSERT(found(pattern, text) == expected);
 }
 
-TEST(Regex, HasClassesOfUnicodeAndPossessiveRepeats) {
+TEST(Regex, SupportsUnicodeClassesAndPossessiveRepeats) {
   EXPECT_EQ(found("\\p{Lu}\\p{Ll}+", "Ärger über ÖlÉ"), (Found{"Ärger", "Öl"}));
   EXPECT_EQ(found("[^\\s\\p{L}]+", "a1\u3000٣b —½c"), (Found{"1", "٣", "—½"}));
   EXPECT_EQ(found("\\P{L}", "aé1ж"), (Found{"1"}));
@@ -60,16 +60,16 @@ TEST(Regex, HasClassesOfUnicodeAndPossessiveRepeats) {
   EXPECT_EQ(found("a+a", "aaa"), (Found{"aaa"}));
   EXPECT_EQ(found("\\x61\\u0062\\x{1F600}", "ab😀"), (Found{"ab😀"}));
   EXPECT_EQ(found("^a|c$", "abcac"), (Found{"a", "c"}));
-  EXPECT_EQ(found("\\S+", "a\xff b"), (Found{"a\xff", "b"}));  // a stray byte is a character
+  EXPECT_EQ(found("\\S+", "a\xff b"), (Found{"a\xff", "b"}));  // An invalid byte is a character.
   EXPECT_EQ(found("b",
                   "\xe6"
                   "b\xf0"),
-            (Found{"b"}));  // and hides none of those after it
+            (Found{"b"}));  // The characters after it are found.
   EXPECT_EQ(found("\\s+(?!\\S)", std::string(100000, ' ') + "x").front().size(), 99999U);
 }
 
 // tools/tokenizer/make.py patterns
-TEST(Regex, FindsWhatThePythonPackageFinds) {
+TEST(Regex, MatchesThePythonPackage) {
   const auto cases = nlohmann::json::parse(std::ifstream(dtensor::test::data_path("tokenizer/patterns.json")));
   ASSERT_GT(cases.size(), 30U);
   for (const auto& one : cases) {
@@ -82,8 +82,8 @@ TEST(Regex, FindsWhatThePythonPackageFinds) {
   }
 }
 
-// Exponentially many ways are not tried for ever.
-TEST(Regex, TooManyRetriesOfAMatchAreAnError) {
+// Backtracking over exponentially many ways is limited.
+TEST(Regex, TooMuchBacktrackingIsAnError) {
   std::string text;
   for (int i = 0; i < 60; ++i) text += "ab";
   try {

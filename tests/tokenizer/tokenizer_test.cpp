@@ -1,5 +1,5 @@
-// Tokenizers give what the Python package `tokenizers` gives (recorded by tools/tokenizer/make.py) for a file made as
-// each family of models has it, and refuse what they do not serve.
+// Tokenizers give the results of the Python package `tokenizers` (recorded by tools/tokenizer/make.py) for one file of
+// each family of models, and refuse unsupported files.
 #include "tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ class Family : public testing::TestWithParam<const char*> {
   const Tokenizer own = Tokenizer::read(path_of(GetParam()));
 };
 
-TEST_P(Family, GivesWhatThePythonPackageGives) {
+TEST_P(Family, MatchesThePythonPackage) {
   const auto& texts = recorded().at("texts");
   ASSERT_GT(texts.size(), 100U);
   EXPECT_EQ(own.size(), expected().at("size"));
@@ -46,13 +46,13 @@ TEST_P(Family, GivesWhatThePythonPackageGives) {
     const auto ids = own.encode(text);
     EXPECT_EQ(ids, expected().at("ids")[i].get<Ids>()) << text;
     const auto again = expected().at("texts")[i].get<std::string>();
-    if (again.find("\uFFFD") == std::string::npos) {  // bytes that are no text stay bytes here
+    if (again.find("\uFFFD") == std::string::npos) {  // Here, bytes that are not valid UTF-8 are kept.
       EXPECT_EQ(own.decode(ids), again) << text;
     }
   }
 }
 
-TEST_P(Family, FramesATextAndLeavesSpecialTokensOut) {
+TEST_P(Family, AddsAndSkipsSpecialTokens) {
   EXPECT_EQ(own.encode("Hello, world!", true), expected().at("framed").get<Ids>());
   EXPECT_EQ(own.decode(own.encode("a<s>b</s>", true), false), expected().at("without_special").get<std::string>());
   EXPECT_EQ(own.decode({-1, 1 << 20}), "");
@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(All, Family,
                                          "unigram", "unigram_bytes"),
                          [](const auto& info) { return std::string(info.param); });
 
-RC_GTEST_PROP(Tokenizer, AnyBytesComeBackWhereTheVocabularyHasAllOfThem, (const std::string& bytes)) {
+RC_GTEST_PROP(Tokenizer, AnyBytesRoundTripIfTheVocabularyHasAllBytes, (const std::string& bytes)) {
   for (const char* family : {"gpt2", "llama3", "tekken", "deepseek"}) {
     const auto own = Tokenizer::read(path_of(family));
     const bool trims = bytes.find("<mask>") != std::string::npos;
@@ -71,15 +71,15 @@ RC_GTEST_PROP(Tokenizer, AnyBytesComeBackWhereTheVocabularyHasAllOfThem, (const 
   }
 }
 
-// Encoded at once in time that grows with the text, not its square: all of it is one piece.
-TEST(Tokenizer, ALongTextWithoutPiecesIsOneOfManyPairs) {
+// The text is one piece. Encoding must take linear rather than quadratic time.
+TEST(Tokenizer, LongTextOfOnePiece) {
   const auto own = Tokenizer::read(path_of("llama2"));
   std::string text;
   for (int i = 0; i < 20000; ++i) text += "words and more ";
   EXPECT_EQ(own.decode(own.encode(text)), text);
 }
 
-// By random characters, against properties of the forms: what is composed is a fixed point, and both have one
+// Properties of the forms with random characters: composition is idempotent, and both forms have the same
 // decomposition.
 RC_GTEST_PROP(Normalisation, FormsAreConsistent, ()) {
   const auto code =
@@ -94,18 +94,18 @@ RC_GTEST_PROP(Normalisation, FormsAreConsistent, ()) {
   RC_ASSERT(tokenizer::decomposed(long_form) == long_form);
 }
 
-TEST(Normalisation, ComposesWhatUnicodeSays) {
+TEST(Normalisation, MatchesUnicodeExamples) {
   EXPECT_EQ(tokenizer::composed("A\u030a"), "\u00c5");
-  EXPECT_EQ(tokenizer::composed("\u212b"), "\u00c5");                // a sign that stands for a letter
-  EXPECT_EQ(tokenizer::composed("q\u0307\u0323"), "q\u0323\u0307");  // marks in order of their classes
-  EXPECT_EQ(tokenizer::composed("\u0958"), "\u0915\u093c");          // excluded from composition
+  EXPECT_EQ(tokenizer::composed("\u212b"), "\u00c5");                // A sign that stands for a letter.
+  EXPECT_EQ(tokenizer::composed("q\u0307\u0323"), "q\u0323\u0307");  // Marks in the order of their classes.
+  EXPECT_EQ(tokenizer::composed("\u0958"), "\u0915\u093c");          // Excluded from composition.
   EXPECT_EQ(tokenizer::composed("\u1112\u1161\u11ab"), "\ud55c");    // Hangul
-  EXPECT_EQ(tokenizer::composed("a\u0302\u0301"), "\u1ea5");         // twice
-  EXPECT_EQ(tokenizer::composed("a\u0330\u0301"), "\u00e1\u0330");   // over a mark of another class
-  EXPECT_EQ(tokenizer::composed("a\u0305\u0301"), "a\u0305\u0301");  // not over one of its own
+  EXPECT_EQ(tokenizer::composed("a\u0302\u0301"), "\u1ea5");         // Composes twice.
+  EXPECT_EQ(tokenizer::composed("a\u0330\u0301"), "\u00e1\u0330");   // Across a mark of another class.
+  EXPECT_EQ(tokenizer::composed("a\u0305\u0301"), "a\u0305\u0301");  // Not across a mark of the same class.
   EXPECT_EQ(tokenizer::composed("\xff\xcc"
                                 "a\u030a"),
-            "\xff\xcc\u00e5");  // stray bytes stay
+            "\xff\xcc\u00e5");  // Invalid bytes are kept.
 }
 
 class Folder {
@@ -122,16 +122,17 @@ class Folder {
   fs::path path_ = fs::temp_directory_path() / ("dtensor_tokenizer_" + std::to_string(::getpid()));
 };
 
-// Without a vocabulary ids are GPT-2's: 256 bytes, '!' first, then one for each merge, then the end of a text.
-TEST(Tokenizer, ReadsMergesAlone) {
+// Without a vocabulary, ids are those of GPT-2: 256 bytes starting with '!', one for each merge, and the end-of-text
+// token.
+TEST(Tokenizer, ReadsMergesWithoutVocabulary) {
   const Folder folder;
-  const auto path = folder.write("merges.txt", "#version: 0.2\nl o\nlo w\n\u0120 low\n");  // U+0120 stands for a space
+  const auto path = folder.write("merges.txt", "#version: 0.2\nl o\nlo w\n\u0120 low\n");  // U+0120 stands for a space.
   const auto own = Tokenizer::read(path);
   EXPECT_EQ(own.size(), 256 + 3 + 1);
   EXPECT_EQ(own.encode("low low!<|endoftext|>"), (Ids{257, 258, 0, 259}));
   EXPECT_EQ(Tokenizer::read(folder.str()).size(), 260);
   folder.write("vocab.json", R"({"l": 300, "lo": 5})");
-  EXPECT_THROW(Tokenizer::read(path), tokenizer::Error);  // merges of tokens without an id
+  EXPECT_THROW(Tokenizer::read(path), tokenizer::Error);  // Merges of tokens without an id.
 }
 
 std::string refusal(const std::string& text) {
@@ -144,7 +145,7 @@ std::string refusal(const std::string& text) {
   return "none";
 }
 
-TEST(Tokenizer, WhatItDoesNotServeIsAnError) {
+TEST(Tokenizer, UnsupportedFilesAreErrors) {
   const auto good = read(path_of("llama3"));
   const auto with = [&](const char* pointer, const json& value) {
     auto changed = good;
