@@ -1,5 +1,5 @@
-// A sample of the recorded calls through the verifier: every offered strategy holds, and nearly all decisions move no
-// more than 1.25 times the least bytes.
+// Verifies a sample of the recorded calls: every offered strategy is valid, and nearly all decisions move at most 1.25
+// times the minimum of bytes.
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -12,7 +12,7 @@
 namespace dtensor::verify {
 namespace {
 
-TEST(VerifyRules, OfferedStrategiesHoldAndMoveLittle) {
+TEST(VerifyRules, OfferedStrategiesAreValidAndCheap) {
   int runs = 0, lean = 0;
   for (const auto& c : cases::load_cases(test::data_path("aten_cases"))) {
     if (c.id() % 8 != 0 || entry_of(c.handle()).special != nullptr) continue;
@@ -25,8 +25,8 @@ TEST(VerifyRules, OfferedStrategiesHoldAndMoveLittle) {
   EXPECT_GE(lean, 0.95 * runs) << lean << " of " << runs;
 }
 
-// A rule that keeps the rows of a product whole is sound, and misses what it could offer.
-TEST(VerifyRules, FindsWhatIsMissing) {
+// A rule that keeps the rows of a product unsharded is valid, but lacks strategies.
+TEST(VerifyRules, FindsMissingStrategies) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mm", "");
   const Sample sample{op, {at::randn({8, 8}), at::randn({8, 8})}};
   EXPECT_TRUE(verify_sample(sample, 2, true).missing.empty());
@@ -40,9 +40,9 @@ at::Tensor square(const at::Tensor& x) { return x * x; }
 at::Tensor line(const at::Tensor& x) { return x * 2 - 1; }
 at::Tensor negative(const at::Tensor& x) { return -x; }
 
-// A sum's square is no sum of squares, the greatest of negatives is no greatest's negative, and 2 x - 1 is a product's
-// where its other factors are 1.
-TEST(VerifyRules, FindsGroupsThatMayNotBePartial) {
+// The square of a sum is not the sum of squares, max(-x) is not -max(x), and 2 x - 1 is a product only where the other
+// factors are 1.
+TEST(VerifyRules, FindsInvalidPartialGroups) {
   torch::Library library(torch::Library::DEF, "wrong_groups", std::nullopt, __FILE__, __LINE__);
   const std::pair<const char*, at::Tensor (*)(const at::Tensor&)> operators[] = {
       {"square", square}, {"line", line}, {"negative", negative}};
@@ -56,7 +56,7 @@ TEST(VerifyRules, FindsGroupsThatMayNotBePartial) {
   };
   const Rule regular("X -> X");
   EXPECT_EQ(unsound("square", regular), 0U);
-  EXPECT_EQ(unsound("square", Rule(regular).linear({0})), 2U);  // sum and avg
+  EXPECT_EQ(unsound("square", Rule(regular).linear({0})), 2U);  // sum and avg.
   EXPECT_EQ(unsound("square", Rule(regular).monotone({0}, ReduceOp::product)), 0U);
   EXPECT_EQ(unsound("line", Rule(regular).monotone({0}, ReduceOp::product)), 1U);
   EXPECT_EQ(unsound("line", Rule(regular).monotone({0}, ReduceOp::max)), 0U);
@@ -64,8 +64,8 @@ TEST(VerifyRules, FindsGroupsThatMayNotBePartial) {
   EXPECT_EQ(unsound("negative", Rule(regular).linear({0})), 0U);
 }
 
-// Two all_reduces of a number for each of 16 rows, of which a rank receives 2 (n - 1) / n; none where rows are split.
-TEST(VerifyRules, CountsWhatKernelsSend) {
+// Two all_reduces of one value for each of 16 rows, of which a rank receives 2 (n - 1) / n; none if rows are split.
+TEST(VerifyRules, CountsCommunicationOfKernels) {
   const auto softmax = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_softmax", "");
   const Sample sample{softmax, {at::randn({16, 8}), 1, false}};
   EXPECT_EQ(kernel_traffic(sample, 4, {{Shard(1)}}), 2 * 16 * 4 * 2 * 3 / 4);
