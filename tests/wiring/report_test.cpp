@@ -1,4 +1,4 @@
-// The wiring check's report, on thread ranks.
+// The report of the wiring check, on thread ranks.
 #include "wiring/report.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ TEST(Wiring, EveryRankHasTheSameReport) {
     const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
     auto report = check(mesh);
     EXPECT_TRUE(report.ok);
-    // The picture marks this rank; the table does not.
+    // The diagram marks this rank; the table does not.
     const std::lock_guard lock(mutex);
     reports.insert(report.text.substr(report.text.find("rank ")));
   });
@@ -29,8 +29,8 @@ TEST(Wiring, EveryRankHasTheSameReport) {
   }
 }
 
-// replicate x shard of rank 0 is [[0,2],[4,6]], its tp line [0,1].
-TEST(Wiring, PairsOfThreeAxesAreShownAsSquares) {
+// replicate x shard of rank 0 is [[0,2],[4,6]], its tp line is [0,1].
+TEST(Wiring, PairsOfThreeAxesAreShownAsMatrices) {
   dtensor::run_local(8, [&](dtensor::Communicator world) {
     const auto report = check(dtensor::init_device_mesh(world, at::kCPU, {2, 2, 2}, {"replicate", "shard", "tp"}));
     EXPECT_TRUE(report.ok);
@@ -42,7 +42,7 @@ TEST(Wiring, PairsOfThreeAxesAreShownAsSquares) {
   });
 }
 
-// Order counts: the slice must be what the mesh's list of ranks says, not only a set that adds up.
+// Order matters: the result must match the mesh's list of ranks, not only their sum.
 TEST(Wiring, PermutedRanksAreComparedInOrder) {
   dtensor::run_local(4, [&](dtensor::Communicator world) {
     const auto report = check(dtensor::device_mesh(world, at::kCPU, {3, 1, 0, 2}, {2, 2}, {"dp", "tp"}));
@@ -60,7 +60,7 @@ TEST(Wiring, RanksOutsideTheMeshAreListed) {
   });
 }
 
-// Rows grow with the ranks and the axes: of each pair of this mesh's axes that has the long one, a row lists all ranks.
+// Rows grow with the number of ranks and axes: for each pair of axes with the long one, a row lists all ranks.
 TEST(Wiring, RowsMayBeLong) {
   constexpr std::int64_t kRanks = 72;
   dtensor::run_local(kRanks, [&](dtensor::Communicator world) {
@@ -71,7 +71,7 @@ TEST(Wiring, RowsMayBeLong) {
     if (world.rank() != 0) return;
     std::int64_t checked = 0;
     for (auto at = report.text.find("] ok"); at != std::string::npos; at = report.text.find("] ok", at + 1)) ++checked;
-    EXPECT_EQ(checked, kRanks * (8 + 28 + 1));  // axes, pairs, the mesh
+    EXPECT_EQ(checked, kRanks * (8 + 28 + 1));  // Axes, pairs and the mesh.
   });
 }
 
