@@ -1,4 +1,4 @@
-// What a step of the example communicates over tp: no more than a hand-written tensor-parallel transformer.
+// Collectives of a step over tp: no more than in a hand-written tensor-parallel transformer.
 #include <gtest/gtest.h>
 
 #include "dtensor/debug.h"
@@ -6,9 +6,8 @@
 
 namespace {
 
-// Two all-reduces a block each way, one for the embedding and one for the gradient of the head's input. The plan
-// constrains no activation: the residual stream starts as a Partial (the embedding's), which is reduced once for all
-// its readers.
+// Two all-reduces for each block in each direction, one for the embedding and one for the gradient of the head's input.
+// The plan constrains no activation: the residual stream starts as the embedding's Partial, which is reduced once.
 TEST(Communication, TensorParallelismIsMinimal) {
   for (const train::MeshShape shape : {train::MeshShape{1, 1, 2}, train::MeshShape{1, 2, 2}}) {
     dtensor::run_local(static_cast<int>(shape.size()), [&](dtensor::Communicator world) {

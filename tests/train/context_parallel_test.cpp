@@ -1,5 +1,5 @@
 // Sequences split over the axis cp: the curve of one device on every mesh, parameters split over shard and cp together,
-// tokens counted once, and activations that stay where they are.
+// tokens counted once, and no redistribution of activations.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -19,7 +19,7 @@ Options small(Dtype dtype = Dtype::float64) {
   o.dtype = dtype;
   o.steps = 12;
   o.batch = 4;
-  o.seq = 13;  // no multiple of anything
+  o.seq = 13;  // Not divisible by the number of ranks.
   o.hidden = 16;
   o.layers = 2;
   o.warmup = 3;
@@ -52,7 +52,7 @@ void expect_one_device(const MeshShape& shape, const Options& o) {
   EXPECT_EQ(comparison.difference.size(), static_cast<std::size_t>(o.steps));
 }
 
-TEST(ContextParallel, CurvesAreThatOfOneDevice) {
+TEST(ContextParallel, CurvesMatchSingleDevice) {
   const Options o = small();
   for (const MeshShape& shape : std::vector<MeshShape>{{.cp = 2},
                                                        {.cp = 3},
@@ -64,7 +64,7 @@ TEST(ContextParallel, CurvesAreThatOfOneDevice) {
   }
 }
 
-TEST(ContextParallel, CurvesOfZigzagSequencesAreThatOfOneDevice) {
+TEST(ContextParallel, CurvesOfZigzagSequencesMatchSingleDevice) {
   Options o = small();
   o.zigzag_sequence = true;
   o.dropout = 0.1;
@@ -76,7 +76,7 @@ TEST(ContextParallel, CurvesOfZigzagSequencesAreThatOfOneDevice) {
   expect_one_device({.tp = 2, .cp = 2}, o);
 }
 
-TEST(ContextParallel, WithEachOptionAlone) {
+TEST(ContextParallel, CurvesMatchSingleDeviceWithEachOption) {
   Options o = small();
   o.steps = 4;
   for (const auto& change : std::vector<std::function<void(Options&)>>{
@@ -92,7 +92,7 @@ TEST(ContextParallel, WithEachOptionAlone) {
   expect_one_device({.tp = 2, .cp = 2}, o);
 }
 
-// Heads that say the tokens after the next one too: their targets lie across the border of two ranks.
+// Heads that predict the tokens after the next one as well: their targets cross the boundary between two ranks.
 TEST(ContextParallel, SeveralTokensArePredicted) {
   Options o = small();
   o.steps = 5, o.predict_tokens = 3;
@@ -106,7 +106,7 @@ TEST(ContextParallel, SeveralTokensArePredicted) {
   expect_one_device({.tp = 2, .cp = 2}, o);
 }
 
-// HSDP 4 (DP 2, CP 2, EP 4) + TP 2: two replicas of what two parts of the sequence store between them.
+// HSDP 4 (DP 2, CP 2, EP 4) + TP 2: two replicas, each sharded over two parts of the sequence.
 TEST(ContextParallel, ExpertsOnTheLayoutOfTheParityRuns) {
   Options o = small();
   o.steps = 100;
@@ -121,7 +121,7 @@ TEST(ContextParallel, ExpertsOnTheLayoutOfTheParityRuns) {
   expect_one_device({.shard = 2, .tp = 2, .cp = 2}, o);
 }
 
-// Of forward and backward on one of two ranks, beside what is held before.
+// Peak memory of forward and backward on one of two ranks, beyond what was allocated before.
 std::int64_t peak_of_a_step(const Options& o) {
   std::int64_t peak = 0;
   dtensor::run_local(2, [&](dtensor::Communicator world) {
@@ -144,8 +144,8 @@ std::int64_t peak_of_a_step(const Options& o) {
   return peak;
 }
 
-// Where documents begin is told by positions: no rank holds whether each token sees each other.
-TEST(ContextParallel, DocumentsTakeNoMaskOfAllPairs) {
+// Positions determine where documents begin, so no rank allocates a mask of all pairs of tokens.
+TEST(ContextParallel, DocumentsNeedNoQuadraticMask) {
   Options o = small(Dtype::float32);
   o.batch = 1, o.seq = 4096, o.layers = 1, o.zigzag_sequence = true;
   const auto with = peak_of_a_step(o);
@@ -155,8 +155,8 @@ TEST(ContextParallel, DocumentsTakeNoMaskOfAllPairs) {
 }
 
 struct Moved {
-  std::map<std::string, int> calls;           // "all_gather cp"
-  std::map<std::string, std::int64_t> bytes;  // the same
+  std::map<std::string, int> calls;           // For example "all_gather cp".
+  std::map<std::string, std::int64_t> bytes;  // The same keys.
 };
 
 Moved moved_in_a_step(const MeshShape& shape, const Options& o) {
@@ -187,9 +187,9 @@ Moved moved_in_a_step(const MeshShape& shape, const Options& o) {
   return moved;
 }
 
-// A unit is gathered and reduced by all ranks that differ in their tokens, in one collective; gradients of cp are not
-// reduced a second time. What crosses cp besides is the loss and what attention asks for.
-TEST(ContextParallel, UnitsAreGatheredAndReducedOverShardAndCpAtOnce) {
+// Units are gathered and reduced over shard and cp in one collective; gradients are not reduced over cp again. Only the
+// loss and attention communicate over cp besides.
+TEST(ContextParallel, UnitsAreGatheredAndReducedOverShardAndCpTogether) {
   Options o = small();
   o.layers = 2;
   o.documents = o.rope = false;

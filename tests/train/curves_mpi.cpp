@@ -1,5 +1,5 @@
-// The reference run's losses and gradient norms under mpirun, on every mesh (replicate, shard, tp) of the world's size,
-// and with sequences split beside each of these.
+// The losses and gradient norms of the reference run under mpirun, on every mesh (replicate, shard, tp) of the world's
+// size, and with split sequences on each of them.
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -40,7 +40,7 @@ void check_close(const std::vector<double>& got, const std::vector<double>& expe
 void check_all(const dtensor::Communicator& world) {
   for (const train::MeshShape& shape : shapes_of(world.size())) {
     for (const bool loss_parallel : {false, true}) {
-      const bool units = loss_parallel == (shape.tp > 1);  // as placements alone in the other case
+      const bool units = loss_parallel == (shape.tp > 1);  // Placements alone in the other case.
       const Curves curves =
           oracle::run_on_mesh(world, {.shape = shape, .loss_parallel = loss_parallel, .units = units});
       const std::string what = shape.str() + (loss_parallel ? " with loss parallel" : "") + (units ? " in units" : "");
@@ -51,7 +51,7 @@ void check_all(const dtensor::Communicator& world) {
   }
 }
 
-// Stops on one mesh of these ranks and goes on at another.
+// Stops on one mesh and resumes on another.
 void check_resume(const dtensor::Communicator& world) {
   const int n = world.size();
   train::Options options = resume::options();
@@ -73,7 +73,7 @@ void check_resume(const dtensor::Communicator& world) {
   if (world.rank() == 0) std::printf("ok resumed on %d ranks (%s)\n", n, world.backend_name());
 }
 
-// One rank is asked to leave: all save at the same step and end there; then they go on.
+// One rank gets a termination signal: all ranks save at the same step and stop there; then they resume.
 void check_leave(const dtensor::Communicator& world, int signal) {
   const int n = world.size();
   train::Options options = resume::options();
@@ -89,7 +89,7 @@ void check_leave(const dtensor::Communicator& world, int signal) {
   TORCH_CHECK(first.size() == 4 && first.back().stop_signal == signal, "left after ", first.size(), " steps by ",
               first.back().stop_signal);
   {
-    const train::TerminationSignals again;  // forgets the signal
+    const train::TerminationSignals again;  // Clears the signal.
     const auto rest = train::train_on_mesh(world, options, resume::corpus(), {});
     TORCH_CHECK(rest.size() == 6 && resume::largest_difference(rest, full) == 0, "went on for ", rest.size(), " steps");
   }

@@ -1,5 +1,5 @@
-// Every flag of train and moe does something: each row names a flag, what else the run is given, and what must change.
-// A flag without a row fails, so none can be parsed and forgotten.
+// Every flag of train and moe has an effect: each row names a flag, the other arguments of the run, and the expected
+// change. A flag without a row fails, so no flag can be parsed and ignored.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 struct Run {
   int status = 0;
   std::string out, error;
-  std::vector<nlohmann::json> log;  // one line a step
+  std::vector<nlohmann::json> log;  // One line for each step.
 
   double number(const std::string& key, std::size_t step) const { return log.at(step).at(key).get<double>(); }
   double bytes(const std::string& axis) const { return log.back().at("bytes_received").value(axis, 0.0); }
@@ -33,7 +33,7 @@ fs::path folder() {
   return path;
 }
 
-// The program itself, on thread ranks.
+// Runs the program on thread ranks.
 Run run(Kind program, const Words& words, bool logs = true) {
   Words all = {train::to_string(program)};
   all.insert(all.end(), words.begin(), words.end());
@@ -83,9 +83,9 @@ Changes writes(const char* name, const char* text = "") {
 
 struct Row {
   std::string flag;
-  Words words;  // its value
+  Words words;  // The value of the flag.
   Changes changes;
-  Words beside = {};  // of both runs
+  Words beside = {};  // Arguments of both runs.
 };
 
 const Words kOnShard = {"--mesh", "shard=2"}, kOnTp = {"--mesh", "tp=2"};
@@ -104,7 +104,7 @@ std::vector<Row> rows_of_both() {
       {"--sequence-placement",
        {"zigzag"},
        other("cp"),
-       {"--mesh", "cp=2", "--seq", "7"}},  // parts of 3 and 4, not 4 and 3
+       {"--mesh", "cp=2", "--seq", "7"}},  // Parts of 3 and 4, not 4 and 3.
       {"--kv-heads", {"2"}, loss_at_once},
       {"--kv-heads", {"2"}, less("cp"), kOnCp},
       {"--cp-strategy", {"ulysses"}, other("cp"), kOnCp},
@@ -113,7 +113,7 @@ std::vector<Row> rows_of_both() {
       {"--documents", {}, loss_at_once},
       {"--ranks", {"2"}, says("2 thread ranks")},
       {"--backend", {"nccl"}, says("nccl")},
-      {"--device", {"cuda"}, says("--device cuda: no GPU")},  // where there is one: scripts/gpu_check.sh
+      {"--device", {"cuda"}, says("--device cuda: no GPU")},  // With a GPU: scripts/gpu_check.sh.
       {"--peak-tflops", {"0.001"}, says("of 0.001 (MFU)")},
       {"--model", {"gpt-153m"}, loss_at_once, {"--hidden", "16", "--layers", "1"}},
       {"--hidden", {"32"}, loss_at_once},
@@ -163,7 +163,9 @@ std::vector<Row> rows_of_both() {
        {in_folder("saved")},
        [](const Run& a, const Run&) { return a.log.size() == 2 && a.log.front().at("step") == 3; },
        {"--steps", "5"}},
-      {"--save-every", {"1"}, says("--save-every needs --save")},  // FlagsOfPrograms.SavesOnTheWay has the rest
+      {"--save-every",
+       {"1"},
+       says("--save-every needs --save")},  // FlagsOfPrograms.SavesDuringTraining tests the rest.
       {"--log", {in_folder("other.jsonl")}, writes("other.jsonl", "loss")},
       {"--plot", {in_folder("loss.svg")}, writes("loss.svg", "</svg>")},
       {"--tensorboard",
@@ -216,7 +218,7 @@ Words joined(std::initializer_list<Words> parts) {
   Words all;
   for (const auto& part : parts) {
     for (std::size_t i = 0; i < part.size(); ++i) {
-      const auto earlier = std::find(all.begin(), all.end(), part[i]);  // a flag that is given again counts last
+      const auto earlier = std::find(all.begin(), all.end(), part[i]);  // The last occurrence of a flag is used.
       if (earlier != all.end() && part[i].rfind("--", 0) == 0 && i + 1 < part.size()) {
         *(earlier + 1) = part[++i];
       } else {
@@ -248,8 +250,8 @@ void expect_each_changes_something(Kind program, const std::vector<Row>& rows) {
   }
 }
 
-TEST(FlagsOfPrograms, EachOfTrainChangesSomething) { expect_each_changes_something(Kind::dense, rows_of_both()); }
-TEST(FlagsOfPrograms, EachOfMoeChangesSomething) {
+TEST(FlagsOfPrograms, EachFlagOfTrainHasAnEffect) { expect_each_changes_something(Kind::dense, rows_of_both()); }
+TEST(FlagsOfPrograms, EachFlagOfMoeHasAnEffect) {
   expect_each_changes_something(Kind::experts, rows_of_both());
   expect_each_changes_something(Kind::experts, rows_of_moe());
 }
@@ -265,7 +267,7 @@ std::set<std::string> flags_in_help(Kind program) {
   return flags;
 }
 
-TEST(FlagsOfPrograms, EachHasARow) {
+TEST(FlagsOfPrograms, EachFlagHasARow) {
   std::set<std::string> rows;
   for (const auto& row : rows_of_both()) rows.insert(row.flag);
   EXPECT_EQ(flags_in_help(Kind::dense), rows);
@@ -273,7 +275,7 @@ TEST(FlagsOfPrograms, EachHasARow) {
   EXPECT_EQ(flags_in_help(Kind::experts), rows);
 }
 
-TEST(FlagsOfPrograms, SavesOnTheWay) {
+TEST(FlagsOfPrograms, SavesDuringTraining) {
   const auto path = in_folder("on_the_way");
   train::Options o;
   o.steps = 3, o.batch = 2, o.seq = 4, o.hidden = 16, o.layers = 1, o.save = path, o.save_every = 1;
@@ -282,10 +284,10 @@ TEST(FlagsOfPrograms, SavesOnTheWay) {
     const auto corpus = train::Corpus::read({dtensor::test::data_path("transformer.json")}, o.seq);
     train::train_on_mesh(world, o, corpus, [&](const train::StepRecord&) { there.push_back(fs::exists(path)); });
   });
-  EXPECT_TRUE(!there.at(0) && there.at(2));  // what the first step began to save is there when the second one saves
+  EXPECT_TRUE(!there.at(0) && there.at(2));  // The second save waits for the first.
 }
 
-TEST(FlagsOfPrograms, WhatCannotBeIsOneLineWithTheProgramsName) {
+TEST(FlagsOfPrograms, UsageErrorsAreOneLineWithTheProgramName) {
   struct Mistake {
     Kind program;
     Words words;

@@ -1,4 +1,4 @@
-// Experts that are taken in turn, in a batch of several pieces whose tokens are no whole number of turns.
+// Experts that are assigned in turn, in microbatches whose tokens are not a multiple of the number of experts.
 #include <gtest/gtest.h>
 
 #include "support/captured.h"
@@ -9,8 +9,8 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// Each piece begins with the first expert, on one device too: the curves were told to differ.
-TEST(ForcedBalance, IsComparedWithOneDeviceInTheSamePieces) {
+// Each microbatch starts with the first expert. The run on one device must use the same microbatches.
+TEST(ForcedBalance, SingleDeviceUsesTheSameMicrobatches) {
   for (const Words& pieces : std::vector<Words>{{"--grad-accum", "3"}, {"--mesh", "pp=2", "--microbatches", "3"}}) {
     Words words = {"moe",
                    "--balance",

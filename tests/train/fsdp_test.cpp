@@ -1,4 +1,4 @@
-// The reference run with blocks as units: same curve, and as few collectives as there can be.
+// The reference run with blocks as units: the same curve, with the minimum of collectives.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -10,7 +10,7 @@
 
 namespace {
 
-using Counts = std::map<std::string, int>;  // "all_gather shard"
+using Counts = std::map<std::string, int>;  // For example "all_gather shard".
 
 struct Case {
   train::MeshShape shape;
@@ -20,8 +20,8 @@ struct Case {
 
 struct Result {
   oracle::Curves curves;
-  Counts counts;              // of the last step
-  std::int64_t gathered = 0;  // bytes, in the last step
+  Counts counts;              // Of the last step.
+  std::int64_t gathered = 0;  // Bytes in the last step.
   dtensor::FsdpStats stats;
   std::vector<dtensor::FsdpUnit> units;
 };
@@ -74,14 +74,14 @@ Result run(const Case& c) {
   dtensor::run_local(static_cast<int>(c.shape.size()), [&](dtensor::Communicator world) {
     auto mine = run(world, c);
     if (world.rank() != 0) return;
-    // The units belong to this rank's thread.
+    // Units may be used only on this rank's thread.
     mine.units.clear();
     result = std::move(mine);
   });
   return result;
 }
 
-TEST(FsdpCurves, AreTheReferences) {
+TEST(FsdpCurves, MatchTheReference) {
   for (const Case& c : std::vector<Case>{{{1, 2, 1}, "true"},
                                          {{1, 3, 1}, "false"},
                                          {{2, 2, 1}, "true"},
@@ -97,7 +97,7 @@ TEST(FsdpCurves, AreTheReferences) {
 }
 
 // Five units: four blocks and the rest. The rest is in use when forward ends, and the last block was used before it, so
-// backward finds both there. The loss is the one thing more that is reduced.
+// both are still gathered when backward starts. The only other reduction is that of the loss.
 TEST(FsdpCollectives, AreTheMinimum) {
   EXPECT_EQ(run({{1, 2, 1}, "true"}).counts,
             (Counts{{"all_gather shard", 8}, {"all_reduce shard", 1}, {"reduce_scatter shard", 5}}));
@@ -109,28 +109,27 @@ TEST(FsdpCollectives, AreTheMinimum) {
   EXPECT_EQ(hybrid["all_reduce replicate"], 5);
 }
 
-TEST(FsdpCollectives, GathersAfterTheFirstStepAsInIt) {
+TEST(FsdpCollectives, LaterStepsGatherAsTheFirst) {
   const auto result = run({{1, 2, 1}, "true"});
   EXPECT_EQ(result.stats.all_gathers, 10 * 8);
   EXPECT_EQ(result.stats.reduce_scatters, 10 * 5);
 }
 
-// The model is planned for tp, an axis of one rank here: its Shard(0) beside the unit's shard changes nothing. A step
-// gathers each block but the last twice, that and the rest once; a rank receives half of it, in bf16 but for the layer
-// norms.
+// The model has a plan for tp, an axis of one rank: its Shard(0) has no effect. A step gathers each block except the
+// last twice, the last one and the rest once. A rank receives half of the bytes, in bf16 except for the layer norms.
 TEST(FsdpCollectives, MixedPrecisionGathersAsOftenAndHalfTheBytes) {
   const auto wide = run({{1, 2, 1}, "true"}), narrow = run({{1, 2, 1}, "true", false, true});
   EXPECT_EQ(narrow.counts, wide.counts);
   const auto c = train::tiny();
-  const std::int64_t blocks = 2 * c.layers - 1;  // gathered in a step
+  const std::int64_t blocks = 2 * c.layers - 1;  // Gathered in a step.
   const std::int64_t norms = blocks * 2 * 2 * c.hidden + 2 * c.hidden;
   const std::int64_t block = 4 * c.hidden * c.hidden + 2 * c.hidden * c.ffn;
   const std::int64_t matrices = blocks * block + 2 * c.vocabulary * c.hidden;
-  EXPECT_NEAR(wide.gathered, 4 * (matrices + norms) / 2, c.hidden * 8);  // rank 0 has the larger part of odd sizes
+  EXPECT_NEAR(wide.gathered, 4 * (matrices + norms) / 2, c.hidden * 8);  // Rank 0 has the larger part of odd sizes.
   EXPECT_NEAR(narrow.gathered, (2 * matrices + 4 * norms) / 2, c.hidden * 8);
 }
 
-// What --memory prints. Everything but what is in flight is known to the byte.
+// The output of --memory. Everything except collectives in flight is predicted exactly.
 TEST(FsdpMemory, IsPredicted) {
   struct Case {
     const char* optimizer;
@@ -160,7 +159,7 @@ TEST(FsdpMemory, IsPredicted) {
       EXPECT_EQ(measured.gathered, predicted.gathered);
       EXPECT_LE(measured.unreduced, predicted.unreduced);
       EXPECT_LE(measured.total(), predicted.total());
-      EXPECT_GT(memory.resident, 0);  // of the whole process: other ranks and tests come and go in it
+      EXPECT_GT(memory.resident, 0);  // Of the whole process, with other ranks and tests.
       EXPECT_GT(memory.pool.cached_bytes, 0u);
       EXPECT_LE(memory.pool.cached_bytes, memory.pool.limit_bytes);
       EXPECT_EQ(train::memory_table(memory).size(), 8u);

@@ -1,4 +1,4 @@
-// Every command line of train and moe in docs/guide/examples is valid for the number of ranks that it starts.
+// Every command line of train and moe in docs/guide/examples is valid for its number of ranks.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -12,13 +12,13 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// Each command as words (the program's name first) and the number of processes of its mpirun, 0 without mpirun.
+// Each command as words (starting with the program's name) and the number of processes of its mpirun, 0 without mpirun.
 std::vector<std::pair<Words, int>> commands(const std::string& page) {
   std::vector<std::pair<Words, int>> all;
   std::ifstream in(dtensor::test::data_path("../../docs/guide/examples/" + page));
   const std::regex command("(?:mpirun -n ([0-9]+) )?build/release/examples/((?:train|moe) [^;#`]*)");
   for (std::string line; std::getline(in, line);) {
-    if (!line.starts_with("build/") && !line.starts_with("mpirun ")) continue;  // part of a sentence
+    if (!line.starts_with("build/") && !line.starts_with("mpirun ")) continue;  // Part of a sentence.
     for (std::sregex_iterator it(line.begin(), line.end(), command), end; it != end; ++it) {
       std::istringstream text((*it)[2]);
       const Words words{std::istream_iterator<std::string>(text), {}};

@@ -1,5 +1,5 @@
-// A schedule of the user's own may leave a rank without a stage: it takes part in all that is collective and holds
-// nothing, and the curve is one device's.
+// A user-defined schedule may have a rank without a stage. The rank takes part in collectives and stores no parameters,
+// and the curve is that of one device.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -42,7 +42,7 @@ class IdleRank : public testing::TestWithParam<const char*> {
   const std::string saved_ = resume::folder("idle_" + std::to_string(::getpid()));
 };
 
-TEST_P(IdleRank, HasTheCurveOfOneDevice) {
+TEST_P(IdleRank, MatchesSingleDevice) {
   for (const MeshShape& shape : {MeshShape{.pp = 2}, MeshShape{.shard = 2, .pp = 2}}) {
     for (const char* optimizer : {"adamw", "muon", "shampoo"}) {
       Options o = options();
@@ -51,14 +51,14 @@ TEST_P(IdleRank, HasTheCurveOfOneDevice) {
       const auto records = run(shape, o);
       EXPECT_LE(train::compare_with_one_device(o, resume::corpus(), records[0]).largest, 1e-9) << optimizer;
       for (const auto& of_rank : records) {
-        EXPECT_EQ(resume::largest_difference(of_rank, records[0]), 0) << optimizer;  // of the gradient's norm, too
+        EXPECT_EQ(resume::largest_difference(of_rank, records[0]), 0) << optimizer;  // Also of the gradient norm.
         EXPECT_GT(of_rank[0].grad_norm, 0);
       }
     }
   }
 }
 
-TEST_P(IdleRank, HoldsNothing) {
+TEST_P(IdleRank, HasNoParameters) {
   train::MemoryUse memory;
   run({.shard = 2, .pp = 2}, options(), &memory);
   ASSERT_EQ(memory.of_pipeline.size(), 2U);
@@ -71,7 +71,7 @@ TEST_P(IdleRank, HoldsNothing) {
   EXPECT_EQ(idle, 1);
 }
 
-TEST_P(IdleRank, GoesOnWithAnotherSchedule) {
+TEST_P(IdleRank, ResumesWithAnotherSchedule) {
   Options first = options(), rest = options();
   first.steps = 2, first.save = saved_, rest.load = saved_;
   const auto full = run({.pp = 2}, options());

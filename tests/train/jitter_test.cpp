@@ -1,5 +1,5 @@
-// A router whose inputs are jittered draws the numbers of one device on every mesh, in whatever pieces, so that
-// --compare can judge it.
+// A router with jittered inputs draws the numbers of one device on every mesh and with any microbatches, so --compare
+// works with it.
 #include <gtest/gtest.h>
 
 #include "resume.h"
@@ -30,13 +30,13 @@ double difference_from_one_device(Options o, const MeshShape& shape) {
   return train::compare_with_one_device(o, resume::corpus(), records).largest;
 }
 
-TEST(Jitter, IsThatOfOneDeviceOnEveryMesh) {
+TEST(Jitter, EveryMeshMatchesSingleDevice) {
   for (const MeshShape& shape : {MeshShape{}, MeshShape{.shard = 2}, MeshShape{.tp = 2}, MeshShape{.pp = 2}}) {
     EXPECT_LE(difference_from_one_device(jittered(), shape), 1e-9) << shape.str();
   }
 }
 
-TEST(Jitter, IsThatOfTheWholeBatchInPieces) {
+TEST(Jitter, MicrobatchesMatchTheFullBatch) {
   Options o = jittered();
   o.grad_accum = 2;
   EXPECT_LE(difference_from_one_device(o, {.shard = 2}), 1e-9);
@@ -44,7 +44,7 @@ TEST(Jitter, IsThatOfTheWholeBatchInPieces) {
   EXPECT_LE(difference_from_one_device(o, {.pp = 2}), 1e-9);
 }
 
-TEST(Jitter, OfExpertsThatChooseTheirTokensToo) {
+TEST(Jitter, ExpertChoiceMatchesSingleDevice) {
   Options o = jittered();
   o.experts->router = "experts", o.experts->score_before = true;
   EXPECT_LE(difference_from_one_device(o, {.shard = 2}), 1e-9);

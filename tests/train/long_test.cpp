@@ -1,4 +1,5 @@
-// The program's own loop and comparison: a hundred steps with clipping, with and without dropout, equal one device's.
+// The program's training loop and comparison: a hundred steps with clipping, with and without dropout, equal one
+// device.
 #include <gtest/gtest.h>
 
 #include "support/data.h"
@@ -39,12 +40,12 @@ TEST(HundredSteps, Float64WithDropout) {
   EXPECT_TRUE(comparison.equal());
 }
 
-TEST(HundredSteps, Float32AgainstPlainTensors) {
+TEST(HundredSteps, Float32AgainstRegularTensors) {
   const Comparison comparison = run_on({2, 1, 1}, hundred_steps(Dtype::float32, 0));
   EXPECT_TRUE(comparison.equal()) << comparison.largest << " exceeds " << comparison.bound;
 }
 
-// Muon's iterations amplify rounding, and so does Shampoo's eigen-decomposition; both stay within float64's bound.
+// Muon's iterations and Shampoo's eigendecomposition amplify rounding; both stay within the float64 bound.
 TEST(HundredSteps, EveryOptimizer) {
   struct Case {
     const char* name;
@@ -61,7 +62,7 @@ TEST(HundredSteps, EveryOptimizer) {
   }
 }
 
-TEST(HundredSteps, AnotherSeedIsAnotherCurve) {
+TEST(HundredSteps, DifferentSeedsGiveDifferentCurves) {
   Options options = hundred_steps(Dtype::float64, 0);
   options.steps = 2;
   const Corpus corpus = Corpus::read(options.data, options.seq);

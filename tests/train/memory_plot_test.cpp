@@ -1,5 +1,4 @@
-// The plot of memory shows what the step held, by kind: known bytes as predicted, and nothing gathered where nothing
-// is.
+// The memory plot shows the memory of a step by kind: known bytes as predicted, and no gathered units where none exist.
 #include "train/memory_plot.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +54,7 @@ std::int64_t highest(const std::vector<MemorySample>& samples, std::int64_t Memo
   return most;
 }
 
-TEST(MemoryPlot, ShowsWhatAStepHolds) {
+TEST(MemoryPlot, ShowsTheMemoryOfAStep) {
   auto o = options();
   std::int64_t predicted = 0;
   const auto sharded = record(o, {1, 2, 1}, predicted);
@@ -78,7 +77,7 @@ TEST(MemoryPlot, ShowsWhatAStepHolds) {
   EXPECT_GT(replicas.front().parameters, sharded.front().parameters * 3 / 2);
 }
 
-// What docs/benchmarks.md shows: on one scale, and less of everything that is split.
+// The plots of docs/benchmarks.md have one scale; every split reduces its kind of memory.
 TEST(MemoryPlot, LayoutsAreDrawnSideBySide) {
   auto o = options();
   o.steps = 2;
@@ -92,9 +91,9 @@ TEST(MemoryPlot, LayoutsAreDrawnSideBySide) {
     EXPECT_EQ(run.memory.front().optimizer, 2 * run.memory.front().parameters) << run.name;
   }
   const auto parameters = [&](std::size_t i) { return static_cast<double>(runs[i].memory.front().parameters); };
-  EXPECT_NEAR(parameters(1) / parameters(0), 0.25, 0.01);  // FSDP of 4 ranks
-  EXPECT_NEAR(parameters(2) / parameters(0), 0.5, 0.01);   // HSDP: of 2
-  EXPECT_NEAR(parameters(4) / parameters(0), 0.25, 0.02);  // 2x2x2: two ways
+  EXPECT_NEAR(parameters(1) / parameters(0), 0.25, 0.01);  // FSDP over 4 ranks.
+  EXPECT_NEAR(parameters(2) / parameters(0), 0.5, 0.01);   // HSDP over 2 ranks.
+  EXPECT_NEAR(parameters(4) / parameters(0), 0.25, 0.02);  // 2x2x2: two splits.
   EXPECT_EQ(highest(runs[0].memory, &MemorySample::gathered), 0);
   EXPECT_GT(highest(runs[1].memory, &MemorySample::gathered), 0);
 
@@ -113,8 +112,8 @@ std::string svg_of(const std::string& title, const std::vector<MemorySample>& sa
   return train::memory_svg({{title, samples}});
 }
 
-// A panel that holds a quarter as much is drawn a quarter as high.
-TEST(MemoryPlot, PanelsHaveOneScale) {
+// A panel with a quarter of the memory has a quarter of the height.
+TEST(MemoryPlot, PanelsShareOneScale) {
   const std::vector<MemorySample> low{{.seconds = 1, .parameters = 1000}}, high{{.seconds = 1, .parameters = 4000}};
   const auto svg = train::memory_svg({{"low", low}, {"high", high}});
   std::vector<double> heights;

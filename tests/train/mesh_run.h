@@ -1,4 +1,4 @@
-// The reference run on a mesh: the same model and optimizer on DTensors placed by the example's plan.
+// The reference run on a mesh: the same model and optimizer with DTensors that are distributed by the example's plan.
 #pragma once
 
 #include <vector>
@@ -21,7 +21,7 @@ struct Variant {
   bool loss_parallel = false;
   double dropout = 0;
   at::ScalarType dtype = at::kFloat;
-  bool units = false;  // fully_shard each block
+  bool units = false;  // Calls fully_shard for each block.
   bool sequence_parallel = false, checkpoint_activations = false;
 };
 

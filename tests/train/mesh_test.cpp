@@ -1,4 +1,4 @@
-// The loss curve does not depend on the mesh: the reference run's losses and gradient norms on thread ranks.
+// The loss curve does not depend on the mesh: losses and gradient norms of the reference run on thread ranks.
 #include <gtest/gtest.h>
 
 #include "mesh_run.h"
@@ -29,7 +29,7 @@ const std::vector<train::MeshShape> kShapes = {{2, 1, 1}, {1, 2, 1}, {1, 1, 2}, 
 
 class OnMesh : public testing::TestWithParam<std::tuple<train::MeshShape, bool>> {};
 
-TEST_P(OnMesh, ReproducesTheReference) {
+TEST_P(OnMesh, MatchesTheReference) {
   const auto& [shape, loss_parallel] = GetParam();
   const Curves curves = run({.shape = shape, .loss_parallel = loss_parallel});
   expect_close(curves.loss, oracle::curve("loss"), 1e-5, "loss");
@@ -53,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(UnevenMeshes, OnMesh,
 
 TEST(Dropout, CurvesOfAllMeshesAgree) {
   const Curves one = run({.dropout = 0.1});
-  EXPECT_GT(std::abs(one.loss[0] - oracle::curve("loss")[0]), 1e-3);  // it does drop
+  EXPECT_GT(std::abs(one.loss[0] - oracle::curve("loss")[0]), 1e-3);  // Dropout has an effect.
   for (const train::MeshShape& shape : kShapes) {
     for (const bool loss_parallel : {false, true}) {
       SCOPED_TRACE(shape.str());
@@ -64,8 +64,8 @@ TEST(Dropout, CurvesOfAllMeshesAgree) {
   }
 }
 
-// Sequence parallel, recomputed, both; with dropout, whose numbers neither may change.
-TEST(SequenceParallel, AndRecomputationGiveTheSameCurve) {
+// Sequence parallel, recomputed, and both, with dropout, whose random numbers must not change.
+TEST(SequenceParallel, WithRecomputationGivesTheSameCurve) {
   const Curves one = run({.dropout = 0.1, .dtype = at::kDouble});
   for (const train::MeshShape& shape :
        {train::MeshShape{1, 1, 2}, train::MeshShape{1, 2, 2}, train::MeshShape{1, 1, 3}}) {

@@ -1,4 +1,4 @@
-// A run whose numbers are no longer finite stops before its optimizer takes them, and every rank says where.
+// A run with non-finite values stops before the optimizer step, and every rank reports where.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -9,7 +9,7 @@
 
 namespace {
 
-// What the ranks threw, without the module, which depends on how the numbers overflow.
+// Texts that the ranks threw, without the module, which depends on how the values overflow.
 std::set<std::string> stopped(const train::Options& options, int ranks) {
   std::mutex mutex;
   std::set<std::string> reported;
@@ -24,11 +24,11 @@ std::set<std::string> stopped(const train::Options& options, int ranks) {
   return reported;
 }
 
-TEST(NonFinite, ARunThatOverflowsStopsOnEveryRankWithOneText) {
+TEST(NonFinite, OverflowStopsEveryRankWithTheSameText) {
   train::Options options = resume::options("sgd");
   options.dtype = train::Dtype::float32;
   options.warmup = 0;
-  options.lr = 1e38;  // the first step takes the parameters to infinity
+  options.lr = 1e38;  // The first step sets the parameters to infinity.
   for (const train::MeshShape& mesh : std::vector<train::MeshShape>{{.shard = 2, .tp = 2}, {.shard = 2, .pp = 2}}) {
     options.mesh = mesh;
     const auto reported = stopped(options, 4);

@@ -50,7 +50,7 @@ inline const nlohmann::json& data() {
 
 inline std::vector<double> curve(const char* name) { return data()["single"][name].get<std::vector<double>>(); }
 
-// With the reference's initial parameters; the names and their order are checked.
+// A model with the reference's initial parameters; their names and order are checked.
 inline std::unique_ptr<train::Gpt> model(const train::GptConfig& config = train::tiny()) {
   const at::NoGradGuard no_grad;
   auto result = std::make_unique<train::Gpt>(config);

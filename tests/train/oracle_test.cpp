@@ -1,4 +1,4 @@
-// The example's model and optimizer, on plain tensors, reproduce the reference run.
+// The example's model and optimizer on regular tensors reproduce the reference run.
 #include <gtest/gtest.h>
 
 #include "oracle.h"
@@ -13,7 +13,7 @@ void expect_close(double got, double expected, const char* what, std::size_t ste
   EXPECT_NEAR(got, expected, kRelative * std::abs(expected)) << what << " of step " << step;
 }
 
-TEST(Oracle, FillAndBatchesAreTheReferences) {
+TEST(Oracle, FillAndBatchesMatchTheReference) {
   const auto first = oracle::data()["fill_seed1_first4"].get<std::vector<float>>();
   const at::Tensor filled = oracle::fill({4}, 1);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(filled[i].item<float>(), first[i]);
@@ -21,7 +21,7 @@ TEST(Oracle, FillAndBatchesAreTheReferences) {
   EXPECT_TRUE(at::equal(oracle::batch(9).ids[7], at::tensor(row)));
 }
 
-TEST(Oracle, ParametersHaveTheReferencesNamesAndShapes) {
+TEST(Oracle, ParametersHaveTheNamesAndShapesOfTheReference) {
   train::Gpt model(train::tiny());
   const auto parameters = model.named_parameters();
   const nlohmann::json& expected = oracle::data()["params"];
@@ -34,7 +34,7 @@ TEST(Oracle, ParametersHaveTheReferencesNamesAndShapes) {
 
 TEST(Oracle, The153MModelHas153MParameters) { EXPECT_EQ(train::parameter_count(train::gpt_153m()) / 1'000'000, 153); }
 
-TEST(Oracle, OneDeviceReproducesTheCurves) {
+TEST(Oracle, SingleDeviceMatchesTheCurves) {
   const auto model = oracle::model();
   train::Optimizer optimizer(model->named_parameters(), {});
   const std::vector<double> losses = oracle::curve("loss"), norms = oracle::curve("grad_norm");

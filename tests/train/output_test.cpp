@@ -1,4 +1,4 @@
-// What a program could not write is not passed over: each output on a full device ends with a line and status 1.
+// A program whose output cannot be written fails: with a full device, each output ends with an error line and status 1.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -28,7 +28,7 @@ struct Output {
   Words words;
 };
 
-TEST(FullDevice, IsToldForEveryFileThatAProgramWrites) {
+TEST(FullDevice, IsReportedForEveryFileOfAProgram) {
   for (const auto& [program, words] : std::vector<Output>{{Kind::dense, {"--log"}},
                                                           {Kind::dense, {"--plot"}},
                                                           {Kind::dense, {"--compare", "--plot"}},
@@ -53,8 +53,8 @@ TEST(FullDevice, IsToldForEveryFileThatAProgramWrites) {
   }
 }
 
-TEST(FullDevice, IsToldForWhatAProgramPrints) {
-  ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
+TEST(FullDevice, IsReportedForStandardOutput) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // A fork would lack the pool's threads.
   const auto print = [](const Words& words) {
     if (std::freopen("/dev/full", "w", stdout) == nullptr) std::_Exit(3);
     std::_Exit(run(Kind::dense, words));
@@ -63,7 +63,7 @@ TEST(FullDevice, IsToldForWhatAProgramPrints) {
   EXPECT_EXIT(print({"--help"}), testing::ExitedWithCode(1), "standard output could not be written");
 }
 
-TEST(FullDevice, IsToldForWhatIsLargerThanABuffer) {
+TEST(FullDevice, IsReportedForOutputLargerThanABuffer) {
   EXPECT_THROW(train::write_file("/dev/full", std::string(1 << 20, 'x')), std::runtime_error);
   EXPECT_THROW(train::write_file("/dev/full", "x"), std::runtime_error);
   EXPECT_THROW(train::write_file("/no/such/folder/x", "x"), std::runtime_error);

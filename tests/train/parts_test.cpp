@@ -1,4 +1,4 @@
-// The training program's parts: command line, data, log, plot, comparison, plan.
+// Parts of the training program: command line, data, log, plot, comparison, plan.
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
@@ -46,7 +46,7 @@ fs::path temporary_folder(const char* name) {
   return folder;
 }
 
-TEST(Args, RanksOfNcclComputeOnGpus) {
+TEST(Args, NcclRanksComputeOnGpus) {
   const auto device = [](std::vector<std::string> words, const char* backend) {
     return device_type(resolve_device(parse(std::move(words)), backend));
   };
@@ -56,8 +56,8 @@ TEST(Args, RanksOfNcclComputeOnGpus) {
   EXPECT_EQ(device({"--device", "cpu"}, "nccl"), c10::kCPU);
 }
 
-// By the formula of PaLM, written out: 6 for each weight that a token meets, and attention's two products of a row.
-TEST(Flops, AreThoseOfTheWeightsThatATokenMeets) {
+// The formula of PaLM: 6 for each weight that a token uses, and the two products of attention for each row.
+TEST(Flops, CountTheWeightsThatATokenUses) {
   const auto dense = gpt_config(parse({"--hidden", "64", "--layers", "3"}));
   const double block = 4.0 * 64 * 64 + 2.0 * 64 * 256, head = 64.0 * 257;
   EXPECT_DOUBLE_EQ(flops_per_token(dense, 128), 6 * (3 * block + head) + 12.0 * 3 * 64 * 128);
@@ -67,7 +67,7 @@ TEST(Flops, AreThoseOfTheWeightsThatATokenMeets) {
   EXPECT_DOUBLE_EQ(flops_per_token(experts, 128), 6 * (3 * sparse + head) + 12.0 * 3 * 64 * 128);
 }
 
-TEST(Flops, AreShownBesideWhatTheDevicesCanDo) {
+TEST(Flops, AreShownAsPercentageOfThePeak) {
   auto options = parse({"--hidden", "64", "--batch", "2", "--seq", "8"});
   const std::vector<StepRecord> records = {{.tokens = 16, .seconds = 1}, {.step = 1, .tokens = 16, .seconds = 0.5}};
   const auto row_of = [&] {
@@ -77,7 +77,7 @@ TEST(Flops, AreShownBesideWhatTheDevicesCanDo) {
     return std::string();
   };
   EXPECT_EQ(row_of(), "");
-  options.peak_tflops = 32 * flops_per_token(gpt_config(options), 8) / 1e12 * 4;  // 32 tokens a second are a quarter
+  options.peak_tflops = 32 * flops_per_token(gpt_config(options), 8) / 1e12 * 4;  // 32 tokens a second are a quarter.
   EXPECT_NE(row_of().find(", 25.0 % of "), std::string::npos) << row_of();
 }
 
@@ -87,7 +87,7 @@ TEST(Args, MeshNamesComeInAnyOrderAndDefaultToOne) {
   EXPECT_EQ(shape.size(), 6);
 }
 
-TEST(Args, MistakesAreOneLineThatNamesThem) {
+TEST(Args, MistakesAreReportedInOneLine) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes = {
       {{"--mesh", "dp=2"}, "dp"},    {{"--mesh", "tp=0"}, "tp=0"},           {{"--mesh", "tp=2,tp=2"}, "tp"},
       {{"--mesh", "tp"}, "tp"},      {{"--mesh", "tp=two"}, "tp=two"},       {{"--mesh", "tp=2", "--ranks", "3"}, "3"},
@@ -115,12 +115,12 @@ TEST(Data, FoldersAreReadInSortedOrder) {
   std::ofstream(folder / "a.txt") << "hello ";
   const Corpus corpus = Corpus::read({folder.string()}, 10);
   EXPECT_EQ(corpus.files(), 2);
-  const Batch batch = corpus.batch(0, 0, {1, 10});  // one place only to start from
+  const Batch batch = corpus.batch(0, 0, {1, 10});  // One possible start only.
   EXPECT_EQ(batch.ids[0][0].item<int>(), 'h');
   EXPECT_EQ(batch.targets[0][9].item<int>(), 'd');
 }
 
-RC_GTEST_PROP(Data, FingerprintsAreEqualWhereAllTokensAre, ()) {
+RC_GTEST_PROP(Data, FingerprintsAreEqualIffTokensAre, ()) {
   auto tokens =
       *rc::gen::container<std::vector<std::int32_t>>(*rc::gen::inRange<std::size_t>(3, 50), rc::gen::inRange(0, 4));
   const auto fingerprint = [&] { return Corpus::of(tokens, 2).fingerprint(); };
@@ -135,7 +135,7 @@ RC_GTEST_PROP(Data, FingerprintsAreEqualWhereAllTokensAre, ()) {
   RC_ASSERT(fingerprint() != before);
 }
 
-// Thread ranks share a corpus; each of them asks for its fingerprint.
+// Thread ranks share a corpus; each of them requests its fingerprint.
 TEST(Data, FingerprintIsComputedOncePerCorpus) {
   const auto corpus = Corpus::of(std::vector<std::int32_t>(1 << 22, 7), 2);
   const auto begin = std::chrono::steady_clock::now();
@@ -145,14 +145,14 @@ TEST(Data, FingerprintIsComputedOncePerCorpus) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
 }
 
-// Batches are placed as each rank has them, so that ranks of other texts would train on a mixture.
-TEST(Data, RanksWithOtherTextsAreToldOnEachOfThem) {
+// Each rank reads its own batches, so ranks with other texts would train on a mixture.
+TEST(Data, DifferentTextsAreReportedOnEveryRank) {
   const auto corpus_of = [](int last) { return train::Corpus::of({1, 2, 3, 4, last}, 2); };
   dtensor::run_local(3, [&](const dtensor::Communicator& world) {
     EXPECT_NO_THROW(corpus_of(5).check_same(world));
     try {
       corpus_of(world.rank() == 2 ? 6 : 5).check_same(world);
-      ADD_FAILURE() << "rank " << world.rank() << " took another text";
+      ADD_FAILURE() << "rank " << world.rank() << ": expected an error for a different text";
     } catch (const train::UsageError& error) {
       EXPECT_NE(std::string(error.what()).find("rank 2 reads 5 tokens"), std::string::npos) << error.what();
     }
@@ -176,8 +176,8 @@ RC_GTEST_PROP(Data, BatchesDependOnSeedAndStepOnlyAndTargetsAreNextBytes, ()) {
   RC_ASSERT(a.ids.min().item<int>() >= 0 && a.targets.max().item<int>() < 256);
 }
 
-// Pieces of text of an eighth to a half of the sequence, each with its end.
-RC_GTEST_PROP(Data, DocumentsArePiecesOfTextOfTheLengthsAsked, ()) {
+// Pieces of text with lengths from an eighth to half of the sequence, each with its end-of-text token.
+RC_GTEST_PROP(Data, DocumentsHaveTheRequestedLengths, ()) {
   static const Corpus corpus = Corpus::read({dtensor::test::data_path("")}, 64);
   const auto step = *rc::gen::inRange<std::uint64_t>(0, 1000);
   const std::int64_t length = 64;
@@ -193,7 +193,7 @@ RC_GTEST_PROP(Data, DocumentsArePiecesOfTextOfTheLengthsAsked, ()) {
   RC_ASSERT(ends >= 1);
 }
 
-TEST(Log, OneJsonObjectAStep) {
+TEST(Log, OneJsonObjectPerStep) {
   const fs::path file = temporary_folder("log") / "log.jsonl";
   StepLog log(file.string());
   log.add({.step = 0, .tokens = 8, .loss = 2.5, .moved = {{"tp", 64}}});
@@ -211,7 +211,7 @@ TEST(Log, UnwritableFilesAreAUsageError) {
   EXPECT_NE(usage_error_of([] { check_writable("--plot", "no/such/folder/x.svg"); }).find("--plot"), std::string::npos);
 }
 
-TEST(Plot, HoldsEachCurveItsNameAndTheBound) {
+TEST(Plot, HasEachCurveItsNameAndTheBound) {
   const std::string svg = to_svg({.title = "a < b",
                                   .curves = {{"one device", {3, 2, 1}}, {"mesh", {3, 2, 1}}},
                                   .difference = {0, 1e-7, 1e-6},
@@ -222,14 +222,14 @@ TEST(Plot, HoldsEachCurveItsNameAndTheBound) {
   EXPECT_EQ(svg.find("nan"), std::string::npos);
 }
 
-TEST(Plot, NamesWhatItsCurvesShow) {
+TEST(Plot, NamesTheQuantityOfItsCurves) {
   const std::string svg = to_svg({.title = "t", .curves = {{"a", {1, 2}}, {"b", {1, 2}}}, .y_name = "height"});
   EXPECT_NE(svg.find(">height<"), std::string::npos);
   EXPECT_EQ(svg.find(">loss<"), std::string::npos);
 }
 
-// The last one is the narrowest, and each of them shows below those after it.
-TEST(Plot, CoincidingCurvesAreAllSeen) {
+// The last curve is the narrowest, so every curve is visible below the later ones.
+TEST(Plot, CoincidingCurvesAreAllVisible) {
   std::vector<Curve> curves(6, {"c", {1, 2}});
   const std::string svg = to_svg({.title = "t", .curves = curves, .coincide = true});
   double before = 1e9;
@@ -242,12 +242,12 @@ TEST(Plot, CoincidingCurvesAreAllSeen) {
   EXPECT_EQ(drawn, 6U);
 }
 
-TEST(Progress, LinesFitWhereTheWidthIsNotKnown) {
+TEST(Progress, LinesFitIfTheWidthIsUnknown) {
   EXPECT_EQ(cut_to_terminal(std::string(200, 'x'), -1).size(), 79U);
   EXPECT_EQ(cut_to_terminal("short", -1), "short");
 }
 
-TEST(Plot, FlatAndBrokenCurvesStillDraw) {
+TEST(Plot, FlatAndBrokenCurvesAreDrawn) {
   for (const std::vector<double>& values : {std::vector<double>{1, 1, 1}, {1}, {NAN, 2, INFINITY}, {NAN}}) {
     const std::string svg = to_svg({.title = "t", .curves = {{"c", values}}});
     EXPECT_EQ(svg.find("nan"), std::string::npos);
@@ -255,14 +255,14 @@ TEST(Plot, FlatAndBrokenCurvesStillDraw) {
   }
 }
 
-TEST(Compare, TheLargestDifferenceCountsAndNanIsNoEquality) {
+TEST(Compare, LargestDifferenceCountsAndNaNIsNotEqual) {
   EXPECT_NEAR(relative_difference({1.0, 2.2}, {1.0, 2.0})[1], 0.1, 1e-12);
   EXPECT_FALSE((Comparison{.largest = NAN, .bound = 1}.equal()));
   EXPECT_FALSE((Comparison{.largest = 0.1, .bound = 0.2, .first = 0.1, .first_bound = 1e-5}.equal()));
   EXPECT_TRUE((Comparison{.largest = 0, .bound = 0}.equal()));
 }
 
-TEST(Compare, ALossThatIsNoNumberIsNoEqualityWhereverItComes) {
+TEST(Compare, NaNLossIsNotEqualAtAnyStep) {
   Options o;
   o.hidden = 16, o.layers = 1, o.batch = 2, o.seq = 4, o.steps = 3, o.dtype = Dtype::float64;
   const Corpus corpus = Corpus::read({dtensor::test::data_path("transformer.json")}, o.seq);
@@ -275,7 +275,7 @@ TEST(Compare, ALossThatIsNoNumberIsNoEqualityWhereverItComes) {
   }
 }
 
-TEST(Plan, EveryParameterIsPlacedAsMeant) {
+TEST(Plan, ParametersHaveTheExpectedPlacements) {
   const auto placed = [](const MeshShape& shape, const char* parallel) {
     std::map<std::string, std::string> placements;
     dtensor::run_local(static_cast<int>(shape.size()), [&](dtensor::Communicator world) {

@@ -1,5 +1,5 @@
-// The program in stages: every schedule has one device's curve, whatever a stage does inside, and a run goes on with
-// any other number of stages.
+// The program in stages: every schedule has the curve of one device, with any parallelism within stages, and a run
+// resumes with any number of stages.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -19,7 +19,7 @@ using train::StepRecord;
 Options options() {
   Options o = resume::options();
   o.layers = 4;
-  o.batch = 7;  // not divisible
+  o.batch = 7;  // Not divisible.
   o.microbatches = 3;
   o.steps = 4;
   return o;
@@ -47,7 +47,7 @@ void expect_one_device(const MeshShape& shape, Options o) {
   EXPECT_LE(compared.largest, 1e-9) << shape.str() << " " << o.schedule;
 }
 
-TEST(Stages, EveryScheduleHasTheCurveOfOneDevice) {
+TEST(Stages, EveryScheduleMatchesSingleDevice) {
   for (const std::string& schedule : dtensor::pipeline::schedule_names()) {
     Options o = options();
     o.schedule = schedule;
@@ -56,7 +56,7 @@ TEST(Stages, EveryScheduleHasTheCurveOfOneDevice) {
   }
 }
 
-TEST(Stages, WithAllThatGoesOnInside) {
+TEST(Stages, WithParallelismWithinStages) {
   Options o = options();
   expect_one_device({.shard = 2, .tp = 2, .pp = 2}, o);
   expect_one_device({.replicate = 2, .pp = 3}, o);
@@ -72,8 +72,8 @@ TEST(Stages, WithAllThatGoesOnInside) {
   expect_one_device({.tp = 2, .pp = 2}, o);
 }
 
-// The parity run: FSDP 2 (EP 2), TP 2, PP 2.
-TEST(Stages, ExpertsToo) {
+// The layout of the parity run: FSDP 2 (EP 2), TP 2, PP 2.
+TEST(Stages, WithExperts) {
   Options o = options();
   o.experts.emplace().ep = 2;
   o.experts->show_load = false;
@@ -83,24 +83,24 @@ TEST(Stages, ExpertsToo) {
   }
 }
 
-// Several steps of the pipeline for one of the optimizer, on pieces of 4 and 3 sequences.
-TEST(Stages, AccumulateOverPieces) {
+// Several pipeline steps for one optimizer step, with 4 and 3 sequences.
+TEST(Stages, GradientAccumulation) {
   Options o = narrow();
   o.grad_accum = 2;
   for (const char* schedule : {"1f1b", "zbv"}) {
     o.schedule = schedule;
     expect_one_device({.shard = 2, .pp = 2}, o);
   }
-  o.dropout = 0.1;  // by the index in the whole batch
+  o.dropout = 0.1;  // Random numbers depend on the index in the full batch.
   o.checkpoint_activations = true;
   expect_one_device({.tp = 2, .pp = 2}, o);
   o.experts.emplace().ep = 2;
   expect_one_device({.shard = 2, .pp = 2}, o);
 }
 
-// Gradients travel once a step of the optimizer, however many pieces there are; activations with each microbatch. The
-// first step is left out: it learns which gradients to wait for.
-TEST(Stages, PiecesAreReducedOnce) {
+// Gradients are reduced once in an optimizer step, for any number of accumulation steps; activations are sent with each
+// microbatch. The first step is skipped, since it learns which gradients to expect.
+TEST(Stages, AccumulatedGradientsAreReducedOnce) {
   Options o = narrow();
   o.batch = 8, o.microbatches = 2, o.mesh = MeshShape{.shard = 2, .pp = 2};
   const auto of_last_step = [&](std::int64_t pieces) {
@@ -123,12 +123,12 @@ TEST(Stages, PiecesAreReducedOnce) {
   };
   const auto [once, few] = of_last_step(1);
   const auto [twice, many] = of_last_step(2);
-  EXPECT_EQ(once, 4);  // of rank 0's stage: three blocks and the embedding
+  EXPECT_EQ(once, 4);  // Of rank 0's stage: three blocks and the embedding.
   EXPECT_EQ(twice, once);
   EXPECT_GT(many, few);
 }
 
-// What --memory prints, of each part of the pipeline: known to the byte but for what waits to be reduced.
+// The output of --memory on each pipeline rank: exact except for unreduced gradients.
 TEST(Stages, MemoryIsPredictedOnEachRank) {
   Options o = narrow();
   const auto memory_of = [](Options of, const MeshShape& shape) {
@@ -155,7 +155,7 @@ TEST(Stages, MemoryIsPredictedOnEachRank) {
           EXPECT_EQ(measured.parameters, predicted.parameters);
           EXPECT_EQ(measured.gradients, predicted.gradients);
           EXPECT_EQ(measured.optimizer, predicted.optimizer);
-          const bool exact = o.schedule != "zbv" || o.reshard == "false";  // of two stages, one unit or two
+          const bool exact = o.schedule != "zbv" || o.reshard == "false";  // Of two stages, one unit or two.
           EXPECT_LE(measured.gathered, predicted.gathered);
           EXPECT_GE(measured.gathered, exact ? predicted.gathered : predicted.gathered / 2);
           EXPECT_GT(measured.unreduced, predicted.unreduced / 2);
@@ -170,8 +170,8 @@ TEST(Stages, MemoryIsPredictedOnEachRank) {
   }
 }
 
-// Of every layer, wherever it is, over all microbatches: what one pass over the whole batch counts.
-TEST(Stages, TheLoadOfExpertsIsThatOfTheWholeBatch) {
+// Counts of every layer on any rank, over all microbatches, equal those of one pass over the full batch.
+TEST(Stages, ExpertLoadCountsTheFullBatch) {
   Options o = narrow();
   auto& experts = o.experts.emplace();
   experts.ep = 2, experts.balance = "none", experts.dispatcher = "capacity", experts.capacity = 8;
@@ -188,7 +188,7 @@ TEST(Stages, TheLoadOfExpertsIsThatOfTheWholeBatch) {
   }
 }
 
-TEST(Stages, AScheduleFromAFile) {
+TEST(Stages, ScheduleFromAFile) {
   const auto path = resume::folder("schedule_" + std::to_string(::getpid()) + ".txt");
   std::ofstream(path) << dtensor::pipeline::make_schedule("1f1b", 2, 3).str();
   Options o = options();
@@ -196,17 +196,17 @@ TEST(Stages, AScheduleFromAFile) {
   expect_one_device({.pp = 2}, o);
   o.chunks = 1;
   EXPECT_EQ(train::schedule_of(o, 2).stages(), 2);
-  o.chunks = 2;  // not the file's
+  o.chunks = 2;  // Differs from the file's.
   EXPECT_THROW(train::schedule_of(o, 2), train::UsageError);
   std::filesystem::remove(path);
 }
 
-// pytorch/torchtitan#4312: norms that are summed in another order let curves part.
-TEST(Stages, ClippedNormsHaveTheSameBitsForAnyNumberOfStages) {
+// pytorch/torchtitan#4312: norms that are summed in different orders make curves diverge.
+TEST(Stages, ClippedNormsAreBitEqualForAnyNumberOfStages) {
   Options o = options();
   o.dtype = train::Dtype::float32;
   o.clip = 0.1;
-  Options in_pieces = o;  // the same microbatches, one after the other
+  Options in_pieces = o;  // The same microbatches, one after the other.
   in_pieces.grad_accum = o.microbatches;
   const auto one = run({.shard = 2}, in_pieces);
   for (const std::int64_t pp : {2, 4}) {
@@ -219,7 +219,7 @@ TEST(Stages, ClippedNormsHaveTheSameBitsForAnyNumberOfStages) {
 
 class StagesResume : public testing::TestWithParam<const char*> {};
 
-TEST_P(StagesResume, AnyNumberOfStagesGoesOn) {
+TEST_P(StagesResume, ResumesWithAnyNumberOfStages) {
   const auto folder = resume::folder("stages_" + std::to_string(::getpid()));
   Options o = options();
   o.optimizer = GetParam();

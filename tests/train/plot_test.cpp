@@ -1,4 +1,4 @@
-// Plots of curves that are no usual ones: flat, of one point, large, not finite.
+// Plots of unusual curves: flat, of one point, large, not finite.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,8 +10,8 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity(), kMost = std::numeric_limits<double>::max();
 
-// No coordinate is nan or inf, as a viewer would refuse.
-TEST(Plot, IsDrawnOfCurvesThatAreNoUsualOnes) {
+// No coordinate is nan or inf, which viewers refuse.
+TEST(Plot, UnusualCurvesAreDrawn) {
   const double nan = std::nan("");
   for (const std::vector<double>& values : std::vector<std::vector<double>>{
            {5}, {3e10, 3e10, 3e10}, {-1e15}, {nan}, {kInf, -kInf}, {kMost, -kMost, 2}, {1, nan, 2}, {1e16, 1e16}}) {
@@ -26,8 +26,8 @@ TEST(Plot, IsDrawnOfCurvesThatAreNoUsualOnes) {
   }
 }
 
-// What cannot be told apart from nothing is no equality.
-TEST(Plot, ShowsNoDifferenceThatIsNaNAsEqual) {
+// NaN is not reported as equality.
+TEST(Plot, NaNDifferenceIsNotEqual) {
   const auto points = [](double difference) {
     const auto svg = train::to_svg(
         {.title = "t", .curves = {{"one device", {1}}, {"run", {1}}}, .difference = {difference}, .bound = 1e-5});

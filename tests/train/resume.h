@@ -1,4 +1,4 @@
-// A run that stops and goes on elsewhere, beside the run that did neither.
+// A run that stops and resumes elsewhere, compared with an uninterrupted run.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Pitfall G8 for the whole program: training stops on one mesh and goes on at another as if it had never stopped.
+// Pitfall G8 for the full program: training stops on one mesh and resumes on another as if it had not stopped.
 #include <gtest/gtest.h>
 
 #include "resume.h"
@@ -45,8 +45,8 @@ TEST_P(Resume, G8SameCurveOnAnyMesh) {
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, Resume, testing::Values("adamw", "sgd", "shampoo", "muon"));
 
-// Saved in the background every three steps, the last of them at step 6; then the end.
-TEST_F(Resume, SavesOnTheWay) {
+// Saves in the background every three steps, the last time at step 6; then the run ends.
+TEST_F(Resume, SavesDuringTraining) {
   Options options = resume::options();
   const auto full = run({1, 2, 1}, options);
   Options first = options, rest = options;
@@ -65,14 +65,14 @@ TEST_F(Resume, MistakesAreErrors) {
   run({1, 1, 1}, options);
   options.save = "";
   options.load = folder_;
-  EXPECT_ANY_THROW(run({1, 2, 1}, options));  // nothing left to do
+  EXPECT_ANY_THROW(run({1, 2, 1}, options));  // No steps left.
   options.steps = 2;
   EXPECT_EQ(run({1, 2, 1}, options).size(), 1u);
   options.seed = 1;
-  EXPECT_ANY_THROW(run({1, 2, 1}, options));  // other batches
+  EXPECT_ANY_THROW(run({1, 2, 1}, options));  // Different batches.
   options.seed = 0;
   options.hidden = 32;
-  EXPECT_ANY_THROW(run({1, 2, 1}, options));  // another model
+  EXPECT_ANY_THROW(run({1, 2, 1}, options));  // Different model.
   options.hidden = 0;
   options.optimizer = "sgd";
   EXPECT_ANY_THROW(run({1, 2, 1}, options));

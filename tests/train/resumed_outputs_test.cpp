@@ -1,4 +1,4 @@
-// What is written of a run that goes on: its log, its pictures and its comparison are those of the steps that it has.
+// Outputs of a resumed run: its log, plots and comparison cover the steps that it ran.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -18,10 +18,10 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-class TakenUp : public testing::Test {
+class ResumedOutputs : public testing::Test {
  protected:
-  TakenUp() { fs::remove_all(folder_), fs::create_directories(folder_); }
-  ~TakenUp() override { fs::remove_all(folder_); }
+  ResumedOutputs() { fs::remove_all(folder_), fs::create_directories(folder_); }
+  ~ResumedOutputs() override { fs::remove_all(folder_); }
 
   std::string path(const char* name) const { return (folder_ / name).string(); }
 
@@ -55,12 +55,12 @@ class TakenUp : public testing::Test {
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
-  const fs::path folder_ = fs::temp_directory_path() / ("dtensor_taken_up_" + std::to_string(::getpid()));
+  const fs::path folder_ = fs::temp_directory_path() / ("dtensor_resumed_outputs_" + std::to_string(::getpid()));
   std::string error_, out_;
 };
 
-// One command line serves the first start and every later one: so does its log.
-TEST_F(TakenUp, TheLogGoesOnBehindTheStepsBefore) {
+// The same command line starts and resumes the run, with one log.
+TEST_F(ResumedOutputs, LogIsAppendedAfterEarlierSteps) {
   const Words always = {"--save",   path("run"), "--keep",         "2", "--save-every", "2",
                         "--resume", "--log",     path("log.jsonl")};
   const auto with_steps = [&](const char* steps) {
@@ -71,17 +71,17 @@ TEST_F(TakenUp, TheLogGoesOnBehindTheStepsBefore) {
   ASSERT_EQ(with_steps("3"), 0) << error_;
   ASSERT_EQ(with_steps("5"), 0) << error_;
   EXPECT_EQ(logged(), (std::vector<std::int64_t>{0, 1, 2, 3, 4}));
-  EXPECT_EQ(with_steps("5"), 2) << error_;  // nothing is left to do, and nothing is lost
+  EXPECT_EQ(with_steps("5"), 2) << error_;  // No steps left; the log is kept.
   EXPECT_EQ(logged().size(), 5U);
-  fs::remove_all(path("run") + "/step-00000005");  // it was killed before that was saved, and while it wrote a line
+  fs::remove_all(path("run") + "/step-00000005");  // As if killed before this save, while it wrote a line.
   std::ofstream(path("log.jsonl"), std::ios::app) << R"({"step":5,"lo)";
   ASSERT_EQ(with_steps("7"), 0) << error_;
   EXPECT_EQ(logged(), (std::vector<std::int64_t>{0, 1, 2, 3, 4, 5, 6}));
-  ASSERT_EQ(run({"--steps", "2", "--log", path("log.jsonl")}), 0);  // another run, from its beginning
+  ASSERT_EQ(run({"--steps", "2", "--log", path("log.jsonl")}), 0);  // A new run.
   EXPECT_EQ(logged(), (std::vector<std::int64_t>{0, 1}));
 }
 
-TEST_F(TakenUp, WhatIsNoLogIsNotKept) {
+TEST_F(ResumedOutputs, InvalidLogsAreReplaced) {
   for (const char* text :
        {"a letter\n", "[1]\n", "{\"step\":\"1\"}\n", "{\"step\":9}\n{\"step\":1}\n", "{\"step\":1}", ""}) {
     std::ofstream(path("log.jsonl")) << text;
@@ -97,7 +97,7 @@ TEST_F(TakenUp, WhatIsNoLogIsNotKept) {
   EXPECT_THROW(full.close(), std::runtime_error);
 }
 
-// The numbers below the axis.
+// The tick labels of the step axis.
 std::vector<double> steps_below(const std::string& svg) {
   std::vector<double> steps;
   const std::regex tick("text-anchor=\"middle\" >([0-9.]+)<");
@@ -106,7 +106,7 @@ std::vector<double> steps_below(const std::string& svg) {
   return steps;
 }
 
-TEST_F(TakenUp, PicturesShowTheStepsThatWereRun) {
+TEST_F(ResumedOutputs, PlotsShowTheStepsOfTheRun) {
   ASSERT_EQ(run({"--steps", "20", "--save", path("run")}, train::Kind::experts), 0) << error_;
   ASSERT_EQ(run({"--steps", "30", "--load", path("run"), "--plot", path("loss.svg"), "--load-plot", path("load.svg")},
                 train::Kind::experts),
@@ -122,15 +122,15 @@ TEST_F(TakenUp, PicturesShowTheStepsThatWereRun) {
   EXPECT_NE(content("loss.svg").find(": 10 steps of"), std::string::npos);
 }
 
-// Where training amplifies rounding, it did so before the first step of a run that goes on. The curve is that of a
-// batch which is summed in another order.
-TEST(TakenUpRun, IsComparedWithRoundingThatWasAmplifiedBefore) {
+// If training amplifies rounding, it did so before the first step of a resumed run. The reference curve sums a batch in
+// another order.
+TEST(ResumedRun, BoundIncludesRoundingOfEarlierSteps) {
   train::Options o;
   o.hidden = 16, o.layers = 1, o.batch = 4, o.seq = 8, o.steps = 80, o.lr = 0.2, o.warmup = 1;
   const auto corpus = train::Corpus::read({dtensor::test::data_path("transformer.json")}, o.seq);
   auto records = train::train_on_one_device(o, corpus, /*pieces=*/2);
   const auto full_tensor = train::compare_with_one_device(o, corpus, records);
-  EXPECT_EQ(full_tensor.first_bound, 1e-5);  // of step 0
+  EXPECT_EQ(full_tensor.first_bound, 1e-5);  // Of step 0.
   EXPECT_TRUE(full_tensor.equal());
   records.erase(records.begin(), records.begin() + 70);
   const auto rest = train::compare_with_one_device(o, corpus, records);

@@ -1,5 +1,5 @@
-// Shampoo in the training program: 36 steps, of which all but the first are preconditioned by roots that are taken anew
-// every third step, on every layout as on one device; born on the meta device, saved and taken up again.
+// Shampoo in the training program on every layout, compared with one device: 36 steps, all except the first
+// preconditioned, with new roots every third step. It starts on the meta device, is saved and resumed.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -42,7 +42,7 @@ double apart(const std::vector<double>& a, const std::vector<double>& b) {
   return *std::max_element(differences.begin(), differences.end());
 }
 
-TEST(ShampooInTrain, IsOneDevicesOnEveryLayout) {
+TEST(ShampooInTrain, MatchesSingleDeviceOnEveryLayout) {
   for (const char* grafting : {"adam", "none"}) {
     auto o = options();
     o.shampoo.grafting = grafting;
@@ -55,8 +55,8 @@ TEST(ShampooInTrain, IsOneDevicesOnEveryLayout) {
   }
 }
 
-// Before the first root, and after it: the preconditioner acts from there on, and again whenever it is renewed.
-TEST(ShampooInTrain, ThePreconditionerActs) {
+// Before and after the first roots: the preconditioner has an effect from there on, and again after each update.
+TEST(ShampooInTrain, PreconditionerHasAnEffect) {
   auto o = options();
   const auto curve = train::losses(train::train_on_one_device(o, corpus()));
   o.shampoo.start = 1000;
@@ -70,7 +70,7 @@ TEST(ShampooInTrain, ThePreconditionerActs) {
   EXPECT_GT(apart(curve, never), 1e-3);
 }
 
-TEST(ShampooInTrain, GoesOnFromACheckpointOnAnotherMesh) {
+TEST(ShampooInTrain, ResumesOnAnotherMesh) {
   const auto folder = std::filesystem::temp_directory_path() / ("dtensor_shampoo_" + std::to_string(::getpid()));
   auto o = options();
   const auto full = on(o, {1, 4, 1});

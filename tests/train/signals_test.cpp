@@ -1,5 +1,5 @@
-// A run that is asked to leave saves at the next step on all ranks and ends with a status of its own; it goes on from
-// there as if it had not been left.
+// A run that receives a termination signal saves at the next step on all ranks and exits with a separate status. It
+// resumes as if it had not stopped.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -21,7 +21,7 @@ class Leave : public testing::Test {
   Leave() { fs::remove_all(folder_); }
   ~Leave() override { fs::remove_all(folder_); }
 
-  // On `ranks` thread ranks; the signal comes after `at` of its steps, on whatever thread.
+  // On `ranks` thread ranks; the signal arrives after `at` steps on any thread.
   std::vector<StepRecord> run(int ranks, Options options, std::int64_t at = -1, int signal = SIGTERM) {
     options.mesh = train::MeshShape{.shard = ranks};
     std::vector<StepRecord> records;
@@ -47,13 +47,13 @@ class Leave : public testing::Test {
   const std::string folder_ = resume::folder("leave_" + std::to_string(::getpid()));
 };
 
-TEST_F(Leave, ARunLeftOnEitherSignalGoesOnOnOtherRanks) {
+TEST_F(Leave, RunStoppedByEitherSignalResumesOnOtherRanks) {
   const auto full = run(2, resume::options());
   for (const std::int64_t keep : {0, 2}) {
     for (const int signal : {SIGTERM, SIGUSR1}) {
       fs::remove_all(folder_);
       const auto first = run(2, saving(keep), 4, signal);
-      // Ranks look after the step; the other one may have looked before the signal came.
+      // Ranks check after the step; the other rank may have checked before the signal arrived.
       ASSERT_TRUE(first.size() == 5 || first.size() == 6) << first.size();
       EXPECT_EQ(first.back().stop_signal, signal);
       EXPECT_LE(resume::largest_difference(first, full), 1e-9);
@@ -69,13 +69,13 @@ TEST_F(Leave, ARunLeftOnEitherSignalGoesOnOnOtherRanks) {
   }
 }
 
-TEST_F(Leave, OnTheLastStepItIsDone) {
+TEST_F(Leave, SignalInTheLastStepEndsNormally) {
   const auto records = run(2, saving(0), 9);
   EXPECT_EQ(records.size(), 10U);
   EXPECT_EQ(records.back().stop_signal, 0);
 }
 
-TEST_F(Leave, RotatesAndPassesOverWhatIsDamaged) {
+TEST_F(Leave, RotatesAndSkipsDamagedCheckpoints) {
   Options first = saving(2);
   first.steps = 9;
   const auto full = run(2, resume::options());
@@ -92,9 +92,9 @@ TEST_F(Leave, RotatesAndPassesOverWhatIsDamaged) {
   EXPECT_LE(resume::largest_difference(rest, full), 1e-9);
 }
 
-// What comes when all is saved ends the program: the comparison behind it is not worth waiting for.
-TEST_F(Leave, ASignalWithinTheComparisonEndsTheProgram) {
-  ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fork would lack the pool's threads
+// A signal after the last save ends the program at once, during the comparison.
+TEST_F(Leave, SignalDuringTheComparisonEndsTheProgram) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // A fork would lack the pool's threads.
   std::vector<std::string> words = {
       "train", "--hidden", "16",  "--layers", "1",     "--batch",   "4",      "--seq",
       "16",    "--steps",  "100", "--save",   folder_, "--compare", "--data", resume::options().data[0]};
@@ -108,12 +108,12 @@ TEST_F(Leave, ASignalWithinTheComparisonEndsTheProgram) {
     }).detach();
     std::_Exit(train::run_program(train::Kind::dense, static_cast<int>(words.size()), argv.data()));
   };
-  // Where the comparison starts it says so, but for a signal that comes just before.
+  // The program prints when the comparison starts, unless a signal arrives just before.
   EXPECT_EXIT(compare(), testing::KilledBySignal(SIGTERM), "step 100/100");
 }
 
-// The program's own status, by the way that a user starts it.
-TEST_F(Leave, TheProgramEndsWithAStatusOfItsOwn) {
+// The exit status of the program, started as a user does.
+TEST_F(Leave, ProgramExitsWithASeparateStatus) {
   std::vector<std::string> words = {"train",
                                     "--hidden",
                                     "16",

@@ -1,5 +1,5 @@
-// Any run of the program trains as one device does: whatever its stages, what runs inside them, the batch and the split
-// of its sequences.
+// Any run of the program trains as one device does, with any stages, parallelism within stages, batch and split of
+// sequences.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -18,7 +18,7 @@ T one_of(std::initializer_list<T> values) {
   return *rc::gen::elementOf(std::vector<T>(values));
 }
 
-// Of up to 8 ranks.
+// A mesh of up to 8 ranks.
 MeshShape any_mesh() {
   MeshShape mesh{.pp = one_of<std::int64_t>({1, 2, 2, 3, 4})};
   for (std::int64_t* axis : {&mesh.shard, &mesh.tp, &mesh.cp, &mesh.replicate}) {
@@ -91,7 +91,7 @@ void any_pipeline_has_the_curve_of_one_device() {
 }
 
 // A run takes seconds.
-TEST(Stages, AnyPipelineHasTheCurveOfOneDevice) {
+TEST(Stages, AnyPipelineMatchesSingleDevice) {
   dtensor::test::check_property("any pipeline has the curve of one device", any_pipeline_has_the_curve_of_one_device,
                                 12);
 }

@@ -1,5 +1,5 @@
-// Event files are what TensorBoard reads: TensorFlow's records with their checksums, protocol buffers in them. Decoded
-// here by the formats' definitions, not by the writer's code.
+// Event files for TensorBoard: TFRecord files with checksums that contain protocol buffers. They are decoded here by
+// the definitions of the formats.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,7 +23,7 @@ class Folder {
   }
   ~Folder() { fs::remove_all(path_); }
   std::string str() const { return path_.string(); }
-  std::string content() const {  // of its only file
+  std::string content() const {  // Of the only file in the folder.
     std::ifstream in(fs::directory_iterator(path_)->path(), std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
@@ -46,7 +46,7 @@ Number number_at(std::string_view bytes, std::size_t at) {
   return value;
 }
 
-// One protocol buffer, field by field.
+// Parses a protocol buffer field by field.
 class Message {
  public:
   explicit Message(std::string_view bytes) : rest_(bytes) {}
@@ -111,13 +111,13 @@ Scalar scalar_of(std::string_view event) {
   return scalar;
 }
 
-TEST(TensorBoard, ChecksumsAreCastagnolis) {
+TEST(TensorBoard, ChecksumsAreCrc32c) {
   EXPECT_EQ(train::crc32c("123456789"), 0xe3069283u);
   EXPECT_EQ(train::crc32c(std::string(32, '\0')), 0x8a9136aau);  // RFC 3720, B.4
   EXPECT_EQ(train::crc32c(std::string(32, '\xff')), 0x62a8ab43u);
 }
 
-TEST(TensorBoard, WritesAVersionAndScalars) {
+TEST(TensorBoard, WritesVersionAndScalars) {
   const Folder folder("tensorboard");
   train::TensorBoard board(folder.str());
   board.add("loss", 1, 2.5);
@@ -135,7 +135,7 @@ TEST(TensorBoard, WritesAVersionAndScalars) {
   EXPECT_NE(fs::directory_iterator(folder.str())->path().filename().string().find("tfevents"), std::string::npos);
 }
 
-TEST(TensorBoard, ARunTellsEachStepAndItsEvaluations) {
+TEST(TensorBoard, RunWritesEachStepAndItsEvaluations) {
   const Folder folder("run_output");
   train::RunFlags flags;
   flags.steps = 2, flags.tensorboard = folder.str();
@@ -150,7 +150,7 @@ TEST(TensorBoard, ARunTellsEachStepAndItsEvaluations) {
   output.close(), others.close();
   std::vector<Scalar> scalars;
   for (const auto& event : records(folder.content())) scalars.push_back(scalar_of(event));
-  const std::vector<Scalar> expected = {{"", 0, 0},  // the version
+  const std::vector<Scalar> expected = {{"", 0, 0},  // The version.
                                         {"loss", 1, 2},
                                         {"gradient norm", 1, 3},
                                         {"learning rate", 1, 0.5},

@@ -1,4 +1,4 @@
-// Models train on a tokenizer's tokens, whose ids fill a vocabulary that is split over ranks.
+// Models train on a tokenizer's tokens with a vocabulary that is split over ranks.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -37,7 +37,7 @@ void expect_one_device(train::Options o, const train::Corpus& corpus, const std:
   }
 }
 
-TEST(Tokenizer, ModelsTrainOnItsTokens) {
+TEST(Tokenizer, ModelsTrainOnTokens) {
   auto o = options();
   o.vocabulary = shipped().size();
   const auto corpus = train::Corpus::read({dtensor::test::data_path("optim.json")}, o.seq, &shipped());
@@ -45,8 +45,8 @@ TEST(Tokenizer, ModelsTrainOnItsTokens) {
   expect_one_device(o, corpus, {{1, 1, 2}, {1, 2, 1}});
 }
 
-// Its end of a text ends each file and each piece of text in a sequence, beyond which attention does not see.
-TEST(Tokenizer, ItsEndOfATextEndsDocuments) {
+// The end-of-text token ends each file and each piece of text in a sequence; attention does not cross it.
+TEST(Tokenizer, EndOfTextTokenEndsDocuments) {
   const auto folder = std::filesystem::temp_directory_path() / ("dtensor_documents_" + std::to_string(::getpid()));
   std::filesystem::create_directories(folder);
   std::ofstream(folder / "a.txt") << "int a;";
@@ -77,9 +77,9 @@ TEST(Tokenizer, ItsEndOfATextEndsDocuments) {
   }
 }
 
-// 50257 is odd: two ranks of tp hold 25129 and 25128 classes. Ids and targets are from all over the vocabulary, so that
-// both look up and both are aimed at.
-TEST(Tokenizer, AVocabularyOf50257IsUsedOnBothRanks) {
+// 50257 is odd: two ranks of tp have 25129 and 25128 classes. Ids and targets cover the vocabulary, so both ranks look
+// up ids and have targets.
+TEST(Tokenizer, VocabularyOf50257IsUsedOnBothRanks) {
   auto o = options();
   o.vocabulary = 50257;
   std::vector<std::int32_t> tokens;

@@ -1,5 +1,5 @@
-// The trace of a run says when each step, phase and module ran, what operators got, who met in which collective, and
-// what memory was held.
+// The trace of a run shows when each step, phase and module ran, the operands of operators, the ranks of each
+// collective, and allocated memory.
 #include "train/trace.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ nlohmann::json trace_of(const train::Options& o, int ranks) {
   return json["traceEvents"];
 }
 
-// Names of the slices of a rank's row.
+// Names of the slices in a rank's row.
 std::map<std::string, int> row(const nlohmann::json& events, int rank, int tid) {
   std::map<std::string, int> names;
   for (const auto& e : events) {

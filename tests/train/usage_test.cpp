@@ -1,4 +1,5 @@
-// What cannot be is one line and status 2, whoever of the program's parts finds it; what can be is not refused.
+// Invalid arguments give one error line and status 2, whichever part of the program detects them. Valid ones are
+// accepted.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +32,7 @@ void expect_rejected(Kind program, const Words& words, const std::string& messag
   EXPECT_EQ(error.find("rank "), std::string::npos) << error;
 }
 
-TEST(Usage, OfWhatTheRanksFindOutIsToldByTheProgram) {
+TEST(Usage, ErrorsOfRanksAreReportedByTheProgram) {
   const auto saved = (fs::temp_directory_path() / ("dtensor_usage_" + std::to_string(::getpid()))).string();
   const Words small = {"--hidden", "16", "--layers", "1", "--steps"};
   const auto with = [&](Words more) {
@@ -54,8 +55,8 @@ TEST(Usage, OfWhatTheRanksFindOutIsToldByTheProgram) {
   fs::remove_all(saved);
 }
 
-// The newest checkpoint of such a folder would be that of the other run.
-TEST(Usage, ARunThatIsTakenUpElsewhereDoesNotMixWithAnother) {
+// The newest checkpoint of such a folder would belong to the other run.
+TEST(Usage, ResumedRunDoesNotSaveIntoTheFolderOfAnotherRun) {
   const auto root = fs::temp_directory_path() / ("dtensor_mix_" + std::to_string(::getpid()));
   const auto a = (root / "a").string(), b = (root / "b").string();
   const auto train = [](const std::string& save, const char* steps, const Words& more) {
@@ -71,8 +72,8 @@ TEST(Usage, ARunThatIsTakenUpElsewhereDoesNotMixWithAnother) {
   fs::remove_all(root);
 }
 
-// Its batches would be others from there on, without a word.
-TEST(Usage, ARunGoesOnWithTheTextThatItBeganWith) {
+// With another text its batches would differ from there on.
+TEST(Usage, ResumingWithAnotherTextIsRefused) {
   const auto root = fs::temp_directory_path() / ("dtensor_text_" + std::to_string(::getpid()));
   const auto bytes = (root / "bytes").string(), packed = (root / "packed").string();
   fs::create_directories(root);
@@ -99,12 +100,12 @@ TEST(Usage, ARunGoesOnWithTheTextThatItBeganWith) {
   says(train("a.txt", "3", {"--load", bytes, "--documents"}, true), bytes + " was trained without --documents");
   says(train("a.txt", "3", {"--load", packed}, true), packed + " was trained with --documents");
   fs::rename(root / "a.txt", root / "moved.txt");
-  train("moved.txt", "3", on_two);  // the same text, wherever it is
+  train("moved.txt", "3", on_two);  // The same text in another file.
   fs::remove_all(root);
 }
 
-// The same parameters, of another function.
-TEST(Usage, ARunGoesOnWithTheModelThatItBeganWith) {
+// The same parameters of a different function.
+TEST(Usage, ResumingWithAnotherModelIsRefused) {
   const auto saved = (fs::temp_directory_path() / ("dtensor_model_" + std::to_string(::getpid()))).string();
   const auto words = [&](Kind kind, const char* flag, const char* steps, const Words& more) {
     Words all = {"--hidden", "16", "--layers", "1", "--steps", steps, flag, saved};
@@ -144,9 +145,8 @@ TEST(Usage, ARunGoesOnWithTheModelThatItBeganWith) {
   }
 }
 
-// A shell's variable that is not set was no flag at all: nothing was saved, or a run began anew and replaced what it
-// was to go on from.
-TEST(Usage, EmptyTextsAreRefused) {
+// An unset shell variable passes an empty string, which must not be treated as a missing flag.
+TEST(Usage, EmptyStringsAreRefused) {
   for (const char* flag : {"--save", "--load", "--resume", "--log", "--plot", "--tensorboard", "--mesh", "--tokenizer",
                            "--trace", "--memory-plot", "--data"}) {
     expect_rejected(Kind::dense, {"--steps", "1", flag, ""}, std::string(flag) + ": nothing is given");
@@ -154,15 +154,15 @@ TEST(Usage, EmptyTextsAreRefused) {
   expect_rejected(Kind::experts, {"--steps", "1", "--load-plot", ""}, "--load-plot: nothing is given");
 }
 
-TEST(Usage, NoRangeHoldsNaN) {
+TEST(Usage, NaNIsRefused) {
   for (const char* flag : {"--lr", "--clip", "--dropout"}) {
     expect_rejected(Kind::dense, {"--steps", "1", flag, "nan"}, std::string(flag) + ": nan is no number");
   }
   expect_rejected(Kind::experts, {"--steps", "1", "--jitter", "-NaN"}, "--jitter: -NaN is no number");
 }
 
-// 0x2 was taken for 2 by one reader and for 0 by the next, which divided by it.
-TEST(Usage, OfReshardAfterForwardIsDecimal) {
+// Only decimal numbers are accepted, so that all parsers read the same value (0x2 is 2 or 0).
+TEST(Usage, ReshardAfterForwardMustBeDecimal) {
   for (const char* text : {"0x2", "0b10", "2.0", "-1", "0", "", "yes", "99999999999"}) {
     expect_rejected(Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", text}, "--reshard-after-forward: '");
   }
@@ -174,14 +174,14 @@ TEST(Usage, OfReshardAfterForwardIsDecimal) {
   }
 }
 
-TEST(Usage, WidthsAndCapacitiesBelowNothingAreRefused) {
+TEST(Usage, NegativeWidthsAndCapacitiesAreRefused) {
   for (const Words& words : std::vector<Words>{{"--ffn", "-3"}, {"--ffn", "0"}, {"--shared", "-3"}}) {
     expect_rejected(Kind::experts, words, words[0]);
   }
   expect_rejected(Kind::experts, {"--dispatcher", "capacity", "--capacity", "-1"}, "--capacity");
 }
 
-TEST(Usage, EveryBackendCanBeInsistedOn) {
+TEST(Usage, EveryBackendCanBeRequired) {
   const Words small = {"--hidden", "16", "--layers", "1", "--steps", "1", "--backend"};
   for (const char* backend : {"local", "socket"}) {
     Words words = small;
