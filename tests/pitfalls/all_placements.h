@@ -1,5 +1,6 @@
-// Properties over meshes, draws and placements: a function of plain tensors, run on DTensors, gives the values and
-// gradients of one device. Failures are thrown, so that rapidcheck counts and shrinks them, and name the placements.
+// Properties over meshes, draws and placements: a function of regular tensors, called with DTensors, gives the values
+// and gradients of one device. Failures are exceptions that name the placements, so that rapidcheck counts and shrinks
+// them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@ inline at::Tensor full_of(const at::Tensor& t) { return is_dtensor(t) ? DTensor(
 
 inline void require_close(const at::Tensor& actual, const at::Tensor& expected, const std::string& what,
                           double tolerance = 1e-8) {
-  TORCH_CHECK(actual.defined() == expected.defined(), what, ": defined on one side only");
+  TORCH_CHECK(actual.defined() == expected.defined(), what, ": expected both results to be defined, or neither");
   if (!expected.defined()) return;
   const auto got = full_of(actual);
   const auto wide = [](const at::Tensor& t) { return t.to(t.is_complex() ? at::kComplexDouble : at::kDouble); };
@@ -28,12 +29,12 @@ inline void require_close(const at::Tensor& actual, const at::Tensor& expected, 
               "\nactual\n", got);
 }
 
-// Bit for bit, and shapes too.
+// Bit-equal values and equal sizes.
 inline void require_same(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
   TORCH_CHECK(at::equal(actual, expected), what, "\nexpected\n", expected, "\nactual\n", actual);
 }
 
-// Draw::placements, with strided shards (with and without the axes that they stride over), zigzag ones and averages.
+// Draw::placements, and also strided shards (with and without the axes of their stride), zigzag shards and averages.
 inline Placement any_placement(Draw& draw, std::int64_t tensor_ndim, bool partial) {
   const auto pick = draw.integer(-2, 2 * tensor_ndim - 1);
   if (pick == -2 && partial) return Partial(draw.coin() ? ReduceOp::sum : ReduceOp::avg);
@@ -49,7 +50,7 @@ inline Placements any_placements(Draw& draw, const DeviceMesh& mesh, std::int64_
   return result;
 }
 
-// The same with ragged and more zigzag shards among them.
+// The same with ragged shards and more zigzag shards.
 inline Placements any_layout(Draw& draw, const DeviceMesh& mesh, const at::Tensor& tensor, bool partial = true) {
   return draw.replace_some_shards(any_placements(draw, mesh, tensor.dim(), partial), mesh, tensor.sizes());
 }
@@ -58,7 +59,7 @@ inline Placements all_axes(const DeviceMesh& mesh, Placement placement) {
   return Placements(static_cast<std::size_t>(mesh.ndim()), placement);
 }
 
-// `body` on every rank of random meshes, with equal draws on all of them.
+// Runs `body` on every rank of random meshes, with equal draws on all ranks.
 inline void for_all(const char* name, const std::function<void(const DeviceMesh&, Draw&)>& body,
                     const std::vector<Shape>& shapes = mesh_shapes()) {
   EXPECT_TRUE(rc::check(name, [&] {
@@ -71,7 +72,7 @@ inline void for_all(const char* name, const std::function<void(const DeviceMesh&
   }));
 }
 
-// Whether `fn` raises; on all ranks or on none.
+// Whether `fn` throws. Fails if only some ranks throw.
 inline bool raises(const DeviceMesh& mesh, const std::function<void()>& fn) {
   bool raised = false;
   try {
@@ -86,7 +87,7 @@ inline bool raises(const DeviceMesh& mesh, const std::function<void()>& fn) {
   return raised;
 }
 
-// This rank's part of a tensor that every rank holds whole.
+// The local tensor on this rank of a tensor that all ranks have.
 inline at::Tensor part_of(at::Tensor unsharded, const DeviceMesh& mesh, const Placements& placements) {
   for (std::int64_t d = 0; d < unsharded.dim(); ++d) {
     std::vector<at::Tensor> pieces{unsharded.narrow(d, 0, 0)};
@@ -97,8 +98,8 @@ inline at::Tensor part_of(at::Tensor unsharded, const DeviceMesh& mesh, const Pl
   return unsharded;
 }
 
-// As distribute_tensor, but every rank of a Partial axis holds another share, of any sign: what a wrong rule for
-// Partial operands does shows.
+// Like distribute_tensor, but the ranks of a Partial axis get different values of any sign, to detect wrong rules for
+// Partial operands.
 inline DTensor place_unequal(Draw& draw, const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements) {
   auto share = t;
   bool partial = false;
@@ -109,7 +110,7 @@ inline DTensor place_unequal(Draw& draw, const at::Tensor& t, const DeviceMesh& 
     if (placements[a].is_partial(ReduceOp::sum) && mine > 0) share = at::zeros_like(t);
     auto rest = at::zeros_like(t);
     for (std::int64_t r = 0; r < ranks; ++r) {
-      // Few bits, so that sums are exact where the values have few (ties stay ties).
+      // Values have few bits, so that sums are exact if the inputs have few bits (ties stay ties).
       const auto drawn = (draw.normal(t.sizes().vec()) * 64).round().div(64).to(t.scalar_type());
       const auto noise = r + 1 < ranks ? drawn : -rest;
       rest = rest + noise;
@@ -121,10 +122,10 @@ inline DTensor place_unequal(Draw& draw, const at::Tensor& t, const DeviceMesh& 
 }
 
 struct Everywhere {
-  bool partial = true;  // whether inputs may be Partial
+  bool partial = true;  // Whether inputs may be Partial.
   double tolerance = 1e-8;
   bool grad = true;
-  bool frozen = false;  // some inputs, at random
+  bool frozen = false;  // Some inputs, at random, do not require grad.
 };
 
 inline std::vector<at::Tensor> as_leaves(std::vector<at::Tensor> tensors, const std::vector<bool>& trained) {
@@ -135,7 +136,7 @@ inline std::vector<at::Tensor> as_leaves(std::vector<at::Tensor> tensors, const 
   return tensors;
 }
 
-// Operators leave out the gradients of what is frozen: all of them, or of some inputs at random.
+// Operators skip gradients of frozen inputs: of all inputs, or of some at random.
 inline std::vector<bool> drawn_trained(Draw& draw, std::size_t inputs, const Everywhere& how) {
   std::vector<bool> trained(inputs, how.grad);
   for (std::size_t k = 0; how.grad && how.frozen && k < inputs; ++k) trained[k] = draw.coin();
@@ -147,7 +148,7 @@ inline void run_backward(const at::Tensor& result, const at::Tensor& weight) {
   (sum.is_complex() ? at::real(sum) : sum).backward();
 }
 
-// fn on `inputs`, each placed by `place`; floating inputs require grad.
+// Calls fn on `inputs`, each distributed by `place`; floating-point inputs require grad.
 inline void equal_placed(const DeviceMesh& mesh, Draw& draw, std::string what, const std::vector<at::Tensor>& inputs,
                          const Function& fn, const std::function<Placements(const at::Tensor&)>& place,
                          const Everywhere& how = {}) {
@@ -164,7 +165,7 @@ inline void equal_placed(const DeviceMesh& mesh, Draw& draw, std::string what, c
   const auto actual = fn(sharded);
   require_close(actual.detach(), expected.detach(), what, how.tolerance);
   if (!expected.requires_grad()) return;
-  TORCH_CHECK(actual.requires_grad(), what, ": the result lost its gradient");
+  TORCH_CHECK(actual.requires_grad(), what, ": expected a result that requires grad");
   const auto weight = draw.normal(expected.sizes().vec()).to(expected.scalar_type());
   run_backward(expected, weight);
   run_backward(actual, distribute_tensor(weight, mesh, any_layout(draw, mesh, weight, false)));
@@ -180,8 +181,8 @@ inline void equal_here(const DeviceMesh& mesh, Draw& draw, const std::string& wh
       [&](const at::Tensor& t) { return any_layout(draw, mesh, t, how.partial && t.is_floating_point()); }, how);
 }
 
-// On all meshes: first every input sharded along one dimension (nested on meshes of several axes), then at random, at
-// last with inputs that are frozen.
+// On all meshes: first every input sharded along one dimension (nested on meshes of several axes), then with random
+// placements, and finally with frozen inputs.
 inline void equal_everywhere(const char* name, const std::vector<at::Tensor>& inputs, const Function& fn,
                              bool partial = true, int tries = 8, double tolerance = 1e-8) {
   for (const Shape& shape : mesh_shapes()) {

@@ -1,5 +1,5 @@
-// What moves: bytes (H1) and collectives of the usual operators (H2, H3); and that a rule's promise is checked (rule
-// 2).
+// Communication: bytes (H1) and collectives of common operators (H2, H3), and the check of local results against the
+// rule (rule 2).
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
 
@@ -27,8 +27,8 @@ Moved moved_by(const std::function<void()>& fn) {
   return moved;
 }
 
-// What ranks receive when placements change places: no more than they lack.
-TEST(Counts, PermutationsMoveWhatIsLackingH1) {
+// Ranks receive only the elements that they lack if shards are permuted.
+TEST(Counts, PermutationsMoveOnlyMissingElementsH1) {
   const std::vector<std::pair<Placements, Placements>> pairs{{{Shard(0), Shard(1)}, {Shard(1), Shard(0)}},
                                                              {{Shard(0), Replicate()}, {Replicate(), Shard(0)}},
                                                              {{Shard(1), Shard(0)}, {Shard(0), Shard(1)}},
@@ -56,7 +56,7 @@ struct Quiet {
   Shape x;
   Placement where;
   std::function<at::Tensor(const at::Tensor&, const DeviceMesh&)> run;
-  std::size_t forward = 0, backward = 0;  // collectives
+  std::size_t forward = 0, backward = 0;  // Number of collectives.
 };
 
 at::Tensor full(const Shape& sizes, const DeviceMesh& mesh) { return rand(sizes, mesh, {}, at::kDouble); }
@@ -87,7 +87,7 @@ std::vector<Quiet> quiet_operators() {
       {"batches", {8, 3, 6}, Shard(0), [](auto& x, auto&) { return at::bmm(x, x.transpose(1, 2)); }},
       {"softmax", {8, 6}, Shard(0), [](auto& x, auto&) { return x.softmax(1); }},
       {"layer norm", {8, 3, 6}, Shard(0), [](auto& x, auto& m) { return at::layer_norm(x, {6}, full({6}, m)); }},
-      {"sum of the others", {8, 6}, Shard(0), [](auto& x, auto&) { return x.sum(1); }},
+      {"sum over the unsharded dimension", {8, 6}, Shard(0), [](auto& x, auto&) { return x.sum(1); }},
       {"sum of all", {8, 6}, Shard(0), [](auto& x, auto&) { return x.sum(); }},
       {"mean", {7, 6}, Shard(0), [](auto& x, auto&) { return x.mean(); }},
       {"mse", {7, 6}, Shard(0), [](auto& x, auto&) { return at::mse_loss(x, x.detach().square()); }},
@@ -124,16 +124,16 @@ std::vector<Quiet> quiet_operators() {
          return at::cat({x, x * 2}, 1);
        }},
       {"dropout", {8, 6}, Shard(0), [](auto& x, auto&) { return at::dropout(x, 0.5, true); }},
-      {"cumsum of the others", {8, 6}, Shard(0), [](auto& x, auto&) { return x.cumsum(1); }},
-      {"sort of the others", {8, 6}, Shard(0), [](auto& x, auto&) { return std::get<0>(x.sort(1)); }},
+      {"cumsum over the unsharded dimension", {8, 6}, Shard(0), [](auto& x, auto&) { return x.cumsum(1); }},
+      {"sort of the unsharded dimension", {8, 6}, Shard(0), [](auto& x, auto&) { return std::get<0>(x.sort(1)); }},
   };
 }
 
-TEST(Counts, UsualOperatorsNeedNoCommunicationH2) {
+TEST(Counts, CommonOperatorsNeedNoCommunicationH2) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto& q : quiet_operators()) {
       const auto x = distribute_tensor(Draw(3).normal(q.x), mesh, {q.where}).requires_grad_();
-      for (int pass : {0, 1}) {  // plain constants are compared when a decision is made
+      for (int pass : {0, 1}) {  // Regular constants are compared when a decision is made.
         at::Tensor y;
         const auto forward = moved_by([&] { y = q.run(x, mesh); });
         const auto weight = at::ones_like(y);
@@ -146,13 +146,13 @@ TEST(Counts, UsualOperatorsNeedNoCommunicationH2) {
   });
 }
 
-// Along the sharded dimension itself: two rows of numbers for a softmax, one total a rank for a scan, k candidates a
-// rank.
+// Along the sharded dimension: two values for each row of a softmax, one total for each rank of a scan, k candidates
+// for each rank of topk.
 TEST(Counts, ReductionsAlongTheSplitDimensionAreSmallH3) {
   for (const Shape& shape : {Shape{2}, Shape{3}}) {
     on_mesh(shape, [](const DeviceMesh& mesh) {
       const auto others = mesh.size() - 1;
-      const std::int64_t rows = 64, row = rows * 8;  // bytes of a number for each row
+      const std::int64_t rows = 64, row = rows * 8;  // Bytes of one value for each row.
       const auto regular = Draw(1).normal({64, 64});
       const auto x = distribute_tensor(regular, mesh, {Shard(1)});
       const auto check = [&](const char* name, const Function& fn, std::size_t collectives, std::int64_t bytes) {
@@ -171,7 +171,7 @@ TEST(Counts, ReductionsAlongTheSplitDimensionAreSmallH3) {
           "cumsum", [](const auto& t) { return t[0].cumsum(1); }, 1, others * row);
       check(
           "topk", [](const auto& t) { return std::get<0>(t[0].topk(3, 1)); }, 2,
-          2 * 4 * others * row);  // one more shows ties
+          2 * 4 * others * row);  // One more detects ties.
       check(
           "argmax", [](const auto& t) { return t[0].argmax(1); }, 2, 2 * others * row);
       check(
@@ -186,12 +186,12 @@ TEST(Counts, ReductionsAlongTheSplitDimensionAreSmallH3) {
 
 struct Heads {
   std::int64_t query, key;
-  Placement where;  // of keys and values
+  Placement where;  // Of keys and values.
 };
 
-// Query heads in groups over fewer heads of keys and values: the groups of a rank need its own keys alone. One head of
-// keys for all is with every rank.
-TEST(Counts, GroupedHeadsStayWhereTheyAreH2) {
+// Groups of query heads share heads of keys and values: a rank's groups need only its own keys. A single head of keys
+// is replicated.
+TEST(Counts, GroupedHeadsNeedNoCommunicationH2) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const Heads& heads : {Heads{8, 8, Shard(1)}, {8, 4, Shard(1)}, {8, 2, Shard(1)}, {8, 1, Replicate()}}) {
       for (const int variant : {0, 1, 2, 3}) {
@@ -216,10 +216,10 @@ TEST(Counts, GroupedHeadsStayWhereTheyAreH2) {
           const auto y = run(inputs);
           gradients = torch::autograd::grad({y}, inputs, {at::ones_like(y)});
         };
-        step();  // a plain mask is compared when a decision is made
+        step();  // A regular mask is compared when a decision is made.
         const auto moved = moved_by(step);
         const auto what = c10::str(heads.query, " over ", heads.key, " heads, variant ", variant);
-        // A leaf's gradient is summed where the leaf is replicated.
+        // The gradient of a replicated leaf is reduced.
         EXPECT_EQ(moved.collectives, heads.where.is_replicate() ? 2u : 0u) << what << ": " << moved.names;
         const auto y = run(regular);
         require_close(run(inputs), y, what);
@@ -230,8 +230,8 @@ TEST(Counts, GroupedHeadsStayWhereTheyAreH2) {
   });
 }
 
-// Column-parallel projections, grouped attention, a row-parallel one: a sum forward and a sum backward for each block.
-TEST(Counts, ABlockOfGroupedAttentionReducesTwiceH2) {
+// Column-wise projections, grouped attention and a row-wise projection: one all-reduce in forward and one in backward.
+TEST(Counts, GroupedAttentionBlockReducesTwiceH2) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const std::int64_t heads = 4, groups = 2, features = 4, width = 8, blocks = 3;
     Draw draw(5);
@@ -269,8 +269,8 @@ TORCH_LIBRARY(pitfalls, m) {
   m.impl("half", c10::DispatchKey::CPU, [](const at::Tensor& x) { return x.narrow(0, 0, x.size(0) / 2).clone(); });
 }
 
-// The rule promises as many rows as came in; the kernel gives half of them.
-TEST(Counts, LocalShapesAreComparedWithTheirSpecRule2) {
+// The rule promises the number of rows of the operand; the kernel returns half of them.
+TEST(Counts, LocalSizesAreComparedWithTheSpecRule2) {
   RuleBook::get().rule("pitfalls::half", "mn -> mn").no_meta();
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const Checked checked;

@@ -1,5 +1,4 @@
-// Experts spread over ranks, some of which have no tokens: gradients and steps are those of one device (PITFALLS E3,
-// H6).
+// Expert parallelism where some ranks have no tokens: gradients and steps equal those of one device (PITFALLS E3, H6).
 #include "dtensor/moe.h"
 #include "pitfalls/all_placements.h"
 
@@ -22,7 +21,7 @@ void fill(MixtureOfExperts& layer, std::uint64_t seed) {
   for (const auto& [name, p] : layer.named_parameters()) *p = draw.normal(p->sizes().vec()).requires_grad_();
 }
 
-// Forward, backward and two steps of AdamW over a batch of `rows` tokens. Which gradients were undefined is noted.
+// Forward, backward and two steps of AdamW over a batch of `rows` tokens. Returns the names of undefined gradients.
 std::string train(MixtureOfExperts& layer, const at::Tensor& x) {
   std::string missing;
   AdamW optimizer(layer.parameters(), {.lr = 0.01, .fused = false});
@@ -41,7 +40,7 @@ std::string train(MixtureOfExperts& layer, const at::Tensor& x) {
   return missing;
 }
 
-// `rows` of a batch that is cut over all ranks: with fewer rows than ranks, some have none; with none, all.
+// A batch of `rows` that is split over all ranks: with fewer rows than ranks, some ranks have none.
 void check_experts(std::uint64_t seed) {
   Draw draw(seed);
   const auto options = layer_options(draw);
@@ -64,7 +63,7 @@ void check_experts(std::uint64_t seed) {
     layer.set_dispatch(kind);
     const auto missing = train(layer, distribute_tensor(x, mesh, all_axes(mesh, Shard(0))));
     const auto what = c10::str(rows, " rows on ", ranks, " ranks, ep ", ep, " dispatch ", static_cast<int>(kind));
-    TORCH_CHECK(missing.empty(), what, ": no gradient for ", missing);
+    TORCH_CHECK(missing.empty(), what, ": expected all gradients to be defined, missing ", missing);
     const auto mine = layer.parameters(), theirs = one.parameters();
     for (std::size_t i = 0; i < theirs.size(); ++i) {
       auto wanted = theirs[i].grad();
@@ -75,7 +74,7 @@ void check_experts(std::uint64_t seed) {
   });
 }
 
-TEST(Experts, GradientsAndStepsAreOneDevicesAlsoWithoutTokensE3H6) {
+TEST(Experts, GradientsAndStepsMatchSingleDeviceWithoutTokensE3H6) {
   EXPECT_TRUE(rc::check("a layer of experts", [] { check_experts(*rc::gen::inRange<std::uint64_t>(0, 1u << 20)); }));
 }
 

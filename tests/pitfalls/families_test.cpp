@@ -1,5 +1,5 @@
-// Whole families through autograd on every placement: convolution, pooling, norms, losses, linear algebra, and the
-// pitfalls C and D of other libraries by their numbers.
+// Families of operators through autograd on every placement: convolution, pooling, norms, losses, linear algebra. The
+// pitfalls C and D of other libraries are in the names by number.
 #include <ATen/core/Reduction.h>
 
 #include "pitfalls/all_placements.h"
@@ -30,7 +30,7 @@ TEST(Families, Norms) {
                    [](const auto& t) { return at::instance_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); });
 }
 
-TEST(Families, RunningStatisticsAreThoseOfOneDevice) {
+TEST(Families, RunningStatisticsMatchSingleDevice) {
   const auto x = real({5, 4, 6});
   auto mean = at::zeros({4}, at::kDouble), var = at::ones({4}, at::kDouble);
   at::batch_norm(x, {}, {}, mean, var, true, 0.1, 1e-5, false);
@@ -60,10 +60,10 @@ TEST(Families, PoolingPaddingResampling) {
                    [](const auto& t) { return at::grid_sampler(t[0], t[1].tanh(), 0, 0, false); });
 }
 
-// ATen factors contiguous matrices transposed, and asks the whole batch in backward which it did.
-TEST(Families, FactorsOfBatchesInAnyOrderOfMemory) {
+// ATen factors contiguous matrices transposed; its backward derives from the strides of the full batch whether it did.
+TEST(Families, FactorizationsOfBatchesInAnyMemoryOrder) {
   const auto b = real({5, 3, 2}, 2);
-  const auto a = (real({3, 5, 3}) + 3 * at::eye(3, at::kDouble).unsqueeze(1)).transpose(0, 1);  // rows, batch, columns
+  const auto a = (real({3, 5, 3}) + 3 * at::eye(3, at::kDouble).unsqueeze(1)).transpose(0, 1);  // Rows, batch, columns.
   for (const auto& matrices : {a, a.contiguous(), a.contiguous().mT()}) {
     equal_everywhere("slogdet", {matrices}, [](const auto& t) { return std::get<1>(at::linalg_slogdet(t[0])); });
     equal_everywhere("det", {matrices}, [](const auto& t) { return at::linalg_det(t[0]); });
@@ -111,7 +111,7 @@ TEST(Families, MeanLossesC1C2) {
 TEST(Families, CrossEntropyC3C5C7) {
   const auto x = real({6, 5}), weight = real({5}, 4).abs();
   auto target = classes({6}, 5);
-  target.index_put_({at::tensor({0, 1, 2})}, at::scalar_tensor(-100, at::kLong));  // one rank has no valid target
+  target.index_put_({at::tensor({0, 1, 2})}, at::scalar_tensor(-100, at::kLong));  // One rank has no valid target.
   for (const double smoothing : {0.0, 0.2}) {
     equal_everywhere(
         "ce", {x, weight, target},
@@ -161,8 +161,8 @@ TEST(Families, AttentionD7) {
   }
 }
 
-// A sum of bytes begins anew at 256; in more bits, or in fractions, its shares would go on.
-TEST(Families, SumsOfFewBitsThatChangeTypeC9) {
+// A sum of bytes overflows at 256; the local sums in a wider type would not.
+TEST(Families, SumsOfNarrowTypesThatChangeTypeC9) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto& [type, a, b] :
          {std::tuple{at::kByte, 200, 100}, {at::kChar, 100, 50}, {at::kShort, 30000, 3000}}) {

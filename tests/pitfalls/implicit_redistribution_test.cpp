@@ -1,4 +1,5 @@
-// Reports on what moves though nobody asked for it: ImplicitRedistributionScope and events of operators (H5).
+// Reports of redistributions that the program did not request: ImplicitRedistributionScope and events of operators
+// (H5).
 #include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
@@ -10,7 +11,7 @@ struct Said : c10::WarningHandler {
 };
 
 TEST(ImplicitRedistribution, AreRefusedWarnedOrLoggedH5) {
-  for_all("an operator whose operands are elsewhere", [](const DeviceMesh& mesh, Draw& draw) {
+  for_all("an operator whose operands need redistribution", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(draw.sizes(2, 1, 9));
     const auto a = distribute_tensor(x, mesh, any_placements(draw, mesh, 2));
     const auto b = distribute_tensor(x, mesh, any_placements(draw, mesh, 2));
@@ -36,16 +37,16 @@ TEST(ImplicitRedistribution, AreRefusedWarnedOrLoggedH5) {
     const ImplicitRedistributionScope strict;
     const auto what = a.spec_str() + b.spec_str() + said.text;
     TORCH_CHECK(raises(mesh, [&] { run(); }) == (logged > 0), what, " logged ", logged);
-    const bool speaks = mesh.ranks()[0] == mesh.world().rank();  // for all, who would say the same
+    const bool speaks = mesh.ranks()[0] == mesh.world().rank();  // One rank reports for all, since all texts are equal.
     TORCH_CHECK((said.text.find(c10::str("moves ")) != std::string::npos) == (logged > 0 && speaks), what);
     TORCH_CHECK((logged > 0) == (names.find("aten::") != std::string::npos), names);
-    const ImplicitRedistributionScope off(ImplicitRedistribution::allow);  // the innermost counts
+    const ImplicitRedistributionScope off(ImplicitRedistribution::allow);  // The innermost scope is current.
     require_close(run(), x.mul(x).cumsum(0), "off again");
   });
 }
 
-// What was asked for is no implicit redistribution.
-TEST(ImplicitRedistribution, AreNoneThatWereAskedForH5) {
+// An explicit redistribution is not implicit.
+TEST(ImplicitRedistribution, ExplicitRedistributionsAreNotReportedH5) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     const auto regular = Draw(1).normal({6, 5});
     const auto x = distribute_tensor(regular, mesh, {Shard(0), Shard(1)});
@@ -59,8 +60,8 @@ TEST(ImplicitRedistribution, AreNoneThatWereAskedForH5) {
   });
 }
 
-// Whatever a placement says on an axis of one rank: a model that is tensor parallel there is one that is not.
-TEST(ImplicitRedistribution, AreNoneOnAnAxisOfOneRankH5) {
+// On an axis of one rank any placements are equivalent: a tensor-parallel model causes no redistribution there.
+TEST(ImplicitRedistribution, AxisOfOneRankCausesNoneH5) {
   on_mesh({2, 1}, [](const DeviceMesh& mesh) {
     const auto regular = Draw(1).normal({6, 5});
     const auto x = distribute_tensor(regular, mesh, {Shard(0), Shard(0)});

@@ -1,4 +1,4 @@
-// Uneven, empty, nested and strided layouts and the border to local tensors: PITFALLS A and E2 by number.
+// Uneven, empty, nested and strided layouts, and the local/global boundary: PITFALLS A and E2 by number.
 #include <ATen/core/Reduction.h>
 
 #include "pitfalls/all_placements.h"
@@ -6,7 +6,7 @@
 namespace dtensor::test {
 namespace {
 
-// Every list of placements over {R, shards, strided shards of two dimensions} on up to three axes.
+// All lists of placements over {Replicate, shards and strided shards of two dimensions} on up to three axes.
 std::vector<Placements> shard_lists(std::size_t ndim) {
   const std::vector<Placement> choices{Replicate(), Shard(0), Shard(1), StridedShard(0, 2), StridedShard(1, 3)};
   std::vector<Placements> lists{{}};
@@ -57,8 +57,8 @@ TEST(Layouts, MeansCountAllElementsA2) {
   });
 }
 
-// Rank r gives sizes[r] rows: chunks of one size, or an error on every rank.
-TEST(Layouts, LocalSizesAreAgreedOrRefusedA4) {
+// Rank r passes sizes[r] rows: either they are the chunks of one size, or every rank throws.
+TEST(Layouts, InconsistentLocalSizesAreRefusedA4) {
   for_all("from_local",
           [](const DeviceMesh& mesh, Draw& draw) {
             const auto ranks = mesh.size(), n = draw.integer(0, 9), chunk = (n + ranks - 1) / ranks;
@@ -82,7 +82,7 @@ TEST(Layouts, LocalSizesAreAgreedOrRefusedA4) {
           {{1}, {2}, {3}, {4}});
 }
 
-// Where ranks hold shares, of what is linear.
+// Also on Partial tensors, with linear functions.
 TEST(Layouts, LocalMapKeepsGlobalSizesA5) {
   for_all("local_map", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(any_sizes(draw));
@@ -101,7 +101,7 @@ TEST(Layouts, LocalMapKeepsGlobalSizesA5) {
   });
 }
 
-// Tensor parallelism first, full sharding of what it leaves then, on one dimension or on two.
+// Tensor parallelism first, then full sharding of its shards, on one dimension or on two.
 TEST(Layouts, FullShardingOfTensorParallelWeightsA7) {
   for (const Shape& shape : {Shape{1, 2}, Shape{2, 1}, Shape{2, 2}, Shape{3, 2}, Shape{2, 3}}) {
     run_local(count(shape), [&](Communicator world) {
@@ -141,7 +141,7 @@ TEST(Layouts, StridedShardsRoundTripA8) {
   }
 }
 
-TEST(Layouts, EveryPairRedistributesToWhatDistributeGivesA9A11) {
+TEST(Layouts, EveryRedistributionMatchesDistributeTensorA9A11) {
   for (const Shape& shape : mesh_shapes()) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       const auto lists = shard_lists(shape.size());
@@ -162,7 +162,7 @@ TEST(Layouts, EveryPairRedistributesToWhatDistributeGivesA9A11) {
 }
 
 TEST(Layouts, RedistributionIsTheIdentityForwardAndBackwardA9A11) {
-  for_all("any pair, Partial too", [](const DeviceMesh& mesh, Draw& draw) {
+  for_all("any pair of placements, with Partial", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(any_sizes(draw));
     const auto to = any_placements(draw, mesh, x.dim());
     equal_here(mesh, draw, "to " + to_string(to), {x},
@@ -170,7 +170,7 @@ TEST(Layouts, RedistributionIsTheIdentityForwardAndBackwardA9A11) {
   });
 }
 
-TEST(Layouts, ABiasWithoutProductsIsAddedOnceA14) {
+TEST(Layouts, BiasOfEmptyProductIsAddedOnceA14) {
   for_all("no elements to contract", [](const DeviceMesh& mesh, Draw& draw) {
     const auto m = draw.integer(0, 5), k = draw.integer(0, 2), n = draw.integer(0, 5);
     const auto x = draw.normal({m, k}), w = draw.normal({k, n}), b = draw.normal({n});
@@ -184,13 +184,13 @@ TEST(Layouts, ABiasWithoutProductsIsAddedOnceA14) {
   });
 }
 
-// Through the local tensor and back, for every placement: nothing changes, gradients included.
-TEST(Layouts, TheLocalRoundTripIsTheIdentityE2) {
+// To the local tensor and back, for every placement: values and gradients are unchanged.
+TEST(Layouts, LocalRoundTripIsTheIdentityE2) {
   for_all("to_local, from_local", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(any_sizes(draw));
     const auto via = any_placements(draw, mesh, x.dim());
     const bool reduced = draw.coin();
-    equal_here(mesh, draw, "by way of " + to_string(via), {x}, [&](const auto& t) {
+    equal_here(mesh, draw, "through " + to_string(via), {x}, [&](const auto& t) {
       const auto y = t[0] * 2;
       if (!is_dtensor(y)) return reduced ? y.sum() * y.sum() : y * y;
       const auto there = DTensor(reduced ? y.sum() : y).redistribute(reduced ? all_axes(mesh, Partial()) : via);

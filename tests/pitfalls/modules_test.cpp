@@ -1,4 +1,4 @@
-// PITFALLS of modules, optimizers and the local/global border, by their number.
+// PITFALLS of modules, optimizers and the local/global boundary, by number.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <atomic>
@@ -20,7 +20,7 @@ void on_fsdp_mesh(const Shape& shape, const std::function<void(const DeviceMesh&
   });
 }
 
-// One step of Adafactor (Shazeer and Stern 2018, algorithm 4 without the relative step) in plain ATen.
+// One step of Adafactor (Shazeer and Stern 2018, algorithm 4 without the relative step) in ATen calls.
 struct Adafactor {
   at::Tensor row, col;
   void step(at::Tensor& weight, const at::Tensor& gradient) {
@@ -35,7 +35,7 @@ struct Adafactor {
   }
 };
 
-TEST(Modules, AdafactorIsOneDeviceF4) {
+TEST(Modules, AdafactorMatchesSingleDeviceF4) {
   Draw draw(4);
   const auto start = draw.normal({5, 7}), x = draw.normal({7, 6});
   auto regular = start.clone().requires_grad_();
@@ -60,7 +60,7 @@ TEST(Modules, AdafactorIsOneDeviceF4) {
   }
 }
 
-// Embedding(5, 4) tied to the head, the last rank with one row or none.
+// Embedding(5, 4) tied to the head; the last rank has one row or none.
 at::Tensor tied_loss(const at::Tensor& table, const at::Tensor& scale, const at::Tensor& ids) {
   return at::cross_entropy_loss(at::linear(at::embedding(table, ids) * scale, table), ids);
 }
@@ -93,7 +93,7 @@ TEST(Modules, TiedUnevenAndScalarParametersTrainG1G4) {
   }
 }
 
-TEST(Modules, WholeTensorsLoadIntoShardsG6) {
+TEST(Modules, FullTensorsLoadIntoShardsG6) {
   const auto saved = Draw(2).normal({5, 3});
   for (const Shape& shape : fsdp_meshes()) {
     on_fsdp_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -108,7 +108,7 @@ TEST(Modules, WholeTensorsLoadIntoShardsG6) {
   }
 }
 
-TEST(Modules, AReplicatedWeightAmongShardsGetsTheWholeGradientE1) {
+TEST(Modules, ReplicatedWeightAmongShardsGetsTheFullGradientE1) {
   Draw draw(6);
   const auto w = draw.normal({3, 4}), x = draw.normal({6, 3});
   auto regular = w.clone().requires_grad_();
@@ -116,16 +116,16 @@ TEST(Modules, AReplicatedWeightAmongShardsGetsTheWholeGradientE1) {
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     auto weight = distribute_tensor(w, mesh, {Replicate()}).requires_grad_();
     const auto rows = distribute_tensor(x, mesh, {Shard(0)}).to_local();
-    // Told what it means, the border sums the shares of the ranks.
+    // With the placements of the gradient, to_local() reduces the gradients of the ranks.
     at::mm(rows, DTensor(weight).to_local({Partial()})).square().sum().backward();
-    expect_close(weight.grad(), regular.grad(), "told", 1e-12);
-    // Not told, it raises where PyTorch keeps one rank's share.
-    auto untold = distribute_tensor(w, mesh, {Replicate()}).requires_grad_();
-    EXPECT_THROW(at::mm(rows, DTensor(untold).to_local()).square().sum().backward(), c10::Error);
+    expect_close(weight.grad(), regular.grad(), "Partial gradient", 1e-12);
+    // Without them it throws; PyTorch keeps one rank's gradient.
+    auto unspecified = distribute_tensor(w, mesh, {Replicate()}).requires_grad_();
+    EXPECT_THROW(at::mm(rows, DTensor(unspecified).to_local()).square().sum().backward(), c10::Error);
   });
 }
 
-TEST(Modules, OneElementThatDiffersBetweenRanksIsAnErrorH8) {
+TEST(Modules, DifferentOneElementOperandsAreAnErrorH8) {
   std::atomic<int> errors{0};
   on_mesh({3}, [&](const DeviceMesh& mesh) {
     const auto d = distribute_tensor(at::ones({4}), mesh, {Replicate()});

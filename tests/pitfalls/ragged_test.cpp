@@ -1,5 +1,5 @@
-// A15: parts whose sizes somebody gave, and blocks that no part divides: they round-trip, operators keep them without
-// communication where they would keep chunks, and fully_shard stores parameters so.
+// A15: RaggedShard with given sizes, and blocks that are not split. They round-trip, operators keep them without
+// communication where they would keep chunks, and fully_shard stores parameters in them.
 #include <rapidcheck.h>
 
 #include "all_placements.h"
@@ -34,7 +34,7 @@ TEST(Ragged, FullTensorIsTheSourceA15) {
   }));
 }
 
-TEST(Ragged, OperatorsKeepThePartsA15) {
+TEST(Ragged, OperatorsKeepRaggedShardsA15) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     Draw draw(1);
     const Placements ragged{RaggedShard(0, {5, 0, 4})};
@@ -74,7 +74,7 @@ TEST(Ragged, OperatorsKeepThePartsA15) {
   });
 }
 
-TEST(Ragged, RandomFillsAreThoseOfOneDeviceA15) {
+TEST(Ragged, RandomFillsMatchSingleDeviceA15) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     manual_seed(mesh, 5);
     const auto full = randn({7, 3}, mesh, {Replicate()});
@@ -83,7 +83,7 @@ TEST(Ragged, RandomFillsAreThoseOfOneDeviceA15) {
   });
 }
 
-TEST(Ragged, PartsThatDoNotFitAreNamedA15) {
+TEST(Ragged, InvalidSizesAreErrorsA15) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto error = [&](const Placements& placements) {
       try {
@@ -99,7 +99,7 @@ TEST(Ragged, PartsThatDoNotFitAreNamedA15) {
   });
 }
 
-// Two steps of training with blocks of 4 rows that no rank divides, on (replicate, shard) meshes.
+// Two training steps with blocks of 4 rows that no rank splits, on (replicate, shard) meshes.
 TEST(Ragged, FullyShardKeepsBlocksA15) {
   const auto train = [](std::vector<at::Tensor> weights, const at::Tensor& x) {
     for (int step = 0; step < 2; ++step) {

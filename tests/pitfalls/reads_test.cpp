@@ -1,10 +1,10 @@
-// What is read, drawn and remembered: scalar reads (C8), random numbers (D9), the decision cache (C10, F6, H11).
+// Scalar reads (C8), random numbers (D9) and the decision cache (C10, F6, H11).
 #include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
 namespace {
 
-TEST(Reads, ScalarReadsAreLogicalOnEveryRankC8) {
+TEST(Reads, ScalarReadsAreGlobalOnEveryRankC8) {
   for_all("item, equal, allclose, is_nonzero", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(Shape(static_cast<std::size_t>(draw.integer(0, 3)), 1));
     const auto d = place_unequal(draw, x, mesh, any_placements(draw, mesh, x.dim()));
@@ -123,7 +123,7 @@ Function any_call(Draw& draw, const at::Tensor& x) {
   }
 }
 
-// Calls in any order, often again with one argument changed: values of now, and no decision is made twice.
+// Calls in any order, often repeated with one changed argument: values are current, and no decision is made twice.
 TEST(Reads, NothingIsStaleOrDecidedTwiceC10F6H11) {
   for_all("a sequence of calls", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(draw.sizes(2, 3, 5));

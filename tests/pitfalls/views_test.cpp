@@ -8,7 +8,7 @@
 namespace dtensor::test {
 namespace {
 
-// All shapes of n elements with up to three dimensions, and some with dimensions of size 1.
+// All sizes of n elements with up to three dimensions, and some with dimensions of size 1.
 std::vector<Shape> shapes_of(std::int64_t n) {
   std::set<Shape> shapes{{n}, {1, n}, {n, 1}};
   for (std::int64_t a = 2; a < n; ++a) {
@@ -26,7 +26,7 @@ struct Fuzz {
   std::string first;
 };
 
-// A refusal must name the dimension and what to do; none is expected, since views move what they must.
+// An error must name the dimension and the remedy. None is expected, since views redistribute what they must.
 void try_view(const DeviceMesh& mesh, const at::Tensor& x, const Placements& placements, const Shape& to, Fuzz& fuzz) {
   const auto what = c10::str(x.sizes(), " ", to_string(placements), " as ", at::IntArrayRef(to));
   const auto d = distribute_tensor(x, mesh, placements);
@@ -63,7 +63,7 @@ void fuzz_views(const Shape& mesh_shape, std::int64_t n, const std::vector<Place
   });
 }
 
-TEST(Views, NoShapeGivesAWrongLabelB1) {
+TEST(Views, NoViewGivesWrongPlacementsB1) {
   const std::vector<Placement> shards{Shard(0), Shard(1), Shard(2)};
   for (const Shape& mesh : {Shape{2}, Shape{3}, Shape{4}, Shape{2, 2}, Shape{2, 3}}) {
     fuzz_views(mesh, 12, shards);
@@ -125,7 +125,7 @@ TEST(Views, InPlaceViewsKeepSpecAndLocalInStepB6) {
       const auto what = c10::str("step ", i, " of ", DTensor(x).spec_str());
       const auto step = any_inplace_view(draw, regular);
       if (raises(mesh, [&] { step(x); })) {
-        require_close(x, regular, "refused " + what);  // and untouched
+        require_close(x, regular, "refused " + what);  // Unchanged after the error.
         continue;
       }
       step(regular);
@@ -141,8 +141,8 @@ TEST(Views, InPlaceViewsKeepSpecAndLocalInStepB6) {
   });
 }
 
-// Bits of shares do not add up to those of the sum, nor is the greatest of what is negated the negated greatest.
-TEST(Views, BitsOfAnotherTypeAreThoseOfTheWholeB8) {
+// The bits of summands do not add up to those of the sum, and max(-x) is not -max(x).
+TEST(Views, ViewsAsAnotherDtypeUseTheFullValueB8) {
   const std::pair<at::ScalarType, at::ScalarType> types[] = {
       {at::kHalf, at::kBFloat16}, {at::kFloat, at::kHalf}, {at::kInt, at::kFloat}, {at::kDouble, at::kLong}};
   on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -165,14 +165,14 @@ std::size_t collectives(const std::function<void()>& fn) {
 }
 
 TEST(Views, LinearOfSequencesB10A10) {
-  for_all("linear of three dimensions", [](const DeviceMesh& mesh, Draw& draw) {
+  for_all("linear with three dimensions", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(draw.sizes(3, 0, 9)), w = draw.normal({draw.integer(1, 5), x.size(2)});
     const auto linear = [](const auto& t) { return at::linear(t[0], t[1], t[2]); };
     equal_here(mesh, draw, "linear", {x, w, draw.normal({w.size(0)})}, linear);
   });
   for (const Shape& shape : mesh_shapes()) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
-      for (const std::int64_t dim : {0, 1}) {  // batch or sequence split on every axis: nothing to say to each other
+      for (const std::int64_t dim : {0, 1}) {  // Batch or sequence split on every axis: no communication.
         const auto x =
             distribute_tensor(Draw(1).normal({24, 24, 4}), mesh, all_axes(mesh, Shard(dim))).requires_grad_();
         const auto w = distribute_tensor(Draw(2).normal({3, 4}), mesh, all_axes(mesh, Replicate()));

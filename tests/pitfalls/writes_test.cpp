@@ -1,4 +1,4 @@
-// Writes, views, scalar reads and data-dependent sizes: pitfalls A, B, C and H by their numbers.
+// Writes, views, scalar reads and data-dependent sizes: pitfalls A, B, C and H by number.
 #include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
@@ -15,8 +15,8 @@ std::size_t collectives(const std::function<void()>& fn) {
   return count;
 }
 
-// Either the base changes as on one device, or every rank raises and the base is untouched.
-TEST(Writes, ThroughEveryViewReachTheBaseOrRaiseB2) {
+// Either the base changes as on one device, or every rank throws and the base is unchanged.
+TEST(Writes, WritesToEveryViewReachTheBaseOrThrowB2) {
   const std::vector<std::pair<const char*, View>> views = {
       {"slice", [](const auto& t) { return t.slice(0, 0, 2); }},
       {"select", [](const auto& t) { return t.select(0, 5); }},
@@ -29,7 +29,7 @@ TEST(Writes, ThroughEveryViewReachTheBaseOrRaiseB2) {
       {"view", [](const auto& t) { return t.view(-1).slice(0, 0, 10); }},
       {"transpose", [](const auto& t) { return t.t().select(0, 1); }},
       {"unbind", [](const auto& t) { return t.unbind(0)[2]; }},
-      {"view of a moved view",
+      {"view of a materialized view",
        [](const auto& t) {
          return t.view(-1).slice(0, 0, 10).view({2, 5}).select(0, 1);
        }},
@@ -85,18 +85,18 @@ View any_views(Draw& draw, const at::Tensor& x) {
   return all;
 }
 
-// Two views of one tensor: what is written to either is seen by the other and by the base, though data moved for them.
+// Two views of one tensor: a write to one changes the other and the base, although data was redistributed for them.
 at::Tensor write_and_read(at::Tensor y, const View& first, const View& second) {
   auto a = first(y), b = second(y);
   a.mul_(3);
-  const auto seen = b.sum() + (a * 1).square().sum();  // of a copy, since a changes
+  const auto seen = b.sum() + (a * 1).square().sum();  // Of a copy, since a changes.
   b.add_(seen);
   a.sub_(a * 0.5);
   y.add_(1);
   return y * y + a.sum() * b.square().sum();
 }
 
-TEST(Writes, ThroughMovedViewsReachBaseAndOtherViewsB2) {
+TEST(Writes, WritesToMaterializedViewsReachBaseAndOtherViewsB2) {
   for_all("two chains of views", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(draw.sizes(draw.integer(1, 3), 1, 6));
     const auto first = any_views(draw, x), second = any_views(draw, x);
@@ -130,8 +130,8 @@ TEST(Writes, IndexPutB3ScatterB7) {
   });
 }
 
-// The meta kernels of ATen look at entry 0.
-TEST(Writes, IndicesOfNothingA12) {
+// ATen's meta kernels read entry 0.
+TEST(Writes, EmptyIndicesA12) {
   const auto none = at::empty({0}, at::kLong);
   const std::vector<at::Tensor> inputs{real({5, 3}), none, real({0, 3}, 2)};
   equal_everywhere("index_add", inputs, [](const auto& t) { return at::index_add(t[0], 0, t[1], t[2], 2); });
@@ -172,7 +172,7 @@ TEST(Writes, OutKeepsItsPlacementsH14) {
   }
 }
 
-TEST(Writes, ArgumentsThatChangeAreNeverStaleC10) {
+TEST(Writes, ChangedArgumentsAreNotCachedC10) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto regular = real({4, 6});
     const auto x = distribute_tensor(regular, mesh, {Shard(0)});
@@ -186,7 +186,7 @@ TEST(Writes, ArgumentsThatChangeAreNeverStaleC10) {
   });
 }
 
-TEST(Writes, SizesThatDependOnTheDataAreGlobal) {
+TEST(Writes, DataDependentSizesAreGlobal) {
   const auto x = real({5, 4});
   const auto all = [&](const char* name, const Function& fn) { equal_everywhere(name, {x}, fn); };
   all("masked_select", [](const auto& t) { return at::masked_select(t[0], t[0].gt(0)); });
@@ -195,7 +195,7 @@ TEST(Writes, SizesThatDependOnTheDataAreGlobal) {
   all("mask index", [](const auto& t) { return t[0].index({t[0].gt(0.5)}); });
 }
 
-TEST(Writes, EmptyShardsNeverRaiseAloneA12) {
+TEST(Writes, EmptyShardsThrowOnAllRanksOrNoneA12) {
   const auto x = real({2, 3});
   const auto all = [&](const char* name, const Function& fn) { equal_everywhere(name, {x}, fn); };
   all("amax", [](const auto& t) { return t[0].amax(0); });
@@ -221,7 +221,7 @@ TEST(Writes, LinearOfSequencesA10B10H2) {
   });
 }
 
-TEST(Writes, AnySubsetOfResultsHasGradientsB12) {
+TEST(Writes, AnySubsetOfResultsMayHaveGradientsB12) {
   const auto x = real({4, 6});
   const auto all = [&](const char* name, const Function& fn) { equal_everywhere(name, {x}, fn); };
   all("split", [](const auto& t) { return t[0].split(4, 1)[1]; });
@@ -231,7 +231,7 @@ TEST(Writes, AnySubsetOfResultsHasGradientsB12) {
   all("topk", [](const auto& t) { return std::get<0>(t[0].topk(2, 1)); });
 }
 
-TEST(Writes, PlainConstantsCountAsReplicateH7) {
+TEST(Writes, RegularConstantsCountAsReplicateH7) {
   const auto mask = at::ones({4, 6}, at::kBool).tril(), row = real({6}, 4);
   equal_everywhere("masked", {real({4, 6})}, [&](const auto& t) {
     return t[0].masked_fill(mask, 0) + row + at::where(mask, t[0], row) + at::cat({t[0], row.unsqueeze(0)}).sum(0);
@@ -248,7 +248,7 @@ TEST(Writes, DropoutOnPartialD11) {
   });
 }
 
-TEST(Writes, TablesAreRenormalisedD4) {
+TEST(Writes, EmbeddingTablesAreRenormalizedD4) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto& p : {Shard(0), Shard(1), Replicate()}) {
       auto regular = real({6, 4});
