@@ -1,4 +1,4 @@
-// Byte-pair encoding: characters are joined pair by pair, the pair that was learnt first at first.
+// Byte-pair encoding: merges adjacent tokens, the pair that was learned first before others.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -28,7 +28,7 @@ class Bpe : public Model {
   explicit Bpe(const json& d) {
     for (const char* option : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
       const json value = d.value(option, json());
-      if (!value.is_null() && value != "") throw Error(fmt::format("{} {} is not served", option, value.dump()));
+      if (!value.is_null() && value != "") throw Error(fmt::format("{} {} is not supported", option, value.dump()));
     }
     for (const auto& [token, id] : d.at("vocab").items()) add(token, id.get<std::int64_t>());
     for (const json& merge : d.at("merges")) add_merge(merge);
@@ -54,7 +54,7 @@ class Bpe : public Model {
     } else {
       const std::string text = merge.is_string() ? merge.get<std::string>() : "";
       const auto space = text.find(' ');
-      if (space == std::string::npos) throw Error("merge " + merge.dump() + " is no pair");
+      if (space == std::string::npos) throw Error("expected a merge of two tokens, got " + merge.dump());
       left = text.substr(0, space), right = text.substr(space + 1);
     }
     const auto rank = static_cast<std::int32_t>(merges_.size());
@@ -80,12 +80,12 @@ class Bpe : public Model {
   struct Candidate {
     std::int32_t rank, result;
     std::size_t at;
-    bool operator<(const Candidate& other) const {  // the queue's top is the largest
+    bool operator<(const Candidate& other) const {  // The top of the queue is the largest.
       return rank != other.rank ? rank > other.rank : at > other.at;
     }
   };
 
-  // A list within a vector: a text without spaces to cut at is one long piece.
+  // A linked list within a vector, since a text without spaces is one long piece.
   void merge(Ids& ids) const {
     const std::size_t count = ids.size();
     std::vector<std::size_t> next(count), before(count);
@@ -103,7 +103,7 @@ class Bpe : public Model {
       if (ids[top.at] < 0 || next[top.at] >= count) continue;
       const std::size_t right = next[top.at];
       const auto found = merges_.find(key_of(ids[top.at], ids[right]));
-      if (found == merges_.end() || found->second.result != top.result) continue;  // of a pair that is gone
+      if (found == merges_.end() || found->second.result != top.result) continue;  // The pair no longer exists.
       ids[top.at] = top.result;
       ids[right] = -1;
       next[top.at] = next[right];

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-// The bytes that a token's characters stand for; an added token that is written in others is itself.
+// The bytes that a token's characters represent. An added token with other characters represents itself.
 std::string from_printable(const std::string& token) {
   static const auto bytes = [] {
     std::unordered_map<std::uint32_t, char> table;
@@ -60,7 +60,7 @@ std::string without_ends(std::string token, const std::string& content, int star
   return token;
 }
 
-// The first token's marks stand for no space where one was put there.
+// A leading marker of the first token is not a space if the pre-tokenizer added it.
 Decoder make_metaspace_decoder(const json& d) {
   const std::string mark = d.value("replacement", "\u2581");
   const auto replace = [mark](const std::string& by) {
@@ -90,11 +90,11 @@ Decoder make_decoder(const json& d) {
   if (type == "Fuse") return [](const Tokens& tokens) { return Tokens{fused(tokens)}; };
   if (type == "Strip") {
     const std::string content = d.at("content");
-    if (content.empty()) throw Error("Strip of an empty text");
+    if (content.empty()) throw Error("Strip: expected non-empty content");
     return on_each([content, start = d.at("start").get<int>(), stop = d.at("stop").get<int>()](
                        const std::string& token) { return without_ends(token, content, start, stop); });
   }
-  if (type != "Sequence") throw Error("a decoder of type " + type + " is not served");
+  if (type != "Sequence") throw Error("decoder of type " + type + " is not supported");
   std::vector<Decoder> all;
   for (const json& part : d.at("decoders")) all.push_back(make_decoder(part));
   return [all](Tokens tokens) {

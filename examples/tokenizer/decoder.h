@@ -1,4 +1,4 @@
-// From tokens to text: the decoders of tokenizer.json.
+// Decoders of tokenizer.json: from tokens to text.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@ namespace tokenizer {
 using Tokens = std::vector<std::string>;
 using Decoder = std::function<Tokens(Tokens)>;
 
-// ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip, and a Sequence of them; null: tokens with spaces between.
-// What is decoded is all of them together. Bytes that are no UTF-8 stay as they are. Throws Error for others.
+// ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip, and a Sequence of them; null: tokens separated by spaces.
+// Decodes all tokens together. Bytes that are not valid UTF-8 are kept. Throws Error for other types.
 Decoder make_decoder(const nlohmann::json& description);
 
 }  // namespace tokenizer

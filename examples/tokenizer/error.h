@@ -1,4 +1,4 @@
-// A tokenizer's file that cannot be read, or asks for what is not served.
+// Thrown if a tokenizer's file cannot be read or has unsupported features.
 #pragma once
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// What models share.
+// Code that all models share.
 #include "tokenizer/model.h"
 
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 namespace tokenizer {
 
 void Model::add(const std::string& token, std::int64_t id) {
-  if (id < 0 || id >= (1 << 24)) throw Error(fmt::format("id {} of '{}' is out of range", id, token));
+  if (id < 0 || id >= (1 << 24)) throw Error(fmt::format("expected an id in [0, 2^24) for '{1}', got {0}", id, token));
   ids_[token] = static_cast<std::int32_t>(id);
 }
 
@@ -21,7 +21,7 @@ std::int32_t Model::find(const std::string& token) const {
 
 std::int32_t Model::id_of(const std::string& token) const {
   const std::int32_t id = find(token);
-  if (id < 0) throw Error("no id for the token '" + token + "'");
+  if (id < 0) throw Error("expected the token '" + token + "' in the vocabulary");
   return id;
 }
 
@@ -36,10 +36,10 @@ bool Model::append_bytes(const std::string& text, Ids& ids) const {
 }
 
 std::unique_ptr<Model> make_model(const nlohmann::json& d) {
-  const bool scores = d.at("vocab").is_array();  // files of old have no type
+  const bool scores = d.at("vocab").is_array();  // Old files have no type.
   const std::string type = d.value("type", scores ? "Unigram" : "BPE");
   if (type == "Unigram") return make_unigram(d);
-  if (type != "BPE") throw Error("a model of type " + type + " is not served, only BPE and Unigram");
+  if (type != "BPE") throw Error("model of type " + type + " is not supported, only BPE and Unigram");
   return make_bpe(d);
 }
 

@@ -1,4 +1,4 @@
-// What encodes one piece of text: byte pairs, or the likeliest of all ways to cut it (Unigram).
+// Models that encode one piece of text: byte-pair encoding, or the most likely segmentation (Unigram).
 #pragma once
 
 #include <cstdint>
@@ -26,16 +26,16 @@ class Model {
  protected:
   // Throws Error for an id that is out of range.
   void add(const std::string& token, std::int64_t id);
-  std::int32_t id_of(const std::string& token) const;  // throws Error where there is none
-  std::int32_t find(const std::string& token) const;   // -1: none
-  // The tokens <0x00> .. of all bytes; false where one of them is missing.
+  std::int32_t id_of(const std::string& token) const;  // Throws Error if the token is missing.
+  std::int32_t find(const std::string& token) const;   // -1: none.
+  // Appends the tokens <0x00> .. of all bytes. Returns false if one of them is missing.
   bool append_bytes(const std::string& text, Ids& ids) const;
 
  private:
   TokenIds ids_;
 };
 
-// The `model` of a tokenizer.json. Throws Error for what is not served.
+// The `model` of a tokenizer.json. Throws Error for unsupported models.
 std::unique_ptr<Model> make_model(const nlohmann::json& description);
 std::unique_ptr<Model> make_bpe(const nlohmann::json& description);
 std::unique_ptr<Model> make_unigram(const nlohmann::json& description);

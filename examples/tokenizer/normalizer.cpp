@@ -50,7 +50,7 @@ Normalizer make_replacement(const json& d) {
     return [regex, by](const std::string& text) { return replace_all(text, *regex, by); };
   }
   const std::string old = pattern.at("String");
-  if (old.empty()) throw Error("Replace of an empty text");
+  if (old.empty()) throw Error("Replace: expected a non-empty pattern");
   return [old, by](const std::string& text) { return replace_all(text, old, by); };
 }
 
@@ -69,7 +69,7 @@ Normalizer make_normalizer(const json& d) {
       return stripped(text, left, right);
     };
   }
-  if (type != "Sequence") throw Error("a normalizer of type " + type + " is not served");
+  if (type != "Sequence") throw Error("normalizer of type " + type + " is not supported");
   std::vector<Normalizer> all;
   for (const json& part : d.at("normalizers")) all.push_back(make_normalizer(part));
   return [all](std::string text) {

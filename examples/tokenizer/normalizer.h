@@ -1,4 +1,4 @@
-// What is done to a text before it is cut: the normalizers of tokenizer.json.
+// Normalizers of tokenizer.json: applied to a text before it is split.
 #pragma once
 
 #include <functional>
@@ -9,10 +9,10 @@ namespace tokenizer {
 
 using Normalizer = std::function<std::string(std::string)>;
 
-// NFC, NFD, Prepend, Replace, Strip, and a Sequence of them; null: the text as it is. Throws Error for others.
+// NFC, NFD, Prepend, Replace, Strip, and a Sequence of them; null: no change. Throws Error for others.
 Normalizer make_normalizer(const nlohmann::json& description);
 
-// Replace, of normalizers and decoders: {"String": ..} or {"Regex": ..}, and what stands there instead.
+// Replace, for normalizers and decoders: {"String": ..} or {"Regex": ..}, and the replacement.
 Normalizer make_replacement(const nlohmann::json& description);
 
 }  // namespace tokenizer

@@ -21,7 +21,7 @@ struct Cut {
   bool matches;
 };
 
-// Matches and what lies between them: together the text.
+// Matches and the texts between them; together they are the text.
 std::vector<Cut> cuts_of(std::size_t length, const Matches& matches, bool invert) {
   std::vector<Cut> cuts;
   std::size_t at = 0;
@@ -45,10 +45,10 @@ Behaviour behaviour_of(const std::string& name) {
   for (const auto& [text, behaviour] : known) {
     if (name == text) return behaviour;
   }
-  throw Error("Split with behavior " + name + " is not served");
+  throw Error("Split with behavior " + name + " is not supported");
 }
 
-// A match joins its neighbour unless the one before it, in that direction, was a match too.
+// A match is merged with its neighbour unless the previous piece in that direction is a match as well.
 std::vector<Cut> joined(const std::vector<Cut>& cuts, Behaviour behaviour) {
   std::vector<Cut> result;
   bool last = false;
@@ -97,7 +97,7 @@ PreTokenizer make_split(const json& d) {
     find = [regex](const std::string& text) { return regex->find_all(text); };
   } else {
     const std::string wanted = pattern.at("String");
-    if (wanted.empty()) throw Error("Split by an empty text");
+    if (wanted.empty()) throw Error("Split: expected a non-empty pattern");
     find = [wanted](const std::string& text) { return find_text(text, wanted); };
   }
   return [find, behaviour = behaviour_of(d.at("behavior")), invert = d.value("invert", false)](const Piece& piece) {
@@ -127,7 +127,7 @@ PreTokenizer make_metaspace(const json& d) {
   const std::string mark = d.value("replacement", "\u2581");
   const std::string scheme = d.value("prepend_scheme", d.value("add_prefix_space", true) ? "always" : "never");
   if (scheme != "always" && scheme != "first" && scheme != "never")
-    throw Error("Metaspace with prepend_scheme " + scheme);
+    throw Error("Metaspace with prepend_scheme " + scheme + " is not supported");
   return [mark, scheme, cuts = d.value("split", true)](Piece piece) {
     std::string text;
     for (const char c : piece.text) c == ' ' ? text += mark : text += c;
@@ -182,7 +182,7 @@ PreTokenizer make_pre_tokenizer(const json& d) {
     const auto behaviour = d.value("individual_digits", false) ? Behaviour::isolated : Behaviour::contiguous;
     return [digit, behaviour](const Piece& piece) { return split(piece, digit->find_all(piece.text), behaviour); };
   }
-  throw Error("a pre-tokenizer of type " + type + " is not served");
+  throw Error("pre-tokenizer of type " + type + " is not supported");
 }
 
 }  // namespace tokenizer

@@ -1,4 +1,4 @@
-// Oniguruma behind a class.
+// A wrapper of Oniguruma.
 #include "tokenizer/regex.h"
 
 #include <oniguruma.h>
@@ -17,11 +17,11 @@ const UChar* bytes_of(const std::string& text) { return reinterpret_cast<const U
   UChar reason[ONIG_MAX_ERROR_MESSAGE_LEN];
   const int length =
       info != nullptr ? onig_error_code_to_str(reason, code, info) : onig_error_code_to_str(reason, code);
-  throw Error("regular expression '" + pattern + "' is refused by Oniguruma: " +
+  throw Error("regular expression '" + pattern + "' is invalid (Oniguruma): " +
               std::string(reinterpret_cast<const char*>(reason), static_cast<std::size_t>(length)));
 }
 
-// Oniguruma reads beyond what is no UTF-8. The replacement has one byte, too, so positions stay.
+// Oniguruma reads out of bounds after invalid UTF-8. The replacement has one byte as well, so positions stay.
 std::string valid_utf8(std::string_view text) {
   constexpr char kSubstitute = '\x1a';
   std::string valid(text);
@@ -51,8 +51,8 @@ Regex::Regex(const std::string& pattern) : pattern_(pattern) {
 std::vector<std::pair<std::size_t, std::size_t>> Regex::find_all(std::string_view text) const {
   constexpr std::size_t kMost = std::numeric_limits<int>::max();
   if (text.size() > kMost) {
-    throw Error("a text of " + std::to_string(text.size()) + " bytes: a regular expression takes at most " +
-                std::to_string(kMost) + "; split the file");
+    throw Error("expected a text of at most " + std::to_string(kMost) + " bytes for a regular expression, got " +
+                std::to_string(text.size()) + "; split the file");
   }
   const std::string valid = valid_utf8(text);
   const UChar *begin = bytes_of(valid), *end = begin + valid.size();

@@ -1,5 +1,5 @@
-// Regular expressions as tokenizer.json has them. Oniguruma compiles and matches them, as it does for the Python
-// package `tokenizers`, so every pattern that works there works here.
+// Regular expressions of tokenizer.json. Oniguruma compiles and matches them, as in the Python package `tokenizers`, so
+// patterns work as they do there.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-struct re_pattern_buffer;  // Oniguruma's compiled pattern
+struct re_pattern_buffer;  // Oniguruma's compiled pattern.
 
 namespace tokenizer {
 
@@ -16,8 +16,8 @@ class Regex {
  public:
   // Throws Error with the pattern and Oniguruma's reason.
   explicit Regex(const std::string& pattern);
-  // Begin and end of each match that is not empty, in bytes. A byte that is no UTF-8 counts as one control character.
-  // Throws Error where a match exceeds Oniguruma's limit of retries.
+  // Begin and end in bytes of each non-empty match. A byte that is not valid UTF-8 counts as one control character.
+  // Throws Error if a match exceeds Oniguruma's limit of retries.
   std::vector<std::pair<std::size_t, std::size_t>> find_all(std::string_view text) const;
 
  private:

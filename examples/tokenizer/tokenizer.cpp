@@ -20,7 +20,7 @@ json read_json(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw Error("cannot be read");
   auto value = json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!value.is_object()) throw Error("is no JSON of an object");
+  if (!value.is_object()) throw Error("expected a JSON object");
   return value;
 }
 
@@ -37,7 +37,7 @@ const Tokenizer::Added* Tokenizer::AddedTokens::find(std::string_view text, std:
 }
 
 void Tokenizer::set_token(const std::string& token, std::int64_t id) {
-  if (id < 0 || id >= (1 << 24)) throw Error(fmt::format("id {} of '{}' is out of range", id, token));
+  if (id < 0 || id >= (1 << 24)) throw Error(fmt::format("expected an id in [0, 2^24) for '{1}', got {0}", id, token));
   if (id >= size()) tokens_.resize(static_cast<std::size_t>(id) + 1);
   tokens_[static_cast<std::size_t>(id)] = token;
 }
@@ -45,14 +45,14 @@ void Tokenizer::set_token(const std::string& token, std::int64_t id) {
 void Tokenizer::add_token(const json& d) {
   const std::string text = d.at("content");
   const auto id = d.at("id").get<std::int64_t>();
-  if (text.empty()) throw Error(fmt::format("an added token, id {}, without text", id));
-  if (d.value("single_word", false)) throw Error("added tokens with single_word are not served");
+  if (text.empty()) throw Error(fmt::format("expected non-empty content of the added token with id {}", id));
+  if (d.value("single_word", false)) throw Error("added tokens with single_word are not supported");
   const bool special = d.value("special", false), normal = d.value("normalized", !special);
   set_token(text, id);
   if (special) special_.insert(static_cast<std::int32_t>(id));
   Added token{normal ? normalize_(text) : text, static_cast<std::int32_t>(id), d.value("lstrip", false),
               d.value("rstrip", false)};
-  if (token.text.empty()) return;  // as the text that it would be found in
+  if (token.text.empty()) return;  // An empty text would be found everywhere.
   auto& all = (normal ? added_to_normal_ : added_).all[static_cast<unsigned char>(token.text[0])];
   const auto shorter = [&](const Added& other) { return other.text.size() < token.text.size(); };
   all.insert(std::find_if(all.begin(), all.end(), shorter), std::move(token));
@@ -61,12 +61,12 @@ void Tokenizer::add_token(const json& d) {
 void Tokenizer::read_template(const json& d) {
   if (d.is_null()) return;
   const std::string type = d.at("type");
-  if (type == "ByteLevel") return;  // about offsets, which nobody asks for here
+  if (type == "ByteLevel") return;  // Affects offsets only, which this class does not return.
   if (type == "Sequence") {
     for (const json& part : d.at("processors")) read_template(part);
     return;
   }
-  if (type != "TemplateProcessing") throw Error("a post-processor of type " + type + " is not served");
+  if (type != "TemplateProcessing") throw Error("post-processor of type " + type + " is not supported");
   bool behind = false;
   for (const json& item : d.at("single")) {
     behind = behind || item.contains("Sequence");
@@ -96,15 +96,15 @@ Tokenizer Tokenizer::read(const std::string& path) {
   } catch (const Error& error) {
     throw Error(path + ": " + error.what());
   } catch (const json::exception& error) {
-    throw Error(path + ": is no tokenizer.json: " + error.what());
+    throw Error(path + ": not a valid tokenizer.json: " + error.what());
   }
   for (const char* name : {"tokenizer.json", "merges.txt"}) {
     if (fs::exists(fs::path(path) / name)) return read((fs::path(path) / name).string());
   }
-  throw Error(path + ": holds neither tokenizer.json nor merges.txt");
+  throw Error(path + ": expected a folder with tokenizer.json or merges.txt");
 }
 
-// What tokenizer.json says of GPT-2's.
+// The tokenizer.json of GPT-2 with these merges.
 json Tokenizer::from_merges(const std::string& path) {
   constexpr const char* kEnd = "<|endoftext|>";
   std::ifstream in(path);
@@ -118,7 +118,7 @@ json Tokenizer::from_merges(const std::string& path) {
   json vocabulary;
   if (fs::exists(beside)) {
     vocabulary = read_json(beside.string());
-  } else {  // bytes that print, the others, merges, the end of a text
+  } else {  // Printable bytes, other bytes, merges, the end-of-text token.
     std::vector<std::uint32_t> codes(printable_bytes().begin(), printable_bytes().end());
     std::sort(codes.begin(), codes.end());
     for (const std::uint32_t code : codes) {
@@ -167,7 +167,7 @@ void Tokenizer::encode_between(std::string_view text, bool begins, Ids& ids,
 
 Ids Tokenizer::encode(std::string_view text, bool frame) const {
   Ids ids = frame ? before_ : Ids();
-  std::unordered_map<std::string, Ids> known;  // words come again and again
+  std::unordered_map<std::string, Ids> known;  // Cache, since words repeat.
   cut_at(added_, text, ids, [&](std::string_view part, bool begins) {
     const std::string normal = normalize_(std::string(part));
     cut_at(added_to_normal_, normal, ids,

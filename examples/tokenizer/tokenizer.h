@@ -1,4 +1,4 @@
-// Texts as token ids and back, by the files of Hugging Face's tokenizers: the same ids as the Python package gives.
+// Texts as token ids and back, from the files of Hugging Face's tokenizers: the same ids as the Python package.
 #pragma once
 
 #include <array>
@@ -21,25 +21,25 @@ namespace tokenizer {
 
 class Tokenizer {
  public:
-  // A tokenizer.json, or a merges.txt with the vocab.json beside it (without one, ids are GPT-2's: bytes, then merges,
-  // then <|endoftext|>), or a folder with either. Throws Error, naming file and reason, for what cannot be read or asks
-  // for what is not served.
+  // Reads a tokenizer.json, a merges.txt with vocab.json in its folder, or a folder with either. Without vocab.json,
+  // ids are GPT-2's: bytes, merges, <|endoftext|>. Throws Error with file and reason if the file cannot be read or is
+  // not supported.
   static Tokenizer read(const std::string& path);
 
-  // Any bytes; those that are no UTF-8 are characters of their own. With `frame`, what the file puts around a text
-  // (TemplateProcessing: a token that begins it, one that ends it) is there too.
+  // Encodes any bytes; those that are not valid UTF-8 are separate characters. With `frame`, adds the tokens that the
+  // file puts around a text (TemplateProcessing).
   Ids encode(std::string_view text, bool frame = false) const;
-  // Ids that have no token are passed over, as are special tokens unless they are asked for.
+  // Skips ids without a token and, unless `with_special`, special tokens.
   std::string decode(const Ids& ids, bool with_special = true) const;
-  std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }  // ids are below
+  std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }  // Ids are below this.
 
  private:
   struct Added {
     std::string text;
     std::int32_t id;
-    bool takes_left, takes_right;  // the white space beside it
+    bool takes_left, takes_right;  // Adjacent white space.
   };
-  // By their first bytes, the longest first. Found is the longest of those that begin first.
+  // Sorted by first byte, longest first. find() returns the longest of the tokens with the earliest begin.
   struct AddedTokens {
     std::array<std::vector<Added>, 256> all;
     const Added* find(std::string_view text, std::size_t from, std::size_t& begin) const;
@@ -54,14 +54,14 @@ class Tokenizer {
   template <class Between>
   void cut_at(const AddedTokens& added, std::string_view text, Ids& ids, const Between& between) const;
 
-  std::vector<std::string> tokens_;  // of each id
+  std::vector<std::string> tokens_;  // By id.
   std::unordered_set<std::int32_t> special_;
-  AddedTokens added_, added_to_normal_;  // found in the text as it is; found when it is normal
+  AddedTokens added_, added_to_normal_;  // Found in the original text; found in the normalized text.
   Normalizer normalize_;
   PreTokenizer pre_tokenize_;
   std::shared_ptr<const Model> model_;
   Decoder decode_;
-  Ids before_, after_;  // the frame
+  Ids before_, after_;  // The tokens of `frame`.
 };
 
 }  // namespace tokenizer

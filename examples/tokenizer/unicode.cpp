@@ -1,4 +1,4 @@
-// utf8proc, and what it refuses: stray bytes.
+// utf8proc, and bytes that it refuses.
 #include "tokenizer/unicode.h"
 
 #include <utf8proc.h>
@@ -21,7 +21,7 @@ std::string mapped(std::string_view valid, int form) {
   const auto length = utf8proc_map(bytes_of(valid), static_cast<utf8proc_ssize_t>(valid.size()), &made,
                                    static_cast<utf8proc_option_t>(form | UTF8PROC_STABLE));
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(made, std::free);
-  if (length < 0) throw Error(std::string("normalization of a text: ") + utf8proc_errmsg(length));
+  if (length < 0) throw Error(std::string("cannot normalize a text: ") + utf8proc_errmsg(length));
   return {reinterpret_cast<const char*>(made), static_cast<std::size_t>(length)};
 }
 
@@ -45,7 +45,7 @@ std::string normalized(std::string_view text, int form) {
   return result;
 }
 
-// Every character before U+0300 is composed.
+// Characters before U+0300 are composed.
 bool is_composed(std::string_view text) {
   return std::none_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0xCC; });
 }

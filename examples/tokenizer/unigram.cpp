@@ -1,4 +1,4 @@
-// The cut of a piece whose tokens' log probabilities have the largest sum (Kudo 2018, arXiv:1804.10959), by Viterbi.
+// The segmentation of a piece with the largest sum of log probabilities (Kudo 2018, arXiv:1804.10959), by Viterbi.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -10,7 +10,7 @@ namespace tokenizer {
 namespace {
 
 using nlohmann::json;
-constexpr double kUnknownPenalty = 10;  // below the least likely token
+constexpr double kUnknownPenalty = 10;  // Below the least likely token.
 
 class Unigram : public Model {
  public:
@@ -27,14 +27,14 @@ class Unigram : public Model {
     unknown_score_ = least - kUnknownPenalty;
     const json unknown = d.value("unk_id", json());
     if (!unknown.is_number_integer() || unknown < 0 || unknown >= scores_.size())
-      throw Error("Unigram without an unk_id within its vocabulary is not served");
+      throw Error("Unigram: expected an unk_id within its vocabulary");
     unknown_ = unknown;
     by_bytes_ = d.value("byte_fallback", false);
   }
 
   Ids encode(const std::string& piece) const override {
     const std::vector<Node> nodes = best(piece);
-    std::vector<std::string> tokens;  // from the end on; unknown characters that follow each other are one
+    std::vector<std::string> tokens;  // From the end on; consecutive unknown characters are one token.
     bool unknown_before = false;
     for (std::size_t end = piece.size(); end > 0; end = nodes[end].begin) {
       const std::string text = piece.substr(nodes[end].begin, end - nodes[end].begin);
@@ -59,7 +59,7 @@ class Unigram : public Model {
   }
 
  private:
-  struct Node {  // the best way to a place: the token that ends there
+  struct Node {  // The best segmentation up to a position: the last token.
     std::size_t begin = std::string::npos;
     double score = 0;
     std::int32_t id = 0;
