@@ -28,12 +28,13 @@ MeshSizes parse_mesh(const std::string& text) {
     const std::size_t equal = std::min(entry.find('='), entry.size());
     const auto axis = axes.find(entry.substr(0, equal));
     if (axis == axes.end()) {
-      throw UsageError(fmt::format("--mesh: '{}' is not one of dp, shard, ep, tp, or is given twice", entry));
+      throw UsageError(fmt::format("--mesh: expected each of dp, shard, ep, tp at most once, got '{}'", entry));
     }
     const std::string size = equal < entry.size() ? entry.substr(equal + 1) : "";
     const bool digits = !size.empty() && size.size() < 6 && size.find_first_not_of("0123456789") == std::string::npos;
     *axis->second = digits ? std::stoll(size) : 0;
-    if (*axis->second < 1) throw UsageError("--mesh: '" + entry + "' is not NAME=SIZE with a size of at least 1");
+    if (*axis->second < 1)
+      throw UsageError("--mesh: expected NAME=SIZE with a size of at least 1, got '" + entry + "'");
     axes.erase(axis);
   }
   return sizes;
@@ -48,9 +49,9 @@ struct Texts {
 void add_common(CLI::App& app, Options& o, Texts& texts) {
   app.add_option("--model", o.model, "a folder with config.json and safetensors files")->required();
   app.add_option("--mesh", texts.mesh, "sizes of the mesh axes, e.g. dp=1,shard=2,ep=1,tp=2");
-  app.add_option("--ranks", texts.ranks, "thread ranks of a single process; default: the mesh's");
+  app.add_option("--ranks", texts.ranks, "thread ranks of a single process; default: the size of --mesh");
   app.add_option("--backend", texts.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl", "socket"}));
-  app.add_option("--dtype", texts.dtype, "to compute in; other dtypes of the folder are converted")
+  app.add_option("--dtype", texts.dtype, "dtype of the computation; tensors of other dtypes are converted")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16", "float16"}))
       ->capture_default_str();
 }
@@ -61,41 +62,41 @@ void add_tokens(CLI::App& app, Options& o) {
 }
 
 void add_generate(CLI::App& app, SampleOptions& s) {
-  app.add_option("--max-new-tokens", s.max_new_tokens, "tokens to add at most")
+  app.add_option("--max-new-tokens", s.max_new_tokens, "maximum number of new tokens")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
   app.add_option("--temperature", s.temperature,
-                 "0: the likeliest token; else logits are divided by it and one is drawn")
+                 "0: the most likely token; otherwise the token is drawn after dividing the logits by it")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--top-p", s.top_p, "draw from the likeliest tokens that have this probability together")
+  app.add_option("--top-p", s.top_p, "draw from the most likely tokens whose probabilities sum up to this")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--seed", s.seed, "of the draws; the same text on every mesh")->capture_default_str();
-  app.add_option("--split-cache", s.split_cache,
-                 "keys and values of the tokens before are shared out over the ranks of this axis")
+  app.add_option("--seed", s.seed, "seed of the draws; the text is the same on every mesh")->capture_default_str();
+  app.add_option("--split-cache", s.split_cache, "split the cached keys and values over the ranks of this axis")
       ->check(CLI::IsMember({"dp", "shard"}));
   app.add_flag("--print-tokens", s.print_tokens, "the new tokens' ids, separated by commas, as the last line");
-  app.add_flag("--ignore-end", s.ignore_end, "go on after a token that ends a text");
+  app.add_flag("--ignore-end", s.ignore_end, "continue after an end-of-text token");
 }
 
 void add_train(CLI::App& app, TrainOptions& t) {
   app.add_option("--data", t.data, "text files, folders of them, or JSONL files")->required();
-  app.add_option("--text-field", t.field, "of each line of a JSONL file")->capture_default_str();
-  app.add_option("--eval", t.eval, "the same, to judge the model by");
-  app.add_option("--eval-every", t.eval_every, "steps; default: at the end")->check(CLI::Range(1, 1 << 30));
+  app.add_option("--text-field", t.field, "field of each line of a JSONL file")->capture_default_str();
+  app.add_option("--eval", t.eval, "the same, for evaluation");
+  app.add_option("--eval-every", t.eval_every, "steps between evaluations; default: only at the end")
+      ->check(CLI::Range(1, 1 << 30));
   app.add_option("--steps", t.steps, "optimizer steps")->check(CLI::Range(1, 1 << 30))->capture_default_str();
-  app.add_option("--batch", t.batch, "sequences a step, over all ranks")
+  app.add_option("--batch", t.batch, "sequences in a step, over all ranks")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app.add_option("--seq", t.seq, "tokens a sequence")->check(CLI::Range(2, 1 << 20))->capture_default_str();
   app.add_option("--lr", t.lr, "largest learning rate")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--warmup", t.warmup, "steps of linear warm-up")->check(CLI::Range(0, 1 << 30))->capture_default_str();
-  app.add_option("--schedule", t.schedule, "of the rate after warm-up: constant, linear, cosine or wsd")
+  app.add_option("--schedule", t.schedule, "learning rate schedule after warm-up: constant, linear, cosine or wsd")
       ->check(CLI::IsMember({"constant", "linear", "cosine", "wsd"}))
       ->capture_default_str();
   app.add_option("--weight-decay", t.weight_decay, "AdamW's")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("--clip", t.clip, "largest gradient norm; 0: none")
+  app.add_option("--clip", t.clip, "maximum gradient norm; 0: no clipping")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--lora-rank", t.lora_rank, "train low-rank adapters of this rank only; 0: all parameters")
@@ -103,9 +104,9 @@ void add_train(CLI::App& app, TrainOptions& t) {
       ->capture_default_str();
   app.add_option("--lora-alpha", t.lora_alpha, "default: twice the rank")->check(CLI::PositiveNumber);
   app.add_option("--lora-targets", t.lora_targets,
-                 "projections that are adapted; default: q_proj and v_proj, behind a bottleneck q_b_proj and kv_b_proj")
+                 "projections with adapters; default: q_proj and v_proj, or q_b_proj and kv_b_proj after a bottleneck")
       ->delimiter(',');
-  app.add_option("--seed", t.seed, "of batches and adapters")->capture_default_str();
+  app.add_option("--seed", t.seed, "seed of batches and adapters")->capture_default_str();
   add_run_flags(app, t);
 }
 
@@ -115,7 +116,7 @@ void check(const Options& o) {
   check_run_flags(o.train);
 }
 
-// What would be heeded by nobody.
+// Flags that would have no effect.
 void check_train(const CLI::App& train, const TrainOptions& t) {
   for (const char* flag : {"--lora-alpha", "--lora-targets"}) {
     if (t.lora_rank == 0 && train.count(flag) > 0) throw UsageError(fmt::format("{} needs --lora-rank", flag));
@@ -126,8 +127,7 @@ void check_train(const CLI::App& train, const TrainOptions& t) {
 void check_generate(const CLI::App& generate, const SampleOptions& s) {
   for (const char* flag : {"--top-p", "--seed"}) {
     if (s.temperature == 0 && generate.count(flag) > 0) {
-      throw UsageError(
-          fmt::format("{} needs a --temperature above 0: without one, the likeliest token is taken", flag));
+      throw UsageError(fmt::format("{} needs a --temperature above 0; with 0 the most likely token is chosen", flag));
     }
   }
 }

@@ -1,4 +1,4 @@
-// A folder that transformers loads.
+// Writes a folder that transformers loads.
 #include "export.h"
 
 #include <ATen/ATen.h>
@@ -44,7 +44,7 @@ void copy_other_files(const std::string& source, const std::string& out) {
   }
 }
 
-// Adapters become part of the weights that they adapt.
+// Merges adapters into the weights that they adapt.
 dtensor::StateTensors merged_state(const Model& model) {
   std::unordered_map<std::string, at::Tensor> merged;
   for (const auto& [name, module] : model.decoder->named_modules()) {
@@ -59,8 +59,8 @@ dtensor::StateTensors merged_state(const Model& model) {
   return state;
 }
 
-// In the dtypes of the source, or in the one that is asked for. Second names of a tensor are left out where the source
-// has none either.
+// Converts tensors to their dtypes in the source, or to the requested dtype. Omits second names of a tensor if the
+// source does.
 dtensor::StateTensors converted(const dtensor::StateTensors& tensors, const std::string& source,
                                 std::optional<at::ScalarType> dtype) {
   std::map<std::string, at::ScalarType> stored;
@@ -82,7 +82,8 @@ dtensor::StateTensors converted(const dtensor::StateTensors& tensors, const std:
 
 void check_export(const std::string& source, const std::string& out) {
   std::error_code ignored;
-  if (fs::equivalent(source, out, ignored)) throw UsageError(fmt::format("--out: {} is the model's own folder", out));
+  if (fs::equivalent(source, out, ignored))
+    throw UsageError(fmt::format("--out: expected another folder than that of the model, got {}", out));
   train::check_can_save("--out", out, /*keep_foreign=*/true);
 }
 

@@ -8,16 +8,16 @@
 
 namespace llm {
 
-// Writes the model's tensors, adapters merged, under the names of its family, in the dtypes that `source` stores them
-// in or in `dtype`; all other files of `source` (configuration, tokenizer) are copied, and the configuration's dtype
-// follows. An earlier export there is replaced, other files of the folder stay. Collective.
+// Writes the model's tensors with merged adapters, under the names of its family. Dtypes are those of `source`, or
+// `dtype`. Copies the other files of `source` (configuration, tokenizer) and updates the configuration's dtype.
+// Replaces an earlier export; other files of the folder stay. Collective.
 void export_folder(const Model& model, const Family& family, const std::string& source, const std::string& out,
                    const dtensor::Communicator& world, std::optional<at::ScalarType> dtype = {});
 
-// Throws UsageError where export_folder would refuse the folder. Not collective; before the ranks start.
+// Throws UsageError if export_folder would refuse the folder. Not collective; called before the ranks start.
 void check_export(const std::string& source, const std::string& out);
 
-// A dtype that holds what every floating tensor of the folder holds, so that it is written back as it was.
+// A dtype that represents all floating-point tensors of the folder exactly, so that an export equals the source.
 at::ScalarType widest_stored(const std::string& folder);
 
 }  // namespace llm

@@ -1,4 +1,4 @@
-// Generation with a cache.
+// Generation with a KV cache.
 #include "generate.h"
 
 #include <ATen/ATen.h>
@@ -15,7 +15,8 @@ std::int64_t pick(const at::Tensor& logits, const SampleOptions& o, std::int64_t
   const auto [sorted, ids] = at::softmax(logits.to(at::kDouble) / o.temperature, -1).sort(-1, /*descending=*/true);
   const at::Tensor sums = sorted.cumsum(0);
   const double* sum = sums.const_data_ptr<double>();
-  const auto count = std::lower_bound(sum, sum + sums.size(0), o.top_p) - sum;  // as many as have top_p together
+  const auto count =
+      std::lower_bound(sum, sum + sums.size(0), o.top_p) - sum;  // The number of tokens with top_p together.
   const auto last = std::min<std::int64_t>(count, sums.size(0) - 1);
   std::seed_seq seed{static_cast<std::uint32_t>(o.seed), static_cast<std::uint32_t>(o.seed >> 32),
                      static_cast<std::uint32_t>(position)};
@@ -46,7 +47,7 @@ std::vector<std::int64_t> generate(const Model& model, const dtensor::Communicat
   std::vector<std::int64_t> made;
   while (static_cast<std::int64_t>(made.size()) < options.max_new_tokens) {
     const at::Tensor logits = last_logits(model, ids, cache);
-    // Replicas compute alike but for the last bits; one of them decides, so that they never part.
+    // Results of replicas differ in the last bits, so one of them chooses the token and broadcasts it.
     at::Tensor token = at::zeros({1, 1}, at::kLong);
     if (world.rank() == 0) token.fill_(pick(logits, options, cache.length()));
     if (world.size() > 1) world.broadcast(token, 0).wait();

@@ -1,4 +1,4 @@
-// config.json of each family, in the words of our configuration.
+// Converts the config.json of each family.
 #include "hf_config.h"
 
 #include <c10/util/Exception.h>
@@ -45,20 +45,20 @@ Nonlinearity activation_of(const Json& j) {
     const auto name = value_or<std::string>(j, key, "");
     if (name.empty()) continue;
     const auto found = known.find(name);
-    if (found == known.end()) throw UsageError(fmt::format("config.json: {} '{}' is not served", key, name));
+    if (found == known.end()) throw UsageError(fmt::format("config.json: {} '{}' is not supported", key, name));
     return found->second;
   }
   return Nonlinearity::silu;
 }
 
-// A size, or a number that others are divided by; `otherwise`: where the key is missing.
+// A size or a divisor. `otherwise` is the default for a missing key.
 std::int64_t positive(const Json& j, const char* key, std::optional<std::int64_t> otherwise = std::nullopt) {
   const std::int64_t n = otherwise ? value_or<std::int64_t>(j, key, *otherwise) : j.at(key).get<std::int64_t>();
-  if (n <= 0) throw UsageError(fmt::format("config.json: {} is {}, and must be at least 1", key, n));
+  if (n <= 0) throw UsageError(fmt::format("config.json: expected {} of at least 1, got {}", key, n));
   return n;
 }
 
-// What families of Llama's kind share.
+// Keys that families like Llama have in common.
 DecoderConfig llama(const Json& j) {
   DecoderConfig c;
   c.vocabulary = j.at("vocab_size");
@@ -78,7 +78,7 @@ DecoderConfig llama(const Json& j) {
   return c;
 }
 
-// windowed(i): whether layer i has a window where config.json does not list its layers.
+// windowed(i): whether layer i has a window if config.json does not list its layers.
 void set_windows(const Json& j, DecoderConfig& c, const std::function<bool(std::int64_t)>& windowed) {
   const auto window = value_or<std::int64_t>(j, "sliding_window", 0);
   const auto types = value_or<std::vector<std::string>>(j, "layer_types", {});
@@ -193,7 +193,7 @@ DecoderConfig deepseek_v3(const Json& j) {
   moe.router.groups = value_or<std::int64_t>(j, "n_group", 1);
   moe.router.top_groups = value_or<std::int64_t>(j, "topk_group", 1);
   moe.shared_ffn = moe.ffn * value_or<std::int64_t>(j, "n_shared_experts", 0);
-  moe.balance_rate = 1e-3;  // so that there is a bias
+  moe.balance_rate = 1e-3;  // Creates the bias.
   const auto dense = value_or<std::int64_t>(j, "first_k_dense_replace", 0);
   for (std::int64_t i = 0; i < c.layers; ++i) c.layer[static_cast<std::size_t>(i)].experts = i >= dense;
   return c;
@@ -215,7 +215,7 @@ DecoderConfig gpt2(const Json& j) {
   c.tied = value_or(j, "tie_word_embeddings", true);
   if (!value_or(j, "scale_attn_weights", true)) c.attention_scale = 1;
   if (value_or(j, "scale_attn_by_inverse_layer_idx", false)) {
-    throw UsageError("config.json: scale_attn_by_inverse_layer_idx is not served");
+    throw UsageError("config.json: scale_attn_by_inverse_layer_idx is not supported");
   }
   return c;
 }
@@ -268,7 +268,8 @@ Family read_family(const std::string& folder) {
     if (known == families().end()) {
       std::string served;
       for (const auto& [name, unused] : families()) served += (served.empty() ? "" : ", ") + name;
-      throw UsageError(fmt::format("{}/config.json: model_type '{}' is none of {}", folder, family.name, served));
+      throw UsageError(fmt::format("{}/config.json: model_type '{}' is not supported; expected one of {}", folder,
+                                   family.name, served));
     }
     family.config = known->second.config(j);
     family.names = known->second.names(family.config, folder);

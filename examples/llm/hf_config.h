@@ -1,4 +1,4 @@
-// A HuggingFace folder as a model of ours: the configuration, and the table of names that its family has.
+// A HuggingFace folder as a model of the library: its configuration and the table of its family's names.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 namespace llm {
 
 struct Family {
-  std::string name;  // config.json's model_type
+  std::string name;  // model_type of config.json.
   dtensor::nn::DecoderConfig config;
   dtensor::StateDictKeyMapping names;
-  std::vector<std::int64_t> end_tokens;  // that end a text; none is fine
+  std::vector<std::int64_t> end_tokens;  // End-of-text tokens; may be empty.
   std::int64_t max_positions = 0;
 };
 
-// Reads FOLDER/config.json (and generation_config.json, where it is there). Throws UsageError with the path and what is
-// missing or not served.
+// Reads FOLDER/config.json and, if it exists, generation_config.json. Throws UsageError with the path and what is
+// missing or unsupported.
 Family read_family(const std::string& folder);
 
 }  // namespace llm

@@ -1,4 +1,4 @@
-// Logits of a prompt, and the file that they are written to.
+// Logits of a prompt and the file for them.
 #include "logits.h"
 
 #include <ATen/ATen.h>
@@ -40,13 +40,13 @@ void write_safetensors(const std::string& path, const std::string& name, const a
 void check_tokens(const Family& family, const std::vector<std::int64_t>& tokens, std::int64_t more) {
   for (const std::int64_t id : tokens) {
     if (id < 0 || id >= family.config.vocabulary) {
-      throw UsageError(fmt::format("--tokens: {} is no id of a vocabulary of {}", id, family.config.vocabulary));
+      throw UsageError(fmt::format("--tokens: expected ids in [0, {}), got {}", family.config.vocabulary, id));
     }
   }
   const auto count = static_cast<std::int64_t>(tokens.size()) + more;
   const std::int64_t learned = family.config.learned_positions;
   if (learned > 0 && count > learned) {
-    throw UsageError(fmt::format("{} tokens, but the model has positions for {}", count, learned));
+    throw UsageError(fmt::format("expected at most {} tokens (the model's positions), got {}", learned, count));
   }
 }
 

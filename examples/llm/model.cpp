@@ -1,4 +1,4 @@
-// A model from a folder: made without memory, placed, read.
+// A model from a folder: created without memory, distributed, then loaded.
 #include "model.h"
 
 #include <ATen/ATen.h>
@@ -35,7 +35,7 @@ MeshSizes fit_mesh(const std::optional<MeshSizes>& asked, int ranks, const Famil
 
 namespace {
 
-// Memory for a model of one rank; tied tensors stay tied.
+// Allocates memory for a model on one rank; tied tensors stay tied.
 void materialise(dtensor::nn::Module& model) {
   std::unordered_map<c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> made;
   for (const auto& [name, slot] : model.named_parameters()) {
@@ -76,7 +76,8 @@ Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Co
     model.mesh = init_device_mesh(world, at::kCPU, {sizes.dp * sizes.ep, sizes.shard, sizes.tp}, {"dp", "shard", "tp"});
     place_on_mesh(*model.decoder, model.mesh, sizes);
   }
-  for (auto* layer : dtensor::moe_layers(*model.decoder)) layer->reset_parameters();  // the balancer's bias
+  for (auto* layer : dtensor::moe_layers(*model.decoder))
+    layer->reset_parameters();  // Initializes the balancer's bias.
   for (const auto& [name, module] : model.decoder->named_modules()) {
     if (auto* projection = dynamic_cast<dtensor::nn::Projection*>(module)) projection->reset_adapter();
   }
@@ -93,8 +94,8 @@ at::ScalarType bits_of(const at::Tensor& tensor) {
   return bytes == 8 ? at::kLong : bytes == 4 ? at::kInt : at::kShort;
 }
 
-// Integers add up to the same in any order, and so on any mesh. Of what is split for storage alone the parts are added
-// up as they lie: nothing is gathered.
+// Integer sums do not depend on the order, so the result is the same on any mesh. Storage shards are summed locally,
+// without a gather.
 std::int64_t sum_of_bits(const dtensor::DTensor& parameter) {
   Placements placements = parameter.placements();
   for (auto& placement : placements) placement = placement.as_storage(false);

@@ -16,34 +16,34 @@ namespace llm {
 
 struct Model {
   std::unique_ptr<dtensor::nn::Decoder> decoder;
-  dtensor::DeviceMesh mesh;  // dp, shard, tp; none: plain tensors on one rank
+  dtensor::DeviceMesh mesh;  // dp, shard, tp; without a mesh: regular tensors on one rank.
 
-  // ids, the same on every rank: DTensors where there is a mesh, whole on every rank or split by sequences.
+  // ids, the same on every rank. With a mesh the result is a DTensor, replicated or split by sequences.
   at::Tensor place(const at::Tensor& ids, bool split_batch = false) const;
 };
 
-// The mesh that was asked for (default: all ranks of `world` as tp), or a UsageError on every rank.
+// The requested mesh (default: all ranks of `world` as tp). Throws UsageError on every rank if it does not fit.
 MeshSizes fit_mesh(const std::optional<MeshSizes>& asked, int ranks, const Family& family);
 
 struct ModelOptions {
   at::ScalarType dtype = at::kFloat;
-  dtensor::nn::LoraOptions lora = {};  // with a rank, adapters alone are trained
-  // A mesh of one rank too, so that random numbers are those of any mesh; else one rank has plain tensors.
+  dtensor::nn::LoraOptions lora = {};  // With a rank, only adapters are trained.
+  // Uses a mesh for one rank too, so that random numbers are those of any mesh; otherwise one rank has regular tensors.
   bool always_mesh = false;
 };
 
-// The family's model with the mesh's placements and no values yet, but for adapters. A rank has memory for its part
+// The family's model with the mesh's placements. Only adapters are initialized. Each rank allocates its local tensors
 // only.
 Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Communicator& world,
                  const ModelOptions& options = {});
-// Reads its parameters from the folder; each rank its part. Collective.
+// Reads the parameters from the folder; each rank reads its shards. Collective.
 void load_parameters(const Model& model, const Family& family, const std::string& folder,
                      const dtensor::Communicator& world);
-bool is_adapter(const std::string& parameter);  // by its name
-// Of the bits of all parameters but adapters, which are trained over them: the same on every mesh. Needs a mesh.
-// Collective.
+bool is_adapter(const std::string& parameter);  // By its name.
+// A hash of the bits of all parameters except adapters, which are trained over them: the same on every mesh. Needs a
+// mesh. Collective.
 std::uint64_t base_fingerprint(const Model& model);
-// All that a folder has of the model: parameters (adapters apart) and buffers.
+// The parameters (without adapters) and buffers that a folder stores.
 dtensor::StateTensors stored_state(const Model& model);
 
 }  // namespace llm

@@ -1,4 +1,4 @@
-// The tables: renames, splits, stacks and transposes. A row without a tensor of ours says what is passed over.
+// The tables: renames, splits, stacks and transposes. A row without a model tensor skips the file's tensor.
 #include "names.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace {
 using dtensor::StateDictKeyMapping;
 using dtensor::StateDictKeyRule;
 
-// Rows of `rest` that are about the same tensors give way.
+// Rows of `first` replace rows of `rest` for the same tensors.
 StateDictKeyMapping before(StateDictKeyMapping first, const StateDictKeyMapping& rest) {
   const StateDictKeyMapping own = first;
   for (const StateDictKeyRule& row : rest) {
@@ -19,7 +19,7 @@ StateDictKeyMapping before(StateDictKeyMapping first, const StateDictKeyMapping&
   return first;
 }
 
-// Packed experts of ours, one by one there.
+// Experts are packed in the model and separate in the file.
 StateDictKeyMapping experts(const std::string& block, const std::string& w1, const std::string& w2,
                             const std::string& w3) {
   const std::string moe = "layers.*.moe.", there = "model.layers.*." + block + ".";
@@ -67,7 +67,7 @@ StateDictKeyMapping deepseek_v3_names(const dtensor::nn::DecoderConfig& config) 
       {moe + "shared.w1", shared + "gate_proj.weight"},
       {moe + "shared.w2", shared + "down_proj.weight"},
       {moe + "shared.w3", shared + "up_proj.weight"},
-      {"", "model.layers." + std::to_string(config.layers) + ".**"},  // predicts the token after the next; not used
+      {"", "model.layers." + std::to_string(config.layers) + ".**"},  // Multi-token prediction head; not used.
   };
   return before(std::move(names), qwen3_moe_names());
 }
@@ -91,7 +91,7 @@ StateDictKeyMapping gpt2_names(const dtensor::nn::DecoderConfig& config, const s
       {"", h + "attn.masked_bias"},
   };
   std::int64_t begin = 0;
-  for (const char* part : {"q_proj", "k_proj", "v_proj"}) {  // one matrix there, [hidden, 3 hidden]
+  for (const char* part : {"q_proj", "k_proj", "v_proj"}) {  // One matrix in the file, [hidden, 3 hidden].
     const std::string ours = layer + "attn." + part;
     names.push_back({ours + ".weight", h + "attn.c_attn.weight", true, {1, begin, config.hidden}});
     names.push_back({ours + ".bias", h + "attn.c_attn.bias", false, {0, begin, config.hidden}});

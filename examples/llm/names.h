@@ -1,4 +1,4 @@
-// The tables: what each family of models calls its tensors.
+// Tables of tensor names for each family of models.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@
 
 namespace llm {
 
-// Names of Llama's kind; families differ in rows that come before these.
+// Names of models like Llama; other families have additional rows before these.
 dtensor::StateDictKeyMapping llama_names();
-dtensor::StateDictKeyMapping gemma_names();  // four norms a layer
+dtensor::StateDictKeyMapping gemma_names();  // Four norms per layer.
 dtensor::StateDictKeyMapping mixtral_names();
 dtensor::StateDictKeyMapping qwen3_moe_names();
 dtensor::StateDictKeyMapping deepseek_v3_names(const dtensor::nn::DecoderConfig& config);
-// `prefix`: "transformer." as transformers writes it, or "" as the first folders have it.
+// `prefix`: "transformer." as transformers writes it, or "" as in older folders.
 dtensor::StateDictKeyMapping gpt2_names(const dtensor::nn::DecoderConfig& config, const std::string& prefix);
 
 }  // namespace llm

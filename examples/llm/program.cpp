@@ -60,7 +60,7 @@ void run_export(const Options& options, const Family& family, const dtensor::Com
   export_folder(model, family, options.model, options.out, world, options.asked_dtype);
 }
 
-// The signal on which training was left; else 0.
+// Returns the signal that stopped the training, or 0.
 int run_command(const Options& options, const Family& family, const dtensor::Communicator& world,
                 const tokenizer::Tokenizer* tokenizer, const std::optional<TrainTexts>& texts) {
   switch (options.command) {
@@ -76,7 +76,7 @@ int run_command(const Options& options, const Family& family, const dtensor::Com
   return 0;
 }
 
-// Before anything is read: what cannot be written in the end.
+// Checks outputs before anything is read.
 void check_outputs(const Options& options) {
   const bool folder = options.command == Command::train || options.command == Command::exports;
   if (folder && !options.out.empty()) check_export(options.model, options.out);
@@ -103,13 +103,12 @@ int run(int argc, char** argv) {
   }
   std::string usage_error;
   std::atomic<int> left{0};
-  std::optional<train::TerminationSignals>
-      signals;  // without a place to save to, they end the program as they do any other
+  std::optional<train::TerminationSignals> signals;  // Without a folder to save to, signals end the program as usual.
   if (!options.train.save.empty()) signals.emplace();
   const int status = dtensor::launch(argc, argv, [&](dtensor::Communicator world) {
     try {
       left = run_command(options, family, world, tokenizer ? &*tokenizer : nullptr, texts);
-    } catch (const UsageError& error) {  // the same on every rank
+    } catch (const UsageError& error) {  // The same on every rank.
       if (world.rank() == 0) usage_error = error.what();
     }
   });

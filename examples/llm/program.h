@@ -1,4 +1,4 @@
-// The program llm: reads its command line, starts the ranks, runs a command.
+// The program llm: parses its command line, starts the ranks, runs a command.
 #pragma once
 
 namespace llm {

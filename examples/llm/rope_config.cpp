@@ -1,4 +1,4 @@
-// rope_parameters, or rope_theta and rope_scaling beside it.
+// rope_parameters, or rope_theta and rope_scaling.
 #include "rope_config.h"
 
 #include <fmt/format.h>
@@ -19,11 +19,11 @@ RopeScaling scaling_of(const std::string& name) {
       {"default", RopeScaling::none}, {"linear", RopeScaling::linear},     {"dynamic", RopeScaling::dynamic},
       {"yarn", RopeScaling::yarn},    {"longrope", RopeScaling::longrope}, {"llama3", RopeScaling::llama3}};
   const auto found = known.find(name);
-  if (found == known.end()) throw UsageError(fmt::format("config.json: rope type '{}' is not served", name));
+  if (found == known.end()) throw UsageError(fmt::format("config.json: rope type '{}' is not supported", name));
   return found->second;
 }
 
-// One object with all that is said.
+// Merges all keys into one object.
 Json parameters_of(const Json& config, const std::string& kind) {
   if (config.contains("rope_parameters") && config["rope_parameters"].is_object()) {
     const Json& all = config["rope_parameters"];

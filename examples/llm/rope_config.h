@@ -1,4 +1,4 @@
-// Rotary positions as config.json tells them, in the words of its releases before and after 5.
+// Rotary positions of config.json, in the formats before and after transformers 5.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,15 +8,15 @@
 
 namespace llm {
 
-// The value, or `otherwise` where it is missing or null.
+// The value, or `otherwise` if it is missing or null.
 template <class T>
 T value_or(const nlohmann::json& j, const char* key, T otherwise) {
   const auto it = j.find(key);
   return it == j.end() || it->is_null() ? otherwise : it->template get<T>();
 }
 
-// `kind`: of the layers that it is for, where they differ ("full_attention", "sliding_attention"). Throws UsageError
-// for a scaling that is not known.
+// `kind`: the kind of layers, if they differ ("full_attention", "sliding_attention"). Throws UsageError for an unknown
+// scaling.
 dtensor::nn::RopeOptions rope_of(const nlohmann::json& config, std::int64_t head_size, const std::string& kind = "");
 
 }  // namespace llm

@@ -1,4 +1,4 @@
-// Texts as tokens.
+// Converts texts to tokens.
 #include "text.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ std::vector<fs::path> files_under(const std::string& path, const std::string& fl
   for (const auto& entry : fs::recursive_directory_iterator(path)) {
     if (entry.is_regular_file()) files.push_back(entry.path());
   }
-  std::sort(files.begin(), files.end());  // directory order is the file system's whim
+  std::sort(files.begin(), files.end());  // Directory order is unspecified.
   return files;
 }
 
@@ -58,12 +58,12 @@ class Reader {
     }
   }
 
-  // The parser would round 1.7 to an id.
+  // Refuses non-integers, which the parser would round to an id.
   void add_ids(const nlohmann::json& ids, const std::string& where) {
     for (const auto& id : ids) {
       if (!id.is_number_integer() || id < 0 || id >= family_.config.vocabulary) {
         throw UsageError(
-            fmt::format("{}: {} is no id of a vocabulary of {}", where, id.dump(), family_.config.vocabulary));
+            fmt::format("{}: expected ids in [0, {}), got {}", where, family_.config.vocabulary, id.dump()));
       }
       tokens_.push_back(id.get<std::int32_t>());
     }
@@ -94,7 +94,7 @@ class Reader {
 tokenizer::Tokenizer read_tokenizer(const std::string& folder) {
   const auto path = fs::path(folder) / "tokenizer.json";
   if (!fs::exists(path))
-    throw UsageError(fmt::format("no {}: give token ids (--tokens, lists in JSONL)", path.string()));
+    throw UsageError(fmt::format("cannot find {}: use token ids (--tokens, lists in JSONL)", path.string()));
   try {
     return tokenizer::Tokenizer::read(path.string());
   } catch (const tokenizer::Error& error) {

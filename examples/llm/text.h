@@ -1,4 +1,4 @@
-// Texts as tokens: files, folders and JSONL, by the model's own tokenizer.
+// Texts as tokens: files, folders and JSONL, with the model's tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace llm {
 
-// FOLDER/tokenizer.json. Throws UsageError where it is missing or of a kind that is not served.
+// FOLDER/tokenizer.json. Throws UsageError if it is missing or not supported.
 tokenizer::Tokenizer read_tokenizer(const std::string& folder);
 
-// The tokens of all files, one after the other: text files as they are, of each line of a .jsonl file its `field`, a
-// text or a list of ids. After each file and line comes the token that ends a text, where the family has one. The
-// tokenizer is read where there is a text. Throws UsageError with file and line, and with the flag that names them.
+// The concatenated tokens of all files. A text file is one text; each line of a .jsonl file has a text or a list of ids
+// in its `field`. The end-of-text token, if the family has one, follows each file and line. The tokenizer is read only
+// if there is a text. Throws UsageError with the flag, the file and the line.
 std::vector<std::int32_t> read_tokens(const std::vector<std::string>& paths, const std::string& field,
                                       const Family& family, const std::string& folder,
                                       const std::string& flag = "--data");

@@ -1,4 +1,4 @@
-// The text of a window of tokens less that of those told.
+// Decodes a window of tokens, and removes the text that was returned before.
 #include "text_stream.h"
 
 #include <algorithm>
@@ -22,10 +22,10 @@ TextStream::TextStream(const tokenizer::Tokenizer& tokenizer, const std::vector<
 
 std::string TextStream::add(std::int64_t token) {
   window_.push_back(static_cast<std::int32_t>(token));
-  return take(/*only_whole=*/true);
+  return take(/*only_full=*/true);
 }
 
-std::string TextStream::finish() { return take(/*only_whole=*/false); }
+std::string TextStream::finish() { return take(/*only_full=*/false); }
 
 std::string TextStream::take(bool only_full) {
   const auto end_of_reported = window_.begin() + static_cast<std::ptrdiff_t>(emitted_);

@@ -1,4 +1,4 @@
-// New tokens as text, told as soon as it is whole.
+// Streams new tokens as text: returns text as soon as its characters are complete.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace llm {
 
-// The texts that it gives, one after the other, are what all tokens say behind what the prompt says: a token's text
-// may depend on those before it (spaces at the begin), and a character may come in several tokens.
+// The returned texts, concatenated, are the text of all tokens after that of the prompt. The text of a token may depend
+// on the tokens before it (leading spaces), and a character may consist of several tokens.
 class TextStream {
  public:
   TextStream(const tokenizer::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt);
-  std::string add(std::int64_t token);  // what is whole now, possibly nothing
-  std::string finish();                 // what is left, whole or not
+  std::string add(std::int64_t token);  // Complete characters so far, possibly none.
+  std::string finish();                 // The remaining text, complete or not.
 
  private:
   std::string take(bool only_full);
 
   const tokenizer::Tokenizer& tokenizer_;
-  // The tokens since the text before the last one that was told; those after it are not told yet.
+  // The tokens since the second-last returned text. The last of them may not have been returned.
   tokenizer::Ids window_;
   std::size_t emitted_ = 0;
 };

@@ -15,10 +15,10 @@ namespace {
 
 void check_tokens_of(const std::vector<std::int32_t>& tokens, const char* flag, const TrainOptions& o) {
   if (static_cast<std::int64_t>(tokens.size()) > o.seq) return;
-  throw UsageError(fmt::format("{}: {} tokens are too few for --seq {}", flag, tokens.size(), o.seq));
+  throw UsageError(fmt::format("{}: expected more than --seq {} tokens, got {}", flag, o.seq, tokens.size()));
 }
 
-// Trains up to --steps; the signal on which the run was left, else 0.
+// Trains up to --steps. Returns the signal that stopped the run, or 0.
 int train_steps(Trainer& trainer, train::RunState& state, train::RunOutput& output, const train::Corpus& corpus,
                 const std::vector<std::int32_t>& held_out, const TrainOptions& o) {
   const auto judge = [&] {
@@ -35,7 +35,8 @@ int train_steps(Trainer& trainer, train::RunState& state, train::RunOutput& outp
   return 0;
 }
 
-// What its parameters' names and sizes do not tell of the model. Without adapters all parameters are the checkpoint's.
+// The flags that change the model without changing names or sizes of its parameters. Without adapters the checkpoint
+// has all parameters.
 std::string model_flags(const Model& model, const dtensor::nn::LoraOptions& lora) {
   if (lora.rank == 0) return "no --lora-rank";
   return fmt::format("--lora-alpha {} over a --model of fingerprint {:016x}", lora.alpha, base_fingerprint(model));
@@ -65,7 +66,7 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
               const dtensor::Communicator& world) {
   const TrainOptions& o = options.train;
   const auto& [corpus, held_out] = texts;
-  corpus.check_same(world);  // batches are placed without being compared
+  corpus.check_same(world);  // Batches are distributed without comparing them.
   if (!held_out.empty()) train::Corpus::of(held_out, o.seq).check_same(world);
   const MeshSizes sizes = fit_mesh(options.mesh, world.size(), family);
   const ModelOptions how{.dtype = options.dtype, .lora = lora_options(o, family.config), .always_mesh = true};

@@ -1,4 +1,4 @@
-// `llm train`: full or low-rank, on any mesh; left and taken up again on another.
+// `llm train`: full or low-rank, on any mesh; can be stopped and resumed on another mesh.
 #pragma once
 
 #include <functional>
@@ -14,30 +14,30 @@
 
 namespace llm {
 
-// By flags: --schedule over --steps, after --warmup of them. wsd decays over the last tenth.
+// From the flags: --schedule over --steps, after --warmup of them. wsd decays over the last tenth.
 dtensor::LearningRate learning_rate(const TrainOptions& options);
 
-// Without --lora-targets: what makes queries and values of this model.
+// Without --lora-targets: the projections of queries and values of this model.
 dtensor::nn::LoraOptions lora_options(const TrainOptions& options, const dtensor::nn::DecoderConfig& config);
 
-// Throws UsageError for one of --lora-targets that no projection of this model is called.
+// Throws UsageError if one of --lora-targets is not the name of a projection of this model.
 void check_lora_targets(const TrainOptions& options, const dtensor::nn::DecoderConfig& config);
 
-// A model that learns: AdamW over what is trained.
+// A model with AdamW for its trained parameters.
 class Trainer {
  public:
   Trainer(const Model& model, const TrainOptions& options);
 
-  // One step on ids and the tokens after them, int64 [batch, sequence], the same on every rank. Collective. Throws
-  // dtensor::NonFiniteError, before anything is updated, where the loss or the norm of the gradients is not finite.
+  // One step on ids and next tokens, int64 [batch, sequence], the same on every rank. Collective. Throws
+  // dtensor::NonFiniteError before any update if the loss or the gradient norm is not finite.
   train::StepRecord step(const train::Batch& batch);
   // The mean loss, without a step. Collective.
   double loss(const train::Batch& batch) const;
   std::int64_t steps_done() const { return steps_done_; }
 
-  // After so many steps of a run that is taken up.
+  // Sets the number of steps that a resumed run has done.
   void set_steps_done(std::int64_t steps) { steps_done_ = steps; }
-  // What is trained and the optimizer, which must outlive the checkpoint; on any mesh.
+  // Adds the trained parameters and the optimizer, which must outlive the checkpoint. Any mesh can load them.
   void add_to(dtensor::Checkpoint& checkpoint);
 
  private:
@@ -52,7 +52,7 @@ class Trainer {
   std::int64_t steps_done_ = 0;
 };
 
-// The mean loss over all of a corpus, in batches of sequences that follow each other. Collective.
+// The mean loss over a corpus, in batches of consecutive sequences. Collective.
 double evaluate(const Trainer& trainer, const std::vector<std::int32_t>& tokens, const TrainOptions& options);
 
 struct TrainTexts {
@@ -60,11 +60,11 @@ struct TrainTexts {
   std::vector<std::int32_t> held_out;  // --eval
 };
 
-// Tokenizes --data and --eval. Called once per process, before its ranks start. Throws UsageError.
+// Tokenizes --data and --eval. Called once in each process, before its ranks start. Throws UsageError.
 TrainTexts read_texts(const Options& options, const Family& family);
 
-// All of it: reads the model, trains, tells rank 0's terminal and files, saves, exports. Returns the signal on which
-// the run was saved and left, before it was through; else 0.
+// Reads the model, trains, reports progress on rank 0, saves and exports. Returns the signal that stopped the run after
+// it was saved, or 0.
 int run_train(const Options& options, const Family& family, const TrainTexts& texts,
               const dtensor::Communicator& world);
 

@@ -1,4 +1,4 @@
-// Steps of training.
+// Training steps.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -51,8 +51,9 @@ dtensor::nn::LoraOptions lora_options(const TrainOptions& o, const dtensor::nn::
   if (targets.empty() && !config.latent) targets = {"q_proj", "v_proj"};
   if (targets.empty()) targets = {config.latent->q_rank > 0 ? "q_b_proj" : "q_proj", "kv_b_proj"};
   const bool head = std::find(targets.begin(), targets.end(), "lm_head") != targets.end();
-  if (o.lora_rank > 0 && head && config.tied) {  // merged, it would be another matrix than the embedding
-    throw UsageError("--lora-targets: lm_head is the embedding's own matrix in this model (tie_word_embeddings)");
+  if (o.lora_rank > 0 && head && config.tied) {  // Merging would change the embedding as well.
+    throw UsageError(
+        "--lora-targets: lm_head cannot have adapters, since it is tied to the embedding (tie_word_embeddings)");
   }
   return {.rank = o.lora_rank, .alpha = alpha, .targets = std::move(targets)};
 }
@@ -68,8 +69,8 @@ void check_lora_targets(const TrainOptions& o, const dtensor::nn::DecoderConfig&
   }
   for (const std::string& target : o.lora_targets) {
     if (known.contains(target)) continue;
-    throw UsageError(fmt::format("--lora-targets: no projection of this model is called {}, only {}", target,
-                                 fmt::join(known, ", ")));
+    throw UsageError(
+        fmt::format("--lora-targets: the model has no projection {}, only {}", target, fmt::join(known, ", ")));
   }
 }
 

@@ -1,4 +1,4 @@
-// What the user asked for and cannot have: one line and exit status 2.
+// Invalid arguments of the user: one line and exit status 2.
 #pragma once
 
 #include "train/run_flags.h"

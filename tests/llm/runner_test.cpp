@@ -126,7 +126,7 @@ TEST_F(LlmTrain, RefusesInvalidFlags) {
 TEST_F(LlmTrain, RefusesUnknownLoraTargets) {
   for (const char* targets : {"nonsense", "q_proj,nonsense"}) {
     EXPECT_EQ(run("tp=2", {"--steps", "1", "--lora-rank", "2", "--lora-targets", targets}), 2) << targets;
-    EXPECT_TRUE(error_.starts_with("llm: --lora-targets: no projection of this model is called nonsense, only "))
+    EXPECT_TRUE(error_.starts_with("llm: --lora-targets: the model has no projection nonsense, only "))
         << error_;
     EXPECT_NE(error_.find("q_proj"), std::string::npos) << error_;
   }
