@@ -1,4 +1,4 @@
-// The flags by which every example is started, for those that have few of their own.
+// Launch flags for examples with few other flags.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,13 +9,13 @@
 
 namespace launch_flags {
 
-// Adds what dtensor::launch() reads by itself, and parses. Nothing where the program goes on, else its exit status:
-// 0 after --help, 2 for a mistake.
+// Adds the flags that dtensor::launch() reads, and parses the command line. Returns nothing if the program should
+// continue; otherwise its exit status: 0 after --help, 2 for an invalid argument.
 inline std::optional<int> parse(CLI::App& app, int argc, char** argv) {
   int ranks = 0;
   std::string backend;
   app.add_option("--ranks", ranks, "thread ranks of a single process")->check(CLI::Range(1, 4096));
-  app.add_option("--backend", backend, "who moves the bytes (default: by how the program was started)")
+  app.add_option("--backend", backend, "the communication backend (default: detected from the launcher)")
       ->check(CLI::IsMember({"local", "mpi", "nccl", "socket"}));
   try {
     app.parse(argc, argv);

@@ -1,11 +1,11 @@
-// A dropless mixture of experts under expert parallelism, beside its formulas in plain ATen on one device and data
-// parallel: how far outputs, gradients, norms and parameters lie apart over three steps with clipping and AdamW.
+// A dropless mixture of experts with expert and data parallelism, compared with its formulas in ATen on one device.
+// Prints the differences of outputs, gradients, norms and parameters over three steps with clipping and AdamW.
 //
 //   dmoe                    two thread ranks
 //   dmoe --ranks 4
 //   mpirun -n 2 dmoe        processes
 //
-// Exit status: 0; 1 where a form left the formulas.
+// Exit status: 0; 1 if a variant differs from the formulas.
 #include <ATen/ATen.h>
 
 #include <atomic>
@@ -40,7 +40,7 @@ bool compare(const dtensor::Communicator& world, at::ScalarType dtype) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("A dropless MoE layer in each of its forms beside formulas in plain ATen.", "dmoe");
+  CLI::App app("Compares a dropless MoE layer in each distributed variant with formulas in plain ATen.", "dmoe");
   if (const auto status = launch_flags::parse(app, argc, argv)) return *status;
   std::atomic<bool> equal{true};
   const auto once = [&](const dtensor::Communicator& world) {

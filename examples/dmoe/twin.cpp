@@ -1,4 +1,4 @@
-// The formulas, and the layer in every form.
+// The formulas, and the layer in every variant.
 #include "twin.h"
 
 #include <ATen/ATen.h>
@@ -42,7 +42,7 @@ at::Tensor full(const at::Tensor& t) {
   return (is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach()).to(at::kDouble).clone();
 }
 
-// Router [E, D], w1 and v1 [E, F, D], w2 [E, D, F]: in the order in which the layer lists them.
+// Router [E, D], w1 and v1 [E, F, D], w2 [E, D, F], in the order of the layer's parameters.
 struct Formulas {
   std::vector<at::Tensor> parameters;
 
@@ -54,7 +54,8 @@ struct Formulas {
     }
   }
 
-  // Every expert on every token; what a token did not choose has weight 0. The router and the sum are in float.
+  // Runs every expert on every token; experts that a token did not choose have weight 0. The router and the sum are in
+  // float.
   at::Tensor operator()(const at::Tensor& x) const {
     const auto &router = parameters[0], &w1 = parameters[1], &w2 = parameters[2], &v1 = parameters[3];
     const auto p = at::softmax(at::matmul(x.to(at::kFloat), router.to(at::kFloat).t()), -1);
@@ -73,8 +74,8 @@ using Forward = std::function<at::Tensor(const at::Tensor&)>;
 
 struct Job {
   std::vector<at::Tensor> parameters;
-  Forward forward;                                      // of the whole batch, to this rank's output
-  std::function<at::Tensor(const at::Tensor&)> gather;  // that output to the whole one
+  Forward forward;                                      // From the full batch to this rank's output.
+  std::function<at::Tensor(const at::Tensor&)> gather;  // From that output to the full one.
   std::function<void()> after_backward;
 };
 
@@ -179,7 +180,7 @@ std::string name_of(Variant form) {
     case Variant::data_parallel:
       return "formulas, data parallel";
     case Variant::two_axes:
-      return "experts split, router whole";
+      return "experts split, router replicated";
     case Variant::one_mesh:
       return "all Shard(0) on one mesh";
     case Variant::slices:
@@ -189,7 +190,8 @@ std::string name_of(Variant form) {
 }
 
 TrainingRun run(const Communicator& world, Variant form, at::ScalarType dtype) {
-  TORCH_CHECK(kExperts % world.size() == 0, "dmoe: ", kExperts, " experts on ", world.size(), " ranks");
+  TORCH_CHECK(kExperts % world.size() == 0, "dmoe: expected a number of ranks that divides ", kExperts,
+              " experts, got ", world.size());
   const bool formulas = form == Variant::one_device || form == Variant::data_parallel;
   return formulas ? run_formulas(world, form == Variant::data_parallel, dtype) : run_layer(world, form, dtype);
 }

@@ -1,5 +1,6 @@
-// A dropless mixture of experts beside its formulas in plain ATen: hidden and ffn 256, 8 experts, top 2 with normalised
-// weights, GLU experts (w1, v1, w2) with exact GELU and no bias, parameters uniform in (-1, 1), [2, 3, 256] a rank.
+// A dropless mixture of experts and its formulas in ATen: hidden and ffn 256, 8 experts, top 2 with normalized weights.
+// Experts are GLU (w1, v1, w2) with exact GELU and no bias. Parameters are uniform in (-1, 1), input is [2, 3, 256] for
+// each rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,24 +14,24 @@ namespace dmoe {
 
 constexpr int kSteps = 3;
 
-// Where parameters live.
+// Placements of the parameters.
 enum class Variant {
-  one_device,     // the formulas, on the batch of all ranks
-  data_parallel,  // the formulas, on this rank's part; gradients are summed
-  two_axes,       // weight_parallel x expert_parallel: experts split, the router whole over expert_parallel
-  one_mesh,       // all parameters Shard(0) on one axis, gathered where they are used
-  slices,  // experts on the slice expert_parallel, the router Shard(0) on the slice weight_parallel: this rank alone
+  one_device,     // The formulas, on the batch of all ranks.
+  data_parallel,  // The formulas, on this rank's batch; gradients are summed.
+  two_axes,       // weight_parallel x expert_parallel: experts split, router replicated over expert_parallel.
+  one_mesh,       // All parameters Shard(0) on one axis, gathered where they are used.
+  slices,         // Experts on the slice expert_parallel, the router Shard(0) on the slice weight_parallel.
 };
 const std::vector<Variant>& distributed_variants();
 std::string name_of(Variant form);
 
-// A run of kSteps steps with clipping to norm 1 and AdamW; everything whole, in double.
+// Results of kSteps steps with clipping to norm 1 and AdamW: full tensors in double.
 struct TrainingRun {
-  std::vector<at::Tensor> outputs;                // of each step
-  std::vector<at::Tensor> gradients, parameters;  // router, w1, w2, v1: of the first step; after the last
-  std::vector<double> norms;                      // of each step, before clipping
+  std::vector<at::Tensor> outputs;                // Of each step.
+  std::vector<at::Tensor> gradients, parameters;  // Router, w1, w2, v1: of the first step; after the last.
+  std::vector<double> norms;                      // Of each step, before clipping.
 };
-// The number of ranks must divide 8. `ranks` for one_device: how many parts its batch has. Collective.
+// The number of ranks must divide 8. one_device splits its batch into as many parts as ranks. Collective.
 TrainingRun run(const dtensor::Communicator& world, Variant form, at::ScalarType dtype);
 
 // Largest relative differences (of norms of tensors) from a reference.
@@ -39,6 +40,6 @@ struct Difference {
   double largest() const;
 };
 Difference difference(const TrainingRun& course, const TrainingRun& reference);
-double bound(at::ScalarType dtype);  // for the largest
+double bound(at::ScalarType dtype);  // Bound for the largest difference.
 
 }  // namespace dmoe

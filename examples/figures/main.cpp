@@ -1,5 +1,5 @@
-// Draws the figures of the documentation anew: the transformer of examples/train under each usual layout, its loss
-// beside one device's, and what a step holds on rank 0; and what long sequences cost when they are split over ranks.
+// Draws the figures of the documentation: losses of examples/train under each usual layout and on one device, memory of
+// a step on rank 0, and costs of long sequences that are split over ranks.
 //
 //   figures FOLDER [flags of train, as --steps 50 --hidden 32]
 //   figures --long-sequences FOLDER [TOKENS]

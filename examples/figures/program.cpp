@@ -1,4 +1,4 @@
-// Reads the command line, runs what a figure is of, draws it.
+// Parses the command line, runs the programs of a figure, and draws it.
 #include "program.h"
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ constexpr const char* kUsage =
     "usage: figures FOLDER [flags of train], "
     "figures --long-sequences FOLDER [TOKENS], or figures --diagrams FOLDER";
 
-// Before the work.
+// Checked before the runs.
 std::string file_in(const std::string& folder, const char* name) {
   std::error_code none;
   if (!fs::is_directory(folder, none)) throw UsageError("no folder " + folder);
@@ -36,7 +36,7 @@ std::string file_in(const std::string& folder, const char* name) {
   return path;
 }
 
-// Flags of train that would be heeded by nobody here, or by every layout's run in turn.
+// Flags of train that have no effect here, or that every layout's run would use in turn.
 void refuse_flags_of_one_run(const train::Options& o) {
   const std::pair<const char*, bool> given[] = {{"--mesh", o.mesh.has_value()},
                                                 {"--ranks", o.ranks.has_value()},
@@ -52,7 +52,8 @@ void refuse_flags_of_one_run(const train::Options& o) {
                                                 {"--plot", !o.plot.empty()},
                                                 {"--tensorboard", !o.tensorboard.empty()}};
   for (const auto& [flag, is_given] : given) {
-    if (is_given) throw UsageError(std::string(flag) + " is of one run; figures trains once under each usual layout");
+    if (is_given)
+      throw UsageError(std::string(flag) + " cannot be used with figures, which trains once under each usual layout");
   }
 }
 
@@ -79,7 +80,7 @@ int draw(const std::string& folder, int argc, char** argv) {
 int draw_long_sequences(const std::string& folder, const std::string& longest_text) {
   const auto longest = long_sequence::tokens_of(longest_text);
   if (longest == 0) {
-    throw UsageError(fmt::format("--long-sequences: TOKENS is a number from {} to {}, not '{}'", long_sequence::kFewest,
+    throw UsageError(fmt::format("--long-sequences: expected TOKENS from {} to {}, got '{}'", long_sequence::kFewest,
                                  long_sequence::kMost, longest_text));
   }
   const std::string path = file_in(folder, "long_sequences.svg");
@@ -94,7 +95,7 @@ int draw_long_sequences(const std::string& folder, const std::string& longest_te
   return 0;
 }
 
-// Of the library's own: where a tensor lives, and a pipeline's schedule as simulated.
+// Diagrams of the library: the shards of a tensor, and the simulated schedule of a pipeline.
 int draw_diagrams(const std::string& folder) {
   const std::string placement = file_in(folder, "placement.svg"), pipeline = file_in(folder, "pipeline.svg");
   dtensor::run_local(4, [&](const dtensor::Communicator& world) {

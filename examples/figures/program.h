@@ -3,7 +3,7 @@
 
 namespace figures {
 
-// Exit status: 0; 1 where a figure could not be made; 2 where the user asked for something that cannot be.
+// Exit status: 0; 1 if a figure could not be made; 2 for invalid arguments.
 int run_program(int argc, char** argv);
 
 }  // namespace figures

@@ -1,4 +1,4 @@
-// The network, its steps and what is asked about them.
+// The network, its training steps and its reports.
 #include "inside.h"
 
 #include <ATen/ATen.h>

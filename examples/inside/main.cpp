@@ -1,9 +1,9 @@
-// A few steps of a small network, seen from inside.
+// Training steps of a small network with reports of operators and communication.
 //
-//   inside --ranks 4 --explain --comms              why operators run as they do, and what a step communicates
-//   inside --ranks 2 --loss-scale 4e9               half precision: steps that overflow are skipped, the scale falls
+//   inside --ranks 4 --explain --comms              explains operators and prints the communication of a step
+//   inside --ranks 2 --loss-scale 4e9               half precision: steps that overflow are skipped, the scale drops
 //   inside --ranks 2 --cpu-offload --device cuda    parameters, gradients and states in host memory
-//   inside --ranks 2 --debug-rank 1                 rank 1 stops for a debugger first, the others wait
+//   inside --ranks 2 --debug-rank 1                 rank 1 waits for a debugger, the other ranks wait for it
 #include "program.h"
 
 int main(int argc, char** argv) { return inside::run_program(argc, argv); }

@@ -1,4 +1,4 @@
-// Reads the command line, trains, prints what was asked for.
+// Parses the command line, trains and prints the requested reports.
 #include "program.h"
 
 #include <CLI/CLI.hpp>
@@ -28,18 +28,17 @@ void add_flags(CLI::App& app, ProgramFlags& asked) {
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   const auto no_nan = [](const std::string& text) {
-    return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is no number" : std::string();
+    return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + ": expected a number, got NaN" : std::string();
   };
-  app.add_option("--loss-scale", asked.flags.loss_scale,
-                 "compute in half precision, the loss multiplied by this at first")
+  app.add_option("--loss-scale", asked.flags.loss_scale, "compute in half precision with this initial loss scale")
       ->check(CLI::PositiveNumber)
       ->check(no_nan);
   app.add_flag("--cpu-offload", asked.flags.cpu_offload, "keep parameters, gradients and states in host memory");
   app.add_option("--device", asked.device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  app.add_flag("--explain", asked.explains, "print candidates, prices and choices of a forward pass");
+  app.add_flag("--explain", asked.explains, "print candidates, costs and choices of a forward pass");
   app.add_flag("--comms", asked.comms, "print the collectives of the last step by module");
   app.add_option("--debug-rank", asked.stops,
-                 "the rank that stops for a debugger while the others wait; -1: each in turn")
+                 "the rank that waits for a debugger while the others wait for it; -1: each in turn")
       ->check(CLI::Range(-1, 1023));
 }
 

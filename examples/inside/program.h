@@ -3,7 +3,7 @@
 
 namespace inside {
 
-// Exit status: 0; 1 where a rank failed; 2 where the user asked for something that cannot be.
+// Exit status: 0; 1 if a rank failed; 2 for invalid arguments.
 int run_program(int argc, char** argv);
 
 }  // namespace inside

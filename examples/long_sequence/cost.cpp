@@ -1,5 +1,5 @@
-// The blocks are written for one device; that each rank holds a piece of the head and one of the tail of the sequence
-// is one word in a list of placements.
+// The blocks are written for one device. A placement (zigzag) gives each rank a chunk of the head and one of the tail
+// of the sequence.
 #include "cost.h"
 
 #include <ATen/ATen.h>
@@ -57,7 +57,7 @@ Cost measure(const Model& model, const at::Tensor& x, const Communicator& world)
 
 }  // namespace
 
-// The second of two passes: the first fills caches.
+// Measures the second of two passes; the first fills caches.
 Cost cost_of(int ranks, std::int64_t tokens) {
   Cost cost;
   run_local(ranks, [&](Communicator world) {

@@ -6,13 +6,12 @@
 namespace long_sequence {
 
 struct Cost {
-  double bytes = 0;    // beside parameters and inputs, at the highest moment, of the rank with the most
-  double seconds = 0;  // of the slowest rank, on the clock
-  double processor =
-      0;  // of the busiest rank's thread, in seconds: what it costs where each rank has a core of its own
+  double bytes = 0;      // Peak beyond parameters and inputs, on the rank with the most.
+  double seconds = 0;    // Wall time of the slowest rank.
+  double processor = 0;  // CPU seconds of the busiest rank's thread: the time if each rank has its own core.
 };
 
-// Of a forward and backward pass through two blocks on that many thread ranks, with caches filled.
+// Costs of forward and backward through two blocks on `ranks` thread ranks, with filled caches.
 Cost cost_of(int ranks, std::int64_t tokens);
 
 }  // namespace long_sequence

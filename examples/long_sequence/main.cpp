@@ -1,5 +1,5 @@
-// What splitting a sequence over ranks buys: peak memory of a rank and seconds of a forward and backward pass through
-// transformer blocks, against the length of the sequence, on 1, 2 and 4 thread ranks.
+// Benefit of splitting a sequence over ranks: peak memory of a rank and time of forward and backward through
+// transformer blocks, against the sequence length, on 1, 2 and 4 thread ranks.
 #include <cstdio>
 #include <string_view>
 

@@ -14,7 +14,7 @@ dtensor::ChartPanel panel_of(const std::vector<std::int64_t>& tokens, const std:
                              const std::string& name, Value value) {
   const std::vector<double> lengths(tokens.begin(), tokens.end());
   dtensor::ChartPanel panel{
-      .x_label = "length of the sequence, tokens", .y_label = name, .x_ticks = lengths, .y_low = 0, .height = 240};
+      .x_label = "sequence length, tokens", .y_label = name, .x_ticks = lengths, .y_low = 0, .height = 240};
   for (const Line& line : lines) {
     dtensor::ChartSeries series{.name = fmt::format("{} rank{}", line.ranks, line.ranks == 1 ? "" : "s"),
                                 .x = lengths,

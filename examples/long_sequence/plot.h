@@ -1,4 +1,4 @@
-// Costs against the length of the sequence, drawn.
+// Plots costs against the sequence length.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@ namespace long_sequence {
 
 struct Line {
   int ranks;
-  std::vector<Cost> costs;  // one for each length
+  std::vector<Cost> costs;  // One for each length.
 };
 
-// Memory at the left, processor time at the right, a line for each number of ranks.
+// Memory on the left, CPU time on the right, with a line for each number of ranks.
 std::string costs_svg(const std::vector<std::int64_t>& tokens, const std::vector<Line>& lines);
 
 }  // namespace long_sequence

@@ -1,4 +1,4 @@
-// The length of a sequence as it is given on a command line.
+// Parses a sequence length of the command line.
 #include "tokens.h"
 
 #include <charconv>

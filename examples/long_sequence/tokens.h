@@ -1,4 +1,4 @@
-// The length of a sequence as it is given on a command line.
+// Parses a sequence length of the command line.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 namespace long_sequence {
 
-constexpr std::int64_t kFewest = 8, kMost = std::int64_t{1} << 24;  // an eighth of them is measured, too
+constexpr std::int64_t kFewest = 8, kMost = std::int64_t{1} << 24;  // An eighth of the length is measured too.
 
-// 0: no such number.
+// Returns 0 for an invalid length.
 std::int64_t tokens_of(std::string_view text);
 
 }  // namespace long_sequence

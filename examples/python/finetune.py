@@ -35,8 +35,8 @@ tokens = torch.tensor(transformers.AutoTokenizer.from_pretrained(flags.model).en
 def train():
     names, sizes = zip(*(axis.split("=") for axis in flags.mesh.split(",")))
     mesh = dtensor.init_device_mesh("cpu", tuple(map(int, sizes)), mesh_dim_names=names)
-    net = copy.deepcopy(model)  # thread ranks have one each
-    if "tp" in names:  # columns of each matrix, rows of those that end attention and the MLP; what is left is whole
+    net = copy.deepcopy(model)  # one for each thread rank
+    if "tp" in names:  # column-wise; row-wise at the end of attention and MLP; other parameters are replicated
         for name, linear in net.model.layers.named_modules():
             if isinstance(linear, torch.nn.Linear):
                 split = Shard(1 if name.endswith(("o_proj", "down_proj")) else 0)
@@ -48,7 +48,7 @@ def train():
             dtensor.fully_shard(layer, mesh=mesh["dp"])
         dtensor.fully_shard(net, mesh=mesh["dp"])
     if flags.model:
-        dtensor.checkpoint.load_safetensors(net, flags.model)  # each rank reads its parts
+        dtensor.checkpoint.load_safetensors(net, flags.model)  # each rank reads its shards
     optimizer = dtensor.optim.AdamW(net.parameters(), lr=1e-3)
     for step in range(flags.steps):
         rows = torch.arange(8)[:, None] * 64 + step * 7 + torch.arange(32)
@@ -58,7 +58,7 @@ def train():
         dtensor.optim.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        value = loss.item()  # on every rank: a number of a sharded tensor is a collective
+        value = loss.item()  # on every rank, since item() of a DTensor is a collective
         if dtensor.rank() == 0:
             print(f"step {step}: loss {value:.4f}", flush=True)
     if flags.save:

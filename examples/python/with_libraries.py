@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The same small training with each library that starts processes: a tiny Llama of the transformers package, fully sharded.
+"""Trains a small, fully sharded Llama of the transformers package with each library that starts processes.
 
     torchrun --nproc-per-node 2 with_libraries.py --use accelerate      # trainer, fabric, peft
     torchrun --nproc-per-node 2 with_libraries.py --use trainer --ddp   # by DistributedDataParallel, to compare
@@ -35,7 +35,7 @@ data = [{"input_ids": row, "labels": row} for row in rows]
 
 
 def shard(model):
-    """After the library has joined the processes; an optimizer comes afterwards."""
+    """Call this after the library has initialized its process group, and before creating an optimizer."""
     if flags.ddp:
         return
     mesh = dtensor.init_device_mesh("cpu", (dtensor.world_size(),), mesh_dim_names=("dp",))

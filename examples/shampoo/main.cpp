@@ -1,11 +1,11 @@
-// Shampoo takes one device's steps on every layout: prints the losses of a small regression on one device, on each mesh
-// that fits the ranks, and of two wrong ways as a control.
+// Shampoo takes the same steps on every layout as on one device. Prints the losses of a small regression on one device,
+// on each mesh that fits the ranks, and with two wrong implementations as a negative control.
 //
 //   shampoo                    four thread ranks
 //   shampoo --ranks 8
 //   mpirun -n 4 shampoo        processes
 //
-// Exit status: 0; 1 where a layout left one device's curve.
+// Exit status: 0; 1 if a layout differs from one device.
 #include <atomic>
 #include <cstdio>
 
@@ -23,8 +23,8 @@ void print_row(const std::string& name, const std::vector<double>& curve, const 
   std::printf("   %8.1e\n", deviation(curve, reference));
 }
 
-// Whether every right layout stays as near to one device as float64 allows, or, where rounding is amplified (roots of
-// factors whose rank is not full), as one device stays to itself when its batch is summed in another order.
+// Whether every layout is as close to one device as float64 allows. If rounding is amplified (roots of factors without
+// full rank), the bound is the difference of one device that sums its batch in another order.
 bool compare(const dtensor::Communicator& world, const Experiment& base) {
   const bool shows = world.rank() == 0;
   const auto reference = train_on_one_device(base);
@@ -45,8 +45,8 @@ bool compare(const dtensor::Communicator& world, const Experiment& base) {
         std::to_string(layout.replicate) + "x" + std::to_string(layout.shard) + "x" + std::to_string(layout.tp);
     const double differs = show(layout.name + " " + sizes, train(world, layout, base));
     if (shows && !(differs <= bound)) {
-      std::fprintf(stderr, "shampoo: %s leaves one device's curve: %.1e, bound %.1e\n", layout.name.c_str(), differs,
-                   bound);
+      std::fprintf(stderr, "shampoo: %s: expected a deviation of at most %.1e from one device, got %.1e\n",
+                   layout.name.c_str(), bound, differs);
     }
     equal = differs <= bound && equal;
   }
@@ -81,10 +81,10 @@ bool run(const dtensor::Communicator& world) {
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Trains a small regression by distributed Shampoo, on one device, on each mesh that fits the ranks (default: 4\n"
-      "threads) and by two wrong ways as a control; prints their losses side by side.",
+      "Trains a small regression with distributed Shampoo on one device, on each mesh that fits the ranks (default: 4\n"
+      "threads) and with two wrong implementations as a control; prints their losses side by side.",
       "shampoo");
-  app.footer("Exit status: 0; 1 where a layout left one device's curve; 2 for a start that makes no sense.");
+  app.footer("Exit status: 0; 1 if a layout differs from one device; 2 for invalid arguments.");
   if (const auto status = launch_flags::parse(app, argc, argv)) return *status;
   std::atomic<bool> equal{true};
   const auto once = [&](const dtensor::Communicator& world) {

@@ -1,4 +1,4 @@
-// Model, data, training loop. Nothing in it but place() and the mesh knows that it is distributed.
+// Model, data and training loop. Only place() and the mesh depend on distribution.
 #include "regression.h"
 
 #include <ATen/ATen.h>
@@ -46,7 +46,7 @@ class Network final : public dtensor::nn::Module {
   }
   at::Tensor forward(const at::Tensor& x) const { return fc2.forward(at::tanh(fc1.forward(x))); }
 
-  // The stored experiment's values, wherever the parameters live.
+  // Sets the values of the recorded experiment, for parameters with any placements.
   void set_values(std::uint64_t seed, double first, double second) {
     const at::NoGradGuard no_grad;
     fc1.weight.copy_(fill({kHidden, kIn}, seed, first));
@@ -70,7 +70,7 @@ Data data(at::ScalarType dtype) {
   return {x.to(dtype), teacher.forward(x).to(dtype)};
 }
 
-// Stored split on `shard` (gathered where used), split by columns and rows on `tp`, whole on `replicate`.
+// Storage shards on `shard` (gathered where used), column-wise and row-wise on `tp`, replicated on `replicate`.
 Placements place(const std::string& name) {
   using namespace dtensor;
   const bool first = name.starts_with("fc1"), bias = name.ends_with("bias");
@@ -97,7 +97,7 @@ double value(const at::Tensor& loss) {
 
 at::Tensor loss_of(const Network& network, const Data& d) { return (network.forward(d.x) - d.y).square().mean(); }
 
-// Forward and backward of the batch in equal pieces; the mean loss.
+// Forward and backward of the batch in equal parts; returns the mean loss.
 double accumulate_gradients(const Network& network, const Data& d, std::int64_t pieces) {
   if (pieces == 1) {
     const at::Tensor loss = loss_of(network, d);
@@ -114,7 +114,7 @@ double accumulate_gradients(const Network& network, const Data& d, std::int64_t 
   return sum;
 }
 
-// This rank's parts as parameters of their own; they share memory with the whole ones.
+// Local tensors as separate parameters that share memory with the DTensors.
 std::vector<at::Tensor> own_parts(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> parts;
   for (const at::Tensor& p : parameters) parts.push_back(DTensor(p).to_local().detach().requires_grad_());

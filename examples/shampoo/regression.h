@@ -1,5 +1,5 @@
-// The experiment: a small network on fixed data, trained by Shampoo on one device and on meshes. It decides the model,
-// its initial values, the data and the layouts; the curves are what one prints or tests.
+// The experiment: a small network on fixed data, trained with Shampoo on one device and on meshes. This module defines
+// the model, its initial values, the data and the layouts; callers print or test the curves.
 #pragma once
 
 #include <string>
@@ -19,15 +19,15 @@ struct MeshLayout {
 };
 
 enum class Initialization : std::uint8_t {
-  scope,  // the modules are made inside a MeshScope: born sharded
-  meta,   // on the meta device; placed, given memory for this rank's part, filled
+  scope,  // Modules are created sharded in a MeshScope.
+  meta,   // Created on the meta device, distributed, allocated locally, then initialized.
 };
 
-// What else could be done, wrongly.
+// The library's implementation, and wrong ones as negative controls.
 enum class Method : std::uint8_t {
-  full_blocks,      // the library's Shampoo
-  shard_blocks,     // every rank runs Shampoo on its own shards
-  first_shard_only  // the library's, but only the first rank keeps its update
+  full_blocks,      // The library's Shampoo.
+  shard_blocks,     // Every rank runs Shampoo on its shards.
+  first_shard_only  // The library's, but only the first rank keeps its update.
 };
 
 struct Experiment {
@@ -38,7 +38,7 @@ struct Experiment {
   Method method = Method::full_blocks;
 };
 
-// The options of the three stored runs: grafted with a late and rare root, grafted with a root each step, ungrafted.
+// The options of the three recorded runs: grafted with late and rare roots, grafted with roots in each step, ungrafted.
 dtensor::ShampooOptions rare_roots();
 dtensor::ShampooOptions frequent_roots();
 dtensor::ShampooOptions no_grafting();
@@ -48,10 +48,10 @@ std::vector<MeshLayout> layouts(std::int64_t ranks);
 
 // The loss before each step and after the last. Collective over `world`, whose size is the layout's.
 std::vector<double> train(const dtensor::Communicator& world, const MeshLayout& layout, const Experiment& experiment);
-// Plain tensors, no mesh. The batch is summed in `pieces` parts, which changes rounding only.
+// Regular tensors, no mesh. The batch is summed in `pieces` parts, which changes rounding only.
 std::vector<double> train_on_one_device(const Experiment& experiment, std::int64_t pieces = 1);
 
-// The largest difference of two curves relative to the second, which falls over orders of magnitude.
+// The largest difference of two curves relative to the second, which decreases over orders of magnitude.
 double deviation(const std::vector<double>& curve, const std::vector<double>& reference);
 
 }  // namespace shampoo

@@ -1,6 +1,5 @@
-// The checks: on each communicator (every axis's line, of three axes every pair's slice, and the whole mesh) the
-// members add up their world ranks and gather them. Each rank writes a row; the rows are gathered, so that all ranks
-// have the same report.
+// The checks: on each communicator (every axis, with three axes every pair of axes, and the full mesh) the members sum
+// and gather their world ranks. Each rank writes a row; the rows are gathered, so that all ranks have the same report.
 #include "report.h"
 
 #include <ATen/ATen.h>
@@ -22,8 +21,8 @@ at::Tensor number(std::int64_t value, const DeviceMesh& mesh) {
   return at::full({1}, value, at::TensorOptions(at::kLong).device(at::Device(mesh.device_type())));
 }
 
-// World ranks of the mesh that share this rank's coordinates but for these axes, row-major: what the slice should be,
-// by arithmetic on the mesh's own list of ranks.
+// World ranks of the mesh that share this rank's coordinates except on these axes, row-major: the expected slice,
+// computed from the mesh's list of ranks.
 std::vector<std::int64_t> expected_ranks(const DeviceMesh& mesh, const std::vector<std::int64_t>& axes) {
   const auto self = *mesh.coordinate();
   std::vector<std::int64_t> found;
@@ -40,7 +39,7 @@ std::vector<std::int64_t> expected_ranks(const DeviceMesh& mesh, const std::vect
   return found;
 }
 
-// [[0, 2], [4, 6]] of two dimensions, else in one row.
+// [[0, 2], [4, 6]] for two dimensions, otherwise one row.
 std::string nested(at::IntArrayRef ranks, const DeviceMesh& slice) {
   std::ostringstream out;
   if (slice.ndim() != 2) {
@@ -53,7 +52,7 @@ std::string nested(at::IntArrayRef ranks, const DeviceMesh& slice) {
   return out.str();
 }
 
-// "[0, 2] ok", or what came instead: from the mesh's slice, and from the communicator over it.
+// "[0, 2] ok", or the wrong results of the mesh's slice and of the communicator over it.
 std::string check_line(const DeviceMesh& line, const DeviceMesh& mesh, const std::vector<std::int64_t>& axes) {
   const auto expected = expected_ranks(mesh, axes);
   const Communicator comm = line.communicator();
@@ -73,7 +72,7 @@ std::string check_line(const DeviceMesh& line, const DeviceMesh& mesh, const std
   return out.str();
 }
 
-// Each axis, and of three axes or more each pair.
+// Each axis and, with three or more axes, each pair.
 std::vector<std::vector<std::int64_t>> slices_of(const DeviceMesh& mesh) {
   std::vector<std::vector<std::int64_t>> slices;
   for (std::int64_t a = 0; a < mesh.ndim(); ++a) slices.push_back({a});
@@ -124,7 +123,7 @@ Row own_row(const DeviceMesh& mesh) {
   return row;
 }
 
-// All ranks' rows have the bytes of the longest: what a row lists grows with the ranks and the axes. A zero ends it.
+// All rows are padded to the length of the longest, which grows with the ranks and the axes. A zero ends a row.
 at::Tensor packed(const Row& row, const DeviceMesh& mesh) {
   std::string text;
   for (const auto& cell : row) text += cell + '\n';

@@ -1,4 +1,4 @@
-// What a wiring check says: who is where, and whether every communicator of a mesh joins the ranks that it should.
+// The report of the wiring check: the ranks, and whether every communicator of a mesh connects the expected ranks.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 namespace wiring {
 
 struct Flags {
-  std::vector<std::int64_t> shape;  // empty: one dimension over the whole world
+  std::vector<std::int64_t> shape;  // Empty: one dimension over the world.
   std::vector<std::string> names;
 };
 
-// "dp=2,tp=2"; throws std::invalid_argument with the offending text.
+// "dp=2,tp=2"; throws std::invalid_argument with the invalid text.
 Flags parse_mesh(const std::string& text);
 
 struct Report {
-  std::string text;  // the mesh drawn, and a table of the ranks
-  bool ok = true;    // every collective gave what it should, on every rank
+  std::string text;  // The mesh, and a table of the ranks.
+  bool ok = true;    // Every collective gave the expected result on every rank.
 };
 
-// Collective over the mesh's world; the same on every rank.
+// Collective over the mesh's world; returns the same report on every rank.
 Report check(const dtensor::DeviceMesh& mesh);
 
 }  // namespace wiring
