@@ -1,4 +1,4 @@
-// The command line: what may be asked for, its defaults, and how a mistake is reported.
+// The command line: flags, defaults and errors.
 #include "args.h"
 
 #include <fmt/format.h>
@@ -29,56 +29,58 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--mesh", mesh, "sizes of the mesh axes, e.g. replicate=1,shard=2,tp=2");
   app.add_option("--ranks", o.ranks, "thread ranks of a single process")->check(CLI::Range(1, 1024));
   app.add_option("--backend", o.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl", "socket"}));
-  app.add_option("--device", o.device, "where tensors live: cpu or cuda; default: cuda over NCCL, else cpu")
+  app.add_option("--device", o.device, "device of tensors: cpu or cuda; default: cuda over NCCL, otherwise cpu")
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option(
-         "--peak-tflops", o.peak_tflops,
-         "what all devices together can do in a second, of 1e12 operations: prints what part of it was used (MFU)")
+  app.add_option("--peak-tflops", o.peak_tflops,
+                 "peak of all devices together in TFLOP/s; prints the model FLOPs utilization (MFU)")
       ->check(CLI::PositiveNumber);
   app.add_option("--dtype", dtype, "float32, float64 or bfloat16")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}));
-  app.add_flag("--compare", o.compare, "train on one device too and compare the loss curves");
-  app.add_option("--seed", o.seed, "of parameters, batches and dropout")->capture_default_str();
+  app.add_flag("--compare", o.compare, "also train on one device and compare the loss curves");
+  app.add_option("--seed", o.seed, "seed of parameters, batches and dropout")->capture_default_str();
 }
 
 void add_model_flags(CLI::App& app, Options& o) {
   app.add_option("--model", o.model, "tiny or gpt-153m")->check(CLI::IsMember({"tiny", "gpt-153m"}));
-  app.add_option("--hidden", o.hidden, "another width of the model (a multiple of its heads)")
+  app.add_option("--hidden", o.hidden, "hidden size, a multiple of the model's heads; default: the model's")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--layers", o.layers, "blocks; default: the model's")->check(CLI::Range(1, 1 << 20));
   app.add_flag("--rope", o.rope, "rotary positions");
-  app.add_option("--kv-heads", o.kv_heads, "heads of keys and values, a divisor of the heads; default: as many")
+  app.add_option("--kv-heads", o.kv_heads,
+                 "heads of keys and values, a divisor of the heads; default: the number of heads")
       ->check(CLI::Range(1, 1 << 10));
-  app.add_option("--predict-tokens", o.predict_tokens,
-                 "how many of the next tokens are predicted, each by a head of its own")
+  app.add_option("--predict-tokens", o.predict_tokens, "number of next tokens to predict, each with a separate head")
       ->check(CLI::Range(1, 1 << 10));
-  app.add_flag("--documents", o.documents, "sequences packed of documents, which do not see each other");
+  app.add_flag("--documents", o.documents, "pack documents into sequences; attention does not cross documents");
   app.add_option("--dropout", o.dropout, "probability")->check(CLI::Range(0.0, 0.99));
 }
 
-// A number is read as it is written here, in decimal digits; CLI11 would take one of another base too.
+// Accepts decimal digits only; CLI11 would accept other bases as well.
 std::string reshard_error(const std::string& text) {
   if (text == "true" || text == "false") return "";
   const bool digits = !text.empty() && text.size() < 8 && text.find_first_not_of("0123456789") == std::string::npos;
-  return digits && std::stoll(text) > 0 ? "" : "'" + text + "' is not true, false or a number of ranks";
+  return digits && std::stoll(text) > 0 ? "" : "expected true, false or a number of ranks, got '" + text + "'";
 }
 
 void add_parallel_flags(CLI::App& app, Options& o) {
-  app.add_option("--parallel", o.parallel, "fsdp: blocks gathered and reduced as one; plain: each parameter by itself")
+  app.add_option("--parallel", o.parallel,
+                 "fsdp: blocks are gathered and reduced as units; plain: each parameter separately")
       ->check(CLI::IsMember({"fsdp", "plain"}))
       ->capture_default_str();
-  app.add_option("--reshard-after-forward", o.reshard, "fsdp: true, false, or the number of ranks that keep a copy")
+  app.add_option("--reshard-after-forward", o.reshard,
+                 "for fsdp: true, false, or the number of ranks that together keep a copy")
       ->check(reshard_error)
       ->capture_default_str();
   app.add_option_function<std::string>(
          "--mixed-precision", [&o](const std::string& text) { o.bf16 = text == "bf16"; },
-         "bf16: compute in bfloat16 (but for layer norms and the loss), keep and reduce in --dtype")
+         "bf16: compute in bfloat16 (except layer norms and the loss), store and reduce in --dtype")
       ->check(CLI::IsMember({"bf16", "none"}));
-  app.add_flag("--loss-parallel", o.loss_parallel, "cross entropy on logits that stay sharded by class over tp");
+  app.add_flag("--loss-parallel", o.loss_parallel,
+               "compute the cross entropy on logits that are sharded by class over tp");
   app.add_flag("--sequence-parallel", o.sequence_parallel,
-               "activations between blocks split along the sequence over tp");
-  app.add_flag("--checkpoint-activations", o.checkpoint_activations, "compute each block again in backward");
-  app.add_option("--cp-strategy", o.cp_strategy, "how attention sees all of a sequence that cp splits")
+               "split activations between blocks along the sequence over tp");
+  app.add_flag("--checkpoint-activations", o.checkpoint_activations, "recompute each block in backward");
+  app.add_option("--cp-strategy", o.cp_strategy, "strategy of attention over sequences that cp splits")
       ->check(CLI::IsMember({"auto", "ring", "gather", "ulysses"}))
       ->capture_default_str();
   app.add_option_function<std::string>(
@@ -88,21 +90,23 @@ void add_parallel_flags(CLI::App& app, Options& o) {
 }
 
 void add_pipeline_flags(CLI::App& app, Options& o) {
-  app.add_option("--schedule", o.schedule,
-                 "of a mesh with pp: gpipe, 1f1b, interleaved, bfs, zb-h1, zbv, dualpipev, or a file with one as text")
+  app.add_option(
+         "--schedule", o.schedule,
+         "for a mesh with pp: gpipe, 1f1b, interleaved, bfs, zb-h1, zbv, dualpipev, or a file with a schedule as text")
       ->capture_default_str();
-  app.add_option("--microbatches", o.microbatches, "pieces of a batch in a pipeline")
+  app.add_option("--microbatches", o.microbatches, "microbatches of a batch in a pipeline")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
-  app.add_option("--chunks", o.chunks, "stages of each rank of a pipeline; default: the schedule's")
+  app.add_option("--chunks", o.chunks, "stages of each pipeline rank; default: the schedule's")
       ->check(CLI::Range(1, 1 << 10));
-  app.add_option("--schedule-plot", o.schedule_plot, "write the last step of a pipeline as measured to this SVG file");
+  app.add_option("--schedule-plot", o.schedule_plot,
+                 "write the measured times of the pipeline's last step to this SVG file");
 }
 
 void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--steps", o.steps, "optimizer steps")->check(CLI::Range(1, 100'000'000))->capture_default_str();
-  app.add_option("--batch", o.batch, "sequences a step, over all ranks")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--grad-accum", o.grad_accum, "pieces of a batch, whose gradients are reduced once")
+  app.add_option("--batch", o.batch, "sequences in a step, over all ranks")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--grad-accum", o.grad_accum, "parts of a batch for gradient accumulation; gradients are reduced once")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--seq", o.seq, "tokens a sequence")->check(CLI::Range(1, 1 << 20));
   app.add_option("--optimizer", o.optimizer, "adamw, sgd, shampoo or muon")
@@ -111,20 +115,20 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--shampoo-frequency", o.shampoo.frequency, "steps between inverse roots")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app.add_option("--shampoo-start", o.shampoo.start, "first step that is preconditioned")
+  app.add_option("--shampoo-start", o.shampoo.start, "first preconditioned step")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app.add_option("--shampoo-eps", o.shampoo.eps, "added to the factors before a root")
+  app.add_option("--shampoo-eps", o.shampoo.eps, "added to the factors before computing roots")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--shampoo-grafting", o.shampoo.grafting, "whose length a step has: adam's or its own (none)")
+  app.add_option("--shampoo-grafting", o.shampoo.grafting, "grafting of the step's length: adam or none")
       ->check(CLI::IsMember({"adam", "none"}))
       ->capture_default_str();
   app.add_option("--lr", o.lr, "learning rate")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--warmup", o.warmup, "steps of linear warm-up")
       ->check(CLI::Range(0, 100'000'000))
       ->capture_default_str();
-  app.add_option("--clip", o.clip, "largest gradient norm; 0: none")
+  app.add_option("--clip", o.clip, "maximum gradient norm; 0: no clipping")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
 }
@@ -134,10 +138,11 @@ void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--tokenizer", o.tokenizer,
                  "a tokenizer.json, a merges.txt or a folder with either, or 'shipped'; default: bytes");
   add_run_flags(app, o);
-  app.add_flag("--memory", o.memory,
-               "fsdp: print the memory of rank 0 (with pp: of a rank of each part), as predicted and as measured");
+  app.add_flag(
+      "--memory", o.memory,
+      "for fsdp: print the predicted and measured memory of rank 0 (with pp: of one rank of each pipeline rank)");
   app.add_option("--memory-plot", o.memory_plot,
-                 "write what rank 0's memory goes to in the last step to this SVG file");
+                 "write the memory of rank 0 by kind during the last step to this SVG file");
   app.add_option("--trace", o.trace, "write a Chrome trace of operators and collectives to this JSON file");
 }
 
@@ -145,23 +150,26 @@ void add_router_flags(CLI::App& app, ExpertFlags& e) {
   app.add_option("--balance", e.balance, "aux (a loss), bias (without a loss), none, forced (in turn)")
       ->check(CLI::IsMember({"aux", "bias", "none", "forced"}))
       ->capture_default_str();
-  app.add_option("--router", e.router, "who chooses: tokens their experts, or experts their tokens of the whole batch")
+  app.add_option("--router", e.router,
+                 "tokens: tokens choose experts; experts: experts choose tokens of the full batch")
       ->check(CLI::IsMember({"tokens", "experts"}))
       ->capture_default_str();
-  app.add_option("--groups", e.groups, "equal runs of experts, of which a token takes from the best --top-groups")
+  app.add_option("--groups", e.groups,
+                 "number of equal groups of experts; a token chooses among experts of its --top-groups best groups")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  app.add_option("--top-groups", e.top_groups, "groups that a token takes its experts from")
+  app.add_option("--top-groups", e.top_groups, "groups from which a token chooses experts")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_option("--z-loss", e.z_loss, "coefficient of the mean squared logsumexp of the router's logits")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--jitter", e.jitter, "the router's inputs are multiplied by uniform(1 - jitter, 1 + jitter)")
+  app.add_option("--jitter", e.jitter, "multiply the router's inputs by uniform(1 - jitter, 1 + jitter)")
       ->check(CLI::Range(0.0, 1.0));
 }
 
 void add_expert_flags(CLI::App& app, ExpertFlags& e) {
-  app.add_option("--ep", e.ep, "ranks that share the experts of a layer; default: the most that fit")
+  app.add_option("--ep", e.ep,
+                 "ranks over which the experts of a layer are split; default: the largest possible number")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--etp", e.etp, "ranks that split each expert: 1, or as many as tp")->capture_default_str();
   app.add_option("--experts", e.experts, "experts a layer")->check(CLI::Range(1, 4096))->capture_default_str();
@@ -173,29 +181,31 @@ void add_expert_flags(CLI::App& app, ExpertFlags& e) {
   app.add_option("--dispatcher", e.dispatcher, "all-to-all, all-gather, capacity or equal (--balance forced)")
       ->check(CLI::IsMember({"all-to-all", "all-gather", "capacity", "equal"}))
       ->capture_default_str();
-  app.add_option("--capacity", e.capacity, "capacity factor of --dispatcher capacity; 0: none is dropped")
+  app.add_option("--capacity", e.capacity, "capacity factor of --dispatcher capacity; 0: no token is dropped")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   add_router_flags(app, e);
-  app.add_flag("--score-before-experts", e.score_before, "weigh tokens before the experts, not their results after");
+  app.add_flag("--score-before-experts", e.score_before,
+               "multiply tokens by scores before the experts instead of results after them");
   app.add_option("--expert-backend", e.backend,
-                 "automatic, loop (a product an expert) or grouped (one, on padded groups)")
+                 "automatic, loop (one product per expert) or grouped (one product of padded groups)")
       ->check(CLI::IsMember({"automatic", "loop", "grouped"}))
       ->capture_default_str();
-  app.add_option("--block", e.block, "rows that --expert-backend grouped pads each expert's to a multiple of")
+  app.add_option("--block", e.block, "--expert-backend grouped pads the rows of each expert to a multiple of this")
       ->check(CLI::IsMember({8, 16, 128}));
-  app.add_flag("--counters", e.counters, "print how often fast paths were taken, on rank 0");
+  app.add_flag("--counters", e.counters, "print how often rank 0 took fast paths");
   app.add_option("--load-plot", e.load_plot, "write the load of the experts over the steps to this SVG file");
 }
 
 void check_experts(const CLI::App& app, const ExpertFlags& e) {
-  if (e.top_k > e.experts) throw UsageError(fmt::format("--top-k {} of {} experts", e.top_k, e.experts));
+  if (e.top_k > e.experts)
+    throw UsageError(fmt::format("--top-k: expected at most {} (--experts), got {}", e.experts, e.top_k));
   if (e.dispatcher == "equal" && e.balance != "forced") throw UsageError("--dispatcher equal needs --balance forced");
   if (e.router == "experts" && e.dispatcher != "all-to-all") {
-    throw UsageError("--router experts needs --dispatcher all-to-all, not " + e.dispatcher);
+    throw UsageError("--router experts needs --dispatcher all-to-all, got " + e.dispatcher);
   }
   if (e.router == "experts" && app.count("--balance") > 0 && e.balance != "none") {
-    throw UsageError("--router experts is balanced: --balance none, not " + e.balance);
+    throw UsageError("--router experts needs --balance none, got " + e.balance);
   }
   if (e.experts % e.groups != 0 || e.top_groups > e.groups || e.top_k > e.top_groups * (e.experts / e.groups)) {
     throw UsageError(fmt::format("--groups {} --top-groups {}: no {} choices of {} experts", e.groups, e.top_groups,
@@ -221,7 +231,7 @@ void check_sequence(const CLI::App& app, const Options& o) {
   }
 }
 
-// What means something with stages only, or not with them.
+// Flags that need stages, and flags that exclude them.
 void check_pipeline(const CLI::App& app, const Options& o) {
   const bool stages = o.mesh && o.mesh->pp > 1;
   for (const char* flag : {"--schedule", "--microbatches", "--chunks", "--schedule-plot"}) {
@@ -230,8 +240,9 @@ void check_pipeline(const CLI::App& app, const Options& o) {
   if (!stages) return;
   if (o.parallel != "fsdp") throw UsageError("stages (pp) need --parallel fsdp");
   if (o.microbatches > o.batch / o.grad_accum) {
-    throw UsageError(o.grad_accum == 1 ? "--microbatches: more pieces than sequences in a batch"
-                                       : "--microbatches: more pieces than sequences in a piece of --grad-accum");
+    throw UsageError(o.grad_accum == 1
+                         ? "--microbatches: expected at most the number of sequences in a batch"
+                         : "--microbatches: expected at most the number of sequences in a part of --grad-accum");
   }
 }
 
@@ -251,7 +262,7 @@ void resolve_sizes(Options& o) {
   if (o.memory && o.parallel != "fsdp") throw UsageError("--memory needs --parallel fsdp");
   if (o.reshard != "true" && o.parallel != "fsdp") throw UsageError("--reshard-after-forward needs --parallel fsdp");
   check_run_flags(o);
-  if (o.grad_accum > o.batch) throw UsageError("--grad-accum: more pieces than sequences in a batch");
+  if (o.grad_accum > o.batch) throw UsageError("--grad-accum: expected at most the number of sequences in a batch");
   if (!o.mesh || !o.ranks) return;
   if (*o.ranks != o.mesh->size()) fit_mesh(o, *o.ranks);
 }
@@ -308,7 +319,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
     check_experts(app, *options.experts);
     if (options.experts->router == "experts") options.experts->balance = "none";
     if (options.experts->backend == "grouped" && options.dtype == Dtype::float64) {
-      throw UsageError("--expert-backend grouped: not for --dtype float64");
+      throw UsageError("--expert-backend grouped does not support --dtype float64");
     }
   }
   return options;

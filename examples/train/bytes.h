@@ -1,4 +1,4 @@
-// What a tensor takes on this rank.
+// Memory of a tensor on this rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace train {
 
-// Bytes of this rank's part; 0 for an undefined tensor, and on a rank outside of its mesh.
+// Bytes of the local tensor; 0 for an undefined tensor, and on a rank outside its mesh.
 inline std::int64_t local_bytes(const at::Tensor& tensor) {
   if (!tensor.defined()) return 0;
   if (!dtensor::is_dtensor(tensor)) return static_cast<std::int64_t>(tensor.nbytes());

@@ -1,4 +1,4 @@
-// Whether two loss curves are the same curve: "equal to one device" in numbers.
+// Compares two loss curves: "equal to one device" in numbers.
 #include "compare.h"
 
 #include <algorithm>
@@ -31,8 +31,8 @@ double largest(const std::vector<double>& values) {
   return result;
 }
 
-// Losses of a router over the batch, capacities, tokens that are chosen among all, and experts that are taken in turn,
-// beginning anew with each piece, are no sums over its pieces.
+// False if the loss of a batch is not a sum over its parts: router losses over the batch, capacities, experts that
+// choose tokens, and forced balance, which starts anew with each part.
 bool is_sum_over_pieces(const Options& options) {
   if (!options.experts) return true;
   const auto& e = *options.experts;
@@ -55,7 +55,7 @@ double floor_of(const Options& options) {
 Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
                                    const std::vector<StepRecord>& records) {
   Comparison result;
-  // A run that goes on from a checkpoint is compared from there on with a run from the beginning.
+  // A resumed run is compared from its first step on with a run from step 0.
   const auto from_there = [&](std::vector<double> all) {
     all.erase(all.begin(), all.begin() + records.front().step);
     return all;

@@ -1,4 +1,4 @@
-// What to train on: text files as tokens.
+// Training data: text files as tokens.
 #include "data.h"
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@ std::vector<fs::path> files_under(const fs::path& path) {
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path)) {
     if (entry.is_regular_file()) files.push_back(entry.path());
   }
-  std::sort(files.begin(), files.end());  // directory order is the file system's whim
+  std::sort(files.begin(), files.end());  // Directory order is unspecified.
   return files;
 }
 
@@ -56,7 +56,7 @@ Corpus Corpus::read(const std::vector<std::string>& paths, std::int64_t sequence
                     const tokenizer::Tokenizer* tokenizer) {
   Corpus corpus;
   const std::string end = tokenizer != nullptr ? end_of_text(*tokenizer) : "";
-  std::size_t ends = 0;  // bytes that no file has
+  std::size_t ends = 0;  // Bytes that occur in no file.
   for (const std::string& path : paths.empty() ? std::vector<std::string>{DTENSOR_TRAIN_TEXT} : paths) {
     for (const fs::path& file : files_under(path)) {
       append_file(file, corpus.text_);
@@ -84,7 +84,7 @@ Corpus Corpus::of(std::vector<std::int32_t> tokens, std::int64_t sequence) {
 void Corpus::finish(std::int64_t sequence) {
   if (tokens() <= static_cast<std::size_t>(sequence)) {
     throw UsageError("--data: " + std::to_string(tokens()) + (tokens_.empty() ? " bytes of text" : " tokens") +
-                     " are too few for --seq " + std::to_string(sequence));
+                     ", expected more than --seq " + std::to_string(sequence));
   }
   fingerprint_ = text_.empty() ? XXH3_64bits(tokens_.data(), tokens_.size() * sizeof(std::int32_t))
                                : XXH3_64bits(text_.data(), text_.size());
@@ -97,11 +97,11 @@ void Corpus::check_same(const dtensor::Communicator& world) const {
   for (int rank = 1; rank < world.size(); ++rank) {
     if (at::equal(all[rank], all[0])) continue;
     throw UsageError(c10::str("--data: rank ", rank, " reads ", all[rank][0].item<std::int64_t>(), " tokens, rank 0 ",
-                              all[0][0].item<std::int64_t>(), ", and not the same ones"));
+                              all[0][0].item<std::int64_t>(), "; expected the same text on all ranks"));
   }
 }
 
-// One token more than a sequence. Documents have between an eighth and a half of the sequence.
+// Reads one token more than a sequence. Documents have between an eighth and a half of the sequence.
 void Corpus::fill(std::uint64_t seed, std::int64_t row, const BatchShape& shape,
                   std::vector<std::int64_t>& tokens) const {
   const auto length = static_cast<std::uint64_t>(tokens.size());

@@ -1,4 +1,4 @@
-// How much arithmetic training takes, for "model FLOPs utilisation" (MFU).
+// Floating-point operations of training, for "model FLOPs utilization" (MFU).
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,9 @@
 
 namespace train {
 
-// Floating-point operations of forward and backward for one token of a sequence of that length, by the formula of PaLM
-// (Chowdhery et al. 2022, appendix B): 6 for each weight of a matrix that the token is multiplied with (of experts,
-// those of its choices), and 12 * layers * hidden * sequence for attention. The embedding is looked up, and
-// recomputation is not counted.
+// Floating-point operations of forward and backward for one token of a sequence of this length, by the formula of PaLM
+// (Chowdhery et al. 2022, appendix B): 6 for each matrix weight that the token uses (for experts, those of its
+// choices), and 12 * layers * hidden * sequence for attention. The embedding look-up and recomputation do not count.
 double flops_per_token(GptConfig config, std::int64_t sequence);
 
 }  // namespace train

@@ -1,12 +1,11 @@
-// The larger of two differences, where one that is no number counts: std::max takes NaN for the smaller one, and what
-// has left all bounds would pass as equal.
+// The maximum of two differences that propagates NaN. std::max may drop NaN, so a diverged run could pass as equal.
 #pragma once
 
 #include <cmath>
 
 namespace train {
 
-// NaN where either is.
+// NaN if either is NaN.
 inline double max_propagate_nan(double a, double b) { return std::isnan(a) || b <= a ? a : b; }
 
 }  // namespace train

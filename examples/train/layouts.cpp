@@ -1,4 +1,4 @@
-// Runs and figures of the usual layouts.
+// Runs and plots of the usual layouts.
 #include "layouts.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// One model under parallelism of each kind, for figures: the curves of its loss, and what a step of each holds.
+// Trains one model under each kind of parallelism, for plots of the loss and of the memory of a step.
 #pragma once
 
 #include <string>
@@ -20,12 +20,12 @@ std::vector<MeshLayout> usual_layouts();
 struct LayoutRun {
   std::string name;
   std::vector<double> losses;
-  std::vector<MemorySample> memory;  // of the last step, on rank 0
+  std::vector<MemorySample> memory;  // Of the last step, on rank 0.
 };
 // Trains on thread ranks, one layout after the other.
 std::vector<LayoutRun> run_layouts(Options options, const Corpus& corpus, const std::vector<MeshLayout>& layouts);
 
-// FOLDER/layouts_loss.svg, with one device's curve beneath and the largest difference from it, and
+// Writes FOLDER/layouts_loss.svg, with the curve of one device and the largest difference from it, and
 // FOLDER/layouts_memory.svg.
 void write_figures(const std::string& folder, const Options& options, const std::vector<double>& one_device,
                    const std::vector<LayoutRun>& runs);

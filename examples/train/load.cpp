@@ -1,4 +1,4 @@
-// The load of the experts over a run.
+// Load of the experts over a run.
 #include "load.h"
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// The log: one JSON object a line, one line a step, written as training goes.
+// The log: one JSON object in each line, one line for each step, written during training.
 #include "log.h"
 
 #include <cstdio>
@@ -11,15 +11,15 @@ namespace train {
 
 namespace {
 
-// Whether it is a line of the log about a step before that.
+// Whether the line is a log line of an earlier step.
 bool is_before(const std::string& line, std::int64_t step) {
   const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   const auto said = json.is_object() ? json.find("step") : json.end();
   return json.is_object() && said != json.end() && said->is_number_integer() && said->get<std::int64_t>() < step;
 }
 
-// Bytes of the lines, whole ones, that the file begins with and that a run from this step on goes on behind. What was
-// logged after the checkpoint that it goes on from will come again.
+// Bytes of the complete lines at the begin of the file that a run from this step on keeps. Lines of later steps will be
+// written again.
 std::uintmax_t bytes_before(const std::string& path, std::int64_t first_step) {
   if (first_step == 0 || !std::filesystem::is_regular_file(path)) return 0;
   std::ifstream in(path, std::ios::binary);
@@ -44,12 +44,11 @@ void StepLog::add(const StepRecord& record) {
   nlohmann::ordered_json line = {{"step", record.step}, {"loss", record.loss},     {"grad_norm", record.grad_norm},
                                  {"lr", record.lr},     {"tokens", record.tokens}, {"seconds", record.seconds}};
   line["bytes_received"] = record.moved;
-  out_ << line.dump() << std::endl;  // flushed, so that it can be followed
+  out_ << line.dump() << std::endl;  // Flushed, so that users can follow it.
   if (out_) return;
-  if (!write_failed_)
-    std::fprintf(stderr, "--log: %s cannot be written (a full disk?); training goes on\n", path_.c_str());
+  if (!write_failed_) std::fprintf(stderr, "--log: cannot write %s (disk full?); training continues\n", path_.c_str());
   write_failed_ = true;
-  out_.clear();  // there may be room again
+  out_.clear();  // The disk may have space again.
 }
 
 void StepLog::close() {

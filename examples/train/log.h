@@ -1,4 +1,4 @@
-// The log: one JSON object a line, one line a step, written as training goes.
+// The log: one JSON object in each line, one line for each step, written during training.
 #pragma once
 
 #include <fstream>
@@ -10,13 +10,13 @@ namespace train {
 
 class StepLog {
  public:
-  // Empty: no log. Throws UsageError where it cannot be written. The file stays as it is until there is a line.
+  // An empty path disables the log. Throws UsageError if it cannot be written. The file does not change before the
+  // first line.
   explicit StepLog(const std::string& path);
-  // The first line begins the file anew; that of a run that goes on takes its place behind the lines of the steps
-  // before it that are there. A line that cannot be written is told at once, on standard error, and does not end the
-  // training.
+  // The first line of a new run replaces the file. A resumed run keeps the lines of earlier steps. If a line cannot be
+  // written, a message is printed on standard error and training continues.
   void add(const StepRecord& record);
-  // Throws std::runtime_error where any line is missing.
+  // Throws std::runtime_error if any line is missing.
   void close();
 
  private:

@@ -1,4 +1,4 @@
-// Counts bytes; the process's own peak is the system's word.
+// Counts bytes. The peak of the process is that of the operating system.
 #include "memory.h"
 
 #include <ATen/ATen.h>
@@ -12,7 +12,7 @@
 namespace train {
 namespace {
 
-// Peak resident bytes of this process; 0 where the system does not say.
+// Peak resident bytes of this process; 0 if unknown.
 std::int64_t peak_resident() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -21,14 +21,14 @@ std::int64_t peak_resident() {
   return 0;
 }
 
-// What waits for the last piece of a batch is that of all units, not of one.
+// Gradients of all units stay unreduced until the last part of a batch.
 std::int64_t waiting_gradients(const std::vector<dtensor::FsdpUnit>& units) {
   std::int64_t bytes = 0;
   for (const auto& unit : units) bytes += unit.gradient_bytes();
   return bytes;
 }
 
-// The most that is gathered at once where the schedule says when: the stages between their UNSHARD and RESHARD.
+// Maximum of gathered bytes according to the schedule: the stages between their UNSHARD and RESHARD.
 std::int64_t unsharded_at_once(const std::vector<dtensor::pipeline::Action>& actions,
                                const std::vector<std::int64_t>& bytes_of_stage) {
   using Kind = dtensor::pipeline::ActionKind;
@@ -41,7 +41,7 @@ std::int64_t unsharded_at_once(const std::vector<dtensor::pipeline::Action>& act
   return most;
 }
 
-// A sum over ranks that is still to be made.
+// Whether a gradient is Partial on an axis of several ranks.
 bool is_unreduced(const at::Tensor& gradient) {
   if (!dtensor::is_dtensor(gradient)) return false;
   const dtensor::DTensor sum(gradient);
@@ -59,9 +59,9 @@ void MemoryUse::predict(const std::vector<dtensor::FsdpUnit>& units, const Optio
   if (options.grad_accum > 1) predicted.unreduced = waiting_gradients(units);
 }
 
-// A stage's units are gathered and dropped one after the other within an action: none is needed at both of its ends.
-// One of another stage may be there beside it. A stage that is all of the model is as without a pipeline: embedding and
-// head are one unit.
+// Within an action, the units of a stage are gathered and freed one after the other, at most two at a time. A unit of
+// another stage may be gathered as well. A stage with the full model is as without a pipeline: embedding and head are
+// one unit.
 void MemoryUse::predict_in_stages(const std::vector<std::vector<dtensor::FsdpUnit>>& units, const std::vector<int>& own,
                                   const dtensor::pipeline::Schedule& schedule, const Options& options) {
   std::vector<std::int64_t> bytes_of_stage(units.size());
@@ -87,8 +87,8 @@ void MemoryUse::predict_in_stages(const std::vector<std::vector<dtensor::FsdpUni
   predicted.gathered = unsharded_at_once(schedule.ranks[rank], bytes_of_stage);
 }
 
-// Collectives come with everything that is gathered, between pieces and between messages of a pipeline, when gradients
-// of the pieces before wait.
+// Gathers are collectives. Collectives also run between parts of a batch and between messages of a pipeline, when
+// gradients of earlier parts are unreduced. So memory is measured at each collective.
 void MemoryUse::begin(const dtensor::NamedTensors& parameters, std::vector<dtensor::FsdpUnit> counts) {
   counts_ = std::move(counts);
   resident_before = peak_resident();

@@ -1,4 +1,4 @@
-// What a rank's memory goes to in a training step: as fully_shard predicts it, and as it turned out to be.
+// Memory of a rank in a training step, by kind: as fully_shard predicts it, and as measured.
 #pragma once
 
 #include <cstdint>
@@ -17,35 +17,35 @@
 namespace train {
 
 struct MemoryUse {
-  dtensor::FsdpMemory predicted, measured;  // bytes
-  std::int64_t resident_before = 0;         // of this process, at its highest: before training, and after
+  dtensor::FsdpMemory predicted, measured;  // Bytes.
+  std::int64_t resident_before = 0;         // Peak of this process before and after training.
   std::int64_t resident = 0;
-  int ranks_here = 1;                      // in this process
-  dtensor::MemoryPoolStats pool = {};      // of this process, after training
-  bool sampled = false;                    // whether the last step is followed:
-  std::vector<MemorySample> samples = {};  // what it held, operator by operator
+  int ranks_here = 1;                      // In this process.
+  dtensor::MemoryPoolStats pool = {};      // Of this process, after training.
+  bool sampled = false;                    // Whether the last step is sampled:
+  std::vector<MemorySample> samples = {};  // memory at each operator.
 
-  // Of this rank and those that have the other stages of its pipeline; empty without one.
+  // Of this rank and of the other ranks of its pipeline; empty without a pipeline.
   struct OfRank {
     std::int64_t rank = 0;
     dtensor::FsdpMemory predicted, measured;
   };
   std::vector<OfRank> of_pipeline = {};
 
-  // All but the optimizer's states, which the optimizer tells.
+  // Predicts everything except optimizer states, which the optimizer reports.
   void predict(const std::vector<dtensor::FsdpUnit>& units, const Options& options);
-  // In stages, of which this rank has `own` (a schedule may leave it without any): `units` of each stage.
+  // With stages: `units` of each stage, of which this rank has the stages `own` (possibly none).
   void predict_in_stages(const std::vector<std::vector<dtensor::FsdpUnit>>& units, const std::vector<int>& own,
                          const dtensor::pipeline::Schedule& schedule, const Options& options);
 
-  // Follows this rank, on this thread, from here to end(). The parameters are in their places; `counts`: a unit of each
+  // Measures this rank, on this thread, until end(). The parameters are distributed; `counts` has one unit of each
   // schedule of units.
   void begin(const dtensor::NamedTensors& parameters, std::vector<dtensor::FsdpUnit> counts);
-  // What is gathered, and gradients that wait for the last piece of a batch.
+  // Measures gathered bytes, and gradients that are unreduced until the last part of a batch.
   void measure_now();
-  // Between backward and the optimizer's step, when gradients are all there.
+  // Called between backward and the optimizer step, when all gradients exist.
   void measure_parameters();
-  void end(const dtensor::DeviceMesh& mesh);  // collective
+  void end(const dtensor::DeviceMesh& mesh);  // Collective.
 
  private:
   void gather_over(const dtensor::DeviceMesh& mesh);

@@ -1,4 +1,4 @@
-// Samples by subtraction: what this thread holds beyond the start of the step, less what is known by name.
+// Samples are differences: allocations of this thread since the start of the step, minus the known kinds.
 #include "memory_plot.h"
 
 #include <ATen/ATen.h>

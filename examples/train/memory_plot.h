@@ -1,4 +1,4 @@
-// The plot of a step's memory on one rank: what it goes to, from the first operator of forward to the optimizer.
+// Plot of a step's memory on one rank by kind, from the first operator of forward to the optimizer.
 #pragma once
 
 #include <chrono>
@@ -15,17 +15,17 @@
 namespace train {
 
 struct MemorySample {
-  double seconds = 0;  // since the step began
+  double seconds = 0;  // Since the step began.
   dtensor::Phase phase = dtensor::Phase::forward;
-  // Bytes. Gradients: reduced ones and those that wait for their unit's. Rest: activations, and what operators need.
+  // Bytes. Gradients: reduced ones and those that are not reduced yet. Rest: activations and temporaries of operators.
   std::int64_t parameters = 0, optimizer = 0, gradients = 0, gathered = 0, rest = 0;
 };
 
-// Follows this rank, on this thread, while it lives: a sample at each operator of the engine.
+// Samples this rank's memory, on this thread, at each operator of the engine during its lifetime.
 class MemoryRecord {
  public:
-  // `counts`: a unit of each schedule of units; none where parameters are gathered one by one. `optimizer`: bytes of
-  // its states.
+  // `counts`: one unit of each schedule of units; none if parameters are gathered separately. `optimizer`: bytes of its
+  // states.
   MemoryRecord(const dtensor::NamedTensors& parameters, std::vector<dtensor::FsdpUnit> counts, std::int64_t optimizer);
   const std::vector<MemorySample>& samples() const { return samples_; }
 
@@ -35,7 +35,7 @@ class MemoryRecord {
   std::vector<at::Tensor> parameters_;
   std::vector<dtensor::FsdpUnit> counts_;
   std::int64_t parameter_bytes_ = 0, optimizer_ = 0, gradients_before_ = 0;
-  bool adding_ = false;  // looking at a DTensor is an operator, too
+  bool adding_ = false;  // Prevents recursion: reading a DTensor is an operator too.
   std::chrono::steady_clock::time_point begin_;
   std::vector<MemorySample> samples_;
   dtensor::MemoryTimeline timeline_;
@@ -47,8 +47,8 @@ struct MemoryPanel {
   std::vector<MemorySample> samples;
 };
 
-// A panel for each run, two in a row, on one scale: what memory goes to over the time of a step, stacked, and the bytes
-// of each part at the peak.
+// One panel for each run, two in a row, on one scale: memory by kind over the time of a step, stacked, with the bytes
+// of each kind at the peak.
 std::string memory_svg(const std::vector<MemoryPanel>& panels);
 
 }  // namespace train

@@ -103,12 +103,12 @@ std::vector<at::Tensor> Gpt::run_block(const Block& block, const std::vector<at:
   return out;
 }
 
-// Costs are counts of parameters that a token meets.
+// The cost of a layer is the number of parameters that a token uses.
 std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
   using Tensors = dtensor::pipeline::Tensors;
   const auto embed = [this](const Tensors& in) {
     Tensors out{dropout(config_.dropout, wte_.forward(constrain("in", in[0])))};
-    out.insert(out.end(), in.begin() + 1, in.end());  // the documents
+    out.insert(out.end(), in.begin() + 1, in.end());  // The documents.
     return out;
   };
   const auto head = [this](Tensors in) {
@@ -133,7 +133,7 @@ std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
 
 Gpt::Output Gpt::run(const at::Tensor& ids, const at::Tensor& documents) const {
   TORCH_CHECK(documents.defined() == config_.documents, "the model ",
-              config_.documents ? "asks where documents begin" : "knows nothing of documents");
+              config_.documents ? "needs the begins of documents" : "does not support documents");
   dtensor::pipeline::Tensors values{ids};
   if (documents.defined()) values.push_back(documents);
   for (const dtensor::pipeline::Layer& layer : layers()) values = layer.forward(values);

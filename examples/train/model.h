@@ -1,5 +1,5 @@
-// The model: a GPT in plain ATen, written for one device. It decides the parameters' names, shapes and initial
-// distribution; it knows nothing of meshes, so the one-device reference and the distributed run call the same function.
+// The model: a GPT in plain ATen, written for one device. It defines names, sizes and initial values of the parameters.
+// It does not depend on meshes, so the one-device reference and the distributed run call the same function.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace train {
 
-// What takes the place of each block's MLP in a mixture of experts; hidden size and dtype are the model's.
+// Experts that replace the MLP of each block; hidden size and dtype are those of the model.
 struct ExpertConfig {
   dtensor::MoeOptions moe;
   dtensor::DispatchKind dispatch = dtensor::DispatchKind::all_to_all;
@@ -24,19 +24,19 @@ struct ExpertConfig {
 
 struct GptConfig {
   std::int64_t vocabulary = 257, hidden = 64, heads = 4, layers = 4, ffn = 256;
-  std::int64_t kv_heads = 0;        // 0: heads; fewer: groups of query heads share keys and values
-  bool rope = false;                // rotary positions (else there are none)
-  bool documents = false;           // attention does not see beyond a document
-  std::int64_t predict_tokens = 1;  // the next one, the one after it, ...: a head for each
+  std::int64_t kv_heads = 0;        // 0: heads; fewer: groups of query heads share keys and values.
+  bool rope = false;                // Rotary positions; without them, no positions.
+  bool documents = false;           // Attention does not cross documents.
+  std::int64_t predict_tokens = 1;  // One head for each of the next tokens.
   double layer_norm_eps = 1e-5;
-  double dropout = 0;              // on the embedding and on each residual branch
-  bool checkpoint_blocks = false;  // each block is computed again in backward
-  at::TensorOptions tensor = {};   // of the parameters
+  double dropout = 0;              // On the embedding and on each residual branch.
+  bool checkpoint_blocks = false;  // Recomputes each block in backward.
+  at::TensorOptions tensor = {};   // Of the parameters.
   std::optional<ExpertConfig> experts = {};
 };
 
-GptConfig tiny();      // the reference transformer of tests/data/transformer.json
-GptConfig gpt_153m();  // Embedding(50257, 1024), 4 blocks, no bias, exact GELU
+GptConfig tiny();      // The reference transformer of tests/data/transformer.json.
+GptConfig gpt_153m();  // Embedding(50257, 1024), 4 blocks, no bias, exact GELU.
 
 class Mlp final : public dtensor::nn::Module {
  public:
@@ -47,12 +47,12 @@ class Mlp final : public dtensor::nn::Module {
   dtensor::nn::Linear ffn1_, ffn2_;
 };
 
-// x + attn(ln1(x)), then + mlp(ln2(x)), or experts in the place of the MLP.
+// x + attn(ln1(x)), then + mlp(ln2(x)), or experts instead of the MLP.
 class Block final : public dtensor::nn::Module {
  public:
   explicit Block(const GptConfig& config);
-  // documents: undefined, or where each row's begin (Batch::documents). Returns the router's loss too, where it has
-  // one.
+  // documents: undefined, or the begins of each row's documents (Batch::documents). Also returns the router's loss, if
+  // any.
   std::vector<at::Tensor> forward(const at::Tensor& x, const at::Tensor& documents = {}) const;
 
  private:
@@ -69,14 +69,14 @@ class Gpt final : public dtensor::nn::Module {
  public:
   explicit Gpt(const GptConfig& config);
   struct Output {
-    std::vector<at::Tensor> logits;         // of each head, [batch, sequence, vocabulary]
-    std::vector<at::Tensor> router_losses;  // scalars, to be added to the mean loss
+    std::vector<at::Tensor> logits;         // Of each head, [batch, sequence, vocabulary].
+    std::vector<at::Tensor> router_losses;  // Scalars that are added to the mean loss.
   };
-  // ids: int64 [batch, sequence]; documents as in Batch, where the model is made for them.
+  // ids: int64 [batch, sequence]; documents as in Batch, if the model has them.
   Output run(const at::Tensor& ids, const at::Tensor& documents = {}) const;
-  // The same as layers in a row, for the stages of a pipeline: the embedding takes the ids and the documents (if any),
-  // a block the activation, the documents and the routers' losses so far, the heads put out their logits, and
-  // these losses.
+  // The same as a list of layers, for pipeline stages. The embedding takes the ids and the documents (if any). A block
+  // takes the activation, the documents and the accumulated router losses. The heads return their logits and these
+  // losses.
   std::vector<dtensor::pipeline::Layer> layers() const;
   at::Tensor forward(const at::Tensor& ids) const { return run(ids).logits.front(); }
   const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }
@@ -89,16 +89,16 @@ class Gpt final : public dtensor::nn::Module {
   std::vector<std::unique_ptr<Block>> blocks_;
   dtensor::nn::LayerNorm ln_;
   dtensor::nn::Linear lm_head_;
-  std::vector<std::unique_ptr<dtensor::nn::Linear>> further_heads_;  // of the tokens after the next one
+  std::vector<std::unique_ptr<dtensor::nn::Linear>> further_heads_;  // Of the tokens after the next one.
 };
 
 std::int64_t parameter_count(GptConfig config);
 
-// The mean cross entropy over all tokens, a scalar, in float at least: a loss of 5.7 in bfloat16 is a multiple of 2^-5.
+// The mean cross entropy over all tokens, a scalar in at least float: in bfloat16 a loss of 5.7 is a multiple of 2^-5.
 // targets: int64 [batch, sequence].
 at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets);
-// The mean of the heads' losses (multi-token prediction, arXiv:2404.19737, with linear heads): head d is to say the
-// target d places later; the last d rows have none and do not count.
+// The mean of the heads' losses (multi-token prediction, arXiv:2404.19737, with linear heads). Head d predicts the
+// target d positions later; the last d rows have none and do not count.
 at::Tensor token_losses(const std::vector<at::Tensor>& logits, const at::Tensor& targets);
 
 }  // namespace train

@@ -1,4 +1,4 @@
-// Chooses the optimizer and drives it.
+// Creates the optimizer and runs its steps.
 #include "optimizer.h"
 
 #include <ATen/ATen.h>
@@ -18,7 +18,7 @@ dtensor::AdamWOptions adamw(const OptimizerOptions& o) {
   return {.lr = o.lr, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = o.weight_decay};
 }
 
-// Names go with the parameters, so that a checkpoint says whose state it holds.
+// Names are passed with the parameters, so that a checkpoint names the state of each.
 template <class Rule, class Options>
 std::unique_ptr<dtensor::Optimizer> one_group(const NamedTensors& parameters, const Options& options) {
   typename Rule::Group group{.parameters = {}, .options = options, .names = {}};
@@ -29,8 +29,8 @@ std::unique_ptr<dtensor::Optimizer> one_group(const NamedTensors& parameters, co
   return std::make_unique<Rule>(std::vector<typename Rule::Group>{std::move(group)});
 }
 
-// The matrices of the blocks; embeddings, head and a router's gate are look-up tables rather than maps, and experts are
-// packed in tensors of three dimensions.
+// Whether a parameter is a matrix of a block. Embeddings, head and the gate of a router are look-up tables, and experts
+// are packed in tensors with three dimensions.
 bool is_map(const std::string& name, const at::Tensor& parameter) {
   return parameter.dim() == 2 && name.starts_with("h.") && !name.ends_with("gate.weight");
 }
@@ -63,10 +63,10 @@ std::unique_ptr<dtensor::Optimizer> make(const NamedTensors& parameters, const O
     return one_group<dtensor::Shampoo>(parameters, options);
   }
   if (o.name == "muon") return muon(parameters, o);
-  throw std::invalid_argument("no optimizer is called " + o.name);
+  throw std::invalid_argument("expected optimizer adamw, sgd, shampoo or muon, got " + o.name);
 }
 
-// Of the states that have a parameter's shape. Shampoo and Muon keep those of half types in single precision.
+// States with the sizes of their parameter. Shampoo and Muon store those of half types in single precision.
 std::int64_t state_bytes_of(const OptimizerOptions& o, const std::string& name, const at::Tensor& parameter) {
   const bool muon = o.name == "muon" && is_map(name, parameter);
   const bool one = o.name == "sgd" || muon || (o.name == "shampoo" && o.shampoo.grafting == "none");
@@ -74,7 +74,7 @@ std::int64_t state_bytes_of(const OptimizerOptions& o, const std::string& name, 
   return local_bytes(parameter) * (one ? 1 : 2) * (wide ? 2 : 1);
 }
 
-// What its owner keeps of a block; state() hands it out in equal parts.
+// State that the owner of a block keeps; state() returns it in equal parts.
 bool is_of_block(const std::string& name) { return name.starts_with("factor.") || name.starts_with("root."); }
 
 at::Tensor gradient_norm(const std::vector<at::Tensor>& parameters) {

@@ -1,5 +1,5 @@
-// One optimizer step as on one device: warm-up, global gradient clipping, and the library's optimizer that the user
-// asked for. Plain tensors and DTensors take the same path.
+// One optimizer step as on one device: warm-up, clipping by the global gradient norm, and an optimizer of the library.
+// Regular tensors and DTensors take the same path.
 #pragma once
 
 #include <functional>
@@ -14,10 +14,10 @@
 namespace train {
 
 struct OptimizerOptions {
-  std::string name = "adamw";  // sgd (with momentum), shampoo, muon (AdamW for embeddings, head, norms and biases)
+  std::string name = "adamw";  // sgd (with momentum), shampoo, muon (AdamW for embeddings, head, norms and biases).
   double lr = 1e-3, weight_decay = 0.1;
-  double clip = 1.0;        // largest gradient norm; 0: no clipping
-  std::int64_t warmup = 0;  // steps of linear warm-up to lr
+  double clip = 1.0;        // Maximum gradient norm; 0: no clipping.
+  std::int64_t warmup = 0;  // Steps of linear warm-up to lr.
   ShampooFlags shampoo = {};
 };
 
@@ -25,12 +25,12 @@ class Optimizer {
  public:
   Optimizer(const dtensor::NamedTensors& parameters, OptimizerOptions options);
 
-  // Clips, updates and forgets the gradients. Returns their global norm before clipping, a scalar tensor. `look` is
-  // told it before anything is updated; what it throws leaves the parameters as they were.
+  // Clips, updates and resets the gradients. Returns their global norm before clipping, a scalar tensor. Calls `look`
+  // with it before any update; if `look` throws, the parameters are unchanged.
   at::Tensor step(const std::function<void(const at::Tensor& norm)>& look = {});
-  double next_lr() const;  // what the next step() uses
-  // Of what this rank keeps for the parameters, and of what it will keep once every parameter had a step (with Shampoo:
-  // and its inverse roots). The first is collective.
+  double next_lr() const;  // For the next step().
+  // State of the parameters on this rank, and the state after every parameter had a step (with Shampoo: and its inverse
+  // roots). The first is collective.
   std::int64_t state_bytes() const;
   std::int64_t predicted_state_bytes() const;
   void add_to(dtensor::Checkpoint& checkpoint);

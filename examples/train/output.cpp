@@ -1,4 +1,5 @@
-// Files that the programs write: where they cannot be, that is told before the work; what was not written whole, after.
+// Output files of the programs: errors are reported before the work if a file cannot be created, and after it if it is
+// incomplete.
 #include "output.h"
 
 #include "dtensor/checkpoint.h"
@@ -20,8 +21,8 @@ void check_can_save(const std::string& flag, const std::string& path, bool keep_
 }
 
 void close_written(std::ofstream& out, const std::string& path) {
-  out.close();  // a stream that failed before stays failed
-  if (!out) throw std::runtime_error(path + " could not be written whole (a full disk?)");
+  out.close();  // A stream that failed before stays failed.
+  if (!out) throw std::runtime_error(path + " could not be written completely (disk full?)");
 }
 
 void write_file(const std::string& path, const std::string& content) {

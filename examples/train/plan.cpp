@@ -1,4 +1,4 @@
-// The plan: where each tensor lives on a mesh (replicate, shard, cp, tp).
+// The plan: placements of all tensors on a mesh (replicate, shard, cp, tp).
 #include "plan.h"
 
 #include "dtensor/moe.h"
@@ -19,9 +19,9 @@ dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShap
                                    {"replicate", "shard", "cp", "tp"});
 }
 
-// Column-parallel layers split what they put out, row-parallel ones what they take in, so that a pair of them (q/k/v
-// and o, ffn1 and ffn2) needs one reduction. The embedding is split by word, the head by class. Activations stay as
-// they come: a sum that several layers read is reduced once for all of them.
+// Column-wise layers split their outputs and row-wise layers their inputs, so that a pair of them (q/k/v and o, ffn1
+// and ffn2) needs one reduction. The embedding is split by word, the head by class. Activations are not constrained: a
+// Partial that several layers read is reduced once.
 dtensor::ParallelPlan tensor_parallel_plan(const Options& options) {
   std::optional<Placement> in, out, classes;
   if (options.sequence_parallel) in = Replicate(), out = Shard(1);
@@ -40,7 +40,7 @@ dtensor::ParallelPlan tensor_parallel_plan(const Options& options) {
     plan.emplace_back("further_heads.*", ColwiseParallel{.in = in, .out = classes});
   }
   if (in) plan.emplace_back("h.*.attn", PrepareModuleInput{*in});
-  if (options.experts) return plan;  // which are split over a mesh of their own, and take tokens as they come
+  if (options.experts) return plan;  // Experts are split over another mesh and accept tokens in any placements.
   plan.emplace_back("h.*.mlp.ffn1", column);
   plan.emplace_back("h.*.mlp.ffn2", row);
   if (in) plan.emplace_back("h.*.mlp", PrepareModuleInput{*in});
@@ -49,13 +49,13 @@ dtensor::ParallelPlan tensor_parallel_plan(const Options& options) {
 
 namespace {
 
-// Stores those of the DTensors that are on `mesh` split over shard and cp, each gathered where it is used.
+// Shards those of the DTensors that are on `mesh` over shard and cp for storage; each is gathered where it is used.
 void shard_storage(const dtensor::NamedTensors& parameters, const dtensor::DeviceMesh& mesh) {
   for (const auto& [name, slot] : parameters) {
     dtensor::DTensor parameter(*slot);
     if (!(parameter.mesh() == mesh)) continue;
     dtensor::Placements placements = parameter.placements();
-    // tp splits first, though its axis is to the right: each of its pieces is then what `shard` and `cp` split.
+    // tp splits first, although its axis is to the right; `shard` and `cp` split each of its shards.
     const auto tp = mesh.size("tp");
     const bool both_on_rows = placements[mesh.dim("tp")].is_shard(0) && tp > 1;
     const auto split = (both_on_rows ? dtensor::StridedShard(0, tp) : Shard(0)).as_storage();
@@ -67,7 +67,7 @@ void shard_storage(const dtensor::NamedTensors& parameters, const dtensor::Devic
 
 dtensor::FsdpOptions fsdp_options(const Options& options) {
   dtensor::FsdpOptions how;
-  how.more_shard_axes = {"cp"};  // ranks of which differ in their tokens, as those of shard do
+  how.more_shard_axes = {"cp"};  // Ranks of cp have different tokens, as those of shard do.
   if (options.reshard == "true" || options.reshard == "false") {
     how.reshard_after_forward = options.reshard == "true";
   } else {
@@ -75,13 +75,13 @@ dtensor::FsdpOptions fsdp_options(const Options& options) {
   }
   if (options.bf16) {
     how.precision.param_dtype = at::kBFloat16;
-    how.precision.param_dtype_of = {{"*ln*", at::kFloat}, {"*gate*", at::kFloat}};  // layer norms and routers
+    how.precision.param_dtype_of = {{"*ln*", at::kFloat}, {"*gate*", at::kFloat}};  // Layer norms and routers.
     how.precision.output_dtype = at::kFloat;
   }
   return how;
 }
 
-// On their sparse view of the ranks; nothing where there are no experts, or one rank has all.
+// Distributes experts on their sparse view of the ranks. Does nothing without experts, or if one rank has all.
 void distribute_experts(dtensor::nn::Module& model, const dtensor::DeviceMesh& mesh, const Options& options) {
   if (!options.experts || mesh.size() == 1) return;
   const auto shape =
@@ -90,16 +90,16 @@ void distribute_experts(dtensor::nn::Module& model, const dtensor::DeviceMesh& m
   dtensor::apply_expert_parallel(model, sparse);
 }
 
-// Experts, which lie on a mesh of their own, become a unit beside the block's.
+// Experts, which are on another mesh, become a unit in addition to that of the block.
 void shard_block(dtensor::nn::Module& block, const dtensor::DeviceMesh& mesh, const dtensor::FsdpOptions& how,
                  std::vector<dtensor::FsdpUnit>& units) {
   fully_shard(block, mesh, how);
   for (auto& unit : dtensor::units_of(block.parameters())) units.push_back(std::move(unit));
 }
 
-// The entries of a plan that are about the child of that name ("h.3" goes by "h.*"), as that module sees them.
+// The entries of a plan that match the child of that name ("h.3" matches "h.*"), relative to the child.
 dtensor::ParallelPlan part_of_plan(const dtensor::ParallelPlan& plan, const std::string& child) {
-  const auto number = child.rfind('.');  // "h.3", "further_heads.0"
+  const auto number = child.rfind('.');  // "h.3", "further_heads.0".
   const std::string name = number == std::string::npos ? child : child.substr(0, number) + ".*";
   dtensor::ParallelPlan part;
   for (const auto& [pattern, style] : plan) {
@@ -111,7 +111,7 @@ dtensor::ParallelPlan part_of_plan(const dtensor::ParallelPlan& plan, const std:
 
 }  // namespace
 
-// Experts first, so that each rank makes its part only; then what is left, and units of both in one schedule.
+// Experts first, so that each rank creates its own only; then the other parameters, with units of both in one schedule.
 std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options) {
   distribute_experts(model, mesh, options);
   parallelize(model, mesh, tensor_parallel_plan(options));
@@ -143,7 +143,8 @@ std::vector<std::vector<dtensor::FsdpUnit>> distribute(const Stages& stages, con
       if (block) shard_block(*part.module, mesh, how, units);
       for (auto& item : part.module->named_parameters(part.name)) full.push_back(std::move(item));
     }
-    if (!full.empty()) units.push_back(fully_shard(full, mesh, how));  // what is left, and one schedule for all
+    if (!full.empty())
+      units.push_back(fully_shard(full, mesh, how));  // The other parameters; joins all units to one schedule.
   }
   return all;
 }

@@ -1,5 +1,4 @@
-// The plan: where each tensor lives on a mesh (replicate, shard, cp, tp). The whole of what makes the model
-// distributed.
+// The plan: placements of all tensors on a mesh (replicate, shard, cp, tp). Only this module distributes the model.
 #pragma once
 
 #include <vector>
@@ -13,29 +12,29 @@
 
 namespace train {
 
-// Of --device.
+// The device of --device.
 c10::DeviceType device_type(const Options& options);
 
 dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShape& shape,
                               c10::DeviceType device = c10::kCPU);
 
-// What is split over tp: parameters, and with --sequence-parallel the activations between the parallel parts, along the
-// sequence (all-gather into them, reduce-scatter out of them). Without --loss-parallel the head's output is gathered,
-// so that the loss sees whole rows.
+// What is split over tp: parameters and, with --sequence-parallel, activations between the parallel parts along the
+// sequence (all-gather before them, reduce-scatter after them). Without --loss-parallel the output of the head is
+// gathered, so that the loss gets full rows.
 dtensor::ParallelPlan tensor_parallel_plan(const Options& options);
 
-// Puts the model on the mesh: experts on a sparse view of its ranks; the plan over tp; over shard and cp, the experts
-// of each block, the block and then the rest as a unit (--parallel fsdp), or each parameter by itself. Returns the
-// units in the order of their use.
+// Distributes the model: experts on a sparse view of the ranks, the plan over tp, and storage over shard and cp. With
+// --parallel fsdp the experts of each block, the block and the rest are units; otherwise parameters are separate.
+// Returns the units in the order of their use.
 std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options);
 
-// The same of a model in stages, each on the mesh of its own: the units of each stage.
+// The same for a model in stages, each on its own mesh: returns the units of each stage.
 std::vector<std::vector<dtensor::FsdpUnit>> distribute(const Stages& stages, const Options& options);
 
-// ids, targets and, by propagation, every activation between blocks: the batch over replicate and shard,
+// Placements of ids and targets, which propagate to all activations between blocks: the batch over replicate and shard,
 // the sequence over cp.
 dtensor::Placements batch_placements(const Options& options = {});
-// What says something of a row of the batch, whole where the sequence is split: where its documents begin.
+// Placements of data about rows of the batch, such as the begins of documents: replicated where the sequence is split.
 dtensor::Placements rows_placements();
 
 }  // namespace train

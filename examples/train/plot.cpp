@@ -1,4 +1,4 @@
-// What of a run is drawn; dtensor/chart.h draws it.
+// Selects what a plot of a run shows; dtensor/chart.h draws it.
 #include "plot.h"
 
 #include <fmt/format.h>
@@ -18,9 +18,9 @@ std::vector<double> steps_of(const Plot& plot, std::size_t count) {
   return steps;
 }
 
-constexpr double kWidth = 1.8;  // of a curve, in pixels
+constexpr double kWidth = 1.8;  // Of a curve, in pixels.
 
-// By which a curve is broader than the one on top of it.
+// By how much a curve is wider than the one on top of it.
 double dash_pattern_of(const Plot& plot) {
   const auto others = static_cast<double>(plot.curves.size()) - 1;
   return plot.coincide && others > 0 ? std::min(4.5, 11 / others) : 0;

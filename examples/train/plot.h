@@ -1,4 +1,4 @@
-// Curves over the steps of a run as SVG, and below them how far they lie apart.
+// Curves over the steps of a run as SVG, with a lower panel of their differences.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@ namespace train {
 
 struct Curve {
   std::string name;
-  std::vector<double> values;  // one a step
+  std::vector<double> values;  // One for each step.
 };
 
 struct Plot {
   std::string title;
-  std::vector<Curve> curves = {};       // of one length
-  std::vector<double> difference = {};  // relative, one a step; empty: no lower panel
-  double bound = 0;                     // drawn into the lower panel
-  std::string y_name = "loss";          // what the curves show, with its unit
-  std::int64_t first_step = 0;          // of the values; of a run that goes on, another
+  std::vector<Curve> curves = {};       // All of the same length.
+  std::vector<double> difference = {};  // Relative, one for each step; empty: no lower panel.
+  double bound = 0;                     // Drawn in the lower panel.
+  std::string y_name = "loss";          // The quantity of the curves, with its unit.
+  std::int64_t first_step = 0;          // Step of the first value; not 0 in a resumed run.
   // The curves are expected to coincide: each is drawn narrower, on top of the one before it.
   bool coincide = false;
 };

@@ -1,4 +1,4 @@
-// The programs train and moe: read the command line, start the ranks, train, report.
+// The programs train and moe: parse the command line, start the ranks, train, report.
 #include "program.h"
 
 #include <ATen/Context.h>
@@ -23,16 +23,18 @@ namespace train {
 void check_heads(const Options& options) {
   const GptConfig config = gpt_config(options);
   if (config.hidden % config.heads != 0) {
-    throw UsageError(fmt::format("--hidden {} is no multiple of the {} heads", config.hidden, config.heads));
+    throw UsageError(fmt::format("--hidden: expected a multiple of the {} heads, got {}", config.heads, config.hidden));
   }
   if (config.kv_heads > 0 && config.heads % config.kv_heads != 0) {
-    throw UsageError(fmt::format("--kv-heads {} does not divide the {} heads", config.kv_heads, config.heads));
+    throw UsageError(
+        fmt::format("--kv-heads: expected a divisor of the {} heads, got {}", config.heads, config.kv_heads));
   }
   if (options.predict_tokens > options.seq) {
-    throw UsageError(fmt::format("--predict-tokens {}: sequences have {} tokens", options.predict_tokens, options.seq));
+    throw UsageError(
+        fmt::format("--predict-tokens: expected at most {} (--seq), got {}", options.seq, options.predict_tokens));
   }
   if (config.rope && config.hidden / config.heads % 2 != 0) {
-    throw UsageError(fmt::format("--rope needs heads of an even size, not {}", config.hidden / config.heads));
+    throw UsageError(fmt::format("--rope needs heads of an even size, got {}", config.hidden / config.heads));
   }
 }
 
@@ -41,12 +43,13 @@ Corpus read_corpus(Options& options) {
   const auto tokenizer = read_tokenizer(options.tokenizer);
   const auto space = gpt_config(options).vocabulary;
   if (options.model != "tiny" && tokenizer.size() > space) {
-    throw UsageError(fmt::format("--tokenizer: {} tokens for a vocabulary of {}", tokenizer.size(), space));
+    throw UsageError(fmt::format("--tokenizer: expected at most {} tokens (the model's vocabulary), got {}", space,
+                                 tokenizer.size()));
   }
   options.vocabulary = tokenizer.size();
   if (options.documents) {
     const auto end = tokenizer.encode(end_of_text(tokenizer));
-    if (end.empty()) throw UsageError("--documents: the tokenizer has no token that ends a text, as <|endoftext|>");
+    if (end.empty()) throw UsageError("--documents needs a tokenizer with an end-of-text token, such as <|endoftext|>");
     options.end_of_document = end.front();
   }
   return Corpus::read(options.data, options.seq, &tokenizer);
@@ -54,13 +57,13 @@ Corpus read_corpus(Options& options) {
 
 namespace {
 
-// What rank 0 has to tell after its peers are gone.
+// What rank 0 reports after the ranks have ended.
 struct Outcome {
   std::string where, usage_error, device;
   std::vector<StepRecord> records;
   MemoryUse memory;
   dtensor::MoeCounters counters;
-  bool reports = false;  // this process holds rank 0
+  bool reports = false;  // This process has rank 0.
 };
 
 std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const Options& options, const Corpus& corpus,
@@ -75,20 +78,20 @@ std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const
   return records;
 }
 
-// Why the ranks cannot compute on --device; empty where they can.
+// The reason why the ranks cannot compute on --device; empty if they can.
 std::string find_device_error(const std::string& backend, const Options& options) {
-  if (options.device == "cpu") return backend == "nccl" ? "--device cpu: NCCL is for --device cuda" : "";
+  if (options.device == "cpu") return backend == "nccl" ? "--device cpu: NCCL needs --device cuda" : "";
   if (!at::hasCUDA()) return "--device cuda: no GPU, or a build without CUDA (make build PRESET=cuda)";
   if (backend == "nccl" || backend == "local") return "";
-  return fmt::format("--device cuda: {} ranks move tensors of the CPU only; use --backend nccl or thread ranks",
+  return fmt::format("--device cuda: {} ranks communicate CPU tensors only; use --backend nccl or thread ranks",
                      backend);
 }
 
-// Every rank comes to the same answer, so none waits for one that left.
+// Every rank gets the same result, so no rank waits for one that has ended.
 std::string find_usage_error(const dtensor::Communicator& world, const Options& options) {
   if (!options.backend.empty() && options.backend != world.backend_name()) {
-    return fmt::format("--backend {}: the program was started on the {} backend{}", options.backend,
-                       world.backend_name(), options.backend == "mpi" ? "; use mpirun -n RANKS" : "");
+    return fmt::format("--backend {}: the launcher selected the backend {}{}", options.backend, world.backend_name(),
+                       options.backend == "mpi" ? "; use mpirun -n RANKS" : "");
   }
   if (auto error = find_device_error(world.backend_name(), options); !error.empty()) return error;
   try {
@@ -132,12 +135,12 @@ void run_rank(const dtensor::Communicator& world, const Options& asked, const Co
     if (options.experts && options.experts->counters) counting.emplace(counters);
     try {
       records = train_and_trace(world, options, corpus, memory);
-    } catch (const UsageError& error) {  // what a checkpoint, other ranks' texts or the model's layers have to say
+    } catch (const UsageError& error) {  // Of a checkpoint, of texts of other ranks, or of the model's layers.
       usage_error = error.what();
     }
   }
   if (only_rank_here) memory.ranks_here = 1;
-  if (world.rank() != 0 && !only_rank_here) return;  // thread ranks share `outcome`
+  if (world.rank() != 0 && !only_rank_here) return;  // Thread ranks share `outcome`.
   outcome.usage_error = usage_error;
   outcome.device = options.device;
   outcome.records = std::move(records);
@@ -210,11 +213,11 @@ int run(Kind program, int argc, char** argv) {
   check_files(options);
   const Corpus corpus = read_corpus(options);
   Outcome outcome;
-  std::optional<TerminationSignals> signals;  // without a place to save to, they end the program as they do any other
+  std::optional<TerminationSignals> signals;  // Without a folder to save to, signals end the program as usual.
   if (!options.save.empty()) signals.emplace();
   const int status =
       dtensor::launch(argc, argv, [&](dtensor::Communicator world) { run_rank(world, options, corpus, outcome); });
-  signals.reset();  // nobody looks for them any more: the comparison may take as long as the run
+  signals.reset();  // No longer checked: the comparison may take as long as the run.
   if (!outcome.usage_error.empty()) return report_usage_error(to_string(program), outcome.usage_error);
   if (status != 0) return status;
   if (!outcome.records.empty() && outcome.records.back().stop_signal != 0) return kExitRequeue;

@@ -1,4 +1,4 @@
-// What examples/train and examples/moe are: one program, for a dense model or one with experts.
+// The program of examples/train and examples/moe, for a dense model or one with experts.
 #pragma once
 
 #include "args.h"
@@ -6,14 +6,14 @@
 
 namespace train {
 
-// Exit status: 0; 1 where training failed or the curves differ; 2 where the user asked for something that cannot be;
-// kExitRequeue (signals.h) where the run was left.
+// Exit status: 0; 1 if training failed or the curves differ; 2 for invalid arguments; kExitRequeue (signals.h) if a
+// signal stopped the run.
 int run_program(Kind program, int argc, char** argv);
 
-// Throws UsageError where the model's sizes do not go together.
+// Throws UsageError if sizes of the model are inconsistent.
 void check_heads(const Options& options);
-// The text of --data, as --tokenizer cuts it; what the model has to know of the tokenizer is put into `options`. Throws
-// UsageError where there is no such text.
+// The text of --data as tokens of --tokenizer. Sets what the model needs of the tokenizer in `options`. Throws
+// UsageError if the text cannot be read.
 Corpus read_corpus(Options& options);
 
 }  // namespace train

@@ -1,4 +1,4 @@
-// What a person sees: a progress bar while it trains, a table when it is done.
+// Terminal output: a progress bar during training and a table at the end.
 #include "progress.h"
 
 #include <fmt/format.h>
@@ -30,7 +30,7 @@ std::string received_bytes_text(const BytesByAxis& moved, std::size_t steps) {
   return text.empty() ? "nothing" : text;
 }
 
-// A line that a terminal wraps is not taken back by the next one.
+// Shortens a line, since a line that the terminal wraps cannot be overwritten.
 std::string cut_to_terminal(std::string line, int descriptor) {
   winsize size{};
   const bool known = ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
@@ -63,10 +63,10 @@ namespace {
 double peak_memory() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) * 1024;  // Linux gives KiB
+  return static_cast<double>(usage.ru_maxrss) * 1024;  // Linux reports KiB.
 }
 
-// The first step makes caches and touches memory; it is left out where there are others.
+// Skips the first step, which creates caches and touches memory, if there are others.
 double tokens_per_second(const std::vector<StepRecord>& records) {
   const std::size_t from = records.size() > 1 ? 1 : 0;
   double tokens = 0, seconds = 0;
@@ -85,7 +85,7 @@ BytesByAxis total_received(const std::vector<StepRecord>& records) {
   return total;
 }
 
-// What part of the devices' arithmetic the model itself needed.
+// Model FLOPs utilization of the devices.
 std::string utilisation(const Options& options, double tokens_a_second) {
   const double rate = tokens_a_second * flops_per_token(gpt_config(options), options.seq) / 1e12;
   return fmt::format("{:.2f} TFLOP/s, {:.1f} % of {:g} (MFU)", rate, 100 * rate / options.peak_tflops,
@@ -123,7 +123,7 @@ void add_rows(Table& rows, const dtensor::FsdpMemory& predicted, const dtensor::
   rows.push_back({"gradients", both(predicted.gradients, measured.gradients)});
   rows.push_back({"optimizer", both(predicted.optimizer, measured.optimizer)});
   rows.push_back({"gathered, at most", both(predicted.gathered, measured.gathered)});
-  rows.push_back({"gradients to be reduced", both(predicted.unreduced, measured.unreduced)});
+  rows.push_back({"unreduced gradients", both(predicted.unreduced, measured.unreduced)});
   rows.push_back({"together, at most", both(predicted.total(), measured.total())});
 }
 
@@ -137,13 +137,13 @@ Table memory_table(const MemoryUse& memory) {
     rows.push_back({fmt::format("rank {}", r.rank), fmt::format("pp {}", part)});
     add_rows(rows, r.predicted, r.measured);
   }
-  rows.push_back({"resident", fmt::format("{} at most; grew by {} while training, activations of {} rank(s) included",
+  rows.push_back({"resident", fmt::format("peak {}; grew by {} during training, including activations of {} rank(s)",
                                           bytes_text(static_cast<double>(memory.resident)),
                                           bytes_text(static_cast<double>(memory.resident - memory.resident_before)),
                                           memory.ranks_here)});
-  rows.push_back({"kept to be used again", fmt::format("{} of at most {} (set_memory_pool_limit)",
-                                                       bytes_text(static_cast<double>(memory.pool.cached_bytes)),
-                                                       bytes_text(static_cast<double>(memory.pool.limit_bytes)))});
+  rows.push_back({"memory pool", fmt::format("{} of at most {} (set_memory_pool_limit)",
+                                             bytes_text(static_cast<double>(memory.pool.cached_bytes)),
+                                             bytes_text(static_cast<double>(memory.pool.limit_bytes)))});
   return rows;
 }
 

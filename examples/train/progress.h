@@ -1,4 +1,4 @@
-// What a person sees: a progress bar while it trains, a table when it is done. Only one rank shows them.
+// Terminal output: a progress bar during training and a table at the end. Only one rank prints.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace train {
 
-// A line on stderr: redrawn in place on a terminal, else printed some ten times a run.
+// A line on stderr: updated in place on a terminal, otherwise printed about ten times in a run.
 class Progress {
  public:
   explicit Progress(std::int64_t steps);
@@ -23,13 +23,14 @@ class Progress {
 
 using Table = std::vector<std::pair<std::string, std::string>>;
 
-// What ran, how fast, what moved. `where` is the mesh and backend in words.
+// Describes the run, its speed and its communication. `where` is the text of mesh and backend.
 Table summary(const Options& options, const std::string& where, const std::vector<StepRecord>& records);
 Table memory_table(const MemoryUse& memory);
-void print(const Table& table);  // on stdout
+void print(const Table& table);  // On stdout.
 
-std::string cut_to_terminal(std::string line, int descriptor);  // to the width of the terminal there, else 79
+std::string cut_to_terminal(std::string line, int descriptor);  // To the terminal's width, or 79.
 std::string bytes_text(double bytes);                           // 1.5 MB
-std::string received_bytes_text(const BytesByAxis& moved, std::size_t steps = 1);  // shard 1.5 MB, tp 0.3 MB (a step)
+std::string received_bytes_text(const BytesByAxis& moved,
+                                std::size_t steps = 1);  // shard 1.5 MB, tp 0.3 MB (per step).
 
 }  // namespace train

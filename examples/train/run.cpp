@@ -83,7 +83,7 @@ GptConfig gpt_config(const Options& options) {
 
 namespace {
 
-// The first ones are larger by a row where `count` does not divide.
+// If `count` does not divide `rows`, the first parts have one row more.
 std::vector<std::int64_t> equal_parts(std::int64_t rows, std::int64_t count) {
   std::vector<std::int64_t> parts;
   for (std::int64_t i = 0; i < count; ++i) parts.push_back(rows / count + (i < rows % count ? 1 : 0));
@@ -108,14 +108,14 @@ struct Job {
   const Options& options;
   const Corpus& corpus;
   Gpt& model;
-  dtensor::DeviceMesh batch_mesh = {};         // empty: the batch stays as it is
-  std::vector<std::int64_t> pieces = {};       // their rows
-  dtensor::DeviceMesh mesh = {};               // empty: one device, which neither loads nor saves
-  MemoryUse* memory = nullptr;                 // null: not measured
-  Stages* stages = nullptr;                    // null: no pipeline
-  std::vector<dtensor::FsdpUnit> counts = {};  // one of each schedule on this rank, which has its statistics
-  LoadCount* load = nullptr;                   // null: not counted
-  dtensor::NamedTensors parameters = model.named_parameters();  // the places that every step looks at
+  dtensor::DeviceMesh batch_mesh = {};         // Empty: the batch is not distributed.
+  std::vector<std::int64_t> pieces = {};       // Their rows.
+  dtensor::DeviceMesh mesh = {};               // Empty: one device, which neither loads nor saves.
+  MemoryUse* memory = nullptr;                 // Null: not measured.
+  Stages* stages = nullptr;                    // Null: no pipeline.
+  std::vector<dtensor::FsdpUnit> counts = {};  // One unit of each schedule on this rank, for its statistics.
+  LoadCount* load = nullptr;                   // Null: not counted.
+  dtensor::NamedTensors parameters = model.named_parameters();  // Parameters that every step uses.
 };
 
 double to_number(const at::Tensor& scalar) {
@@ -128,9 +128,9 @@ at::Tensor placed(const Job& job, const at::Tensor& t, const dtensor::Placements
   return job.batch_mesh ? place_batch(t, job.batch_mesh, where) : t.to(device_type(job.options));
 }
 
-// Forward and backward of one piece of the batch; its share of the mean loss.
-double run_piece(const Job& job, const Batch& piece, double share) {
-  if (job.stages != nullptr) return job.stages->run(piece, share);
+// Forward and backward of one part of the batch; returns its contribution to the mean loss.
+double run_piece(const Job& job, const Batch& piece, double weight) {
+  if (job.stages != nullptr) return job.stages->run(piece, weight);
   at::Tensor loss;
   {
     const dtensor::ComputeScope scope(job.parameters);
@@ -141,7 +141,7 @@ double run_piece(const Job& job, const Batch& piece, double share) {
     if (!out.router_losses.empty()) loss = loss + at::stack(out.router_losses).sum();
   }
   if (job.load != nullptr) job.load->add(job.model);
-  if (share != 1) loss = loss * share;
+  if (weight != 1) loss = loss * weight;
   loss.backward();
   return to_number(loss);
 }
@@ -158,19 +158,19 @@ double run_batch(const Job& job, const Batch& batch) {
   std::int64_t first = 0;
   for (std::size_t i = 0; i < job.pieces.size(); ++i) {
     const auto count = job.pieces[i];
-    const dtensor::MicrobatchRandomGuard rows({first, count, batch.ids.size(0)});  // dropout is that of the whole batch
+    const dtensor::MicrobatchRandomGuard rows({first, count, batch.ids.size(0)});  // Dropout as for the full batch.
     if (draws) set_rng_state(draws, random);
     std::optional<dtensor::NoGradientSync> later;
     if (i + 1 < job.pieces.size()) later.emplace();
-    const double share = static_cast<double>(count) / static_cast<double>(batch.ids.size(0));
-    loss += run_piece(job, batch.narrow(first, count), share);
+    const double weight = static_cast<double>(count) / static_cast<double>(batch.ids.size(0));
+    loss += run_piece(job, batch.narrow(first, count), weight);
     if (job.memory != nullptr) job.memory->measure_now();
     first += count;
   }
   return loss;
 }
 
-// Events are counted for the length of the step, but not those of counting the load.
+// Counts events during the step, except those of counting the load.
 void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
   const Options& o = job.options;
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
@@ -204,7 +204,7 @@ StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
   return record;
 }
 
-// One device beside a mesh saves nothing that a text would have to be told by.
+// A run on one device does not save, so it needs no fingerprint of the text.
 RunText text_of(const Job& job) {
   if (!job.mesh) return {};
   return {.tokens = static_cast<std::int64_t>(job.corpus.tokens()),
@@ -238,15 +238,14 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   return records;
 }
 
-// Without data: each rank makes its own part only, and the numbers are those of any mesh.
+// Parameters are on the meta device, so that each rank allocates its own only, and values are those of any mesh.
 GptConfig meta_config(const Options& options) {
   GptConfig config = gpt_config(options);
   config.tensor = config.tensor.device(at::kMeta);
   return config;
 }
 
-// In a step, of elements that the mesh's generator numbers: for dropout, and for what a router's inputs are jittered
-// by.
+// Whether a step draws random numbers by element index of the mesh's generator: for dropout or for the router's jitter.
 bool draws_random_numbers(const Options& options) {
   return options.dropout > 0 || (options.experts && options.experts->jitter > 0);
 }
@@ -261,7 +260,7 @@ void make_regular(Gpt& model) {
 
 namespace {
 
-// On a mesh, with what was asked for beside training: its memory, the load of its experts.
+// Trains on a mesh, and measures what was requested: memory and load of the experts.
 std::vector<StepRecord> run_job(Job job, const OnStep& on_step) {
   job.corpus.check_same(job.mesh.world());
   dtensor::manual_seed(job.mesh, job.options.seed);

@@ -1,4 +1,4 @@
-// Each step to all who want it.
+// Passes each step to all outputs.
 #include "run_output.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// What is told of a run's steps while it goes on, the same of every program: a line on the terminal, the log, an event
-// file; and its plot at the end.
+// Outputs of a run during training, the same for every program: a line on the terminal, the log and an event file. Also
+// the plot at the end.
 #pragma once
 
 #include "log.h"
@@ -12,14 +12,14 @@ namespace train {
 
 class RunOutput {
  public:
-  // One rank of a run writes; for others, `writes` is false and nothing is done.
+  // One rank of a run writes; on others, `writes` is false and all functions do nothing.
   RunOutput(const RunFlags& flags, bool writes);
   void add(const StepRecord& record);
-  // The mean loss of held-out text after so many steps; a line on stdout.
+  // Reports the mean loss of held-out text after `steps` steps, in a line on stdout.
   void add_evaluation(std::int64_t steps, double loss);
-  const std::vector<double>& losses() const { return losses_; }  // of the steps so far, where it writes
-  std::int64_t first_step() const { return first_step_; }        // of them
-  // Throws std::runtime_error where not all of the files was written.
+  const std::vector<double>& losses() const { return losses_; }  // Of the steps so far, if this rank writes.
+  std::int64_t first_step() const { return first_step_; }        // Of the losses.
+  // Throws std::runtime_error if a file is incomplete.
   void close();
 
  private:

@@ -1,4 +1,4 @@
-// Meshes as the command line names them, and whether they fit the ranks, the experts and the flags.
+// Meshes of the command line, and checks against the ranks, the experts and the flags.
 #include <fmt/format.h>
 
 #include <map>
@@ -18,7 +18,7 @@ namespace {
 std::int64_t parse_axis_size(const std::string& text, const std::string& entry) {
   const bool digits = !text.empty() && text.size() < 7 && text.find_first_not_of("0123456789") == std::string::npos;
   const std::int64_t size = digits ? std::stoll(text) : 0;
-  if (size < 1) throw UsageError("--mesh: '" + entry + "' is not NAME=SIZE with a size of at least 1");
+  if (size < 1) throw UsageError("--mesh: expected NAME=SIZE with a size of at least 1, got '" + entry + "'");
   return size;
 }
 
@@ -37,7 +37,7 @@ MeshShape parse_mesh(const std::string& text) {
     const std::string name = entry.substr(0, equal);
     const auto axis = axes.find(name);
     if (axis == axes.end()) {
-      throw UsageError("--mesh: '" + name + "' is not one of replicate, shard, cp, tp, pp, or is given twice");
+      throw UsageError("--mesh: expected each of replicate, shard, cp, tp, pp at most once, got '" + name + "'");
     }
     *axis->second = parse_axis_size(equal < entry.size() ? entry.substr(equal + 1) : "", entry);
     axes.erase(axis);
@@ -47,7 +47,7 @@ MeshShape parse_mesh(const std::string& text) {
 
 namespace {
 
-// What --reshard-after-forward asks of the ranks that parameters are split over.
+// Checks --reshard-after-forward against the ranks that parameters are split over.
 MeshShape checked(const Options& options, const MeshShape& shape) {
   const std::int64_t ranks = shape.shard * shape.cp;
   if (options.reshard == "true" || options.reshard == "false" || ranks % std::stoll(options.reshard) == 0) return shape;
@@ -68,7 +68,7 @@ MeshShape fit_mesh(const Options& options, int ranks) {
 
 SparseShape fit_sparse(const ExpertFlags& flags, const MeshShape& dense) {
   if (flags.etp != 1 && flags.etp != dense.tp) {
-    throw UsageError(fmt::format("--etp {}: 1, or as many as tp ({})", flags.etp, dense.tp));
+    throw UsageError(fmt::format("--etp: expected 1 or the size of tp ({}), got {}", dense.tp, flags.etp));
   }
   const auto rest = dense.stage_size() / flags.etp;
   const auto fits = [&](std::int64_t ep) { return rest % ep == 0 && flags.experts % ep == 0; };

@@ -1,4 +1,4 @@
-// sigaction, and a number without a lock, which a handler may write.
+// sigaction, and a lock-free number that a handler may write.
 #include "signals.h"
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// A request to leave: SIGTERM (what a scheduler sends before it takes the machine) and SIGUSR1 (what it can be told to
-// send earlier). The handler only notes it; the run looks between steps.
+// Termination signals: SIGTERM (which a scheduler sends before it ends a job) and SIGUSR1 (which it can send earlier).
+// The handler only records the signal; the run checks between steps.
 #pragma once
 
 #include <csignal>
@@ -7,11 +7,11 @@
 
 namespace train {
 
-// Exit status of a run that saves (--save) and was asked to leave by SIGTERM or SIGUSR1: it saved after the step under
-// way, and --resume goes on.
-inline constexpr int kExitRequeue = 75;  // EX_TEMPFAIL of sysexits.h: to be tried again
+// Exit status of a run with --save that SIGTERM or SIGUSR1 stopped: it was saved after the current step, and --resume
+// continues it.
+inline constexpr int kExitRequeue = 75;  // EX_TEMPFAIL of sysexits.h: try again.
 
-// Notes the signals while it lives, for the whole process; one at a time.
+// Records the signals during its lifetime, for the process; at most one object may exist.
 class TerminationSignals {
  public:
   TerminationSignals();
@@ -19,7 +19,7 @@ class TerminationSignals {
   TerminationSignals& operator=(const TerminationSignals&) = delete;
   ~TerminationSignals();
 
-  static int received();  // the last one; 0: none, or nobody listens
+  static int received();  // The last one; 0: none, or no object exists.
   static std::string name(int signal);
 
  private:

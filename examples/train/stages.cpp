@@ -1,4 +1,4 @@
-// Stages of the model, and its microbatches.
+// Stages of the model and its microbatches.
 #include "stages.h"
 
 #include <ATen/ATen.h>
@@ -28,7 +28,9 @@ pipeline::Schedule schedule_of(const Options& options, int ranks) {
       return pipeline::make_schedule(options.schedule, ranks, options.microbatches, options.chunks);
     }
     std::ifstream file(options.schedule);
-    if (!file) throw UsageError("--schedule: '" + options.schedule + "' is no schedule and no file that can be read");
+    if (!file)
+      throw UsageError("--schedule: expected the name of a schedule or a readable file, got '" + options.schedule +
+                       "'");
     std::ostringstream text;
     text << file.rdbuf();
     auto schedule = pipeline::Schedule::parse(text.str());
@@ -38,10 +40,10 @@ pipeline::Schedule schedule_of(const Options& options, int ranks) {
         chunks_fit)
       return schedule;
     if (!chunks_fit) {
-      throw UsageError(fmt::format("--schedule {}: {} stages, not --chunks {} of each of {} ranks", options.schedule,
-                                   schedule.stages(), options.chunks, ranks));
+      throw UsageError(fmt::format("--schedule {} has {} stages; --chunks {} does not match on {} ranks",
+                                   options.schedule, schedule.stages(), options.chunks, ranks));
     }
-    throw UsageError(fmt::format("--schedule {}: for {} ranks and {} microbatches, not {} and {}", options.schedule,
+    throw UsageError(fmt::format("--schedule {} is for {} ranks and {} microbatches, got {} and {}", options.schedule,
                                  schedule.ranks.size(), schedule.microbatches(), ranks, options.microbatches));
   } catch (const c10::Error& error) {
     throw UsageError("--schedule: " + std::string(error.what_without_backtrace()));
@@ -50,7 +52,7 @@ pipeline::Schedule schedule_of(const Options& options, int ranks) {
 
 namespace {
 
-// Of the outputs of the last stage: logits of each head, then the routers' losses.
+// Outputs of the last stage: logits of each head, then the router losses.
 pipeline::LossFunction mean_loss(std::int64_t heads) {
   return [heads](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
     const auto routers = outputs.begin() + heads;
@@ -64,7 +66,8 @@ std::vector<int> stages_of(const Gpt& model, const pipeline::Schedule& schedule)
   std::vector<double> costs;
   for (const pipeline::Layer& layer : model.layers()) costs.push_back(layer.cost);
   if (schedule.stages() > static_cast<int>(costs.size())) {
-    throw UsageError(fmt::format("--schedule: {} stages for a model of {} layers", schedule.stages(), costs.size()));
+    throw UsageError(fmt::format("--schedule: expected at most {} stages (the model's layers), got {}", costs.size(),
+                                 schedule.stages()));
   }
   return pipeline::balanced_stages(costs, schedule.stages());
 }
@@ -76,7 +79,7 @@ Stages::Stages(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& optio
       options_(options),
       pipeline_(mesh, schedule_of(options, static_cast<int>(mesh.size("pp"))), mean_loss(options.predict_tokens)),
       stage_of_(stages_of(model, pipeline_.schedule())) {
-  const auto& children = model.children();  // wte, blocks, then ln and the heads, which are one layer
+  const auto& children = model.children();  // wte, blocks, then ln and the heads, which are one layer.
   for (std::size_t i = 0; i < children.size(); ++i) {
     const int stage = stage_of_[std::min(i, stage_of_.size() - 1)];
     parts_.push_back({children[i].first, children[i].second, pipeline_.stage_mesh(stage), stage});
@@ -100,7 +103,7 @@ dtensor::NamedTensors Stages::parameters_of(int stage) const {
   return own;
 }
 
-// Computes in the dtypes that the stage's parameters ask for.
+// Computes in the dtypes that the parameters of the stage have in their units.
 pipeline::StageFunction Stages::stage_function(int stage) const {
   const auto run = pipeline::stage_of_layers(model_.layers(), stage_of_, stage);
   return [this, run, stage](const pipeline::Tensors& inputs) {

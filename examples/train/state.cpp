@@ -1,4 +1,4 @@
-// Saves and loads of a run.
+// Saves and loads a run.
 #include "state.h"
 
 #include <ATen/ATen.h>
@@ -39,13 +39,13 @@ std::string RunState::resume_run() {
   const std::string from = flags_.resume == "latest" ? flags_.save : flags_.resume;
   const bool own = series_ && flags_.resume == "latest";
   const auto loaded = own ? series_->load_newest(parts_) : dtensor::load_newest(parts_, from, world_);
-  for (const std::string& why : loaded.skipped_checkpoints) say("passed over, damaged: " + why);
-  say(loaded.path.empty() ? "nothing to resume in " + from + ": beginning at step 0"
-                          : fmt::format("going on after step {} from {}", step_, loaded.path));
+  for (const std::string& why : loaded.skipped_checkpoints) say("skipped, damaged: " + why);
+  say(loaded.path.empty() ? "nothing to resume in " + from + ": starting at step 0"
+                          : fmt::format("resuming after step {} from {}", step_, loaded.path));
   return loaded.path;
 }
 
-// A step's batch is a function of these.
+// The batch of a step depends on these only.
 void RunState::check_batches(const std::string& from) const {
   if (std::bit_cast<std::uint64_t>(seed_) != flags_.seed || batch_ != flags_.batch || sequence_ != flags_.seq) {
     throw UsageError(fmt::format("{} was trained with --seed {} --batch {} --seq {}", from,
@@ -53,7 +53,7 @@ void RunState::check_batches(const std::string& from) const {
   }
   if (saved_text_.tokens != text_.tokens || saved_text_.fingerprint != text_.fingerprint) {
     throw UsageError(
-        fmt::format("{} was trained on another text (--data and its tokenizer), of {} tokens; this one has {}", from,
+        fmt::format("{} was trained on another text (--data and --tokenizer) of {} tokens; this one has {}", from,
                     saved_text_.tokens, text_.tokens));
   }
   if (saved_text_.documents != text_.documents) {
@@ -61,7 +61,7 @@ void RunState::check_batches(const std::string& from) const {
   }
 }
 
-// It would go on as another function of the same parameters.
+// With other flags the parameters would belong to a different function.
 void RunState::check_model(const std::string& from) const {
   if (saved_model_flags_ == model_flags_) return;
   throw UsageError(fmt::format("{} was trained with {}, not with {}", from, saved_model_flags_, model_flags_));
@@ -75,13 +75,12 @@ std::int64_t RunState::begin() {
   check_batches(from);
   check_model(from);
   if (step_ >= flags_.steps) {
-    throw UsageError(
-        fmt::format("{} has {} steps behind it, and --steps {} asks for no more", from, step_, flags_.steps));
+    throw UsageError(fmt::format("{} has done {} steps already, and --steps is {}", from, step_, flags_.steps));
   }
   return step_;
 }
 
-// A signal may have reached one process only, or each at another step.
+// A signal may have reached one process only, or processes at different steps.
 int RunState::requested() const {
   const at::Tensor signal = at::full({1}, TerminationSignals::received(), at::kInt);
   world_.all_reduce(signal, dtensor::ReduceOp::max).wait();
@@ -96,7 +95,7 @@ int RunState::after(std::int64_t step) {
   const bool due = flags_.save_every > 0 && step_ % flags_.save_every == 0;
   if (last || signal != 0 || due) save(last || signal != 0);
   if (signal != 0) {
-    say(fmt::format("{}: saved to {} after step {} of {}; --resume goes on", TerminationSignals::name(signal),
+    say(fmt::format("{}: saved to {} after step {} of {}; --resume continues the run", TerminationSignals::name(signal),
                     flags_.keep > 0 ? dtensor::checkpoint_of_step(flags_.save, step_) : flags_.save, step_,
                     flags_.steps));
   }

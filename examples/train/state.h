@@ -1,5 +1,5 @@
-// A run that can be left and taken up again, on the same mesh or another: what belongs to it, when it is saved, when it
-// is left, and from which step it goes on.
+// A run that can be stopped and resumed on the same mesh or another: its state, when it is saved, when it is stopped,
+// and its first step.
 #pragma once
 
 #include <optional>
@@ -10,29 +10,29 @@
 
 namespace train {
 
-// What batches are cut from. A run that goes on with another text would have other batches.
+// Identifies the text of the batches. Another text would give other batches.
 struct RunText {
-  std::int64_t tokens = 0, fingerprint = 0;  // of them, as a tokenizer made them
-  bool documents = false;                    // packed in sequences
+  std::int64_t tokens = 0, fingerprint = 0;  // Number and hash of the tokens.
+  bool documents = false;                    // Packed in sequences.
 };
 
 class RunState {
  public:
-  // `world` empty (one device beside a mesh): neither loads nor saves. `model_flags`: what a checkpoint's names and
-  // sizes do not tell of the model, as flags.
+  // An empty `world` (one device) neither loads nor saves. `model_flags`: flags that change the model without changing
+  // names and sizes in a checkpoint.
   RunState(const RunFlags& flags, const RunText& text, std::string model_flags, dtensor::Communicator world);
 
-  // To be told of everything that must be as it was: parameters, optimizer, random numbers.
+  // Add everything that must be restored: parameters, optimizer, random numbers.
   dtensor::Checkpoint& parts() { return parts_; }
-  // Loads where --load or --resume asks for it. The step to begin with. Throws UsageError where the batches or the
-  // model would be others, or nothing is left to do. Collective.
+  // Loads if --load or --resume is given. Returns the first step. Throws UsageError if batches or model would differ,
+  // or if no steps are left. Collective.
   std::int64_t begin();
-  // Saves where --save asks for it: in the background every --save-every steps, and at the end, or when any rank was
-  // asked to leave (signals.h): then it returns the signal, on every rank, and the run ends here. Collective.
+  // Saves if --save is given: every --save-every steps in the background, at the end, and if any rank received a
+  // termination signal (signals.h). In the last case it returns the signal on every rank, and the run ends. Collective.
   int after(std::int64_t step);
 
  private:
-  std::string resume_run();  // what was loaded; empty: nothing
+  std::string resume_run();  // The loaded checkpoint; empty: none.
   void check_batches(const std::string& from) const;
   void check_model(const std::string& from) const;
   int requested() const;
@@ -47,8 +47,8 @@ class RunState {
   RunText saved_text_;
   std::string saved_model_flags_;
   dtensor::Checkpoint parts_;
-  std::optional<dtensor::CheckpointSeries> series_;  // of --keep
-  std::optional<dtensor::PendingSave> pending_;      // without it
+  std::optional<dtensor::CheckpointSeries> series_;  // Of --keep.
+  std::optional<dtensor::PendingSave> pending_;      // Without --keep.
 };
 
 }  // namespace train

@@ -1,4 +1,4 @@
-// What a step came to, as programs that train tell of it.
+// The result of a step, for outputs of programs that train.
 #pragma once
 
 #include <chrono>
@@ -15,13 +15,13 @@ using BytesByAxis = std::map<std::string, std::int64_t>;
 
 struct StepRecord {
   std::int64_t step = 0, tokens = 0;
-  double loss = 0, grad_norm = 0, lr = 0, seconds = 0;  // the first two of before the step
-  BytesByAxis moved = {};                               // what this rank received from others, by mesh axis
-  std::vector<double> imbalance = {};  // of each layer of experts: the largest load of one over the mean
-  std::int64_t dropped = 0;            // entries, all layers and ranks
-  int stop_signal = 0;                 // the signal on which the run was saved and left after this step
+  double loss = 0, grad_norm = 0, lr = 0, seconds = 0;  // Loss and norm are those before the step.
+  BytesByAxis moved = {};                               // Bytes that this rank received from others, by mesh axis.
+  std::vector<double> imbalance = {};  // For each layer of experts: the largest load of an expert over the mean.
+  std::int64_t dropped = 0;            // Tokens, over all layers and ranks.
+  int stop_signal = 0;                 // The signal that stopped the run after this step.
   std::chrono::steady_clock::time_point start = {};
-  // Of a pipeline, on this rank: since when, and what it did in which of the seconds from then.
+  // Of a pipeline, on this rank: a start time, and the times of actions relative to it.
   std::chrono::steady_clock::time_point began = {};
   std::vector<dtensor::pipeline::TimedAction> actions = {};
 };

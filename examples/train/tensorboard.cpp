@@ -37,7 +37,7 @@ std::string little_endian(Number value) {
   return bytes;
 }
 
-// A checksum of data that holds checksums would be weak, hence the mask.
+// Checksums of data that contains checksums are masked, as TFRecord requires.
 std::string masked_crc(std::string_view bytes) {
   const auto crc = crc32c(bytes);
   return little_endian(std::rotr(crc, 15) + 0xa282ead8u);
@@ -77,7 +77,7 @@ TensorBoard::TensorBoard(const std::string& folder) {
   path_ = file_name(folder);
   out_.open(path_, std::ios::binary | std::ios::trunc);
   if (!out_) throw std::runtime_error("--tensorboard: cannot write " + path_);
-  write(wall_time() + field(3, 2, "brain.Event:2"));  // the version of the format
+  write(wall_time() + field(3, 2, "brain.Event:2"));  // The version of the format.
 }
 
 void TensorBoard::write(std::string_view event) {

@@ -1,6 +1,6 @@
-// Event files for TensorBoard: records of TensorFlow's framing (length, masked CRC-32C of it, bytes, masked CRC-32C of
-// those) that hold protocol buffers of type Event with a scalar each. Written by hand: two messages are no reason for a
-// dependency. https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto/event.proto
+// Event files for TensorBoard: TFRecord files (length, masked CRC-32C of it, bytes, masked CRC-32C of them) with
+// protocol buffers of type Event, each with a scalar. The encoder is hand-written, since two message types do not
+// justify a dependency. https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto/event.proto
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ namespace train {
 
 class TensorBoard {
  public:
-  // A new file in that folder, which is made; empty: none. Those of earlier runs stay beside it, and are shown as one
-  // curve. Throws std::runtime_error where it cannot be made.
+  // Creates the folder and a new file in it; an empty path disables the output. Files of earlier runs stay, and are
+  // shown as one curve. Throws std::runtime_error if the file cannot be created.
   explicit TensorBoard(const std::string& folder);
   void add(const std::string& tag, std::int64_t step, double value);
-  void flush();  // to be followed while it is written
-  // Throws std::runtime_error where not all was written.
+  void flush();  // So that users can follow the run.
+  // Throws std::runtime_error if the file is incomplete.
   void close();
 
  private:

@@ -28,14 +28,14 @@ const char* category(dtensor::Event::Kind kind) {
   return "?";
 }
 
-// Rows of a rank, in the viewer's order.
+// Rows of a rank, in the order of the viewer.
 enum Row { kOperators, kActions, kSteps, kPhases, kModules };
 constexpr const char* kRows[] = {"operators and collectives", "pipeline actions", "steps", "phases", "modules"};
 
-// The same number on all members, and no other collective's.
+// An id that all members of a collective compute alike, and that differs between collectives.
 std::uint64_t meeting_of(const dtensor::Event& event) {
   const auto text = fmt::format("{} {} {} {}", event.name, event.axis, fmt::join(event.ranks, ","), event.sequence);
-  return std::hash<std::string>{}(text) >> 12;  // a number that JSON readers keep
+  return std::hash<std::string>{}(text) >> 12;  // A number that JSON readers represent exactly.
 }
 
 std::string process_name(int rank) {
@@ -56,7 +56,7 @@ at::Tensor to_bytes(const std::string& text) {
   return bytes;
 }
 
-// Every rank's text, on every rank.
+// The text of every rank, on every rank.
 std::vector<at::Tensor> gather(const dtensor::Communicator& world, const std::string& text) {
   std::vector<at::Tensor> sizes, texts;
   for (int rank = 0; rank < world.size(); ++rank) sizes.push_back(at::empty({1}, at::kLong));
@@ -71,7 +71,7 @@ std::vector<at::Tensor> gather(const dtensor::Communicator& world, const std::st
 Trace::Trace(const dtensor::Communicator& world)
     : world_(world),
       start_((world.barrier(), std::chrono::steady_clock::now())),
-      memory_(std::int64_t{1} << 40),  // asked at each event, so that it need not keep samples
+      memory_(std::int64_t{1} << 40),  // Read at each event, so it need not keep samples.
       listener_([this](const dtensor::Event& event) { add(event); }) {}
 
 double Trace::microseconds(Time time) const { return std::chrono::duration<double, std::micro>(time - start_).count(); }
@@ -92,8 +92,7 @@ void Trace::add_slice(int row, const std::string& name, Time begin, Time end) {
   add_json(json.dump());
 }
 
-// An arrow from the first member through the others to the last: it begins when the first came and ends when the last
-// has gone.
+// An arrow from the first member through the others to the last: from the first begin to the last end.
 void Trace::add_flow(const dtensor::Event& event) {
   const bool first = event.ranks.front() == world_.rank(), last = event.ranks.back() == world_.rank();
   const auto at = first ? event.begin : last ? event.end : event.begin + (event.end - event.begin) / 2;
@@ -110,7 +109,7 @@ void Trace::add_flow(const dtensor::Event& event) {
   add_json(json.dump());
 }
 
-// Slices that one operator causes lie within its time, so a viewer nests them below it.
+// Slices of an operator's nested calls lie within its time, so the viewer nests them.
 void Trace::add(const dtensor::Event& event) {
   nlohmann::json json = {{"ph", "X"},
                          {"pid", world_.rank()},
@@ -143,7 +142,7 @@ void Trace::extend(std::vector<Span>& spans, const std::string& name, const dten
   spans.back().end = std::max(spans.back().end, event.end);
 }
 
-// What runs forward after a step's last backward is the optimizer.
+// Forward operators after the last backward of a step belong to the optimizer.
 void Trace::add_phases(const StepRecord& record, Time end) {
   std::size_t last = phases_.size();
   for (std::size_t i = 0; i < phases_.size(); ++i) {

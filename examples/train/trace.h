@@ -1,6 +1,6 @@
-// A trace of a run in Chrome's format (chrome://tracing, Perfetto): a process a rank; rows of operators,
-// redistributions and collectives, of steps, of phases, of modules and of a pipeline's actions; arrows between the
-// members of a collective; the memory that each rank holds.
+// A trace of a run in Chrome's format (chrome://tracing, Perfetto). Each rank is a process with rows of operators,
+// redistributions and collectives, of steps, of phases, of modules and of pipeline actions. Arrows connect the members
+// of a collective; a counter shows the memory of each rank.
 #pragma once
 
 #include <chrono>
@@ -14,19 +14,20 @@
 
 namespace train {
 
-// Records this thread's events while it lives. Times count from a barrier, so that ranks of several hosts line up.
+// Records this thread's events during its lifetime. Times are relative to a barrier, so that ranks on several hosts
+// align.
 class Trace {
  public:
-  explicit Trace(const dtensor::Communicator& world);  // collective
+  explicit Trace(const dtensor::Communicator& world);  // Collective.
 
-  // A step, its phases and, of a pipeline, its actions. Steps come in their order.
+  // Adds a step with its phases and, in a pipeline, its actions. Steps must be added in order.
   void add(const StepRecord& record);
-  // Brings all ranks' slices to rank 0, which writes the file. Collective.
+  // Gathers the slices of all ranks on rank 0, which writes the file. Collective.
   void write(const std::string& path);
 
  private:
   using Time = std::chrono::steady_clock::time_point;
-  // While a phase or module ran without another between.
+  // An interval in which a phase or module ran without interruption.
   struct Span {
     std::string name;
     Time begin, end;
@@ -42,7 +43,7 @@ class Trace {
 
   dtensor::Communicator world_;
   Time start_;
-  std::string slices_;  // JSON objects with commas between
+  std::string slices_;  // JSON objects with commas between.
   std::vector<Span> phases_, modules_;
   dtensor::MemoryTimeline memory_;
   dtensor::CommDebugMode modules_of_backward_;

@@ -177,7 +177,7 @@ Flags parse_mesh(const std::string& text) {
     const auto digits = equals == std::string::npos ? "" : entry.substr(equals + 1);
     const bool good = equals > 0 && !digits.empty() && digits.size() < 7 &&
                       digits.find_first_not_of("0123456789") == std::string::npos && std::stoll(digits) > 0;
-    if (!good) throw std::invalid_argument("--mesh " + text + ": '" + entry + "' is not NAME=SIZE");
+    if (!good) throw std::invalid_argument("--mesh " + text + ": expected NAME=SIZE, got '" + entry + "'");
     flags.names.push_back(entry.substr(0, equals));
     flags.shape.push_back(std::stoll(digits));
   }

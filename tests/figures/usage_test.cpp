@@ -64,7 +64,7 @@ TEST_F(Figures, RefusesFlagsOfASingleRun) {
                                                {"--log", elsewhere},
                                                {"--plot", elsewhere},
                                                {"--tensorboard", elsewhere}}) {
-    expect_rejected(draw(words), words[0] + " is of one run");
+    expect_rejected(draw(words), words[0] + " cannot be used with figures");
     EXPECT_FALSE(fs::exists(elsewhere)) << words[0];
   }
 }

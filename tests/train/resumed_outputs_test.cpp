@@ -93,7 +93,7 @@ TEST_F(ResumedOutputs, InvalidLogsAreReplaced) {
   train::StepLog full("/dev/full");
   testing::internal::CaptureStderr();
   full.add({.step = 4});
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("training goes on"), std::string::npos);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("training continues"), std::string::npos);
   EXPECT_THROW(full.close(), std::runtime_error);
 }
 

@@ -40,17 +40,16 @@ TEST(Usage, ErrorsOfRanksAreReportedByTheProgram) {
     return more;
   };
   ASSERT_EQ(run(Kind::dense, with({"2", "--save", saved})).status, 0);
-  expect_rejected(Kind::dense, with({"2", "--load", saved}),
-                  saved + " has 2 steps behind it, and --steps 2 asks for no more");
+  expect_rejected(Kind::dense, with({"2", "--load", saved}), saved + " has done 2 steps already, and --steps is 2");
   expect_rejected(Kind::dense, with({"2", "--save", saved, "--resume", "--ranks", "2"}),
-                  saved + " has 2 steps behind it");
+                  saved + " has done 2 steps already");
   expect_rejected(Kind::dense, with({"3", "--load", saved, "--seed", "1"}), saved + " was trained with --seed 0");
   expect_rejected(Kind::dense, with({"3", "--load", saved + "_not"}), "--load: no checkpoint " + saved + "_not");
   expect_rejected(Kind::dense, with({"3", "--save", saved, "--keep", "2", "--resume"}),
-                  "--keep: --save " + saved + " is a checkpoint itself");
+                  "--keep: --save " + saved + " is a checkpoint, not a folder of checkpoints");
   expect_rejected(Kind::dense, with({"2", "--mesh", "pp=2", "--schedule", "interleaved", "--chunks", "8"}),
-                  "--schedule: 16 stages for a model of 3 layers");
-  expect_rejected(Kind::dense, {"--hidden", "18"}, "--hidden 18 is no multiple of the 4 heads");
+                  "--schedule: expected at most 3 stages (the model's layers), got 16");
+  expect_rejected(Kind::dense, {"--hidden", "18"}, "--hidden: expected a multiple of the 4 heads, got 18");
   expect_rejected(Kind::dense, with({"1", "--device", "cuda"}), "--device cuda: no GPU, or a build without CUDA");
   fs::remove_all(saved);
 }
@@ -66,7 +65,7 @@ TEST(Usage, ResumedRunDoesNotSaveIntoTheFolderOfAnotherRun) {
   };
   ASSERT_EQ(run(Kind::dense, train(a, "2", {})).status, 0);
   ASSERT_EQ(run(Kind::dense, train(b, "6", {"--lr", "0.5"})).status, 0);
-  expect_rejected(Kind::dense, train(b, "3", {"--resume", a}), "--save " + b + " has checkpoints of a run");
+  expect_rejected(Kind::dense, train(b, "3", {"--resume", a}), "--save " + b + " has checkpoints of another run");
   EXPECT_EQ(run(Kind::dense, train(a, "3", {"--resume", a})).status, 0);
   EXPECT_EQ(run(Kind::dense, train((root / "c").string(), "4", {"--resume", a})).status, 0);
   fs::remove_all(root);
@@ -96,7 +95,7 @@ TEST(Usage, ResumingWithAnotherTextIsRefused) {
     EXPECT_EQ(error.find("rank "), std::string::npos) << error;
   };
   const Words on_two = {"--ranks", "2", "--load", bytes};
-  says(train("b.txt", "3", on_two, true), bytes + " was trained on another text (--data and its tokenizer), of 3000");
+  says(train("b.txt", "3", on_two, true), bytes + " was trained on another text (--data and --tokenizer) of 3000");
   says(train("a.txt", "3", {"--load", bytes, "--documents"}, true), bytes + " was trained without --documents");
   says(train("a.txt", "3", {"--load", packed}, true), packed + " was trained with --documents");
   fs::rename(root / "a.txt", root / "moved.txt");
@@ -149,22 +148,25 @@ TEST(Usage, ResumingWithAnotherModelIsRefused) {
 TEST(Usage, EmptyStringsAreRefused) {
   for (const char* flag : {"--save", "--load", "--resume", "--log", "--plot", "--tensorboard", "--mesh", "--tokenizer",
                            "--trace", "--memory-plot", "--data"}) {
-    expect_rejected(Kind::dense, {"--steps", "1", flag, ""}, std::string(flag) + ": nothing is given");
+    expect_rejected(Kind::dense, {"--steps", "1", flag, ""},
+                    std::string(flag) + ": expected a value, got an empty string");
   }
-  expect_rejected(Kind::experts, {"--steps", "1", "--load-plot", ""}, "--load-plot: nothing is given");
+  expect_rejected(Kind::experts, {"--steps", "1", "--load-plot", ""},
+                  "--load-plot: expected a value, got an empty string");
 }
 
 TEST(Usage, NaNIsRefused) {
   for (const char* flag : {"--lr", "--clip", "--dropout"}) {
-    expect_rejected(Kind::dense, {"--steps", "1", flag, "nan"}, std::string(flag) + ": nan is no number");
+    expect_rejected(Kind::dense, {"--steps", "1", flag, "nan"}, std::string(flag) + ": expected a number, got nan");
   }
-  expect_rejected(Kind::experts, {"--steps", "1", "--jitter", "-NaN"}, "--jitter: -NaN is no number");
+  expect_rejected(Kind::experts, {"--steps", "1", "--jitter", "-NaN"}, "--jitter: expected a number, got -NaN");
 }
 
 // Only decimal numbers are accepted, so that all parsers read the same value (0x2 is 2 or 0).
 TEST(Usage, ReshardAfterForwardMustBeDecimal) {
   for (const char* text : {"0x2", "0b10", "2.0", "-1", "0", "", "yes", "99999999999"}) {
-    expect_rejected(Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", text}, "--reshard-after-forward: '");
+    expect_rejected(Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", text},
+                    "--reshard-after-forward: expected true");
   }
   const Words two = {"--hidden", "16", "--layers", "1", "--steps", "1", "--mesh", "shard=2", "--reshard-after-forward"};
   for (const char* text : {"1", "2", "02", "true", "false"}) {
