@@ -1,4 +1,4 @@
-// Attention over a split sequence on thread ranks of one thread each, against one thread: forward and backward.
+// Attention over a split sequence on thread ranks with one thread each, compared with one thread: forward and backward.
 //   bench_attention [--seq 4096] [--ranks 2] [--batch 1] [--heads 8] [--features 64] [--times 5] [--strategy auto]
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -23,7 +23,7 @@ at::Tensor attend(const std::vector<at::Tensor>& in) {
   return at::scaled_dot_product_attention(in[0], in[1], in[2], {}, 0, true);
 }
 
-// Milliseconds of a forward and a backward pass: on the clock, and of this thread's processor.
+// Milliseconds of a forward and a backward pass: wall time and CPU time of this thread.
 struct Time {
   double wall = 0, processor = 0;
 };
@@ -50,7 +50,7 @@ Time on_one_thread(const Options& o) {
 
 struct Ranks {
   Time ms;
-  std::int64_t held = 0;  // bytes beside the inputs, of the rank with most
+  std::int64_t held = 0;  // Bytes beyond the inputs, on the rank with the most.
 };
 
 Placement placement_of(const Options& o) { return o.placement == "zigzag" ? ZigzagShard(2) : Shard(2); }
@@ -82,7 +82,7 @@ Ranks on_ranks(const Options& o) {
 void print(const Options& o) {
   std::vector<double> one, many, one_cpu, many_cpu;
   std::int64_t held = 0;
-  for (int i = 0; i <= o.times; ++i) {  // side by side; the first of each warms up
+  for (int i = 0; i <= o.times; ++i) {  // Alternating; the first iteration warms up.
     const Time alone = on_one_thread(o);
     const Ranks ranks = on_ranks(o);
     held = ranks.held;
@@ -94,7 +94,7 @@ void print(const Options& o) {
   const double c = bench::median(one_cpu), d = bench::median(many_cpu);
   std::printf("causal, S = %ld, %s, %s: one thread %.1f ms, %d ranks %.1f ms: %.2f times faster",
               static_cast<long>(o.seq), o.placement.c_str(), o.strategy.c_str(), a, o.ranks, b, a / b);
-  std::printf(" (processor time %.1f and %.1f ms: %.2f); %.1f MB a rank beside its inputs\n", c, d, c / d,
+  std::printf(" (CPU time %.1f and %.1f ms: %.2f); %.1f MB per rank beyond its inputs\n", c, d, c / d,
               static_cast<double>(held) / 1e6);
 }
 
@@ -107,10 +107,10 @@ int main(int argc, char** argv) {
   app.add_option("--batch", o.batch, "sequences");
   app.add_option("--heads", o.heads, "heads");
   app.add_option("--features", o.features, "of a head");
-  app.add_option("--ranks", o.ranks, "threads, one rank each");
-  app.add_option("--times", o.times, "passes, of which the median counts");
+  app.add_option("--ranks", o.ranks, "number of thread ranks");
+  app.add_option("--times", o.times, "number of passes; the median is reported");
   app.add_option("--strategy", o.strategy, "auto, ring, gather or ulysses");
-  app.add_option("--placement", o.placement, "of the sequence: zigzag or contiguous")
+  app.add_option("--placement", o.placement, "placement of the sequence: zigzag or contiguous")
       ->check(CLI::IsMember({"zigzag", "contiguous"}));
   CLI11_PARSE(app, argc, argv);
   print(o);

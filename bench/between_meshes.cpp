@@ -1,5 +1,5 @@
-// Redistribution from mesh to mesh against the limit: a copy, by every rank at once, of the bytes that it receives into
-// a buffer that is already there. Run it as threads (--ranks 4) or under mpirun.
+// Redistribution from mesh to mesh, compared with a limit: all ranks copy, at the same time, the bytes that they
+// receive into an existing buffer. Run it with threads (--ranks 4) or under mpirun.
 #include <ATen/ATen.h>
 #include <dtensor/dtensor.h>
 
@@ -16,7 +16,7 @@ using namespace dtensor;
 
 struct Case {
   const char* name;
-  std::vector<std::int64_t> from, to;  // world ranks
+  std::vector<std::int64_t> from, to;  // World ranks.
   Placement source, target;
 };
 
@@ -51,7 +51,7 @@ void run_case(const Communicator& world, const Case& what, std::int64_t mb, int 
     const EventListener listener([&](const Event& e) { received += e.bytes; }, {Event::Kind::collective});
     tensor.redistribute(to, {what.target});
   }
-  // A rank that keeps a part writes that part of its result too.
+  // A rank that keeps elements also writes them to its result.
   const DTensor result = tensor.redistribute(to, {what.target});
   const auto written = to.is_member() ? static_cast<std::size_t>(result.to_local().nbytes()) : 0;
   const at::Tensor here = at::ones({static_cast<std::int64_t>(written)}, at::kByte), there = at::ones_like(here);
@@ -72,11 +72,10 @@ void run_case(const Communicator& world, const Case& what, std::int64_t mb, int 
 int main(int argc, char** argv) {
   int ranks = 4, iterations = 9;
   std::int64_t mb = 256;
-  CLI::App app("Redistribution from mesh to mesh against a copy of what each rank writes");
-  app.add_option("--ranks", ranks, "thread ranks, where no launcher started this; at least 4")
-      ->check(CLI::Range(4, 64));
+  CLI::App app("Redistribution from mesh to mesh, compared with a copy of the bytes that each rank writes");
+  app.add_option("--ranks", ranks, "thread ranks, without a launcher; at least 4")->check(CLI::Range(4, 64));
   app.add_option("--mb", mb, "size of the global tensor")->check(CLI::PositiveNumber);
-  app.add_option("--iterations", iterations, "of each, in turn")->check(CLI::PositiveNumber);
+  app.add_option("--iterations", iterations, "iterations of each, alternating")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   return launch(argc, argv, [&](const Communicator& world) {
     const at::NoGradGuard no_grad;

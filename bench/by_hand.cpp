@@ -1,5 +1,5 @@
-// A training step beside the same transformer distributed by hand (bench/by_hand), in turns: one JSON line a mode and a
-// size.
+// Time of a training step, compared with hand-written SPMD code for the same transformer, alternating: one JSON line
+// for each mode and size.
 //   bench_by_hand [--mode fsdp,own_data,tp] [--hidden 64,256,512] [--runs 5] [--steps 20] [--warmup 5] [--ranks N]
 //   [--one-device]
 // Under mpirun the ranks are processes.
@@ -18,22 +18,22 @@ struct Bench : bench::Training {
   std::vector<std::int64_t> hidden = {64, 256, 512};
   int runs = 5;
   bool one_device = false;
-  std::string only;  // ours or by-hand, for a profiler
+  std::string only;  // This library or the hand-written code only, for a profiler.
 };
 
 void add_flags(CLI::App& app, Bench& bench) {
   bench.modes = {"fsdp", "own_data", "tp"};
   bench::add_training_flags(app, bench, bench.job);
   app.remove_option(app.get_option("--hidden"));
-  app.add_option("--hidden", bench.hidden, "widths of the model")->delimiter(',');
-  app.add_option("--runs", bench.runs, "of each in turn");
-  app.add_flag("--one-device", bench.one_device, "beside thread ranks, one device with as many threads");
-  app.add_option("--only", bench.only, "ours or by-hand alone, for a profiler")
+  app.add_option("--hidden", bench.hidden, "hidden sizes of the model")->delimiter(',');
+  app.add_option("--runs", bench.runs, "alternating runs of each");
+  app.add_flag("--one-device", bench.one_device, "also measure one device with as many threads as thread ranks");
+  app.add_option("--only", bench.only, "run only one of both, for a profiler")
       ->check(CLI::IsMember({"ours", "by-hand"}));
 }
 
 struct Outcome {
-  double ms = 0, loss = 0;  // median step, last loss
+  double ms = 0, loss = 0;  // Median step, last loss.
 };
 
 Outcome outcome(std::vector<double> seconds, double loss, std::int64_t warmup) {
@@ -80,14 +80,14 @@ void run_one(const Bench& bench, const std::string& mode, std::int64_t hidden, c
   if (world.rank() == 0) std::cout << nlohmann::json{{"mode", mode}, {bench.only, result.ms}}.dump() << std::endl;
 }
 
-// What was measured of one mode and size, a value a run.
+// Measurements of one mode and size, one value for each run.
 struct Comparison {
   std::vector<double> ours, manual, one_device, ratio_to_manual, ratio_to_one_device;
   double loss_difference = 0;
   std::string backend;
 };
 
-// On rank 0.
+// Both implementations; the result is on rank 0.
 void run_both(const Bench& bench, const std::string& mode, const train::Options& options,
               const dtensor::Communicator& world, const train::Corpus& corpus, Comparison& comparison) {
   const auto a = run_dtensor(bench, mode, world, options, corpus);
@@ -115,7 +115,7 @@ void print(const Bench& bench, const std::string& mode, std::int64_t hidden, con
   std::cout << line.dump() << std::endl;
 }
 
-// Thread ranks, which are gone when one device has the cores.
+// Thread ranks, which have ended before one device uses the cores.
 void compare_in_threads(const Bench& bench, const std::string& mode, std::int64_t hidden, const train::Corpus& corpus) {
   const auto options = options_of(bench, mode, hidden, bench.ranks);
   Comparison comparison;
@@ -151,7 +151,7 @@ void for_each_case(const Bench& bench, const Run& run) {
 
 int main(int argc, char** argv) {
   Bench bench;
-  CLI::App app("Step time of training on a mesh beside the same written by hand");
+  CLI::App app("Step time of training on a mesh, compared with hand-written SPMD code");
   add_flags(app, bench);
   CLI11_PARSE(app, argc, argv);
   const auto corpus = train::Corpus::read({}, bench.job.seq);

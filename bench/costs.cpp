@@ -1,5 +1,5 @@
-// What a training step does between ranks and holds, measured against a formula of sizes (tests/costs): a table in
-// Markdown. Exit status 1 where they differ.
+// Communication and memory of a training step, compared with a formula of sizes (tests/costs): a table in Markdown.
+// Exit status 1 if they differ.
 #include "costs/cases.h"
 #include "costs/formula.h"
 

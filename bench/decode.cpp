@@ -1,5 +1,5 @@
-// Own cost of decoding with a cache: a token of a decoder whose parameters are DTensors on a mesh of one rank, beside
-// the same model in hand-written local ATen code. Both in turn, medians.
+// Overhead of decoding with a cache: a token of a decoder with DTensor parameters on a mesh of one rank, compared with
+// the same model in ATen on local tensors. Both alternate; medians are reported.
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -26,7 +26,7 @@ DecoderConfig config_of(std::int64_t hidden) {
   return c;
 }
 
-// What one would write for this model by hand.
+// A hand-written implementation of this model.
 class ManualDecoder {
  public:
   ManualDecoder(const DecoderConfig& config, std::map<std::string, at::Tensor> weights)
@@ -100,7 +100,9 @@ void measure(const dtensor::Communicator& world, std::int64_t hidden) {
   const auto prompt = at::arange(kPrompt, at::kLong).unsqueeze(0), token = at::ones({1, 1}, at::kLong);
   const auto difference =
       (dtensor::DTensor(ours.forward(placed(prompt), &cache)).to_local() - manual.forward(prompt)).abs().max();
-  TORCH_CHECK(difference.item<double>() < 1e-4, "the two models differ by ", difference.item<double>());
+  TORCH_CHECK(difference.item<double>() < 1e-4,
+              "expected equal outputs of both models (difference below 1e-4), got a difference of ",
+              difference.item<double>());
   ours.forward(placed(token), &cache);
   const auto misses = dtensor::cache_stats().misses;
   const auto decode = [&](const auto& forward, auto& state) {
@@ -110,9 +112,10 @@ void measure(const dtensor::Communicator& world, std::int64_t hidden) {
   const bench::Pair pair =
       bench::side_by_side([&] { decode([&] { manual.forward(token); }, manual); },
                           [&] { decode([&] { ours.forward(placed(token), &cache); }, cache); }, 1, kRounds);
-  std::printf("hidden %4ld: %.1f us a token, by hand %.1f us, ratio %.3f; decisions made after the first token: %lu\n",
-              static_cast<long>(hidden), pair.ours / kTokens, pair.regular / kTokens, 1 + pair.overhead / pair.regular,
-              static_cast<unsigned long>(dtensor::cache_stats().misses - misses));
+  std::printf(
+      "hidden %4ld: %.1f us per token, hand-written %.1f us, ratio %.3f; cache misses after the first token: %lu\n",
+      static_cast<long>(hidden), pair.ours / kTokens, pair.regular / kTokens, 1 + pair.overhead / pair.regular,
+      static_cast<unsigned long>(dtensor::cache_stats().misses - misses));
   std::fflush(stdout);
 }
 

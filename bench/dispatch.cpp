@@ -1,6 +1,6 @@
-// What a DTensor costs over plain ATen, per operator: the same call on plain tensors and on DTensors of a mesh of one
-// rank, in turn, on one thread; layers with gathered parameters on two. Overhead is per returned tensor. A miss is a
-// call that the decision cache has not seen.
+// Overhead of a DTensor over plain ATen, per operator: the same call on regular tensors and on DTensors of a mesh of
+// one rank, alternating, on one thread; layers with gathered parameters on two ranks. Overhead is per returned tensor.
+// A miss is a call that is not in the decision cache.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -29,7 +29,7 @@ struct Options {
   c10::DeviceType device_type() const { return device == "cuda" ? at::kCUDA : at::kCPU; }
 };
 
-// The operands of one kind: plain, or distributed.
+// The operands of one kind: regular or distributed.
 struct Operands {
   at::Tensor x, y, weight, x_grad, y_grad;
   std::vector<at::Tensor> params, grads, averages, squares, steps;
@@ -84,15 +84,15 @@ class Report {
     const double overhead = pair.overhead / outputs;
     if (options_.json) {
       const nlohmann::json row{
-          {"bench", "dispatch"},      {"op", name},           {"kind", kind},           {"outputs", outputs},
-          {"plain_us", pair.regular}, {"ours_us", pair.ours}, {"overhead_us", overhead}};
+          {"bench", "dispatch"},        {"op", name},           {"kind", kind},           {"outputs", outputs},
+          {"regular_us", pair.regular}, {"ours_us", pair.ours}, {"overhead_us", overhead}};
       std::puts(row.dump().c_str());
     } else {
       std::printf("%-28s %-10s %7.2fx %18.3f\n", name.c_str(), kind.c_str(), pair.ours / pair.regular, overhead);
     }
   }
 
-  // The same call on both kinds of operands.
+  // Runs the same call on both kinds of operands.
   template <class F>
   void compare(const std::string& name, const std::string& kind, const Operands& regular, const Operands& ours,
                const F& call, int outputs = 1, int calls_per_block = 0) const {
@@ -182,14 +182,14 @@ void misses(const Report& report, const DeviceMesh& mesh) {
     };
     const std::uint64_t before = cache_stats().misses;
     const double miss = pass();
-    TORCH_CHECK(cache_stats().misses - before >= static_cast<std::uint64_t>(shapes), "the first pass missed only ",
-                cache_stats().misses - before, " times");
+    TORCH_CHECK(cache_stats().misses - before >= static_cast<std::uint64_t>(shapes),
+                "expected a cache miss for each new shape, got ", cache_stats().misses - before, " misses");
     const double hit = pass();
     report.line(name, "shard0", {hit, miss, miss - hit}, 1);
   }
 }
 
-// A list of 100 tensors that the cache has not seen, of so many kinds.
+// A list of 100 tensors of `kinds` kinds that is not in the cache.
 void list_misses(const Report& report, const DeviceMesh& mesh) {
   constexpr int kLists = 40, kTensors = 100;
   const at::NoGradGuard no_grad;
@@ -214,8 +214,8 @@ void list_misses(const Report& report, const DeviceMesh& mesh) {
   }
 }
 
-// Layers whose parameters a unit of fully_shard has gathered, on two ranks at once: what each layer of such a model
-// costs.
+// Layers whose parameters a unit of fully_shard has gathered, on two ranks at once: the cost of each layer of such a
+// model.
 void gathered(const Options& options, const Communicator& world) {
   at::set_num_threads(1);
   const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
@@ -257,13 +257,13 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("Dispatch overhead of DTensors over plain ATen");
   app.add_option("--size", options.size, "operands are SIZE x SIZE")->check(CLI::PositiveNumber);
-  app.add_option("--calls", options.calls, "calls of a block")->check(CLI::PositiveNumber);
-  app.add_option("--blocks", options.blocks, "blocks of each kind, in turn")->check(CLI::PositiveNumber);
+  app.add_option("--calls", options.calls, "calls in a block")->check(CLI::PositiveNumber);
+  app.add_option("--blocks", options.blocks, "blocks of each kind, alternating")->check(CLI::PositiveNumber);
   app.add_option("--device", options.device,
-                 "cpu, or cuda: the host's time alone, where blocks of --calls fit the queue")
+                 "cpu, or cuda: measures host time only, if blocks of --calls fit into the queue")
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_flag("--wall", bench::wall_clock, "time by the wall clock, not in processor time of the thread");
-  app.add_flag("--json", options.json, "one JSON object a line");
+  app.add_flag("--wall", bench::wall_clock, "measure wall time instead of CPU time of the thread");
+  app.add_flag("--json", options.json, "print one JSON object per line");
   CLI11_PARSE(app, argc, argv);
   if (options.device == "cuda") {
     TORCH_CHECK(at::hasCUDA(), "--device cuda: no GPU, or a build without CUDA (PRESET=cuda)");

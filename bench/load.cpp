@@ -1,5 +1,5 @@
-// Loading a folder of safetensors from the page cache beside `cat FILE > /dev/null`, in turns, and the memory that it
-// takes: bench_load --gigabytes 2 --ranks 2. Makes the folder, and removes it.
+// Loading a folder of safetensors from the page cache, compared with `cat FILE > /dev/null`, alternating, and its
+// memory: bench_load --gigabytes 2 --ranks 2. Creates the folder and removes it.
 #include <ATen/ATen.h>
 
 #include <CLI/CLI.hpp>
@@ -25,8 +25,8 @@ struct Weight {
   Placements placements;
 };
 
-// As a decoder has them: under tensor parallelism rows, columns, and what is whole on each rank; in units of
-// fully_shard rows alone; or whole on all ranks.
+// Weights of a decoder. With tensor parallelism: row-wise, column-wise and replicated ones. With units of fully_shard:
+// sharded by rows. Otherwise replicated.
 std::vector<Weight> weights(std::int64_t bytes, const std::string& split) {
   constexpr std::int64_t kHidden = 2048, kInner = 5632;
   const Placements full = {dtensor::Replicate()};
@@ -85,7 +85,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Seconds of the slowest rank, and the largest peak beside the tensors that are loaded into.
+// Seconds of the slowest rank, and the largest peak beyond the loaded tensors.
 std::pair<double, std::int64_t> load(const fs::path& folder, const std::vector<Weight>& all, int ranks) {
   std::vector<double> time(static_cast<std::size_t>(ranks));
   std::vector<std::int64_t> peak(time.size());
@@ -116,11 +116,11 @@ int main(int argc, char** argv) {
   app.add_option("--gigabytes", gigabytes)->capture_default_str();
   app.add_option("--ranks", ranks)->capture_default_str();
   app.add_option("--turns", turns)->capture_default_str();
-  app.add_option("--split", split, "how the weights are split")
+  app.add_option("--split", split, "placements of the weights")
       ->check(CLI::IsMember({"tp", "shard", "none"}))
       ->capture_default_str();
-  app.add_flag("--checksums", checksums, "a folder of the library's own, which is verified");
-  app.add_option("--folder", where, "where the folder is made")->capture_default_str();
+  app.add_flag("--checksums", checksums, "use a folder that the library writes, and verify its checksums");
+  app.add_option("--folder", where, "folder to create")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   const fs::path folder = fs::path(where) / c10::str("dtensor_bench_load_", ::getpid());
   fs::create_directories(folder);
@@ -135,9 +135,9 @@ int main(int argc, char** argv) {
     });
     const auto [own, peak] = load(folder, all, ranks);
     cats.push_back(regular), loads.push_back(own);
-    std::printf("cat %.2f GB/s, load %.2f GB/s on %d ranks, %.1f MiB beside the tensors\n", bytes / regular / 1e9,
+    std::printf("cat %.2f GB/s, load %.2f GB/s on %d ranks, %.1f MiB beyond the tensors\n", bytes / regular / 1e9,
                 bytes / own / 1e9, ranks, static_cast<double>(peak) / (1 << 20));
   }
-  std::printf("medians of %d: %.2f of cat's speed\n", turns, median(cats) / median(loads));
+  std::printf("median of %d: %.2f times the speed of cat\n", turns, median(cats) / median(loads));
   fs::remove_all(folder);
 }

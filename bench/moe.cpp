@@ -1,5 +1,5 @@
-// Time of a training step of examples/moe with experts over all ranks: one JSON line a mode, as the peer's script
-// prints.
+// Time of a training step of examples/moe with experts over all ranks: one JSON line for each mode, in the format of
+// the peer's script.
 //   bench_moe [--mode moe_local,moe_ep,moe_forced,moe_equal] [--hidden 64] [--batch 8] [--seq 16] [--steps 20]
 //   [--warmup 5] [--runs 1] [--ranks N]
 // moe_local is one device without DTensors, moe_ep the router's own choice; moe_forced and moe_equal the same forced
@@ -25,7 +25,8 @@ void add_flags(CLI::App& app, Bench& bench) {
   bench.modes = {"moe_local", "moe_ep", "moe_forced", "moe_equal"};
   bench::add_training_flags(app, bench, bench.job);
   app.add_flag("--kinds", bench.kinds, "print the collectives of a step by kind");
-  app.add_option("--runs", bench.runs, "of the modes in turn; of several, the others' times over the first's too")
+  app.add_option("--runs", bench.runs,
+                 "alternating runs of the modes; with several, also prints ratios to the first mode")
       ->check(CLI::PositiveNumber);
 }
 
@@ -38,9 +39,9 @@ train::Options options_of(const Bench& bench, const std::string& mode) {
   return o;
 }
 
-using Counts = std::map<std::string, std::int64_t>;  // of collectives, by kind and axis
+using Counts = std::map<std::string, std::int64_t>;  // Number of collectives by kind and axis.
 
-// The median step in milliseconds.
+// Prints a mode and returns the median step in milliseconds.
 double report(const Bench& bench, const std::string& mode, const char* backend, int ranks,
               const std::vector<train::StepRecord>& records, const Counts& kinds) {
   const auto steps = static_cast<std::int64_t>(records.size());
@@ -58,7 +59,7 @@ double report(const Bench& bench, const std::string& mode, const char* backend, 
                                 {"loss_last", last.loss}});
 }
 
-// The median step of a mode on rank 0; nothing elsewhere, nor of one device beside ranks.
+// The median step of a mode on rank 0; nothing on other ranks, which do not run the mode of one device.
 std::optional<double> run_mode(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,
                                const train::Corpus& corpus) {
   const auto options = options_of(bench, mode);
@@ -79,7 +80,7 @@ std::optional<double> run_mode(const Bench& bench, const std::string& mode, cons
   return ms;
 }
 
-// Of each of the other modes, run by run, in which the modes take turns: what disturbs one disturbs the others.
+// Ratios of the other modes to the first, run by run. Modes alternate, so that disturbances affect all of them.
 void print_ratios(const Bench& bench, const std::map<std::string, std::vector<double>>& ms) {
   const auto& first = ms.at(bench.modes.front());
   for (const auto& [mode, values] : ms) {

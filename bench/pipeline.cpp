@@ -1,6 +1,6 @@
-// Pipelines against their schedules: what the library adds to a stage and microbatch, how near a step comes to the
-// schedule's critical path (stages that sleep for a known time).
-// Run it as threads (--ranks N) or under mpirun.
+// Pipelines compared with their schedules: the library's overhead for a stage and microbatch, and how close a step is
+// to the schedule's critical path (stages that sleep for a known time).
+// Run it with threads (--ranks N) or under mpirun.
 #include <ATen/ATen.h>
 #include <dtensor/dtensor.h>
 #include <dtensor/pipeline.h>
@@ -45,7 +45,7 @@ double step_microseconds(Run& run, const Communicator& world, int iterations) {
   return bench::median(times);
 }
 
-// Stages of one multiplication: nearly all of the step is ours. Less the same chain on one rank.
+// Each stage is one multiplication, so the step is nearly all overhead. Subtracts the same chain on one rank.
 void own_cost(const DeviceMesh& mesh, const Communicator& world, int iterations) {
   constexpr int kCount = 32;
   const at::Tensor weight = at::ones({8}).requires_grad_(), row = at::ones({2, 8});
@@ -64,13 +64,13 @@ void own_cost(const DeviceMesh& mesh, const Communicator& world, int iterations)
     }
     const double each = (step - bench::median(regular)) / kCount;
     if (world.rank() == 0) {
-      std::printf("%-6s %-12s own cost of a microbatch and stage %6.1f us\n", world.backend_name(), schedule.c_str(),
+      std::printf("%-6s %-12s overhead per microbatch and stage %6.1f us\n", world.backend_name(), schedule.c_str(),
                   each);
     }
   }
 }
 
-// How long sleeps of 5 ms were, on all ranks of this process.
+// Duration of sleeps of 5 ms, on all ranks of this process.
 std::atomic<std::int64_t> slept_nanoseconds = 0, sleeps = 0;
 
 void sleep() {
@@ -85,7 +85,7 @@ struct Sleep final : torch::autograd::Function<Sleep> {
     sleep();
     return x + w;
   }
-  // Half for the input, half for the weight.
+  // Sleeps once for the input and once for the weight.
   static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
                                                torch::autograd::tensor_list g) {
     for (const std::size_t i : {0, 1}) {
@@ -120,8 +120,8 @@ void bubble(const DeviceMesh& mesh, const Communicator& world) {
 
 int main(int argc, char** argv) {
   int ranks = 2, iterations = 50;
-  CLI::App app("Pipelines against their schedules");
-  app.add_option("--ranks", ranks, "thread ranks, where no launcher started this")->check(CLI::PositiveNumber);
+  CLI::App app("Step times of pipelines, compared with their schedules");
+  app.add_option("--ranks", ranks, "thread ranks, without a launcher")->check(CLI::PositiveNumber);
   app.add_option("--iterations", iterations, "of each")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   return launch(argc, argv, [&](const Communicator& world) {

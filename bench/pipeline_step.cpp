@@ -1,6 +1,6 @@
-// One training step of a small GPT in stages, plain ATen throughout, against the same on one device: time of a step.
-// The model, batch and optimizer are those of peers/bench_pipeline.py, which measures PyTorch's. Run it as threads
-// (--ranks N) or under mpirun.
+// Time of one training step of a small GPT in stages, in plain ATen, compared with one device. Model, batch and
+// optimizer are those of peers/bench_pipeline.py, which measures PyTorch. Run it with threads (--ranks N) or under
+// mpirun.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <dtensor/dtensor.h>
@@ -40,7 +40,7 @@ struct Model {
     bias = vector(0);
     head = matrix(kVocabulary, h);
   }
-  // Layer 0 has the embedding too, the last one the head.
+  // Layer 0 includes the embedding, the last layer the head.
   Tensors run(int layer, const Tensors& in) const {
     const Block& b = blocks[static_cast<std::size_t>(layer)];
     at::Tensor x = layer == 0 ? at::embedding(embedding, in[0]) : in[0];
@@ -126,11 +126,11 @@ void measure(const Communicator& world, const std::string& name, std::int64_t hi
 int main(int argc, char** argv) {
   int ranks = 2, iterations = 30, microbatches = 8;
   std::int64_t hidden = 64;
-  CLI::App app("One training step of a small GPT in stages");
-  app.add_option("--ranks", ranks, "thread ranks, where no launcher started this")->check(CLI::PositiveNumber);
+  CLI::App app("Time of one training step of a small GPT in pipeline stages");
+  app.add_option("--ranks", ranks, "thread ranks, without a launcher")->check(CLI::PositiveNumber);
   app.add_option("--iterations", iterations, "of each")->check(CLI::PositiveNumber);
-  app.add_option("--microbatches", microbatches, "of a batch of 8")->check(CLI::Range(1, 8));
-  app.add_option("--hidden", hidden, "a multiple of 4")->check(CLI::PositiveNumber);
+  app.add_option("--microbatches", microbatches, "microbatches of a batch of 8")->check(CLI::Range(1, 8));
+  app.add_option("--hidden", hidden, "hidden size, a multiple of 4")->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(1);
   return launch(argc, argv, [&](const Communicator& world) {

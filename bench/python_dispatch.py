@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""From Python: what an operator costs over plain tensors, here and with PyTorch's DTensor; what the import costs; a training
+"""From Python: what an operator costs over regular tensors, here and with PyTorch's DTensor; what the import costs; a training
 step beside PyTorch's FSDP2 and tensor parallelism over gloo. All in one run on one machine.
 
     PYTHONPATH=build/release/python python bench/python_dispatch.py [--iters 2000] [--steps 30] [--ranks 2]
 
-Overheads in microseconds over the plain call, least of interleaved rounds; steps as ratios to ours.
+Overheads in microseconds over the call on regular tensors, minimum of interleaved rounds; steps as ratios to ours.
 """
 
 import argparse
@@ -51,23 +51,23 @@ def dispatch(iters, rounds=40):
     their_mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
     mesh = dtensor.init_device_mesh("cpu", (1,))
     kinds = {
-        "plain": lambda t: t,
+        "regular": lambda t: t,
         "dtensor": lambda t: dtensor.distribute_tensor(t, mesh, [dtensor.Replicate()]),
         "dtensor S(0)": lambda t: dtensor.distribute_tensor(t, mesh, [dtensor.Shard(0)] if t.dim() == 2 else None),
         "PyTorch": lambda t: theirs.distribute_tensor(t, their_mesh, [theirs.Replicate()]),
     }
     with torch.no_grad():
         calls = {kind: cases(torch, make) for kind, make in kinds.items()}
-        print(f"{'over plain, us':<10}" + "".join(f"{kind:>14}" for kind in kinds if kind != "plain") + f"{'plain':>14}")
-        for name in calls["plain"]:
+        print(f"{'over regular, us':<10}" + "".join(f"{kind:>14}" for kind in kinds if kind != "regular") + f"{'regular':>14}")
+        for name in calls["regular"]:
             times = {kind: [] for kind in kinds}
             for _ in range(rounds):
                 for kind in kinds:
                     fewer = 10 if kind == "PyTorch" else 1
                     times[kind].append(seconds_per_call(calls[kind][name], max(10, iters // fewer)))
-            plain = min(times["plain"])
-            over = [min(times[kind]) - plain for kind in kinds if kind != "plain"]
-            print(f"{name:<10}" + "".join(f"{1e6 * t:14.2f}" for t in over) + f"{1e6 * plain:14.2f}", flush=True)
+            regular = min(times["regular"])
+            over = [min(times[kind]) - regular for kind in kinds if kind != "regular"]
+            print(f"{name:<10}" + "".join(f"{1e6 * t:14.2f}" for t in over) + f"{1e6 * regular:14.2f}", flush=True)
     dist.destroy_process_group()
 
 
@@ -176,7 +176,7 @@ def launched(library, kind, steps, ranks):
     out = subprocess.run(command, capture_output=True, text=True)
     lines = [line for line in out.stdout.splitlines() if line.startswith("seconds")]
     if not lines:
-        raise RuntimeError((out.stderr.strip().splitlines() or ["it ended without a word"])[-1])
+        raise RuntimeError((out.stderr.strip().splitlines() or ["the program printed no error"])[-1])
     return float(lines[0].split()[1])
 
 

@@ -1,7 +1,6 @@
-// Redistribution of one large tensor against the limit: a copy, by every rank at once, of the bytes that must move,
-// into a buffer that is already there: those of its result or those received from others, whichever are more. Run it as
-// threads
-// (--ranks N) or under mpirun.
+// Redistribution of one large tensor, compared with a limit: all ranks copy, at the same time, the bytes that must move
+// into an existing buffer. These are the bytes of the result or those received from others, whichever are more. Run it
+// with threads (--ranks N) or under mpirun.
 #include <ATen/ATen.h>
 #include <dtensor/dtensor.h>
 
@@ -24,9 +23,9 @@ struct Options {
 
 struct Case {
   const char* name;
-  const char* peer;  // what ../bench/peers calls it
+  const char* peer;  // Its name in bench/peers.
   Placement from, to;
-  double limit_share;  // of the tensor's bytes, of each rank's result, or received by it: the more of them
+  double limit_share;  // Fraction of the tensor's bytes: the larger of each rank's result and what it receives.
 };
 
 std::vector<Case> cases(int n) {
@@ -40,7 +39,7 @@ std::vector<Case> cases(int n) {
           {"R->S(0)", "Replicate->Shard0", Replicate(), Shard(0), part}};
 }
 
-// Every rank between two barriers, in milliseconds.
+// Milliseconds of a call on every rank, between two barriers.
 template <class F>
 double timed(const Communicator& world, const F& call) {
   world.barrier();
@@ -52,7 +51,7 @@ double timed(const Communicator& world, const F& call) {
 
 struct Measured {
   double redistribute = 0, copy = 0;
-  std::int64_t bytes = 0;  // that this rank received from others
+  std::int64_t bytes = 0;  // Received from other ranks.
 };
 
 at::Tensor source(const DeviceMesh& mesh, const Placement& from, std::int64_t rows, std::int64_t columns) {
@@ -111,11 +110,11 @@ void run(const Options& options, const Communicator& world) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Redistribution against a copy of the bytes that must move");
-  app.add_option("--ranks", options.ranks, "thread ranks, where no launcher started this")->check(CLI::PositiveNumber);
+  CLI::App app("Redistribution, compared with a copy of the bytes that must move");
+  app.add_option("--ranks", options.ranks, "thread ranks, without a launcher")->check(CLI::PositiveNumber);
   app.add_option("--mb", options.mb, "size of the global tensor")->check(CLI::PositiveNumber);
-  app.add_option("--iterations", options.iterations, "of each, in turn")->check(CLI::PositiveNumber);
-  app.add_flag("--json", options.json, "one JSON object a line");
+  app.add_option("--iterations", options.iterations, "iterations of each, alternating")->check(CLI::PositiveNumber);
+  app.add_flag("--json", options.json, "print one JSON object per line");
   CLI11_PARSE(app, argc, argv);
   return launch(argc, argv, [&](const Communicator& world) { run(options, world); });
 }

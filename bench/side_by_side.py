@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Ours against PyTorch's DTensor, measured one after the other on this machine: side_by_side.py BUILD_FOLDER/bench
+"""This library compared with PyTorch's DTensor on this machine: side_by_side.py BUILD_FOLDER/bench
 
 Runs bench_dispatch, bench_redistribute, bench_train, bench_moe and bench_pipeline_step of this project and the scripts in peers/ (PyTorch over gloo), and prints
-ratios only: how many times PyTorch's overhead is ours, and how many times its redistribution and its training step take ours. PEER_PYTHON names the Python whose
+only ratios of PyTorch's overhead, redistribution time and step time to those of this library. PEER_PYTHON names the Python whose
 torch is used (default: the one that runs this)."""
 import json
 import os
@@ -14,17 +14,17 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.environ.get("PEER_PYTHON", sys.executable)
 SOCKETS = os.path.join(HERE, "..", "scripts", "processes.sh")
 RANKS = (2, 4)
-# mpirun as root, with more ranks than cores, and without ranks that spin against each other.
+# mpirun as root, with more ranks than cores, which yield instead of spinning.
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
        "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
-# Our name of an operator: the peer's.
+# Names of operators here and in the peer's script.
 DISPATCH = {"add": "add", "add_": "add_", "mm": "mm", "view": "view", "t": "t", "sum": "sum", "gelu": "gelu",
             "layer_norm": "layer_norm", "mm, grad": "matmul_fwd_requires_grad", "mm, forward and backward": "matmul_fwd_bwd",
             "_foreach_add_ of 100": "foreach_add_100", "_fused_adamw_ of 100": "adamw_fused_100"}
 
 
 def json_lines(command):
-    """The JSON objects that a program prints; its errors go to stderr as they are."""
+    """Returns the JSON objects that a program prints; its stderr is not captured."""
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **MPI}).stdout
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
@@ -35,13 +35,13 @@ def peer_problem():
     if run.returncode == 0:
         print(f"PyTorch {run.stdout.strip()} over gloo")
         return None
-    return (run.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    return (run.stderr.strip().splitlines() or ["the program printed no error"])[-1]
 
 
 def dispatch(build):
     ours = {(r["op"], r["kind"]): r["overhead_us"] * r["outputs"] for r in json_lines([f"{build}/bench_dispatch", "--json", "--wall"])}
     peer = {(r["op"], r["kind"]): r["us"] for r in json_lines([PYTHON, f"{HERE}/peers/bench_dispatch.py"])}
-    print(f"\n{'overhead over plain tensors':<28} {'placement':<10} PyTorch's / ours")
+    print(f"\n{'overhead over regular tensors':<28} {'placement':<10} PyTorch's / ours")
     for name, theirs in DISPATCH.items():
         for kind in ("replicate", "shard0"):
             overhead = peer[theirs, "dtensor_" + kind] - peer[theirs, "raw"]
@@ -97,7 +97,7 @@ def experts():
         records = json_lines([*ours, "--ranks", "2"])
         if shutil.which("mpirun"):
             records += json_lines(["mpirun", "-n", "2", *ours])
-        for r in records:  # forced balance is compared with the same peer, which has no such path
+        for r in records:  # the peer has no forced balance, so all modes use the same peer
             print(f"{r['mode']:<28} {r['backend']:<8} {hidden:>6} {peer / r['ms_median']:22.1f}x")
 
 
@@ -116,7 +116,7 @@ def pipelines():
 def main():
     problem = peer_problem()
     if problem:
-        print(f"left out: {PYTHON} cannot import PyTorch's DTensor ({problem}); PEER_PYTHON names another Python")
+        print(f"skipped: {PYTHON} cannot import PyTorch's DTensor ({problem}); PEER_PYTHON names another Python")
         return
     dispatch(sys.argv[1])
     redistribution()

@@ -1,5 +1,4 @@
-// Timing two things side by side: short blocks of each in turn, so that what disturbs one disturbs the other; medians
-// count.
+// Compares the times of two functions in short alternating blocks, so that disturbances affect both. Reports medians.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +20,14 @@ inline double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Of one call of one thread, in microseconds.
+// Times of one call on one thread, in microseconds.
 struct Pair {
   double regular = 0, ours = 0;
-  double overhead = 0;  // median of the differences, block by block
+  double overhead = 0;  // Median of the differences of blocks.
 };
 
-// What this thread has used of a processor, so that other programs on the machine do not count; or wall-clock time, to
-// compare with a program that measures that.
+// False: CPU time of this thread, which other programs do not affect. True: wall time, for comparison with programs
+// that measure it.
 inline bool wall_clock = false;
 
 inline double now_microseconds() {
@@ -37,7 +36,7 @@ inline double now_microseconds() {
   return 1e6 * static_cast<double>(t.tv_sec) + 1e-3 * static_cast<double>(t.tv_nsec);
 }
 
-// Called before a block is timed: waits until a device has done what the block before queued.
+// Called before each timed block: synchronizes with the device.
 inline std::function<void()> before_block;
 
 template <class F>

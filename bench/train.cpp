@@ -1,7 +1,7 @@
-// Time and memory of a training step of examples/train on a mesh: one JSON line a mode, as the peer's script prints.
+// Time and memory of a training step of examples/train on a mesh: one JSON line for each mode, as the peer's script.
 //   bench_train [--mode fsdp,tp,tp_lp] [--hidden 64] [--batch 8] [--seq 16] [--steps 20] [--warmup 5] [--ranks N]
-// `single` is one device without DTensors. `fsdp_checked` and `tp_checked` run the step with and without
-// Checked(Checks::calls) in turn and print what that costs. Under mpirun the ranks are processes.
+// `single` is one device without DTensors. `fsdp_checked` and `tp_checked` alternate steps with and without
+// Checked(Checks::calls) and print its cost. Under mpirun the ranks are processes.
 #include <sys/resource.h>
 
 #include "dtensor/inspect.h"
@@ -16,7 +16,7 @@ struct Bench : bench::Training {
   train::Options job;
 };
 
-// MiB, the most that this process ever held. Thread ranks share it.
+// Peak memory of this process in MiB. Thread ranks share it.
 double peak_memory() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -46,7 +46,7 @@ double median_ms(const std::vector<train::StepRecord>& records, std::int64_t war
   return bench::median(ms);
 }
 
-// In turn, so that what disturbs one disturbs the other; the ratio is the median of the pairs'.
+// Runs alternate, so that disturbances affect both; reports the median of the ratios of pairs.
 void run_checked(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,
                  const train::Corpus& corpus) {
   constexpr int kPairs = 7;

@@ -1,12 +1,12 @@
-// Fully sharded: parameters, gradients and optimizer states of each block are one flat buffer, of which a rank has a
-// part. A block's backward pass is a pass of its own, so that its parameters are there when it begins and its gradients
-// leave when it ends.
+// Fully sharded: parameters, gradients and optimizer states of each block are one flat buffer, which is split over
+// ranks. Each block has a separate backward pass. Its parameters are gathered before, and its gradients are reduced
+// after.
 #include "by_hand/transformer.h"
 
 namespace manual_spmd {
 namespace {
 
-// Whole parameters of one block at a time lie in `memory`, which blocks share in turns.
+// The unsharded parameters of one block at a time are in `memory`, which the blocks share.
 class Unit {
  public:
   Unit(dtensor::Communicator world, const std::vector<at::Tensor>& full) : world_(std::move(world)) {
@@ -25,7 +25,7 @@ class Unit {
     std::int64_t at = 0;
     for (const auto& sizes : sizes_) {
       const auto numel = c10::multiply_integers(sizes);
-      // With a version counter of its own, so that autograd does not take a gather for a change.
+      // A separate version counter, so that autograd does not treat a gather as a modification.
       full_.push_back(memory_.narrow(0, at, numel).view(sizes).variable_data().requires_grad_());
       at += numel;
     }

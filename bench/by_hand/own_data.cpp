@@ -1,4 +1,4 @@
-// Not by hand: the same transformer under fully_shard, called on each rank's own part of the batch.
+// For comparison: the same transformer under fully_shard, called with each rank's local part of the batch.
 #include "by_hand/transformer.h"
 #include "dtensor/dtensor.h"
 

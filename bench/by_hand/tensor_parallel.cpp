@@ -1,5 +1,5 @@
-// Tensor parallelism after Megatron-LM (arXiv:1909.08053): an all-reduce where a pair of split layers ends, and one in
-// backward where it begins.
+// Tensor parallelism after Megatron-LM (arXiv:1909.08053): an all-reduce at the end of each pair of split layers, and
+// in backward at its begin.
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "by_hand/transformer.h"
@@ -41,7 +41,7 @@ std::vector<at::Tensor> split(const at::Tensor& t, const dtensor::Communicator& 
   return t.chunk(world.size(), dim);
 }
 
-// The last dimension, of which each rank has its chunk of `size`.
+// Gathers the last dimension, of which each rank has a chunk of `size`.
 struct Gather : torch::autograd::Function<Gather> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const dtensor::Communicator* world,
                             std::int64_t size) {
@@ -78,7 +78,7 @@ class TensorParallel final : public Training {
   }
 
  private:
-  // This rank's part, split along `dim`; -1: the whole.
+  // The local shard along `dim`; -1: the full tensor.
   at::Tensor own(const at::Tensor& full, int dim) {
     const auto part = dim < 0 ? full : split(full, world_, dim)[world_.rank()];
     const auto parameter = part.clone(at::MemoryFormat::Contiguous).requires_grad_();
@@ -126,7 +126,7 @@ class TensorParallel final : public Training {
 
   dtensor::Communicator world_;
   std::int64_t heads_, vocabulary_ = 0;
-  std::vector<at::Tensor> split_, full_;  // parameters
+  std::vector<at::Tensor> split_, full_;  // Parameters.
   at::Tensor embedding_, norm_, norm_bias_, head_;
   std::vector<std::vector<at::Tensor>> blocks_;
   TensorParallelComm tp_comm_;

@@ -1,5 +1,5 @@
-// The transformer of examples/train, distributed as one does by hand: ATen on local tensors and calls of a
-// Communicator, no DTensor. What the library's own cost is measured against. The same numbers come out.
+// Hand-written SPMD code for the transformer of examples/train: ATen on local tensors and calls of a Communicator,
+// without DTensor. It is the reference for the library's overhead and gives the same results.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,10 +14,10 @@
 
 namespace manual_spmd {
 
-// Of one device: all ranks begin with the same.
+// The weights of one device; all ranks start with the same.
 struct Weights {
   at::Tensor embedding;                         // [vocabulary, hidden]
-  std::vector<std::vector<at::Tensor>> blocks;  // each in the order of Block
+  std::vector<std::vector<at::Tensor>> blocks;  // Each in the order of Block.
   at::Tensor norm, norm_bias, head;
 };
 
@@ -28,30 +28,31 @@ Weights make_weights(const train::Options& options);
 enum Block { kNorm1, kBias1, kQ, kK, kV, kO, kNorm2, kBias2, kUp, kDown };
 
 struct Losses {
-  std::vector<double> loss, seconds;  // of each step
+  std::vector<double> loss, seconds;  // Of each step.
 };
 
-// The loop of a training with AdamW and clipping; a way of distribution says what a step is.
+// A training loop with AdamW and clipping; subclasses implement the steps of a kind of parallelism.
 class Training {
  public:
   virtual ~Training() = default;
   Losses run(const train::Options& options, const train::Corpus& corpus);
 
  protected:
-  // Forward and backward of the global batch; the mean loss as a number on every rank, gradients in gradients().
+  // Forward and backward of the global batch. Returns the mean loss on every rank; gradients() returns the gradients.
   virtual double forward_backward(const train::Batch& batch) = 0;
-  // What this rank updates, and the gradients of it.
+  // The tensors that this rank updates.
   virtual std::vector<at::Tensor> parameters() = 0;
   virtual std::vector<at::Tensor> gradients() = 0;
   virtual double total_norm(const std::vector<at::Tensor>& gradients) = 0;
   virtual void zero_grad() = 0;
 };
 
-// Fully sharded: one flat buffer for each block, gathered for forward and for backward, reduced as it is done.
+// Fully sharded: one flat buffer for each block, gathered for forward and for backward, and reduced after backward.
 std::unique_ptr<Training> fully_sharded(const dtensor::Communicator& world, const train::Options& options);
-// Columns and rows of the matrices split in pairs, words of the vocabulary over ranks; whole logits.
+// Matrices are split column-wise and row-wise in pairs, the embedding by words; logits are unsharded.
 std::unique_ptr<Training> tensor_parallel(const dtensor::Communicator& world, const train::Options& options);
-// The library's fully_shard, called on each rank's own part of the batch (regular tensors): beside fully_sharded().
+// The library's fully_shard, called with each rank's local part of the batch (regular tensors); compared with
+// fully_sharded().
 std::unique_ptr<Training> local_semantics(const dtensor::Communicator& world, const train::Options& options);
 
 }  // namespace manual_spmd

@@ -1,4 +1,4 @@
-// What both distributions compute on local tensors.
+// Computation on local tensors that both kinds of parallelism share.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -7,13 +7,14 @@
 
 namespace manual_spmd {
 
-// How activations cross between ranks, where they do.
+// Communication of activations between ranks, if any.
 struct TensorParallelComm {
-  std::function<at::Tensor(const at::Tensor&)> enter = [](const at::Tensor& x) { return x; };  // whole, to split layers
-  std::function<at::Tensor(const at::Tensor&)> leave = [](const at::Tensor& x) { return x; };  // partial sums, to whole
+  // From replicated activations to split layers, and from Partial results to replicated ones.
+  std::function<at::Tensor(const at::Tensor&)> enter = [](const at::Tensor& x) { return x; };
+  std::function<at::Tensor(const at::Tensor&)> leave = [](const at::Tensor& x) { return x; };
 };
 
-// [batch, sequence, hidden]; `heads`: those that this rank computes.
+// [batch, sequence, hidden]; `heads`: number of heads on this rank.
 inline at::Tensor block(const at::Tensor& x, const std::vector<at::Tensor>& w, std::int64_t heads,
                         const TensorParallelComm& tp_comm) {
   const auto norm = [&](const at::Tensor& t, int weight) {
