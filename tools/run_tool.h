@@ -1,4 +1,4 @@
-// What programs of this folder do with their flags and with errors.
+// Flags and error handling of the programs in this folder.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -11,7 +11,7 @@
 
 namespace dtensor {
 
-// Exit status: of run(), 0 or 1 where something does not hold; 2 for a mistake in flags or input, with its text.
+// Returns the exit status: that of run(), 0 or 1 if a check failed; 2 for invalid flags or input, with an error text.
 inline int run_tool(CLI::App& app, int argc, char** argv, const std::function<int()>& run) {
   try {
     app.parse(argc, argv);

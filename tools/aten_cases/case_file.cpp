@@ -1,4 +1,4 @@
-// Reads the JSON and the bytes; builds values by the schema's types.
+// Reads the JSON and the bytes; creates values by the types of the schema.
 #include "aten_cases/case_file.h"
 
 #include <ATen/ATen.h>
@@ -52,7 +52,7 @@ c10::ScalarType dtype_named(const std::string& name) {
   return it->second;
 }
 
-// Rebuilt with its strides on fresh memory.
+// A tensor with its recorded strides in new memory.
 at::Tensor read_tensor(const File& file, std::size_t index) {
   const json& about = file.tensors.at(index);
   const auto type = dtype_named(about["dtype"]);
@@ -161,7 +161,7 @@ struct Builder {
     if (v.contains("device")) return at::Device(v["device"].get<std::string>());
     if (v.contains("layout")) return static_cast<std::int64_t>(layout_named(v["layout"]));
     if (v.contains("memory_format")) return static_cast<std::int64_t>(format_named(v["memory_format"]));
-    TORCH_CHECK(false, "case file: value ", v.dump());
+    TORCH_CHECK(false, "case file: unsupported value ", v.dump());
   }
 };
 
@@ -205,7 +205,7 @@ std::string Case::text() const {
 
 namespace {
 
-// Name and overload, as the dispatcher asks for them.
+// Name and overload, as the dispatcher expects them.
 std::pair<std::string, std::string> parts_of(const std::string& op) {
   const auto dot = op.find('.');
   const std::string overload = op.substr(dot + 1);

@@ -1,5 +1,5 @@
-// Recorded calls of ATen operators (tests/data/aten_cases/FORMAT.md): arguments, results and mutated arguments of one
-// device, as values that a boxed call takes. Knows nothing of DTensors.
+// Recorded calls of ATen operators (tests/data/aten_cases/FORMAT.md): arguments, results and written arguments on one
+// device, as values of a boxed call. Independent of DTensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 
 namespace dtensor::cases {
 
-// What becomes of each tensor of a case on its way into the call.
+// Converts each tensor of a case before the call.
 using MakeTensor = std::function<at::Tensor(const at::Tensor&)>;
 
 class Case {
@@ -23,14 +23,15 @@ class Case {
 
   int id() const;
   const std::string& op() const;  // aten::add.Tensor; the empty overload is .default
-  std::string text() const;       // operator and shapes, for messages
-  bool exists() const;            // whether this LibTorch has the operator
+  std::string text() const;       // Operator and sizes, for messages.
+  bool exists() const;            // Whether this LibTorch has the operator.
   c10::OperatorHandle handle() const;
-  // One value per schema argument; `make` gets each tensor once, fresh and plain (wrapped numbers stay as they are).
+  // One value for each schema argument. `make` is called once for each tensor, with a new regular tensor (wrapped
+  // numbers are passed unchanged).
   std::vector<c10::IValue> arguments(const MakeTensor& make) const;
-  // One value per return, plain.
+  // One value for each return, with regular tensors.
   std::vector<c10::IValue> results() const;
-  // Arguments that the call writes, by name, as they are afterwards.
+  // Arguments that the call writes, by name, with their final values.
   std::vector<std::pair<std::string, c10::IValue>> mutated() const;
 
  private:

@@ -1,5 +1,5 @@
-// Runs recorded calls of ATen operators under all placements and prints, per operator, how many pass, are wrong or
-// raise. Exit status 1 unless all pass.
+// Runs recorded calls of ATen operators under all placements. Prints for each operator how many pass, are wrong or
+// throw. Exit status 1 unless all pass.
 #include "aten_cases/program.h"
 
 int main(int argc, char** argv) { return dtensor::cases::run_program(argc, argv); }

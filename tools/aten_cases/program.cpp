@@ -1,4 +1,4 @@
-// The command line of aten_cases, and the walk over the cases.
+// The command line of aten_cases, and the loop over the cases.
 #include "aten_cases/program.h"
 
 #include <ATen/Context.h>
@@ -50,7 +50,7 @@ struct Counts {
   }
 };
 
-// Ends the program, with the name of the case, when one takes too long.
+// Ends the program with the name of a case that takes too long.
 class Watchdog {
  public:
   explicit Watchdog(double seconds) : thread_([this, seconds] { watch(seconds); }) {}
@@ -81,7 +81,7 @@ class Watchdog {
   std::thread thread_;
 };
 
-// A crash names its case too.
+// Printed if the program crashes.
 char current[512];
 void on_crash(int) {
   const char* text = "CRASHES ";
@@ -91,7 +91,7 @@ void on_crash(int) {
   std::_Exit(4);
 }
 
-// Whether the device does nothing more for this process.
+// Whether an error makes the device unusable for the process.
 bool breaks_device(const std::string& text) { return text.find("CUDA error") != std::string::npos; }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find("\nException raised")); }
@@ -99,13 +99,13 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 c10::DeviceType device_type(const Flags& flags) {
   if (flags.device == "cpu") return c10::kCPU;
   TORCH_CHECK(at::hasCUDA(), "--device cuda: no GPU, or a build without CUDA (PRESET=cuda)");
-  at::globalContext().setAllowTF32CuDNN(false);  // whose convolutions round to ten bits
+  at::globalContext().setAllowTF32CuDNN(false);  // TF32 rounds convolutions to ten bits.
   return c10::kCUDA;
 }
 
-// In each placement that the flags take; adds to the counts of the operator.
+// Runs each placement that the flags select, and adds to the counts of the operator.
 void run_placements(const Case& c, const Flags& flags, c10::DeviceType device, Watchdog& watchdog, Counts& counts) {
-  // What was recorded may be of a newer LibTorch than the device's.
+  // The recorded LibTorch may be newer than that of the device.
   if (device != c10::kCPU && !c.exists()) return counts.add(Outcome::Kind::elsewhere);
   for (const Config* config : distinct_configs(c)) {
     if (!flags.config.empty() && config->name != flags.config) continue;
@@ -129,8 +129,7 @@ void print_counts(const std::map<std::string, Counts>& per_op, const Counts& all
     std::cout << op << ": " << counts.pass << " pass, " << counts.wrong << " wrong, " << counts.raise << " raise\n";
   }
   std::cout << all.pass << " pass, " << all.wrong << " wrong, " << all.raise << " raise";
-  if (flags.device != "cpu")
-    std::cout << "; " << all.elsewhere << " cases that " << flags.device << " has no kernel for";
+  if (flags.device != "cpu") std::cout << "; " << all.elsewhere << " cases without a kernel on " << flags.device;
   std::cout << std::endl;
 }
 
@@ -159,18 +158,20 @@ int run(const Flags& flags, const std::vector<Case>& cases) {
 
 int run_program(int argc, char** argv) {
   Flags flags;
-  CLI::App app("Recorded calls of ATen operators, sharded, against one device.", "aten_cases");
+  CLI::App app("Compares recorded calls of ATen operators on DTensors with one device.", "aten_cases");
   flags.selection.add_flags(app);
   app.add_option("--config", flags.config, "only this placement: R S0 Sl S0_first Sl_first P 2d_S0_Sl 2d_P_S0");
   app.add_option("--id", flags.id, "only this case");
   app.add_option("--from", flags.from, "only cases from this number on (after a crash)");
-  app.add_option("--except", flags.except, "none of these cases");
+  app.add_option("--except", flags.except, "skip these cases");
   app.add_option("--to", flags.to, "only cases up to this number");
-  app.add_option("--device", flags.device, "cpu: beside what was recorded; cuda: beside the plain call there")
+  app.add_option("--device", flags.device,
+                 "cpu: compare with the recorded results; cuda: compare with a call on regular CUDA tensors")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--ranks", flags.ranks, "thread ranks")->check(CLI::Range(1, 1024));
-  app.add_option("--seconds", flags.seconds, "a case that takes longer ends the program")->check(CLI::PositiveNumber);
-  app.add_flag("--table", flags.table, "all operators, not only those that fail");
+  app.add_option("--seconds", flags.seconds, "time limit of a case; a case that exceeds it ends the program")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--table", flags.table, "print all operators, not only those that fail");
   return run_tool(app, argc, argv, [&] { return run(flags, load_cases(flags.selection.data)); });
 }
 

@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 torch.set_num_threads(1)
 
 DTYPES = "float32,int64,bool,complex64,float64,bfloat16,float16,int32,uint8,complex128"
-# Nothing to compare: memory as it was found, random numbers, paths padded with what was there.
+# Results that cannot be compared: uninitialized memory, random numbers, uninitialized padding of paths.
 UNSPECIFIED = ("empty", "multinomial", "bernoulli", "rand", "dropout", "normal_", "_ctc_loss", "nested", "mkldnn_rnn")
-SECONDS = 30  # of samples of one operator and type
+SECONDS = 30  # for samples of one operator and dtype
 
 
 class Skip(Exception):
@@ -43,7 +43,7 @@ def span(t):
 
 
 def copy(t):
-    """With the strides of the original, on memory of its own."""
+    """A copy with the strides of the original, in new memory."""
     if not isinstance(t, torch.Tensor):
         return t
     if t.layout != torch.strided or t.is_quantized or t.is_conj() or t.is_neg() or span(t) > 40000:
@@ -75,9 +75,9 @@ class Store:
         if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.numel() > self.args.elements:
             raise Skip
         if t.dtype == torch.complex32:
-            raise Skip  # no sums
+            raise Skip  # cannot be Partial
         if t.dtype == torch.float16 and not t.isfinite().all():
-            raise Skip  # an overflow that wider sums do not have
+            raise Skip  # overflows, unlike sums in a wider dtype
         t = copy(t)
         data = torch.as_strided(t, (span(t),), (1,)).view(torch.uint8).numpy().tobytes() if t.numel() else b""
         key = (t.dtype, tuple(t.shape), t.stride(), data)
@@ -126,7 +126,7 @@ class Store:
         return {"wn": number} if kind in ("Tensor", "Optional[Tensor]") else number
 
     def wanted(self, op, values):
-        """What makes a call different from those kept, or None."""
+        """A key that distinguishes a call from the recorded ones, or None."""
         if any(word in op for word in UNSPECIFIED):
             return None
         tensors = [t for t in tree_flatten(values)[0] if isinstance(t, torch.Tensor)]
@@ -205,7 +205,7 @@ class Record(TorchDispatchMode):
 
     def __exit__(self, *error):
         super().__exit__(*error)
-        for func, op, values in self.seen:  # outside: a mode hides conjugate bits from some kernels
+        for func, op, values in self.seen:  # outside of the mode, which hides conjugate bits from some kernels
             kind = self.store.wanted(op, values)
             try:
                 kind and self.store.add(func, op, values, kind, self.source, self.phase)
@@ -230,7 +230,7 @@ def record(store, source, run, inputs):
     except TooLong:
         raise
     except Exception:
-        pass  # a sample that is meant to fail, or that this build cannot run
+        pass  # a sample that should fail, or that this build cannot run
 
 
 def of_operator(store, op, dtype, rng):
@@ -302,7 +302,7 @@ def main():
         try:
             family(store, op, dtype, rng)
         except Exception:
-            pass  # the type is not for this operator
+            pass  # the operator does not support the dtype
         finally:
             signal.alarm(0)
     store.write(args.folder)

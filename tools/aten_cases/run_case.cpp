@@ -1,4 +1,4 @@
-// Places the tensors, calls the operator, puts the results together and compares. Partial inputs are t * {2, -1, 1,
+// Distributes the tensors, calls the operator, gathers the results and compares them. Partial inputs are t * {2, -1, 1,
 // -1}.
 #include "aten_cases/run_case.h"
 
@@ -27,7 +27,7 @@ at::Tensor scaled(const at::Tensor& tensor, double factor) {
   return small ? tensor.to(at::kFloat).mul(factor).to(tensor.scalar_type()) : tensor * factor;
 }
 
-// This rank's contribution along a mesh axis of `parts` ranks: they add up to the tensor.
+// This rank's summand along a mesh axis of `parts` ranks; the sum is the tensor.
 at::Tensor contribution(const at::Tensor& tensor, std::int64_t coordinate, std::int64_t parts) {
   static constexpr double factors[] = {2, -1, 1, -1};
   if (parts == 1) return tensor;
@@ -63,7 +63,7 @@ double tolerance(c10::ScalarType type) {
   return c10::isFloat8Type(type) ? 0.13 : 1e-4;
 }
 
-// What lies beyond the range of a float8 is its largest number in some of ATen's kernels, and NaN in others.
+// Out of a float8's range, some of ATen's kernels give its largest number and others NaN.
 at::Tensor normalize_overflow(const at::Tensor& expected, const at::Tensor& actual) {
   if (!c10::isFloat8Type(expected.scalar_type())) return actual;
   const at::Tensor wide = expected.to(at::kDouble), got = actual.to(at::kDouble);
@@ -73,7 +73,7 @@ at::Tensor normalize_overflow(const at::Tensor& expected, const at::Tensor& actu
 void compare(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
   if (!expected.defined() || !actual.defined()) {
     if (expected.defined() != actual.defined())
-      throw Mismatch(what + ": defined where it should not be, or the reverse");
+      throw Mismatch(what + ": expected both results to be defined, or neither");
     return;
   }
   const at::Tensor full = (is_dtensor(actual) ? DTensor(actual).full_tensor() : actual).cpu();
@@ -108,7 +108,7 @@ void compare_values(const c10::IValue& actual, const c10::IValue& expected, cons
   }
   if (expected.isList()) {
     const auto a = actual.toListRef(), e = expected.toListRef();
-    if (a.size() != e.size()) throw Mismatch(c10::str(what, ": ", a.size(), " entries for ", e.size()));
+    if (a.size() != e.size()) throw Mismatch(c10::str(what, ": expected ", e.size(), " entries, got ", a.size()));
     for (std::size_t i = 0; i < a.size(); ++i) compare_values(a[i], e[i], what + "[" + std::to_string(i) + "]");
     return;
   }
@@ -116,7 +116,7 @@ void compare_values(const c10::IValue& actual, const c10::IValue& expected, cons
   if (std::abs(regular_number(actual) - regular_number(expected)) > 1e-4) throw Mismatch(what + ": another number");
 }
 
-// Placements of every DTensor of an argument.
+// Collects the placements of all DTensors of an argument.
 void note_placements(const c10::IValue& value, std::vector<Placements>& out) {
   if (value.isList()) {
     for (const auto& item : value.toListRef()) note_placements(item, out);
@@ -137,7 +137,7 @@ void compare_mutated(const Expected& expected, const c10::OperatorHandle& op, co
     const auto index = static_cast<std::size_t>(*op.schema().argumentIndexWithName(name));
     compare_values(args[index], value, "argument " + name);
     if (!op.hasTag(at::Tag::inplace_view) && all_placements(args[index]) != before[index]) {
-      throw Mismatch("argument " + name + " has other placements than before");
+      throw Mismatch("argument " + name + ": expected unchanged placements");
     }
   }
 }
@@ -172,7 +172,7 @@ std::vector<const Config*> distinct_configs(const Case& c) {
   return result;
 }
 
-// Until the device has done all that was asked of it: copies to the host may not be waited for otherwise.
+// Synchronizes with the device, since copies to the host may not.
 void settle(c10::DeviceType device) {
   if (device == c10::kCUDA) at::detail::getCUDAHooks().deviceSynchronize(0);
 }
@@ -181,7 +181,7 @@ Expected recorded(const Case& c) { return {c.results(), c.mutated()}; }
 
 namespace {
 
-// Tensors of the CPU, also within lists.
+// CPU copies of tensors, also within lists.
 c10::IValue on_host(const c10::IValue& value) {
   if (value.isTensor()) return value.toTensor().defined() ? value.toTensor().cpu() : value;
   if (!value.isTensorList()) return value;
@@ -223,7 +223,7 @@ void run_on_rank(const Case& c, const Config& config, const Communicator& world,
   op.callBoxed(stack);
   settle(device);
   const auto& results = expected.results;
-  TORCH_CHECK(stack.size() == results.size(), stack.size(), " results for ", results.size());
+  TORCH_CHECK(stack.size() == results.size(), "expected ", results.size(), " results, got ", stack.size());
   for (std::size_t i = 0; i < stack.size(); ++i) compare_values(stack[i], results[i], "result " + std::to_string(i));
   compare_mutated(expected, op, args, before);
 }
@@ -233,7 +233,7 @@ Outcome run_case(const Case& c, const Config& config, int ranks, c10::DeviceType
   try {
     expected = device == c10::kCPU ? recorded(c) : computed(c, device);
   } catch (const std::exception& e) {
-    const bool broken = std::string(e.what()).find("CUDA error") != std::string::npos;  // for the rest of the process
+    const bool broken = std::string(e.what()).find("CUDA error") != std::string::npos;  // For the rest of the process.
     return {broken ? Outcome::Kind::raise : Outcome::Kind::elsewhere, e.what()};
   }
   RunOptions options;

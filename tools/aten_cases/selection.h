@@ -1,4 +1,4 @@
-// Which recorded calls a program takes, as its flags say.
+// Flags that select recorded calls.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -19,9 +19,9 @@ struct Selection {
     app.add_option("--every", every, "only every n-th case")->check(CLI::Range(1, 1 << 30));
   }
   bool takes(const Case& c) const { return c.op().find(op) != std::string::npos && c.id() % every == 0; }
-  // An error where there are none, in the words of the flags.
+  // Throws if no case is selected, with the values of the flags.
   void check_any(bool any) const {
-    TORCH_CHECK(any, "no recorded call in ", data, " is taken by --op '", op, "' --every ", every, " and other flags");
+    TORCH_CHECK(any, "no recorded call in ", data, " matches --op '", op, "' --every ", every, " and the other flags");
   }
 };
 

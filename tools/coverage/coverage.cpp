@@ -1,4 +1,4 @@
-// Walks the dispatcher and asks the rule book about each overload.
+// Looks up the rule book entry of each overload of the dispatcher.
 #include "coverage/coverage.h"
 
 #include <map>
@@ -32,7 +32,7 @@ Entry classify(const c10::OperatorHandle& op) {
   return entry;
 }
 
-// Overloads of one name on a line: `aten::add` .Scalar .Tensor
+// Overloads of one name in a line: `aten::add` .Scalar .Tensor
 using ByName = std::map<std::string, std::vector<std::string>>;
 
 ByName by_name(const std::vector<Entry>& entries, Kind kind, const std::string* text = nullptr) {
@@ -92,19 +92,19 @@ std::string page(const std::vector<Entry>& entries) {
   std::map<Kind, int> counts;
   for (const Entry& entry : entries) ++counts[entry.kind];
   std::ostringstream out;
-  out << "# Coverage\n\nWhat becomes of each `aten::` overload on DTensors. Written by `tools/coverage`; a test "
+  out << "# Coverage\n\nHow each `aten::` overload runs on DTensors. Written by `tools/coverage`; a test "
          "compares "
          "it, so that a new\nLibTorch shows as a diff. `.` is the overload without a name.\n\n"
          "| entry | overloads | means |\n|---|---|---|\n";
   const std::pair<Kind, const char*> meanings[] = {
-      {Kind::implicit, "ATen decomposes it before it arrives"},
-      {Kind::factory, "no tensor operand: plain, or born on the mesh of a MeshScope"},
-      {Kind::rule, "a sharding rule, its own or its tag's"},
-      {Kind::derived, "in-place, out=, copy or list form: follows another operator's entry"},
-      {Kind::special_kernel, "taken over as a whole"},
-      {Kind::replicate, "runs on gathered operands, for a reason"},
+      {Kind::implicit, "decomposed by ATen"},
+      {Kind::factory, "no tensor operand: creates regular tensors, or DTensors in a MeshScope"},
+      {Kind::rule, "a sharding rule of the operator or of its tag"},
+      {Kind::derived, "in-place, out=, copy or list form: uses another operator's entry"},
+      {Kind::special_kernel, "handled by a special kernel"},
+      {Kind::replicate, "runs on replicated operands, for the reason given"},
       {Kind::refuse, "an error that names the reason"},
-      {Kind::none, "nothing known: runs replicated, with a warning"}};
+      {Kind::none, "no entry: runs on replicated operands, with a warning"}};
   for (const auto& [kind, meaning] : meanings) {
     out << "| " << name_of(kind) << " | " << counts[kind] << " | " << meaning << " |\n";
   }

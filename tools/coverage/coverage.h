@@ -1,4 +1,4 @@
-// The coverage table: what becomes of each aten operator that is called on a DTensor.
+// The coverage table: how each aten operator runs on DTensors.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -9,28 +9,28 @@
 namespace dtensor::coverage {
 
 enum class Kind {
-  implicit,        // decomposed by ATen before it arrives
-  rule,            // a sharding rule of its own, or of its tag
-  derived,         // by schema from another operator's entry
-  special_kernel,  // taken over as a whole (src/ops/local_kernels/special)
-  replicate,       // on gathered operands, for the reason given
-  refuse,          // an error, for the reason given
-  factory,         // no tensor operand: plain, or born on a mesh in a MeshScope
-  none,            // no entry: runs replicated with a warning
+  implicit,        // Decomposed by ATen.
+  rule,            // A sharding rule of the operator or of its tag.
+  derived,         // By schema from another operator's entry.
+  special_kernel,  // Handled by a special kernel (src/ops/local_kernels/special).
+  replicate,       // On replicated operands, for the reason given.
+  refuse,          // An error, for the reason given.
+  factory,         // No tensor operand: creates regular tensors, or DTensors in a MeshScope.
+  none,            // No entry: runs on replicated operands, with a warning.
 };
 
 struct Entry {
   std::string op;  // aten::add.Tensor
   Kind kind = Kind::none;
-  std::string text;         // the rule's source, the reason, or the operator that it derives from
-  bool replicated = false;  // by itself or by what it derives from
+  std::string text;         // The rule string, the reason, or the operator that it derives from.
+  bool replicated = false;  // Directly or by the operator that it derives from.
   bool refused = false;
 };
 
-// One entry per overload of the namespace, by name.
+// One entry for each overload of the namespace, by name.
 std::vector<Entry> table(const std::string& name_space = "aten");
 std::string name_of(Kind kind);
-// docs/coverage.md up to what is written there by hand, which begins with this line.
+// docs/coverage.md up to its manual section, which begins with this line.
 std::string page(const std::vector<Entry>& entries);
 inline constexpr const char* kHandWrittenSection = "\n## Compared from Python\n";
 

@@ -1,4 +1,4 @@
-// Prints the coverage table, or with a file name writes it there, before what is written there by hand.
+// Prints the coverage table, or writes it to a file, before the manual section of that file.
 #include <fstream>
 #include <iostream>
 #include <sstream>
@@ -23,8 +23,8 @@ int write_to(const std::string& file, const std::string& page) {
 
 int main(int argc, char** argv) {
   std::string file;
-  CLI::App app("The table of operators and what decides each.", "coverage");
-  app.add_option("file", file, "written instead of the output, before what is written there by hand");
+  CLI::App app("Prints how each ATen operator runs on DTensors.", "coverage");
+  app.add_option("file", file, "file to write, whose manual section is kept; default: standard output");
   return dtensor::run_tool(app, argc, argv, [&] {
     const std::string page = dtensor::coverage::page(dtensor::coverage::table());
     if (!file.empty()) return write_to(file, page);

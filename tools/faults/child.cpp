@@ -1,4 +1,4 @@
-// posix_spawn: nothing of this process, whose threads hold locks, is taken along.
+// posix_spawn: the child inherits nothing of this process, whose threads may hold locks.
 #include "faults/child.h"
 
 #include <c10/util/Exception.h>

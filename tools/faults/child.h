@@ -1,4 +1,4 @@
-// A process that is started, watched and killed.
+// A process that can be started, waited for and killed.
 #pragma once
 
 #include <sys/types.h>
@@ -11,17 +11,17 @@ namespace dtensor::faults {
 
 class Child {
  public:
-  // Its standard output and error go to `output`, a file.
+  // Standard output and error are written to the file `output`.
   Child(const std::vector<std::string>& words, const std::string& output);
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
-  ~Child();  // killed where it still runs
+  ~Child();  // Kills it if it still runs.
 
   void kill(int signal) const;
-  // Its exit status, or -signal; waits at most so long, then kills it and returns `kHung`.
+  // Returns the exit status, or -signal. After `most` seconds, kills the process and returns `kHung`.
   int wait(std::chrono::seconds most);
   bool ended();
-  pid_t session() const { return session_; }  // of its own, that what it starts belongs to
+  pid_t session() const { return session_; }  // A separate session, which includes the processes that it starts.
   static constexpr int kHung = -1000;
 
  private:

@@ -1,4 +1,5 @@
-// Whoever saves must have saved: what is there at the end is whole, and of one that returned success.
+// A program whose save succeeded must have saved: the final checkpoint is complete and of a program that returned
+// success.
 #include "faults/concurrent_saves.h"
 
 #include <algorithm>
@@ -26,7 +27,7 @@ bool is_lock_error(const std::string& text) {
   return text.find("another program saves to ") != std::string::npos && std::count(text.begin(), text.end(), '\n') == 1;
 }
 
-// The step that is there; -1 and `problem` where it is damaged.
+// The step of the checkpoint; -1 and `problem` if it is damaged.
 std::int64_t step_there(const RivalOptions& o, std::string& problem) {
   std::int64_t step = -1;
   try {
@@ -71,7 +72,7 @@ void meet(const RivalOptions& o, RivalReport& report) {
   const std::int64_t there = step_there(o, problem);
   if (successful.empty() || successful.contains(there)) return;
   ++report.damaged;
-  if (report.first_problem.empty()) report.first_problem = "step " + std::to_string(there) + " is there: " + problem;
+  if (report.first_problem.empty()) report.first_problem = "found step " + std::to_string(there) + ": " + problem;
 }
 
 }  // namespace

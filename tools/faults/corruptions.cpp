@@ -1,5 +1,5 @@
-// Each trial damages a fresh copy in one way and loads it. Spaces, padding and what only other programs read may change
-// without harm; anything else has to be found.
+// Each trial damages a copy in one way and loads it. Spaces, padding and data for other programs may change without
+// effect; any other damage must be detected.
 #include "faults/corruptions.h"
 
 #include <c10/util/Exception.h>
@@ -18,7 +18,7 @@ namespace dtensor::faults {
 namespace {
 
 namespace fs = std::filesystem;
-using Files = std::map<std::string, std::string>;  // content by name
+using Files = std::map<std::string, std::string>;  // Content by name.
 
 constexpr std::int64_t kStep = 41, kOtherStep = 42, kRows = 24;
 
@@ -54,7 +54,7 @@ std::size_t data_begin(const std::string& file) {
   return sizeof length + length;
 }
 
-// Draws one damage of each class.
+// Draws damages of each class.
 class Corruptor {
  public:
   Corruptor(Files own, Files other, std::uint64_t seed)
@@ -92,7 +92,7 @@ class Corruptor {
     return std::next(files.begin(), static_cast<long>(below(files.size())))->first;
   }
 
-  // Between `begin` and `end`: a bit, a byte, a few bytes, or two neighbours exchanged.
+  // Changes a bit, a byte or a few bytes, or swaps two adjacent bytes, in [begin, end).
   void bytes(std::string& content, std::size_t begin, std::size_t end) {
     const std::size_t at = begin + below(end - begin);
     switch (below(4)) {
@@ -109,7 +109,7 @@ class Corruptor {
         if (at + 1 < end) std::swap(content[at], content[at + 1]);
     }
   }
-  // A digit or letter for another, which keeps the JSON well-formed, or any bytes.
+  // Replaces a digit or letter by another, which keeps the JSON valid, or replaces any bytes.
   void text(std::string& content) { letters(content, 0, content.size()); }
   void in_header(std::string& content) { letters(content, 8, data_begin(content)); }
   void in_data(std::string& content) { bytes(content, data_begin(content), content.size()); }
@@ -131,7 +131,7 @@ class Corruptor {
     if (below(2) == 0) return content.resize(below(content.size()));
     content.append(1 + below(64), static_cast<char>(below(256)));
   }
-  // As a disk loses or misplaces a sector.
+  // As if a disk lost or misplaced a sector.
   void block(std::string& content) {
     const std::size_t size = std::min<std::size_t>(512, content.size()), at = below(content.size() - size + 1);
     const std::size_t from = below(content.size() - size + 1);
@@ -142,13 +142,14 @@ class Corruptor {
     std::string &mine = files.at(file), theirs = other_.at(file);
     if (below(2) == 0 || !file.ends_with(".safetensors")) {
       mine = theirs;
-    } else {  // their data under this header
+    } else {  // Their data with this header.
       mine = mine.substr(0, data_begin(mine)) + theirs.substr(data_begin(theirs));
     }
   }
-  // Of one tensor in one of the places that name it.
+  // Changes the name of one tensor where it occurs.
   void name(Files& files) {
-    static const std::vector<std::string> names = {"weight", "half", "counts", "plain", "tied", "step", "rate", "note"};
+    static const std::vector<std::string> names = {"weight", "half", "counts", "regular",
+                                                   "tied",   "step", "rate",   "note"};
     const std::string from = '"' + names[below(names.size())] + '"', to = '"' + names[below(names.size())] + '"';
     std::string& content = files.at(any(files));
     const std::size_t at = content.find(from);
@@ -156,7 +157,7 @@ class Corruptor {
     const std::size_t length = content.size();
     content.replace(at, from.size(), to);
     const bool header = content[0] != '{' && content.size() != length;
-    if (header) content = files.at(any(files));  // another length would be found at once
+    if (header) content = files.at(any(files));  // A different length would be detected at once.
   }
 
   Files own_, other_;

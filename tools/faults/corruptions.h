@@ -1,4 +1,5 @@
-// A checkpoint with a part of it damaged: every class of bytes, and files that are cut, grown, gone or another's.
+// Checkpoints with one damaged part: every class of bytes, and files that are truncated, extended, missing or of
+// another checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +9,20 @@
 namespace dtensor::faults {
 
 struct CorruptionOptions {
-  std::string folder;  // emptied
+  std::string folder;  // Its content is removed.
   int trials = 100;
   std::uint64_t seed = 0;
 };
 
 struct CorruptionCount {
-  int found = 0;     // an error
-  int harmless = 0;  // loaded, and every value is what was saved
-  int silent = 0;    // loaded, and something is not
+  int found = 0;     // Loading failed.
+  int harmless = 0;  // Loaded with correct values.
+  int silent = 0;    // Loaded with wrong values.
 };
 
 struct CorruptionReport {
   std::map<std::string, CorruptionCount> by_class = {};
-  std::string first_problem = {};  // a silent one
+  std::string first_problem = {};  // Of a silent damage.
 };
 
 CorruptionReport run_corruptions(const CorruptionOptions& options);

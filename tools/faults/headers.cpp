@@ -1,5 +1,4 @@
-// A piece is a JSON token: dropped, doubled, exchanged, replaced by one of a list of unpleasant ones, or wrapped in
-// brackets.
+// A trial changes JSON tokens: removes, repeats, swaps or wraps them in brackets, or replaces them by unusual ones.
 #include "faults/headers.h"
 
 #include <ATen/ATen.h>
@@ -21,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Tokens = std::vector<std::string>;
-using Files = std::map<std::string, std::string>;  // content by name
+using Files = std::map<std::string, std::string>;  // Content by name.
 
 Tokens tokens_of(const std::string& json) {
   Tokens tokens;
@@ -111,7 +110,7 @@ std::string read_all(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// The JSON of a file, or of its header.
+// Changes the JSON of a file, or of its header.
 std::string changed(const std::string& name, const std::string& content, std::mt19937_64& random) {
   const bool tensors = name.ends_with(".safetensors");
   std::uint64_t length = content.size();
@@ -124,7 +123,7 @@ std::string changed(const std::string& name, const std::string& content, std::mt
   return std::string(reinterpret_cast<const char*>(&now), sizeof now) + text + content.substr(sizeof length + length);
 }
 
-// Without checkpoint.json and the mark that asks for it.
+// The files without checkpoint.json and the entry that requires it.
 Files with_foreign_metadata(Files files) {
   const std::string mark = "\"dtensor_checkpoint\"";
   files.erase("checkpoint.json");
@@ -134,12 +133,12 @@ Files with_foreign_metadata(Files files) {
   return files;
 }
 
-// Reads everything in every way; a problem is whatever is no c10::Error with a name of the folder in it.
+// Reads everything in every way. A problem is any exception other than a c10::Error that names a file of the folder.
 std::string look(const std::string& folder, bool& read) {
   try {
     for (const CheckpointEntry& e : read_checkpoint_index(folder).entries) {
       const auto bytes = static_cast<std::int64_t>(fs::file_size(e.file));
-      if (e.offset < 8 || e.bytes < 0 || e.offset + e.bytes > bytes) return "'" + e.name + "' is out of its file";
+      if (e.offset < 8 || e.bytes < 0 || e.offset + e.bytes > bytes) return "'" + e.name + "' exceeds its file";
     }
     verify_checkpoint(folder);
     run_local(1, [&](Communicator world) {
@@ -150,7 +149,7 @@ std::string look(const std::string& folder, bool& read) {
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
     if (text.find(folder) == std::string::npos) return "no path in: " + text;
-  } catch (const std::exception& error) {  // of a rank: run_local's own type
+  } catch (const std::exception& error) {  // run_local throws its own type for errors of ranks.
     if (std::string(error.what()).find(folder) == std::string::npos) return std::string("no path in: ") + error.what();
   }
   return "";

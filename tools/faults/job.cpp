@@ -1,4 +1,4 @@
-// Processes over sockets get the variables that torchrun would set; under MPI there is mpirun alone.
+// Processes over sockets get the variables of torchrun; with MPI, only mpirun starts processes.
 #include "faults/job.h"
 
 #include <c10/util/Exception.h>
@@ -19,7 +19,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// Those that run; one that has ended and that nobody has waited for yet does not.
+// The running processes of a session, without zombies.
 std::vector<pid_t> processes_of(pid_t session) {
   std::vector<pid_t> found;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -27,18 +27,18 @@ std::vector<pid_t> processes_of(pid_t session) {
     if (process <= 0) continue;
     std::ifstream in(entry.path() / "stat");
     std::string all;
-    std::getline(in, all);  // unlike an iterator, it does not throw where the process has gone since
+    std::getline(in, all);  // Unlike an iterator, getline does not throw if the process has ended.
     const auto name_end = all.rfind(')');
     char state = 'X';
     int parent = 0, group = 0, own_session = 0;
-    if (name_end == std::string::npos) continue;  // gone meanwhile
+    if (name_end == std::string::npos) continue;  // The process has ended.
     std::sscanf(all.c_str() + name_end + 1, " %c %d %d %d", &state, &parent, &group, &own_session);
     if (own_session == session && state != 'Z' && state != 'X') found.push_back(process);
   }
   return found;
 }
 
-// One that nobody listens on now.
+// A port on which no process listens.
 int free_port() {
   const int descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -77,7 +77,7 @@ Backend backend_of_name(const std::string& name) {
   for (const Backend backend : {Backend::threads, Backend::sockets, Backend::mpi}) {
     if (name == to_string(backend)) return backend;
   }
-  TORCH_CHECK(false, "ranks are threads, or processes over sockets or mpi, not ", name);
+  TORCH_CHECK(false, "expected threads, sockets or mpi, got ", name);
 }
 
 const char* to_string(Backend backend) {

@@ -1,5 +1,5 @@
-// A save that has returned must be there whatever happens next; one that has not may be there whole, or not at all.
-// Where one process of several is killed, the others end, and say why.
+// A completed save must exist whatever happens next; an interrupted one must be complete or absent. If one of several
+// processes is killed, the others must end and report the reason.
 #include "faults/kills.h"
 
 #include <c10/util/Exception.h>
@@ -62,13 +62,13 @@ class Campaign {
   Kill kill_ = Kill::all;
 };
 
-// Until it is in the phase that this trial is about, then a while longer: from microseconds to a tenth of a second.
+// Waits until the victim is in the phase of this trial, and then between microseconds and a tenth of a second.
 bool Campaign::reaches_phase(StartedJob& job, const Progress::Process& victim, std::int64_t phase) {
   const auto deadline = Clock::now() + kHung;
   while (victim.entered < phase && !job.any_ended() && Clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  if (Clock::now() > deadline) note(report_.hung, "it did not come to phase " + std::to_string(phase));
+  if (Clock::now() > deadline) note(report_.hung, "the victim did not reach phase " + std::to_string(phase));
   const double starting = o_.backend == Backend::mpi ? 1e6 : 3e5;
   const double log = std::uniform_real_distribution<double>(1.5, 5)(random_);
   const double micros = phase == 0 ? starting * static_cast<double>(below(1000)) / 1000 : std::pow(10, log);
@@ -93,11 +93,11 @@ void Campaign::kill(const StartedJob& job, const Progress::Process& victim) {
 
 void Campaign::wait_for_survivors(StartedJob& job, std::int64_t rank) {
   const auto took = job.all_gone(kHung.count());
-  if (!took) return note(report_.hung, "processes are left: " + job.output());
+  if (!took) return note(report_.hung, "processes still run: " + job.output());
   report_.slowest = std::max(report_.slowest, *took);
   if (*took > kLate) {
     ++report_.late;
-    std::printf("trial %d: gone after %.2f s, killed in phase %lld: %s\n", report_.trials, *took,
+    std::printf("trial %d: all processes ended after %.2f s, killed in phase %lld: %s\n", report_.trials, *took,
                 static_cast<long long>(report_.at_last), job.output().c_str());
   }
   if (kill_ != Kill::one) return;
@@ -105,7 +105,8 @@ void Campaign::wait_for_survivors(StartedJob& job, std::int64_t rank) {
   const std::regex by_a_rank("rank [0-9]+: [^\n]*" + who + "[^\n]*\\[rank|rank [0-9]+: [^\n]*" + who +
                              "[^\n]* waits in|rank [0-9]+: [^\n]*waits in [^\n]*" + who);
   if (std::regex_search(said, by_a_rank)) ++report_.reported;
-  if (said.find(who) == std::string::npos) note(report_.unclear, "nobody says that " + who + " is missing: " + said);
+  if (said.find(who) == std::string::npos)
+    note(report_.unclear, "no rank reports that " + who + " is missing: " + said);
 }
 
 void Campaign::kill_once() {
@@ -118,7 +119,7 @@ void Campaign::kill_once() {
                   "--rows", std::to_string(o_.rows), "--trial", std::to_string(report_.trials)},
                  o_.backend, o_.ranks, o_.folder + ".output");
   const auto& victim = progress_->all[o_.backend == Backend::threads ? 0 : static_cast<std::size_t>(below(o_.ranks))];
-  // Starting and loading in two of twelve trials each, else in one of the first steps and saves.
+  // Two of twelve trials kill at start and two while loading; the others kill in one of the first steps and saves.
   const std::int64_t draw = below(12), phase = draw < 4 ? draw / 2 : draw - 2;
   if (!reaches_phase(job, victim, phase)) return;
   report_.at_last = victim.at;
@@ -127,7 +128,7 @@ void Campaign::kill_once() {
   wait_for_survivors(job, victim.rank_plus_one - 1);
 }
 
-// What is there now, on one to three ranks.
+// Loads the remaining checkpoint on one to three ranks.
 void Campaign::look() {
   std::string problem;
   std::int64_t step = 0;
@@ -152,7 +153,7 @@ void Campaign::look() {
 }  // namespace
 
 KillReport run_kills(const KillOptions& options) {
-  TORCH_CHECK(options.ranks <= 16, "kills: at most 16 ranks");
+  TORCH_CHECK(options.ranks <= 16, "kills: expected at most 16 ranks, got ", options.ranks);
   fs::remove_all(options.folder);
   fs::remove(options.folder + ".lock");
   fs::remove(options.folder + ".progress");

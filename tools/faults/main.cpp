@@ -1,5 +1,5 @@
-// Campaigns of faults against checkpoints (docs/reliability.md): processes killed, bytes damaged, programs in each
-// other's way. tests/faults runs a few trials of each; by hand, as many as wanted:
+// Fault injection for checkpoints (docs/reliability.md): killed processes, damaged bytes, and concurrent programs.
+// tests/faults runs a few trials of each; this program runs any number:
 //   faults kills --trials 500 --over mpi; faults corruptions --trials 2000; faults rivals --trials 50
 #include "faults/program.h"
 

@@ -1,4 +1,4 @@
-// The command line of the campaigns, and the row that each prints.
+// The command line of the campaigns, and the table row that each prints.
 #include "faults/program.h"
 
 #include <cstdio>
@@ -35,14 +35,15 @@ int kills(const Flags& f) {
   const KillReport r = run_kills({own_path(), f.folder, f.trials, f.ranks, f.keep, f.rows, f.seed, backend});
   std::printf(
       "| kills, %s, %d %s | %d | %d starting, %d loading, %d in a step, %d saving, %d saving in the background, %d in "
-      "the step meanwhile | lost %d, wrong %d, hung %d, unclear %d |\n",
+      "a step during a save | lost %d, wrong %d, hung %d, unclear %d |\n",
       f.keep > 0 ? "a series" : "one folder", f.ranks, f.backend.c_str(), r.trials, r.at[0], r.at[1], r.at[2], r.at[3],
       r.at[4], r.at[5], r.lost, r.wrong, r.hung, r.unclear);
-  std::printf("the run came to step %lld\n", static_cast<long long>(r.last_step));
+  std::printf("the run reached step %lld\n", static_cast<long long>(r.last_step));
   if (backend != Backend::threads) {
-    std::printf("killed: one process %d times (a rank said so with its place %d times), the launcher %d, all %d\n",
-                r.one, r.reported, r.launcher, r.all);
-    std::printf("all processes gone after %.2f s at most; after more than 5 s: %d\n", r.slowest, r.late);
+    std::printf(
+        "killed: one process %d times (a rank reported it and its collective %d times), the launcher %d, all %d\n",
+        r.one, r.reported, r.launcher, r.all);
+    std::printf("all processes ended within %.2f s; trials with more than 5 s: %d\n", r.slowest, r.late);
   }
   return print_problem(r.first_problem);
 }
@@ -59,32 +60,34 @@ int corruptions(const Flags& f) {
 int headers(const Flags& f) {
   const HeaderReport r = run_headers({f.folder, f.trials, f.seed});
   std::printf("| hostile headers and JSON | %d | refused %d, read %d | %s |\n", r.trials, r.refused, r.read,
-              r.first_problem.empty() ? "each with a sentence that names the file" : "a problem");
+              r.first_problem.empty() ? "each error names the file" : "a problem");
   return print_problem(r.first_problem);
 }
 
 int rivals(const Flags& f) {
   const RivalReport r = run_rivals({own_path(), f.folder, f.trials, f.ranks, f.rows});
-  std::printf("| two programs, one folder | %d | both saved %d, one %d, none %d | damaged %d, without the line %d |\n",
-              r.trials, r.both, r.one, r.none, r.damaged, r.unclear);
+  std::printf(
+      "| two programs, one folder | %d | both saved %d, one %d, none %d | damaged %d, without the expected error %d "
+      "|\n",
+      r.trials, r.both, r.one, r.none, r.damaged, r.unclear);
   return print_problem(r.first_problem);
 }
 
-// Of every campaign, and of what they start.
+// Flags of every campaign, and of the programs that they start.
 void add_flags(CLI::App& command, Flags& f) {
-  command.add_option("folder", f.folder, "emptied, and worked in")->capture_default_str();
+  command.add_option("folder", f.folder, "working folder; its content is removed")->capture_default_str();
   command.add_option("--trials", f.trials)->check(CLI::Range(1, 1 << 30))->capture_default_str();
   command.add_option("--ranks", f.ranks, "of each run")
       ->check(CLI::Range(1, static_cast<int>(std::tuple_size_v<decltype(Progress::all)>)))
       ->capture_default_str();
-  command.add_option("--over", f.backend, "ranks of `kills` are threads, or processes over sockets or mpi")
+  command.add_option("--over", f.backend, "for `kills`: ranks are threads, or processes over sockets or mpi")
       ->check(CLI::IsMember({"threads", "sockets", "mpi"}))
       ->capture_default_str();
   command.add_option("--trial", f.trial)->check(CLI::NonNegativeNumber);
-  command.add_option("--keep", f.keep, "checkpoints of a series; 0: one folder, replaced")
+  command.add_option("--keep", f.keep, "number of checkpoints in a series; 0: one checkpoint, which is replaced")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command.add_option("--rows", f.rows, "of the largest tensor, 256 bytes each")
+  command.add_option("--rows", f.rows, "rows of the largest tensor, 256 bytes each")
       ->check(CLI::Range(1, 1 << 30))
       ->capture_default_str();
   command.add_option("--step", f.step)->check(CLI::NonNegativeNumber);
@@ -96,20 +99,21 @@ void add_flags(CLI::App& command, Flags& f) {
 int run_program(int argc, char** argv) {
   Flags f;
   int (*run)(const Flags&) = nullptr;
-  CLI::App app("Faults against checkpoints: each campaign prints a row of its trials.", "faults");
+  CLI::App app("Fault injection for checkpoints; each campaign prints a table row.", "faults");
   app.require_subcommand(1);
   const auto add = [&](const char* name, const char* what, int (*campaign)(const Flags&)) {
     CLI::App* command = app.add_subcommand(name, what);
     add_flags(*command, f);
     command->callback([&run, campaign] { run = campaign; });
   };
-  add("kills", "runs killed at random times and taken up again", kills);
-  add("corruptions", "checkpoints with damaged bytes and files", corruptions);
-  add("headers", "headers and JSON files changed piece by piece", headers);
-  add("rivals", "two programs saving to one folder", rivals);
+  add("kills", "kills runs at random times and resumes them", kills);
+  add("corruptions", "damages bytes and files of checkpoints", corruptions);
+  add("headers", "changes tokens of headers and JSON files", headers);
+  add("rivals", "runs two programs that save to one folder", rivals);
   add("run", "what `kills` kills",
       [](const Flags& o) { return run_victim(o.folder, o.ranks, o.keep, o.rows, o.trial); });
-  add("save", "one of two rivals", [](const Flags& o) { return run_rival(o.folder, o.ranks, o.step, o.rows); });
+  add("save", "one of the two programs of `rivals`",
+      [](const Flags& o) { return run_rival(o.folder, o.ranks, o.step, o.rows); });
   return run_tool(app, argc, argv, [&] { return run(f); });
 }
 

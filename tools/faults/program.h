@@ -3,8 +3,7 @@
 
 namespace dtensor::faults {
 
-// Exit status: 0; 1 where a campaign found a problem or could not be run; 2 where the user asked for something that
-// cannot be.
+// Exit status: 0; 1 if a campaign found a problem or failed; 2 for invalid arguments.
 int run_program(int argc, char** argv);
 
 }  // namespace dtensor::faults

@@ -11,7 +11,7 @@ namespace {
 std::string note_of(std::int64_t step) { return "after step " + std::to_string(step); }
 double rate_of(std::int64_t step) { return 1 / (1 + static_cast<double>(step)); }
 
-// Every element differs from its neighbours and from itself at any other step below 2^20.
+// Every element differs from its neighbours, and from itself at any other step below 2^20.
 at::Tensor content(const std::string& name, at::IntArrayRef sizes, at::ScalarType dtype, std::int64_t step) {
   const std::int64_t count = std::max<std::int64_t>(at::empty(sizes, at::kMeta).numel(), 1);
   const at::Tensor numbers = at::arange(count, at::kLong) * 7919 + step * 104729 + std::ssize(name);
@@ -31,7 +31,7 @@ KnownState::KnownState(const DeviceMesh& mesh, std::int64_t rows) : rows_(rows),
   place("weight", {rows_, 64}, at::kFloat, Shard(0));
   place("half", {33, 6}, at::kHalf, Shard(1));
   place("counts", {11}, at::kLong, Replicate());
-  tensors_.emplace_back("plain", at::zeros({5}, at::kDouble));
+  tensors_.emplace_back("regular", at::zeros({5}, at::kDouble));
   tensors_.emplace_back("tied", tensors_[1].second);
   checkpoint_.add("", StateTensors(tensors_.begin(), tensors_.end()));
   checkpoint_.add("step", step_).add("rate", rate_).add("note", note_);
@@ -54,7 +54,7 @@ std::string KnownState::problem() const {
     const at::Tensor got = is_dtensor(t) ? DTensor(t).full_tensor() : t;
     const std::string source = name == "tied" ? "half" : name;
     if (!at::equal(got, content(source, t.sizes(), t.scalar_type(), step_))) {
-      return name + " is not that of step " + std::to_string(step_);
+      return name + " differs from its value at step " + std::to_string(step_);
     }
   }
   return "";

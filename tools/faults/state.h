@@ -1,5 +1,5 @@
-// A training state whose content at each step is known in advance, so that whatever is loaded can be told right or
-// wrong without the run that saved it.
+// A training state with known content at each step, so that a loaded state can be checked without the run that saved
+// it.
 #pragma once
 
 #include <string>
@@ -12,13 +12,13 @@ namespace dtensor::faults {
 
 class KnownState {
  public:
-  // `rows` of the largest tensor, which has 64 columns of float. At step 0.
+  // `rows` of the largest tensor, which has 64 columns of float. Starts at step 0.
   KnownState(const DeviceMesh& mesh, std::int64_t rows);
   KnownState(const KnownState&) = delete;
   KnownState& operator=(const KnownState&) = delete;
 
   void go_to(std::int64_t step);
-  // Empty where everything, bit by bit, is that of the step that it says; else what is not. Collective.
+  // Empty if all values are bit-equal to those of its step; otherwise a description of the difference. Collective.
   std::string problem() const;
   std::int64_t step() const { return step_; }
   Checkpoint& checkpoint() { return checkpoint_; }

@@ -16,13 +16,13 @@
 namespace dtensor::faults {
 namespace {
 
-// One checkpoint that is replaced, or a series; what was saved in the background counts once it is finished.
+// One checkpoint that is replaced, or a series. A background save counts when it is finished.
 class Saves {
  public:
   Saves(const std::string& folder, const Communicator& world, std::int64_t keep) : folder_(folder), world_(world) {
     if (keep > 0) series_.emplace(folder, world, keep);
   }
-  // The step that is certain to be there afterwards.
+  // Saves, and returns the newest step that must exist afterwards.
   std::int64_t save(KnownState& state, bool background) {
     const std::int64_t before = pending_step_, step = state.step();
     pending_step_ = step;
@@ -62,7 +62,7 @@ void run_victim_rank(const Communicator& world, const std::string& folder, std::
     TORCH_CHECK(::kill(static_cast<pid_t>(progress->campaign), 0) == 0, "the campaign has ended");
     enter(background ? Phase::step : Phase::step_during_save);
     state.go_to(state.step() + 1);
-    TORCH_CHECK(state.problem().empty(), state.problem());  // with a collective for each tensor
+    TORCH_CHECK(state.problem().empty(), state.problem());  // A collective for each tensor.
     enter(background ? Phase::save_async : Phase::save);
     const std::int64_t certain = saves.save(state, background);
     if (world.rank() == 0 && certain > progress->saved) progress->saved = certain;
@@ -84,7 +84,7 @@ SharedProgress::~SharedProgress() { ::munmap(progress_, sizeof(Progress)); }
 
 int run_victim(const std::string& folder, int ranks, std::int64_t keep, std::int64_t rows, std::int64_t trial) {
   const SharedProgress progress(folder);
-  if (progress->trial != trial) return 1;  // a latecomer, whose job has been killed
+  if (progress->trial != trial) return 1;  // Started too late: its job has been killed.
   auto& own = progress->all.at(static_cast<std::size_t>(progress->processes++));
   own.process = ::getpid();
   std::string words[] = {"faults", "--ranks", std::to_string(ranks)};

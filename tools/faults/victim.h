@@ -1,4 +1,4 @@
-// What the campaign of kills kills, and the memory in which it says how far it has come.
+// The program that the campaign of kills kills, and the shared memory in which it records its progress.
 #pragma once
 
 #include <array>
@@ -8,25 +8,25 @@
 
 namespace dtensor::faults {
 
-// What a process is at. Every second save is one in the background, so that the step after it runs meanwhile.
+// Phases of a process. Every second save runs in the background, during the next step.
 enum class Phase : std::int64_t { start, load, step, save, save_async, step_during_save };
 
-// Shared between processes, so that what a victim wrote last is there after SIGKILL. Zero bytes are the beginning.
+// Shared between processes, so that the last values of a victim are available after SIGKILL. Initially zero.
 struct Progress {
   struct Process {
     std::atomic<std::int64_t> process, rank_plus_one, at,
-        entered;  // `entered`: how many phases, loading being the first
+        entered;  // `entered`: number of phases, the first of which is loading.
   };
-  std::atomic<std::int64_t> campaign;  // the process that kills: without it no victim goes on
+  std::atomic<std::int64_t> campaign;  // The process that kills; victims end without it.
   std::atomic<std::int64_t> trial;
-  std::atomic<std::int64_t> saved;      // the last step that a save has returned for
-  std::atomic<std::int64_t> processes;  // of the trial, that have started
+  std::atomic<std::int64_t> saved;      // The last completed save.
+  std::atomic<std::int64_t> processes;  // Number of started processes in this trial.
   std::array<Process, 16> all;
 };
 
 class SharedProgress {
  public:
-  explicit SharedProgress(const std::string& folder);  // FOLDER.progress
+  explicit SharedProgress(const std::string& folder);  // Of the file FOLDER.progress.
   SharedProgress(const SharedProgress&) = delete;
   SharedProgress& operator=(const SharedProgress&) = delete;
   ~SharedProgress();
@@ -36,8 +36,8 @@ class SharedProgress {
   Progress* progress_;
 };
 
-// Launches `ranks` ranks, or is one of a launched job. Takes up what is there, checks it, and saves after every step
-// until it is killed. `keep` 0: one checkpoint, replaced.
+// Launches `ranks` ranks, or is one of a launched job. Loads and checks the checkpoint, if any, and saves after every
+// step until it is killed. `keep` 0: one checkpoint, which is replaced.
 int run_victim(const std::string& folder, int ranks, std::int64_t keep, std::int64_t rows, std::int64_t trial);
 
 }  // namespace dtensor::faults

@@ -1,4 +1,4 @@
-// Places the tensors, calls, brings the results together and tells how the ranks ended.
+// Distributes the tensors, calls the operator, gathers the results and classifies the outcomes of the ranks.
 #include "fuzz/check.h"
 
 #include <ATen/ATen.h>
@@ -12,11 +12,11 @@ namespace {
 using Values = std::vector<c10::IValue>;
 
 struct Outcome {
-  std::string error;  // empty: none
+  std::string error;  // Empty: none.
   std::vector<at::Tensor> tensors;
 };
 
-// One of its own for each rank: in-place operators write sizes, too, and some have nothing else to write.
+// A separate tensor for each rank: in-place operators write sizes as well, and may have nothing else to write.
 at::Tensor fresh(const at::Tensor& tensor) {
   if (tensor.is_meta()) return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
   return tensor.detach().clone();
@@ -32,7 +32,7 @@ Placements placements_for(const at::Tensor& tensor, std::size_t axes, Random& ra
   return placements;
 }
 
-// The same on every rank that gives the same seed. Some tensors stay plain, and so do those of another device.
+// Equal on every rank with the same seed. Some tensors stay regular, as do those of another device.
 Values place(const Values& args, const DeviceMesh& mesh, std::uint64_t seed) {
   Random random(seed);
   bool first = true;
@@ -61,7 +61,7 @@ std::string message_of(const std::exception& e) {
   return text.empty() ? "an error without a message" : text.substr(0, 600);
 }
 
-// Warnings of thousands of mistakes tell nothing.
+// Thousands of mistakes cause warnings that carry no information.
 class Silence final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -85,8 +85,8 @@ at::Tensor full(const at::Tensor& tensor) {
   return tensor.is_meta() || d.to_local().is_meta() ? at::Tensor() : d.full_tensor();
 }
 
-// Values that rounding decides (the signs of factors, what a nearly singular matrix or a variance of nearly nothing
-// gives), or the order of equals.
+// Results that rounding determines (signs of factors, nearly singular matrices, tiny variances), or the order of equal
+// values.
 bool is_decided_by_rounding(const c10::OperatorHandle& op) {
   const std::string& name = op.schema().name();
   const auto says = [&](const char* part) { return name.find(part) != std::string::npos; };
@@ -101,7 +101,7 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
   const auto wide = a.is_complex() ? at::kComplexDouble : at::kDouble;
   const at::Tensor x = exact ? a : a.to(wide), y = exact ? b : b.to(wide);
   if (exact) return at::equal(x, y);
-  // Contributions to a Partial that are infinite each cancel to no number: where one device says infinite, anything.
+  // Partial summands of different infinities add up to NaN, so any value is accepted if one device gives infinity.
   const at::Tensor finite = y.isfinite();
   return at::allclose(x.masked_select(finite), y.masked_select(finite), 2e-2, 2e-2);
 }
@@ -114,7 +114,7 @@ std::string values_of(const at::Tensor& tensor) {
 }
 
 std::string difference(const Outcome& actual, const Outcome& expected) {
-  if (actual.tensors.size() != expected.tensors.size()) return "another number of results";
+  if (actual.tensors.size() != expected.tensors.size()) return "different numbers of results";
   for (std::size_t i = 0; i < actual.tensors.size(); ++i) {
     const at::Tensor &a = actual.tensors[i], &e = expected.tensors[i];
     if (same(a, e)) continue;
@@ -124,8 +124,8 @@ std::string difference(const Outcome& actual, const Outcome& expected) {
   return "";
 }
 
-// The call on this rank. All ranks meet before the results are put together: one that raises waits for the others, so
-// that those who still communicate end by themselves; then it leaves, so that none waits for it for ever.
+// Runs the call on this rank. All ranks meet in a barrier before results are gathered. A rank that failed waits there
+// until the others have finished communicating; then it leaves, so that no rank waits for it.
 Outcome run_on_rank(const Communicator& world, const c10::OperatorHandle& op, const Values& args) {
   Outcome mine = outcome_of([&] { return call(op, args); });
   const Outcome met = outcome_of([&] { return world.barrier(), std::vector<at::Tensor>(); });
@@ -138,7 +138,7 @@ Outcome run_on_rank(const Communicator& world, const c10::OperatorHandle& op, co
   });
 }
 
-// Each rank's outcome.
+// The outcome of each rank.
 std::vector<Outcome> on_ranks(const std::vector<std::int64_t>& mesh_shape, const std::function<Values(int)>& args_of,
                               const c10::OperatorHandle& op, std::uint64_t seed) {
   const auto ranks = static_cast<int>(c10::multiply_integers(mesh_shape));
@@ -148,7 +148,7 @@ std::vector<Outcome> on_ranks(const std::vector<std::int64_t>& mesh_shape, const
   options.set_threads = false;
   const auto body = [&](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, mesh_shape);
-    std::vector<Values> placed;  // collective: the same on every rank
+    std::vector<Values> placed;  // Collective, so all ranks create the same tensors.
     for (int r = 0; r < ranks; ++r) placed.push_back(place(args_of(r), mesh, seed));
     world.barrier();
     auto& mine = outcomes[static_cast<std::size_t>(world.rank())];
@@ -171,8 +171,7 @@ std::string list_of(const std::vector<Outcome>& outcomes) {
   return text;
 }
 
-// The error itself: without the sizes of the part that a rank holds, nor who had it first, nor what he was in when he
-// had it or heard of it.
+// The error without local sizes, the rank that failed first, and the position of each rank.
 std::string error_signature(std::string text) {
   text.erase(std::min(text.size(), text.find(" (in ")));
   if (const auto at = text.rfind(" [rank "); at != std::string::npos) text.erase(at);
@@ -191,12 +190,12 @@ bool contains(const std::vector<Outcome>& outcomes, const char* part) {
                      [&](const Outcome& o) { return o.error.find(part) != std::string::npos; });
 }
 
-// The library has the operator where ATen has none for the device.
+// The library implements an operator that ATen lacks for the device.
 bool is_missing(const DrawResult& regular) { return regular.text.rfind("Could not run '", 0) == 0; }
 bool accepts(const DrawResult& regular) { return regular.word == "ok" || regular.word == "unsteady"; }
 
-// Whether one device raises for the values: it takes other ones, or zeros. A value is known only on the ranks that
-// hold it, and the others are told.
+// Whether the error on one device depends on values: the call succeeds with other values or zeros. Only some ranks have
+// the value; the others receive the error.
 bool depends_on_values(const Draw& draw) {
   const RegularCall& regular = draw.mistaken;
   if (regular.str() == draw.valid.str()) return true;
@@ -204,7 +203,7 @@ bool depends_on_values(const Draw& draw) {
   return outcome_of([&] { return call(regular.op, zeros); }).error.empty();
 }
 
-// What one device takes and a rank that sees it refuses (docs/design/coverage.md, Shortcomings).
+// Calls that one device accepts and a rank with the index refuses (docs/design/coverage.md, Shortcomings).
 bool is_documented_refusal(const std::vector<Outcome>& outcomes) {
   return contains(outcomes, "an index lies outside of its window");
 }
@@ -225,8 +224,8 @@ DrawResult compare_outcomes(const Draw& draw, const DrawResult& regular, const s
   return {differs.empty() ? "ok" : "differs", differs};
 }
 
-// Ranks whose calls need each other end together; what is complete on each rank alone tells no other. Of a whole tensor
-// a rank looks at its part alone: values of other parts may be what one device refuses.
+// Ranks with communicating calls must end together. A call that is local on each rank reports to no other rank. A rank
+// checks only its shard of a tensor: one device may refuse values of other shards.
 DrawResult judge_outcome(const Draw& draw, const DrawResult& regular, const std::vector<Outcome>& outcomes) {
   const std::size_t raised = count_raised(outcomes);
   if (raised != 0 && raised != outcomes.size()) return {"diverged", list_of(outcomes)};
@@ -235,7 +234,7 @@ DrawResult judge_outcome(const Draw& draw, const DrawResult& regular, const std:
   return {raised != 0 ? "raises" : "ok", ""};
 }
 
-// The operator's valid call still gives what one device gives.
+// Checks that the valid call still gives the results of one device.
 std::string find_changed_operands(const Draw& draw) {
   const DrawResult regular = run_regular(draw.valid);
   if (regular.word != "ok" || is_decided_by_rounding(draw.valid.op)) return "";

@@ -1,4 +1,4 @@
-// One call with a mistake on thread ranks, against what one device says of it.
+// One invalid call on thread ranks, compared with one device.
 #pragma once
 
 #include "fuzz/child_processes.h"
@@ -6,25 +6,25 @@
 
 namespace dtensor::fuzz {
 
-// A draw: what is called, on which mesh, and on which rank the mistake is (-1: on all).
+// A draw: the call, the mesh, and the rank with the mistake (-1: all ranks).
 struct Draw {
   RegularCall valid, mistaken;
   std::vector<std::int64_t> mesh;
   int only_rank = -1;
-  std::uint64_t seed = 0;  // of the placements
+  std::uint64_t seed = 0;  // Of the placements.
   std::string str() const;
 };
 Draw draw_call(const CallSource& source, std::uint64_t seed, std::uint64_t index);
 
-// On one device: "ok", "raises" with the message, "unsteady" where the result depends on what lies in fresh memory or
-// beside the operands (or is random), "beside" where the kernel writes there.
+// On one device: "ok"; "raises", with the message; "unsteady", if the result is random or depends on uninitialized or
+// adjacent memory; "beside", if the kernel writes out of bounds.
 DrawResult run_regular(const RegularCall& call);
 
-// On the ranks of the mesh. "ok": one device accepts the call and so does every rank, with equal results. "raises":
-// every rank raises, the same error where all make the same call. "refused": the same though one device accepts it. All
-// else is wrong: "differs", "accepted" (one device refuses), "diverged" (some ranks raise, or other errors; that of a
-// value may come from the rank that holds it), "hang", "beside" (memory that is no operand's is written), "after" (a
-// valid call afterwards gives a wrong result).
+// On the ranks of the mesh. "ok": one device and all ranks accept the call, with equal results. "raises": every rank
+// throws, and the same error if all make the same call. "refused": the same, but one device accepts the call.
+// Other words are failures. "differs": different results. "accepted": one device refuses. "diverged": only some ranks
+// throw, or different errors; an error about a value may come from the rank that has it. "hang". "beside": a write out
+// of bounds. "after": a later valid call gives a wrong result.
 DrawResult run_on_ranks(const Draw& draw, const DrawResult& regular);
 
 bool is_fine(const DrawResult& ending);

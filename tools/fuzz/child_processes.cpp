@@ -1,4 +1,4 @@
-// Children write their endings to shared memory; the parent watches how far they come.
+// Children write their results to shared memory; the parent monitors their progress.
 #include "fuzz/child_processes.h"
 
 #include <ATen/Parallel.h>
@@ -19,8 +19,8 @@ struct Slot {
 };
 
 struct Shared {
-  std::atomic<int> running;  // index of the job under way
-  std::atomic<int> done;     // jobs that ended
+  std::atomic<int> running;  // Index of the current job.
+  std::atomic<int> done;     // Number of finished jobs.
 };
 
 void put(char* to, std::size_t size, const std::string& text) {
@@ -36,7 +36,7 @@ void* shared_memory(std::size_t bytes) {
 
 [[noreturn]] void run_child(int first, int count, Shared& shared, Slot* slots,
                             const std::function<DrawResult(int, const Note&)>& job) {
-  at::set_num_threads(1);  // makes the thread pool anew, which the first two threads of a child would race for
+  at::set_num_threads(1);  // Creates the thread pool, to avoid a race between the first two threads of a child.
   for (int i = first; i < count; ++i) {
     shared.running = i;
     const DrawResult ending = job(i, [&](const std::string& text) { put(slots[i].text, sizeof slots[i].text, text); });
@@ -47,7 +47,7 @@ void* shared_memory(std::size_t bytes) {
   _exit(0);
 }
 
-// Whether the child ended by itself; one that stays on a job is killed.
+// Whether the child ended normally; a child that exceeds the time of a job is killed.
 bool wait_for(pid_t child, const Shared& shared, int seconds_per_job) {
   int status = 0, seen = -1, waited = 0;
   while (waitpid(child, &status, WNOHANG) == 0) {

@@ -1,4 +1,4 @@
-// Jobs in child processes: one that crashes or hangs is named, and the others go on.
+// Jobs in child processes: a job that crashes or hangs is reported, and the others continue.
 #pragma once
 
 #include <functional>
@@ -7,13 +7,13 @@
 
 namespace dtensor::fuzz {
 
-// How a job ended: a word of its own, or "crash" or "hang".
+// Result of a job: its own word, or "crash" or "hang".
 struct DrawResult {
   std::string word, text;
 };
 
-// Runs job(i) for i in [0, count), in order, in as few child processes as crashes allow. job tells what it is about to
-// do by the note that it is given (kept where it crashes), and returns how it ended. The calling process must have no
+// Runs job(i) for i in [0, count), in order, in as few child processes as crashes allow. A job calls `note` with a
+// description before it starts, which is kept if it crashes, and returns its result. The calling process must have no
 // other threads.
 using Note = std::function<void(const std::string&)>;
 std::vector<DrawResult> run_isolated(int count, int seconds_per_job,

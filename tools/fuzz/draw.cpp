@@ -1,5 +1,5 @@
-// Draws calls. Tensors of floating types hold small normal numbers, integers small indices, so that what goes wrong is
-// the shape or the type.
+// Draws calls. Floating-point tensors have small normal values and integer tensors small indices, so that mistakes are
+// in sizes or dtypes.
 #include "fuzz/draw.h"
 
 #include <ATen/ATen.h>
@@ -45,7 +45,7 @@ std::string text_of(const c10::IValue& value) {
 
 std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
 
-// The arguments of `known` for the arguments of the same names; what only `op` has (out=) is an empty tensor.
+// Uses the arguments of `known` for arguments of the same names. Arguments that only `op` has (out=) are empty tensors.
 std::optional<RegularCall> as_relative(const RegularCall& known, const std::vector<at::Tensor>& results,
                                        const c10::OperatorHandle& op) {
   const auto& from = known.op.schema();
@@ -101,7 +101,7 @@ at::Tensor of_other_dtype(const at::Tensor& tensor, Random& random) {
   return tensor.to(types[draw(random, 0, std::ssize(types) - 1)]);
 }
 
-// What a result is written to may have any size; its type and device are converted.
+// out= tensors may have any size, and their dtype and device are converted.
 at::Tensor mistaken(const at::Tensor& tensor, bool out, Random& random) {
   switch (draw(random, out ? 3 : 0, 9)) {
     case 0:
@@ -123,7 +123,7 @@ at::Tensor mistaken(const at::Tensor& tensor, bool out, Random& random) {
 bool is_excluded(const std::string& name) {
   for (const char* part : {"aten::set_", "aten::_fused_moving_avg", "quantize", "mkldnn", "cudnn", "miopen", "sparse",
                            "_nested", "to_padded", "aten::record_stream", "aten::_resize_output", "aten::resize",
-                           "aten::_nnpack"}) {  // which crashes on plain tensors of 5 dimensions
+                           "aten::_nnpack"}) {  // Crashes on regular tensors with 5 dimensions.
     if (name.find(part) != std::string::npos) return true;
   }
   return false;

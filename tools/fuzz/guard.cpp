@@ -1,4 +1,4 @@
-// An allocator of blocks [header, room, tensor, room].
+// An allocator of blocks [header, guard, tensor, guard].
 #include "fuzz/guard.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kSpace = 4096;
 
 struct Header {
-  std::size_t bytes;  // of the tensor
+  std::size_t bytes;  // Of the tensor.
   unsigned char fill;
 };
 constexpr std::size_t kFront = 64 + kSpace;
@@ -25,7 +25,7 @@ static_assert(sizeof(Header) <= 64);
 std::atomic<unsigned char> fill{0};
 std::atomic<bool> damaged{false};
 std::mutex mutex;
-std::set<char*>& live() {  // blocks that nobody looked at yet
+std::set<char*>& live() {  // Blocks that were not checked yet.
   static auto& blocks = *new std::set<char*>();
   return blocks;
 }
@@ -54,7 +54,7 @@ struct GuardedAllocator : c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     const std::size_t all = (kFront + bytes + kSpace + 63) / 64 * 64;
     auto* block = static_cast<char*>(std::aligned_alloc(64, all));
-    TORCH_CHECK(block != nullptr, "no memory for ", bytes, " bytes");
+    TORCH_CHECK(block != nullptr, "cannot allocate ", bytes, " bytes");
     std::memset(block, fill, all);
     new (block) Header{bytes, fill};
     const std::lock_guard lock(mutex);

@@ -1,16 +1,16 @@
-// Memory with room around it. Kernels that trust their operands read and write beside those that do not fit: here that
-// harms nobody and is seen.
+// Host memory with guard regions. Kernels that do not check their operands may access memory out of bounds: here this
+// does no harm and is detected.
 #pragma once
 
 namespace dtensor::fuzz {
 
-// From now on tensors in host memory have room before and behind them. Call it once, before the first tensor.
+// Allocates all later tensors in host memory with guard regions. Call it once, before the first tensor.
 void guard_memory();
 
-// What fresh memory, and the room around it, holds from now on: a result that depends on it has no one value.
+// Initial content of later allocations and their guard regions. A result that depends on it is not deterministic.
 void fill_memory_with(unsigned char byte);
 
-// Whether the room around any tensor was written to since the last question.
+// Whether the guard region of any tensor was written since the last call.
 bool wrote_out_of_bounds();
 
 }  // namespace dtensor::fuzz

@@ -1,6 +1,5 @@
-// Calls with mistakes, as many as asked for: `fuzz --draws 20000 --seed 7`. Prints what goes wrong and how many draws
-// ended how; `--first N --draws 1` repeats one. `--sweep --draws 1000000` gives every overload tensors of 0 to 6
-// dimensions.
+// Runs invalid calls: `fuzz --draws 20000 --seed 7`. Prints failures and the number of draws by result; `--first N
+// --draws 1` repeats one. `--sweep --draws 1000000` calls every overload with tensors of 0 to 6 dimensions.
 #include <ATen/Parallel.h>
 
 #include <iostream>
@@ -13,14 +12,15 @@
 namespace dtensor::fuzz {
 namespace {
 
-// Prints as it goes.
+// Prints during the run.
 Report run_and_print(const DrawAt& draw_at, int first, int count, bool list_refused) {
   Report all;
   for (int i = 0; i < count; i += kBlock) {
     const Report some = run_draws(draw_at, first + i, std::min(kBlock, count - i));
     for (const auto& text : some.wrong) std::cout << text << std::endl;
     for (const auto& text : some.refused) {
-      if (list_refused) std::cout << text << std::endl;  // what is not printed before a fork is printed twice
+      if (list_refused)
+        std::cout << text << std::endl;  // Flushed, since unflushed output before a fork is printed twice.
     }
     for (const auto& [word, number] : some.counts) all.counts[word] += number;
     all.wrong.insert(all.wrong.end(), some.wrong.begin(), some.wrong.end());
@@ -52,17 +52,17 @@ int main(int argc, char** argv) {
   std::uint64_t seed = 1;
   int first = 0, draws = 1000;
   std::string data = DTENSOR_CASES;
-  CLI::App app("Operators given tensors of the wrong rank, size, dtype or device.", "fuzz");
+  CLI::App app("Calls operators with tensors of wrong sizes, dtypes or devices.", "fuzz");
   app.add_option("--seed", seed, "of the draws");
   app.add_option("--first", first, "number of the first draw");
   app.add_option("--draws", draws, "how many");
   bool sweep = false;
-  app.add_flag("--sweep", sweep, "every overload with tensors of 0 to 6 dimensions instead");
+  app.add_flag("--sweep", sweep, "call every overload with tensors of 0 to 6 dimensions instead");
   app.add_option("--data", data, "folder of recorded calls");
   bool list_refused = false;
-  app.add_flag("--refused", list_refused, "list what one device takes and all ranks refuse alike");
+  app.add_flag("--refused", list_refused, "list calls that one device accepts and all ranks refuse");
   return run_tool(app, argc, argv, [&] {
-    at::set_num_threads(1);  // children have no pool
+    at::set_num_threads(1);  // Child processes have no thread pool.
     fuzz::guard_memory();
     const fuzz::Report report = sweep ? fuzz::run_sweep(seed, first, draws, list_refused)
                                       : fuzz::run_mistakes(data, seed, first, draws, list_refused);

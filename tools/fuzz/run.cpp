@@ -1,4 +1,4 @@
-// Draws in blocks, since a block's endings lie in shared memory.
+// Draws run in blocks, since the results of a block are in shared memory.
 #include "fuzz/run.h"
 
 #include <set>

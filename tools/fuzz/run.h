@@ -1,4 +1,4 @@
-// Many draws: plain ATen first, in child processes of its own; what crashes there is left out.
+// Many draws: first on regular tensors, in separate child processes; calls that crash there are skipped.
 #pragma once
 
 #include <map>
@@ -7,15 +7,15 @@
 
 namespace dtensor::fuzz {
 
-// Leaves the calls that one device takes. In child processes.
+// Keeps only calls that one device accepts. Runs in child processes.
 void keep_valid(CallSource& source);
 
 struct Report {
-  std::map<std::string, int> counts;  // by how they ended
-  std::vector<std::string> wrong;     // one text per draw
-  std::vector<std::string> refused;   // what one device takes and all ranks refuse
+  std::map<std::string, int> counts;  // By result.
+  std::vector<std::string> wrong;     // One text for each failed draw.
+  std::vector<std::string> refused;   // Calls that one device accepts and all ranks refuse.
 };
-constexpr int kBlock = 500;  // draws whose endings lie in shared memory together
+constexpr int kBlock = 500;  // Draws per block of shared memory.
 using DrawAt = std::function<Draw(int)>;
 Report run_draws(const DrawAt& draw_at, int first, int count);
 

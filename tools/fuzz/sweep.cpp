@@ -1,5 +1,5 @@
-// Tensors have 3 elements along each dimension (which two ranks hold unevenly), so that what must agree does; numbers
-// are 1, dimensions 0, sizes 3. Names of arguments tell indices and masks from values.
+// Tensors have 3 elements in each dimension (uneven on two ranks), so that sizes match; numbers are 1, dimensions 0,
+// sizes 3. Names of arguments distinguish indices and masks from values.
 #include "fuzz/sweep.h"
 
 #include <ATen/ATen.h>
@@ -62,7 +62,7 @@ std::optional<c10::IValue> list_for(const c10::Argument& argument, const c10::Ty
   }
 }
 
-// None where the schema asks for what this file cannot make (a generator that must be, names of dimensions).
+// Nothing if the schema needs an argument that this file cannot create (a required generator, names of dimensions).
 std::optional<c10::IValue> value_for(const c10::Argument& argument, const c10::Type& type, int dims) {
   switch (type.kind()) {
     case c10::TypeKind::TensorType:
@@ -90,7 +90,7 @@ std::optional<c10::IValue> value_for(const c10::Argument& argument, const c10::T
 
 bool is_tensors(const c10::Argument& argument) { return holds_tensor(*argument.real_type()); }
 
-// `dims` of the tensors of argument `at`, or of all where it is -1.
+// `dims` dimensions for the tensors of argument `at`, or for all tensors if it is -1.
 std::optional<RegularCall> call_with(const c10::OperatorHandle& op, int dims, int at) {
   RegularCall call{op, {}};
   const auto& arguments = op.schema().arguments();
@@ -122,7 +122,7 @@ void add_calls(const c10::OperatorHandle& op, std::vector<RegularCall>& calls) {
 
 namespace {
 
-// An out= tensor of as many elements as the result keeps its sizes in ATen, and takes the result's here.
+// In ATen, an out= tensor with the result's number of elements keeps its sizes; here it gets the sizes of the result.
 bool keeps_sizes(const std::string& name) {
   return says(name, {"range.out", "linspace", "logspace", "fftfreq", "rfftfreq"});
 }
@@ -141,7 +141,7 @@ std::vector<RegularCall> sweep_calls() {
 }
 
 Draw sweep_draw(const std::vector<RegularCall>& calls, std::uint64_t seed, std::size_t i) {
-  constexpr std::size_t step = 100003;  // a prime
+  constexpr std::size_t step = 100003;  // A prime.
 
   static const auto mm = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mm", "");
   const at::Tensor a = at::arange(12, at::kFloat).view({4, 3});

@@ -1,16 +1,16 @@
-// Every overload that the engine knows, given tensors of 0 to 6 dimensions: arguments by what its schema says.
+// Calls every overload that the engine supports with tensors of 0 to 6 dimensions; other arguments follow the schema.
 #pragma once
 
 #include "fuzz/check.h"
 
 namespace dtensor::fuzz {
 
-// Overloads with arguments that can be made: all tensors of each number of dimensions, then each tensor alone of
-// another number than the others.
+// Overloads whose arguments can be created: all tensors with each number of dimensions, then each tensor with a number
+// that differs from the others.
 std::vector<RegularCall> sweep_calls();
 
-// Draw i < calls.size() is one of them on two ranks, each once, in an order in which any few hundred are of all kinds;
-// afterwards a plain product must be right.
+// Draw i < calls.size() is one of the calls on two ranks, each once. The order is such that any few hundred consecutive
+// calls include all kinds. Afterwards a regular product must be correct.
 Draw sweep_draw(const std::vector<RegularCall>& calls, std::uint64_t seed, std::size_t i);
 
 }  // namespace dtensor::fuzz

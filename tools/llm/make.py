@@ -62,11 +62,11 @@ FAMILIES = {
                           eos_token_id=None, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)),
 }
 SHARDED = {"llama2": "40KB", "mixtral": "30KB"}  # folders of several files
-DTYPES = {"qwen2": torch.bfloat16}               # how the folder stores parameters; all are computed with in float32
+DTYPES = {"qwen2": torch.bfloat16}               # stored dtype of parameters; computation is in float32
 
 
 def fill(model, seed):
-    """Random values in the size that a trained model has; norms, biases and the router's correction near their neutral values."""
+    """Random values with the scale of a trained model; norms, biases and the router's correction are near their neutral values."""
     generator = torch.Generator().manual_seed(seed)
     state = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if "correction" in n}}
     with torch.no_grad():
@@ -77,7 +77,7 @@ def fill(model, seed):
                 value = neutral + 0.1 * value
             else:
                 embeds = "embed" in name or "wte" in name or "wpe" in name
-                # Tied, a token's own row must not outweigh all else, or each token would predict itself.
+                # With tied embeddings, a token's own row must not dominate, or each token would predict itself.
                 scale = 1.5 if not embeds else 0.5 if model.config.tie_word_embeddings else 3
                 value = value / math.sqrt(tensor.shape[-1]) * scale
             tensor.copy_(value)
@@ -115,7 +115,7 @@ class Adapter(torch.nn.Module):
 
 
 class Adapted(torch.nn.Module):
-    """A layer whose outputs lie in `adapters` equal ranges; None: a range without one."""
+    """A layer with adapters on equal ranges of its outputs; None: a range without an adapter."""
 
     def __init__(self, base, adapters):
         super().__init__()
@@ -129,12 +129,12 @@ class Adapted(torch.nn.Module):
 
 
 def adapt(model):
-    """Adapters on what makes queries and values of each layer; nothing else is trained."""
+    """Adapters on the projections of queries and values of each layer; other parameters are frozen."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     kind = model.config.model_type
     for layer in model.transformer.h if kind == "gpt2" else model.model.layers:
-        if kind == "gpt2":  # queries, keys and values are one matrix there
+        if kind == "gpt2":  # queries, keys and values are one matrix
             size = model.config.n_embd
             layer.attn.c_attn = Adapted(layer.attn.c_attn, [Adapter(size, size), None, Adapter(size, size)])
             continue
@@ -174,7 +174,7 @@ ROPES = {
 
 
 def ropes():
-    """Frequencies of heads of 16 elements at two lengths: within and beyond what the model was trained on."""
+    """Frequencies of heads of 16 elements at two lengths: within and beyond the training length."""
     table = []
     for name, parameters in ROPES.items():
         for length in (20, 300):

@@ -79,9 +79,9 @@ def hand_written():
         yield one(entry(more=',"x":' + "[" * depth + "]" * depth))
         yield one(entry(more=',"x":' + '{"a":' * depth + "1" + "}" * depth))
         yield file_of('{"a":' + "[" * depth + "]" * depth + "}")
-    whole = one(entry())
-    yield from (whole[:n] for n in (0, 1, 7, 8, 9, 20, len(whole) - 1))
-    yield from (struct.pack("<Q", n) + whole[8:] for n in (0, 1, 2, len(whole) - 8, len(whole), 1 << 32, 1 << 63, (1 << 64) - 1))
+    full = one(entry())
+    yield from (full[:n] for n in (0, 1, 7, 8, 9, 20, len(full) - 1))
+    yield from (struct.pack("<Q", n) + full[8:] for n in (0, 1, 2, len(full) - 8, len(full), 1 << 32, 1 << 63, (1 << 64) - 1))
 
 
 def well_formed(draw):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The vocabulary that examples/train ships, and what the Python package `tokenizers` makes of texts.
+"""Trains the vocabulary of examples/train, and records encodings of the Python package `tokenizers`.
 
     pip install tokenizers
     tools/tokenizer/make.py train FOLDER [SIZE]   trains byte-pair encoding on a folder's text files (the default corpus of
@@ -51,7 +51,7 @@ def random_texts(count):
     alphabet = "abcXYZ'019 \n\t_(){};:,.<>äßЖ漢字😀½²\u00a0\u3000-\u0301\u0323e▁각"
     texts = ["".join(draw.choice(alphabet) for _ in range(draw.randrange(1, 60))) for _ in range(count)]
     draw = random.Random(2)
-    for _ in range(count):  # any characters that have been in Unicode for long
+    for _ in range(count):  # characters of old Unicode versions
         codes = [draw.choice([draw.randrange(32, 127), draw.randrange(0xA0, 0x250), draw.randrange(0x370, 0x3FF),
                               draw.randrange(0x400, 0x4FF), draw.randrange(0x4E00, 0x9FA5), draw.randrange(0xAC00, 0xD7A3),
                               draw.randrange(0x1100, 0x1200), draw.randrange(0x1E00, 0x1EFF), draw.randrange(0x300, 0x345),
@@ -70,7 +70,7 @@ DEEPSEEK = [r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
 
 
 def byte_level(name, patterns, normalizer=None, frame=None, **model):
-    """As Llama 3, Qwen, newer Mistral and DeepSeek: expressions cut, bytes are joined."""
+    """As Llama 3, Qwen, newer Mistral and DeepSeek: split by expressions, byte-level BPE."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE(**model))
@@ -89,7 +89,7 @@ def byte_level(name, patterns, normalizer=None, frame=None, **model):
 
 
 def with_byte_tokens(tokenizer, trainer, frame, texts=None):
-    """Trains; the tokens of bytes are then no added ones, as in files that were converted from sentencepiece."""
+    """Trains; byte tokens are not added tokens, as in files converted from sentencepiece."""
     from tokenizers import processors
 
     tokenizer.train_from_iterator((texts or TEXTS) * 4, trainer)
@@ -104,7 +104,7 @@ BYTES = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
 
 
 def sentencepiece(normalizer, pre_tokenizer, decoder, cut_for_training, frame="<s> $A"):
-    """As Llama 2, Mistral and Gemma: characters are joined, unknown ones are bytes."""
+    """As Llama 2, Mistral and Gemma: BPE of characters, with bytes for unknown ones."""
     from tokenizers import Tokenizer, models, trainers
 
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -136,15 +136,15 @@ def families():
 
     mark = "▁"
     to_marks = normalizers.Replace(" ", mark)
-    plain = [decoders.Replace(mark, " "), decoders.ByteFallback(), decoders.Fuse()]
+    base = [decoders.Replace(mark, " "), decoders.ByteFallback(), decoders.Fuse()]
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     spaces = pre_tokenizers.Split(" ", "merged_with_previous")
     return {
         "gpt2": json.loads(SHIPPED.read_text()),
         "llama2": sentencepiece(normalizers.Sequence([normalizers.Prepend(mark), to_marks]), None,
-                                decoders.Sequence(plain + [decoders.Strip(" ", 1, 0)]), pre_tokenizers.Metaspace()),
-        "mistral": sentencepiece(None, metaspace, decoders.Sequence(plain + [decoders.Strip(" ", 1, 0)]), pre_tokenizers.Metaspace()),
-        "gemma": sentencepiece(to_marks, spaces, decoders.Sequence(plain), pre_tokenizers.Split(mark, "merged_with_next")),
+                                decoders.Sequence(base + [decoders.Strip(" ", 1, 0)]), pre_tokenizers.Metaspace()),
+        "mistral": sentencepiece(None, metaspace, decoders.Sequence(base + [decoders.Strip(" ", 1, 0)]), pre_tokenizers.Metaspace()),
+        "gemma": sentencepiece(to_marks, spaces, decoders.Sequence(base), pre_tokenizers.Split(mark, "merged_with_next")),
         "llama3": byte_level("llama3", [LLAMA3], frame="<s> $A", ignore_merges=True),
         "qwen": byte_level("qwen", [QWEN], normalizers.NFC()),
         "tekken": byte_level("tekken", [TEKKEN], frame="<s> $A </s>"),

@@ -1,5 +1,4 @@
-// Says whether a checkpoint is whole, or what of it is damaged: one process, no ranks, nothing but the files. Of a
-// folder of several (checkpoint_series.h) each.
+// Verifies a checkpoint, or every checkpoint of a series (checkpoint_series.h), from its files: one process, no ranks.
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -11,10 +10,11 @@ namespace {
 
 constexpr const char* kHelp =
     "usage: verify_checkpoint PATH...\n"
-    "PATH: a checkpoint, a folder of several, or a .safetensors file. Reads all of it and compares every checksum.\n"
-    "Exit status: 0 where all are whole, 1 where any is damaged, 2 where there is nothing of that name.\n";
+    "PATH: a checkpoint, a folder of checkpoints, or a .safetensors file. Reads all files and compares every "
+    "checksum.\n"
+    "Exit status: 0 if all are complete, 1 if any is damaged, 2 if a path does not exist.\n";
 
-// Tensors that other programs wrote have no checksum: their files are read, and well-formed.
+// Files of other programs have no checksums; they are read and their format is checked.
 std::string full(const std::string& path) {
   std::int64_t bytes = 0, unverified = 0;
   const auto index = dtensor::read_checkpoint_index(path);
@@ -22,7 +22,7 @@ std::string full(const std::string& path) {
     bytes += entry.bytes;
     unverified += entry.checksum ? 0 : 1;
   }
-  std::string text = "whole, " + std::to_string(index.entries.size()) + " tensors of " + std::to_string(bytes) +
+  std::string text = "complete, " + std::to_string(index.entries.size()) + " tensors of " + std::to_string(bytes) +
                      " bytes, " + std::to_string(index.values.size()) + " values";
   if (unverified > 0) text += "; " + std::to_string(unverified) + " tensors have no checksum";
   return text;
@@ -53,13 +53,13 @@ int run(const std::vector<std::string>& words) {
   for (const std::string& word : words) {
     std::error_code error;
     if (!std::filesystem::exists(word, error)) {
-      std::fprintf(stderr, "verify_checkpoint: there is no %s\n", word.c_str());
+      std::fprintf(stderr, "verify_checkpoint: no such file or folder: %s\n", word.c_str());
       return 2;
     }
     for (const std::string& path : checkpoints_of(word)) status = verify(path) ? status : 1;
   }
   if (std::fflush(stdout) == 0) return status;
-  std::fputs("verify_checkpoint: cannot write what was found\n", stderr);
+  std::fputs("verify_checkpoint: cannot write the output\n", stderr);
   return 2;
 }
 

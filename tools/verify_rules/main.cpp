@@ -1,7 +1,7 @@
-// Verifies sharding rules by trial, without a communicator: per operator how many of the offered strategies hold, which
-// true ones are not offered, and how many bytes the chosen one moves against the best. Samples are recorded calls
-// (tests/data/aten_cases/FORMAT.md), forward and backward. --load takes a shared library that registers operators and
-// rules of your own.
+// Verifies sharding rules by trial, without a communicator. For each operator it reports how many offered strategies
+// are valid, which valid ones are not offered, and the bytes that the chosen one moves relative to the minimum. Samples
+// are recorded calls (tests/data/aten_cases/FORMAT.md), forward and backward. --load takes a shared library with other
+// operators and rules.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -66,7 +66,7 @@ Totals verify_case(const cases::Case& c, const Flags& flags, bool search) {
   return totals;
 }
 
-// In a child process; nothing where it died.
+// Runs in a child process; returns nothing if it crashed.
 std::optional<Totals> verify_isolated(const cases::Case& c, const Flags& flags, bool search) {
   int ends[2];
   TORCH_CHECK(pipe(ends) == 0, "no pipe");
@@ -92,7 +92,7 @@ void add(Totals& to, const Totals& t) {
 
 int run(const Flags& flags) {
   TORCH_CHECK(flags.load.empty() || dlopen(flags.load.c_str(), RTLD_NOW), "cannot load ", flags.load, ": ", dlerror());
-  at::set_num_threads(1);  // children have no pool
+  at::set_num_threads(1);  // Child processes have no thread pool.
   std::map<std::string, Totals> per_op;
   Totals all;
   bool any = false;
@@ -105,7 +105,7 @@ int run(const Flags& flags) {
       std::cout << "NOT VERIFIED " << c.text() << "\n";
       continue;
     }
-    if (totals->offered == 0) continue;  // no rule decides it
+    if (totals->offered == 0) continue;  // The operator has no rule.
     add(per_op[c.op()], *totals);
     add(all, *totals);
   }
@@ -119,9 +119,9 @@ int run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   Flags flags;
-  CLI::App app("Sharding rules against all that is true of samples.", "verify_rules");
+  CLI::App app("Compares sharding rules with all valid strategies of recorded calls.", "verify_rules");
   flags.selection.add_flags(app);
-  app.add_option("--load", flags.load, "a shared library with operators and rules of your own");
-  app.add_flag("--missing", flags.missing, "list the true strategies that are not offered");
+  app.add_option("--load", flags.load, "a shared library with additional operators and rules");
+  app.add_flag("--missing", flags.missing, "list valid strategies that are not offered");
   return dtensor::run_tool(app, argc, argv, [&] { return run(flags); });
 }
