@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""From Python: what an operator costs over regular tensors, here and with PyTorch's DTensor; what the import costs; a training
-step beside PyTorch's FSDP2 and tensor parallelism over gloo. All in one run on one machine.
+"""Overheads from Python: an operator compared with regular tensors and with PyTorch's DTensor, the import, and a training
+step compared with PyTorch's FSDP2 and tensor parallelism over gloo. All in one run on one machine.
 
     PYTHONPATH=build/release/python python bench/python_dispatch.py [--iters 2000] [--steps 30] [--ranks 2]
 
-Overheads in microseconds over the call on regular tensors, minimum of interleaved rounds; steps as ratios to ours.
+Overheads in microseconds over the call on regular tensors, minimum of interleaved rounds; steps as ratios to this library.
 """
 
 import argparse
@@ -123,11 +123,11 @@ def step_of(library, kind):
     else:
         plan = {}
         for i in range(len(model)):
-            local = library == "theirs"  # a program of ours keeps DTensors between layers
+            local = library == "theirs"  # with this library, programs keep DTensors between layers
             plan[f"{i}.up"] = ColwiseParallel(use_local_output=local)
             plan[f"{i}.down"] = RowwiseParallel(use_local_output=local)
         parallelize_module(model, mesh, plan)
-    if library == "ours":  # a program of ours hands in DTensors, theirs local tensors
+    if library == "ours":  # inputs are DTensors with this library, local tensors with PyTorch
         if kind == "tp":
             tensor.distribute_module(model, mesh)
         x = tensor.distribute_tensor(x, mesh, [tensor.Shard(0) if kind == "fsdp" else tensor.Replicate()])
@@ -135,7 +135,7 @@ def step_of(library, kind):
 
         optimizer = dtensor.optim.AdamW(model.parameters(), lr=1e-3)
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=kind == "fsdp")  # no list of both kinds
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=kind == "fsdp")  # foreach needs lists of one kind
 
     def step():
         optimizer.zero_grad()
@@ -157,7 +157,7 @@ def measure(step, steps):
 
 
 def worker(library, kind, steps):
-    """One process of several: started by steps() below."""
+    """The main function of a process that steps() starts."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""PyTorch's pipelining over gloo on 2 ranks: the training step that bench_pipeline_step measures, one JSON line a schedule.
+"""PyTorch's pipelining over gloo on 2 ranks: the training step that bench_pipeline_step measures, one JSON line per schedule.
   bench_pipeline.py [--hidden 64] [--microbatches 8] [--steps 15]
-`difference`: of the losses from one device, relative."""
+`difference`: relative difference of the losses from one device."""
 import argparse, copy, json, os, time
 import torch, torch.nn as nn, torch.distributed as dist, torch.multiprocessing as mp
 import torch.nn.functional as F

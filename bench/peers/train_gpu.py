@@ -4,7 +4,7 @@
   train_gpu.py [--mode eager,fsdp2] [--hidden 2048] [--layers 12] [--heads 16] [--vocab 50257] [--batch 16] [--seq 1024]
 
 eager: autocast, without any distribution. fsdp2: fully_shard of each block and of the model over NCCL with one rank,
-MixedPrecisionPolicy(param_dtype=bfloat16). One JSON line a mode; tokens/s from the mean of the steps after --warmup, the device's
+MixedPrecisionPolicy(param_dtype=bfloat16). One JSON line per mode; tokens/s from the mean of the steps after --warmup, the device's
 work included; MFU of --peak-tflops by the formula of examples/train/flops.h.
 """
 

@@ -267,7 +267,7 @@ TEST(OtherDevice, CheckedComparesOneAutogradThread) {
   });
 }
 
-// Number of parameters, gradients and states in host memory.
+// Checks that parameters, gradients and states are in host memory.
 struct Positions {
   bool on_host(const at::Tensor& t) const { return DTensor(t).to_local().is_cpu(); }
   std::int64_t local_numel(const at::Tensor& t) const { return DTensor(t.detach()).to_local().numel(); }

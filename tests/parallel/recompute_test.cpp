@@ -309,7 +309,7 @@ TEST(Checkpoint, RefusesGradientsOfCapturedTensors) {
     torch::autograd::backward({loss()}, {}, false, false, {x});
     test::expect_close(x.grad(), regular.grad(), "backward with inputs");
     EXPECT_FALSE(w.grad().defined());
-    const at::Tensor held = w * 1;  // Otherwise autograd does not know the leaf and reports it as unused.
+    const at::Tensor held = w * 1;  // Otherwise autograd has no node for the leaf and reports it as unused.
     const std::string captured = error_of([&] { torch::autograd::grad({loss()}, {x, w}); });
     EXPECT_NE(captured.find("a recomputed segment captures"), std::string::npos) << captured;
     const std::string twice = error_of([&] { torch::autograd::grad({loss()}, {x}, {}, true, true); });

@@ -35,7 +35,7 @@ void expect_alone(const DeviceMesh& mesh, const at::Tensor& fresh, const at::Ten
   }
 }
 
-TEST(FsdpPutElsewhere, InOtherSizes) {
+TEST(FsdpReplacedParameters, InOtherSizes) {
   for (const bool unsynced : {false, true}) {
     for (const std::int64_t rows : {2, 6, 4}) {
       on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -46,7 +46,7 @@ TEST(FsdpPutElsewhere, InOtherSizes) {
   }
 }
 
-TEST(FsdpPutElsewhere, InAnotherDtype) {
+TEST(FsdpReplacedParameters, InAnotherDtype) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       const auto fresh = Draw(2).normal({4, 4}, dtype);
@@ -55,7 +55,7 @@ TEST(FsdpPutElsewhere, InAnotherDtype) {
   }
 }
 
-TEST(FsdpPutElsewhere, InOtherPlacements) {
+TEST(FsdpReplacedParameters, InOtherPlacements) {
   for (const bool unsynced : {false, true}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       const auto fresh = Draw(2).normal({4, 4});
@@ -66,7 +66,7 @@ TEST(FsdpPutElsewhere, InOtherPlacements) {
   }
 }
 
-TEST(FsdpPutElsewhere, OnAnotherMesh) {
+TEST(FsdpReplacedParameters, OnAnotherMesh) {
   run_local(2, [](const Communicator& world) {
     const auto mesh = device_mesh(world, at::kCPU, {0, 1}, {2}), turned = device_mesh(world, at::kCPU, {1, 0}, {2});
     const auto regular = Draw(1).normal({4, 4}), x = Draw(2).normal({6, 4});
@@ -81,7 +81,7 @@ TEST(FsdpPutElsewhere, OnAnotherMesh) {
 }
 
 // An unreduced gradient is redistributed to the parameter's new placements.
-TEST(FsdpPutElsewhere, WithAnUnreducedGradient) {
+TEST(FsdpReplacedParameters, WithAnUnreducedGradient) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     Pair regular, pair;
     fully_shard({{"w", &pair.w}, {"v", &pair.v}}, mesh);

@@ -21,7 +21,7 @@ TEST(FsdpPlacing, AxisOfOneRankNeedsNoCommunication) {
     loss.backward();
     EXPECT_EQ(collectives, 0);
     if (mesh.is_member()) {
-      EXPECT_EQ(DTensor(tower.w[0]).placements()[1], Shard(0).as_storage());  // As the mesh says.
+      EXPECT_EQ(DTensor(tower.w[0]).placements()[1], Shard(0).as_storage());  // The placement of the mesh's axis.
     }
   });
 }

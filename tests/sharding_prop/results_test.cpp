@@ -29,7 +29,8 @@ std::string text_of(const Decision& d) {
   return text;
 }
 
-// Number of rows; size of the states. An LSTM cell has four gates; a GRU cell has three and saves five tensors.
+// Number of rows and size of the states. An LSTM cell has four gates; a GRU cell has three and saves 5 * kState values
+// per row.
 constexpr std::int64_t kRows = 6, kState = 5;
 
 TEST(Results, LstmCellHasSizesOfStatesAndGates) {

@@ -85,7 +85,7 @@ struct Row {
   std::string flag;
   Words words;  // The value of the flag.
   Changes changes;
-  Words beside = {};  // Arguments of both runs.
+  Words common = {};  // Arguments of both runs.
 };
 
 const Words kOnShard = {"--mesh", "shard=2"}, kOnTp = {"--mesh", "tp=2"};
@@ -238,10 +238,10 @@ Words small() {
 void expect_each_changes_something(Kind program, const std::vector<Row>& rows) {
   for (const auto& row : rows) {
     const bool logs = row.flag != "--log";
-    const auto without = run(program, joined({small(), row.beside}));
+    const auto without = run(program, joined({small(), row.common}));
     Words flag = {row.flag};
     flag.insert(flag.end(), row.words.begin(), row.words.end());
-    const auto with = run(program, joined({small(), row.beside, flag}), logs);
+    const auto with = run(program, joined({small(), row.common, flag}), logs);
     EXPECT_EQ(without.status, 0) << row.flag << ": " << without.error;
     EXPECT_TRUE(row.changes(with, without))
         << train::to_string(program) << " " << row.flag << " changes nothing\n"

@@ -159,7 +159,7 @@ TEST(FsdpMemory, IsPredicted) {
       EXPECT_EQ(measured.gathered, predicted.gathered);
       EXPECT_LE(measured.unreduced, predicted.unreduced);
       EXPECT_LE(measured.total(), predicted.total());
-      EXPECT_GT(memory.resident, 0);  // Of the whole process, with other ranks and tests.
+      EXPECT_GT(memory.resident, 0);  // Of the process, with other ranks and tests.
       EXPECT_GT(memory.pool.cached_bytes, 0u);
       EXPECT_LE(memory.pool.cached_bytes, memory.pool.limit_bytes);
       EXPECT_EQ(train::memory_table(memory).size(), 8u);

@@ -16,10 +16,10 @@ namespace fs = std::filesystem;
 using train::Options;
 using train::StepRecord;
 
-class Leave : public testing::Test {
+class Termination : public testing::Test {
  protected:
-  Leave() { fs::remove_all(folder_); }
-  ~Leave() override { fs::remove_all(folder_); }
+  Termination() { fs::remove_all(folder_); }
+  ~Termination() override { fs::remove_all(folder_); }
 
   // On `ranks` thread ranks; the signal arrives after `at` steps on any thread.
   std::vector<StepRecord> run(int ranks, Options options, std::int64_t at = -1, int signal = SIGTERM) {
@@ -44,10 +44,10 @@ class Leave : public testing::Test {
     return o;
   }
 
-  const std::string folder_ = resume::folder("leave_" + std::to_string(::getpid()));
+  const std::string folder_ = resume::folder("termination_" + std::to_string(::getpid()));
 };
 
-TEST_F(Leave, RunStoppedByEitherSignalResumesOnOtherRanks) {
+TEST_F(Termination, RunStoppedByEitherSignalResumesOnOtherRanks) {
   const auto full = run(2, resume::options());
   for (const std::int64_t keep : {0, 2}) {
     for (const int signal : {SIGTERM, SIGUSR1}) {
@@ -69,13 +69,13 @@ TEST_F(Leave, RunStoppedByEitherSignalResumesOnOtherRanks) {
   }
 }
 
-TEST_F(Leave, SignalInTheLastStepEndsNormally) {
+TEST_F(Termination, SignalInTheLastStepEndsNormally) {
   const auto records = run(2, saving(0), 9);
   EXPECT_EQ(records.size(), 10U);
   EXPECT_EQ(records.back().stop_signal, 0);
 }
 
-TEST_F(Leave, RotatesAndSkipsDamagedCheckpoints) {
+TEST_F(Termination, RotatesAndSkipsDamagedCheckpoints) {
   Options first = saving(2);
   first.steps = 9;
   const auto full = run(2, resume::options());
@@ -93,7 +93,7 @@ TEST_F(Leave, RotatesAndSkipsDamagedCheckpoints) {
 }
 
 // A signal after the last save ends the program at once, during the comparison.
-TEST_F(Leave, SignalDuringTheComparisonEndsTheProgram) {
+TEST_F(Termination, SignalDuringTheComparisonEndsTheProgram) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";  // A fork would lack the pool's threads.
   std::vector<std::string> words = {
       "train", "--hidden", "16",  "--layers", "1",     "--batch",   "4",      "--seq",
@@ -113,7 +113,7 @@ TEST_F(Leave, SignalDuringTheComparisonEndsTheProgram) {
 }
 
 // The exit status of the program, started as a user does.
-TEST_F(Leave, ProgramExitsWithASeparateStatus) {
+TEST_F(Termination, ProgramExitsWithASeparateStatus) {
   std::vector<std::string> words = {"train",
                                     "--hidden",
                                     "16",

@@ -2,7 +2,7 @@
 """Records calls of ATen operators on one CPU with PyTorch, in the format of tests/data/aten_cases/FORMAT.md.
 
 Runs OpInfo samples (also the larger reference ones), lists (foreach) and modules, forward, backward and in place, under
-a TorchDispatchMode below autograd, and keeps of each overload a few calls of different shapes and types. A call is kept
+a TorchDispatchMode below autograd, and keeps a few calls of each overload with different sizes and dtypes. A call is kept
 only if two replays with different seeds give the same bits.
 
     record.py FOLDER [--per 3] [--seed 1] [--dtypes float32,...] [--elements 300]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes a tiny random folder of each family of models that examples/llm reads, with the transformers package, and records
-what transformers computes with it: tests/data/llm/FAMILY holds config.json and safetensors files as save_pretrained() writes
-them, and expected.json with token ids, logits, greedy tokens and the losses of five training steps, all of all parameters and
-with low-rank adapters. tests/data/llm/rope.json holds the frequencies of each scaling of rotary positions.
+"""Creates a tiny random model of each family that examples/llm supports with the transformers package, and records
+the results of transformers: tests/data/llm/FAMILY has config.json and safetensors files as save_pretrained() writes
+them, and expected.json with token ids, logits, greedy tokens and the losses of five training steps, for all parameters and
+with low-rank adapters. tests/data/llm/rope.json has the frequencies of each scaling of rotary positions.
 
     python3 tools/llm/make.py tests/data/llm            # needs torch, transformers, safetensors
     python3 tools/llm/make.py --check EXPORTED FOLDER   # loads both, prints the largest difference of their logits

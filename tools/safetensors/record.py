@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Records what the format's reference says of some hundred files: python3 record.py tests/data/safetensors/verdicts.json
+"""Records results of the format's reference for some hundred files: python3 record.py tests/data/safetensors/verdicts.json
 
-Needs the packages safetensors and torch. Each file is a text with one character a byte; `opens` is whether the reference takes
-its header, `loads` whether it gives every tensor too. Hand-made cases first, then random changes of well-formed files.
+Needs the packages safetensors and torch. Each file is a text with one character per byte; `opens` is whether the reference accepts
+its header, `loads` whether it also loads every tensor. Manual cases come first, then random changes of valid files.
 """
 import json
 import random

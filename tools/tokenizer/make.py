@@ -4,10 +4,10 @@
     pip install tokenizers
     tools/tokenizer/make.py train FOLDER [SIZE]   trains byte-pair encoding on a folder's text files (the default corpus of
                                                   train is LibTorch's include/ATen); writes examples/train/tokenizer.json
-    tools/tokenizer/make.py record                writes tests/data/tokenizer: a small tokenizer.json made as each family of
-                                                  models has it, and cases.json with texts, their ids and what these decode to
-    tools/tokenizer/make.py patterns              writes tests/data/tokenizer/patterns.json: regular expressions and what they
-                                                  match, or null where they are refused
+    tools/tokenizer/make.py record                writes tests/data/tokenizer: a small tokenizer.json as for each family of
+                                                  models, and cases.json with texts, their ids and the decoded texts
+    tools/tokenizer/make.py patterns              writes tests/data/tokenizer/patterns.json: regular expressions and their
+                                                  matches, or null if they are invalid
 """
 import json
 import pathlib
