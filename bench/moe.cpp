@@ -2,8 +2,8 @@
 // the peer's script.
 //   bench_moe [--mode moe_local,moe_ep,moe_forced,moe_equal] [--hidden 64] [--batch 8] [--seq 16] [--steps 20]
 //   [--warmup 5] [--runs 1] [--ranks N]
-// moe_local is one device without DTensors, moe_ep the router's own choice; moe_forced and moe_equal the same forced
-// balance, exchanged with counts and without.
+// moe_local is one device without DTensors, and moe_ep routes by the router. moe_forced and moe_equal force the same
+// balance; moe_forced exchanges counts, moe_equal does not.
 #include <iostream>
 #include <map>
 #include <optional>

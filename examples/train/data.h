@@ -30,8 +30,8 @@ at::Tensor documents_of(const at::Tensor& ids, std::int64_t end);
 
 struct BatchShape {
   std::int64_t batch, sequence;
-  bool documents = false;             // Each sequence consists of pieces of text,
-  std::int64_t end = kEndOfDocument;  // each followed by this token.
+  bool documents = false;             // Packs pieces of text into each sequence.
+  std::int64_t end = kEndOfDocument;  // The token that ends each document.
 };
 
 // The shipped vocabulary, trained on LibTorch's headers (tools/tokenizer/make.py).
@@ -69,8 +69,8 @@ class Corpus {
   }
   void fill(std::uint64_t seed, std::int64_t row, const BatchShape& shape, std::vector<std::int64_t>& tokens) const;
 
-  std::string text_;                  // Byte tokens; empty if there are
-  std::vector<std::int32_t> tokens_;  // tokens of a tokenizer.
+  std::string text_;                  // Byte tokens; empty with a tokenizer.
+  std::vector<std::int32_t> tokens_;  // Tokens of a tokenizer; empty without one.
   std::size_t files_ = 0, bytes_ = 0;
   std::uint64_t fingerprint_ = 0;
 };

@@ -22,8 +22,8 @@ struct MemoryUse {
   std::int64_t resident = 0;
   int ranks_here = 1;                      // In this process.
   dtensor::MemoryPoolStats pool = {};      // Of this process, after training.
-  bool sampled = false;                    // Whether the last step is sampled:
-  std::vector<MemorySample> samples = {};  // memory at each operator.
+  bool sampled = false;                    // Whether to sample the last step.
+  std::vector<MemorySample> samples = {};  // Memory at each operator of the last step.
 
   // Of this rank and of the other ranks of its pipeline; empty without a pipeline.
   struct OfRank {

@@ -75,7 +75,7 @@ TEST_F(LlmTrain, ResumesFromNewestCheckpointOnAnotherMesh) {
   ASSERT_EQ(both.size(), full.size());
   for (std::size_t i = 0; i < full.size(); ++i) EXPECT_NEAR(both[i], full[i], 1e-9) << i;
   EXPECT_EQ(run("tp=2", {"--steps", "5", "--keep", "2", "--save", path("run")}), 2);  // without --resume
-  EXPECT_NE(error_.find("go on from it with --resume"), std::string::npos) << error_;
+  EXPECT_NE(error_.find("resume it with --resume"), std::string::npos) << error_;
 }
 
 // One command line serves the first start and every resumption, with one log and one axis.
