@@ -114,7 +114,7 @@ std::string page(const std::vector<Entry>& entries) {
   list_by_text(entries, Kind::refuse, out);
   out << "\n## Handlers\n\n";
   list_names(by_name(entries, Kind::special_kernel), out);
-  if (counts[Kind::none] != 0) out << "\n## Nothing known\n\n", list_names(by_name(entries, Kind::none), out);
+  if (counts[Kind::none] != 0) out << "\n## No entry\n\n", list_names(by_name(entries, Kind::none), out);
   out << "\n## Rules\n\n";
   list_names(by_name(entries, Kind::rule), out);
   out << "\n## Derived\n\n";

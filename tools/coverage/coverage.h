@@ -20,7 +20,7 @@ enum class Kind {
 };
 
 struct Entry {
-  std::string op;  // aten::add.Tensor
+  std::string op;  // for example aten::add.Tensor
   Kind kind = Kind::none;
   std::string text;         // The rule string, the reason, or the operator that it derives from.
   bool replicated = false;  // Directly or by the operator that it derives from.

@@ -32,14 +32,14 @@ constexpr RefusalReason kRefusalReasons[] = {
      "_scaled_dot_product_attention_math_for_mps* _scaled_dot_product_fused_attention_overrideable* _fill_mem_eff* "
      "_use_cudnn_* _use_miopen_* _scaled_grouped_mm* _slow_conv2d_backward* to_mkldnn max_pool2d_backward _lstm_mps "
      "lstm_mps_backward matmul_backward _fused_dropout"},
-    {"statistics of one process; native_batch_norm is over the whole batch by itself",
+    {"statistics of one process; native_batch_norm computes those of the global batch",
      "batch_norm_stats* batch_norm_elemt* batch_norm_gather* batch_norm_backward_* batch_norm_update_stats*"},
     {"forward-mode derivatives are not carried by DTensors",
      "_make_dual* _new_zeros_with_same_feature_meta glu_jvp glu_backward_jvp"},
     {"a DTensor has no storage of its own",
      "set.* set_* _resize_output* _copy_from* set shallow_copy_data_ is_set_to _has_same_storage_numel slice_inverse "
      "from_file _pin_memory record_stream"},
-    {"the library's own tests", "_test_* _foobar*"},
+    {"test operators of LibTorch", "_test_* _foobar*"},
     {"random numbers of DTensors come from the mesh's own generator", "_philox_* rrelu_with_noise_functional"},
 };
 
