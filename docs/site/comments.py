@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Doxygen's input filter: comments.py HEADER. Headers are commented as people read them, with // before a declaration or behind it;
-Doxygen wants /// before it. A comment before a declaration counts for those, too, that follow without an empty line and have none."""
+"""Doxygen's input filter: comments.py HEADER. Headers have // comments before or behind a declaration; Doxygen needs /// before it.
+A comment also describes the declarations after it that follow without an empty line and have no comment."""
 import re
 import sys
 
@@ -8,28 +8,28 @@ NO_DECLARATION = re.compile(r"^\s*(#|\}|public:|private:|protected:|namespace\b|
 
 
 def statements(lines):
-    """Runs of lines: a comment, an empty line, or one declaration to its ; { or }."""
-    held = []
+    """Yields groups of lines: a comment, an empty line, or one declaration up to its ; { or }."""
+    pending = []
     for line in lines:
         code = re.sub(r"\s*//.*$", "", line).rstrip()
-        held.append(line)
-        whole = not code or code.endswith((";", "{", "}", ":", ",", ">")) or code.lstrip().startswith("#")
-        depth = sum(re.sub(r"\s*//.*$", "", h).count("(") - re.sub(r"\s*//.*$", "", h).count(")") for h in held)
+        pending.append(line)
+        complete = not code or code.endswith((";", "{", "}", ":", ",", ">")) or code.lstrip().startswith("#")
+        depth = sum(re.sub(r"\s*//.*$", "", h).count("(") - re.sub(r"\s*//.*$", "", h).count(")") for h in pending)
         template = code.lstrip().startswith(("template", "requires")) and not code.endswith((";", "{"))
-        if whole and depth <= 0 and not template:
-            yield held
-            held = []
-    if held:
-        yield held
+        if complete and depth <= 0 and not template:
+            yield pending
+            pending = []
+    if pending:
+        yield pending
 
 
 def marked(text):
-    """`code` as Doxygen has it."""
+    """Replaces `code` by the markup that Doxygen reads."""
     return re.sub(r"`([^`]+)`", lambda m: "<code>" + m[1].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") + "</code>", text)
 
 
 def each_declaration(part):
-    """`double lr = 1, eps = 2;` declares two names, of which Doxygen would describe the first."""
+    """Splits `double lr = 1, eps = 2;`, of which Doxygen would describe only the first name."""
     several = re.match(r"^(\s*(?:const |static |constexpr )*[\w:]+(?:<[\w:]+>)?) (\w+(?: = (?:\{\}|[^,;(){}<>]+))?(?:, \w+(?: = (?:\{\}|[^,;(){}<>]+))?)+);", part[0])
     if len(part) > 1 or not several:
         return [part]

@@ -1,4 +1,4 @@
-"""The site that `make docs` builds (scripts/docs.sh). Its source is docs/ and pages about the public headers that the script writes."""
+"""Sphinx configuration of the site that `make docs` builds (scripts/docs.sh): docs/, and generated pages of the public headers."""
 import os
 
 project = "dtensor"
@@ -9,7 +9,6 @@ breathe_default_project = "dtensor"
 breathe_default_members = ("members",)
 breathe_show_include = False
 myst_heading_anchors = 3
-# MyST takes a fence's whole first line for the lexer's name.
 html_theme = "furo"
 html_title = "dtensor"
 html_static_path = ["static"]
@@ -18,5 +17,5 @@ html_copy_source = False
 highlight_language = "none"
 exclude_patterns = ["site", "readme.md"]
 primary_domain = "cpp"
-# Macros that stand before names.
+# Macros in front of declarations.
 cpp_id_attributes = ["DTENSOR_API"]

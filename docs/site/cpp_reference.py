@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Pages of the public headers, grouped by topic: cpp_reference.py INCLUDE FOLDER writes FOLDER/index.md and a page for each topic and
-header of INCLUDE. Every header is in one topic; one that is in none, or a topic's that is not there, is printed."""
+header of INCLUDE. Headers without a topic, and headers of a topic that do not exist, are printed as errors."""
 import pathlib
 import re
 import sys
@@ -17,7 +17,7 @@ TOPICS = {
     "Debugging and plots": "debug inspect events chart",
     "Operators and backends of your own": "rule comm_backend",
 }
-NO_PAGE = {"dtensor", "export"}  # include others, or hold one macro
+NO_PAGE = {"dtensor", "export"}  # one includes the others, one defines a macro
 
 
 def summary(path):
@@ -36,7 +36,7 @@ def page_of(header):
 
 
 def topic_page(title, headers, include):
-    text = f"# {title}\n\n| header | what it is |\n|---|---|\n"
+    text = f"# {title}\n\n| header | content |\n|---|---|\n"
     for header in headers:
         text += f"| [dtensor/{header}.h]({page_of(header)}.md) | {summary(include / f'{header}.h')} |\n"
     pages = "".join(f"dtensor/{header}.h <{page_of(header)}>\n" for header in headers)
@@ -56,14 +56,14 @@ def main(include, folder):
     for title, names in TOPICS.items():
         headers = [name for name in names.split() if name in there]
         for name in set(names.split()) - there:
-            print(f"docs/site/cpp_reference.py: no header include/dtensor/{name}.h, of topic {title}")
+            print(f"docs/site/cpp_reference.py: topic {title!r} lists include/dtensor/{name}.h, which does not exist")
         topic = "topic_" + title.lower().replace(" ", "_").replace(",", "")
         index += topic + "\n"
         (folder / f"{topic}.md").write_text(topic_page(title, headers, include))
         there -= set(headers)
         for header in headers:
             path = include / f"{header}.h"
-            body = f"```{{doxygenfile}} dtensor/{header}.h\n```\n" if declares(path) else summary(path) + " It includes the others of its topic.\n"
+            body = f"```{{doxygenfile}} dtensor/{header}.h\n```\n" if declares(path) else summary(path) + " It includes the other headers of its topic.\n"
             (folder / f"{page_of(header)}.md").write_text(f"# dtensor/{header}.h\n\n{body}")
     for header in sorted(there):
         print(f"docs/site/cpp_reference.py: include/dtensor/{header}.h is in no topic; add it to TOPICS")

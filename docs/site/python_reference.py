@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Pages of the Python package: python_reference.py PACKAGE FOLDER reads the sources of PACKAGE (nothing is imported, so no torch is
-needed) and writes FOLDER/index.rst and a page for each public module. Public names without a docstring are printed."""
+"""Pages of the Python package: python_reference.py PACKAGE FOLDER writes FOLDER/index.rst and a page for each public module of PACKAGE.
+It parses the sources without importing them, so torch is not needed. Public names without a docstring are printed as errors."""
 import ast
 import copy
 import pathlib
 import sys
 
 MODULES = ["dtensor", "fsdp", "parallel", "optim", "moe", "pipeline", "checkpoint", "debug", "experimental"]
-HEAD = "Python reference\n================\n\nAll names of the package ``dtensor``, read from its sources; :doc:`/python` is the introduction.\n\n"
+HEAD = "Python reference\n================\n\nAll names of the package ``dtensor``, generated from its sources; :doc:`/python` is the introduction.\n\n"
 
 
 def docstring(node):
-    """As it is indented in the source: inspect.cleandoc takes the margin of an example that is all there is below the first line."""
+    """The docstring without the indentation of its node. inspect.cleandoc would also remove that of an example below the first line."""
     text = ast.get_docstring(node, clean=False)
     if text is None:
         return None
@@ -31,7 +31,7 @@ class Package:
         return self.trees[module]
 
     def find(self, module, name):
-        """The definitions of a name (several where it is overloaded), followed through imports from this package."""
+        """The definitions of a name (several if it is overloaded), resolved through imports from this package."""
         found = []
         for node in self.tree(module).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
@@ -45,7 +45,7 @@ class Package:
         return found
 
     def made(self, module, name, call):
-        """`name = make(..., "docstring")`: the function that `make` returns, under that name."""
+        """For `name = make(..., "docstring")`: the function that `make` returns, under that name."""
         texts = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         inner = [n for make in self.find(module, getattr(call.func, "id", "")) for n in make.body if isinstance(n, ast.FunctionDef)]
         for function in inner[:1]:
