@@ -1,4 +1,4 @@
-"""The module of C++ functions; users take the names of ``dtensor`` and its submodules."""
+"""The C++ extension module. Users import the names of ``dtensor`` and its submodules instead."""
 
 from typing import Any, Callable, Mapping, Sequence, overload
 
@@ -11,7 +11,7 @@ torch_version: str
 version: str
 
 class Placement:
-    """How one mesh dimension holds a tensor. A value: comparable, hashable."""
+    """How one mesh dimension distributes a tensor. A value: comparable, hashable."""
 
     def __init__(self, placement: Any) -> None: ...
     @staticmethod
@@ -49,7 +49,7 @@ class Placement:
     def as_storage(self, storage: bool = True) -> Placement: ...
 
 class Communicator:
-    """Who talks to whom: ranks, in an order."""
+    """An ordered set of ranks and its collectives."""
 
     @property
     def rank(self) -> int: ...
@@ -66,7 +66,7 @@ class Communicator:
     def abort(self, reason: str) -> None: ...
 
 class DeviceMesh:
-    """An n-dimensional, named arrangement of ranks. ``mesh``: world ranks, nested lists or a tensor."""
+    """An n-dimensional array of ranks with named dimensions. ``mesh``: world ranks, nested lists or an integer tensor."""
 
     @overload
     def __init__(self, device_type: str, mesh: Any, mesh_dim_names: Sequence[str] | None = None) -> None: ...
@@ -110,36 +110,39 @@ def init_device_mesh(
     world: Communicator | None = None,
     comm: Any = None,
 ) -> DeviceMesh:
-    """A mesh over the first prod(mesh_shape) ranks, row by row. Called by every rank; no communication."""
+    """A mesh over the first prod(mesh_shape) ranks, in row-major order. Called by every rank; no communication.
+
+    ``world``: the communicator whose ranks it uses; by default all ranks of the program.
+    """
 
 class _Scope:
     def __enter__(self) -> Any: ...
     def __exit__(self, *error: Any) -> None: ...
 
 class MeshScope(_Scope):
-    """While open, tensors that factory functions make on this thread are DTensors on ``mesh``."""
+    """While open, factory functions on this thread create DTensors on ``mesh``."""
 
     def __init__(self, mesh: DeviceMesh, placements: Sequence[Placement] | None = None) -> None: ...
 
 class Strict(_Scope):
-    """While open, operators without a rule and plain operands are errors."""
+    """While open, operators without a sharding rule and regular tensors among DTensors are errors."""
 
     def __init__(self, strict: bool = True) -> None: ...
 
 class ImplicitRedistributionScope(_Scope):
-    """While open, operators that would move operands unasked are refused, or warned of."""
+    """While open, operators that would redistribute operands implicitly are refused or warned about."""
 
     def __init__(self, policy: str = "error") -> None: ...
 
 class Checked(_Scope):
-    """While open, ranks must call the same operators ("calls"); replicas are compared, too, and operators with
-    themselves on whole operands ("values").
+    """While open, ranks must call the same operators ("calls"). "values" also compares replicas, and operators' results
+    with those of unsharded operands.
     """
 
     def __init__(self, checks: str = "values") -> None: ...
 
 class NoTimeout(_Scope):
-    """While one is open in this process, waiting for other ranks has no limit."""
+    """While one is open in this process, waiting for other ranks has no time limit."""
 
     def __init__(self) -> None: ...
 
@@ -149,7 +152,9 @@ class EventListener(_Scope):
     def __init__(self, fn: Callable[[str, str, str, int, float], Any]) -> None: ...
 
 class MemoryTimeline(_Scope):
-    """While open, follows what this rank allocates and frees, in bytes from its start; what it noted stays afterwards."""
+    """While open, records what this rank allocates and frees, in bytes relative to its start. The record stays readable
+    afterwards. A sample is kept where bytes differ from the last sample by at least ``resolution`` bytes.
+    """
 
     def __init__(self, resolution: int = 0) -> None: ...
     def live(self) -> int: ...
@@ -160,8 +165,8 @@ class MemoryTimeline(_Scope):
     def svg(self) -> str: ...
 
 class attention_strategy(_Scope):
-    """While open, attention on this thread takes "ring", "gather" or "ulysses" on every mesh axis that splits the sequence,
-    in place of the cheapest ("auto"). Backward does what forward did."""
+    """While open, attention on this thread uses "ring", "gather" or "ulysses" on every mesh axis that shards the sequence,
+    instead of the cheapest strategy ("auto"). Backward uses the strategy of forward."""
 
     def __init__(self, name: str) -> None: ...
 
@@ -179,32 +184,34 @@ def attention(
     sinks: torch.Tensor | None = None,
     row_cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(q k^T scale + mask) v of q [B, H, L, E], k [B, G, S, E], v [B, G, S, F]: [B, H, L, F] as q.
+    """softmax(q k^T scale + mask) v, of shape [B, H, L, F] and the dtype of q.
 
-    ``window``: query i sees keys with ``|i - j| < window``; ``documents``: each one's first position; ``sinks``: [H].
-    ``row_cu_seqlens``: int64 [B, D], documents of each row of the batch instead, filled up with S; no mask is made of them.
+    Shapes: q [B, H, L, E], k [B, G, S, E], v [B, G, S, F]. ``window``: query i attends to keys j with
+    ``|i - j| < window``; 0: all keys. ``documents``: first position of each document. ``sinks``: [H].
+    ``row_cu_seqlens``: int64 [B, D], the document boundaries of each row of the batch, padded with S. They replace
+    ``documents``, and no mask tensor is created for them.
     """
 
 class PendingSave:
-    """A save under way: tensors may be changed again."""
+    """An asynchronous save. The saved tensors may be modified while it runs."""
 
     def done(self) -> bool: ...
     def wait(self) -> None: ...
 
 def visualize_sharding_text(sizes: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> str:
-    """Which ranks hold which part, drawn as text."""
+    """A text diagram of the ranks that store each part."""
 
 def visualize_sharding_svg(sizes: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> str:
-    """The same as an SVG drawing."""
+    """An SVG diagram of the ranks that store each part."""
 
 def cache_stats() -> dict[str, int]: ...
 def clear_cache() -> None: ...
 def memory_pool_stats() -> dict[str, int]:
-    """What this process keeps of the memory of collectives' results: cached_bytes, limit_bytes, hits, misses."""
+    """The pool of memory for results of collectives in this process: cached_bytes, limit_bytes, hits, misses."""
 def set_memory_pool_limit(bytes: int) -> None:
-    """Bytes that the pool keeps at most while nobody uses them; 0: none."""
+    """Sets the most unused bytes that the pool keeps; 0: none."""
 def empty_memory_pool() -> None:
-    """Gives what is free in the pool back to the system."""
+    """Returns the pool's unused memory to the system."""
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str: ...
 
@@ -216,11 +223,11 @@ class CommCounts:
     def table(self) -> str: ...
 
 class CommError(RuntimeError):
-    """A collective that could not finish: a peer failed, left, called something else or did not come in time."""
+    """A collective that could not complete: a peer failed, exited, called another collective or timed out."""
 
 class PeerError(RuntimeError):
-    """Another rank's exception, told to this one, so that all end the same call (a step of a pipeline, say). The ranks
-    can go on; where they do not, run() raises the exception itself."""
+    """Another rank's exception, raised on this rank so that all ranks end the same call (such as a pipeline step).
+    The ranks can continue. If it leaves run(), run() raises the original exception instead."""
 
 def run(ranks: int, fn: Callable[[], Any], timeout: float) -> list[Any]: ...
 def world() -> Communicator: ...
@@ -429,7 +436,7 @@ class CheckpointSeries:
 
 # Pipelines.
 class Schedule:
-    """What each rank of a pipeline does in one step, in order."""
+    """The actions of each pipeline rank in one step, in order."""
 
     @staticmethod
     def parse(text: str) -> Schedule: ...
@@ -442,10 +449,10 @@ class Schedule:
     def rank_of(self, stage: int) -> int: ...
 
 def schedule_names() -> list[str]:
-    """Names that ``make_schedule`` takes."""
+    """Names that ``make_schedule`` accepts."""
 
 def make_schedule(name: str, ranks: int, microbatches: int, chunks: int = 0) -> Schedule:
-    """A schedule by its name. ``chunks``: stages of a rank; 0: the schedule's own number."""
+    """A schedule by its name. ``chunks``: stages of each rank; 0: the schedule's default."""
 
 def schedule_with_communication(
     schedule: Schedule, unsharded_stages: int | None = 1, reduce_grad: bool = True, rendezvous: bool = False
@@ -458,7 +465,7 @@ def check_schedule(
     forward_only: bool = False,
 ) -> dict[str, Any]: ...
 def live_activations(schedule: Schedule) -> list[int]:
-    """The most microbatch activations that each rank of a valid schedule holds at once."""
+    """The most microbatch activations that each rank of a valid schedule stores at once."""
 
 def simulate_schedule(
     schedule: Schedule,
@@ -470,7 +477,7 @@ def simulate_schedule(
 ) -> dict[str, Any]: ...
 def valid_targets(ignore_index: int = -100) -> Callable[[list[torch.Tensor]], float]: ...
 def microbatches(batch: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """The batch in ``count`` parts along dimension 0, whose sizes differ by one at most."""
+    """Splits the batch into ``count`` parts along dimension 0; their sizes differ by at most one."""
 
 class Pipeline:
     def __init__(

@@ -1,8 +1,8 @@
-"""dtensor: tensors on meshes of ranks, under PyTorch's dispatcher.
+"""dtensor: sharded tensors on meshes of ranks, under PyTorch's dispatcher.
 
-Models written for one device train on any mesh: say where tensors live, and operators decide what to compute and what to
-communicate. Names are those of ``torch.distributed.tensor`` where it has them. Ranks are processes (``mpirun -n 4 python
-train.py``) or threads of this one (:func:`run`).
+A model written for one device trains on any mesh. You give tensors placements; operators decide what each rank computes
+and communicates. Names are those of ``torch.distributed.tensor`` where it has them. Ranks are processes (``mpirun -n 4
+python train.py``) or threads of this process (:func:`run`).
 """
 
 import torch as _torch
@@ -13,8 +13,8 @@ def _check_torch() -> None:
 
     if _torch.__version__.split("+")[0] != built_with:
         raise ImportError(
-            f"dtensor was built with torch {built_with}, and torch {_torch.__version__} is installed: C++ has no stable "
-            f"interface between the two. Install torch=={built_with}, or build dtensor again: pip install ."
+            f"dtensor was built with torch {built_with}, but torch {_torch.__version__} is installed: C++ extensions need "
+            f"the torch that they were built with. Install torch=={built_with}, or rebuild dtensor: pip install ."
         )
 
 

@@ -1,7 +1,7 @@
-"""``DTensor`` and how one comes to be, with the names and signatures of ``torch.distributed.tensor``.
+"""``DTensor`` and the functions that create one, with the names and signatures of ``torch.distributed.tensor``.
 
-A DTensor is a ``torch.Tensor`` whose implementation, below the dispatcher, knows a mesh and placements; its Python class
-is ``torch.Tensor`` (or ``torch.nn.Parameter``), so whatever takes tensors takes it. ``isinstance(t, DTensor)`` asks for
+A DTensor is a ``torch.Tensor`` whose C++ implementation, below the dispatcher, has a mesh and placements. Its Python class
+is ``torch.Tensor`` (or ``torch.nn.Parameter``), so code that takes tensors accepts it. ``isinstance(t, DTensor)`` tests
 the implementation.
 """
 
@@ -36,7 +36,7 @@ class DTensor(torch.Tensor, metaclass=_DTensorMeta):
     """A tensor on a mesh. Its shape, strides and dtype are the global ones."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "DTensor":
-        raise TypeError("a DTensor is made by distribute_tensor, DTensor.from_local, or a factory of dtensor")
+        raise TypeError("cannot construct a DTensor: call distribute_tensor, DTensor.from_local or a factory of dtensor")
 
     @staticmethod
     def from_local(
@@ -49,13 +49,13 @@ class DTensor(torch.Tensor, metaclass=_DTensorMeta):
         stride: Sequence[int] | None = None,
         grad_placements: Placements = None,
     ) -> "DTensor":
-        """The DTensor of which every rank gives its part.
+        """The DTensor whose shards are the ranks' local tensors.
 
-        ``local_tensor``: this rank's part, of any shape that the placements give it. ``shape``, ``stride``: of the whole;
-        without them the ranks agree on them (collective), and parts that are not the chunks of one tensor are an error
-        on every rank. ``run_check``: replicas are compared with the mesh's first rank's, and take its values.
-        Differentiable. ``grad_placements``: how the gradient is placed that reaches ``local_tensor``. Partial on an axis
-        where the tensor is not sharded leaves a partial gradient unreduced: each rank gets its own share.
+        ``local_tensor``: this rank's shard, of any shape that the placements allow. ``shape``, ``stride``: the global ones;
+        without them the ranks agree on them (collective), and shards that are not the chunks of one tensor are an error
+        on every rank. ``run_check``: overwrites replicas with the values of the mesh's first rank. Differentiable.
+        ``grad_placements``: the placements of the gradient that reaches ``local_tensor``. Partial on an axis where the
+        tensor is not sharded leaves a partial gradient unreduced, and each rank receives its own summand.
         """
         mesh = as_mesh(device_mesh)
         wanted = as_placements(placements)
@@ -71,7 +71,7 @@ class DTensor(torch.Tensor, metaclass=_DTensorMeta):
             _check_replicas(result)
         return result
 
-    # By their class, as ``DTensor.to_local(t)``; of a tensor they are the attributes that every DTensor has.
+    # On the class, for ``DTensor.to_local(t)``; instances have them as attributes, see _tensor.py.
     device_mesh = property(_C.mesh_of)
     placements = property(_C.placements_of)
     to_local = _tensor.to_local
@@ -111,7 +111,7 @@ class _FromLocal(torch.autograd.Function):
 
 
 def _of_gradient(forward: Placement, wanted: Placement, gradient: Placement) -> Placement:
-    """How a gradient is placed on one axis, such that its local tensor has the sizes of the forward one."""
+    """Placement of a gradient on one axis, such that its local tensor has the sizes of the forward one."""
     if not (forward.is_replicate() or forward.is_partial()):
         return forward
     return gradient if wanted.is_partial() and gradient.is_partial() else Replicate()
@@ -124,12 +124,12 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """Splits a tensor of which every rank gives the whole; each rank keeps its part, a copy.
+    """Distributes a full tensor that every rank has; each rank keeps a copy of its shard.
 
-    Where the ranks' values differ, those of ``src_data_rank`` count, counted among the ranks of the mesh, row by row;
-    shapes or dtypes that differ are an error on every rank. None: each rank keeps its part of its own values, without
-    communication.
-    Collective unless ``src_data_rank`` is None. Differentiable, but a leaf that requires a gradient gives a leaf, as in
+    Every rank uses the values of ``src_data_rank``, an index into the mesh's ranks in row-major order. Shapes or dtypes
+    that differ between ranks are an error on every rank. With ``src_data_rank=None`` each rank keeps its shard of its own
+    values, without communication.
+    Collective unless ``src_data_rank`` is None. Differentiable, but a leaf that requires a gradient returns a leaf, as in
     ``torch.distributed.tensor``.
     """
     if is_traceable_wrapper_subclass(tensor):
@@ -150,7 +150,7 @@ def distribute_tensor(
 
 
 def _part_of_own(tensor: torch.Tensor, mesh: DeviceMesh, placements: list[Placement] | None) -> torch.Tensor:
-    """A copy of this rank's part of its own values. No communication."""
+    """A copy of this rank's shard of its own values. No communication."""
     full = _C.from_local(tensor.to(mesh.device_type), mesh, None, list(tensor.shape), list(tensor.stride()))
     part = full.redistribute(placements=placements or [Replicate()] * mesh.ndim)
     shares = part.to_local().untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
@@ -160,14 +160,14 @@ def _part_of_own(tensor: torch.Tensor, mesh: DeviceMesh, placements: list[Placem
 def _world_rank(mesh: DeviceMesh, index: int) -> int:
     ranks = mesh.mesh.flatten().tolist()
     if not 0 <= index < len(ranks):
-        raise ValueError(f"src_data_rank={index} is none of the {len(ranks)} ranks of {mesh}")
+        raise ValueError(f"src_data_rank={index} is out of range for the {len(ranks)} ranks of {mesh}")
     return ranks[index]
 
 
 def redistribute(
     tensors: Sequence[torch.Tensor], placements: Sequence[Placements], device_mesh: DeviceMesh | None = None
 ) -> list[DTensor]:
-    """``redistribute`` of several DTensors, in as few collectives as their meshes and dtypes allow."""
+    """Redistributes several DTensors, in as few collectives as their meshes and dtypes allow."""
     return _C.redistribute_list(list(tensors), [as_placements(p) for p in placements], device_mesh)
 
 
@@ -178,12 +178,12 @@ def distribute_module(
     input_fn: Callable[[nn.Module, Any, DeviceMesh], Any] | None = None,
     output_fn: Callable[[nn.Module, Any, DeviceMesh], Any] | None = None,
 ) -> nn.Module:
-    """Makes every parameter and buffer of ``module`` a DTensor on ``device_mesh``.
+    """Makes every parameter and buffer of ``module`` a DTensor on ``device_mesh``, in place, and returns ``module``.
 
-    ``partition_fn(name, submodule, mesh)`` may replace parameters of a submodule; what it leaves plain is replicated.
-    What is tied stays so: what is put in one of its places counts for all.
-    ``input_fn(module, inputs, mesh)`` and ``output_fn(module, outputs, mesh)`` run before and after ``forward``; those of
-    two arguments, without the module, are taken as in PyTorch, with a warning.
+    ``partition_fn(name, submodule, mesh)`` may replace parameters of a submodule; regular tensors that remain are
+    replicated. Tied parameters stay tied: a replacement under one name applies to all names.
+    ``input_fn(module, inputs, mesh)`` and ``output_fn(module, outputs, mesh)`` run before and after ``forward``. Functions
+    of two arguments, without the module, are accepted with a warning, as in PyTorch.
     """
     if getattr(module, "_distribute_module_applied", False):
         raise RuntimeError(
@@ -209,7 +209,7 @@ def distribute_module(
 
 
 def _call_with_mesh(fn: Callable[..., Any], mesh: DeviceMesh, module: nn.Module, *values: Any) -> Any:
-    """A hook that can be pickled if ``fn`` can; of inputs, or of inputs and outputs."""
+    """A forward hook or pre-hook that calls ``fn`` on the outputs or inputs. It can be pickled if ``fn`` can."""
     return fn(module, values[-1], mesh)
 
 
@@ -218,7 +218,7 @@ def _call_without_module(fn: Callable[..., Any], module: nn.Module, values: Any,
 
 
 def _with_module(name: str, fn: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """``fn(module, values, mesh)``, also of one that takes no module."""
+    """``fn`` as a function of (module, values, mesh); adapts one that takes no module."""
     if fn is None:
         return None
     count = len(inspect.signature(fn).parameters)
@@ -236,7 +236,7 @@ def _with_module(name: str, fn: Callable[..., Any] | None) -> Callable[..., Any]
 
 
 def replace_tensors(module: nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor], buffers: bool = True) -> None:
-    """Puts ``make(name, tensor)`` in the place of each of the module's own parameters and buffers."""
+    """Replaces each of the module's own parameters and buffers with ``make(name, tensor)``."""
     for name, parameter in module._parameters.items():
         if parameter is not None:
             made = make(name, parameter)
@@ -248,7 +248,7 @@ def replace_tensors(module: nn.Module, make: Callable[[str, torch.Tensor], torch
 
 
 def record_parameter_swap(former: Iterable[torch.Tensor], module: nn.Module) -> None:
-    """The library's optimizers that were made of a parameter which ``module`` no longer has raise in their next step."""
+    """Marks the former parameters of ``module`` as replaced: library optimizers that hold them raise in their next step."""
     kept = {id(parameter) for parameter in module.parameters()}
     for parameter in former:
         if id(parameter) not in kept:
@@ -256,7 +256,7 @@ def record_parameter_swap(former: Iterable[torch.Tensor], module: nn.Module) -> 
 
 
 class SharedParameters:
-    """Parameters and buffers of a module that are one tensor under several names, to be so when others stand in their places."""
+    """Parameters and buffers of a module that are tied under several names, to tie their replacements again."""
 
     def __init__(self, module: nn.Module) -> None:
         places: dict[int, list[tuple[str, dict[str, Any], str]]] = {}
@@ -268,7 +268,7 @@ class SharedParameters:
         self._former = [(slots[0][1][slots[0][2]], slots) for slots in places.values() if len(slots) > 1]
 
     def restore(self) -> None:
-        """What was put in one of the places counts for all; placements that differ are an error."""
+        """Applies a replacement under one name to all names; placements that differ are a ValueError."""
         for former, slots in self._former:
             now = [(name, tensors.get(key)) for name, tensors, key in slots]
             fresh = [(name, tensor) for name, tensor in now if tensor is not None and tensor is not former]
@@ -282,13 +282,13 @@ class SharedParameters:
         known = _C.is_dtensor(tensor) and _C.is_dtensor(its)
         if known and (tensor.device_mesh, tensor.placements) != (its.device_mesh, its.placements):
             raise ValueError(
-                f"{name!r} and {other!r} are one tensor, which is to be {tensor.placements} on {tensor.device_mesh} and "
-                f"{its.placements} on {its.device_mesh}: place both alike, or untie them before"
+                f"{name!r} and {other!r} are one tensor, but would be {tensor.placements} on "
+                f"{tensor.device_mesh} and {its.placements} on {its.device_mesh}: place both alike, or untie them first"
             )
 
 
 def as_parameter(tensor: torch.Tensor, requires_grad: bool = True) -> nn.Parameter:
-    """A parameter that is ``tensor`` itself where it can be: hooks that a schedule has set on it stay.
+    """``tensor`` itself as a parameter, if it is a leaf: hooks on it stay.
 
     ``torch.nn.Parameter(tensor)`` would be another tensor that shares its data.
     """

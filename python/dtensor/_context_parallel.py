@@ -1,6 +1,6 @@
-"""Context parallelism of programs with regular tensors: each rank has its part of the sequence.
+"""Context parallelism of programs with regular tensors: each rank has its shard of the sequence.
 
-Parts are placed as ``ZigzagShard``, so that each rank has as much of a causal mask as the others.
+Shards are placed as ``ZigzagShard``, which balances the work of a causal mask over the ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._mesh import as_mesh
 __all__ = ["context_parallel", "context_parallel_unshard"]
 
 SEQUENCE = 2  # the dimension of query, key and value: [batch, heads, sequence, features]
-_scope = threading.local()  # `at`: the mesh and the length of the sequence of this thread's innermost context_parallel
+_scope = threading.local()  # `at`: mesh and sequence length of this thread's innermost context_parallel
 
 
 def _part(buffer: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
@@ -40,7 +40,7 @@ def _on_mesh(tensor: torch.Tensor, mesh: DeviceMesh, length: int) -> torch.Tenso
 
 
 def _patch() -> None:
-    """``scaled_dot_product_attention`` of regular tensors is that of the whole sequence where a thread is in a scope."""
+    """Patches ``scaled_dot_product_attention``: inside a scope, regular tensors are shards of the full sequence."""
     original = torch.nn.functional.scaled_dot_product_attention
     if hasattr(original, "_is_context_parallel"):
         return
@@ -65,10 +65,10 @@ def context_parallel(
     buffer_seq_dims: list[int] | None = None,
     no_restore_buffers: set[torch.Tensor] | None = None,
 ) -> Iterator[None]:
-    """While open, ``buffers`` are this rank's parts of the sequence, and attention is that of the whole sequence.
+    """While open, ``buffers`` hold this rank's shards of the sequence, and attention covers the full sequence.
 
-    ``buffers``: regular tensors that every rank has whole (token ids, labels, tables of positions), shortened in place
-    along ``buffer_seq_dims`` and restored at the end, but for ``no_restore_buffers``. Attention is
+    ``buffers``: regular tensors with the full sequence on every rank (token ids, labels, position tables). They are sharded
+    in place along ``buffer_seq_dims`` and restored on exit, except ``no_restore_buffers``. Attention is
     ``torch.nn.functional.scaled_dot_product_attention`` of [batch, heads, sequence, features]; see ``attention_strategy``.
     """
     mesh, buffers, dims = as_mesh(mesh), buffers or [], buffer_seq_dims or []
@@ -99,7 +99,7 @@ def context_parallel(
 def context_parallel_unshard(
     mesh: DeviceMesh, buffers: Sequence[torch.Tensor], seq_dims: Sequence[int]
 ) -> list[torch.Tensor]:
-    """The whole of what each rank has a part of, in the order of the sequence. Collective."""
+    """The full tensors of which each rank has a shard, in sequence order. Collective."""
     placed = [Placement.zigzag_shard(dim % buffer.dim()) for buffer, dim in zip(buffers, seq_dims)]
     with torch.no_grad():
         return [_C.full_tensor(_C.from_local(b, as_mesh(mesh), [p], None, None), []) for b, p in zip(buffers, placed)]

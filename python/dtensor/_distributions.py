@@ -1,6 +1,6 @@
-"""``torch.distributions`` of DTensors draws on their mesh, so that all ranks have one sample, the same on every layout.
+"""``torch.distributions`` with DTensor parameters sample on their mesh: all ranks and layouts have the same sample.
 
-Many distributions draw by ``torch.rand(sizes)``, which sees no tensor and so no mesh: each rank would draw for itself.
+Many distributions call ``torch.rand(sizes)``, which has no tensor argument and so no mesh: each rank would sample alone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .placement_types import Replicate
 
 
 def _mesh_of(distribution: Distribution) -> Any:
-    """Of a parameter, those of the distributions and transforms that it is made of included; None where none is a DTensor."""
+    """The mesh of a parameter, also of nested distributions and transforms; None if none is a DTensor."""
     seen: set[int] = set()
     found: list[Any] = [distribution]
-    for value in found:  # which grows
+    for value in found:  # the loop appends to the list
         if id(value) in seen:
             continue
         seen.add(id(value))
@@ -56,7 +56,7 @@ def _init_subclass(cls: type, **options: Any) -> None:
 
 
 def install() -> None:
-    """Once, on import: for all distributions, and those that programs define later."""
+    """Called once, on import. Covers all distributions, also those that programs define later."""
     known = [Distribution]
     for cls in known:
         known.extend(sub for sub in cls.__subclasses__() if sub not in known)

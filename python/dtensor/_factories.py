@@ -1,4 +1,4 @@
-"""Factories of DTensors: each rank makes its own part only."""
+"""Factories of DTensors: each rank creates only its shard."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["zeros", "ones", "empty", "full", "rand", "randn", "arange", "linspac
 
 
 def _number(value: Any) -> Any:
-    """A number of Python's own: those of NumPy, and tensors of one element, would be taken for complex ones."""
+    """A Python number: pybind11 would convert NumPy scalars and tensors of one element to complex numbers."""
     number = value.item() if hasattr(value, "item") else value
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
-        raise OverflowError(f"{number} is beyond the integers of 64 bits")
+        raise OverflowError(f"expected an integer that fits in 64 bits, got {number}")
     return number
 
 
@@ -30,7 +30,7 @@ def _sizes(size: tuple[Any, ...]) -> list[int]:
 
 def _check_layout(name: str, layout: torch.layout) -> None:
     if layout is not torch.strided:
-        raise NotImplementedError(f"dtensor.{name}: layout {layout} has no placements, only torch.strided has")
+        raise NotImplementedError(f"dtensor.{name}: expected layout torch.strided, got {layout}")
 
 
 def _factory(name: str, doc: str) -> Callable[..., DTensor]:
@@ -49,13 +49,13 @@ def _factory(name: str, doc: str) -> Callable[..., DTensor]:
         return make(_sizes(size), as_mesh(device_mesh), as_placements(placements), dtype, requires_grad)
 
     factory.__name__ = factory.__qualname__ = name
-    factory.__doc__ = f"{doc} ``size``: the global one. Each rank makes its own part; None: replicated."
+    factory.__doc__ = f"{doc} ``size``: the global one. ``placements``: None replicates. Each rank creates only its shard."
     return factory
 
 
 zeros = _factory("zeros", "Zeros on a mesh.")
 ones = _factory("ones", "Ones on a mesh.")
-empty = _factory("empty", "Uninitialised memory on a mesh.")
+empty = _factory("empty", "Uninitialized memory on a mesh.")
 rand = _factory("rand", "Uniform numbers in [0, 1), the same global tensor on every mesh (see manual_seed).")
 randn = _factory("randn", "Normal numbers, the same global tensor on every mesh (see manual_seed).")
 
@@ -70,7 +70,7 @@ def full(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """``fill_value`` everywhere."""
+    """A DTensor of global ``size``, filled with ``fill_value``."""
     _check_layout("full", layout)
     return _C.full(_sizes((size,)), _number(fill_value), as_mesh(device_mesh), as_placements(placements), dtype, requires_grad)
 
@@ -82,7 +82,7 @@ def arange(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """0, 1, ..., below ``end``."""
+    """0, 1, ..., below ``end``, as a 1-D DTensor."""
     return _C.arange(_number(end), as_mesh(device_mesh), as_placements(placements), dtype)
 
 
@@ -97,7 +97,7 @@ def linspace(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """``steps`` numbers from ``start`` to ``end``, evenly spaced."""
+    """``steps`` evenly spaced numbers from ``start`` to ``end``, as a 1-D DTensor."""
     _check_layout("linspace", layout)
     with _C.MeshScope(as_mesh(device_mesh), as_placements(placements)):
         return torch.linspace(start, end, steps, dtype=dtype, requires_grad=requires_grad)

@@ -1,5 +1,5 @@
-"""FlopCounterMode counts a rank's share: what one device counts, divided by the ranks that share the operator. It sees the
-operator with global sizes, as every dispatch mode does."""
+"""FlopCounterMode counts one rank's share: the count of one device, divided by the ranks that share the operator. Like every
+dispatch mode it receives operators with global sizes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _splits(tensors: list[torch.Tensor], axis: int) -> bool:
 
 
 def ranks_sharing(operands: Any, results: Any) -> int:
-    """How many ranks share the work: along an axis of the mesh that splits a result, or leaves of split operands each rank's
-    share of a sum. Shards that are gathered to compute leave whole results."""
+    """Number of ranks that share the work: the product of the axes that shard a result, or that shard operands and make a
+    result Partial. Storage shards do not count, since they are gathered before the computation."""
     given, found = _dtensors(operands), _dtensors(results)
     if not found:
         return 1
@@ -38,7 +38,7 @@ def ranks_sharing(operands: Any, results: Any) -> int:
 def _flop_counter_mode() -> Any:
     log = logging.getLogger("torch.utils.flop_counter")
     level = log.level
-    log.setLevel(logging.ERROR)  # it warns on import where there is no triton, of kernels that nobody may ever count
+    log.setLevel(logging.ERROR)  # without triton the import warns about kernels that may never be counted
     try:
         from torch.utils.flop_counter import FlopCounterMode
     finally:
@@ -47,7 +47,7 @@ def _flop_counter_mode() -> Any:
 
 
 def install() -> None:
-    """Has every FlopCounterMode divide what operators on DTensors cost."""
+    """Makes every FlopCounterMode divide the counts of operators on DTensors."""
     mode = _flop_counter_mode()
     count = mode._count_flops
 

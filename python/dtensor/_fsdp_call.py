@@ -1,9 +1,9 @@
 """Calls of modules under ``fully_shard``.
 
-A call that gets DTensors computes with global semantics: parameters stay DTensors, and the engine gathers them. A call
-that gets regular tensors, or none, computes on this rank's own data: regular tensors stand in the places of the
-parameters while ``forward`` runs, and while backward is within the module, since a part of it may be recomputed there.
-The outermost call decides for those within it. docs/design/fsdp.md says more.
+A call with DTensors computes with global semantics: parameters stay DTensors, and the engine gathers them. A call with
+regular tensors, or without tensors, computes with local semantics: regular tensors replace the parameters while
+``forward`` runs. They replace them again while backward is in the module, since backward may recompute a part of it.
+The outermost call determines the semantics of the calls inside it. See docs/design/fsdp.md.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from . import _C
 from ._module_boundary import SubmeshBoundary, map_tensors, tensors_in
 from ._C import DeviceMesh
 
-Slot = tuple[str, nn.Module, str]  # full name; where a parameter hangs
+Slot = tuple[str, nn.Module, str]  # full name; module and key of a parameter
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.calls: list[Call] = []  # under way, the outermost first
+        self.calls: list[Call] = []  # open calls, outermost first
         self.waiting: list[tuple[Unit, _Group]] = []  # groups of which some modules have not run
 
 
@@ -31,12 +31,12 @@ _thread = _Thread()
 
 
 class Slots:
-    """Places of parameters, in which other tensors stand for a while."""
+    """Parameter slots of modules, which temporarily hold other tensors."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
         self._owners: list[torch.Tensor] = []
-        self._count = 0  # how many calls have put something there
+        self._count = 0  # open replacements
 
     def parameters(self) -> list[torch.Tensor]:
         return self._owners if self._count else [module._parameters[key] for _, module, key in self.slots]
@@ -54,7 +54,7 @@ class Slots:
             self._owners = []
 
     def in_backward(self, tensors: Sequence[torch.Tensor]) -> Callable[[bool], None]:
-        """What puts ``tensors`` there when backward enters the module, and takes them out when it leaves."""
+        """A callback that puts ``tensors`` into the slots when backward enters the module, and restores when it leaves."""
         return lambda inside: self.put(tensors) if inside else self.restore()
 
     def _write(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -63,7 +63,7 @@ class Slots:
 
 
 def put_parameter(module: nn.Module, key: str, tensor: torch.Tensor) -> None:
-    """Puts ``tensor`` in the place of a parameter, and where recurrent modules keep a second reference."""
+    """Sets a parameter of a module, and the second reference that recurrent modules keep."""
     module._parameters[key] = tensor  # type: ignore[assignment]
     flat_names = module.__dict__.get("_flat_weights_names", ())
     if key in flat_names:
@@ -71,7 +71,7 @@ def put_parameter(module: nn.Module, key: str, tensor: torch.Tensor) -> None:
 
 
 class _Group:
-    """Parameters of a unit while its modules, mostly one, run on this rank's own data, one after the other."""
+    """The parameters of a unit while its modules (usually one) run one after the other with local semantics."""
 
     def __init__(self, unit: Unit, inputs: Any) -> None:
         self.slots = unit.slots
@@ -81,7 +81,7 @@ class _Group:
         self._call = _C.FsdpCall(self.slots.parameters(), tensors_in(inputs), self.slots.in_backward(local_parameters))
         local_parameters += self._call.tensors()
         for tensor in local_parameters:
-            tensor.__class__ = nn.Parameter  # as what it stands for
+            tensor.__class__ = nn.Parameter  # the class of the tensor that it replaces
         self.slots.put(local_parameters)
 
     def watch(self, outputs: Any) -> None:
@@ -94,7 +94,7 @@ class _Group:
 
 
 class _Casts:
-    """Parameters in the dtype of computation, under global semantics: casts of their shards."""
+    """Parameters in the compute dtype, under global semantics: casts of their shards."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -110,7 +110,7 @@ class _Casts:
 
 
 class Call:
-    """A call of one module that is under way."""
+    """An open call of one module."""
 
     def __init__(self, unit: Unit, module: nn.Module, on_local_data: bool) -> None:
         self.unit, self.module, self.on_local_data = unit, module, on_local_data
@@ -126,7 +126,7 @@ class Call:
 
 
 class Unit:
-    """What one call of ``fully_shard`` made of its modules."""
+    """The unit that one call of ``fully_shard`` made of its modules."""
 
     def __init__(
         self,
@@ -139,20 +139,20 @@ class Unit:
         self.modules = list(modules)
         self.slots = slots
         self.handle = handle
-        self.mesh, self.full_mesh = meshes  # as given; with the axes on which parameters were placed before
+        self.mesh, self.full_mesh = meshes  # the mesh given; that mesh plus the axes on which parameters were placed before
         self.policy = policy
-        self.keep_outermost_unsharded = True  # reshard_after_forward was not given: the outermost unit stays until backward
+        self.keep_outermost_unsharded = True  # the default of reshard_after_forward: the outermost unit stays
         self._boundary = SubmeshBoundary(self.full_mesh)
         self._groups: list[_Group] = []
         self._ranks = set(self.mesh.mesh.flatten().tolist())
-        self._on_local_data = True  # how the last call computed
+        self._on_local_data = True  # semantics of the last call
 
     def handles(self) -> list[_C.FsdpUnit]:
-        """The unit, and those of parameters on meshes of their own (experts)."""
+        """The unit, and the units of parameters on other meshes (experts)."""
         return _C.units_of(self.slots.parameters())
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Before ``forward`` of ``module``: its arguments as the call takes them."""
+        """Runs before ``forward`` of ``module``; returns the arguments of the call."""
         self._on_local_data = self._computes_on_local_data((args, kwargs))
         call = Call(self, module, self._on_local_data)
         _thread.calls.append(call)
@@ -166,7 +166,7 @@ class Unit:
         return self._cast(values, self.policy.param_dtype) if self.policy.cast_forward_inputs else values
 
     def leave(self, module: nn.Module, outputs: Any) -> Any:
-        """After ``forward``: what the call gives."""
+        """Runs after ``forward``; returns the outputs of the call."""
         call = _thread.calls.pop()
         call.close(outputs)
         return self._cast(self._boundary.leave(outputs, call.outer_mesh), self.policy.output_dtype)
@@ -178,11 +178,11 @@ class Unit:
         if any(_C.is_dtensor(t) and self._has_ranks_of(t.device_mesh) for t in tensors):
             return False
         if torch._C._current_graph_task_id() != -1 and not any(t.requires_grad for t in tensors):
-            return self._on_local_data  # recomputed in backward from constants: as in the last forward pass
+            return self._on_local_data  # recomputed in backward from constants: use the semantics of the last forward pass
         return True
 
     def _has_ranks_of(self, mesh: DeviceMesh) -> bool:
-        """Whether a tensor on ``mesh`` is one of all ranks' data, rather than of one rank's (tensor parallelism alone)."""
+        """Whether a tensor on ``mesh`` holds data of several data-parallel ranks, not of one (tensor parallelism alone)."""
         if mesh in (self.mesh, self.full_mesh):
             return True
         return len(self._ranks.intersection(mesh.mesh.flatten().tolist())) > 1
@@ -190,7 +190,7 @@ class Unit:
     def _enter_group(self, call: Call, inputs: Any) -> None:
         group = self._groups[-1] if self._groups else None
         if group is not None and group.running is None and id(call.module) not in group.pending_modules:
-            self._finish_group(group)  # whose other modules were not called
+            self._finish_group(group)  # its other modules were not called
             group = None
         if group is None or group.running is not None:
             group = _Group(self, inputs)
@@ -228,6 +228,6 @@ def open_call_count() -> int:
 
 
 def close_calls(count: int) -> None:
-    """Closes all but the first ``count`` calls: a module raised, and its hooks do not run."""
+    """Closes all but the first ``count`` calls after a module raised, since its forward hooks do not run then."""
     while len(_thread.calls) > count:
         _thread.calls.pop().close()

@@ -1,4 +1,4 @@
-"""``local_map``: a function of local tensors as a function of DTensors."""
+"""``local_map`` applies a function of local tensors to DTensors."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def local_map(
     *,
     redistribute_inputs: bool = False,
 ) -> Callable[..., Any]:
-    """``func`` on local tensors as a function of DTensors; without ``func``: a decorator that makes it so.
+    """Makes ``func``, a function of local tensors, a function of DTensors; without ``func`` returns a decorator.
 
-    Positional arguments and results may be nested in lists, tuples and dictionaries; placements count their leaves.
-    ``out_placements``: of a single result its placements, one for each dimension of the mesh; of several a tuple, with an
-    entry for each. None: a result stays what ``func`` returned. ``in_placements``: those that the DTensors must have (None:
-    any); others are an error, or redistributed with ``redistribute_inputs=True``. ``in_grad_placements``: how each rank's
-    gradient of a local input is placed; None: inferred. ``device_mesh``: of the results, by default that of the inputs.
-    Keyword arguments reach ``func`` as they are. Called without DTensors, ``func`` is called and nothing else.
+    Positional arguments and results may be nested in lists, tuples and dictionaries; placements are given for their leaves.
+    ``out_placements``: for one result its placements, one for each mesh dimension; for several a tuple with an entry for
+    each. None: the result stays what ``func`` returned. ``in_placements``: the required placements of the DTensors (None:
+    any). Other placements are an error, or are redistributed with ``redistribute_inputs=True``. ``in_grad_placements``:
+    placements of each rank's gradients of local inputs; None: inferred. ``device_mesh``: mesh of the results, by default
+    that of the inputs. Keyword arguments are passed to ``func`` unchanged. Without DTensors only ``func`` is called.
     """
     if func is None:
         return lambda fn: local_map(
@@ -81,7 +81,7 @@ def _local(tensor: torch.Tensor, placements: list[Placement], gradient: list[Pla
 
 
 class _Results:
-    """What the function returned: leaves, and which of them become DTensors."""
+    """The function's returned leaves, and which of them become DTensors."""
 
     def __init__(self, out_placements: Any, mesh: DeviceMesh) -> None:
         self._wanted = _of_results(out_placements, mesh)
@@ -91,12 +91,12 @@ class _Results:
         self._leaves, self._tree = _pytree.tree_flatten(returned)
         if len(self._leaves) != len(self._wanted):
             raise RuntimeError(
-                f"local_map: the function returned {len(self._leaves)} values for {len(self._wanted)} out_placements"
+                f"local_map: func returned {len(self._leaves)} values, expected {len(self._wanted)} as in out_placements"
             )
         for leaf, placements in zip(self._leaves, self._wanted):
             if placements is not None and not isinstance(leaf, torch.Tensor):
                 raise TypeError(
-                    f"local_map: out_placements says {placements} of {leaf!r}, which is no tensor; None keeps it as it is"
+                    f"local_map: out_placements has {placements} for {leaf!r}, which is not a tensor; use None to keep it"
                 )
         return [wait_if_async(leaf) for leaf, placements in zip(self._leaves, self._wanted) if placements is not None]
 
@@ -111,11 +111,11 @@ def _of_leaves(given: Sequence[Placements] | None) -> Lists | None:
 
 
 def _inputs(what: str, given: Lists | None, leaves: Sequence[Any]) -> Lists:
-    """Of each leaf; None where nothing is said."""
+    """Placements of each leaf; None for unspecified ones."""
     if given is None:
         return [None] * len(leaves)
     if len(given) != len(leaves):
-        raise RuntimeError(f"local_map: {len(given)} {what} for {len(leaves)} inputs")
+        raise RuntimeError(f"local_map: got {len(given)} {what}, expected one for each of the {len(leaves)} inputs")
     return given
 
 
@@ -131,7 +131,7 @@ def _check_placements(leaves: Sequence[Any], wanted: Lists) -> None:
         normalized = [_with_positive_dim(p, leaf.dim()) for p in placements]
         if normalized not in (list(leaf.placements), computed):
             raise ValueError(
-                f"local_map: an input {_C.spec_of(leaf)} has a mismatched placements: {placements} are wanted. If "
+                f"local_map: an input {_C.spec_of(leaf)} has a mismatched placements: expected {placements}. If "
                 "redistribute_inputs is wanted, set redistribute_inputs=True to local_map."
             )
 
@@ -141,7 +141,7 @@ def _with_positive_dim(placement: Placement, ndim: int) -> Placement:
 
 
 def _of_results(given: Any, mesh: DeviceMesh) -> Lists:
-    """Of each result. On a mesh of several dimensions bare placements are those of one result, one for each dimension."""
+    """Placements of each result. On a mesh of several dimensions a flat tuple of placements belongs to one result."""
     if given is None:
         return [None]
     if not isinstance(given, (list, tuple)):

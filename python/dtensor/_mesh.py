@@ -1,4 +1,4 @@
-"""``DeviceMesh`` by the names of ``torch.distributed.device_mesh``: slices, flattened axes, process groups, the current mesh."""
+"""``DeviceMesh`` with the names of ``torch.distributed.device_mesh``: slices, flattening, process groups, current mesh."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ._C import Communicator, DeviceMesh
 
 __all__ = ["as_mesh"]
 
-_current = threading.local()  # the meshes whose ``with`` blocks this thread is in
+_current = threading.local()  # `meshes`: meshes of the open ``with`` blocks of this thread
 
 
 def as_mesh(mesh: Any = None) -> DeviceMesh:
-    """``mesh``, which may be one of PyTorch's; None: that of the innermost ``with mesh:``, or else all ranks."""
+    """``mesh``, which may be one of PyTorch's; None: the mesh of the innermost ``with mesh:``, else all ranks."""
     mesh = _innermost() if mesh is None else mesh
     if mesh is None:
         return _C.init_device_mesh("cpu", [_C.world().size])
@@ -53,12 +53,12 @@ _slice, _make_flat = DeviceMesh.__getitem__, DeviceMesh._flatten
 
 
 def _flattened(mesh: DeviceMesh) -> dict[str, DeviceMesh]:
-    """What ``_flatten`` made of slices of this mesh, by name."""
+    """Meshes that ``_flatten`` made of slices of this mesh, by name."""
     return mesh.__dict__.get("_flattened", {})
 
 
 def _axes_of(mesh: DeviceMesh, name: str) -> tuple[str, ...]:
-    """The dimensions of ``mesh`` that a dimension's name, or a flattened one's, stands for."""
+    """The dimensions of ``mesh`` that a name stands for; several if it is the name of a flattened dimension."""
     return _flattened(mesh)[name]._axes if name in _flattened(mesh) else (name,)
 
 
@@ -101,21 +101,21 @@ def _flatten(mesh: DeviceMesh, mesh_dim_name: str | None = None) -> DeviceMesh:
     return flat
 
 
-_groups: dict[tuple[int, ...], Any] = {}  # process groups of the lines of meshes, of this world of torch.distributed
+_groups: dict[tuple[int, ...], Any] = {}  # process groups by their ranks, for the current world of torch.distributed
 _groups_world: Any = None
 
 
 def _known_groups() -> dict[tuple[int, ...], Any]:
     global _groups_world
     world = torch.distributed.group.WORLD
-    if _groups_world is not world:  # destroyed and made anew
+    if _groups_world is not world:  # destroyed and initialized again
         _groups.clear()
         _groups_world = world
     return _groups
 
 
 def _has_process_groups(mesh: DeviceMesh) -> bool:
-    """Whether the ranks of torch.distributed are those of this program: processes, as many as the world has."""
+    """Whether the ranks of torch.distributed are the ranks of this program: processes, and equal world sizes."""
     distributed = torch.distributed
     initialized = distributed.is_available() and distributed.is_initialized()
     return initialized and not _C.is_thread_rank() and distributed.get_world_size() == _C.world().size
@@ -134,7 +134,7 @@ def _process_group(ranks: tuple[int, ...]) -> Any:
 
 
 def _line(mesh: DeviceMesh, dim: int) -> tuple[int, ...]:
-    """The ranks of this rank's line along a dimension."""
+    """The ranks of one mesh dimension that differ from this rank only in that dimension's coordinate."""
     at = mesh.get_coordinate()
     if at is None:
         raise RuntimeError(f"rank {mesh.get_rank()} is not in {mesh} and so has no group there")
@@ -144,9 +144,9 @@ def _line(mesh: DeviceMesh, dim: int) -> tuple[int, ...]:
 
 
 def _get_group(mesh: DeviceMesh, mesh_dim: int | str | None = None) -> Any:
-    """The group of a dimension: a ``ProcessGroup`` where ``torch.distributed`` is initialised, else its communicator.
+    """The group of a dimension: a ``ProcessGroup`` if ``torch.distributed`` is initialized, else a communicator.
 
-    Of a mesh of several dimensions ``mesh_dim`` is needed for a ``ProcessGroup``.
+    A ``ProcessGroup`` of a mesh with several dimensions needs ``mesh_dim``.
     """
     if isinstance(mesh_dim, str) and mesh_dim in _flattened(mesh):
         return _get_group(_flattened(mesh)[mesh_dim])
@@ -175,7 +175,7 @@ def _ranks_of(group: Any) -> list[int]:
 def _from_group(
     group: Any, device_type: str, mesh: Any = None, *, mesh_dim_names: Sequence[str] | None = None
 ) -> DeviceMesh:
-    """A mesh of the ranks of a ``ProcessGroup`` or communicator; of several, ``mesh`` says how their ranks lie."""
+    """A mesh of the ranks of one group or communicator. For a list of groups, ``mesh`` gives the arrangement of ranks."""
     single = not isinstance(group, (list, tuple))
     groups = [group] if single else list(group)
     if not groups:
@@ -205,13 +205,13 @@ def _check_lines(mesh: DeviceMesh, groups: list[Any], ranks: list[list[int]]) ->
         )
     for dim, (group, own) in enumerate(zip(groups, ranks)):
         if mesh.is_member() and _line(mesh, dim) != tuple(own):
-            raise ValueError(f"Group {dim} has the ranks {own}, where dimension {dim} of {mesh} has {_line(mesh, dim)}")
+            raise ValueError(f"Group {dim} has the ranks {own}, but dimension {dim} of {mesh} has {_line(mesh, dim)}")
         if not isinstance(group, Communicator):
             _known_groups()[tuple(own)] = group
 
 
 def install() -> None:
-    """Once, on import."""
+    """Adds the methods to DeviceMesh. Called once, on import."""
     methods = {
         "__getitem__": _getitem,
         "__enter__": _enter,

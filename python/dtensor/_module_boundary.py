@@ -1,4 +1,4 @@
-"""Values that cross the boundary of a module: the tensors in them, and activations of a mesh and of a slice of it."""
+"""Values that cross a module boundary: finding their tensors, and moving activations between a mesh and its slice."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ._C import DeviceMesh, Placement
 
 _OPAQUE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, nn.Module, type)
 _OPAQUE += (types.FunctionType, types.MethodType, types.ModuleType, DeviceMesh, Placement)  # type: ignore[assignment]
-_DEPTH = 4  # of objects within objects
+_DEPTH = 4  # nesting depth of searched objects
 
 
 def map_tensors(fn: Callable[[torch.Tensor], torch.Tensor], values: Any) -> Any:
-    """``fn`` of every tensor in nested lists, tuples, dictionaries and what is registered as such."""
+    """Applies ``fn`` to every tensor in nested lists, tuples, dictionaries and registered pytree nodes."""
     return _pytree.tree_map_only(torch.Tensor, fn, values)
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
-    """Every tensor in nested containers, also in data classes and other objects that are no pytree nodes."""
+    """Every tensor in nested containers, also in data classes and other objects that are not pytree nodes."""
     if isinstance(values, torch.Tensor):
         return [values]
     return list(_tensors_in(values, set(), _DEPTH))
@@ -41,18 +41,18 @@ def _tensors_in(values: Any, seen: set[int], depth: int) -> Iterator[torch.Tenso
 
 
 class SubmeshBoundary:
-    """Activations of a larger mesh at a module whose parameters are on ``mesh``, a slice of it.
+    """Moves activations of a larger mesh to a module whose parameters are on ``mesh``, a slice of it.
 
-    That the model has parameters on the larger mesh is not known when one of its blocks is sharded, and replicas over
-    every axis of a larger mesh would be wrong (stages of a pipeline). So activations are brought to the slice,
-    replicated on the other axes, and outputs are given back on the larger mesh.
+    When one block is sharded, it is not known whether the model has parameters on the larger mesh. Replicating parameters
+    over every axis of a larger mesh would be wrong (pipeline stages). So activations move to the slice, replicated on the
+    other axes, and outputs move back to the larger mesh.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
 
     def enter(self, values: Any) -> tuple[Any, DeviceMesh | None]:
-        """``values`` as the module takes them, and the larger mesh; None: nothing was on one."""
+        """``values`` on the module's mesh, and the larger mesh; None if no value was on one."""
         meshes = [t.device_mesh for t in tensors_in(values) if _C.is_dtensor(t)]
         outer_mesh = next(filter(self._is_submesh_of, meshes), None)
         return (values if outer_mesh is None else map_tensors(lambda t: self._to_submesh(t, outer_mesh), values)), outer_mesh

@@ -1,7 +1,7 @@
 """``register_sharding``: acceptable placements of an operator, as a sharding rule.
 
-Each entry says how one mesh dimension may hold results and operands. Entries become factors of one rule (docs/rules.md):
-dimensions that an entry shards together share a factor, so one dimension cannot occur in entries that differ.
+Each entry lists the placements of results and operands on one mesh dimension. Entries become factors of one rule
+(docs/rules.md): dimensions that an entry shards together share a factor, so a dimension can occur in only one entry.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Entry = tuple[list[Placement | None], list[Placement | None]]
 
 
 class TensorMeta(NamedTuple):
-    """What a sharding function sees of a tensor: the global sizes."""
+    """The global shape and dtype of a tensor, as passed to a sharding function."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -38,12 +38,11 @@ class TensorMeta(NamedTuple):
 
 
 def register_sharding(op: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator of functions that say for ``op``, an overload or a list of them, which placements it may run with.
+    """A decorator for functions that return the acceptable placements of ``op``, an overload or a list of overloads.
 
-    The function takes the operator's arguments, with sizes and dtypes in place of tensors, and returns
-    [([placements of the results], [placements of the arguments, None for those that are no tensors]), ...], each for one
-    mesh dimension. It replaces the rule that the operator has. All operands replicated is always possible. Register before
-    ranks run.
+    The function takes the operator's arguments, with :class:`TensorMeta` for tensors, and returns a list of entries
+    ([placements of the results], [placements of the arguments, None for non-tensors]), each for one mesh dimension. It
+    replaces the operator's rule. All operands replicated is always acceptable. Register before ranks run.
     """
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,15 +62,15 @@ def _register(overload: Any, fn: Callable[..., Any]) -> None:
     def call(fn_: Callable[..., Any], values: dict[str, Any]) -> Any:
         return fn_(*(values.get(n) for n in positional), **{n: values[n] for n in named if n in values})
 
-    def outputs(operands: list[Any], plain: dict[str, Any]) -> list[Any]:
-        values = {**plain, **_tensors(operands)}
+    def outputs(operands: list[Any], non_tensors: dict[str, Any]) -> list[Any]:
+        values = {**non_tensors, **_tensors(operands)}
         with torch.no_grad():
             on_meta = {n: _pytree.tree_map_only(TensorMeta, _on_meta, v, is_leaf=_is_meta) for n, v in values.items()}
             results = call(overload, on_meta)
         return [(list(t.shape), list(t.stride()), t.dtype) for t in _pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
 
-    def rule(operands: list[Any], plain: dict[str, Any], ranks: list[int]) -> Any:
-        values = {**plain, **_tensors(operands)}
+    def rule(operands: list[Any], non_tensors: dict[str, Any], ranks: list[int]) -> Any:
+        values = {**non_tensors, **_tensors(operands)}
         return _parts(_Factors(name, operands, ranks), operands, positional + named, values, call(fn, values))
 
     _C.register_sharding(name, positional + named, rule, outputs)
@@ -98,10 +97,10 @@ def _tensors(operands: list[Any]) -> dict[str, Any]:
 
 
 def _placements_of_operands(name: str, operands: list[Any], arguments: list[str], values: dict[str, Any], given: Any) -> Any:
-    """Of each tensor; an entry has one placement for each argument, in which those of a list stand one after the other."""
+    """Placements of each tensor operand. An entry lists one placement for each argument; tensor lists are flattened."""
     flat = [a for a in arguments for _ in range(len(values[a]) if isinstance(values.get(a), list) else 1)]
     if len(given) > len(flat) or any(p is not None for p in given[len(flat) :]):
-        raise ValueError(f"register_sharding({name}): {len(given)} placements for the arguments {arguments}")
+        raise ValueError(f"register_sharding({name}): got {len(given)} placements for the arguments {arguments}")
     placed: dict[str, list[Any]] = {}
     for argument, placement in zip(flat, given):
         placed.setdefault(argument, []).append(None if placement is None else as_placement(placement))
@@ -109,7 +108,7 @@ def _placements_of_operands(name: str, operands: list[Any], arguments: list[str]
 
 
 class _Factors:
-    """One rule, made of entries."""
+    """The factors of one rule, collected from entries."""
 
     def __init__(self, name: str, operands: list[Any], ranks: list[int]) -> None:
         self.name, self.count = name, 0
@@ -127,20 +126,20 @@ class _Factors:
             self._add_factor(outs, ins, shares, entry)
         elif shares:
             if not all(p.is_partial("sum") for p in outs) or not all(ins[i].is_partial("sum") for i in shares):
-                self.refuse(entry, "has shares that are not of sums")
+                self.refuse(entry, "is not supported: Partial operands need Partial(sum) operands and results")
             self.linear.append(shares)
         elif any(p.is_partial() for p in outs):
-            self.refuse(entry, "makes shares of replicated operands")
+            self.refuse(entry, "is not supported: replicated operands cannot give Partial results")
 
     def _add_factor(self, outs: list[Placement], ins: list[Placement | None], shares: list[int], entry: Any) -> None:
         split_ins = [(self.ins[i], p) for i, p in enumerate(ins) if p is not None and p.is_shard()]
         if not split_ins or shares:
-            self.refuse(entry, "shards results without operands, or operands beside shares")
+            self.refuse(entry, "is not supported: it shards results without operands, or mixes sharded and Partial operands")
         if any(p.is_replicate() or (p.is_partial() and not p.is_partial("sum")) for p in outs):
-            self.refuse(entry, "has results that are neither sharded nor shares of a sum")
+            self.refuse(entry, "is not supported: results must be sharded or Partial(sum)")
         for dims, placement in [*split_ins, *((o, p) for o, p in zip(self.outs, outs) if p.is_shard())]:
             if not -len(dims) <= placement.dim < len(dims) or dims[placement.dim]:
-                self.refuse(entry, f"shards dimension {placement.dim}, which is missing or sharded by another entry")
+                self.refuse(entry, f"shards dimension {placement.dim}, which is missing or already sharded by another entry")
             dims[placement.dim].append(self.count)
         self.count += 1
 

@@ -1,6 +1,6 @@
-"""Objects that have a state (modules, optimizers, schedulers, scalers) among what a checkpoint holds.
+"""Stateful objects (modules, optimizers, schedulers, scalers) in checkpoints.
 
-An optimizer before its first step has no state to read into: it gets room for what the checkpoint has of it.
+An optimizer before its first step has no state to load into: it gets empty tensors for the state in the checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import _C
 from .optim import _Optimizer
 from .placement_types import Replicate, Shard
 
-Index = dict[str, dict[str, Any]]  # of read_index
+Index = dict[str, dict[str, Any]]  # the result of read_index
 
 
 def is_stateful(value: Any) -> bool:
@@ -23,11 +23,11 @@ def is_stateful(value: Any) -> bool:
 
 
 class PerRank:
-    """What is a rank's own in a checkpoint: a generator's state, a loader's position.
+    """A value of a checkpoint that each rank saves separately: a generator's state, a loader's position.
 
-    ``value``: tensors, numbers, texts, bytes, dictionaries, lists and tuples of these, or an object that has a
-    ``state_dict`` and a ``load_state_dict``. A load puts what the rank of this number saved into ``value``, or into the
-    object; another number of ranks than saved it is an error.
+    ``value``: tensors, numbers, strings, bytes, dictionaries, lists and tuples of these, or an object that has a
+    ``state_dict`` and a ``load_state_dict``. A load sets ``value``, or the object's state, to what the rank with the same
+    number saved. Loading on another number of ranks than saved it is a ValueError.
     """
 
     def __init__(self, value: Any) -> None:
@@ -53,7 +53,7 @@ def _has_objects(state: Any) -> bool:
 
 
 def expand_stateful(state: Any, index: Index | None = None, prefix: str = "") -> Any:
-    """``state`` with objects replaced by what their ``state_dict`` gives; those of optimizers as in ``index``."""
+    """``state`` with objects replaced by their ``state_dict()``; states of optimizers are completed from ``index``."""
     if not _has_objects(state):
         return state
     return {
@@ -63,7 +63,7 @@ def expand_stateful(state: Any, index: Index | None = None, prefix: str = "") ->
 
 
 def load_stateful(state: Any, read: Any) -> None:
-    """Objects take what was read into their states; numbers and texts stand where they stood."""
+    """Loads the states of objects from ``read``, and copies numbers and strings into ``state``."""
     for key, value in list(state.items()) if isinstance(state, dict) else ():
         if is_stateful(value):
             value.load_state_dict(read[key])
@@ -74,20 +74,20 @@ def load_stateful(state: Any, read: Any) -> None:
 
 
 def _needs_index(state: Any) -> bool:
-    """Whether there are optimizers to make room for, or values of ranks whose number is compared."""
+    """Whether there are optimizer states to complete, or per-rank values whose number of ranks must be checked."""
     if isinstance(state, (torch.optim.Optimizer, PerRank)):
         return True
     return isinstance(state, dict) and any(map(_needs_index, state.values()))
 
 
 def index_for(state: Any, read: Callable[[], Index]) -> Index | None:
-    """What the checkpoint holds, where it has to be known before; on all ranks, or on none."""
+    """The checkpoint's index if it is needed and readable, otherwise None. Equal on all ranks. Collective if needed."""
     if not _needs_index(state):
         return None
     index, readable = None, array.array("q", [0])
     try:
         index, readable[0] = read(), 1
-    except (RuntimeError, ValueError, OSError):  # which load() will find, too, and tell on every rank
+    except (RuntimeError, ValueError, OSError):  # load() fails in the same way and reports it on every rank
         pass
     _C.world().all_reduce(torch.frombuffer(readable, dtype=torch.int64), "min")
     return index if readable[0] else None
@@ -96,7 +96,7 @@ def index_for(state: Any, read: Callable[[], Index]) -> Index | None:
 def _check_ranks(saved: int, prefix: str) -> None:
     if saved != _C.world().size:
         raise ValueError(
-            f"{prefix[:-1]!r} is what each of {saved} ranks saved for itself, and {_C.world().size} ranks load it: run as many, "
+            f"{prefix[:-1]!r} was saved by each of {saved} ranks, but {_C.world().size} ranks load it: use as many ranks, "
             "or leave it out and load with allow_unexpected=True"
         )
 
@@ -111,7 +111,7 @@ def _state_of(value: Any, prefix: str, index: Index | None) -> Any:
     (_fill_dtensor_state if isinstance(value, _Optimizer) else _fill_torch_state)(value, state, own)
     for number, group in enumerate(state.get("param_groups", ())):
         for name, saved in _below(own["values"], f"param_groups.{number}."):
-            group.setdefault(name, saved)  # what a scheduler keeps there
+            group.setdefault(name, saved)  # entries that schedulers add
     return state
 
 
@@ -125,9 +125,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _empty_state_like(like: torch.Tensor, sizes: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
-    """As ``like``, where it has these sizes; otherwise split evenly over its ranks."""
+    """Zeros placed like ``like`` if it has these sizes, otherwise split evenly over its ranks."""
     sizes = tuple(sizes)
-    if like.dtype == torch.complex128 and sizes == (*like.shape, 2):  # the format's pairs of numbers
+    if like.dtype == torch.complex128 and sizes == (*like.shape, 2):  # the file format stores pairs of float64
         return torch.zeros_like(like, requires_grad=False)
     if sizes == tuple(like.shape):
         return torch.zeros_like(like, dtype=dtype, requires_grad=False)
@@ -150,7 +150,7 @@ def _fill_dtensor_state(optimizer: Any, state: dict[str, Any], own: Index) -> No
     for path, value in own["values"].items():
         if path.startswith("scalars."):
             state["scalars"].setdefault(path.partition(".")[2], value)
-    if not any(path.startswith("param_groups.") for path in own["values"]):  # of a version that saved rates alone
+    if not any(path.startswith("param_groups.") for path in own["values"]):  # the checkpoint has learning rates only
         del state["param_groups"]
 
 
@@ -158,7 +158,7 @@ def _fill_torch_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], o
     for number, parameter in enumerate(_parameters(optimizer)):
         saved_state = dict(_below(own["values"], f"state.{number}."))
         for name, (sizes, dtype) in _below(own["tensors"], f"state.{number}."):
-            counts = name == "step" or math.prod(sizes) <= 1 and tuple(sizes) != tuple(parameter.shape)  # plain, of all
+            counts = name == "step" or math.prod(sizes) <= 1 and tuple(sizes) != tuple(parameter.shape)  # not sharded
             saved_state[name] = torch.zeros(sizes, dtype=dtype) if counts else _empty_state_like(parameter, sizes, dtype)
         if saved_state:
             state["state"][number] = {**saved_state, **state["state"].get(number, {})}

@@ -1,8 +1,8 @@
-"""Parallel styles: how the parameters of one module are split, and how its inputs and outputs are placed.
+"""Parallel styles: how the parameters of one module are sharded, and how its inputs and outputs are placed.
 
-Regular tensors that come in are each rank's own part; regular tensors go out where ``use_local_output`` says so, whatever
-came in. With ``use_local_output=False`` outputs are DTensors, and the model between parallel layers computes as on one
-device.
+A regular input tensor is each rank's local tensor. Outputs are regular tensors if ``use_local_output`` is True, whatever
+the inputs were. With ``use_local_output=False`` outputs are DTensors, and the model between parallel layers computes with
+global semantics.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = [
 ]  # fmt: skip
 
 Layouts = Placement | Sequence[Placement | None] | None
-Pair = tuple[Placement | None, Placement | None]  # as which a regular tensor is taken; to what all are brought
+Pair = tuple[Placement | None, Placement | None]  # placement of a regular tensor; desired placement of every tensor
 
 
 class ParallelStyle(abc.ABC):
-    """How one module is parallel. A style of one's own implements ``_apply``."""
+    """How one module is parallelized. A custom style implements ``_apply``."""
 
-    src_data_rank: int | None = 0  # whose values count where ranks differ; parallelize_module() sets it
+    src_data_rank: int | None = 0  # the rank whose values all ranks use; parallelize_module() sets it
 
     @abc.abstractmethod
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        """Makes ``module`` parallel, and returns it or what stands for it."""
+        """Parallelizes ``module`` and returns it or its replacement."""
 
     def __repr__(self) -> str:
         options = [name for name in inspect.signature(type(self)).parameters if hasattr(self, name)]
@@ -54,14 +54,14 @@ def placed(tensor: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torc
         return tensor.redistribute(placements=[placement])
     names, mine = tensor.device_mesh.mesh_dim_names, mesh.mesh_dim_names
     if not names or not mine or mine[0] not in names:
-        raise ValueError(f"an activation on {tensor.device_mesh} came to a module that is parallel over {mesh}")
+        raise ValueError(f"got an activation on {tensor.device_mesh} in a module that is parallel over {mesh}")
     wanted = list(tensor.placements)
     wanted[names.index(mine[0])] = placement
     return tensor.redistribute(placements=wanted)
 
 
 def _from_local(value: torch.Tensor, mesh: DeviceMesh, layout: Placement) -> torch.Tensor:
-    """Parts may be uneven, so ranks agree on the sizes of what is split; nothing else is communicated."""
+    """Shards may be uneven, so ranks communicate the sizes of sharded tensors; nothing else is communicated."""
     if layout.is_shard():
         return _C.from_local(value, mesh, [layout], None, None)
     value = value.contiguous()
@@ -69,7 +69,7 @@ def _from_local(value: torch.Tensor, mesh: DeviceMesh, layout: Placement) -> tor
 
 
 def _prepared(value: Any, mesh: DeviceMesh, pair: Pair, local: bool = False) -> Any:
-    """Without a layout, and where it is no tensor, ``value`` itself; ``local``: this rank's part of the result."""
+    """Places a tensor; returns ``value`` itself without a layout or for non-tensors. ``local``: returns the local tensor."""
     layout, desired = pair
     if layout is None or not isinstance(value, torch.Tensor):
         return value
@@ -81,8 +81,8 @@ def _prepared(value: Any, mesh: DeviceMesh, pair: Pair, local: bool = False) -> 
 
 
 def _local(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """The rank's part of a DTensor on ``mesh``. On a larger mesh (global semantics under ``fully_shard``) a DTensor stays one:
-    its part would be one of the other axes' ranks, too.
+    """The local tensor of a DTensor on ``mesh``. On a larger mesh (global semantics under ``fully_shard``) a DTensor is
+    returned as it is, since its local tensor would be a shard of the other axes, too.
     """
     return value.to_local() if value.device_mesh == mesh else value
 
@@ -90,11 +90,11 @@ def _local(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 def _parameter_names(fn: Any) -> list[str]:
     try:
         return list(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):  # of C, which has no names
+    except (TypeError, ValueError):  # functions of C have no parameter names
         return []
 
 
-# Hooks are functions of the module with what they need bound to them, so that modules can be pickled.
+# Hooks are module-level functions with bound arguments, so that modules can be pickled.
 def _input_hook(
     mesh: DeviceMesh, pairs: Sequence[Pair], named: Mapping[str, Pair], local: bool, module: nn.Module, args: Any, kwargs: Any
 ) -> Any:
@@ -106,7 +106,7 @@ def _input_hook(
 def _prepare_inputs(
     module: nn.Module, mesh: DeviceMesh, pairs: Sequence[Pair], named: Mapping[str, Pair] = {}, local: bool = False
 ) -> None:
-    """The first inputs, which may come by their names, too, and those of ``named``."""
+    """Places the first inputs, positional or by name, and the keyword arguments in ``named``."""
     by_name = {**dict(zip(_parameter_names(module.forward), pairs)), **named}
     module.register_forward_pre_hook(partial(_input_hook, mesh, pairs, by_name, local), with_kwargs=True)
 
@@ -126,17 +126,18 @@ def _output_hook(
 
 
 def _prepare_outputs(module: nn.Module, mesh: DeviceMesh, layout: Placement | None, use_local_output: bool) -> None:
-    """The first output; of others their parts where they are wanted."""
+    """Places the first output; with ``use_local_output`` the others become their local tensors."""
     module.register_forward_hook(partial(_output_hook, mesh, layout, use_local_output))
 
 
 def _check_is_here(tensor: torch.Tensor, name: str, mesh: DeviceMesh) -> None:
-    """Slices of a mesh that moved to themselves what is split over other axes would wait for each other."""
+    """Redistributing a tensor that is sharded over other axes would deadlock: the slices of the mesh would wait for each
+    other."""
     names, own = tensor.device_mesh.mesh_dim_names or (), mesh.mesh_dim_names or ()
     if any(axis not in own and not p.is_replicate() for axis, p in zip(names, tensor.placements)):
         raise ValueError(
-            f"parallelize_module: {name} is {tensor.placements} on {tensor.device_mesh} already, of which the ranks of "
-            f"{mesh} have parts only; call parallelize_module first, then fully_shard"
+            f"parallelize_module: {name} is already {tensor.placements} on {tensor.device_mesh}, and the ranks of {mesh} "
+            f"have only shards of it; call parallelize_module first, then fully_shard"
         )
 
 
@@ -151,10 +152,10 @@ def _place_parameters(module: nn.Module, mesh: DeviceMesh, place: dict[str, Plac
 
 
 class _SplitStyle(ParallelStyle):
-    """Parameters that are split; one input and one output."""
+    """A style that shards parameters; one input and one output."""
 
-    _default_input_layout: Placement  # regular inputs, unless told
-    _default_output_layout: Placement  # outputs, unless told
+    _default_input_layout: Placement  # default placement of regular inputs
+    _default_output_layout: Placement  # default placement of outputs
 
     def __init__(
         self,
@@ -168,7 +169,7 @@ class _SplitStyle(ParallelStyle):
         self.use_local_output = use_local_output
 
     def _split(self, module: nn.Module) -> dict[str, Placement]:
-        """Of parameters by name; others are replicated."""
+        """Placements of parameters by name; other parameters are replicated."""
         raise NotImplementedError
 
     def _desired_input(self, module: nn.Module) -> Placement:
@@ -183,7 +184,7 @@ class _SplitStyle(ParallelStyle):
 
 
 class ColwiseParallel(_SplitStyle):
-    """``nn.Linear`` split by output features, ``nn.Embedding`` by the size of a row."""
+    """Shards ``nn.Linear`` by output features, ``nn.Embedding`` by embedding features."""
 
     _default_input_layout, _default_output_layout = Replicate(), Shard(-1)
 
@@ -195,7 +196,7 @@ class ColwiseParallel(_SplitStyle):
 
 
 class RowwiseParallel(_SplitStyle):
-    """``nn.Linear`` split by input features, ``nn.Embedding`` by rows; outputs are sums over the ranks."""
+    """Shards ``nn.Linear`` by input features, ``nn.Embedding`` by rows; outputs are summed over the ranks."""
 
     _default_input_layout, _default_output_layout = Shard(-1), Replicate()
 
@@ -207,7 +208,7 @@ class RowwiseParallel(_SplitStyle):
 
 
 class SequenceParallel(ParallelStyle):
-    """Parameters replicated, activations split along ``sequence_dim``: norms and dropout between parallel parts."""
+    """Replicates parameters and shards activations along ``sequence_dim``: norms and dropout between parallel layers."""
 
     def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
         self.sequence_dim = sequence_dim
@@ -227,9 +228,9 @@ def _check_lengths(what: str, layouts: Sequence[Any] | None, desired: Sequence[A
 
 
 class PrepareModuleInput(ParallelStyle):
-    """Only inputs: regular tensors are parts with ``input_layouts``; all are brought to ``desired_input_layouts``.
+    """Places inputs: regular tensors have ``input_layouts``; all are redistributed to ``desired_input_layouts``.
 
-    None stands for an input that stays as it is. ``use_local_output``: the module gets each rank's parts.
+    None leaves an input unchanged. ``use_local_output``: the module receives local tensors.
     """
 
     def __init__(
@@ -264,14 +265,14 @@ def _check_inputs(layouts: int, module: nn.Module, args: Any, kwargs: dict[str, 
     if layouts and len(args) + by_name != layouts:
         raise ValueError(
             f"module inputs and input_layouts should have same length! {len(args)} inputs of {type(module).__name__}, "
-            f"{layouts} layouts (None for one that stays as it is)"
+            f"{layouts} layouts (use None for an input to leave it unchanged)"
         )
 
 
 class PrepareModuleOutput(ParallelStyle):
-    """Only outputs: regular tensors are parts with ``output_layouts``; all are brought to ``desired_output_layouts``.
+    """Places outputs: regular tensors have ``output_layouts``; all are redistributed to ``desired_output_layouts``.
 
-    None stands for an output that stays as it is. ``use_local_output``: each rank's parts go out.
+    None leaves an output unchanged. ``use_local_output``: outputs are local tensors.
     """
 
     def __init__(
@@ -295,20 +296,20 @@ def _all_outputs_hook(
     if len(values) != len(pairs):
         raise ValueError(
             f"module outputs and output_layouts should have same length! {len(values)} outputs of {name}, {len(pairs)} "
-            "layouts (None for one that stays as it is)"
+            "layouts (use None for an output to leave it unchanged)"
         )
     for value, (layout, desired) in zip(values, pairs):
         if layout is not None and not isinstance(value, torch.Tensor):
             raise TypeError(
-                f"{name} returns a {type(value).__name__}, for which the layouts {layout} and {desired} say nothing: "
-                "tensors, or tuples of them, are placed (None for one that stays as it is)"
+                f"{name} returns a {type(value).__name__}, which cannot have the layouts {layout} and {desired}: expected a "
+                "tensor or a tuple of tensors (use None for an output to leave it unchanged)"
             )
     results = tuple(_prepared(value, mesh, pair, local) for value, pair in zip(values, pairs))
     return results if isinstance(outputs, tuple) else results[0]
 
 
 class PrepareModuleInputOutput(ParallelStyle):
-    """Both."""
+    """Combines :class:`PrepareModuleInput` and :class:`PrepareModuleOutput`."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""What ``torch.Tensor`` needs so that DTensors are tensors in Python too.
+"""Methods of ``torch.Tensor`` for DTensors.
 
-A DTensor's Python class is ``torch.Tensor``: its own methods hang there and are attributes of DTensors only. Those of
-torch's methods that read memory behind the dispatcher (printing, copying, pickling, numbers as lists) take another way
-for DTensors; for plain tensors they are what they were.
+A DTensor's Python class is ``torch.Tensor``. This module adds methods to that class that only DTensors have. It redirects
+torch methods that read memory without the dispatcher (printing, copying, pickling, conversion to lists); they are
+unchanged for regular tensors.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .placement_types import as_placements
 
 
 class _DTensorAttribute:
-    """An attribute that only DTensors have; ``hasattr(plain, name)`` stays false.
+    """An attribute that only DTensors have; ``hasattr(regular_tensor, name)`` stays false.
 
-    It can be set and deleted, as torch (``torch.overrides``, and so ``torch.fx``) wants of all that is no method; what
-    a program sets is its own attribute of the tensor.
+    It can be set and deleted, as ``torch.overrides`` and ``torch.fx`` require of non-methods. A value that a program sets is
+    stored in the tensor's ``__dict__``.
     """
 
     def __init__(self, get: Callable[[torch.Tensor], Any]) -> None:
@@ -40,7 +40,7 @@ class _DTensorAttribute:
         if self._name in tensor.__dict__:
             return tensor.__dict__[self._name]
         if not _C.is_dtensor(tensor):
-            raise AttributeError(f"{type(tensor).__name__!r} object has no attribute {self._name!r}: it is no DTensor")
+            raise AttributeError(f"{type(tensor).__name__!r} object has no attribute {self._name!r}: it is not a DTensor")
         return self._get(tensor)
 
     def __set__(self, tensor: torch.Tensor, value: Any) -> None:
@@ -56,21 +56,21 @@ def _method(fn: Callable[..., Any]) -> _DTensorAttribute:
 
 
 def to_local(self: torch.Tensor, *, grad_placements: Any = None) -> torch.Tensor:
-    """This rank's part, which shares the DTensor's memory. Local. Differentiable.
+    """This rank's local tensor, which shares the DTensor's memory. No communication. Differentiable.
 
-    ``grad_placements``: how the gradient that comes back to the local tensor is placed; by default as the tensor, with
-    Partial taken for Replicate.
+    ``grad_placements``: placements of the gradient of the local tensor; by default those of this tensor, with Partial
+    replaced by Replicate.
     """
     return _C.to_local(self, as_placements(grad_placements) or [])
 
 
 def full_tensor(self: torch.Tensor, *, grad_placements: Any = None) -> torch.Tensor:
-    """The whole tensor, plain, on every rank. Collective. Differentiable."""
+    """The full tensor as a regular tensor, on every rank. Collective. Differentiable."""
     return _C.full_tensor(self, as_placements(grad_placements) or [])
 
 
 class _CastRedistribute(torch.autograd.Function):
-    """Values and gradients that are moved in a dtype of their own."""
+    """Redistributes values and gradients in given dtypes."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -88,7 +88,7 @@ class _CastRedistribute(torch.autograd.Function):
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Each rank's part in ``dtype``; shares of a sum, too, stay what they are."""
+    """Casts local tensors to ``dtype`` and keeps the placements, Partial included."""
     if tensor.dtype == dtype or not tensor.device_mesh.is_member():
         return tensor.to(dtype)
     local = _C.to_local(tensor, list(tensor.placements)).to(dtype)
@@ -100,13 +100,13 @@ def _reduced(placements: Any) -> list[Any]:
 
 
 def wait_if_async(tensor: torch.Tensor) -> torch.Tensor:
-    """What a collective of ``torch.distributed._functional_collectives`` returns is waited for."""
+    """Waits for a tensor that a collective of ``torch.distributed._functional_collectives`` returned."""
     theirs = sys.modules.get("torch.distributed._functional_collectives")
     return tensor.wait() if theirs and isinstance(tensor, theirs.AsyncCollectiveTensor) else tensor
 
 
 def as_dtensor(gradient: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """A gradient that came as a regular tensor is the full one on every rank."""
+    """A gradient as a DTensor; a regular tensor is the full gradient on every rank."""
     if _C.is_dtensor(gradient):
         return gradient
     return _C.from_local(gradient, mesh, None, list(gradient.shape), list(gradient.stride()))
@@ -121,11 +121,11 @@ def redistribute(
     forward_dtype: torch.dtype | None = None,
     backward_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The same values with other placements, on another mesh too. Collective. Differentiable.
+    """The same values with other placements, possibly on another mesh. Collective. Differentiable.
 
-    ``forward_dtype``: what each rank's part is cast to before it is moved, and the dtype of the result.
-    ``backward_dtype``: in which the gradient is moved, by default this tensor's; it comes back in this tensor's.
-    ``async_op``: taken as in PyTorch; the result is complete in any case.
+    ``forward_dtype``: the dtype of the communication and of the result. ``backward_dtype``: the dtype in which the gradient
+    is communicated, by default this tensor's; the gradient has this tensor's dtype. ``async_op``: accepted for
+    compatibility with PyTorch; the result is always complete.
     """
     if isinstance(device_mesh, (list, tuple, str)) and placements is None:
         device_mesh, placements = None, device_mesh
@@ -136,7 +136,7 @@ def redistribute(
 
 
 def redistribute_(tensor: torch.Tensor, placements: Any) -> torch.Tensor:
-    """In place: every handle to the tensor sees it. Leaves, or tensors without a gradient."""
+    """In place, visible through every reference to the tensor. For leaves and tensors without a gradient."""
     _C.redistribute_in_place(tensor, as_placements(placements))
     return tensor
 
@@ -176,7 +176,7 @@ def _deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if tensor.grad is not None:
         result.grad = tensor.grad.detach().clone()
     memo[id(tensor)] = result
-    if type(tensor) is not torch.nn.Parameter:  # as torch copies them
+    if type(tensor) is not torch.nn.Parameter:  # as in torch, copies of parameters do not copy __dict__
         result.__dict__.update(copy.deepcopy(tensor.__dict__, memo))
     return result
 
@@ -190,7 +190,7 @@ def _rebuild_mesh(device_type: str, ranks: Any, names: Any) -> Any:
 
 
 def _reduce_mesh(mesh: Any) -> Any:
-    """A mesh is a value: the same ranks of the program that loads it; a slice knows what it is a slice of."""
+    """Pickles a mesh as a value: world ranks of the program that loads it. A slice keeps its root mesh."""
     return _rebuild_mesh, _mesh_state(mesh)[:3], mesh.__dict__ or None
 
 
@@ -206,7 +206,7 @@ def _rebuild(
     mesh = _C.DeviceMesh(device_type, ranks, names)
     if mesh.get_coordinate() != coordinate:
         raise RuntimeError(
-            f"this DTensor was pickled by the rank at {coordinate} of its mesh and is loaded by the one at "
+            f"this DTensor was pickled by the rank at coordinate {coordinate} of its mesh and is loaded by the one at "
             f"{mesh.get_coordinate()}: each rank loads what it saved; to load on another layout use dtensor.save and load"
         )
     result = _C.from_local(local, mesh, list(placements), list(size), list(stride))
@@ -216,7 +216,7 @@ def _rebuild(
 
 def _reduce(tensor: torch.Tensor, protocol: int) -> Any:
     if not tensor.is_leaf:
-        raise RuntimeError("a DTensor within a graph cannot be pickled; detach() it, or pickle to_local()")
+        raise RuntimeError("cannot pickle a DTensor that is not a graph leaf: detach() it, or pickle to_local()")
     local = tensor.detach().to_local() if tensor.device_mesh.is_member() else torch.empty(0, dtype=tensor.dtype)
     spec = _mesh_state(tensor.device_mesh), tensor.placements, tuple(tensor.shape), tensor.stride()
     return _rebuild, (local, *spec, tensor.requires_grad, torch._utils._get_obj_state(tensor) or None)
@@ -238,16 +238,16 @@ def _new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> torch.Tensor
 
 
 def _set(tensor: torch.Tensor, source: Any = None, *rest: Any, **named: Any) -> torch.Tensor:
-    """The data of another DTensor, as ``.data`` takes it."""
+    """Takes the data of another DTensor, as assignment to ``.data`` does."""
     if rest or named or not _C.is_dtensor(source):
-        return _ORIGINAL["set_"](tensor, *(() if source is None else (source,)), *rest, **named)  # says why not
+        return _ORIGINAL["set_"](tensor, *(() if source is None else (source,)), *rest, **named)  # raises the reason
     with torch.no_grad():
         tensor.data = source.detach()
     return tensor
 
 
 def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
-    """``torch.utils.swap_tensors`` of DTensors exchanges what they hold: optimizers, hooks and units know the handle."""
+    """``torch.utils.swap_tensors`` of DTensors swaps their data: optimizers, hooks and units refer to the Python objects."""
     former, requires_grad, grad = first.data, first.requires_grad, first.grad
     first.grad = None
     first.data = second.data
@@ -271,7 +271,7 @@ def _redirect_swap() -> None:
 
 
 def _new(tensor: torch.Tensor, *args: Any, device: Any = None) -> torch.Tensor:
-    """The legacy constructor: ``new_empty`` of sizes, ``new_tensor`` of data; a tensor is returned as it is."""
+    """The legacy constructor: ``new_empty`` for sizes, ``new_tensor`` for data; a tensor is returned detached."""
     if len(args) != 1 or isinstance(args[0], (int, torch.SymInt, torch.Size)):
         sizes = args[0] if args and isinstance(args[0], torch.Size) else args
         return tensor.new_empty(sizes or (0,), device=device)
@@ -285,7 +285,7 @@ def _new(tensor: torch.Tensor, *args: Any, device: Any = None) -> torch.Tensor:
 
 def _register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
     handle = _ORIGINAL["register_hook"](tensor, hook)
-    if tensor.is_leaf:  # the first hook drops the one that reduces a leaf's gradient; it comes back with the next operator
+    if tensor.is_leaf:  # torch drops the hook that reduces a leaf's gradient; the next operator installs it again
         with torch.enable_grad():
             tensor.view_as(tensor)
     return handle
@@ -307,7 +307,7 @@ _ORIGINAL: dict[str, Callable[..., Any]] = {}
 
 
 def _without_mesh_scope(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn`` makes a tensor to be filled with the memory of another, which is plain: within a MeshScope, too."""
+    """Runs ``fn`` without MeshScopes: it creates a regular tensor, which then takes another tensor's memory."""
     of_scopes = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("DeferredInit"))
 
     @functools.wraps(fn)
@@ -345,8 +345,8 @@ _NOT_COMPILED = (
 
 
 def _refuse_to_trace(describer: type) -> None:
-    """Tracers describe a tensor before they make a fake one of it. They pass on what they cannot describe: Dynamo runs such
-    a function as it is written, or, where it must not (``fullgraph=True``), raises with the reason.
+    """Makes tracers refuse DTensors: they describe a tensor before they create a fake tensor, and pass on the error. Dynamo
+    then runs the function eagerly, or raises with the reason (``fullgraph=True``).
     """
     describe = describer.describe_tensor  # type: ignore[attr-defined]
 
@@ -360,7 +360,7 @@ def _refuse_to_trace(describer: type) -> None:
 
 
 def _with_short_error(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn`` compiles what it is given: of what Dynamo reports where that meets a DTensor, the reason alone."""
+    """``fn`` compiles its arguments: reduces Dynamo's report about a DTensor to the reason."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -375,12 +375,12 @@ def _with_short_error(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Once, on import."""
+    """Adds the methods to torch.Tensor. Called once, on import."""
     _C.install_data_ptr()
     _refuse_to_trace(MetaTensorDescriber)
     torch.cond = _with_short_error(torch.cond)
     torch.Tensor.__deepcopy__ = _without_mesh_scope(torch.Tensor.__deepcopy__)  # type: ignore[method-assign]
-    torch._utils._rebuild_tensor = _without_mesh_scope(torch._utils._rebuild_tensor)  # of all that is unpickled
+    torch._utils._rebuild_tensor = _without_mesh_scope(torch._utils._rebuild_tensor)  # used by every unpickling
     for name, attribute in _ATTRIBUTES.items():
         add_attribute(name, attribute)
     for name, for_dtensors in _DTENSOR_METHODS.items():
@@ -388,7 +388,7 @@ def install() -> None:
     _redirect_swap()
     for name in ("__repr__", "__deepcopy__"):
         _redirect(torch.nn.Parameter, name, _DTENSOR_METHODS[name])
-    for value in (_C.DeviceMesh, _C.Communicator, _C.Schedule):  # of which a copy is the same
+    for value in (_C.DeviceMesh, _C.Communicator, _C.Schedule):  # immutable: a copy is the object itself
         value.__copy__ = lambda self: self  # type: ignore[attr-defined]
         value.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
     _C.Schedule.__reduce__ = lambda schedule: (_schedule, (str(schedule),))  # type: ignore[assignment,method-assign]

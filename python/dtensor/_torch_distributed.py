@@ -1,8 +1,8 @@
-"""Where Python code of ``torch.distributed`` meets DTensors: DistributedDataParallel, and PyTorch's checkpoints.
+"""Adapts Python code of ``torch.distributed`` to DTensors: DistributedDataParallel and PyTorch's checkpoints.
 
-Its collectives are refused by the engine. The state dictionary helpers of ``torch.distributed.checkpoint`` know PyTorch's
-DTensor alone: what they gather, broadcast and distribute goes through functions of this module first. They are imported
-late, since importing them takes longer than importing this package; a finder waits for the import.
+The engine refuses its collectives. The state dictionary helpers of ``torch.distributed.checkpoint`` support only PyTorch's
+DTensor: functions of this module convert DTensors before these gather, broadcast or distribute. Importing the helpers is
+slower than importing this package, so an import hook adapts them when the program imports them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 def refuse_ddp(init: Callable[..., None]) -> Callable[..., None]:
-    """``DistributedDataParallel.__init__`` that takes no module with DTensors."""
+    """``DistributedDataParallel.__init__`` that refuses modules with DTensors."""
 
     @functools.wraps(init)
     def checked(ddp: Any, module: torch.nn.Module, *args: Any, **options: Any) -> None:
@@ -32,8 +32,8 @@ def refuse_ddp(init: Callable[..., None]) -> Callable[..., None]:
         for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
             if name not in ignored and _C.is_dtensor(tensor):
                 raise ValueError(
-                    f"DistributedDataParallel got a module whose {name!r} is a DTensor: its mesh reduces gradients already, so "
-                    "train the module itself, without DistributedDataParallel (accelerate, Trainer and Lightning add it: "
+                    f"DistributedDataParallel got a module whose {name!r} is a DTensor: its mesh already reduces gradients. "
+                    "Train the module itself, without DistributedDataParallel (accelerate, Trainer and Lightning add it: "
                     "see docs/guide/libraries.md)"
                 )
         init(ddp, module, *args, **options)
@@ -46,15 +46,15 @@ def _any_dtensor(value: Any) -> bool:
 
 
 def _refuse_nested(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of ProcessGroup that takes lists of lists, into which the dispatcher does not look."""
+    """A method of ProcessGroup that refuses DTensors in nested lists, which the dispatcher does not inspect."""
 
     @functools.wraps(call)
     def checked(group: Any, *args: Any, **options: Any) -> Any:
         if any(map(_any_dtensor, args)) or any(map(_any_dtensor, options.values())):
             raise NotImplementedError(
-                f"ProcessGroup.{name}, of torch.distributed, got a DTensor, which is one tensor on all ranks of its mesh "
-                "already: take item() or full_tensor() for its value, redistribute() to move or reduce it, and to_local() to "
-                "communicate this rank's part as a regular tensor"
+                f"ProcessGroup.{name} of torch.distributed got a DTensor, which is one tensor on all ranks of its mesh: "
+                "use item() or full_tensor() for its value, redistribute() to move or reduce it, and to_local() to "
+                "communicate this rank's shard as a regular tensor"
             )
         return call(group, *args, **options)
 
@@ -92,7 +92,7 @@ def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
 
 
 def _replace(module: ModuleType, name: str, wrap: Callable[[Any], Any]) -> None:
-    """In ``module``, and in those that have imported the function from it."""
+    """Wraps a function of ``module``, also in modules that have imported it."""
     original = getattr(module, name)
     replaced = functools.wraps(original)(wrap(original))
     for other in [module, *sys.modules.values()]:
@@ -101,7 +101,7 @@ def _replace(module: ModuleType, name: str, wrap: Callable[[Any], Any]) -> None:
 
 
 def _full(value: Any, keep: bool) -> Any:
-    """``value`` with full tensors for DTensors, None for them where the rank keeps none. Collective."""
+    """``value`` with full tensors for DTensors; None for them if ``keep`` is False. Collective."""
     if _C.is_dtensor(value):
         full = value.detach().full_tensor()
         return full if keep else None
@@ -122,7 +122,7 @@ def _gathering(gather: Callable[..., State]) -> Callable[..., State]:
 
 
 def _placed(target: torch.Tensor, full: Any) -> Any:
-    """``full`` in ``target``, or placed as it where that is on meta."""
+    """Copies ``full`` into ``target``; a target on meta is replaced by a DTensor with its placements."""
     if not isinstance(full, torch.Tensor) or full.dim() == 0:
         return full
     if target.is_meta:
@@ -132,7 +132,7 @@ def _placed(target: torch.Tensor, full: Any) -> Any:
 
 
 def _placing(fill: Callable[..., None]) -> Callable[..., None]:
-    """``fill(full_state_dict, local_state_dict, ...)`` leaves full tensors where DTensors were."""
+    """``fill(full_state_dict, local_state_dict, ...)`` that restores DTensors which it replaced with full tensors."""
 
     def fill_and_place(full_state_dict: State, local_state_dict: State, *args: Any, **options: Any) -> None:
         before = {key: value for key, value in local_state_dict.items() if _C.is_dtensor(value)}
@@ -145,7 +145,7 @@ def _placing(fill: Callable[..., None]) -> Callable[..., None]:
 
 
 def _iterating(iterate: Callable[..., Any]) -> Callable[..., Any]:
-    """Where room for a copy is made (of ``dcp.async_save``): for a DTensor another one."""
+    """Allocates the copy of a DTensor (of ``dcp.async_save``) as a DTensor."""
 
     def iterate_over(item: Any, sharded: Any, of_dtensors: Callable[..., Any], of_tensors: Any, **options: Any) -> Any:
         allocates_copy = of_dtensors.__name__ != "_identity_func" and options.get("companion_obj") is None
@@ -164,7 +164,7 @@ def _adapt_state_dict_helpers(module: ModuleType) -> None:
 
 
 def _adapt_stager(module: ModuleType) -> None:
-    """What ``dcp.async_save`` writes while the program goes on is a copy; it copies memory, which a DTensor has not."""
+    """``dcp.async_save`` copies memory to write it in the background; a DTensor, which has none, is cloned instead."""
     offload = module.StateDictStager._offload_tensor
 
     @functools.wraps(offload)
@@ -177,7 +177,7 @@ def _adapt_stager(module: ModuleType) -> None:
 
 
 class _Chunk(NamedTuple):
-    """A box of the global tensor that this rank holds."""
+    """A box of the global tensor that this rank stores."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -185,7 +185,7 @@ class _Chunk(NamedTuple):
 
 
 def _chunks(tensor: torch.Tensor) -> Iterator[_Chunk]:
-    """Those of this rank; empty ones only of a tensor without elements."""
+    """Chunks of this rank. Empty chunks occur only if the tensor has no elements."""
     if any(placement.is_partial() for placement in tensor.placements):
         raise ValueError(f"torch.distributed.checkpoint got a DTensor placed as {tensor.placements}: redistribute Partial first")
     segments = _C.local_segments(tensor)
@@ -199,7 +199,7 @@ def _chunks(tensor: torch.Tensor) -> Iterator[_Chunk]:
 
 
 def _with_starts(segments: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """(global offset, size, local offset)."""
+    """(global offset, size, local offset) of each segment."""
     starts = itertools.accumulate([0] + [size for _, size in segments])
     return [(offset, size, start) for (offset, size), start in zip(segments, starts)]
 
@@ -227,11 +227,11 @@ def write_items(tensor: torch.Tensor, fqn: str, _: object = None) -> list[Any]:
 
 
 def tensor_shard(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """``__get_tensor_shard__``: shares the DTensor's memory."""
+    """``__get_tensor_shard__``; the result shares the DTensor's memory."""
     for chunk in _chunks(tensor):
         if index.offset is None or chunk.offsets == tuple(index.offset):
             return chunk.elements
-    raise ValueError(f"this rank holds no part of {index.fqn!r} that begins at {index.offset}")
+    raise ValueError(f"this rank stores no part of {index.fqn!r} that begins at {index.offset}")
 
 
 _NESTED = ("allgather", "allgather_coalesced", "gather", "reduce_scatter", "scatter")
@@ -243,7 +243,7 @@ _CHECKPOINTABLE = {
 
 
 def install() -> None:
-    """Once, on import."""
+    """Installs the adapters. Called once, on import."""
     if not torch.distributed.is_available():
         return
     for name, method in _CHECKPOINTABLE.items():

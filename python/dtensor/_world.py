@@ -1,4 +1,4 @@
-"""Where ranks come from: threads of this process (:func:`run`), or the processes that a launcher started."""
+"""The ranks of a program: threads of this process (:func:`run`), or processes that a launcher started."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ __all__ = ["run", "world", "rank", "world_size", "barrier", "is_thread_rank", "s
 def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, **kwargs: Any) -> list[Any]:
     """Runs ``fn(*args, **kwargs)`` on ``ranks`` threads of this process, each of which is a rank.
 
-    Returns what the ranks return, in their order. The first exception of a rank ends the others where they wait and is
-    raised here, with a note that says which rank's it is. ``timeout``: seconds that a collective waits for a rank;
-    infinity is none.
+    Returns the ranks' results in rank order. The first exception of a rank ends the others where they wait, and is raised
+    here with a note that names the rank. ``timeout``: seconds that a collective waits for a rank; infinity: no limit.
 
-    Real numbers, one process: for notebooks, tests and debuggers. What ``fn`` must not do: wait for another rank with
-    Python's own means while it holds a lock that the other needs; change what the process has once for all its threads
-    (``torch.set_default_dtype``, ``os.chdir``); put one tensor or module that it changes into the hands of several ranks.
-    Threads that it starts are no ranks: give them the rank's number, mesh or tensors.
+    For notebooks, tests and debuggers. All ranks share one process, so ``fn`` must not: wait for another rank with Python's
+    own primitives while it holds a lock that the other needs; change process-wide state (``torch.set_default_dtype``,
+    ``os.chdir``); share a tensor or module that it modifies between ranks. Threads that ``fn`` starts are not ranks: pass
+    them the rank's number, mesh or tensors.
     """
     _unlock_cached_properties()
     _serialize_fx_tracing()
     if not callable(fn):
-        raise TypeError(f"run({ranks}, fn): fn must be callable, not {fn!r}")
+        raise TypeError(f"run({ranks}, fn): fn must be callable, got {fn!r}")
     return _C.run(ranks, functools.partial(fn, *args, **kwargs), timeout)
 
 
 def _unlock_cached_properties() -> None:
-    """Before Python 3.12 a ``functools.cached_property`` held one lock for all its instances while it computed: a rank that
-    communicates in one would wait for ranks that wait for the lock. From 3.12 on it has none, and here neither.
+    """Replaces ``functools.cached_property.__get__`` before Python 3.12 with a version without a lock, as in 3.12.
+
+    The original holds one lock for all instances while it computes. A rank that communicates inside would deadlock with
+    ranks that wait for the lock.
     """
     if sys.version_info >= (3, 12) or getattr(functools.cached_property, "_without_lock", False):
         return
@@ -56,9 +57,10 @@ def _unlock_cached_properties() -> None:
 
 
 def _serialize_fx_tracing() -> None:
-    """``torch.fx`` traces by putting functions of its own in the place of the process's ``nn.Module.__call__`` and
-    ``__getattr__``. Of ranks that trace at once the last would put back another's: they take turns, and what stands there
-    meanwhile serves the thread that traces only. A rank that waits for others while it traces would keep them waiting.
+    """Makes thread ranks trace with ``torch.fx`` one after the other.
+
+    Tracing replaces ``nn.Module.__call__`` and ``__getattr__`` of the process. Concurrent traces would restore each other's
+    replacements. A replacement applies only to the tracing thread. A rank must not wait for others while it traces.
     """
     from torch.fx import _symbolic_trace as fx
 
@@ -86,14 +88,14 @@ def _serialize_fx_tracing() -> None:
 
 
 def world() -> Communicator:
-    """All ranks that this program runs on: those of :func:`run`, of the launcher, or this process alone."""
+    """All ranks of this program: those of :func:`run`, of the launcher, or this process alone."""
     return _C.world()
 
 
 def set_timeout(seconds: float) -> None:
-    """How long processes that a launcher started wait for each other, 300 seconds unless told; infinity is no limit.
+    """Sets how many seconds processes that a launcher started wait for each other; default 300, infinity: no limit.
 
-    To be called on all before the first mesh or :func:`world`. For a part of a program: ``with dtensor.NoTimeout():``.
+    Call it on all ranks before the first mesh or :func:`world`. For a part of a program: ``with dtensor.NoTimeout():``.
     """
     _C.set_timeout(seconds)
 
@@ -104,12 +106,12 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many ranks there are."""
+    """The number of ranks."""
     return _C.world().size
 
 
 def barrier() -> None:
-    """Waits until every rank has come here."""
+    """Waits until every rank has called it. Collective."""
     _C.world().barrier()
 
 
@@ -122,18 +124,18 @@ _former_excepthook = sys.excepthook
 
 
 def _end_other_ranks(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """An exception that ends this process ends the whole job: the others would wait for it."""
+    """Ends the entire job when an exception ends this process: the other ranks would wait for it."""
     _former_excepthook(kind, error, trace)
-    if hasattr(sys, "ps1") or sys.flags.inspect:  # a prompt comes next, of a process that is a rank still
+    if hasattr(sys, "ps1") or sys.flags.inspect:  # an interactive prompt follows, and the process is still a rank
         return
     text = "".join(traceback.format_exception_only(kind, error)).strip()
     _close_world(text or kind.__name__)
 
 
 def _close_world(failure: str) -> None:
-    """Where a rank has failed, its own or another, this ends the process: what it has printed is written before."""
+    """Closes the world. If any rank failed this ends the process, so streams are flushed first."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # None, closed, or a pipe that nobody reads
+        with contextlib.suppress(Exception):  # None, closed, or a pipe without a reader
             stream.flush()
     _C.close_world(failure)
 

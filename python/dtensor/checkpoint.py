@@ -1,6 +1,6 @@
-"""Checkpoints by the names of ``torch.distributed.checkpoint``: a folder of standard safetensors files.
+"""Checkpoints with the names of ``torch.distributed.checkpoint``: a folder of standard safetensors files.
 
-Written by all ranks from any layout, read by all ranks into any other, one process included; atomic, with checksums.
+All ranks write from any layout and read into any other, also into one process. Saves are atomic and have checksums.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _items(state: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _flat(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names joined by dots, and what stands there; None is nothing."""
+    """Names joined by dots, with their values; None is skipped."""
     for key, value in _items(state):
         name = f"{prefix}{key}"
         if _is_nested(value):
@@ -41,7 +41,7 @@ def _flat(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _open_names(state: Any, prefix: str = "") -> Iterator[str]:
-    """Where any value is taken: the names of None, and of lists, which grow, what precedes the number (``losses.``)."""
+    """Names that accept any value: those of None, and for lists, which may grow, the prefix of the index (``losses.``)."""
     if isinstance(state, list):
         yield prefix
     for key, value in _items(state):
@@ -51,20 +51,20 @@ def _open_names(state: Any, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-_BYTES = "data:application/octet-stream;base64,"  # a data URL, since JSON holds no bytes
+_BYTES = "data:application/octet-stream;base64,"  # a data URL, since JSON cannot store bytes
 
 
 def _as_value(name: str, value: Any) -> bool | int | float | str:
-    """As checkpoint.json holds it."""
+    """A value as checkpoint.json stores it."""
     if isinstance(value, (bytes, bytearray)):
         return _BYTES + base64.b64encode(value).decode()
     if isinstance(value, str) and value.startswith(_BYTES):
-        raise ValueError(f"a checkpoint holds bytes as texts that begin with {_BYTES!r}, as {name!r} does: give bytes")
+        raise ValueError(f"strings that begin with {_BYTES!r} are reserved for bytes; {name!r} is such a string: pass bytes")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError(f"a checkpoint holds integers of 64 bits; {name!r} is {value} (as a text it fits)")
+        raise ValueError(f"expected an integer that fits in 64 bits for {name!r}, got {value} (save it as a string)")
     if isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"a checkpoint holds tensors, numbers, texts and bytes; {name!r} is a {type(value).__name__}")
+    raise TypeError(f"expected a tensor, number, string or bytes for {name!r}, got {type(value).__name__}")
 
 
 def _of_value(value: Any) -> Any:
@@ -73,7 +73,7 @@ def _of_value(value: Any) -> Any:
 
 
 def _storable_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory; in pairs of numbers where the format has no name for complex ones."""
+    """The same memory; complex128, for which the format has no name, as pairs of float64."""
     return torch.view_as_real(tensor.detach()) if tensor.dtype == torch.complex128 else tensor.detach()
 
 
@@ -81,7 +81,7 @@ def _parts(state: Any) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
     tensors, values, seen = [], {}, set()
     for name, value in _flat(state):
         if name in seen:
-            raise ValueError(f"a checkpoint has one entry of a name; {name!r} is there twice, since dots join the keys")
+            raise ValueError(f"expected unique names in a checkpoint, got {name!r} twice: nested keys are joined by dots")
         seen.add(name)
         if isinstance(value, torch.Tensor):
             tensors.append((name, _storable_tensor(value)))
@@ -91,7 +91,7 @@ def _parts(state: Any) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
 
 
 class _LoadTargets(NamedTuple):
-    """What a load is to fill, and where it puts the values."""
+    """What a load fills, and where it puts the values."""
 
     state: Any
     tensors: list[tuple[str, torch.Tensor]]
@@ -104,7 +104,7 @@ class _LoadTargets(NamedTuple):
         return cls(state, *_parts(state), set(_open_names(state)))
 
     def put(self, values: dict[str, Any]) -> None:
-        for name in sorted(values, key=lambda name: (len(name), name)):  # lists grow from 9 to 10
+        for name in sorted(values, key=lambda name: (len(name), name)):  # by length first, so that lists grow 9, 10
             _put(self.state, name, _of_value(values[name]))
 
 
@@ -112,7 +112,7 @@ Prepared = TypeVar("Prepared")
 
 
 def _raise_on_all_ranks(prepare: Callable[[], Prepared]) -> Prepared:
-    """What ``prepare`` gives; an error of it on one rank is one on all: others would wait for that one in what follows."""
+    """The result of ``prepare``. An error on one rank is raised on all, since the others would wait in later collectives."""
     error, result = None, None
     try:
         result = prepare()
@@ -120,7 +120,7 @@ def _raise_on_all_ranks(prepare: Callable[[], Prepared]) -> Prepared:
         error = raised
     world = _C.world()
     first = array.array("q", [world.size if error is None else world.rank])
-    world.all_reduce(torch.frombuffer(first, dtype=torch.int64), "min")  # plain within a MeshScope, too
+    world.all_reduce(torch.frombuffer(first, dtype=torch.int64), "min")  # frombuffer is regular inside a MeshScope, too
     if first[0] < world.size:
         text = _broadcast_text(world, first[0], f"{type(error).__name__}: {error}")
         raise error or RuntimeError(f"rank {first[0]} failed: {text}")
@@ -128,7 +128,7 @@ def _raise_on_all_ranks(prepare: Callable[[], Prepared]) -> Prepared:
 
 
 def _broadcast_text(world: Any, rank: int, own: str) -> str:
-    """That rank's text, on all. Collective."""
+    """The string of one rank, on all ranks. Collective."""
     data = bytearray(own.encode(errors="replace"))
     size = array.array("q", [len(data)])
     world.broadcast(torch.frombuffer(size, dtype=torch.int64), rank)
@@ -141,15 +141,15 @@ def _broadcast_text(world: Any, rank: int, own: str) -> str:
 def save(
     state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True, keep_foreign: bool = False
 ) -> None:
-    """Writes the folder ``checkpoint_id``, replacing a checkpoint of that name when all is written. Collective.
+    """Writes the folder ``checkpoint_id``. It replaces a checkpoint of that name when all data is written. Collective.
 
-    ``state_dict``: nested dictionaries and lists of DTensors, and of plain tensors, numbers, texts and bytes that are equal
-    on all ranks that have that name (None and what is empty is not kept); modules, optimizers and whatever else has a
-    ``state_dict`` and a ``load_state_dict``. What is each rank's own stands in a :class:`PerRank`. Tensors of complex128,
-    for which the format has no name, are pairs of float64 there.
-    ``sync``: wait until the disk has it. ``keep_foreign``: files of others in the folder (a ``config.json``, a
-    tokenizer) stay; without it they are an error. An error anywhere is an error on every rank, and the former
-    checkpoint stands.
+    ``state_dict``: nested dictionaries and lists of DTensors; of regular tensors, numbers, strings and bytes that are equal
+    on all ranks that have that name (None and empty containers are not saved); and of modules, optimizers and other objects
+    that have a ``state_dict`` and a ``load_state_dict``. Wrap values that differ between ranks in :class:`PerRank`. Tensors
+    of complex128, for which the format has no name, are saved as pairs of float64.
+    ``sync``: wait until the data is on disk. ``keep_foreign``: keep other files in the folder (a ``config.json``, a
+    tokenizer); by default they are an error. An error on one rank is an error on every rank, and the former checkpoint
+    stays.
     """
     tensors, values = _raise_on_all_ranks(lambda: _parts(expand_stateful(state_dict)))
     _C.save_state(os.fspath(checkpoint_id), tensors, values, sync, keep_foreign)
@@ -158,7 +158,7 @@ def save(
 def async_save(
     state_dict: dict[str, Any], checkpoint_id: str | os.PathLike[str], *, sync: bool = True, keep_foreign: bool = False
 ) -> PendingSave:
-    """The same in the background: tensors may be changed at once; ``wait()`` finishes it. Collective, both."""
+    """:func:`save` in the background: tensors may be modified at once. ``wait()`` completes it. Both are collective."""
     tensors, values = _raise_on_all_ranks(lambda: _parts(expand_stateful(state_dict)))
     return _C.save_state_async(os.fspath(checkpoint_id), tensors, values, sync, keep_foreign)
 
@@ -172,15 +172,14 @@ def load(
     allow_unexpected: bool = False,
     allow_cast: bool = False,
 ) -> None:
-    """Fills the tensors of ``state_dict`` in place, and puts the saved numbers and texts where it has some. Collective.
+    """Fills the tensors of ``state_dict`` in place, and replaces its numbers and strings by the saved ones. Collective.
 
-    None takes whatever number or text was saved there, and a list as many as were saved.
-    Objects as in :func:`save` take their states; an optimizer that has not taken a step yet has none to fill, so give
-    the optimizer, not its ``state_dict()``.
+    None accepts any saved number or string, and a list any number of them. Objects as in :func:`save` load their states.
+    An optimizer before its first step has no state to fill, so pass the optimizer, not its ``state_dict()``.
 
-    Ranks may be neither as many nor placed as those that saved; each reads its own parts. ``checkpoint_id``: such a
-    folder, one in the layout of HuggingFace, or a ``.safetensors`` file. What does not fit is one list, a ValueError,
-    before anything is written.
+    The number of ranks and the placements may differ from those of the save; each rank reads its own shards.
+    ``checkpoint_id``: a folder of :func:`save`, one in HuggingFace's layout, or a ``.safetensors`` file. Mismatches are
+    reported in one ValueError before anything is written.
     """
     path = os.fspath(checkpoint_id)
     index = index_for(state_dict, lambda: read_index(path))
@@ -192,7 +191,7 @@ def load(
 
 
 def _put(state: Any, name: str, value: Any) -> None:
-    """Sets what :func:`_flat` calls ``name``; a list becomes as long as that takes."""
+    """Sets the entry that :func:`_flat` calls ``name``; a list grows as needed."""
     if isinstance(state, list) and name.isdecimal():
         state.extend([None] * (int(name) + 1 - len(state)))
     for key in list(state.keys()) if isinstance(state, (dict, MutableMapping)) else range(len(state)):
@@ -207,18 +206,18 @@ def _put(state: Any, name: str, value: Any) -> None:
 
 
 def _like(former: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
-    """A tuple of the former's class, those with names of their fields included."""
+    """A tuple of the former's class; supports named tuples."""
     make = getattr(type(former), "_make", type(former))
     return make(items)
 
 
 def broadcast_state(full: Mapping[str, Any], target: torch.nn.Module | Mapping[str, Any], source: int = 0) -> None:
-    """Fills the tensors of ``target`` in place from a state that rank ``source`` has. Collective.
+    """Fills the tensors of ``target`` in place from a state that only rank ``source`` has. Collective.
 
-    ``full``: full regular tensors by name, read on rank ``source`` only; other ranks may give ``{}``. ``target``: a module,
+    ``full``: full regular tensors by name, read on rank ``source`` only; other ranks may pass ``{}``. ``target``: a module,
     or a dictionary of tensors or DTensors with the same names, sizes and dtypes. Each rank receives pieces of at most
-    4 MiB and keeps its own shards, so that no other rank holds a full tensor. What does not fit is a ValueError on every
-    rank, before anything is written.
+    4 MiB and keeps its own shards, so that no other rank allocates a full tensor. A mismatch is a ValueError on every rank,
+    before anything is written.
     """
     targets = target.state_dict() if isinstance(target, torch.nn.Module) else target
     wanted = _raise_on_all_ranks(lambda: (_parts(full)[0], _parts(targets)[0]))
@@ -227,7 +226,7 @@ def broadcast_state(full: Mapping[str, Any], target: torch.nn.Module | Mapping[s
 
 
 class LoadedCheckpoint(NamedTuple):
-    """What was taken up: its folder, empty where there was none; newer ones that are damaged, each with why."""
+    """The folder that was loaded, empty if there was none; newer checkpoints that are damaged, each with the reason."""
 
     path: str
     skipped_checkpoints: list[str]
@@ -245,7 +244,7 @@ def _load_newest(state_dict: dict[str, Any], root: str, load_parts: Callable[...
 
 
 def _newest_index(root: str) -> dict[str, Any]:
-    """Of the newest one that has an index; its tensors may still be damaged, but are called as those of the one before."""
+    """The newest readable index. Its tensors may still be damaged, but have the names of those in the checkpoint before."""
     for folder in [*(os.path.join(root, f"step-{step:08d}") for step in steps(root)), root]:
         try:
             return read_index(folder)
@@ -255,9 +254,9 @@ def _newest_index(root: str) -> dict[str, Any]:
 
 
 class CheckpointSeries:
-    """The checkpoints of one run: ``root/step-00000050`` and so on, the newest ``keep`` of them, and ``root/latest``.
+    """The checkpoints of one run: the newest ``keep`` folders ``root/step-00000050`` and so on, and ``root/latest``.
 
-    One program at a time has a series in a folder. Everything is collective; an error on one rank is an error on all.
+    Only one program at a time may use a folder. All methods are collective; an error on one rank is an error on all.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, keep: int = 3) -> None:
@@ -265,32 +264,32 @@ class CheckpointSeries:
         self._series = _C.CheckpointSeries(self._root, keep)
 
     def load_newest(self, state_dict: dict[str, Any], *, allow_cast: bool = False) -> LoadedCheckpoint:
-        """Fills ``state_dict`` from the newest whole one, as :func:`load`; where there is none, it stays as it is."""
+        """Fills ``state_dict`` as :func:`load` from the newest intact checkpoint; without one it stays unchanged."""
         return _load_newest(state_dict, self._root, self._series.load_newest, allow_cast)
 
     def save(self, state_dict: dict[str, Any], step: int, *, sync: bool = True) -> None:
-        """As :func:`save`; then ``latest`` is that of ``step``, and what is more than ``keep`` is removed."""
+        """Like :func:`save`. Then ``latest`` refers to ``step``, and checkpoints beyond the newest ``keep`` are removed."""
         self._series.save(*_raise_on_all_ranks(lambda: _parts(expand_stateful(state_dict))), step, sync, False)
 
     def async_save(self, state_dict: dict[str, Any], step: int, *, sync: bool = True) -> None:
-        """The same in the background: a later save or :meth:`finish` does the rest."""
+        """Like :meth:`save`, in the background; a later save or :meth:`finish` completes it."""
         self._series.save(*_raise_on_all_ranks(lambda: _parts(expand_stateful(state_dict))), step, sync, True)
 
     def finish(self) -> None:
-        """What is being saved is whole afterwards."""
+        """Completes the save in progress."""
         self._series.finish()
 
 
 def load_newest(
     state_dict: dict[str, Any], root: str | os.PathLike[str], *, allow_cast: bool = False
 ) -> LoadedCheckpoint:
-    """The newest whole checkpoint below ``root``, or ``root`` itself where it is one, as :func:`load`. Collective."""
+    """Loads the newest intact checkpoint below ``root``, or ``root`` itself if it is one, as :func:`load`. Collective."""
     root = os.fspath(root)
     return _load_newest(state_dict, root, lambda *parts: _C.load_newest(root, *parts), allow_cast)
 
 
 def steps(root: str | os.PathLike[str]) -> list[int]:
-    """The steps that ``root`` has folders of, the newest first. Not collective."""
+    """Steps of the checkpoint folders in ``root``, newest first. Not collective."""
     return _C.checkpoint_steps(os.fspath(root))
 
 
@@ -300,9 +299,9 @@ def read_index(checkpoint_id: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def load_safetensors(module: torch.nn.Module, path: str | os.PathLike[str], **options: Any) -> None:
-    """Parameters and buffers of ``module`` from safetensors files; each rank reads only its parts. Collective.
+    """Fills parameters and buffers of ``module`` from safetensors files; each rank reads only its shards. Collective.
 
-    Tied tensors count once. ``options`` as for :func:`load`; other dtypes are converted unless told otherwise.
+    A tied tensor is loaded under its first name. ``options``: as for :func:`load`; ``allow_cast`` is True by default.
     """
     options.setdefault("allow_cast", True)
     seen, state = set(), {}

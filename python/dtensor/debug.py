@@ -1,4 +1,4 @@
-"""Watching a program: what it communicates, and why an operator does what it does."""
+"""Debugging: what a program communicates, and why an operator chooses its placements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class CommCounts(dict[str, int]):
-    """Calls by kind of collective; of a kind that did not occur 0. Operators of ``torch.ops.c10d_functional`` are keys, too."""
+    """Calls of each kind of collective, 0 for kinds without calls; operators of ``torch.ops.c10d_functional`` are keys."""
 
     def __missing__(self, kind: Any) -> int:
         name = str(kind).replace("_", "")
@@ -29,7 +29,7 @@ class CommCounts(dict[str, int]):
 
 
 class CommDebugMode:
-    """Counts the collectives of this rank while it is open, backward passes included::
+    """Counts the collectives of this rank while it is open, including those of backward passes::
 
         with CommDebugMode() as comm:
             model(x).sum().backward()
@@ -50,7 +50,7 @@ class CommDebugMode:
         self._counts.leave()
 
     def rows(self) -> list[tuple[str, str, str, str, int, int]]:
-        """(kind, mesh axes, module, "forward" or "backward", calls, bytes that this rank received), one for each kind."""
+        """(kind, mesh axes, module, "forward" or "backward", calls, bytes that this rank received) of each kind."""
         return self._counts.rows()
 
     def get_comm_counts(self, kind: str | None = None, axis: str | None = None) -> CommCounts:
@@ -70,16 +70,16 @@ class CommDebugMode:
         return sum(self.get_comm_counts().values())
 
     def get_total_bytes(self, kind: str | None = None, axis: str | None = None) -> int:
-        """Bytes that this rank received from others."""
+        """Bytes that this rank received from other ranks."""
         rows = self.rows()
         return sum(row[5] for row in rows if kind in (None, row[0]) and axis in (None, row[1]))
 
     def get_parameter_info(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Parameters of the modules that were called, by the modules' names and their own."""
+        """Parameters of the modules that were called, by module name and parameter name."""
         return self._modules.parameters
 
     def get_sharding_info(self) -> dict[str, tuple[Placement, ...]]:
-        """Placements of those that are DTensors, by their full names."""
+        """Placements of the DTensor parameters of the modules that were called, by full name."""
         return {
             f"{module}.{name}": parameter.placements
             for module, parameters in self._modules.parameters.items()
@@ -92,18 +92,18 @@ class CommDebugMode:
         return self._counts.table()
 
     def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
-        """The table; ``noise_level`` changes nothing, since operators are no part of it (see ``explain``)."""
+        """The table; ``noise_level`` has no effect, since the table does not list operators (see ``explain``)."""
         return self.table()
 
     def log_comm_debug_tracing_table_to_file(
         self, file_name: str = "comm_mode_log.txt", noise_level: int = 3
     ) -> None:
-        """The table, into a file."""
+        """Writes the table to a file."""
         with open(file_name, "w") as file:
             file.write(self.table())
 
     def generate_json_dump(self, file_name: str = "comm_mode_log.json", noise_level: int = 3) -> None:
-        """``rows()`` and ``get_sharding_info()``, into a file."""
+        """Writes ``rows()`` and ``get_sharding_info()`` to a JSON file."""
         columns = ("kind", "axes", "module", "phase", "calls", "bytes")
         sharding = {name: [str(p) for p in placements] for name, placements in self.get_sharding_info().items()}
         with open(file_name, "w") as file:
@@ -111,7 +111,7 @@ class CommDebugMode:
 
 
 class _CalledModules:
-    """Parameters of the modules that this thread calls while it is open, by names that begin with the outermost's class."""
+    """Parameters of the modules that this thread calls while open; names begin with the outermost module's class."""
 
     def __init__(self) -> None:
         self.parameters: dict[str, dict[str, torch.Tensor]] = {}
@@ -141,13 +141,13 @@ class EventListener:
 
     def __init__(self, fn: Callable[[str, str, str, int, float], object]) -> None:
         if not callable(fn):
-            raise TypeError(f"EventListener(fn): fn must be callable, not {fn!r}")
-        self._fn = fn  # what C++ keeps no garbage collector sees, and this may belong to who keeps the listener
+            raise TypeError(f"EventListener(fn): fn must be callable, got {fn!r}")
+        self._fn = fn  # owned here: the garbage collector cannot break reference cycles through C++ objects
         self._scope: Any = None
 
     def __enter__(self) -> "EventListener":
         if self._scope is not None:
-            raise RuntimeError("this EventListener is open already")
+            raise RuntimeError("this EventListener is already entered")
         self._scope = _C.EventListener(self._fn).__enter__()
         return self
 
@@ -158,14 +158,14 @@ class EventListener:
 
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Runs ``fn``; for every operator that it calls on DTensors: the candidates, their prices and the choice."""
+    """Runs ``fn`` and reports, for every operator on DTensors, the candidates, their costs and the choice."""
     return _C.explain(fn, *args, **kwargs)
 
 
 def visualize_sharding(dtensor: torch.Tensor, header: str = "", use_rich: bool = False) -> None:
-    """Prints which ranks hold which part, on the mesh's first rank. Of tensors of one or two dimensions.
+    """Prints which ranks store each part, on the mesh's first rank, for tensors of one or two dimensions.
 
-    ``use_rich``: taken as in PyTorch; the text is the same.
+    ``use_rich``: accepted for compatibility with PyTorch; has no effect.
     """
     if dtensor.numel() == 0:
         return

@@ -14,5 +14,5 @@ __all__ = ["context_parallel", "context_parallel_unshard", "implicit_replication
 
 @contextlib.contextmanager
 def implicit_replication() -> Iterator[None]:
-    """Changes nothing: a regular tensor among DTensors counts as replicated everywhere (see Strict for the contrary)."""
+    """No effect: a regular tensor among DTensors always counts as replicated (unless ``Strict`` is open)."""
     yield

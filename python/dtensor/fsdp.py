@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism by the names of ``torch.distributed.fsdp``."""
+"""Fully sharded data parallelism with the names of ``torch.distributed.fsdp``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class MixedPrecisionPolicy:
-    """Dtypes of the computation; parameters, gradients and optimizer states keep the parameters' own.
+    """Dtypes of the computation; parameters, gradients and optimizer states keep the parameters' dtype.
 
-    ``param_dtype``: parameters are gathered and computed with in it. ``reduce_dtype``: gradients are summed over ranks in
-    it (None: the parameter's own). ``output_dtype``: of the module's floating-point outputs. ``cast_forward_inputs``:
-    floating-point inputs are brought to ``param_dtype``. ``param_dtype_override_fn``: of a parameter, its own dtype (it
-    keeps that), or ``param_dtype`` or None.
+    ``param_dtype``: dtype in which parameters are gathered and used. ``reduce_dtype``: dtype in which gradients are summed
+    over ranks (None: the parameter's). ``output_dtype``: dtype of the module's floating-point outputs.
+    ``cast_forward_inputs``: casts floating-point inputs to ``param_dtype``. ``param_dtype_override_fn``: returns the
+    dtype for one parameter: its own dtype (not cast), ``param_dtype`` or None.
     """
 
     param_dtype: torch.dtype | None = None
@@ -47,14 +47,14 @@ class OffloadPolicy:
 
 @dataclasses.dataclass
 class CPUOffloadPolicy(OffloadPolicy):
-    """Parameters, gradients and optimizer states are kept in host memory."""
+    """Stores parameters, gradients and optimizer states in host memory."""
 
     pin_memory: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class DataParallelMeshDims:
-    """Names of the axes of a mesh with further axes that shard, and that replicate; several count as one."""
+    """Names of the axes that shard and that replicate, for a mesh with more axes; several names count as one axis."""
 
     shard: str | tuple[str, ...] | None = None
     replicate: str | tuple[str, ...] | None = None
@@ -64,9 +64,9 @@ class DataParallelMeshDims:
             raise ValueError("At least one of shard or replicate must be set in DataParallelMeshDims")
 
     def of(self, mesh: DeviceMesh) -> DeviceMesh:
-        """The slice of ``mesh`` to shard over: replicas first."""
+        """The slice of ``mesh`` to shard over; the replicate axis comes first."""
         if self.shard is None:
-            raise NotImplementedError("DataParallelMeshDims without shard: distribute_module replicates parameters")
+            raise NotImplementedError("DataParallelMeshDims needs shard; to only replicate parameters use distribute_module")
         names = []
         for axes in (self.replicate, self.shard):
             axes = (axes,) if isinstance(axes, str) else axes or ()
@@ -76,7 +76,7 @@ class DataParallelMeshDims:
         return mesh[tuple(names)]
 
 
-# What stands for a parameter that a unit took, for other modules that have it, too: they meet fully_shard later.
+# Former parameters of units to their replacements, for modules that share them and reach fully_shard later.
 _sharded_parameters = WeakTensorKeyDictionary()
 
 
@@ -86,7 +86,7 @@ def _retie_shared_parameters(slots: list[Slot]) -> None:
 
 
 def _slots(modules: Sequence[nn.Module], ignored: set[Any]) -> list[Slot]:
-    """Full names, and where each parameter hangs; a tied one under each of its names."""
+    """Full name, module and key of each parameter; a tied parameter occurs under each of its names."""
     slots = []
     for number, root in enumerate(modules):
         for path, module in root.named_modules():
@@ -98,7 +98,7 @@ def _slots(modules: Sequence[nn.Module], ignored: set[Any]) -> list[Slot]:
 
 
 def _mesh_with_placed_axes(mesh: DeviceMesh, slots: list[Slot]) -> DeviceMesh:
-    """``mesh``, or with the axes on which parameters are placed already: part of the mesh that it is a slice of."""
+    """``mesh``, or a slice of its root mesh that also has the axes on which parameters are already placed."""
     root = getattr(mesh, "_root", None)
     placed = [m._parameters[key] for _, m, key in slots]
     meshes = {str(p.device_mesh): p.device_mesh for p in placed if _C.is_dtensor(p) and p.device_mesh != mesh}
@@ -111,7 +111,7 @@ def _mesh_with_placed_axes(mesh: DeviceMesh, slots: list[Slot]) -> DeviceMesh:
 
 
 def _with_axes(root: DeviceMesh, mesh: DeviceMesh) -> DeviceMesh:
-    """``root``, with those of its axes in one that are one in ``mesh`` (``_flatten``)."""
+    """``root`` with several axes merged where ``mesh`` has them as one (``_flatten``)."""
     for name in mesh.mesh_dim_names or ():
         if name not in (root.mesh_dim_names or ()):
             root = _merged(root, name, mesh[name])
@@ -127,14 +127,14 @@ def _merged(root: DeviceMesh, name: str, flat: DeviceMesh) -> DeviceMesh:
                 view = root.view((*shape[:begin], flat.size(), *shape[end:]), (*names[:begin], name, *names[end:]))
                 if view[name] == flat:
                     return view
-    raise ValueError(f"fully_shard: {flat} is not neighbouring axes of {root}, on which parameters are placed, in one")
+    raise ValueError(f"fully_shard: {flat} must flatten neighboring axes of {root}, on which parameters are placed")
 
 
 def _options(mesh: DeviceMesh, policy: MixedPrecisionPolicy, reshard: bool | int | None, offload: Any) -> Any:
     options = _C.FsdpOptions()
     names = mesh.mesh_dim_names
     if mesh.ndim > 2:
-        raise ValueError(f"fully_shard: mesh has {mesh.ndim} dimensions; one shards, or of two the first replicates")
+        raise ValueError(f"fully_shard: mesh has {mesh.ndim} dimensions; expected one (shard) or two (replicate, shard)")
     if names:
         options.shard_axis = names[-1]
         options.replicate_axis = names[0] if mesh.ndim == 2 else "a replicate axis that the mesh lacks"
@@ -157,17 +157,20 @@ def fully_shard(
     ignored_params: set[nn.Parameter] | None = None,
     dp_mesh_dims: DataParallelMeshDims | None = None,
 ) -> Any:
-    """Makes one unit of those parameters of ``module`` that are in none yet; call it for each block, then for the model.
+    """Makes one unit of the parameters of ``module`` that are not in a unit yet; call it for each block, then for the model.
 
-    Parameters are stored split over the ranks of ``mesh`` (of two dimensions the first replicates), gathered for use in
-    one collective a unit, their gradients reduced in one. A unit's parameters are replaced, a tied one wherever this
-    function meets it: make the optimizer afterwards. ``mesh`` may be a slice of a larger mesh on whose other axes parameters are placed already (tensor
-    parallelism); units without such parameters lie on the slice, and take activations of the larger mesh. ``reshard_after_forward``: False keeps gathered parameters until backward ends.
+    Parameters are stored sharded over the ranks of ``mesh`` (the first of two dimensions replicates). Each unit gathers its
+    parameters in one collective and reduces their gradients in one. A unit's parameters are replaced, a tied parameter in
+    every module passed to this function: create the optimizer afterwards.
 
-    Called with DTensors, a module computes with global semantics. Called with regular tensors, it computes on this
-    rank's own data with plain ATen: parameters are gathered to regular tensors (on a tensor-parallel mesh to DTensors of
-    that mesh alone), and gradients are averaged over the ranks of ``mesh``, as with PyTorch's ``fully_shard``. The
-    outermost call decides for those within it.
+    ``mesh`` may be a slice of a larger mesh on whose other axes parameters are already placed (tensor parallelism). Units
+    without such parameters are on the slice and accept activations of the larger mesh. ``reshard_after_forward``: False
+    keeps gathered parameters until backward ends.
+
+    Called with DTensors, a module computes with global semantics. Called with regular tensors, it computes with local
+    semantics: parameters are gathered to regular tensors (on a tensor-parallel mesh to DTensors of that mesh alone), and
+    gradients are averaged over the ranks of ``mesh``, as with PyTorch's ``fully_shard``. The outermost call determines the
+    semantics of the calls inside it.
     """
     modules = module if isinstance(module, list) else [module]
     slots = _slots(modules, ignored_params or set())
@@ -197,7 +200,7 @@ def fully_shard(
 
 
 def _fill_assigned(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any) -> None:
-    """load_state_dict(assign=True) would put tensors of no unit in the places of its parameters: they take the values."""
+    """load_state_dict(assign=True) would replace a unit's parameters with other tensors; they take the values instead."""
     if not metadata.get("assign_to_params_buffers", False):
         return
     for key, own in module._parameters.items():
@@ -207,7 +210,7 @@ def _fill_assigned(module: nn.Module, state: dict[str, Any], prefix: str, metada
         if (given.shape, given.dtype) == (own.shape, own.dtype):
             with torch.no_grad():
                 own.copy_(given)
-            state[prefix + key] = own  # of the copy of the dictionary that load_state_dict makes
+            state[prefix + key] = own  # in load_state_dict's copy of the dictionary
 
 
 def _with_overrides(precision: Any, policy: MixedPrecisionPolicy, slots: list[Slot]) -> Any:
@@ -231,13 +234,13 @@ def _shard_dims(fn: Callable[[nn.Parameter], Placement | None], slots: list[Slot
         placement = fn(module._parameters[key])
         if placement is not None:
             if str(placement) != f"S({placement.dim})":
-                raise ValueError(f"fully_shard: shard_placement_fn gives {placement!r} for {name!r}; Shard(dim) or None is needed")
+                raise ValueError(f"fully_shard: shard_placement_fn returned {placement!r} for {name!r}, not Shard or None")
             dims[name] = placement.dim
     return dims
 
 
 def _own_slots(modules: Sequence[nn.Module], slots: list[Slot]) -> list[Slot]:
-    """All but those that units within see to: a tied parameter is of one unit, but used at each name."""
+    """All slots except those of inner units: a tied parameter belongs to one unit but is used under each of its names."""
     within = {id(inner): inner for m in modules for inner in m.modules() if isinstance(inner, FSDPModule)}
     seen_to = {(id(m), key) for inner in within.values() for u in inner._fsdp_units for _, m, key in u.slots.slots}
     return [slot for slot in slots if (id(slot[1]), slot[2]) not in seen_to]

@@ -1,4 +1,4 @@
-"""Mixture of experts as a module for one device; :func:`apply_expert_parallel` says which ranks hold which experts."""
+"""Mixture of experts as a module for one device; :func:`apply_expert_parallel` places experts on ranks."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ __all__ = ["MixtureOfExperts", "RoutedExperts", "RoutingStrategy", "apply_expert
 
 
 class RoutingStrategy:
-    """Who chooses experts. Derive from it, and write :meth:`choose`."""
+    """A custom choice of experts. Derive from it and implement :meth:`choose`."""
 
     def choose(self, scores: torch.Tensor, top_k: int, bias: torch.Tensor) -> torch.Tensor:
-        """The experts of each token, [tokens, choices] int64; the number of experts stands for none.
+        """Returns the experts of each token, int64 [tokens, choices]; the number of experts means no expert.
 
-        ``scores`` [tokens, experts]: of this rank's tokens; ``bias`` [experts]: to be added for the choice only (zero
-        without a balancer). No gradient is recorded; not called for the same tokens on every rank.
+        ``scores`` [tokens, experts]: of this rank's tokens; ``bias`` [experts]: added for the choice only (zero without a
+        load balancer). No gradient is recorded. The tokens differ between ranks.
         """
         raise NotImplementedError
 
 
 class MixtureOfExperts(nn.Module):
-    """A router, its experts (feed-forward networks), and the way between them.
+    """A router, its experts (feed-forward networks), and the dispatch of tokens.
 
-    ``hidden``: features of a token; ``ffn``: inside an expert. Each token visits ``top_k`` of ``experts``; ``choice``:
-    "tokens", "experts" or "round_robin", or a ``strategy`` of one's own. ``score``: "softmax" or "sigmoid".
-    ``aux_loss``, ``sequence_aux_loss``, ``z_loss``: coefficients of losses, which :attr:`loss` has after each pass, to be
-    added to the mean loss. ``shared_ffn``: a further expert that sees all. ``balance_rate``: of a bias that evens the
-    load (:func:`update_load_balancers`), the buffer ``balance``. ``activation``: "swiglu", "geglu", "glu", "gelu", "silu", "relu".
+    ``hidden``: features of a token; ``ffn``: hidden features of an expert. Each token uses ``top_k`` of ``experts``
+    experts. ``choice``: "tokens", "experts" or "round_robin"; ``strategy``: a custom choice. ``score``: "softmax" or
+    "sigmoid". ``aux_loss``, ``sequence_aux_loss``, ``z_loss``: coefficients of losses whose sum is :attr:`loss` after each
+    pass; add it to the mean loss. ``shared_ffn``: hidden features of an additional expert for all tokens.
+    ``balance_rate``: update rate of a bias that balances the load (:func:`update_load_balancers`), the buffer ``balance``.
+    ``activation``: "swiglu", "geglu", "glu", "gelu", "silu" or "relu".
     """
 
     def __init__(
@@ -81,12 +82,12 @@ class MixtureOfExperts(nn.Module):
         options, strategy = {**self._arguments[0], "device": device}, self._arguments[1]
         if strategy is None:
             return _C.MoeLayer(options, None, "")
-        own = weakref.ref(self)  # the layer must not keep what may keep this module
+        own = weakref.ref(self)  # the C++ layer must not own an object that may own this module
         choose: Any = lambda *given: own()._arguments[1].choose(*given)  # type: ignore[union-attr] # noqa: E731
         return _C.MoeLayer(options, choose, type(strategy).__name__)
 
     def _adopt_parameters(self) -> None:
-        """The layer's tensors become parameters of modules by their names: gate.weight, experts.w1, ..."""
+        """Registers the layer's tensors as parameters of submodules by their names: gate.weight, experts.w1, ..."""
         self._names = []
         for name, tensor in self._layer.parameters():
             *path, last = name.split(".")
@@ -107,45 +108,48 @@ class MixtureOfExperts(nn.Module):
         self._layer.assign(self._tensors())
 
     def _check_expert_parallel(self) -> None:
-        """Each parameter is one of the layer's."""
+        """No effect: the parameters are always the layer's own."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**_without_layer(self), "loss": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._layer = self._make("meta")  # its tensors are here: none are drawn anew
+        self._layer = self._make("meta")  # the tensors exist already, so none are initialized
         if self._dispatch is not None:
             self._layer.set_dispatch(*self._dispatch)
         _restore_expert_parallel(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [tokens, hidden] or [batch, sequence, hidden]: a DTensor, or this rank's own tokens."""
+        """``x`` [tokens, hidden] or [batch, sequence, hidden]: a DTensor, or this rank's tokens. Returns the same."""
         result, self.loss = self._layer.run(x, self._tensors(), self.training)
         return result
 
     def set_dispatch(self, kind: str, *, factor: float = 0, drop: str = "position") -> None:
-        """How tokens travel: "all_to_all", "all_gather", "equal", or "capacity", with ``factor`` and whom it drops."""
+        """Sets the dispatch: "all_to_all", "all_gather", "equal", or "capacity" with ``factor``.
+
+        ``drop``: whether "position" or "probability" determines which tokens beyond the capacity are dropped.
+        """
         self._layer.set_dispatch(kind, factor, drop)
         self._dispatch = kind, factor, drop
 
     @property
     def load(self) -> torch.Tensor:
-        """[experts] entries of the last pass, on this rank."""
+        """Entries of each expert in the last pass, on this rank: [experts]."""
         return self._layer.stats()[0]
 
     @property
     def dropped(self) -> int:
-        """Entries of the last pass that no expert took, on this rank."""
+        """Number of entries of the last pass that were dropped, on this rank."""
         return self._layer.stats()[1]
 
 
 class RoutedExperts(nn.Module):
-    """Modules of any kind, of which each token visits those that a router of one's own chose.
+    """Modules of any kind as experts, with a router of your own.
 
-    ``experts``: modules that turn rows [n, D] into rows [n, D], n perhaps 0, each row for itself; their names are "0",
-    "1", ... Once :func:`apply_expert_parallel` has spread them, rows and parameters are DTensors on the ranks that hold
-    the expert, and a module is called on those ranks only.
+    ``experts``: modules that map rows [n, D] to rows [n, D], each row independently; n may be 0. Their names are "0", "1",
+    ... After :func:`apply_expert_parallel`, rows and parameters are DTensors on the ranks that store the expert, and a
+    module is called on those ranks only.
     """
 
     def __init__(self, experts: Iterable[nn.Module]) -> None:
@@ -158,7 +162,7 @@ class RoutedExperts(nn.Module):
         self._layer = self._make()
 
     def _slots(self) -> list[list[tuple[nn.Module, str]]]:
-        """Where the parameters of each expert hang; one that is tied within it once."""
+        """Module and key of each expert's parameters; a parameter that is tied within an expert occurs once."""
         result = []
         for expert in (self.get_submodule(name) for name in self._expert_names):
             named = [name.rpartition(".") for name, _ in expert.named_parameters()]
@@ -166,7 +170,7 @@ class RoutedExperts(nn.Module):
         return result
 
     def _make(self) -> Any:
-        layer, own = _C.RoutedLayer(), weakref.ref(self)  # the layer must not keep the module that keeps it
+        layer, own = _C.RoutedLayer(), weakref.ref(self)  # the C++ layer must not own the module that owns it
 
         def forward(name: str) -> Any:
             return lambda rows: own()._modules[name](rows)  # type: ignore[union-attr,misc]
@@ -185,8 +189,8 @@ class RoutedExperts(nn.Module):
                 other = owners.setdefault(parameter, name)
                 if other != name:
                     raise ValueError(
-                        f"RoutedExperts: {key!r} of expert {name} is one tensor with a parameter of expert {other}, which "
-                        f"may be on other ranks: untie them before apply_expert_parallel"
+                        f"RoutedExperts: {key!r} of expert {name} is tied to a parameter of expert {other}, which may be on "
+                        f"other ranks: untie them before apply_expert_parallel"
                     )
 
     def _adopt_parameters(self) -> None:
@@ -203,27 +207,27 @@ class RoutedExperts(nn.Module):
         _restore_expert_parallel(self)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The sum of ``weights[t, j]`` times expert ``ids[t, j]`` of ``x[t]``, as ``x``.
+        """The sum over j of ``weights[t, j]`` times expert ``ids[t, j]`` of ``x[t]``, with the shape of ``x``.
 
-        ``x`` [tokens, D] or [batch, sequence, D]; ``ids`` (int64; the number of experts stands for none) and
-        ``weights`` with D replaced by the number of choices. All plain (each rank its own tokens), or all DTensors.
+        ``x`` [tokens, D] or [batch, sequence, D]; ``ids`` (int64; the number of experts means no expert) and ``weights``
+        with D replaced by the number of choices. Either all regular tensors (this rank's tokens) or all DTensors.
         """
         self._assign_parameters()
         return self._layer.run(x, ids, weights)
 
     @property
     def load(self) -> torch.Tensor:
-        """[experts] entries of the last pass, on this rank."""
+        """Entries of each expert in the last pass, on this rank: [experts]."""
         return self._layer.load()
 
 
 def _without_layer(module: nn.Module) -> dict[str, Any]:
-    """What copies and pickles take along; they make a layer in C++ of their own."""
+    """The state that copies and pickles include; each copy creates its own C++ layer."""
     return {name: value for name, value in module.__dict__.items() if name != "_layer"}
 
 
 def _restore_expert_parallel(layer: Any) -> None:
-    """What a layer in C++ is told of experts that lie on their mesh already."""
+    """Applies expert parallelism to a new C++ layer whose experts are already on their mesh."""
     if layer._expert_parallel_args is not None:
         layer._assign_parameters()
         layer._layer.set_expert_parallel(*layer._expert_parallel_args)
@@ -237,11 +241,11 @@ def _layers(model: nn.Module, kind: Any) -> list[Any]:
 def apply_expert_parallel(
     model: nn.Module, mesh: DeviceMesh, *, ep: str = "ep", edp: str = "edp", etp: str = "etp"
 ) -> int:
-    """Moves the experts of every layer in ``model`` to ``mesh``: split by expert over ``ep``, each along its hidden
-    features over ``etp``, stored split over ``edp``; those of :class:`RoutedExperts` by expert over ``ep``, with
-    replicas over ``edp``. Before ``fully_shard`` of the rest and before optimizers are made.
+    """Moves the experts of every layer in ``model`` to ``mesh`` and returns the number of layers. Collective.
 
-    The number of layers. Collective.
+    Experts are split over ``ep``, the hidden features of each over ``etp``, and stored sharded over ``edp``. Experts of
+    :class:`RoutedExperts` are split over ``ep`` and replicated over ``edp``. Call it before ``fully_shard`` of the other
+    parameters and before creating optimizers.
     """
     layers = _layers(model, (MixtureOfExperts, RoutedExperts))
     for layer in layers:
@@ -255,7 +259,7 @@ def apply_expert_parallel(
 
 
 def update_load_balancers(model: nn.Module, ranks: Communicator) -> None:
-    """After an optimizer step: biases move towards an even load over ``ranks``, those with different tokens.
+    """Updates biases towards an even load over ``ranks``, the ranks with different tokens. Call it after a step.
 
     Collective, once for all layers.
     """

@@ -1,7 +1,7 @@
-"""The library's optimizers as ``torch.optim`` optimizers: schedulers, ``param_groups`` and ``zero_grad`` as ever.
+"""The library's optimizers as ``torch.optim`` optimizers, with schedulers, ``param_groups`` and ``zero_grad``.
 
-Steps are the same on every layout, for plain tensors and DTensors on any mixture of meshes. All of ``torch.optim`` works
-on DTensors too; these use one fused operator for a group, or what ``torch.optim`` lacks (distributed Shampoo).
+Steps are the same on every layout, for regular tensors and DTensors on any mixture of meshes. ``torch.optim`` also works on
+DTensors. These optimizers use one fused operator for a group, or are missing in ``torch.optim`` (distributed Shampoo).
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ __all__ = ["AdamW", "SGD", "Adagrad", "Muon", "Shampoo", "clip_grad_norm_", "get
 
 
 def _python_scalar(name: str, value: Any) -> bool | int | float | str:
-    """Numbers of NumPy and tensors of one element are numbers, too."""
+    """Converts NumPy scalars and tensors of one element to Python numbers."""
     if isinstance(value, (bool, int, float, str)):
         return value
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"option {name} is a number, not {value!r}") from None
+        raise TypeError(f"option {name}: expected a number, got {value!r}") from None
 
 
 def _or(result: Any, former: Any) -> Any:
-    """What a hook returned, if it did."""
+    """The return value of a hook, or ``former`` if it returned None."""
     return former if result is None else result
 
 
 def _to_save(group: dict[str, Any]) -> dict[str, Any]:
-    """A group's options, and what schedulers keep there, as a checkpoint takes them."""
+    """A group's options, and what schedulers add to them, as a checkpoint stores them."""
 
-    def plain(value: Any) -> Any:
+    def to_scalars(value: Any) -> Any:
         if isinstance(value, (tuple, list)):
-            return type(value)(plain(item) for item in value)
+            return type(value)(to_scalars(item) for item in value)
         try:
             return _python_scalar("", value)
-        except TypeError:  # a note of the program's own
+        except TypeError:  # an entry that the program added
             return value
 
-    return {name: plain(value) for name, value in group.items() if name not in ("params", "param_names")}
+    return {name: to_scalars(value) for name, value in group.items() if name not in ("params", "param_names")}
 
 
 class _Optimizer(torch.optim.Optimizer):
-    _kind: str  # what C++ calls it
+    _kind: str  # name in C++
     _made: Any = None
-    _kept: dict[str, Any] | None = None  # the state of the one that this is a copy of
-    _given: list[dict[str, Any] | None]  # options that the groups of the one in C++ have
+    _kept: dict[str, Any] | None = None  # the state of the optimizer that was copied or pickled
+    _given: list[dict[str, Any] | None]  # options of the groups of the C++ optimizer
 
     def __init__(self, params: Any, **defaults: Any) -> None:
         super().__init__(params, defaults)
 
     def _options(self, group: dict[str, Any]) -> dict[str, Any]:
-        options = {key: group[key] for key in self.defaults if key != "differentiable"}  # which torch adds to a copy's
+        options = {key: group[key] for key in self.defaults if key != "differentiable"}  # torch adds it to copies
         if "betas" in options:
             options["beta1"], options["beta2"] = options.pop("betas")
         return {key: _python_scalar(key, value) for key, value in options.items()}
@@ -67,7 +67,7 @@ class _Optimizer(torch.optim.Optimizer):
             try:
                 if self._kept is not None:
                     self._load(self._kept)
-            except BaseException:  # the next call is not to go on without what was kept
+            except BaseException:  # the next call must not continue without the kept state
                 self._made = None
                 raise
             self._kept = None
@@ -79,10 +79,10 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _load(self, state: dict[str, Any]) -> None:
         self._core().load_state_dict(list(state["tensors"].items()), list(state["scalars"].items()))
-        self._given = [None] * len(self.param_groups)  # the state's rates are in force there
+        self._given = [None] * len(self.param_groups)  # the loaded state set the options in C++
 
     def _sync_options(self) -> None:
-        """What a scheduler, or the program, has changed in a group counts from the next step on."""
+        """Passes option changes by a scheduler or the program to C++; they apply from the next step on."""
         core = self._core()
         for index, group in enumerate(self.param_groups):
             options = self._options(group)
@@ -92,9 +92,9 @@ class _Optimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._made is not None:
-            raise RuntimeError("parameter groups are added before the first step")
+            raise RuntimeError("add parameter groups before the first step")
         super().add_param_group(param_group)
-        try:  # options that are out of their range are told where they are given, as torch.optim does
+        try:  # report invalid options here, as torch.optim does
             _C.make_optimizer(self._kind, [([], self._options(self.param_groups[-1]), [])])
         except BaseException:
             self.param_groups.pop()
@@ -102,7 +102,7 @@ class _Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One update of every parameter that has a gradient. The groups' options are read at every step."""
+        """Updates every parameter that has a gradient. The groups' options are read at every step."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -132,7 +132,7 @@ class _Optimizer(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a state of the same parameters, saved on any layout, and the groups' options with it. Collective."""
+        """Loads a state of the same parameters, saved on any layout, and the groups' options. Collective."""
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = _or(before(self, state_dict), state_dict)
         self._restore_state(state_dict)
@@ -140,11 +140,11 @@ class _Optimizer(torch.optim.Optimizer):
             after(self)
 
     def _restore_state(self, state_dict: dict[str, Any]) -> None:
-        saved = state_dict.get("param_groups") or [{} for _ in self.param_groups]  # states of before have rates alone
+        saved = state_dict.get("param_groups") or [{} for _ in self.param_groups]  # older states have learning rates only
         if not len(saved) == len(state_dict["lr"]) == len(self.param_groups):
-            raise ValueError(f"the state is one of {len(saved)} parameter groups; there are {len(self.param_groups)}")
+            raise ValueError(f"the state has {len(saved)} parameter groups, but the optimizer has {len(self.param_groups)}")
         former = [dict(group) for group in self.param_groups]
-        try:  # the options first: they say what a parameter's state is made of
+        try:  # options first: they determine the tensors of a parameter's state
             for group, options, lr in zip(self.param_groups, saved, state_dict["lr"]):
                 group.update(options, lr=lr)
             self._sync_options()
@@ -157,7 +157,7 @@ class _Optimizer(torch.optim.Optimizer):
 
 
 class AdamW(_Optimizer):
-    """Adam with decoupled weight decay. ``fused=False`` gives the same bits on every layout."""
+    """Adam with decoupled weight decay. With ``fused=False`` results are bitwise equal on every layout."""
 
     _kind = "AdamW"
 
@@ -175,7 +175,7 @@ class AdamW(_Optimizer):
 
 
 class SGD(_Optimizer):
-    """Gradient descent with momentum."""
+    """Stochastic gradient descent with momentum."""
 
     _kind = "SGD"
 
@@ -217,7 +217,7 @@ class Adagrad(_Optimizer):
 
 
 class Muon(_Optimizer):
-    """Muon for matrices ``[m, n]`` and stacks of matrices ``[k, m, n]``, each matrix by itself; give the rest to AdamW."""
+    """Muon for matrices ``[m, n]`` and stacks of matrices ``[k, m, n]``; use AdamW for other parameters."""
 
     _kind = "Muon"
 
@@ -240,7 +240,7 @@ class Muon(_Optimizer):
 
 
 class Shampoo(_Optimizer):
-    """Distributed Shampoo: blocks of parameters are preconditioned by the ranks that own them."""
+    """Distributed Shampoo: each rank preconditions the blocks of parameters that it owns."""
 
     _kind = "Shampoo"
 
@@ -274,7 +274,7 @@ def _list(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def get_total_norm(
     tensors: torch.Tensor | Iterable[torch.Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> torch.Tensor:
-    """The norm of all elements of plain tensors and DTensors on any meshes, plain, with one collective at most."""
+    """The norm of all elements of regular tensors and DTensors on any meshes, a regular tensor. At most one collective."""
     return _C.get_total_norm(_list(tensors), float(norm_type), error_if_nonfinite)
 
 
@@ -284,5 +284,5 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
-    """Scales gradients so that their total norm is at most ``max_norm``; the norm before, with one collective at most."""
+    """Scales gradients so that their total norm is at most ``max_norm``; returns the former norm. At most one collective."""
     return _C.clip_grad_norm_(_list(parameters), max_norm, float(norm_type), error_if_nonfinite)

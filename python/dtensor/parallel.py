@@ -1,8 +1,8 @@
-"""Tensor and sequence parallelism by the names of ``torch.distributed.tensor.parallel``.
+"""Tensor and sequence parallelism with the names of ``torch.distributed.tensor.parallel``.
 
-A plan says for names of submodules (``*`` stands for one part of a name) how their parameters are split over a 1-D mesh
-and how their inputs and outputs are placed. Modules need no plan to be right, only to communicate what their author
-wants: with split parameters alone, operators choose by price.
+A plan maps names of submodules (``*`` matches one part of a name) to parallel styles: how parameters are sharded over a
+1-D mesh, and how inputs and outputs are placed. Results are correct without a plan, which only determines the
+communication. Operators choose the cheapest placements if only parameters are sharded.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def parallelize_module(
 ) -> nn.Module:
     """Applies a style to ``module``, or styles to the submodules that a plan names, over a 1-D ``device_mesh``.
 
-    Parameters are replaced: make the optimizer afterwards. An entry that matches no submodule is an error. Where ranks'
-    values differ, those of ``src_data_rank`` of the mesh count. What is tied stays so: an entry for one of its names
-    counts for all, and entries that contradict each other are an error.
+    Parameters are replaced: create the optimizer afterwards. An entry that matches no submodule is a ValueError. All ranks
+    use the values of rank ``src_data_rank`` of the mesh. Tied parameters stay tied: an entry for one name applies to all
+    names, and conflicting entries are a ValueError.
     """
     _check_plan(parallelize_plan)
     mesh = as_mesh(device_mesh)
     if mesh.ndim != 1:
-        raise ValueError(f"parallelize_module needs a mesh of one dimension, such as mesh['tp'], not {mesh}")
+        raise ValueError(f"parallelize_module: expected a mesh of one dimension, such as mesh['tp'], got {mesh}")
     shared, former, result = SharedParameters(module), list(module.parameters()), module
     if isinstance(parallelize_plan, ParallelStyle):
         parallelize_plan.src_data_rank = src_data_rank
@@ -82,7 +82,7 @@ def parallelize_module(
 
 @contextlib.contextmanager
 def loss_parallel() -> Iterator[None]:
-    """Changes nothing: losses keep logits split by class wherever they are called."""
+    """No effect: losses always keep logits sharded by class."""
     yield
 
 
@@ -96,8 +96,9 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     chunk: int = 1024,
 ) -> torch.Tensor:
-    """Mean cross entropy of ``linear(hidden, weight)`` in pieces: never more than ``chunk`` tokens' logits at once.
+    """Mean cross entropy of ``linear(hidden, weight)``, with the logits of at most ``chunk`` tokens in memory at once.
 
-    ``hidden`` [..., features], ``weight`` [classes, features], ``targets`` [...]; plain or DTensors. Differentiable.
+    ``hidden`` [..., features], ``weight`` [classes, features], ``targets`` int64 [...]; regular tensors or DTensors.
+    Differentiable.
     """
     return _C.linear_cross_entropy(hidden, weight, targets, ignore_index, label_smoothing, z_loss, chunk)

@@ -1,6 +1,6 @@
-"""Placements by the names of ``torch.distributed.tensor``.
+"""Placements with the names of ``torch.distributed.tensor``.
 
-All are one value type, :class:`Placement`; ``Shard``, ``Replicate`` and ``Partial`` make such values and test for them:
+All are one value type, :class:`Placement`; ``Shard``, ``Replicate`` and ``Partial`` create such values and test for them:
 ``isinstance(t.placements[0], Shard)``.
 """
 
@@ -23,7 +23,7 @@ class _Kind(type):
 
 
 class Shard(metaclass=_Kind):
-    """Split along tensor dimension ``dim``, as ``torch.chunk`` splits (uneven and empty parts included)."""
+    """Split along tensor dimension ``dim``, as ``torch.chunk`` splits (shards may be uneven or empty)."""
 
     _test = staticmethod(lambda p: p.is_shard())
 
@@ -50,7 +50,7 @@ class RaggedShard(metaclass=_Kind):
 
 
 class ZigzagShard(metaclass=_Kind):
-    """Of 2 P chunks of ``dim`` rank r of P holds chunks r and 2 P - 1 - r: causal attention shared out evenly."""
+    """Splits ``dim`` into 2 P chunks; rank r of P stores chunks r and 2 P - 1 - r, which balances causal attention."""
 
     _test = staticmethod(lambda p: p.is_zigzag())
 
@@ -59,7 +59,7 @@ class ZigzagShard(metaclass=_Kind):
 
 
 class Replicate(metaclass=_Kind):
-    """Whole on every rank of the mesh dimension."""
+    """Replicated: every rank of the mesh dimension stores all values."""
 
     _test = staticmethod(lambda p: p.is_replicate())
 
@@ -68,7 +68,7 @@ class Replicate(metaclass=_Kind):
 
 
 class Partial(metaclass=_Kind):
-    """Each rank holds a share; reduced by ``sum``, ``avg``, ``max``, ``min`` or ``product`` they are the tensor."""
+    """Each rank stores one operand; the tensor is their reduction by ``sum``, ``avg``, ``max``, ``min`` or ``product``."""
 
     _test = staticmethod(lambda p: p.is_partial())
 
@@ -77,17 +77,17 @@ class Partial(metaclass=_Kind):
 
 
 def BlockShard(dim: int, size: int, block: int, ranks: int) -> Placement:
-    """Chunks of whole blocks of ``block`` elements: ``size`` elements of ``dim`` over ``ranks`` ranks."""
+    """Chunks of complete blocks of ``block`` elements: ``size`` elements of ``dim`` over ``ranks`` ranks."""
     return Placement.block_shard(dim, size, block, ranks)
 
 
 def as_placement(placement: Any) -> Placement:
-    """The same, if it is one of ``torch.distributed.tensor`` too; anything else is an error."""
+    """Converts a placement of ``torch.distributed.tensor``; other types are a TypeError."""
     return placement if isinstance(placement, Placement) else Placement(placement)
 
 
 def as_placements(placements: Any) -> list[Placement] | None:
-    """One placement, a sequence of them, or a text like ``"[S(0), R]"``."""
+    """A list from one placement, a sequence of them, or a string like ``"[S(0), R]"``."""
     if placements is None:
         return None
     if isinstance(placements, str):
@@ -98,7 +98,7 @@ def as_placements(placements: Any) -> list[Placement] | None:
 
 
 def _split(text: str) -> list[str]:
-    """The placements in ``[S(0), SS(0, 2)]``: commas within parentheses separate arguments."""
+    """The placements in ``[S(0), SS(0, 2)]``: commas inside parentheses separate arguments."""
     parts, depth = [""], 0
     for char in text.strip().removeprefix("[").removesuffix("]"):
         depth += (char == "(") - (char == ")")

@@ -1,4 +1,4 @@
-// Attention over a split sequence: what PyTorch's function cannot say, and which strategy it takes.
+// Attention over a sharded sequence: the options that PyTorch's function lacks, and the strategy.
 #include "dtensor/attention.h"
 
 #include "bind.h"
@@ -6,10 +6,11 @@
 namespace dtensor::python {
 
 void bind_attention(py::module_& module) {
-  bind_scope<AttentionStrategyScope>(module, "attention_strategy",
-                                     "While open, attention on this thread takes \"ring\", \"gather\" or \"ulysses\" "
-                                     "on every mesh axis that splits the\n"
-                                     "sequence, in place of the cheapest (\"auto\"). Backward does what forward did.")
+  bind_scope<AttentionStrategyScope>(
+      module, "attention_strategy",
+      "While open, attention on this thread uses \"ring\", \"gather\" or \"ulysses\" on every "
+      "mesh axis that shards the sequence,\n"
+      "instead of the cheapest strategy (\"auto\"). Backward uses the strategy of forward.")
       .def(py::init([](const std::string& name) {
              const AttentionStrategy strategy = parse_attention_strategy(name);
              return ScopeContextManager<AttentionStrategyScope>(
@@ -30,11 +31,11 @@ void bind_attention(py::module_& module) {
       py::arg("dropout") = 0.0, py::arg("scale") = py::none(), py::arg("window") = 0,
       py::arg("documents") = std::vector<std::int64_t>(), py::arg("sinks") = py::none(),
       py::arg("row_cu_seqlens") = py::none(), ReleaseGil(),
-      "softmax(q k^T scale + mask) v of q [B, H, L, E], k [B, G, S, E], v [B, G, S, F]: [B, H, L, F] as q. window: "
-      "query i\n"
-      "sees keys with |i - j| < window; documents: each one's first position; sinks: [H]; row_cu_seqlens: int64 [B, "
-      "D],\n"
-      "documents of each row of the batch, filled up with S.");
+      "softmax(q k^T scale + mask) v, of shape [B, H, L, F] and the dtype of q.\n\n"
+      "Shapes: q [B, H, L, E], k [B, G, S, E], v [B, G, S, F]. window: query i attends to keys j with\n"
+      "|i - j| < window; 0: all keys. documents: first position of each document. sinks: [H].\n"
+      "row_cu_seqlens: int64 [B, D], the document boundaries of each row of the batch, padded with S.\n"
+      "They replace documents, and no mask tensor is created for them.");
 }
 
 }  // namespace dtensor::python

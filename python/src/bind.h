@@ -1,4 +1,4 @@
-// What the files of the module share: one function for each part of the interface, and how functions are bound.
+// Shared by the files of the module _C: one bind function for each part of the interface, and binding helpers.
 #pragma once
 
 #include <pybind11/functional.h>
@@ -17,12 +17,12 @@ namespace dtensor::python {
 
 namespace py = pybind11;
 
-// Whatever may wait for other ranks or compute gives up the interpreter lock: a rank that held it would keep the other
-// thread ranks from getting where it waits for them.
+// For functions that compute or wait for other ranks: releases the GIL. Otherwise other thread ranks could not reach
+// the collective that the caller waits in.
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
-// The same for what py::init takes. ReleaseGil beside py::init would also let pybind11 enter the new object into its
-// table of all objects without the lock, which thread ranks then write at once ("deallocate unregistered instance").
+// ReleaseGil for py::init. A call guard on py::init would also register the new object in pybind11's instance table
+// without the GIL, and concurrent thread ranks would corrupt it ("deallocate unregistered instance").
 template <class Result, class... Args>
 auto without_gil(Result (*make)(Args...)) {
   return [make](Args... args) {
@@ -49,8 +49,8 @@ void bind_attention(py::module_& module);
 void bind_interop(py::module_& module);
 void bind_register_sharding(py::module_& module);
 
-// Wherever a bound function takes a `Type`, it takes values for which `accepts` holds too: the constructor of one
-// argument converts them. Unlike py::implicitly_convertible it holds on several threads at once.
+// Lets bound functions that take a `Type` also take values for which `accepts` holds: the constructor of one argument
+// converts them. Unlike py::implicitly_convertible it is safe on several threads at once.
 template <class Type, class Accepts>
 void accept_as(Accepts) {
   py::detail::get_type_info(typeid(Type), true)
@@ -62,20 +62,20 @@ void accept_as(Accepts) {
       });
 }
 
-// What Python code raised, of the library's own; see errors.cpp.
+// Whether a Python exception is one of the library's; see errors.cpp.
 bool is_comm_error(const py::error_already_set& error);
 bool is_peer_error(const py::error_already_set& error);
 
-// The communicator of all ranks that the calling thread's program runs on; see world.cpp.
+// The communicator of all ranks of the calling thread's program; see world.cpp.
 Communicator current_world();
 
-// A scope of the library as a context manager: made on entry, on the thread that enters, gone on exit.
+// A scope of the library as a context manager: constructed on entry, on the entering thread, and destroyed on exit.
 template <class Scope>
 class ScopeContextManager {
  public:
   explicit ScopeContextManager(std::function<std::unique_ptr<Scope>()> make) : make_(std::move(make)) {}
   void enter() {
-    TORCH_CHECK(!scope_, "this scope is open already; make another one");
+    TORCH_CHECK(!scope_, "this scope is already entered; create a new one");
     scope_ = make_();
   }
   void leave() { scope_.reset(); }

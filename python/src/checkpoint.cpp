@@ -1,4 +1,4 @@
-// Checkpoints: lists of named tensors and plain values; nested dictionaries are flattened in checkpoint.py.
+// Checkpoints: lists of named tensors and numbers or strings; checkpoint.py flattens nested dictionaries.
 #include <unordered_set>
 
 #include "bind.h"
@@ -33,7 +33,7 @@ py::dict describe_index(const std::string& path) {
   return py::dict(py::arg("tensors") = tensors, py::arg("values") = index.values);
 }
 
-// The names of places that take whatever value is saved; "losses." stands for "losses.0", "losses.1" and so on.
+// Names of entries that accept any saved value; "losses." stands for "losses.0", "losses.1" and so on.
 using OpenNames = std::unordered_set<std::string>;
 
 bool is_open(const OpenNames& open, const std::string& name) {
@@ -41,7 +41,7 @@ bool is_open(const OpenNames& open, const std::string& name) {
   return open.contains(name) || (digits < name.size() && open.contains(name.substr(0, digits)));
 }
 
-// A state dictionary as a Checkpoint, which keeps references: to tensors, and to values that stand here.
+// A state dictionary as a Checkpoint. The Checkpoint refers to the tensors and to the values that are stored here.
 class State {
  public:
   State(const StateTensors& tensors, CheckpointValues values, OpenNames open = {}) : values_(std::move(values)) {
@@ -56,7 +56,7 @@ class State {
   Checkpoint state_;
 };
 
-// The path (empty: none was there), the damaged newer ones, and the values that were read.
+// The path (empty: no checkpoint was found), the newer checkpoints that are damaged, and the values that were read.
 using Loaded = std::tuple<std::string, std::vector<std::string>, CheckpointValues>;
 
 Loaded loaded(LoadedCheckpoint found, const State& state) {
@@ -101,10 +101,11 @@ void bind_series(py::module_& module) {
 }  // namespace
 
 void bind_checkpoint(py::module_& module) {
-  py::class_<PendingSave>(module, "PendingSave", "A save under way: tensors may be changed again.")
-      .def("done", &PendingSave::done, "Whether this rank has written its part.")
+  py::class_<PendingSave>(module, "PendingSave",
+                          "An asynchronous save. The saved tensors may be modified while it runs.")
+      .def("done", &PendingSave::done, "Whether this rank has written its shard.")
       .def("wait", &PendingSave::wait, ReleaseGil(),
-           "Finishes the save. Collective. Without it the folder stays as it was.");
+           "Completes the save. Collective. Until then the folder keeps its former content.");
   module.def(
       "save_state",
       [](const std::string& directory, const StateTensors& tensors, const CheckpointValues& values, bool sync,

@@ -1,4 +1,4 @@
-// The library's exceptions as Python sees them.
+// The library's exceptions as Python exceptions.
 #include <torch/csrc/Exceptions.h>
 
 #include "bind.h"
@@ -6,10 +6,10 @@
 namespace dtensor::python {
 namespace {
 
-// Never destroyed: exceptions are translated as long as the interpreter runs.
+// Never destroyed: exceptions are translated until the interpreter exits.
 py::handle comm_error, peer_error;
 
-// As torch's own functions do it: IndexError, NotImplementedError, ..., without the C++ stack.
+// Translates as torch's own functions do: to IndexError, NotImplementedError, ..., without the C++ stack.
 void translate(std::exception_ptr error) {
   if (!error) return;
   try {
@@ -39,10 +39,12 @@ bool is_peer_error(const py::error_already_set& error) { return error.matches(pe
 void bind_errors(py::module_& module) {
   comm_error = make_error(
       module, "CommError",
-      "A collective that could not finish: a peer failed, left, called something else or did not come in time.");
-  peer_error = make_error(module, "PeerError",
-                          "Another rank's exception, told to this one, so that all end the same call (a step of a "
-                          "pipeline, say). The ranks can go on; where they do not, run() raises the exception itself.");
+      "A collective that could not complete: a peer failed, exited, called another collective or timed out.");
+  peer_error =
+      make_error(module, "PeerError",
+                 "Another rank's exception, raised on this rank so that all ranks end the same call (such as a "
+                 "pipeline step).\nThe ranks can continue. If it leaves run(), run() raises the original "
+                 "exception instead.");
   py::register_local_exception_translator(&translate);
 }
 

@@ -1,4 +1,4 @@
-// Asking the engine what it does: explanations, counts of collectives, events, strictness, drawings.
+// Inspection of the engine: explanations, counts of collectives, events, strictness, diagrams.
 #include "bind.h"
 #include "dtensor/debug.h"
 
@@ -17,11 +17,11 @@ std::string explain_call(const py::function& fn, const py::args& args, const py:
 
 const char* phase_name(Phase phase) { return phase == Phase::forward ? "forward" : "backward"; }
 
-// Counts that can still be read when the scope is over.
+// Counts that stay readable after the scope is closed.
 class CommCounts {
  public:
   void enter() {
-    TORCH_CHECK(!mode_, "this CommDebugMode is open already");
+    TORCH_CHECK(!mode_, "this CommDebugMode is already entered");
     mode_ = std::make_unique<CommDebugMode>();
   }
   void leave() {
@@ -39,12 +39,12 @@ class CommCounts {
   std::string table_;
 };
 
-// What a MemoryTimeline noted, which can still be read when the scope is over.
+// The record of a MemoryTimeline; it stays readable after the scope is closed.
 class MemoryRecord {
  public:
   explicit MemoryRecord(std::int64_t resolution) : resolution_(resolution) {}
   void enter() {
-    TORCH_CHECK(!timeline_, "this MemoryTimeline is open already");
+    TORCH_CHECK(!timeline_, "this MemoryTimeline is already entered");
     timeline_ = std::make_unique<MemoryTimeline>(resolution_);
   }
   void leave() {
@@ -87,8 +87,8 @@ class MemoryRecord {
 void bind_memory(py::module_& module) {
   py::class_<MemoryRecord>(
       module, "MemoryTimeline",
-      "While open, follows what this rank allocates and frees, in bytes from its start; what it noted "
-      "stays afterwards.\nA sample is kept where bytes differ from the last one's by resolution.")
+      "While open, records what this rank allocates and frees, in bytes relative to its start. The record stays "
+      "readable afterwards.\nA sample is kept where bytes differ from the last sample by at least resolution bytes.")
       .def(py::init<std::int64_t>(), py::arg("resolution") = 0)
       .def("__enter__",
            [](py::object self) {
@@ -96,13 +96,13 @@ void bind_memory(py::module_& module) {
              return self;
            })
       .def("__exit__", [](MemoryRecord& self, const py::args&) { self.leave(); })
-      .def("live", &MemoryRecord::live, "Bytes that live now.")
-      .def("reset_peak", &MemoryRecord::reset_peak, "Looks for the peak from now on.")
-      .def("peak", &MemoryRecord::peak, "(bytes, module, \"forward\" or \"backward\") of the highest moment.")
+      .def("live", &MemoryRecord::live, "Bytes allocated now.")
+      .def("reset_peak", &MemoryRecord::reset_peak, "Restarts the search for the peak.")
+      .def("peak", &MemoryRecord::peak, "(bytes, module, \"forward\" or \"backward\") at the peak.")
       .def("holders_at_peak", &MemoryRecord::holders_at_peak,
-           "(module, phase, bytes) of who held it, the largest first.")
+           "(module, phase, bytes) of the memory allocated at the peak, largest first.")
       .def("csv", &MemoryRecord::csv, "All samples: seconds,bytes,phase,module.")
-      .def("svg", &MemoryRecord::svg, "A drawing of bytes over time.");
+      .def("svg", &MemoryRecord::svg, "A plot of bytes over time.");
 }
 
 void bind_memory_pool(py::module_& module) {
@@ -113,9 +113,10 @@ void bind_memory_pool(py::module_& module) {
         return py::dict(py::arg("cached_bytes") = stats.cached_bytes, py::arg("limit_bytes") = stats.limit_bytes,
                         py::arg("hits") = stats.hits, py::arg("misses") = stats.misses);
       },
-      "What this process keeps of the memory of collectives' results, to use it again.");
-  module.def("set_memory_pool_limit", &set_memory_pool_limit, py::arg("bytes"), "What is kept at most; 0: nothing.");
-  module.def("empty_memory_pool", &empty_memory_pool, "Gives what is kept back to the system.");
+      "The pool of memory for results of collectives in this process: cached_bytes, limit_bytes, hits, misses.");
+  module.def("set_memory_pool_limit", &set_memory_pool_limit, py::arg("bytes"),
+             "Sets the most unused bytes that the pool keeps; 0: none.");
+  module.def("empty_memory_pool", &empty_memory_pool, "Returns the pool's unused memory to the system.");
 }
 
 py::list rows(const CommCounts& mode) {
@@ -131,7 +132,7 @@ const char* kind_name(Event::Kind kind) {
   return kind == Event::Kind::redistribute ? "redistribute" : "collective";
 }
 
-// Whoever was told of the scope last lets go of the function: a backward pass that ends without the interpreter lock.
+// The last owner may be a backward pass on a thread without the GIL, so the deleter acquires it.
 std::shared_ptr<py::function> keep_alive(const py::function& fn) {
   return {new py::function(fn), [](py::function* last) {
             const py::gil_scoped_acquire lock;
@@ -150,18 +151,20 @@ std::unique_ptr<EventListener> listen(const py::function& fn) {
 ImplicitRedistribution parse_implicit_redistribution(const std::string& policy) {
   if (policy == "allow") return ImplicitRedistribution::allow;
   if (policy == "warn") return ImplicitRedistribution::warn;
-  TORCH_CHECK_VALUE(policy == "error", "ImplicitRedistributionScope(\"", policy, "\"): not one of allow, warn, error");
+  TORCH_CHECK_VALUE(policy == "error", "ImplicitRedistributionScope(\"", policy,
+                    "\"): expected one of allow, warn, error");
   return ImplicitRedistribution::error;
 }
 
 Checks parse_checks(const std::string& checks) {
   if (checks == "calls") return Checks::calls;
-  TORCH_CHECK_VALUE(checks == "values", "Checked(\"", checks, "\"): not one of calls, values");
+  TORCH_CHECK_VALUE(checks == "values", "Checked(\"", checks, "\"): expected one of calls, values");
   return Checks::values;
 }
 
 void bind_scopes(py::module_& module) {
-  bind_scope<Strict>(module, "Strict", "While open, operators without a rule and plain operands are errors.")
+  bind_scope<Strict>(module, "Strict",
+                     "While open, operators without a sharding rule and regular tensors among DTensors are errors.")
       .def(py::init([](bool strict) {
              return ScopeContextManager<Strict>(
                  [=] { return std::make_unique<Strict>(strict ? Strictness::strict : Strictness::relaxed); });
@@ -169,22 +172,24 @@ void bind_scopes(py::module_& module) {
            py::arg("strict") = true);
   bind_scope<ImplicitRedistributionScope>(
       module, "ImplicitRedistributionScope",
-      "While open, operators that would move operands unasked are refused, or warned of.")
+      "While open, operators that would redistribute operands implicitly are refused or warned about.")
       .def(py::init([](const std::string& policy) {
              const ImplicitRedistribution wanted = parse_implicit_redistribution(policy);
              return ScopeContextManager<ImplicitRedistributionScope>(
                  [=] { return std::make_unique<ImplicitRedistributionScope>(wanted); });
            }),
            py::arg("policy") = "error");
-  bind_scope<Checked>(module, "Checked",
-                      "While open, ranks must call the same operators (\"calls\"); replicas are compared, too, and "
-                      "operators with themselves on whole operands (\"values\").")
+  bind_scope<Checked>(
+      module, "Checked",
+      "While open, ranks must call the same operators (\"calls\"). \"values\" also compares replicas, and "
+      "operators' results with those of unsharded operands.")
       .def(py::init([](const std::string& checks) {
              const Checks wanted = parse_checks(checks);
              return ScopeContextManager<Checked>([=] { return std::make_unique<Checked>(wanted); });
            }),
            py::arg("checks") = "values");
-  bind_scope<NoTimeout>(module, "NoTimeout", "While one is open in this process, waiting for other ranks has no limit.")
+  bind_scope<NoTimeout>(module, "NoTimeout",
+                        "While one is open in this process, waiting for other ranks has no time limit.")
       .def(py::init([] { return ScopeContextManager<NoTimeout>([] { return std::make_unique<NoTimeout>(); }); }));
   bind_scope<EventListener>(module, "EventListener",
                             "While open, fn(kind, name, axis, bytes, seconds) is called for each event of this rank.")
@@ -196,8 +201,10 @@ void bind_scopes(py::module_& module) {
 }  // namespace
 
 void bind_inspect(py::module_& module) {
-  module.def("explain", &explain_call, py::arg("fn"),
-             "Runs fn(*args, **kwargs); for every operator on DTensors: the candidates, their prices, the choice.");
+  module.def(
+      "explain", &explain_call, py::arg("fn"),
+      "Runs fn(*args, **kwargs) and reports, for every operator on DTensors, the candidates, their costs and the "
+      "choice.");
   py::class_<CommCounts>(module, "CommCounts")
       .def(py::init<>())
       .def("enter", &CommCounts::enter)
@@ -215,20 +222,20 @@ void bind_inspect(py::module_& module) {
                         py::arg("entries") = stats.entries, py::arg("evictions") = stats.evictions,
                         py::arg("key_lookups") = stats.key_lookups, py::arg("boxed_hits") = stats.boxed_hits);
       },
-      "Counts of this thread's cache of decisions.");
+      "Counters of this thread's cache of sharding decisions.");
   module.def("clear_cache", &clear_cache);
   module.def(
       "visualize_sharding_text",
       [](const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements) {
         return visualize_sharding(sizes, mesh, placements);
       },
-      py::arg("sizes"), py::arg("mesh"), py::arg("placements"), "Which ranks hold which part, drawn as text.");
+      py::arg("sizes"), py::arg("mesh"), py::arg("placements"), "A text diagram of the ranks that store each part.");
   module.def(
       "visualize_sharding_svg",
       [](const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements) {
         return visualize_sharding_svg(sizes, mesh, placements);
       },
-      py::arg("sizes"), py::arg("mesh"), py::arg("placements"), "The same as an SVG drawing.");
+      py::arg("sizes"), py::arg("mesh"), py::arg("placements"), "An SVG diagram of the ranks that store each part.");
 }
 
 }  // namespace dtensor::python

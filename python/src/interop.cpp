@@ -1,4 +1,4 @@
-// What libraries ask that do not know DTensors: the address of a tensor's memory, and which elements a rank holds.
+// For libraries that do not support DTensors: the address of a tensor's memory, and the elements that a rank stores.
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "bind.h"
@@ -13,8 +13,7 @@ constexpr const char* kNoAddress =
     "data_ptr: a DTensor has no memory of its own: save full_tensor(), or use dtensor.save (dtensor.load_safetensors "
     "reads it back); to_local() is this rank's part, which has an address";
 
-// A C function, since libraries call it for each argument of each kernel that they start: nothing to measure over
-// torch's.
+// A C function, since libraries call it for each argument of each kernel launch: no measurable cost over torch's own.
 PyObject* data_ptr(PyObject* self, PyObject*) {
   if (!is_dtensor(THPVariable_Unpack(self))) return PyObject_CallOneArg(torch_data_ptr, self);
   PyErr_SetString(PyExc_RuntimeError, kNoAddress);
@@ -32,7 +31,7 @@ void install_data_ptr() {
 
 using Pairs = std::vector<std::pair<std::int64_t, std::int64_t>>;  // offset, length
 
-// By dimension; None outside of the mesh.
+// Segments of each dimension; None outside the mesh.
 std::optional<std::vector<Pairs>> local_segments(const at::Tensor& tensor) {
   const DTensor placed(tensor);
   const auto coordinate = placed.mesh().coordinate();

@@ -13,7 +13,8 @@ std::int64_t axis_index(const DeviceMesh& mesh, const Axis& axis) {
   if (const auto* name = std::get_if<std::string>(&axis)) return mesh.dim(*name);
   const std::int64_t index = std::get<std::int64_t>(axis);
   const std::int64_t wrapped = index < 0 ? index + mesh.ndim() : index;
-  TORCH_CHECK_INDEX(wrapped >= 0 && wrapped < mesh.ndim(), "mesh dimension ", index, " of ", mesh.str());
+  TORCH_CHECK_INDEX(wrapped >= 0 && wrapped < mesh.ndim(), "mesh dimension ", index, " is out of range for ",
+                    mesh.str());
   return wrapped;
 }
 
@@ -26,12 +27,12 @@ py::object names_of(const DeviceMesh& mesh) {
   return py::none();
 }
 
-// [1, 2] and nested lists, tensors, numpy arrays: the ranks row by row, and their shape.
+// A mesh from lists, nested lists, tensors or numpy arrays of ranks in row-major order.
 DeviceMesh from_ranks(const std::string& device, const py::object& ranks,
                       std::optional<std::vector<std::string>> names) {
   const auto given = py::module_::import("torch").attr("as_tensor")(ranks).cast<at::Tensor>();
   TORCH_CHECK_TYPE(given.numel() == 0 || at::isIntegralType(given.scalar_type(), /*includeBool=*/false),
-                   "DeviceMesh: ranks are integers, not ", given.scalar_type());
+                   "DeviceMesh: expected integer ranks, got ", given.scalar_type());
   const auto all_ranks = given.to(at::kCPU, at::kLong);
   const at::Tensor rows = all_ranks.contiguous();
   const at::IntArrayRef list(rows.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(rows.numel()));
@@ -40,18 +41,19 @@ DeviceMesh from_ranks(const std::string& device, const py::object& ranks,
                      names ? std::move(*names) : std::vector<std::string>{});
 }
 
-// Whether it is a mesh of torch.distributed.device_mesh, which a program that made one has imported.
+// Whether `value` is a mesh of torch.distributed.device_mesh. The module is not imported here: a program that created
+// such a mesh has imported it.
 bool is_torch_mesh(py::handle value) {
   const py::dict modules = py::module_::import("sys").attr("modules");
   const py::str name("torch.distributed.device_mesh");
   return modules.contains(name) && py::isinstance(value, modules[name].attr("DeviceMesh"));
 }
 
-// The same mesh; ranks of torch.distributed are those of the world.
+// Converts a mesh of PyTorch. Ranks of torch.distributed are ranks of the world.
 DeviceMesh mesh_of(const py::object& value) {
   if (py::isinstance<DeviceMesh>(value)) return value.cast<DeviceMesh>();
-  TORCH_CHECK_TYPE(is_torch_mesh(value), "a mesh is needed, not ", py::repr(value).cast<std::string>(),
-                   ": init_device_mesh(device_type, shape) or DeviceMesh(device_type, ranks)");
+  TORCH_CHECK_TYPE(is_torch_mesh(value), "expected a DeviceMesh, got ", py::repr(value).cast<std::string>(),
+                   ": create one with init_device_mesh(device_type, shape) or DeviceMesh(device_type, ranks)");
   return from_ranks(value.attr("device_type").cast<std::string>(), value.attr("mesh"),
                     value.attr("mesh_dim_names").cast<std::optional<std::vector<std::string>>>());
 }
@@ -88,23 +90,23 @@ std::int64_t local_rank(const DeviceMesh& mesh, const std::optional<Axis>& dim) 
 void bind_values(py::class_<DeviceMesh>& mesh) {
   mesh.def_property_readonly("device_type",
                              [](const DeviceMesh& m) { return c10::DeviceTypeName(m.device_type(), true); })
-      .def_property_readonly("mesh_dim_names", &names_of, "Names of the dimensions; None where they have none.")
+      .def_property_readonly("mesh_dim_names", &names_of, "Names of the dimensions; None if they have none.")
       .def_property_readonly("ndim", &DeviceMesh::ndim)
       .def_property_readonly("shape", [](const DeviceMesh& m) { return py::tuple(py::cast(m.shape().vec())); })
       .def_property_readonly(
           "mesh",
           [](const DeviceMesh& m) {
-            const NoMeshScopeGuard regular;  // within a MeshScope, too
+            const NoMeshScopeGuard regular;  // inside a MeshScope the result is a regular tensor, too
             return at::tensor(m.ranks(), at::kLong).reshape(m.shape());
           },
           "World ranks, an int64 tensor of the mesh's shape.")
-      .def("size", &size_of, py::arg("mesh_dim") = py::none(), "Ranks in the mesh, or along one of its dimensions.")
+      .def("size", &size_of, py::arg("mesh_dim") = py::none(), "Number of ranks of the mesh, or of one dimension.")
       .def("get_coordinate", &DeviceMesh::coordinate, "This rank's index in each dimension; None outside the mesh.")
       .def("get_local_rank", &local_rank, py::arg("mesh_dim") = py::none())
       .def(
-          "get_rank", [](const DeviceMesh& m) { return m.world().rank(); }, "This rank's number in the world.")
+          "get_rank", [](const DeviceMesh& m) { return m.world().rank(); }, "This rank's world rank.")
       .def("is_member", &DeviceMesh::is_member)
-      .def("diagram", &DeviceMesh::diagram, "The mesh drawn as nested boxes.")
+      .def("diagram", &DeviceMesh::diagram, "A text diagram of the mesh as nested boxes.")
       .def("__repr__", &DeviceMesh::str)
       .def("__eq__",
            [](const DeviceMesh& a, const py::object& b) {
@@ -114,7 +116,7 @@ void bind_values(py::class_<DeviceMesh>& mesh) {
       .def("__hash__", [](const DeviceMesh& m) { return std::hash<std::string>{}(m.str()); });
 }
 
-// A slice knows the mesh that it is of: fully_shard(model, mesh["dp"]) finds there where parameters on mesh["tp"] are.
+// A slice refers to its root mesh: fully_shard(model, mesh["dp"]) looks up there which parameters are on mesh["tp"].
 py::object with_root(const py::object& of, DeviceMesh slice) {
   py::object result = py::cast(std::move(slice));
   result.attr("_root") = py::hasattr(of, "_root") ? of.attr("_root") : of;
@@ -132,25 +134,26 @@ py::object slice(const py::object& self, const std::variant<std::string, std::ve
 void bind_mesh(py::module_& module) {
   py::class_<DeviceMesh> mesh(
       module, "DeviceMesh", py::dynamic_attr(),
-      "An n-dimensional, named arrangement of ranks. `mesh`: world ranks, nested lists or a tensor.");
+      "An n-dimensional array of ranks with named dimensions. `mesh`: world ranks, nested lists or an integer tensor.");
   mesh.def(py::init(&from_ranks), py::arg("device_type"), py::arg("mesh"), py::arg("mesh_dim_names") = py::none());
-  mesh.def(py::init(&mesh_of), py::arg("mesh"), "The same, from one of torch.distributed.device_mesh too.");
+  mesh.def(py::init(&mesh_of), py::arg("mesh"),
+           "A copy, or the equivalent of a mesh of torch.distributed.device_mesh.");
   accept_as<DeviceMesh>([](py::handle value) { return is_torch_mesh(value); });
   bind_values(mesh);
-  mesh.def("__getitem__", &slice, "The sub-mesh through this rank along the named dimensions.")
+  mesh.def("__getitem__", &slice, "The sub-mesh along the named dimensions that contains this rank.")
       .def(
           "_flatten",
           [](const py::object& self, const std::string& name) {
             return with_root(self, self.cast<const DeviceMesh&>().flatten(name));
           },
-          py::arg("mesh_dim_name") = "", "One dimension over all ranks, row by row.")
+          py::arg("mesh_dim_name") = "", "One dimension over all ranks, in row-major order.")
       .def(
           "view",
           [](const DeviceMesh& m, const std::vector<std::int64_t>& shape, std::vector<std::string> names) {
             return m.view(shape, std::move(names));
           },
           py::arg("mesh_shape"), py::arg("mesh_dim_names") = std::vector<std::string>{},
-          "Another shape over the same ranks, row by row.")
+          "Another shape over the same ranks, in row-major order.")
       .def(
           "communicator",
           [](const DeviceMesh& m, const std::optional<Axis>& dim) {

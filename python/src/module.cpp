@@ -1,4 +1,4 @@
-// The module dtensor._C: the public headers as Python sees them. What is written in Python is in python/dtensor.
+// The module dtensor._C binds the public headers. The Python part of the package is in python/dtensor.
 #include "bind.h"
 #include "internal/gil_hooks.h"
 

@@ -1,5 +1,5 @@
-// Mixture of experts. A Python module keeps the parameters; each pass puts them where the C++ module looks for them, so
-// that what replaces a parameter (fully_shard, functional_call, a copy) needs no more than that.
+// Mixture of experts. A Python module owns the parameters; each forward pass assigns them to the C++ module, so
+// replacing a parameter (fully_shard, functional_call, a copy) needs no other step.
 #include "dtensor/moe.h"
 
 #include "bind.h"
@@ -14,10 +14,10 @@ Value one_of(const char* what, const std::string& name, const std::vector<std::p
     if (name == text) return value;
     known += (known.empty() ? "" : ", ") + std::string(text);
   }
-  TORCH_CHECK_VALUE(false, "MixtureOfExperts(", what, "=\"", name, "\"): not one of ", known);
+  TORCH_CHECK_VALUE(false, "MixtureOfExperts(", what, "=\"", name, "\"): expected one of ", known);
 }
 
-// Who chooses, written in Python: choose(scores, top_k, bias) gives [tokens, choices] int64.
+// A routing strategy written in Python: choose(scores, top_k, bias) returns int64 [tokens, choices].
 class PythonStrategy final : public RoutingStrategy {
  public:
   PythonStrategy(std::function<at::Tensor(const at::Tensor&, std::int64_t, const at::Tensor&)> choose, std::string name)
@@ -29,8 +29,8 @@ class PythonStrategy final : public RoutingStrategy {
     choice.experts = choose_(scores, options.top_k, none);
     TORCH_CHECK(choice.experts.dim() == 2 && choice.experts.size(0) == scores.size(0) &&
                     choice.experts.scalar_type() == at::kLong,
-                name_, ".choose() gave ", choice.experts.sizes(), " of ", choice.experts.scalar_type(),
-                " where [tokens = ", scores.size(0), ", choices] of int64 is needed");
+                name_, ".choose() returned a tensor ", choice.experts.sizes(), " of dtype ",
+                choice.experts.scalar_type(), ", expected int64 [tokens = ", scores.size(0), ", choices]");
     choice.complete = false;
     choice.same_width = false;
     return choice;
@@ -47,26 +47,26 @@ class Layer {
   explicit Layer(const MoeOptions& options) : module_(options) {
     auto* own = module_.balancer();
     if (own && own->counts.is_meta())
-      own->counts = LoadBalancer(own->counts.size(0), own->rate).counts;  // are not given
+      own->counts = LoadBalancer(own->counts.size(0), own->rate).counts;  // Python does not assign the counts
   }
   Named parameters() {
     Named result;
     for (const auto& [name, slot] : module_.named_parameters()) result.emplace_back(name, *slot);
     return result;
   }
-  // The bias of the balancer.
+  // The bias of the load balancer.
   Named buffers() {
     Named result;
     for (const auto& [name, slot] : module_.named_buffers()) result.emplace_back(name, *slot);
     return result;
   }
-  // Parameters, then buffers.
+  // Assigns parameters, then buffers.
   void assign(const std::vector<at::Tensor>& tensors) {
     NamedTensors slots = module_.named_parameters();
     const NamedTensors more = module_.named_buffers();
     slots.insert(slots.end(), more.begin(), more.end());
-    TORCH_CHECK(slots.size() == tensors.size(), "MixtureOfExperts has ", slots.size(), " parameters and buffers, not ",
-                tensors.size());
+    TORCH_CHECK(slots.size() == tensors.size(), "MixtureOfExperts: expected ", slots.size(),
+                " parameters and buffers, got ", tensors.size());
     for (std::size_t i = 0; i < slots.size(); ++i) *slots[i].second = tensors[i];
   }
   std::pair<at::Tensor, std::optional<at::Tensor>> run(const at::Tensor& x, const std::vector<at::Tensor>& tensors,
@@ -155,7 +155,7 @@ MoeOptions moe_options(const py::dict& given) {
   options.score_before_experts = given["score_before_experts"].cast<bool>();
   options.scale_expert_gradients = given["scale_expert_gradients"].cast<bool>();
   options.tensor = at::TensorOptions(given["dtype"].cast<at::ScalarType>())
-                       .device(c10::Device(given["device"].cast<std::string>()));  // meta: for tensors that are there
+                       .device(c10::Device(given["device"].cast<std::string>()));  // meta: existing tensors follow
   options.router = router_options(given);
   options.experts.activation = activation(given["activation"].cast<std::string>());
   options.experts.backend = backend(given["backend"].cast<std::string>());

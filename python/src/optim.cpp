@@ -1,4 +1,4 @@
-// The library's optimizers and clipping; the classes that users see are in optim.py.
+// The library's optimizers and gradient clipping; optim.py defines the user-facing classes.
 #include "bind.h"
 
 namespace dtensor::python {
@@ -7,7 +7,7 @@ namespace {
 using Options = std::map<std::string, std::variant<bool, std::int64_t, double, std::string>>;
 using Groups = std::vector<std::tuple<std::vector<at::Tensor>, Options, std::vector<std::string>>>;
 
-// Reads one option into `field`; what is left in `options` afterwards is unknown.
+// Moves one option into `field`; the options left in `options` at the end are unknown.
 template <class T>
 void take(Options& options, const char* name, T& field) {
   const auto found = options.find(name);
@@ -15,7 +15,7 @@ void take(Options& options, const char* name, T& field) {
   field = std::visit(
       [&](const auto& value) -> T {
         if constexpr (std::is_arithmetic_v<std::decay_t<decltype(value)>>) return static_cast<T>(value);
-        TORCH_CHECK_TYPE(false, "option ", name, " is a number, not \"", value, "\"");
+        TORCH_CHECK_TYPE(false, "option ", name, ": expected a number, got \"", value, "\"");
       },
       found->second);
   options.erase(found);
@@ -65,16 +65,16 @@ std::unique_ptr<Optimizer> make(Groups groups) {
   return std::make_unique<Made>(result);
 }
 
-// What the state was made by stays.
+// Rejects changes of options that determine the shapes of existing state.
 template <class Settings>
 void check_change(const Settings& /*from*/, const Settings& /*to*/) {}
 void check_change(const ShampooOptions& from, const ShampooOptions& to) {
   TORCH_CHECK_VALUE(from.block_size == to.block_size && from.merge_to == to.merge_to,
-                    "block_size and merge_to shape the state of Shampoo: they stay ", from.block_size, " and ",
-                    from.merge_to, " after the first step");
+                    "Shampoo: block_size and merge_to determine the shapes of the state and cannot change; expected ",
+                    from.block_size, " and ", from.merge_to, " as before");
 }
 
-// Whether `optimizer` is of that kind, whose group then has these options from its next step on.
+// Sets the options of a group, from its next step on. Returns false if `optimizer` is not a `Made`.
 template <class Made, class Settings>
 bool set(Optimizer& optimizer, std::size_t group, const Options& options) {
   auto* made = dynamic_cast<Made*>(&optimizer);
@@ -82,9 +82,9 @@ bool set(Optimizer& optimizer, std::size_t group, const Options& options) {
   Settings to = made->options(group);
   read_all(options, to);
   check_change(made->options(group), to);
-  Settings judged = to;
-  judged.lr = 0;  // schedules may end below zero by rounding, and torch.optim takes what they give
-  const Made judge(std::vector<ParameterGroup<Settings>>{{{}, judged, {}}});  // as when an optimizer is made with them
+  Settings checked = to;
+  checked.lr = 0;  // schedules may end below zero by rounding, and torch.optim accepts that
+  const Made validator(std::vector<ParameterGroup<Settings>>{{{}, checked, {}}});  // the constructor checks the options
   made->options(group) = to;
   return true;
 }
@@ -102,7 +102,7 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& kind, Groups groups
   if (kind == "SGD") return make<SGD, SGDOptions>(std::move(groups));
   if (kind == "Adagrad") return make<Adagrad, AdagradOptions>(std::move(groups));
   if (kind == "Muon") return make<Muon, MuonOptions>(std::move(groups));
-  TORCH_CHECK_VALUE(kind == "Shampoo", "no optimizer ", kind);
+  TORCH_CHECK_VALUE(kind == "Shampoo", "expected AdamW, SGD, Adagrad, Muon or Shampoo, got ", kind);
   return make<Shampoo, ShampooOptions>(std::move(groups));
 }
 

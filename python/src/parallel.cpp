@@ -1,5 +1,5 @@
-// Fully sharded parameters. A Python module keeps its parameters in a dictionary, not in tensors that C++ could point
-// to: functions take names and tensors, and give the tensors that are to stand in their places.
+// Fully sharded parameters. A Python module keeps its parameters in a dictionary, to which C++ cannot point:
+// functions take names and tensors, and return the tensors that replace them.
 #include "bind.h"
 
 namespace dtensor::python {
@@ -11,15 +11,15 @@ NamedTensors slots_of(Named& named) {
   return slots;
 }
 
-// A wrapper subclass (torch.Tensor._make_wrapper_subclass), whose values are in other tensors.
+// Rejects wrapper subclasses (torch.Tensor._make_wrapper_subclass), whose values are in other tensors.
 void check_is_no_wrapper(const std::string& name, const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   if (is_dtensor(tensor) || !impl->key_set().has(c10::DispatchKey::Python)) return;
   if (!tensor.is_meta() && impl->has_storage() && impl->unsafe_storage().data() != nullptr) return;
   const py::gil_scoped_acquire lock;
   const auto type = py::type::of(py::cast(tensor)).attr("__name__").cast<std::string>();
-  TORCH_CHECK_TYPE(false, "fully_shard: parameter '", name, "' is a ", type, ", a wrapper of other tensors: shard a ",
-                   "module of regular parameters, then convert it, or name it in ignored_params");
+  TORCH_CHECK_TYPE(false, "fully_shard: parameter '", name, "' is a ", type, ", a wrapper of other tensors: shard the ",
+                   "module before converting its parameters, or list the parameter in ignored_params");
 }
 
 std::pair<FsdpUnit, std::vector<at::Tensor>> shard(Named named, const DeviceMesh& mesh, const FsdpOptions& options) {
@@ -30,7 +30,7 @@ std::pair<FsdpUnit, std::vector<at::Tensor>> shard(Named named, const DeviceMesh
   return {std::move(unit), std::move(tensors)};
 }
 
-// Parameters in their dtype of computation while it lives.
+// Casts parameters to their compute dtype until close().
 class Casts {
  public:
   explicit Casts(Named named) : named_(std::move(named)), scope_(std::make_unique<ComputeScope>(slots_of(named_))) {}
@@ -81,7 +81,7 @@ void bind_options(py::module_& module) {
 
 void bind_parallel(py::module_& module) {
   bind_options(module);
-  py::class_<FsdpUnit>(module, "FsdpUnit", "Parameters that are gathered and reduced together.")
+  py::class_<FsdpUnit>(module, "FsdpUnit", "Parameters that are gathered and reduced in one collective.")
       .def("unshard", &FsdpUnit::unshard, ReleaseGil())
       .def("reshard", &FsdpUnit::reshard)
       .def("set_requires_gradient_sync", &FsdpUnit::set_requires_gradient_sync)
@@ -94,7 +94,7 @@ void bind_parallel(py::module_& module) {
       .def(py::init(without_gil(+[](Named tensors) { return std::make_unique<Casts>(std::move(tensors)); })))
       .def("tensors", &Casts::tensors)
       .def("close", &Casts::close);
-  py::class_<FsdpCall>(module, "FsdpCall", "One call of a module on this rank's own data.")
+  py::class_<FsdpCall>(module, "FsdpCall", "One call of a module with local semantics.")
       .def(py::init(without_gil(+[](std::vector<at::Tensor> parameters, std::vector<at::Tensor> inputs,
                                     std::function<void(bool)> on_backward) {
         return std::make_unique<FsdpCall>(parameters, inputs, std::move(on_backward));
@@ -110,10 +110,12 @@ void bind_parallel(py::module_& module) {
   module.def(
       "reduce_gradients", [](const std::vector<at::Tensor>& tensors) { reduce_gradients(tensors); }, ReleaseGil());
   bind_scope<NoGradientSync>(module, "NoGradientSync",
-                             "While open, backward passes leave gradients unreduced; the next one without it reduces.")
+                             "While open, backward passes accumulate gradients unreduced; the next one outside reduces "
+                             "them.")
       .def(py::init(
           [] { return ScopeContextManager<NoGradientSync>([] { return std::make_unique<NoGradientSync>(); }); }));
-  bind_scope<NoReplicaSync>(module, "NoReplicaSync", "The same for the sum over replicas alone (HSDP).")
+  bind_scope<NoReplicaSync>(module, "NoReplicaSync",
+                            "While open, backward passes skip only the all-reduce over replicas (HSDP).")
       .def(py::init(
           [] { return ScopeContextManager<NoReplicaSync>([] { return std::make_unique<NoReplicaSync>(); }); }));
   module.def(

@@ -1,5 +1,5 @@
-// Pipelines and their schedules. Stages and losses are Python functions, which the library calls without the
-// interpreter lock held; pybind11's wrappers of functions take it.
+// Pipelines and their schedules. Stages and losses are Python functions. The library calls them without the GIL, and
+// pybind11's function wrappers acquire it.
 #include "dtensor/pipeline.h"
 
 #include "bind.h"
@@ -52,11 +52,11 @@ py::dict simulate(const pl::Schedule& schedule, double forward, double backward,
 }
 
 void bind_schedule(py::module_& module) {
-  py::class_<pl::Schedule>(module, "Schedule", "What each rank of a pipeline does in one step, in order.")
-      .def_static("parse", &pl::Schedule::parse, py::arg("text"), "Reads what str() gives; one line a rank.")
+  py::class_<pl::Schedule>(module, "Schedule", "The actions of each pipeline rank in one step, in order.")
+      .def_static("parse", &pl::Schedule::parse, py::arg("text"), "Inverse of str(); one line for each rank.")
       .def_property_readonly("stages", &pl::Schedule::stages)
       .def_property_readonly("microbatches", &pl::Schedule::microbatches)
-      .def_property_readonly("actions", &actions_of, "Of each rank, as words: 0F3, 1SEND_B0, 2UNSHARD.")
+      .def_property_readonly("actions", &actions_of, "Actions of each rank as strings: 0F3, 1SEND_B0, 2UNSHARD.")
       .def("rank_of", &pl::Schedule::rank_of, py::arg("stage"))
       .def("__str__", &pl::Schedule::str)
       .def("__eq__",
@@ -98,7 +98,7 @@ void bind_pipeline(py::module_& module) {
   bind_schedule(module);
   module.def("valid_targets", &pl::valid_targets, py::arg("ignore_index") = -100);
   module.def("microbatches", &pl::microbatches, py::arg("batch"), py::arg("count"), ReleaseGil(),
-             "The batch in `count` parts along dimension 0, whose sizes differ by one at most.");
+             "Splits the batch into `count` parts along dimension 0; their sizes differ by at most one.");
   py::class_<pl::Pipeline>(module, "Pipeline")
       .def(py::init(without_gil(&make_pipeline)), py::arg("mesh"), py::arg("schedule"), py::arg("loss"),
            py::arg("axis"), py::arg("weight"))

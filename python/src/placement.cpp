@@ -1,4 +1,4 @@
-// Placements: one value type; Shard, Replicate and Partial are predicates and makers in Python (placement_types.py).
+// Placements. One value type; Shard, Replicate and Partial are predicates and factories in placement_types.py.
 #include <map>
 
 #include "bind.h"
@@ -17,7 +17,8 @@ const std::map<std::string, ReduceOp>& reduce_ops() {
 
 ReduceOp reduce_op(const std::string& name) {
   const auto found = reduce_ops().find(name);
-  TORCH_CHECK_VALUE(found != reduce_ops().end(), "Partial(\"", name, "\"): not one of sum, avg, max, min, product");
+  TORCH_CHECK_VALUE(found != reduce_ops().end(), "Partial(\"", name,
+                    "\"): expected one of sum, avg, max, min, product");
   return found->second;
 }
 
@@ -43,7 +44,7 @@ std::string python_repr(const Placement& p) {
   return "RaggedShard(dim=" + dim + ", sizes=[" + sizes + "]" + end;
 }
 
-// The module of PyTorch's placement classes, from which those of torch.distributed.tensor derive; never destroyed.
+// The module of PyTorch's placement classes, the bases of those in torch.distributed.tensor; never destroyed.
 py::handle torch_placement_classes;
 
 // Whether `value` is an instance of PyTorch's class of that name.
@@ -51,7 +52,7 @@ bool is_torch_placement(py::handle value, const char* name) {
   return py::isinstance(value, torch_placement_classes.attr(name));
 }
 
-// A placement of torch.distributed.tensor as one of this library; nothing for any other value.
+// Converts a placement of torch.distributed.tensor; nullopt for any other value.
 std::optional<Placement> from_torch(py::handle value) {
   if (is_torch_placement(value, "Replicate")) return Replicate();
   if (is_torch_placement(value, "Partial")) return Partial(reduce_op(value.attr("reduce_op").cast<std::string>()));
@@ -67,8 +68,8 @@ std::optional<Placement> as_placement(py::handle value) {
 
 Placement placement_of(const py::object& value) {
   const auto placement = as_placement(value);
-  TORCH_CHECK_TYPE(placement, "a placement is needed, not ", py::repr(value).cast<std::string>(),
-                   ": Shard(dim), Replicate(), Partial(op)");
+  TORCH_CHECK_TYPE(placement, "expected a placement, got ", py::repr(value).cast<std::string>(),
+                   ": use Shard(dim), Replicate() or Partial(op)");
   return *placement;
 }
 
@@ -97,7 +98,7 @@ void bind_predicates(PlacementClass& type) {
       .def(
           "is_shard",
           [](const Placement& p, std::optional<std::int64_t> dim) { return p.is_shard() && (!dim || p.dim() == *dim); },
-          py::arg("dim") = py::none(), "Whether it splits a dimension (this one), evenly or not.")
+          py::arg("dim") = py::none(), "Whether it shards a dimension (or `dim`), evenly or not.")
       .def(
           "is_partial",
           [](const Placement& p, std::optional<std::string> op) {
@@ -116,11 +117,11 @@ void bind_properties(PlacementClass& type) {
       .def_property_readonly("reduce_op", [](const Placement& p) { return std::string(to_string(p.reduce_op())); })
       .def_property_readonly("is_storage", &Placement::is_storage)
       .def("as_storage", &Placement::as_storage, py::arg("storage") = true,
-           "Stored split, gathered where operators compute with it (fully sharded parameters).");
+           "A copy that is stored sharded and gathered where operators compute with it (fully sharded parameters).");
 }
 
-// What makes it a value in Python: compared, hashed, printed and pickled. Equality says where elements are, as in
-// PyTorch: whether a shard is gathered where it is used (is_storage) is no part of it.
+// Value semantics in Python: comparison, hash, printing and pickling. As in PyTorch, equality compares where elements
+// are stored; is_storage does not take part.
 void bind_value(PlacementClass& type) {
   type.def("__eq__",
            [](const Placement& a, const py::object& b) {
@@ -138,8 +139,10 @@ void bind_value(PlacementClass& type) {
 
 void bind_placement(py::module_& module) {
   torch_placement_classes = py::object(py::module_::import("torch._C").attr("_distributed")).release();
-  PlacementClass type(module, "Placement", "How one mesh dimension holds a tensor. A value: comparable, hashable.");
-  type.def(py::init(&placement_of), py::arg("placement"), "The same, from one of torch.distributed.tensor too.");
+  PlacementClass type(module, "Placement",
+                      "How one mesh dimension distributes a tensor. A value: comparable, hashable.");
+  type.def(py::init(&placement_of), py::arg("placement"),
+           "A copy, or the equivalent of a placement of torch.distributed.tensor.");
   accept_as<Placement>([](py::handle value) { return from_torch(value).has_value(); });
   bind_makers(type);
   bind_predicates(type);

@@ -1,4 +1,4 @@
-// Sharding rules that are written in Python: for each call a function says which dimensions share which factor.
+// Sharding rules written in Python: for each call a function returns the factors of each dimension.
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "bind.h"
@@ -7,9 +7,9 @@
 namespace dtensor::python {
 namespace {
 
-using Term = std::vector<std::vector<int>>;  // of each dimension its factors
+using Term = std::vector<std::vector<int>>;  // factors of each dimension
 
-// Arguments that are no tensors, by name.
+// Non-tensor arguments by name.
 py::dict non_tensor_arguments(const OpArgs& op, const std::vector<std::string>& names) {
   py::dict result;
   for (const auto& name : names) {
@@ -18,7 +18,7 @@ py::dict non_tensor_arguments(const OpArgs& op, const std::vector<std::string>& 
   return result;
 }
 
-// (argument, sizes, dtype) of each tensor; sizes are None where it was not given.
+// (argument, sizes, dtype) of each tensor; sizes and dtype are None if it was not given.
 py::list operands(const OpArgs& op) {
   py::list result;
   for (int i = 0; i < op.operand_count(); ++i) {
@@ -30,7 +30,7 @@ py::list operands(const OpArgs& op) {
   return result;
 }
 
-// Dimensions of each result.
+// Number of dimensions of each result.
 std::vector<std::size_t> ranks_of_results(const OpArgs& op) {
   std::vector<std::size_t> result;
   for (int i = 0; i < op.result_count(); ++i) result.push_back(op.result(i).sizes.size());
@@ -43,7 +43,7 @@ RuleTerm term_of(const Term& dims) {
   return term;
 }
 
-// (number of factors, terms of operands, terms of results, operands that may be shares of a sum together)
+// (number of factors, terms of operands, terms of results, groups of operands that may be Partial together)
 using Parts = std::tuple<int, std::vector<Term>, std::vector<Term>, std::vector<Rule::Operands>>;
 
 Rule rule_of(const Parts& parts) {
@@ -72,7 +72,7 @@ std::vector<OutputMeta> outputs_of(const Described& described) {
 
 void register_sharding(const std::string& op, const std::vector<std::string>& names, const py::function& fn,
                        const py::function& describe) {
-  // Never destroyed: rules are kept as long as the process runs, the interpreter is not.
+  // Never destroyed: the rules outlive the interpreter.
   const py::handle function = py::object(fn).release(), sizes = py::object(describe).release();
   const auto rule = [names, function](const OpArgs& call) {
     const py::gil_scoped_acquire lock;

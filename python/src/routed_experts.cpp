@@ -1,4 +1,4 @@
-// Experts that are modules written in Python. Their parameters stay there; C++ sees them where it moves them.
+// Experts that are Python modules. Python owns their parameters; C++ holds references to move and gather them.
 #include "dtensor/moe/experts.h"
 
 #include "bind.h"
@@ -7,7 +7,7 @@
 namespace dtensor::python {
 namespace {
 
-// The parameters of one expert, by their names in Python.
+// The parameters of one expert, by their Python names.
 class Expert final : public nn::Module {
  public:
   explicit Expert(const Named& parameters) {
@@ -38,13 +38,14 @@ class RoutedLayer {
     return result;
   }
   void assign(std::vector<std::vector<at::Tensor>> tensors) {
-    TORCH_CHECK(tensors.size() == experts_.size(), "RoutedExperts has ", experts_.size(), " experts, not ",
-                tensors.size());
+    TORCH_CHECK(tensors.size() == experts_.size(), "RoutedExperts: expected the parameters of ", experts_.size(),
+                " experts, got ", tensors.size());
     for (std::size_t e = 0; e < experts_.size(); ++e) {
       auto& slots = experts_[e]->tensors();
-      TORCH_CHECK(slots.size() == tensors[e].size(), "RoutedExperts: expert ", e, " has ", slots.size(),
-                  " parameters, not ", tensors[e].size());
-      for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = std::move(tensors[e][i]);  // registered by their places
+      TORCH_CHECK(slots.size() == tensors[e].size(), "RoutedExperts: expert ", e, " expected ", slots.size(),
+                  " parameters, got ", tensors[e].size());
+      for (std::size_t i = 0; i < slots.size(); ++i)
+        slots[i] = std::move(tensors[e][i]);  // module_ refers to the slots
     }
   }
   at::Tensor run(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights) {

@@ -1,4 +1,4 @@
-// DTensors: how they are made, moved and read.
+// DTensors: creation, redistribution and access to local and full tensors.
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "bind.h"
@@ -11,7 +11,7 @@ namespace {
 using Sizes = std::vector<std::int64_t>;
 using MaybePlacements = std::optional<Placements>;
 
-// None: whole on every dimension of the mesh, as in torch.distributed.tensor.
+// None: replicated on every mesh dimension, as in torch.distributed.tensor.
 Placements placements_or_replicate(const DeviceMesh& mesh, MaybePlacements placements) {
   return placements ? std::move(*placements) : Placements(static_cast<std::size_t>(mesh.ndim()), Replicate());
 }
@@ -25,8 +25,8 @@ at::Tensor redistribute_one(const at::Tensor& tensor, const std::optional<Device
   return source.redistribute(placements ? std::move(*placements) : source.placements());
 }
 
-// What torch.distributed.tensor takes a DTensor's sizes for. A rank outside the mesh, which the others do not ask, has
-// no better answer; it holds nothing of the tensor.
+// The sizes that torch.distributed.tensor assumes: even shards. Used on ranks outside the mesh, which store no part of
+// the tensor and do not communicate with the mesh.
 Sizes sizes_of_even_parts(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
   Sizes sizes = local.sizes().vec();
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
@@ -52,7 +52,7 @@ at::Tensor distribute(const at::Tensor& tensor, const DeviceMesh& mesh, MaybePla
                 : distribute_tensor(tensor, mesh, std::move(wanted));
 }
 
-// Outside the mesh a tensor without elements, as in torch.distributed.tensor.
+// Outside the mesh: a tensor without elements, as in torch.distributed.tensor.
 at::Tensor to_local(const at::Tensor& tensor, Placements grad_placements) {
   const DTensor source(tensor);
   if (C10_LIKELY(source.mesh().is_member())) return source.to_local(std::move(grad_placements));
@@ -185,8 +185,7 @@ void bind_tensor(py::module_& module) {
             arange(scalar(end), mesh, placements_or_replicate(mesh, std::move(placements)), options({dtype})));
       },
       ReleaseGil());
-  bind_scope<MeshScope>(module, "MeshScope",
-                        "While open, tensors that factory functions make on this thread are DTensors on `mesh`.")
+  bind_scope<MeshScope>(module, "MeshScope", "While open, factory functions on this thread create DTensors on `mesh`.")
       .def(py::init([](DeviceMesh mesh, MaybePlacements placements) {
              return ScopeContextManager<MeshScope>(
                  [=] { return std::make_unique<MeshScope>(mesh, placements.value_or(Placements{})); });

@@ -1,6 +1,6 @@
-// Where a Python program's ranks come from. run(): threads of this process. A program that a launcher started is one
-// rank from its first line to its last, while launch() wants a function to run: launch() gets a thread of its own,
-// whose function hands over the communicator and returns, or throws, when the program ends.
+// The ranks of a Python program. run() starts threads of this process. A process that a launcher started is one rank
+// from its first line to its last, but launch() runs a function. So launch() runs on a thread of its own, whose
+// function publishes the communicator and returns, or throws, when the program ends.
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <unistd.h>
@@ -17,14 +17,14 @@
 namespace dtensor::python {
 namespace {
 
-thread_local std::optional<Communicator> rank_world;  // of a thread rank
-thread_local bool is_process_rank = false;  // this thread has asked, or run, where it cannot be a rank's helper
+thread_local std::optional<Communicator> rank_world;  // set on threads that are ranks
+thread_local bool is_process_rank = false;            // this thread called run(), or used the world outside any run()
 std::atomic<int> active_runs{0};
 
 RunOptions options_of(double timeout) {
   RunOptions options;
-  TORCH_CHECK_VALUE(timeout > 0, "a timeout of ", timeout, " seconds");
-  constexpr double kForever = 1e12;  // seconds; infinity is no number of milliseconds
+  TORCH_CHECK_VALUE(timeout > 0, "expected a positive timeout, got ", timeout, " seconds");
+  constexpr double kForever = 1e12;  // seconds; infinity does not convert to milliseconds
   options.timeout = timeout < kForever ? std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000))
                                        : std::chrono::milliseconds::max();
   return options;
@@ -33,7 +33,8 @@ RunOptions options_of(double timeout) {
 class ProcessWorld {
  public:
   Communicator get() {
-    TORCH_CHECK(!forked(), "this process was forked from a rank and is none itself; start it anew (spawn) instead");
+    TORCH_CHECK(!forked(),
+                "this process was forked from a rank and is not a rank; start processes with the spawn method instead");
     std::unique_lock lock(mutex_);
     if (!started_) start();
     changed_.wait(lock, [&] { return world_ || over_; });
@@ -43,8 +44,8 @@ class ProcessWorld {
                 " (status ", status_, ")");
     const int threads = std::exchange(threads_, 0);
     if (threads > 0 && at::get_num_threads() == threads_before_) at::set_num_threads(threads);
-    // launch() has one on the thread that holds the world, which computes nothing. Left open: at a thread's end, what
-    // closing it would look at may be gone.
+    // launch() opens one on the thread that holds the world, which does not compute. This one is never closed: at
+    // thread exit the thread-local state that closing needs may already be destroyed.
     thread_local const auto* const checked = new CheckedFromEnvironment;
     static_cast<void>(checked);
     return *world_;
@@ -52,11 +53,12 @@ class ProcessWorld {
 
   void set_timeout(double seconds) {
     const std::lock_guard lock(mutex_);
-    TORCH_CHECK(!started_, "set_timeout(", seconds, "): the ranks have joined already; call it before the first mesh");
+    TORCH_CHECK(!started_, "set_timeout(", seconds,
+                "): the ranks have already joined; call it before creating the first mesh");
     options_ = options_of(seconds);
   }
 
-  // The exit status. `failure`: what this rank died of, which ends the others.
+  // Returns the exit status. `failure`: this rank's error, which ends the other ranks.
   int close(const std::string& failure) {
     if (forked()) return 0;
     std::unique_lock lock(mutex_);
@@ -72,7 +74,7 @@ class ProcessWorld {
   }
 
  private:
-  // A fork has the memory, but not the thread that launch() runs on.
+  // A forked process has the memory, but not the thread that runs launch().
   bool forked() const {
     const pid_t of = process_;
     return of != 0 && of != ::getpid();
@@ -96,7 +98,7 @@ class ProcessWorld {
   void serve_world(const Communicator& world) {
     std::unique_lock lock(mutex_);
     world_ = world;
-    threads_ = world.size() > 1 ? at::get_num_threads() : 0;  // what launch() gave this process of the machine
+    threads_ = world.size() > 1 ? at::get_num_threads() : 0;  // this process's share of the machine, set by launch()
     changed_.notify_all();
     changed_.wait(lock, [&] { return ended_; });
     if (!failure_.empty()) throw std::runtime_error(failure_);
@@ -105,11 +107,11 @@ class ProcessWorld {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::thread thread_;
-  std::atomic<pid_t> process_{0};  // that started it
+  std::atomic<pid_t> process_{0};  // the process that called start()
   std::optional<Communicator> world_;
   std::string failure_;
   RunOptions options_;
-  // Made when the module is imported: a program that sets its threads itself is not overruled.
+  // Set when the module is imported. If the program changes its thread count itself, that count is kept.
   const int threads_before_ = at::get_num_threads();
   int threads_ = 0, status_ = 0;
   bool started_ = false, ended_ = false, over_ = false;
@@ -132,8 +134,8 @@ class ThreadRankGuard {
   std::optional<Communicator> former_;
 };
 
-// What the ranks of a run return, or the first error: the others' are its consequences. An exception that other ranks
-// were told of goes before what they raise then. Used under the interpreter lock.
+// The results of the ranks of a run, or the first error: later errors are its consequences. An exception of a rank
+// replaces the PeerError that it caused on other ranks. Access needs the GIL.
 struct Outcome {
   std::vector<py::object> results;
   std::optional<py::error_already_set> error, interrupted;
@@ -146,7 +148,7 @@ struct Outcome {
   std::map<int, Rank> under_way;
 
   void run_rank(const Communicator& world, const py::object& fn) {
-    const at::ThreadLocalStateGuard put_back{at::ThreadLocalState()};  // pooled threads: what fn set ends with it
+    const at::ThreadLocalStateGuard put_back{at::ThreadLocalState()};  // threads are pooled: undo what fn sets
     const py::gil_scoped_acquire lock;
     if (interrupted) throw std::runtime_error("interrupted");
     const ThreadRankGuard as(world);
@@ -164,8 +166,8 @@ struct Outcome {
     }
   }
 
-  // What a signal handler raised ends all ranks: those that wait for others by the run's end, those that do not by the
-  // same error, which they meet wherever they are in Python.
+  // An exception of a signal handler ends all ranks. abort() ends those that wait for others. The others raise the
+  // exception asynchronously at their next Python instruction.
   void interrupt() {
     py::error_already_set raised;
     if (!interrupted) interrupted.emplace(std::move(raised));
@@ -176,14 +178,14 @@ struct Outcome {
     world.abort("interrupted");
   }
 
-  // Without the lock. Python runs signal handlers on its main thread, and there only: were that to wait for the ranks,
-  // Ctrl-C would have no effect before they end.
+  // Called without the GIL. Python runs signal handlers on its main thread only. If that thread blocked until the ranks
+  // end, Ctrl-C would have no effect.
   void run_ranks(int ranks, const py::object& fn, const RunOptions& options) {
     const int threads = at::get_num_threads();
     const at::ThreadLocalState caller;
     auto over = std::async(std::launch::async, [&] {
       const at::ThreadLocalStateGuard profiled_as_caller(caller);
-      at::get_num_threads();  // until it has run on a thread, set_num_threads changes the whole process
+      at::get_num_threads();  // before its first call on a thread, set_num_threads applies to the entire process
       at::set_num_threads(threads);
       run_local(
           ranks, [&](const Communicator& world) { run_rank(world, fn); }, options);
@@ -232,7 +234,7 @@ py::list run(int ranks, const py::object& fn, double timeout) {
 }
 
 void bind_communicator(py::module_& module) {
-  py::class_<Communicator>(module, "Communicator", "Who talks to whom: ranks, in an order.")
+  py::class_<Communicator>(module, "Communicator", "An ordered set of ranks and its collectives.")
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
       .def_property_readonly("backend", [](const Communicator& c) { return std::string(c.backend_name()); })
@@ -244,10 +246,12 @@ void bind_communicator(py::module_& module) {
             const Placement partial = parse_placement("P(" + op + ")");
             c.all_reduce(t, partial.reduce_op()).wait();
           },
-          py::arg("tensor"), py::arg("op") = "sum", ReleaseGil(), "In place, over all members. Collective.")
+          py::arg("tensor"), py::arg("op") = "sum", ReleaseGil(),
+          "Reduces the members' tensors in place. `op`: sum, avg, max, min or product. Collective.")
       .def(
           "broadcast", [](const Communicator& c, const at::Tensor& t, int root) { c.broadcast(t, root).wait(); },
-          py::arg("tensor"), py::arg("root") = 0, ReleaseGil(), "In place, from member `root`. Collective.")
+          py::arg("tensor"), py::arg("root") = 0, ReleaseGil(),
+          "Copies the tensor of member `root` to all members, in place. Collective.")
       .def(
           "all_gather",
           [](const Communicator& c, const at::Tensor& t) {
@@ -267,15 +271,14 @@ void bind_communicator(py::module_& module) {
 
 }  // namespace
 
-// A thread that a thread rank started would be rank 0 of a world of one: its share of the data would be rank 0's.
+// Without the check, a thread that a thread rank started would become rank 0 of a world of size one.
 Communicator current_world() {
   if (rank_world) return *rank_world;
   if (active_runs == 0) is_process_rank = true;
   Communicator world = process_world().get();
   TORCH_CHECK(is_process_rank || world.size() > 1,
-              "this thread is no rank: run() is under way, whose ranks are threads, and ",
-              "threads that these start (threading.Thread, ThreadPoolExecutor) belong to none; give them the rank's ",
-              "number, mesh or tensors");
+              "this thread is not a rank: run() is active, and its ranks are threads. A thread that a rank starts ",
+              "(threading.Thread, ThreadPoolExecutor) is not a rank: pass it the rank's ", "number, mesh or tensors");
   return world;
 }
 

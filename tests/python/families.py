@@ -1,9 +1,9 @@
-"""Tiny random models of the transformers package on random layouts beside one device: logits, loss, gradients, a step of
-AdamW, greedy generation, all in float64.
+"""Compares tiny random models of the transformers package on random layouts with one device: logits, loss, gradients, a step
+of AdamW and greedy generation, all in float64.
 
     python families.py [--all] [--families llama,gpt2] [--layouts dp,fsdp,last,mixed] [--meshes 2,2x2] [--seed 0] [--generation]
 
-prints a line for each model and layout that is not equal, and a summary.
+Prints a line for each model and layout that differs, and a summary.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CI = ["gpt2", "llama", "qwen3", "gemma2", "phi3", "mixtral", "opt", "bloom", "gp
 
 @contextlib.contextmanager
 def single_is_double():
-    """Models that compute norms, softmax and losses in float32 whatever their dtype do so in float64: what is compared is
-    the layout, not how far two orders of a float32 sum lie apart."""
+    """Models that compute norms, softmax and losses in float32 whatever their dtype use float64 instead. The comparison then
+    measures the layout, not the rounding of float32 sums in different orders."""
     names, kept = ["float32", "float"], torch.float32
     to_float = torch.Tensor.float
     try:
@@ -48,27 +48,27 @@ def single_is_double():
 
 
 class Result:
-    """What one program gives; DTensors are read whole."""
+    """The results of one program as full tensors."""
 
     def __init__(self, tiny, place):
-        out = tiny.model(**{key: place(t) for key, t in tiny.inputs.items()}, **tiny.told)
+        out = tiny.model(**{key: place(t) for key, t in tiny.inputs.items()}, **tiny.model_kwargs)
         named = {key: t for key, t in out.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
         loss = named.pop("loss") if "loss" in named else sum((t * t).mean() for t in named.values())
         loss.backward()
         model = tiny.model
-        self.loss = self.whole(loss)
-        self.outputs = {key: self.whole(t) for key, t in named.items()}
-        self.gradients = {n: self.whole(p.grad) for n, p in model.named_parameters() if p.grad is not None}
+        self.loss = self.full(loss)
+        self.outputs = {key: self.full(t) for key, t in named.items()}
+        self.gradients = {n: self.full(p.grad) for n, p in model.named_parameters() if p.grad is not None}
         torch.optim.AdamW(model.parameters(), lr=1e-3).step()
-        self.parameters = {n: self.whole(p) for n, p in model.named_parameters()}
+        self.parameters = {n: self.full(p) for n, p in model.named_parameters()}
         self.tokens = None
         if tiny.prompt is not None:
             with torch.no_grad():
                 prompt = {key: place(t) for key, t in tiny.prompt.items()}
-                self.tokens = self.whole(model.generate(**prompt, max_new_tokens=3, do_sample=False, **tiny.generating))
+                self.tokens = self.full(model.generate(**prompt, max_new_tokens=3, do_sample=False, **tiny.generating))
 
     @staticmethod
-    def whole(t):
+    def full(t):
         t = t.detach()
         return (t.full_tensor() if isinstance(t, dtensor.DTensor) else t).clone()
 
@@ -85,8 +85,8 @@ class Result:
         for kind in ["gradients", "parameters"]:
             a, b = getattr(self, kind), getattr(other, kind)
             if a.keys() != b.keys():
-                found.append(f"{kind} of other names")
-            else:  # a step of AdamW has the size of lr whatever the gradient's: rounding shows where that is tiny
+                found.append(f"{kind} have other names")
+            else:  # a step of AdamW has the size of lr for any gradient, so rounding of tiny gradients is visible
                 tolerance = 1e-8 if kind == "gradients" else 3e-3
                 for name in a:
                     if not torch.allclose(a[name], b[name], rtol=1e-6, atol=tolerance):
@@ -95,7 +95,7 @@ class Result:
 
 
 def place_parameters(model, mesh, layout, draw):
-    """Every parameter and buffer on the mesh; tied ones stay tied."""
+    """Places every parameter on the mesh; tied parameters stay tied."""
     made = {}
 
     def placements(t):
@@ -120,7 +120,7 @@ def place_parameters(model, mesh, layout, draw):
 
 
 def compare(family, layouts, meshes, seed=0, generate=True):
-    """(layout, mesh, what differs or the error) for each case that is not equal, and how many cases there were."""
+    """(layout, mesh, differences or the error) of each case that differs, and the number of cases."""
     torch.manual_seed(seed)
     tiny = tiny_models.make(family)
     if not generate:
@@ -160,7 +160,7 @@ def compare_layouts(tiny, family, layouts, meshes, seed):
     return failures, cases
 
 
-# What `generate` is told beside the greedy choice with a growing cache, which every case has.
+# Arguments of `generate` besides greedy search with a growing cache, which every case runs.
 GENERATION = {
     "sampling": {"do_sample": True, "top_k": 8},
     "beams": {"do_sample": False, "num_beams": 3},
@@ -170,7 +170,7 @@ GENERATION = {
 
 
 def generated(tiny, mesh_shape, layout, options, seed=5):
-    """The tokens on that layout. Random numbers are the mesh's own, alike on every one of them, of one rank too."""
+    """The generated tokens. Random numbers are those of the mesh, the same on every layout, also on one rank."""
 
     def on_rank():
         mesh = dtensor.init_device_mesh("cpu", mesh_shape, mesh_dim_names=("a", "b")[: len(mesh_shape)])
@@ -186,29 +186,29 @@ def generated(tiny, mesh_shape, layout, options, seed=5):
 
 
 def compare_generation(family, layouts, meshes, ways=tuple(GENERATION)):
-    """As `compare`, for the ways of GENERATION; a deterministic one also gives what plain tensors give."""
+    """Like `compare`, for GENERATION. Deterministic generation must also equal that of regular tensors."""
     torch.manual_seed(0)
     tiny, failures, cases = tiny_models.make(family), [], 0
     if tiny.prompt is None:
-        raise NoTinyModel("it does not generate")
+        raise NoTinyModel("the model does not generate")
     with single_is_double():
         for way in ways:
             options = GENERATION[way]
             try:
                 with torch.no_grad():
-                    plain = tiny.model.generate(**tiny.prompt, max_new_tokens=4, **options, **tiny.generating)
+                    regular = tiny.model.generate(**tiny.prompt, max_new_tokens=4, **options, **tiny.generating)
             except Exception as error:
-                print(f"{family} does not generate by {way} on plain tensors: {repr(error)[:150]}", flush=True)
+                print(f"{family} cannot generate by {way} on regular tensors: {repr(error)[:150]}", flush=True)
                 continue
             expected = generated(tiny, (1,), "dp", options)
-            if not options["do_sample"] and not torch.equal(plain, expected):
-                failures.append((way, (1,), ["other tokens than plain tensors"]))
+            if not options["do_sample"] and not torch.equal(regular, expected):
+                failures.append((way, (1,), ["tokens differ from regular tensors"]))
             for layout in layouts:
                 for mesh_shape in meshes:
                     cases += 1
                     try:
                         same = torch.equal(generated(tiny, mesh_shape, layout, options), expected)
-                        different = [] if same else ["other tokens"]
+                        different = [] if same else ["tokens differ"]
                     except Exception as error:
                         different = [f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"]
                     if different:
@@ -219,7 +219,7 @@ def compare_generation(family, layouts, meshes, ways=tuple(GENERATION)):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--all", action="store_true")
-    parser.add_argument("--after", default="", help="with --all: families whose names come later than this one")
+    parser.add_argument("--after", default="", help="with --all: only families whose names sort after this one")
     parser.add_argument("--families", default=",".join(CI))
     parser.add_argument("--layouts", default="dp,fsdp,last,mixed")
     parser.add_argument("--meshes", default="2,2x2")

@@ -1,5 +1,5 @@
-"""Under a launcher, by ``python -m``: what becomes of a rank that prints and fails, of ranks that part, of one that is late,
-of threads that the program has chosen. The test expects the text that each way ends with.
+"""Run by a launcher with ``python -m``. The argument selects a case: a rank prints and fails, ranks diverge, one rank is
+late, or the program sets its number of threads. The tests compare the end of the output.
 """
 
 import sys
@@ -19,9 +19,9 @@ mesh = dtensor.init_device_mesh("cpu", (dtensor.world_size(),), mesh_dim_names=(
 last = dtensor.rank() == dtensor.world_size() - 1
 x = dtensor.distribute_tensor(torch.ones(4), mesh, [Replicate()])
 if way == "printed" and last:
-    print("printed before the failure")  # by a buffer, where this is no terminal
+    print("printed before the failure")  # buffered, since stdout is not a terminal
     raise KeyError("on purpose")
-if way == "parted" and last:
+if way == "diverged" and last:
     x + 1
 if way == "late" and last:
     time.sleep(20)

@@ -1,4 +1,4 @@
-"""Meshes, random placements and what the tests compare with: the same program on one device, in plain torch."""
+"""Meshes and random placements for comparisons with the same program on one device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = [(1,), (2,), (3,), (2, 2)]
 
 
 def trials(default: int) -> int:
-    """How many random cases: DTENSOR_TRIALS says otherwise, for long runs by hand."""
+    """Number of random cases; DTENSOR_TRIALS overrides it for long manual runs."""
     return int(os.environ.get("DTENSOR_TRIALS", default))
 
 
@@ -35,17 +35,17 @@ def random_placements(draw: random.Random, ndim: int, axes: int, partial: bool =
 
 
 def ragged(draw: random.Random, dim: int, size: int, ranks: int) -> dtensor.Placement:
-    """Any sizes, none for some ranks too."""
+    """A RaggedShard of random sizes; some ranks may have none."""
     cuts = sorted(draw.randint(0, size) for _ in range(ranks - 1))
     return RaggedShard(dim, [end - begin for begin, end in zip([0, *cuts], [*cuts, size])])
 
 
 def any_placements(draw: random.Random, sizes: torch.Size, mesh: dtensor.DeviceMesh, partial: bool = False) -> list[dtensor.Placement]:
-    """Of every kind: shards that are uneven, ragged, strided or paired from both ends, and each reduction."""
+    """Random placements of all kinds: uneven, ragged, strided and zigzag shards, and each reduction."""
     placements = random_placements(draw, len(sizes), mesh.ndim, partial)
     for axis, placement in enumerate(placements):
         dims = {p.dim for p in placements[:axis] + placements[axis + 1 :] if p.is_shard()}
-        if placement.is_shard() and placement.dim not in dims:  # those of one dimension together stay plain
+        if placement.is_shard() and placement.dim not in dims:  # several shards of one dimension stay as they are
             ranks = mesh.size(axis)
             others = [ragged(draw, placement.dim, sizes[placement.dim], ranks), ZigzagShard(placement.dim), StridedShard(placement.dim, 2)]
             placements[axis] = draw.choice([placement, placement, *others])
@@ -55,8 +55,8 @@ def any_placements(draw: random.Random, sizes: torch.Size, mesh: dtensor.DeviceM
 
 
 def noise_of(kind: str, like: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
-    """What a rank adds to its share of a Partial, without a change of the whole; whole numbers, so that shares of what is whole
-    add up to it exactly (a target that is compared with 1)."""
+    """Noise that a rank adds to its operand of a Partial, without changing the reduced value. It is integral, so that
+    operands of integer values still reduce to them exactly (a target that is compared with 1)."""
     noise = torch.arange(like.numel()).remainder(5).add(1).to(like.dtype).reshape(like.shape)
     if kind in ("max", "min"):
         return noise * (0 if rank == 0 else -1 if kind == "max" else 1)
@@ -65,12 +65,12 @@ def noise_of(kind: str, like: torch.Tensor, rank: int, ranks: int) -> torch.Tens
 
 
 def spread(tensor: torch.Tensor, mesh: dtensor.DeviceMesh, placements: list[dtensor.Placement]) -> torch.Tensor:
-    """distribute_tensor, with shares of a Partial that differ on every rank (where none is a product, whose shares are x and 1)."""
-    whole = dtensor.distribute_tensor(tensor, mesh, placements)
+    """distribute_tensor with Partial operands that differ on every rank (unless one is a product, with operands x and 1)."""
+    full = dtensor.distribute_tensor(tensor, mesh, placements)
     kinds = [next((k for k in ("sum", "avg", "max", "min") if p.is_partial(k)), "") for p in placements]
     if not any(kinds) or not tensor.is_floating_point() or any(p.is_partial("product") for p in placements):
-        return whole
-    local = whole.to_local().clone()
+        return full
+    local = full.to_local().clone()
     for axis, kind in enumerate(kinds):
         if kind:
             group = mesh.communicator(axis)
@@ -79,13 +79,13 @@ def spread(tensor: torch.Tensor, mesh: dtensor.DeviceMesh, placements: list[dten
 
 
 def shapes(text: str) -> list[tuple[int, ...]]:
-    """Shapes of meshes as a flag names them: "2,2x2"."""
+    """Parses mesh shapes of a flag: "2,2x2"."""
     return [tuple(int(n) for n in mesh.split("x")) for mesh in text.split(",")]
 
 
 def report(subjects, name_of, meshes: str, verdicts) -> int:
-    """Prints what of verdicts(subject, mesh shape), pairs of a verdict and a text, is not "equal", and how many there are of each.
-    Returns the exit status."""
+    """Prints the results of verdicts(subject, mesh shape), pairs of a verdict and a text, that are not "equal", and
+    the count of each verdict. Returns the exit status."""
     counts = {"equal": 0, "refused": 0, "wrong": 0, "alone": 0}
     for subject in subjects:
         for shape in shapes(meshes):

@@ -1,9 +1,9 @@
-"""Samples of torch's own module_db, their parameters, buffers and inputs at random placements, beside plain tensors: results,
-buffers, gradients of the first and second order, in training and in evaluation.
+"""Compares samples of torch's own module_db, with parameters, buffers and inputs at random placements, with regular tensors:
+results, buffers, first and second order gradients, in training and evaluation mode.
 
     python module_samples.py [--modules nn.Linear,nn.LSTM] [--samples 2] [--seed 0] [--meshes 2,2x2]
 
-Verdicts and summary are those of op_samples.py.
+Verdicts and the summary are those of op_samples.py.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import nn
 from torch.utils import _pytree
 
 from layouts import mesh_of, report
-from op_samples import first_line, gradients, is_inexact, is_usable, judge, leaf_copy, placer, run_cases, tensors_of, tolerance_of, whole
+from op_samples import first_line, full, gradients, is_inexact, is_usable, judge, leaf_copy, placer, run_cases, tensors_of, tolerance_of
 
-RANDOM = {"nn.FractionalMaxPool2d", "nn.FractionalMaxPool3d"}  # they draw their windows
+RANDOM = {"nn.FractionalMaxPool2d", "nn.FractionalMaxPool3d"}  # random pooling windows
 
 
 def draws():
@@ -40,7 +40,7 @@ def without_dropout(module):
 
 
 def samples_of(info, draw, count, training):
-    """(module, arguments, keyword arguments) of some samples, plain, those of whom gradients are wanted among them."""
+    """(module, (arguments, keyword arguments)) of some samples, with regular tensors that may require gradients."""
     found = list(info.module_inputs_func(info, device="cpu", dtype=torch.float64, requires_grad=True, training=training))
     usable = []
     for sample in draw.sample(found, min(count, len(found))):
@@ -63,7 +63,7 @@ def call(module, given, second_order):
 
 
 def place_module(module, place):
-    """Parameters and buffers where `place` puts them; a tensor that stands in two modules stays one."""
+    """Places parameters and buffers with `place`; a tensor that is shared between modules stays shared."""
     made = {}
     for part in module.modules():
         for entries, wrap in ((part._parameters, nn.Parameter), (part._buffers, lambda t, _: t)):
@@ -105,8 +105,8 @@ def check(info, shape, seed, count):
                         module(*given[0], **given[1])
                 results = call(copy.deepcopy(module), _pytree.tree_map_only(torch.Tensor, leaf_copy, given), second_order)
             except Exception:
-                continue  # on one device too
-            cases.append((module, given, second_order, [[whole(t) for t in ts] for ts in results], label))
+                continue  # fails on one device, too
+            cases.append((module, given, second_order, [[full(t) for t in ts] for ts in results], label))
     return run_cases(shape, on_ranks, info, cases, shape, seed) if cases else []
 
 

@@ -1,11 +1,12 @@
-"""Samples of torch's own op_db on DTensors at random placements beside plain tensors: forward, gradients of the
-first and second order, of all inputs and of some results by some inputs, in place, out=; or with --errors the calls that torch's op_db says are refused.
+"""Compares samples of torch's own op_db on DTensors at random placements with regular tensors: forward, first and second
+order gradients of all inputs, gradients of some results by some inputs, in-place, out=. With --errors: calls that op_db
+lists as errors.
 
     python op_samples.py [--ops add,mm] [--samples 2] [--seed 0] [--meshes 2,2x2] [--limit 100] [--complex] [--errors]
 
-An operator's sample counts as equal, refused (the same error on every rank, which the call on plain tensors has not), wrong
-(other values; or a result, or an error of another class, where torch has an error), or alone (ranks disagree on whether there
-is an error). Prints all but the equal ones, and a summary.
+A sample is equal, refused (the same error on every rank, where regular tensors have none), wrong (other values; or a result
+or another class of error where torch has an error), or alone (an error on some ranks only). Prints all samples that are not
+equal, and a summary.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import dtensor
 from dtensor import DTensor
 from layouts import any_placements, mesh_of, ranks_of, report, spread
 
-# Results without content, random ones, and what is about memory: nothing to compare with.
+# Not comparable: uninitialized results, random results, and operators on memory.
 SKIPPED = {
     "empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted", "bernoulli", "multinomial",
     "normal", "rand_like", "randn_like", "randint_like", "randint", "randn", "uniform", "cauchy", "exponential", "geometric",
@@ -32,10 +33,10 @@ SKIPPED = {
     "nn.functional.fractional_max_pool3d", "nn.functional.multi_head_attention_forward", "pca_lowrank", "svd_lowrank",
     "torch.ops.aten._safe_softmax.default", "to", "data_ptr", "resize_", "resize_as_",
 }  # fmt: skip
-# Eigenvectors, null spaces, ...: right up to signs and order, or on the whole of several results.
+# Determined only up to signs and order (eigenvectors, null spaces), or only by several results together.
 INDEFINITE = {"linalg.eig", "linalg.eigh", "linalg.svd", "svd", "symeig", "linalg.qr", "qr", "geqrf", "linalg.lu", "lu"}
 
-# ATen's kernel, called by itself, takes another order of memory for row-major.
+# ATen's kernel, called directly, assumes row-major order for other strides.
 ROW_MAJOR = {"torch.ops.aten._scaled_dot_product_flash_attention_for_cpu"}
 
 
@@ -66,18 +67,18 @@ def is_usable(tree):
 
 
 def make_exact(t):
-    """Rounds to multiples of 2^-40, so that shares of a Partial, which differ by whole numbers, add up to the very value: an
-    operator that compares values (searchsorted, histogram) finds the same. What is tiny or large stays as it is."""
+    """Rounds to multiples of 2^-40. Partial operands, which differ by integers, then add up to the exact value, and
+    operators that compare values (searchsorted, histogram) agree. Tiny and large values stay unchanged."""
     if t.dtype != torch.float64 or t.is_meta or t.layout != torch.strided or not t.numel():
         return
     values = t.detach()
     rounded = torch.ldexp(torch.round(torch.ldexp(values, torch.tensor(40))), torch.tensor(-40))
-    with torch.no_grad(), contextlib.suppress(RuntimeError):  # elements that share memory
+    with torch.no_grad(), contextlib.suppress(RuntimeError):  # elements may share memory
         t.data.copy_(torch.where((values.abs() < 1024) & (rounded != 0), rounded, values))
 
 
 def samples_of(op, draw, count, dtype):
-    """(arguments, keyword arguments) of some samples, plain, with whether they want gradients."""
+    """(arguments, keyword arguments) of some samples, with regular tensors that may require gradients."""
     if dtype is None:
         return []
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
@@ -89,7 +90,7 @@ def samples_of(op, draw, count, dtype):
     trees = [((s.input, *s.args), s.kwargs) for s in picked]
     for t in tensors_of(trees):
         make_exact(t)
-    return [tree for tree in trees if is_usable(tree) and not tree[1].get("dropout_p")]  # random, too
+    return [tree for tree in trees if is_usable(tree) and not tree[1].get("dropout_p")]  # dropout is random
 
 
 def leaf_copy(t):
@@ -97,7 +98,7 @@ def leaf_copy(t):
 
 
 def call(op, tree, mode):
-    """Results and gradients of the first and second order as the mode has them, None where it has none."""
+    """Results, and gradients of the order that the mode selects; an unused input has gradient None."""
     args, kwargs = tree
     if mode == "in place":
         target = args[0].detach().clone()
@@ -118,7 +119,7 @@ def call(op, tree, mode):
 
 
 def gradients_of_some(through, inputs, draw):
-    """Some results are left out, and gradients come in strides of 0, as that of a sum is."""
+    """Gradients of some results only. Half the losses are sums, whose gradients have strides of 0."""
     if not inputs or not through:
         return []
     through = draw.sample(through, draw.randint(1, len(through)))
@@ -127,7 +128,7 @@ def gradients_of_some(through, inputs, draw):
 
 
 def gradients(through, inputs, second_order):
-    """Those of the sum of squares, and where it is wanted those of the sum of their squares."""
+    """Gradients of the sum of squares and, for the second order, gradients of the sum of their squares."""
     if not inputs or not through:
         return []
     grads = list(torch.autograd.grad(squares(through), inputs, allow_unused=True, create_graph=second_order))
@@ -155,7 +156,7 @@ def modes_of(op, tree):
 
 
 def of_some(tree, draw, reorder):
-    """Some of the inputs want no gradient, so that backward operators leave out results; some lie otherwise in memory."""
+    """Some inputs require no gradient, so that backward operators skip results; some have other strides."""
     trained = [t for t in tensors_of(tree) if t.requires_grad]
     kept = {id(t) for t in draw.sample(trained, draw.randint(1, len(trained)))}
 
@@ -168,12 +169,12 @@ def of_some(tree, draw, reorder):
     return _pytree.tree_map_only(torch.Tensor, other, tree)
 
 
-def whole(t):
+def full(t):
     return None if t is None else (t.full_tensor() if isinstance(t, DTensor) else t).detach()
 
 
 def tolerance_of(tree):
-    """That of the least exact floating-point tensor."""
+    """The tolerance of the least exact floating-point dtype."""
     kinds = {t.dtype for t in tensors_of(tree) if is_inexact(t)}
     if kinds & {torch.float16, torch.bfloat16}:
         return 2e-2
@@ -181,7 +182,7 @@ def tolerance_of(tree):
 
 
 def size_of(tensors):
-    """The largest magnitude, at least 1: what cancels leaves the rounding of that."""
+    """The largest magnitude, at least 1, which bounds the rounding error after cancellation."""
     known = [t for t in tensors if t is not None and is_inexact(t) and t.numel() and bool(t.isfinite().all())]
     return max([1.0] + [float(t.abs().max()) for t in known])
 
@@ -197,7 +198,7 @@ def same(a, b, tolerance, size=1.0):
 
 
 def placer(mesh, draw, partial):
-    """What puts a plain tensor anywhere on the mesh."""
+    """A function that places a regular tensor at random placements of the mesh."""
 
     def place(t):
         placements = any_placements(draw, t.shape, mesh, partial and t.is_floating_point())
@@ -211,8 +212,8 @@ def first_line(error):
 
 
 def judge(results, expected, near, label):
-    """A rank's verdict on its results and gradients."""
-    (outs, grads), (expected_outs, expected_grads) = [[[whole(t) for t in ts] for ts in pair] for pair in (results, expected)]
+    """One rank's verdict on its results and gradients."""
+    (outs, grads), (expected_outs, expected_grads) = [[[full(t) for t in ts] for ts in pair] for pair in (results, expected)]
     if len(outs) != len(expected_outs) or not all(same(a, b, near) for a, b in zip(outs, expected_outs)):
         return f"wrong: {label}"
     size = size_of(expected_grads)
@@ -222,11 +223,11 @@ def judge(results, expected, near, label):
 
 
 def on_ranks(op, trees, shape, seed):
-    """For each tree: a rank's verdict, an error's text among them."""
+    """One rank's verdict, or error text, for each tree."""
     mesh, verdicts = mesh_of(shape), []
     for index, (tree, mode, expected) in enumerate(trees):
         draw = random.Random(f"{op.name} {op.variant_test_name} {index} {seed}")
-        place = placer(mesh, draw, mode != "in place")  # what a share is written into stays one
+        place = placer(mesh, draw, mode != "in place")  # an in-place result has no Partial placement
         try:
             results = call(op, _pytree.tree_map_only(torch.Tensor, place, tree), mode)
             verdicts.append(judge(results, expected, tolerance_of((tree, expected)), mode))
@@ -238,7 +239,7 @@ def on_ranks(op, trees, shape, seed):
 
 
 def together(by_rank):
-    """(verdict, text) of each case from what the ranks say of it."""
+    """(verdict, text) of each case from the verdicts of all ranks."""
     found = []
     for verdicts in zip(*by_rank):
         kinds = {v.split(":")[0] for v in verdicts}
@@ -270,14 +271,14 @@ def check(op, shape, seed, count, complex_numbers=False):
             try:
                 outs, grads = call(op, _pytree.tree_map_only(torch.Tensor, leaf_copy, tree), mode)
             except Exception:
-                continue  # on one device too
-            trees.append((tree, mode, ([whole(t) for t in outs], [whole(t) for t in grads])))
+                continue  # fails on one device, too
+            trees.append((tree, mode, ([full(t) for t in outs], [full(t) for t in grads])))
     return run_cases(shape, on_ranks, op, trees, shape, seed) if trees else []
 
 
-# An index out of range is an error of every rank that has all of the index, and these draws split it.
+# An index out of range is an error only on ranks that have all of the index, and these samples may shard the index.
 OF_THE_DATA = {"gather", "scatter", "scatter_add", "scatter_reduce", "take_along_dim"}
-# ATen's kernel for meta tensors, which is asked first, has another class than its kernel for CPUs.
+# ATen's kernel for meta tensors, which runs first, raises another class of error than its CPU kernel.
 OTHER_CLASS = {"narrow_copy"}
 
 
@@ -288,7 +289,7 @@ def error_on_ranks(op, cases, shape, seed):
         args, kwargs = _pytree.tree_map_only(torch.Tensor, place, tree)
         try:
             op(*args, **kwargs)
-            verdicts.append(f"wrong: no error, where torch has {expected.__name__}")
+            verdicts.append(f"wrong: no error, but torch raises {expected.__name__}")
         except Exception as error:
             kind, known = type(error).__name__, isinstance(error, expected) or op.name in OTHER_CLASS
             verdicts.append("equal" if known else f"wrong: {kind} for {expected.__name__}: {first_line(error)}")
@@ -299,7 +300,7 @@ def error_on_ranks(op, cases, shape, seed):
 
 
 def check_errors(op, shape, seed, count):
-    """(verdict, text) of calls that torch refuses on plain tensors."""
+    """(verdict, text) of calls that torch rejects on regular tensors."""
     if op.error_inputs_func is None:
         return []
     try:
@@ -326,10 +327,10 @@ def main():
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--meshes", default="2,2x2")
-    parser.add_argument("--limit", type=int, default=0, help="so many operators, drawn by the seed")
-    parser.add_argument("--complex", action="store_true", help="samples of complex numbers")
-    parser.add_argument("--errors", action="store_true", help="calls that torch refuses")
-    parser.add_argument("--after", default="", help="only operators whose names come later than this one")
+    parser.add_argument("--limit", type=int, default=0, help="number of operators to sample with the seed; 0: all")
+    parser.add_argument("--complex", action="store_true", help="samples with complex numbers")
+    parser.add_argument("--errors", action="store_true", help="calls that torch rejects")
+    parser.add_argument("--after", default="", help="only operators whose names sort after this one")
     flags = parser.parse_args()
     warnings.simplefilter("ignore")
     wanted = set(filter(None, flags.ops.split(",")))

@@ -1,4 +1,4 @@
-"""Programs whose ranks are processes, of this library's world and of torch.distributed's (gloo) alike."""
+"""Runs functions on ranks that are processes, in this library's world and in torch.distributed's (gloo)."""
 
 import os
 import pickle
@@ -26,13 +26,13 @@ def _be_a_rank(rank, ranks, port, folder, fn, args):
         outcome = False, traceback.format_exc()
     with open(f"{folder}/{rank}", "wb") as file:
         pickle.dump(outcome, file)
-    time.sleep(0.3)  # others may still read what this one holds
+    time.sleep(0.3)  # other ranks may still read this rank's memory
 
 
 def run_processes(ranks, fn, *args, seconds=60):
-    """What ``fn(*args)`` returns on each of ``ranks`` processes; an error with its text if one fails or hangs.
+    """Returns ``fn(*args)`` of each of ``ranks`` processes; raises AssertionError with the text if one fails or hangs.
 
-    They are forked: call it in a process that has not computed a gradient.
+    The processes are forked: call it in a process that has not run a backward pass.
     """
     with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
         probe.bind(("127.0.0.1", 0))

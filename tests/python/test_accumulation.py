@@ -23,13 +23,13 @@ def units():
     return net
 
 
-plain = copy.deepcopy(NET)
-plain(ROWS).square().mean().backward()
-EXPECTED = plain[0].weight.grad
+reference = copy.deepcopy(NET)
+reference(ROWS).square().mean().backward()
+EXPECTED = reference[0].weight.grad
 
 
 class PerUnit(unittest.TestCase):
-    """set_requires_gradient_sync is a flag of each unit; what a unit left unreduced joins its next reduction."""
+    """set_requires_gradient_sync is a flag of each unit; its next reduction includes gradients that were left unreduced."""
 
     def test_each_unit_follows_its_own_flag(self):
         draw = random.Random(0)
@@ -54,7 +54,7 @@ class PerUnit(unittest.TestCase):
 
 
 class Replicas(unittest.TestCase):
-    """set_requires_all_reduce: gradients stay split over the ranks that shard, and are summed over replicas by the last pass."""
+    """set_requires_all_reduce: gradients stay sharded over the shard axis, and the last pass sums them over replicas."""
 
     def test_only_the_last_pass_reduces_over_replicas(self):
         def on_rank():

@@ -1,4 +1,4 @@
-"""Names and signatures are those of torch.distributed.tensor, so that a program changes its imports."""
+"""Names and signatures equal those of torch.distributed.tensor, so that a program needs to change only its imports."""
 
 import inspect
 import os
@@ -25,7 +25,7 @@ def parameters(fn):
 
 
 class Wrapper(torch.Tensor):
-    """A tensor that holds another, as quantised ones do."""
+    """A wrapper subclass, like quantized tensors."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -52,7 +52,7 @@ DOCS = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../../docs/pyt
 
 
 def left_out():
-    """What docs/python.md lists: `module.Class.name`, `module.function(argument=)`."""
+    """The names that docs/python.md lists as left out: `module.Class.name`, `module.function(argument=)`."""
     with open(DOCS) as file:
         section = file.read().split("## Left out on purpose")[1].split("What has the same name and differs")[0]
     first = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
@@ -60,11 +60,11 @@ def left_out():
 
 
 def signature(fn):
-    """Names of parameters; of functions of C++ what pybind11 tells in their documentation. None: nothing is told."""
+    """Names of parameters; of C++ functions those in pybind11's docstring. None if they are unknown."""
     overloads = [bound_parameters(re.sub(r"^\d+\. ", "", line)) for line in (getattr(fn, "__doc__", None) or "").splitlines()]
-    told = [name for overload in overloads if overload is not None for name, _ in overload]
-    if told:
-        return told
+    names = [name for overload in overloads if overload is not None for name, _ in overload]
+    if names:
+        return names
     try:
         return [name for name in inspect.signature(fn).parameters if name not in ("self", "args", "kwargs")]
     except (TypeError, ValueError):
@@ -72,7 +72,7 @@ def signature(fn):
 
 
 def lacking(path, their, our):
-    """What ``our`` object has not of their public names and arguments, as paths."""
+    """Public names and arguments of ``their`` object that ``our`` object lacks, as paths."""
     if isinstance(their, type):
         constructor = their.__init__ if isinstance(their.__init__, types.FunctionType) else None
         wanted = [p for p in (signature(constructor) if constructor else []) if not p.startswith("_")]
@@ -101,9 +101,9 @@ class Names(unittest.TestCase):
         "device_mesh": (torch.distributed.device_mesh, dtensor),
         "fsdp": (torch.distributed.fsdp, dtensor.fsdp),
     }
-    VALUES = {"tensor.DTensor", "fsdp.FSDPModule"}  # made by functions, not by their class
+    VALUES = {"tensor.DTensor", "fsdp.FSDPModule"}  # created by functions, not by calling the class
 
-    def test_what_is_lacking_is_listed(self):
+    def test_missing_names_are_documented(self):
         found = set()
         for path, (their, our) in self.MODULES.items():
             for name in their.__all__:
@@ -111,10 +111,10 @@ class Names(unittest.TestCase):
         found = {name for name in found if not name.startswith(tuple(f"{value}(" for value in self.VALUES))}
         self.assertEqual(found, {name for name in left_out() if name.startswith(tuple(self.MODULES))})
 
-    def test_all_of_theirs_are_here(self):
+    def test_all_names_of_torch_exist(self):
         self.assertEqual([name for name in theirs.__all__ if not hasattr(dtensor, name)], [])
 
-    def test_signatures_take_their_arguments(self):
+    def test_signatures_match_torch(self):
         for name in ["distribute_tensor", "distribute_module"]:
             self.assertEqual(parameters(getattr(dtensor, name)), parameters(getattr(theirs, name)), name)
         for name in ["zeros", "ones", "empty", "full", "rand", "randn"]:
@@ -149,8 +149,8 @@ class Names(unittest.TestCase):
                 mesh.size(2)
             with self.assertRaisesRegex(RuntimeError, "ranks"):
                 dtensor.init_device_mesh("cpu", (5,))
-            for ranks in ([0.4, 1.2], torch.tensor([[0.0], [1.0]]), [0j], [True, False]):  # [0, 1] they are not
-                with self.assertRaisesRegex(TypeError, "ranks are integers, not"):
+            for ranks in ([0.4, 1.2], torch.tensor([[0.0], [1.0]]), [0j], [True, False]):  # convertible to [0, 1]
+                with self.assertRaisesRegex(TypeError, "expected integer ranks, got"):
                     dtensor.DeviceMesh("cpu", ranks)
 
         dtensor.run(4, check)
@@ -189,16 +189,16 @@ class Tensors(unittest.TestCase):
         dtensor.run(2, check)
 
     def test_conversions(self):
-        whole = torch.arange(10.0)
+        full = torch.arange(10.0)
 
         def check():
             mesh, rank = mesh_of((2,)), dtensor.rank()
-            t = dtensor.distribute_tensor(whole, mesh, [Shard(0)])
-            self.assertTrue(torch.equal(t.to_local(), whole.chunk(2)[rank]))
-            self.assertTrue(torch.equal(t.full_tensor(), whole))
+            t = dtensor.distribute_tensor(full, mesh, [Shard(0)])
+            self.assertTrue(torch.equal(t.to_local(), full.chunk(2)[rank]))
+            self.assertTrue(torch.equal(t.full_tensor(), full))
             r = t.redistribute(mesh, [Replicate()])
             self.assertEqual(r.placements, (Replicate(),))
-            self.assertTrue(torch.equal(r.to_local(), whole))
+            self.assertTrue(torch.equal(r.to_local(), full))
             again = DTensor.from_local(t.to_local(), mesh, [Shard(0)])
             self.assertEqual(tuple(again.shape), (10,))
             uneven = DTensor.from_local(torch.ones(2 - rank), mesh, [Shard(0)], shape=(3,), stride=(1,))
@@ -207,14 +207,14 @@ class Tensors(unittest.TestCase):
             self.assertEqual(checked.to_local().tolist(), [0, 0])
             with self.assertRaisesRegex(RuntimeError, "chunk"):
                 DTensor.from_local(torch.ones(2 + 3 * rank), mesh, [Shard(0)])
-            with self.assertRaisesRegex(TypeError, "placement is needed"):
-                dtensor.distribute_tensor(whole, mesh, ["S(0)"])
+            with self.assertRaisesRegex(TypeError, "expected a placement, got"):
+                dtensor.distribute_tensor(full, mesh, ["S(0)"])
             a, b = dtensor.redistribute([t, t * 2], [[Replicate()], [Replicate()]])
             self.assertTrue(torch.equal(b.to_local(), 2 * a.to_local()))
 
         dtensor.run(2, check)
 
-    def test_methods_by_their_class(self):
+    def test_methods_on_the_class(self):
         def check():
             t = dtensor.distribute_tensor(torch.arange(4.0), mesh_of((2,)), [Shard(0)])
             self.assertEqual(DTensor.full_tensor(t).tolist(), [0, 1, 2, 3])
@@ -224,8 +224,8 @@ class Tensors(unittest.TestCase):
 
         dtensor.run(2, check)
 
-    def test_dtypes_of_what_is_moved(self):
-        """Values are cast before they are moved, gradients in turn, and come back in the tensor's own dtype."""
+    def test_redistribute_dtypes(self):
+        """Values and gradients are cast before the communication; gradients return in the tensor's dtype."""
         x = torch.linspace(-3, 3, 20, dtype=torch.float64).reshape(5, 4)
         scale = torch.linspace(1, 2, 20, dtype=torch.float64).reshape(5, 4)
         low, single, double = torch.bfloat16, torch.float32, torch.float64
@@ -261,7 +261,7 @@ class Tensors(unittest.TestCase):
         for ranks in (1, 2, 3):
             dtensor.run(ranks, check, ranks)
 
-    def test_wrapper_subclasses_are_refused_by_name(self):
+    def test_wrapper_subclasses_are_refused(self):
         def check():
             mesh, wrapped = mesh_of((2,)), Wrapper(torch.ones(4, 4))
             with self.assertRaisesRegex(TypeError, "distribute_tensor: a Wrapper wraps other tensors \\(inner\\)"):
@@ -277,7 +277,7 @@ class Tensors(unittest.TestCase):
 
         dtensor.run(2, check)
 
-    def test_gradients_at_the_border(self):
+    def test_gradients_of_from_local_and_to_local(self):
         def check():
             mesh = mesh_of((2,))
             local = torch.ones(3, requires_grad=True)
@@ -305,7 +305,7 @@ class Tensors(unittest.TestCase):
             a = dtensor.randn(5, 3, **at).tolist()
             dtensor.manual_seed(3)
             self.assertEqual(dtensor.randn(5, 3, device_mesh=mesh).tolist(), a)
-            for size in ((2.7,), ([2, 3.0],), (torch.tensor(2.7),)):  # no integers, as torch says of its own
+            for size in ((2.7,), ([2, 3.0],), (torch.tensor(2.7),)):  # not integers
                 with self.assertRaises(TypeError):
                     dtensor.zeros(*size, **at)
             self.assertEqual(dtensor.zeros(torch.tensor(3), torch.Size([2])[0], **at).shape, (3, 2))
@@ -316,13 +316,13 @@ class Tensors(unittest.TestCase):
                     make(layout=torch.sparse_coo, device_mesh=mesh)
             for placements in ([Shard(0)], [Replicate()], [Partial()], None):
                 on = {"device_mesh": mesh, "placements": placements, "dtype": torch.float64, "requires_grad": True}
-                for made, whole in [
+                for made, full in [
                     (dtensor.linspace(-1, 2, 5, **on), torch.linspace(-1, 2, 5, dtype=torch.float64)),
                     (dtensor.logspace(0, 2, 5, **on), torch.logspace(0, 2, 5, dtype=torch.float64)),
                     (dtensor.logspace(0, 4, 5, 2.0, **on), torch.logspace(0, 4, 5, 2.0, dtype=torch.float64)),
                 ]:
                     self.assertEqual((made.placements, made.requires_grad), (tuple(placements or [Replicate()]), True))
-                    torch.testing.assert_close(made.detach().full_tensor(), whole)
+                    torch.testing.assert_close(made.detach().full_tensor(), full)
             with dtensor.MeshScope(mesh, [Shard(0)]):
                 self.assertEqual(torch.nn.Linear(4, 6).weight.placements, (Shard(0),))
             self.assertNotIsInstance(torch.ones(2), DTensor)
@@ -354,7 +354,7 @@ class Tensors(unittest.TestCase):
 
         dtensor.run(2, check)
 
-    def test_functions_of_inputs_and_outputs_without_the_module(self):
+    def test_input_and_output_functions_without_the_module(self):
         def check():
             mesh = mesh_of((1,))
             two = {"input_fn": lambda inputs, on: (2 * inputs[0],), "output_fn": lambda y, on: y.full_tensor()}
@@ -364,8 +364,8 @@ class Tensors(unittest.TestCase):
                 y = linear(torch.ones(2, 3))
                 self.assertEqual(isinstance(y, DTensor), name == "input_fn")
                 weight = linear.weight.detach().full_tensor()
-                whole = y.full_tensor() if isinstance(y, DTensor) else y
-                torch.testing.assert_close(whole, (2 if name == "input_fn" else 1) * torch.ones(2, 3) @ weight.T)
+                full = y.full_tensor() if isinstance(y, DTensor) else y
+                torch.testing.assert_close(full, (2 if name == "input_fn" else 1) * torch.ones(2, 3) @ weight.T)
 
         dtensor.run(1, check)
 

@@ -1,4 +1,4 @@
-"""What is no tensor in a state: every value comes back as it was, or is refused before anything is written."""
+"""Non-tensor values in a checkpoint are restored exactly, or refused before anything is written."""
 
 import os
 import random
@@ -37,13 +37,13 @@ class Values(unittest.TestCase):
             self.assertEqual((found, type(found)), (value, int))
         for value in [2**63, 2**64 - 1, -(2**63) - 1]:
             for save in [dtensor.save, dtensor.checkpoint.async_save]:
-                with self.assertRaisesRegex(ValueError, f"'rng.seed' is {value}"):
+                with self.assertRaisesRegex(ValueError, f"'rng.seed', got {value}"):
                     save({"rng": {"seed": value}}, self.path)
         self.assertEqual(dtensor.checkpoint.read_index(self.path)["values"]["seed"], edges[-1])
 
-    def test_two_entries_of_one_name_are_refused(self):
+    def test_duplicate_names_are_refused(self):
         for state in [{"a.b": 1, "a": {"b": 2}}, {1: 1, "1": 2}, {"x": [1], "x.0": 2}, {"a.b": torch.ones(1), "a": {"b": 2}}]:
-            with self.assertRaisesRegex(ValueError, "is there twice"):
+            with self.assertRaisesRegex(ValueError, "twice: nested keys"):
                 dtensor.save(state, self.path)
             self.assertFalse(os.path.exists(self.path))
 
@@ -55,7 +55,7 @@ class Values(unittest.TestCase):
         self.assertEqual((found["progress"].inner[1].best, type(found["size"])), (2.0, torch.Size))
 
     def loads(self):
-        """Every way to take up what is saved at ``self.path``."""
+        """Every way to load what is saved at ``self.path``."""
         series = lambda blank: dtensor.checkpoint.CheckpointSeries(self.path + "-series").load_newest(blank)
         return [
             lambda blank: dtensor.load(blank, self.path),
@@ -67,7 +67,7 @@ class Values(unittest.TestCase):
         dtensor.save(state, self.path)
         dtensor.checkpoint.CheckpointSeries(self.path + "-series").save(state, 1)
 
-    def test_what_has_no_value_yet_takes_the_saved_one(self):
+    def test_none_and_lists_accept_any_saved_value(self):
         losses = [i / 2 for i in range(12)]
         state = {"best": 0.37, "note": "x", "losses": losses, "of": [{"m": 1}, 2, None, 4], "pair": (1, 2.5), "w": torch.ones(2)}
         self.save(state)
@@ -77,15 +77,15 @@ class Values(unittest.TestCase):
                 load(blank)
                 self.assertEqual(blank.pop("w").tolist(), [1, 1])
                 self.assertEqual(blank, {name: value for name, value in state.items() if name != "w"})
-        self.save({"whole": 3, "w": torch.ones(2)})
+        self.save({"complete": 3, "w": torch.ones(2)})
         for load in self.loads():
-            blank = {"whole": 0.5, "nothing": None, "w": torch.zeros(2)}
+            blank = {"complete": 0.5, "nothing": None, "w": torch.zeros(2)}
             load(blank)
-            self.assertEqual((blank["whole"], type(blank["whole"]), blank["nothing"]), (3.0, float, None))
+            self.assertEqual((blank["complete"], type(blank["complete"]), blank["nothing"]), (3.0, float, None))
 
-    def test_what_finds_no_place_is_an_error(self):
+    def test_unexpected_and_missing_values_are_errors(self):
         self.save({"metrics": {"loss": 1.5}, "losses": [1, 2], "size": (1, 2), "w": torch.ones(2)})
-        whole = {"metrics": {"loss": 0}, "losses": [], "size": (0, 0)}
+        complete = {"metrics": {"loss": 0}, "losses": [], "size": (0, 0)}
         for part, why in [
             ({"metrics": {}}, "not requested: 'metrics.loss'"),
             ({"metrics": None}, "not requested: 'metrics.loss'"),
@@ -96,14 +96,14 @@ class Values(unittest.TestCase):
             for load in self.loads():
                 tensor = torch.zeros(2)
                 with self.assertRaisesRegex(ValueError, why):
-                    load({**whole, **part, "w": tensor})
+                    load({**complete, **part, "w": tensor})
                 self.assertEqual(tensor.tolist(), [0, 0])
-        dtensor.load({**whole, "metrics": {}, "w": tensor}, self.path, allow_unexpected=True)
+        dtensor.load({**complete, "metrics": {}, "w": tensor}, self.path, allow_unexpected=True)
         self.assertEqual(tensor.tolist(), [1, 1])
 
 
 class Loader:
-    """As a data loader that can be resumed."""
+    """Like a data loader with resumable state."""
 
     def __init__(self, position):
         self.position = position
@@ -116,8 +116,8 @@ class Loader:
         assert state["buffer"].eq(self.position).all()
 
 
-class Ranks(unittest.TestCase):
-    """What is a rank's own comes back to the rank of the same number."""
+class PerRankValues(unittest.TestCase):
+    """Each rank loads the value that the rank with the same number saved."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -125,7 +125,7 @@ class Ranks(unittest.TestCase):
         self.path = os.path.join(folder.name, "run")
 
     def state(self, rank):
-        """Of every kind; sizes as on all ranks, since a load fills tensors."""
+        """Values of every kind; tensor sizes are equal on all ranks, since a load fills tensors."""
         own = dtensor.checkpoint.PerRank
         generator = torch.Generator().manual_seed(rank)
         return {
@@ -147,7 +147,7 @@ class Ranks(unittest.TestCase):
                 self.assertTrue(same, (name, found, value))
 
     def ways(self):
-        """Every way to save, and to load."""
+        """Every way to save and load."""
         def series():
             return dtensor.checkpoint.CheckpointSeries(self.path + "-series")
 
@@ -156,7 +156,7 @@ class Ranks(unittest.TestCase):
         yield lambda state: series().save(state, 1), lambda state: series().load_newest(state)
         yield lambda state: None, lambda state: dtensor.checkpoint.load_newest(state, self.path)
 
-    def test_get_back_what_is_their_own(self):
+    def test_each_rank_loads_its_own_value(self):
         def on_rank(save, load):
             rank = dtensor.rank()
             save(self.state(rank))
@@ -167,25 +167,25 @@ class Ranks(unittest.TestCase):
         for save, load in self.ways():
             dtensor.run(3, on_rank, save, load)
 
-    def test_of_objects(self):
+    def test_stateful_objects(self):
         def on_rank():
             rank, loader = dtensor.rank(), Loader(dtensor.rank() + 2)
             dtensor.save({"data": {"loader": dtensor.checkpoint.PerRank(loader)}}, self.path)
             loader.position = rank + 2
-            room = Loader(rank + 2)
-            room.position, kept = rank + 2, dtensor.checkpoint.PerRank(room)
+            target = Loader(rank + 2)
+            target.position, kept = rank + 2, dtensor.checkpoint.PerRank(target)
             dtensor.load({"data": {"loader": kept}}, self.path)
-            self.assertIs(kept.value, room)
-            self.assertEqual(room.position, rank + 2)
+            self.assertIs(kept.value, target)
+            self.assertEqual(target.position, rank + 2)
 
         dtensor.run(2, on_rank)
 
-    def test_of_another_number_are_an_error(self):
+    def test_another_number_of_ranks_is_an_error(self):
         dtensor.run(2, lambda: dtensor.save({"a": 1, "own": dtensor.checkpoint.PerRank(dtensor.rank())}, self.path))
 
         def on_rank():
             own = dtensor.checkpoint.PerRank(0)
-            with self.assertRaisesRegex((ValueError, RuntimeError), "'own' is what each of 2 ranks saved .* 3 ranks load it"):
+            with self.assertRaisesRegex((ValueError, RuntimeError), "'own' was saved by each of 2 ranks, but 3"):
                 dtensor.load({"a": 0, "own": own}, self.path)
             state = {"a": 0}
             dtensor.load(state, self.path, allow_unexpected=True)
@@ -193,12 +193,12 @@ class Ranks(unittest.TestCase):
 
         dtensor.run(3, on_rank)
 
-    def test_that_give_one_name_to_different_values_are_told_how_to_keep_them(self):
+    def test_different_values_of_one_name_are_refused(self):
         def on_rank():
             for state in ({"offset": dtensor.rank()}, {"state": torch.tensor([dtensor.rank()])}):
                 with self.assertRaisesRegex(RuntimeError, "in Python: dtensor.checkpoint.PerRank"):
                     dtensor.save(state, self.path)
-            names = {f"rank{dtensor.rank()}": dtensor.rank()}  # names of their own
+            names = {f"rank{dtensor.rank()}": dtensor.rank()}  # different names on each rank
             dtensor.save(names, self.path)
             back = dict.fromkeys(names, 9)
             dtensor.load(back, self.path)
@@ -207,10 +207,10 @@ class Ranks(unittest.TestCase):
         dtensor.run(2, on_rank)
 
 
-class Kinds(unittest.TestCase):
-    def test_that_the_format_has_no_name_for(self):
+class Complex(unittest.TestCase):
+    def test_complex128_and_bytes(self):
         torch.manual_seed(0)
-        plain = torch.randn(5, 3, dtype=torch.complex128)
+        regular = torch.randn(5, 3, dtype=torch.complex128)
         with tempfile.TemporaryDirectory() as folder:
 
             def on_rank():
@@ -219,17 +219,17 @@ class Kinds(unittest.TestCase):
                     def place(tensor, placement):
                         return tensor.clone() if placement is None else dtensor.distribute_tensor(tensor, mesh, [placement])
 
-                    state = {"w": place(torch.zeros_like(plain), target)}
-                    dtensor.save({"w": place(plain, source), "raw": b"\0\xff"}, f"{folder}/run")
+                    state = {"w": place(torch.zeros_like(regular), target)}
+                    dtensor.save({"w": place(regular, source), "raw": b"\0\xff"}, f"{folder}/run")
                     dtensor.load({**state, "raw": b""}, f"{folder}/run")
                     found = state["w"]
-                    self.assertTrue(torch.equal(found if target is None else found.full_tensor(), plain))
+                    self.assertTrue(torch.equal(found if target is None else found.full_tensor(), regular))
 
             dtensor.run(2, on_rank)
-            with self.assertRaisesRegex(ValueError, "give bytes"):
+            with self.assertRaisesRegex(ValueError, "pass bytes"):
                 dtensor.save({"text": "data:application/octet-stream;base64,AA=="}, f"{folder}/run")
 
-    def test_of_optimizer_states(self):
+    def test_optimizer_states(self):
         with tempfile.TemporaryDirectory() as folder:
 
             def on_rank():
@@ -254,7 +254,7 @@ class Kinds(unittest.TestCase):
 
 
 class Errors(unittest.TestCase):
-    """What one rank alone cannot save or take is an error on every rank, and all can go on."""
+    """A value that one rank cannot save or load is an error on every rank, and the ranks can continue."""
 
     def on_ranks(self, folder):
         def broken():
@@ -268,9 +268,9 @@ class Errors(unittest.TestCase):
         series = dtensor.checkpoint.CheckpointSeries(f"{folder}/series")
         series.save({"value": 3, "tensor": torch.full((2,), 7.0)}, 1)
         for call, kind, why in [
-            (lambda: dtensor.save(wrong, f"{folder}/good"), TypeError, "'value' is a object"),
-            (lambda: dtensor.checkpoint.async_save(wrong, f"{folder}/good"), TypeError, "'value' is a object"),
-            (lambda: series.save(wrong, 2), TypeError, "'value' is a object"),
+            (lambda: dtensor.save(wrong, f"{folder}/good"), TypeError, "'value', got object"),
+            (lambda: dtensor.checkpoint.async_save(wrong, f"{folder}/good"), TypeError, "'value', got object"),
+            (lambda: series.save(wrong, 2), TypeError, "'value', got object"),
             (lambda: dtensor.load(fails, f"{folder}/good"), KeyError, "no state"),
             (lambda: series.load_newest(fails), KeyError, "no state"),
         ]:
@@ -285,7 +285,7 @@ class Errors(unittest.TestCase):
         dtensor.load(back, f"{folder}/good")
         return back["value"], back["tensor"].tolist(), fails["tensor"].tolist(), dtensor.checkpoint.steps(f"{folder}/series")
 
-    def test_of_one_rank_are_those_of_all(self):
+    def test_errors_of_one_rank_are_raised_on_all(self):
         with tempfile.TemporaryDirectory() as folder:
             self.assertEqual(dtensor.run(2, self.on_ranks, folder, timeout=60), [(3, [7, 7], [0, 0], [1])] * 2)
 

@@ -1,4 +1,4 @@
-"""context_parallel: programs with regular tensors whose attention is that of the whole sequence."""
+"""context_parallel: attention of regular tensors covers the full sequence."""
 
 import inspect
 import unittest
@@ -20,11 +20,11 @@ class ContextParallel(unittest.TestCase):
         for ranks in (1, 2, 3):
             dtensor.run(ranks, lambda: check(dtensor.init_device_mesh("cpu", (ranks,), mesh_dim_names=("cp",))))
 
-    def test_attention_of_the_whole_sequence(self):
+    def test_attention_of_the_full_sequence(self):
         def check(mesh):
             for causal in (True, False):
-                whole = [t.clone().requires_grad_() for t in (Q, K, V)]
-                expected = functional.scaled_dot_product_attention(*whole, is_causal=causal, enable_gqa=True)
+                full = [t.clone().requires_grad_() for t in (Q, K, V)]
+                expected = functional.scaled_dot_product_attention(*full, is_causal=causal, enable_gqa=True)
                 expected.square().sum().backward()
                 buffers = [t.clone() for t in (Q, K, V)]
                 with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2, 2, 2]):
@@ -32,28 +32,28 @@ class ContextParallel(unittest.TestCase):
                     y = functional.scaled_dot_product_attention(*own, is_causal=causal, enable_gqa=True)
                     y.square().sum().backward()
                     found = context_parallel_unshard(mesh, [y, *(t.grad for t in own)], [2, 2, 2, -2])
-                for a, b in zip(found, [expected.detach(), *(t.grad for t in whole)]):
+                for a, b in zip(found, [expected.detach(), *(t.grad for t in full)]):
                     torch.testing.assert_close(a, b)
                 for buffer, before in zip(buffers, (Q, K, V)):
                     torch.testing.assert_close(buffer, before, rtol=0, atol=0)
 
         self.everywhere(check)
 
-    def test_buffers_are_restored_but_for_those_named(self):
+    def test_buffers_are_restored_except_no_restore_buffers(self):
         def check(mesh):
             ids, labels = torch.arange(22).reshape(2, 11), torch.arange(11)
             with context_parallel(mesh, buffers=[ids, labels], buffer_seq_dims=[1, 0], no_restore_buffers={labels}):
                 self.assertEqual(ids.shape[1], labels.shape[0])
                 torch.testing.assert_close(ids[0], labels)
-                whole = context_parallel_unshard(mesh, [ids, labels], [1, 0])
-            torch.testing.assert_close(whole[0], torch.arange(22).reshape(2, 11))
-            torch.testing.assert_close(whole[1], torch.arange(11))
-            torch.testing.assert_close(ids, whole[0])
+                full = context_parallel_unshard(mesh, [ids, labels], [1, 0])
+            torch.testing.assert_close(full[0], torch.arange(22).reshape(2, 11))
+            torch.testing.assert_close(full[1], torch.arange(11))
+            torch.testing.assert_close(ids, full[0])
             self.assertEqual(labels.shape[0] == 11, mesh.size() == 1)
 
         self.everywhere(check)
 
-    def test_outside_nothing_is_changed(self):
+    def test_no_effect_outside_the_scope(self):
         def check(mesh):
             with context_parallel(mesh, buffers=[torch.ones(4)], buffer_seq_dims=[0]):
                 pass

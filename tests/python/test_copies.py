@@ -1,4 +1,4 @@
-"""Copies of meshes and of tensors with attributes, and tensors made like others."""
+"""Copies of meshes, of tensors with attributes, and of tensors that are created like others."""
 
 import copy
 import io
@@ -15,7 +15,7 @@ from layouts import mesh_of
 
 
 class Meshes(unittest.TestCase):
-    """A mesh is a value: a module that keeps one is copied and saved."""
+    """A mesh is a value: modules that refer to one can be copied and saved."""
 
     def test_copies_and_pickles(self):
         def on_rank():
@@ -42,7 +42,7 @@ class Values(unittest.TestCase):
                 for twin in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
                     self.assertEqual(twin, one)
 
-    def test_modules_that_keep_a_communicator(self):
+    def test_modules_with_a_communicator(self):
         def on_rank():
             module = nn.Linear(2, 2)
             module.ranks = dtensor.world()
@@ -56,9 +56,9 @@ class Values(unittest.TestCase):
             copy.deepcopy(nn.Sequential(module))
 
 
-class Elsewhere(unittest.TestCase):
-    def test_tensors_of_a_mesh_that_this_rank_is_not_in(self):
-        """As the states of a pipeline's other stages are."""
+class OutsideTheMesh(unittest.TestCase):
+    def test_tensors_of_a_mesh_without_this_rank(self):
+        """Like the states of other stages of a pipeline."""
 
         def on_rank():
             mesh = dtensor.DeviceMesh("cpu", [1])
@@ -72,9 +72,9 @@ class Elsewhere(unittest.TestCase):
 
 
 class LikeTorch(unittest.TestCase):
-    """What torch does with a plain tensor."""
+    """Behavior of torch with a regular tensor."""
 
-    def test_a_copy_has_the_attributes(self):
+    def test_deepcopy_copies_attributes(self):
         def on_rank():
             tensors = [torch.ones(2), dtensor.ones(2, device_mesh=mesh_of((2,)))]
             for t in tensors:
@@ -84,7 +84,7 @@ class LikeTorch(unittest.TestCase):
 
         dtensor.run(2, on_rank)
 
-    def test_numbers_of_any_kind_fill(self):
+    def test_full_accepts_numbers_of_any_kind(self):
         numbers = [True, 3, 1.5, 2j, torch.tensor(2.5), torch.tensor(3), torch.tensor(True)]
         try:
             import numpy
@@ -94,32 +94,32 @@ class LikeTorch(unittest.TestCase):
             pass
         mesh = mesh_of((1,))
         for number in numbers:
-            whole = dtensor.full((2,), number, device_mesh=mesh).to_local()
-            plain = number.item() if hasattr(number, "item") else number
-            self.assertEqual((whole.dtype, whole.tolist()), (torch.full((2,), plain).dtype, [number] * 2), repr(number))
+            full = dtensor.full((2,), number, device_mesh=mesh).to_local()
+            python_number = number.item() if hasattr(number, "item") else number
+            self.assertEqual((full.dtype, full.tolist()), (torch.full((2,), python_number).dtype, [number] * 2), repr(number))
         self.assertEqual(dtensor.arange(torch.tensor(2.0), device_mesh=mesh).to_local().dtype, torch.float32)
         with self.assertRaises(OverflowError):
             dtensor.full((2,), 2**63, device_mesh=mesh)
 
-    def test_none_is_the_tensors_own(self):
+    def test_new_tensor_with_none_uses_the_tensors_options(self):
         t = dtensor.ones(2, device_mesh=mesh_of((1,)), dtype=torch.float64)
         self.assertEqual(t.new_tensor([1, 2], dtype=None, device=None).dtype, torch.float64)
 
-    def test_a_plain_gradient_is_a_whole_one(self):
+    def test_a_regular_gradient_is_a_full_gradient(self):
         def on_rank():
             found = []
             for placement in [Replicate(), Shard(0), Partial()]:
                 for options in [{}, {"grad_placements": [placement]}, {"grad_placements": [Replicate()]}]:
                     local = torch.ones(2, requires_grad=True)
-                    whole = DTensor.from_local(local, mesh_of((2,)), [placement], **options)
-                    whole.backward(torch.arange(float(whole.numel())))
+                    full = DTensor.from_local(local, mesh_of((2,)), [placement], **options)
+                    full.backward(torch.arange(float(full.numel())))
                     found.append(local.grad.tolist())
             return found
 
         for rank, found in enumerate(dtensor.run(2, on_rank)):
             self.assertEqual(found, [[0, 1]] * 3 + [[2 * rank, 2 * rank + 1]] * 3 + [[0, 1]] * 3)
 
-    def test_partial_gradients_stay_partial_where_asked(self):
+    def test_partial_gradients_with_partial_grad_placements(self):
         def on_rank():
             mesh, own, found = mesh_of((2,)), float(dtensor.rank() + 1), []
             for placement, wanted in itertools.product([Replicate(), Partial()], [None, [Replicate()], [Partial()]]):
@@ -136,7 +136,7 @@ class LikeTorch(unittest.TestCase):
             self.assertEqual(found, [[6] * 3, [6] * 3, [2 * (rank + 1)] * 3] * 2)
             self.assertEqual(rows, [[0, 1, 2], [3, 4]][rank])
 
-    def test_pickles_have_the_attributes(self):
+    def test_pickles_include_attributes(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
             for kind in (lambda t: t, nn.Parameter):
@@ -151,10 +151,10 @@ class LikeTorch(unittest.TestCase):
         dtensor.run(2, on_rank)
 
 
-class WithinMeshScopes(unittest.TestCase):
-    """What was plain before is plain in a copy, and what is local stays so: a rank may do it alone."""
+class InsideMeshScopes(unittest.TestCase):
+    """Copies of regular tensors stay regular, and copying is local: one rank may do it alone."""
 
-    def test_copies_and_pickles_of_plain_tensors(self):
+    def test_copies_and_pickles_of_regular_tensors(self):
         batch_norm = nn.BatchNorm1d(3)
         for key, buffer in batch_norm.named_buffers():
             buffer.note = key
@@ -183,7 +183,7 @@ class WithinMeshScopes(unittest.TestCase):
 
         dtensor.run(2, on_rank)
 
-    def test_a_mesh_tells_its_ranks_to_one_rank_alone(self):
+    def test_reading_ranks_of_a_mesh_is_local(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
             with dtensor.MeshScope(mesh, [Shard(0), Shard(1)]):

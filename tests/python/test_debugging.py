@@ -1,4 +1,4 @@
-"""CommDebugMode and visualize_sharding by the names of torch.distributed.tensor.debug."""
+"""CommDebugMode and visualize_sharding with the names of torch.distributed.tensor.debug."""
 
 import contextlib
 import inspect
@@ -81,8 +81,8 @@ class Counts(unittest.TestCase):
             dtensor.run(2, check, folder)
 
 
-class Visualized(unittest.TestCase):
-    def test_on_the_first_rank(self):
+class VisualizeSharding(unittest.TestCase):
+    def test_prints_on_the_first_rank(self):
         self.assertEqual(list(inspect.signature(theirs.visualize_sharding).parameters),
                          list(inspect.signature(dtensor.debug.visualize_sharding).parameters))  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""The examples run: the fine-tuning script has one loss on every mesh, the one with each library that of DistributedDataParallel,
-the notebook's cells run one after the other.
+"""Runs the examples: the fine-tuning script has the same loss on every mesh, each library that of DistributedDataParallel,
+and all cells of the notebook run.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Examples(unittest.TestCase):
         """The losses of two processes under torchrun."""
         program = os.path.join(EXAMPLES, "with_libraries.py")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        with tempfile.TemporaryDirectory() as folder:  # the trainer makes one
+        with tempfile.TemporaryDirectory() as folder:  # the trainer creates files in the working directory
             out = subprocess.run([*launcher, program, *flags], capture_output=True, text=True, cwd=folder,
                                  env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
         self.assertEqual(out.returncode, 0, out.stderr)

@@ -14,7 +14,7 @@ from test_experts import TOKENS, layer
 
 
 class State(unittest.TestCase):
-    """What a layer is beside its parameters stays with it where it is copied, saved and spread."""
+    """Copies and saved states include the state of a layer besides its parameters, also under expert parallelism."""
 
     def balanced(self):
         made = layer(balance_rate=0.5)
@@ -23,7 +23,7 @@ class State(unittest.TestCase):
             moe.update_load_balancers(made, dtensor.world())
         return made
 
-    def test_the_bias_is_saved_and_copied(self):
+    def test_the_balance_bias_is_saved_and_copied(self):
         made = self.balanced()
         made(TOKENS)
         self.assertNotEqual(made.load.tolist(), self.first_load())
@@ -32,7 +32,7 @@ class State(unittest.TestCase):
         for twin in [fresh, copy.deepcopy(made)]:
             twin(TOKENS)
             self.assertEqual(twin.load.tolist(), made.load.tolist())
-            moe.update_load_balancers(twin, dtensor.world())  # its own: that of the first stays
+            moe.update_load_balancers(twin, dtensor.world())  # does not change the bias of `made`
             self.assertNotEqual(twin.balance.tolist(), made.balance.tolist())
 
     def first_load(self):
@@ -40,14 +40,14 @@ class State(unittest.TestCase):
         fresh(TOKENS)
         return fresh.load.tolist()
 
-    def test_a_copy_dispatches_alike(self):
+    def test_a_copy_keeps_the_dispatch(self):
         made = layer()
         made.set_dispatch("capacity", factor=0.5)
         for one in [made, copy.deepcopy(made)]:
             one(TOKENS)
             self.assertGreater(one.dropped, 0)
 
-    def test_a_copy_of_experts_that_are_spread_is_spread(self):
+    def test_a_copy_keeps_expert_parallelism(self):
         experts = [nn.Linear(8, 8).double() for _ in range(4)]
         chosen = torch.arange(12).remainder(4)[:, None], torch.ones(12, 1).double()
         for prototype, more in [(layer(), ()), (moe.RoutedExperts(experts), chosen)]:
@@ -65,7 +65,7 @@ class State(unittest.TestCase):
 
             dtensor.run(2, on_rank)
 
-    def test_what_is_frozen_stays_so(self):
+    def test_frozen_parameters_stay_frozen(self):
         prototype = layer()
         prototype.gate.weight.requires_grad_(False)
         prototype.experts.w1.requires_grad_(False)
@@ -78,7 +78,7 @@ class State(unittest.TestCase):
         self.assertEqual(dtensor.run(2, on_rank), [["gate.weight", "experts.w1"]] * 2)
 
     def test_pickles_are_copies(self):
-        """torch.save(model), workers that are spawned, and copy.copy's own way."""
+        """torch.save(model), and pickles as spawned workers and copy.copy use them."""
         experts = [nn.Linear(8, 8).double() for _ in range(4)]
         chosen = torch.arange(12).remainder(4)[:, None], torch.ones(12, 1).double()
         balanced = self.balanced()
@@ -105,7 +105,7 @@ class State(unittest.TestCase):
             check(prototype, more, TOKENS)
             dtensor.run(2, on_rank, prototype, more)
 
-    def test_a_copy_draws_no_numbers(self):
+    def test_a_copy_uses_no_random_numbers(self):
         drawn = []
         for copies in (0, 1):
             made = layer()
@@ -117,7 +117,7 @@ class State(unittest.TestCase):
 
 
 class Derived(unittest.TestCase):
-    """Layers that have more than the library's: buffers, a router of their own, modules beside the experts."""
+    """Classes that derive from the library's layers: with buffers, a custom router, other modules."""
 
     class Counting(moe.MixtureOfExperts):
         def __init__(self):
@@ -139,13 +139,13 @@ class Derived(unittest.TestCase):
             weights, ids = self.router(x).softmax(-1).topk(2, -1)
             return super().forward(x, ids, weights)
 
-    def test_are_spread_and_copied(self):
+    def test_expert_parallelism_and_copies(self):
         for kind in (self.Counting, self.Routing):
-            plain = kind()
-            expected = plain(TOKENS)
+            reference = kind()
+            expected = reference(TOKENS)
 
             def on_rank():
-                module = copy.deepcopy(plain)
+                module = copy.deepcopy(reference)
                 dtensor.apply_expert_parallel(module, dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("ep",)))
                 own = TOKENS.chunk(2)[dtensor.rank()]
                 return module(own), copy.deepcopy(module)(own)
@@ -153,7 +153,7 @@ class Derived(unittest.TestCase):
             for found in zip(*dtensor.run(2, on_rank)):
                 torch.testing.assert_close(torch.cat(found), expected)
 
-    def test_experts_that_are_one_stay_here(self):
+    def test_tied_experts_cannot_be_parallelized(self):
         one, other = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
         other.weight = one.weight
         ids, weights = torch.arange(12).remainder(2)[:, None], torch.ones(12, 1).double()
@@ -161,7 +161,7 @@ class Derived(unittest.TestCase):
             routed = moe.RoutedExperts(experts)
             expected = torch.stack([expert(TOKENS) for expert in experts], 1)
             torch.testing.assert_close(routed(TOKENS, ids, weights), expected.gather(1, ids[..., None].expand(-1, -1, 8))[:, 0])
-            with self.assertRaisesRegex(ValueError, "'weight' of expert 1 is one tensor with a parameter of expert 0"):
+            with self.assertRaisesRegex(ValueError, "'weight' of expert 1 is tied to a parameter of expert 0"):
                 dtensor.apply_expert_parallel(routed, dtensor.init_device_mesh("cpu", (1,), mesh_dim_names=("ep",)))
 
 

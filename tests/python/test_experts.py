@@ -1,4 +1,4 @@
-"""Mixture of experts and modules that a router chooses, on one rank and spread over some."""
+"""Mixture of experts, and modules that a router chooses, on one rank and on several."""
 
 import copy
 import gc
@@ -15,7 +15,7 @@ TOKENS = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).double()
 
 
 class InTurn(moe.RoutingStrategy):
-    """By the best score, but never the last expert."""
+    """Chooses the best scores, but never the last expert."""
 
     def choose(self, scores, top_k, bias):
         return (scores + bias)[:, :-1].topk(top_k, -1).indices
@@ -35,7 +35,7 @@ class Experts(unittest.TestCase):
         y.square().sum().backward()
         return one, y
 
-    def test_spread_over_ranks(self):
+    def test_expert_parallel(self):
         for options in [{}, {"shared_ffn": 4, "score": "sigmoid", "normalise": True}, {"strategy": InTurn()}]:
             one, expected = self.reference(**options)
             prototype = layer(**options)
@@ -58,7 +58,7 @@ class Experts(unittest.TestCase):
             self.assertEqual(sum(load for _, _, load in results).tolist(), one.load.tolist())
             self.assertEqual(one.load.sum().item(), 24)
 
-    def test_a_strategy_chooses(self):
+    def test_a_custom_strategy_chooses(self):
         one, _ = self.reference(strategy=InTurn())
         self.assertEqual(one.load[-1].item(), 0)
         self.assertGreater(self.reference()[0].load[-1].item(), 0)
@@ -67,11 +67,11 @@ class Experts(unittest.TestCase):
             def choose(self, scores, top_k, bias):
                 return scores
 
-        with self.assertRaisesRegex(RuntimeError, r"Wrong.choose\(\) gave \[12, 4\] of Double"):
+        with self.assertRaisesRegex(RuntimeError, r"Wrong.choose\(\) returned a tensor \[12, 4\] of dtype Double"):
             layer(strategy=Wrong())(TOKENS)
 
-    def test_a_strategy_may_know_its_layer(self):
-        """It keeps it no longer than the program does."""
+    def test_a_strategy_may_refer_to_its_layer(self):
+        """The reference cycle can be collected."""
         strategy = InTurn()
         strategy.layer = dtensor.MixtureOfExperts(6, 5, experts=3, top_k=1, strategy=strategy)
         strategy.layer(torch.randn(4, 6))
@@ -93,7 +93,7 @@ class Experts(unittest.TestCase):
             layer(score="maximum")
         self.assertEqual([name for name, _ in layer().named_parameters()][:2], ["gate.weight", "experts.w1"])
 
-    def test_a_parameter_that_is_replaced_counts(self):
+    def test_a_replaced_parameter_is_used(self):
         one = layer()
         before = one(TOKENS)
         one.experts.w2 = nn.Parameter(one.experts.w2.detach() * 2)
@@ -168,7 +168,7 @@ class Routed(unittest.TestCase):
         each = torch.stack([expert(x) for expert in self.experts], 1)
         return x + (each.gather(1, ids[..., None].expand(-1, -1, 8)) * weights[..., None]).sum(1)
 
-    def test_spread_over_ranks(self):
+    def test_expert_parallel(self):
         expected = self.reference(TOKENS)
         expected.square().sum().backward()
         grads = [[p.grad.clone() for p in expert.parameters()] for expert in self.experts]
@@ -182,20 +182,20 @@ class Routed(unittest.TestCase):
             with dtensor.CommDebugMode() as comm:
                 y = self.block(routed, own_router, TOKENS.chunk(2)[dtensor.rank()])
             y.square().sum().backward()
-            here = range(2 * dtensor.rank(), 2 * dtensor.rank() + 2)  # whose modules run on this rank
+            here = range(2 * dtensor.rank(), 2 * dtensor.rank() + 2)  # experts of this rank
             found = {n: [p.grad.full_tensor() for p in routed.get_submodule(str(n)).parameters()] for n in here}
             return y.detach(), found, comm.get_comm_counts(), routed.load
 
         results = dtensor.run(2, on_rank)
         torch.testing.assert_close(torch.cat([y for y, *_ in results]), expected.detach())
         for _, found, counts, _ in results:
-            self.assertEqual(counts.get("all_to_all"), 2)  # rows there and back
+            self.assertEqual(counts.get("all_to_all"), 2)  # dispatch and combine
             for n, own in found.items():
                 for a, b in zip(own, grads[n]):
                     torch.testing.assert_close(a, b)
         self.assertEqual(sum(load for *_, load in results).sum().item(), 24)
 
-    def test_a_module_that_is_replaced_counts(self):
+    def test_a_replaced_module_is_used(self):
         routed = moe.RoutedExperts(copy.deepcopy(self.experts))
         routed._modules["1"] = self.experts[2]
         with self.assertRaisesRegex(RuntimeError, "do not match"):

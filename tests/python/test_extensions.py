@@ -1,4 +1,4 @@
-"""Names of the library's own: attention, timelines, pipelines and their schedules, series of checkpoints, errors of communication."""
+"""Names that PyTorch does not have: attention, memory timelines, pipelines, checkpoint series, communication errors."""
 
 import contextlib
 import copy
@@ -19,7 +19,7 @@ ROWS = torch.randn(6, 6).double(), torch.randn(6, 6).double()
 
 
 class AttentionStrategies(unittest.TestCase):
-    def test_a_strategy_is_taken(self):
+    def test_the_selected_strategy_is_used(self):
         q, k, v = (torch.randn(2, 4, 8, 4, generator=torch.Generator().manual_seed(n)).double() for n in range(3))
         expected = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         windowed = dtensor.attention(q, k, v, causal=True, window=3)
@@ -42,8 +42,8 @@ class AttentionStrategies(unittest.TestCase):
             self.assertIn("all_to_all", counts["ulysses"])
             self.assertFalse({"all_gather", "all_to_all"} & counts["ring"])
 
-    def test_results_lie_as_on_one_device(self):
-        """A view of them is possible where it is there: of queries that are broadcast, of one token, transposed."""
+    def test_results_have_the_strides_of_one_device(self):
+        """Views that work on one device then work here: queries that are expanded, of one token, or transposed."""
         draw = torch.Generator().manual_seed(0)
         keys = torch.randn(4, 6, 5, 8, generator=draw)
         queries = [torch.randn(n, 8, generator=draw).expand(4, 6, n, 8) for n in (1, 3)]
@@ -64,7 +64,7 @@ class AttentionStrategies(unittest.TestCase):
             self.assertEqual(made, [t.stride() for t in expected])
 
     def test_documents_of_each_row(self):
-        """As a mask that is made of them, which is refused where they have another number of rows."""
+        """Equal to the corresponding mask; another number of rows is an error."""
         draw = torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(2, 2, 9, 4, generator=draw).double() for _ in range(3))
         starts = torch.tensor([[0, 4, 9], [0, 2, 7]])
@@ -84,13 +84,13 @@ class AttentionStrategies(unittest.TestCase):
 
         self.assertEqual(dtensor.run(2, on_rank), [(Shard(2),)] * 2)
 
-    def test_another_name_is_refused(self):
+    def test_an_unknown_strategy_is_refused(self):
         with self.assertRaisesRegex(Exception, "spiral"):
             dtensor.attention_strategy("spiral")
 
 
 class MemoryPool(unittest.TestCase):
-    def test_keeps_what_it_may(self):
+    def test_the_limit_bounds_cached_bytes(self):
         def gathered():
             x = dtensor.ones(1 << 18, device_mesh=dtensor.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
             return x.full_tensor().sum().item()
@@ -127,7 +127,7 @@ class MemoryTimelines(unittest.TestCase):
 
 
 class Pipelines(unittest.TestCase):
-    def test_steps_are_one_devices(self):
+    def test_a_step_equals_one_device(self):
         one = copy.deepcopy(LAYERS)
         expected = nn.functional.mse_loss(one(ROWS[0]), ROWS[1])
         expected.backward()
@@ -163,11 +163,11 @@ class Pipelines(unittest.TestCase):
         self.assertEqual(pipeline.live_activations(schedule), [4, 3, 2, 1])
         self.assertEqual(pipeline.Schedule.parse(str(schedule)), schedule)
         self.assertNotEqual(pipeline.make_schedule("gpipe", 4, 8), schedule)
-        whole = pipeline.with_communication(schedule, unsharded_stages=None)
-        self.assertIn("SEND_F", str(whole))
-        self.assertNotIn("UNSHARD", str(whole))
+        full = pipeline.with_communication(schedule, unsharded_stages=None)
+        self.assertIn("SEND_F", str(full))
+        self.assertNotIn("UNSHARD", str(full))
         self.assertIn("UNSHARD", str(pipeline.with_communication(schedule)))
-        self.assertTrue(pipeline.check(whole, stages=4, microbatches=8)["in_order"])
+        self.assertTrue(pipeline.check(full, stages=4, microbatches=8)["in_order"])
         self.assertLess(pipeline.simulate(schedule)["bubble"], pipeline.simulate(pipeline.make_schedule("gpipe", 4, 4))["bubble"])
         self.assertIn("<svg", pipeline.simulate(schedule)["svg"])
         self.assertEqual(schedule.actions[3][0], "3F0")
@@ -175,7 +175,7 @@ class Pipelines(unittest.TestCase):
             pipeline.check(pipeline.Schedule.parse("0F0 0B0 0B1 0F1"))
         self.assertIn("zbv", pipeline.schedule_names())
 
-    def test_an_error_in_a_stage_ends_all(self):
+    def test_an_error_in_a_stage_is_raised_on_all_ranks(self):
         def fails(x):
             raise KeyError("in a stage")
 
@@ -189,7 +189,7 @@ class Pipelines(unittest.TestCase):
                 )
             except KeyError:
                 with contextlib.suppress(dtensor.CommError):
-                    dtensor.barrier()  # which waits for the other rank's end
+                    dtensor.barrier()  # waits until the other rank ends
                 raise
             except dtensor.PeerError as error:
                 self.assertRegex(str(error), f"pipeline: in {failing}F0: KeyError: 'in a stage'")
@@ -201,7 +201,7 @@ class Pipelines(unittest.TestCase):
 
 
 class Series(unittest.TestCase):
-    def test_the_newest_whole_one(self):
+    def test_load_newest(self):
         def on_rank(root):
             mesh = dtensor.init_device_mesh("cpu", (2,))
             series = CheckpointSeries(root, keep=2)
@@ -223,7 +223,7 @@ class Series(unittest.TestCase):
 
 
 class Errors(unittest.TestCase):
-    def test_what_cannot_finish(self):
+    def test_a_barrier_without_its_peer_raises_comm_error(self):
         self.assertTrue(issubclass(dtensor.CommError, RuntimeError))
         caught = []
 

@@ -1,4 +1,4 @@
-"""A dozen families of the transformers package; families.py --all by hand runs every one."""
+"""A dozen families of the transformers package; a manual run of families.py --all covers every family."""
 
 import copy
 import random
@@ -32,7 +32,7 @@ class Families(unittest.TestCase):
                 failures, cases = families.compare(family, ["dp", "fsdp", "last", "mixed"], [(2,), (2, 2)])
                 self.assertEqual((failures, cases), ([], 8))
 
-    def test_a_difference_is_seen(self):
+    def test_a_difference_is_reported(self):
         tiny = tiny_models.make("llama")
         with families.single_is_double():
             expected = families.Result(copy.deepcopy(tiny), lambda t: t)
@@ -41,19 +41,19 @@ class Families(unittest.TestCase):
             other = families.Result(copy.deepcopy(tiny), lambda t: t)
         self.assertIn("logits", expected.differences(other))
 
-    def test_ways_of_generation(self):
+    def test_generation_options(self):
         for family, ways in {"llama": ["sampling", "static cache"], "t5": ["beams"]}.items():
             with self.subTest(family):
                 failures, cases = families.compare_generation(family, ["dp", "mixed"], [(2,)], ways)
                 self.assertEqual((failures, cases), ([], 2 * len(ways)))
 
-    def test_samples_follow_the_seed(self):
+    def test_sampling_depends_on_the_seed(self):
         tiny, options = tiny_models.make("llama"), families.GENERATION["sampling"]
         first, again, other = (families.generated(tiny, (1,), "dp", options, seed) for seed in (5, 5, 6))
         self.assertEqual((first.tolist() == again.tolist(), first.tolist() == other.tolist()), (True, False))
 
     def test_default_experts_equal_one_device(self):
-        """Grouped products, which know no float64: compared as far as float32 goes."""
+        """Grouped products do not support float64, so the comparison uses float32 tolerances."""
 
         def make(family):
             tiny = tiny_models.make(family)
@@ -64,10 +64,10 @@ class Families(unittest.TestCase):
             return tiny
 
         def trained(tiny, place):
-            out = tiny.model(**{key: place(t) for key, t in tiny.inputs.items()}, **tiny.told)
+            out = tiny.model(**{key: place(t) for key, t in tiny.inputs.items()}, **tiny.model_kwargs)
             out.loss.backward()
             named = {"loss": out.loss, "logits": out.logits, **{n: p.grad for n, p in tiny.model.named_parameters()}}
-            return {name: families.Result.whole(t) for name, t in named.items() if t is not None}
+            return {name: families.Result.full(t) for name, t in named.items() if t is not None}
 
         def on_rank(tiny, layout, shape, expected):
             mesh, draw = mesh_of(shape), random.Random(f"{layout} {shape}")
@@ -88,7 +88,7 @@ class Families(unittest.TestCase):
                     with self.subTest(family, layout=layout, shape=shape):
                         dtensor.run(ranks_of(shape), on_rank, tiny, layout, shape, expected)
 
-    def test_fully_shard_takes_a_model(self):
+    def test_fully_shard_of_a_model(self):
         tiny = tiny_models.make("llama")
         with families.single_is_double():
             expected = families.Result(copy.deepcopy(tiny), lambda t: t)

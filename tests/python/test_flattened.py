@@ -1,4 +1,4 @@
-"""Axes of a mesh in one (``_flatten``): by their name, and as that of fully_shard beside tensor parallelism."""
+"""Flattened mesh axes (``_flatten``): access by name, and as the axis of fully_shard together with tensor parallelism."""
 
 import copy
 import pickle
@@ -29,7 +29,7 @@ UP, DOWN = ColwiseParallel(use_local_output=False), RowwiseParallel(use_local_ou
 
 
 class Flattened(unittest.TestCase):
-    def test_by_its_name(self):
+    def test_access_by_name(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=NAMES)
             with self.assertRaisesRegex(KeyError, "dp_cp"):
@@ -42,8 +42,8 @@ class Flattened(unittest.TestCase):
         dtensor.run(4, on_rank)
 
     def check(self, shape, axes, plan):
-        plain = Net()
-        y = plain(ROWS)
+        reference = Net()
+        y = reference(ROWS)
         y.square().mean().backward()
 
         def on_rank():
@@ -54,26 +54,26 @@ class Flattened(unittest.TestCase):
                 fully_shard(part, mesh=flat)
             own = ROWS.chunk(flat.size())[flat.get_local_rank()]
             found = module(own)
-            torch.testing.assert_close(found, plain(own))
+            torch.testing.assert_close(found, reference(own))
             found.square().mean().backward()
-            for (name, p), q in zip(module.named_parameters(), plain.parameters()):
+            for (name, p), q in zip(module.named_parameters(), reference.parameters()):
                 torch.testing.assert_close(p.grad.full_tensor(), q.grad, msg=name)
 
         dtensor.run(4, on_rank)
 
-    def test_beside_tensor_parallelism(self):
-        whole = {"parts.up": ColwiseParallel(), "parts.down": RowwiseParallel()}
+    def test_with_tensor_parallelism(self):
+        both = {"parts.up": ColwiseParallel(), "parts.down": RowwiseParallel()}
         half = {"parts.up": ColwiseParallel(output_layouts=dtensor.Replicate())}
-        self.check((2, 2, 1), ("dp", "cp"), whole)
-        self.check((2, 1, 2), ("dp", "cp"), whole)
+        self.check((2, 2, 1), ("dp", "cp"), both)
+        self.check((2, 1, 2), ("dp", "cp"), both)
         self.check((1, 2, 2), ("dp", "cp"), half)
         self.check((2, 2, 1), ("dp", "cp"), {})
 
-    def test_axes_that_are_no_neighbours_are_refused(self):
+    def test_axes_that_are_not_adjacent_are_refused(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "tp", "cp"))
             module = parallelize_module(Net(), mesh["tp"], {"parts.up": ColwiseParallel()})
-            with self.assertRaisesRegex(ValueError, "not neighbouring axes"):
+            with self.assertRaisesRegex(ValueError, "must flatten neighboring axes"):
                 fully_shard(module, mesh=mesh["dp", "cp"]._flatten("all"))
 
         dtensor.run(8, on_rank)

@@ -1,4 +1,4 @@
-"""fully_shard where programs are not the plainest: units without a root, tied weights, options."""
+"""fully_shard in less common programs: units without a root, tied weights, options."""
 
 import copy
 import random
@@ -17,14 +17,14 @@ ROWS = torch.randn(12, 6).double()
 LAYERS = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()).double() for _ in range(4)]
 
 
-class PlainRows(unittest.TestCase):
-    """Each rank's rows are its own: gradients of parameters are means over ranks, those of inputs the rank's own."""
+class RegularInputs(unittest.TestCase):
+    """Each rank has its own rows: gradients of parameters are means over ranks, gradients of inputs are local."""
 
     def check(self, layers, sharded, ranks, shape, names):
-        plain = copy.deepcopy(layers)
+        reference = copy.deepcopy(layers)
         own = [part.clone().requires_grad_() for part in ROWS.chunk(ranks)]
         for part in own:
-            (nn.Sequential(*plain)(part).square().mean() / ranks).backward()
+            (nn.Sequential(*reference)(part).square().mean() / ranks).backward()
 
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", shape, mesh_dim_names=names)
@@ -40,22 +40,22 @@ class PlainRows(unittest.TestCase):
         results = dtensor.run(ranks, on_rank)
         for grads, _ in results:
             for index, grad in zip(sharded, grads):
-                torch.testing.assert_close(grad, plain[index][0].weight.grad)
+                torch.testing.assert_close(grad, reference[index][0].weight.grad)
         for at, index in enumerate(i for i in range(len(layers)) if i not in sharded):
-            torch.testing.assert_close(sum(left[at] for _, left in results) / ranks, plain[index][0].weight.grad)
+            torch.testing.assert_close(sum(left[at] for _, left in results) / ranks, reference[index][0].weight.grad)
 
-    def test_units_without_a_root_follow_each_other(self):
+    def test_units_without_a_root(self):
         self.check(LAYERS[:2], [0, 1], 2, (2,), ("dp",))
 
-    def test_any_layers_are_units(self):
+    def test_random_subsets_of_layers_are_units(self):
         draw = random.Random(0)
         for _ in range(6):
             ranks, shape, names = draw.choice([(2, (2,), ("dp",)), (3, (3,), None), (4, (2, 2), ("replicate", "shard"))])
             count = draw.randint(1, 4)
             self.check(LAYERS[:count], sorted(draw.sample(range(count), draw.randint(1, count))), ranks, shape, names)
 
-    def test_gradients_of_gradients(self):
-        """A penalty on what comes back to the inputs, as for plain modules."""
+    def test_double_backward(self):
+        """A penalty on the gradients of the inputs, as for regular modules."""
 
         def penalty(module, x):
             (grad,) = torch.autograd.grad(module(x).pow(3).mean(), x, create_graph=True)
@@ -69,11 +69,11 @@ class PlainRows(unittest.TestCase):
             return own, [p.grad.full_tensor() for p in module.parameters()]
 
         for ranks in (2, 3):
-            plain = nn.Sequential(*copy.deepcopy(LAYERS[:2]))
-            expected = [penalty(plain, rows.clone().requires_grad_()) for rows in ROWS.chunk(ranks)]
+            reference = nn.Sequential(*copy.deepcopy(LAYERS[:2]))
+            expected = [penalty(reference, rows.clone().requires_grad_()) for rows in ROWS.chunk(ranks)]
             for (own, grads), theirs in zip(dtensor.run(ranks, on_rank, ranks), expected):
                 torch.testing.assert_close(own, theirs)
-                for grad, p in zip(grads, plain.parameters()):
+                for grad, p in zip(grads, reference.parameters()):
                     torch.testing.assert_close(grad, p.grad / ranks)
 
 
@@ -93,9 +93,9 @@ TIED, IDS = Tied(), torch.randint(0, 6, (4, 5))
 
 
 class MixedPrecision(unittest.TestCase):
-    def test_a_tied_weight_is_cast_wherever_it_is_used(self):
-        plain = copy.deepcopy(TIED)
-        plain(IDS).square().mean().backward()
+    def test_a_tied_weight_is_cast_at_every_use(self):
+        reference = copy.deepcopy(TIED)
+        reference(IDS).square().mean().backward()
 
         def on_rank(units):
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
@@ -107,7 +107,7 @@ class MixedPrecision(unittest.TestCase):
             module(IDS.chunk(2)[dtensor.rank()]).float().square().mean().backward()
             self.assertEqual(seen, [torch.bfloat16] * 3)
             self.assertIs(module.head.weight, module.embed.weight)
-            for p, q in zip(module.parameters(), plain.parameters()):
+            for p, q in zip(module.parameters(), reference.parameters()):
                 torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=0.05, atol=0.01)
 
         for units in [[], ["embed"], ["head"], ["up"], ["embed", "head"]]:
@@ -116,9 +116,9 @@ class MixedPrecision(unittest.TestCase):
 
 
 class TiedWeights(unittest.TestCase):
-    def test_stay_one_whatever_is_a_unit(self):
-        plain = copy.deepcopy(TIED)
-        plain(IDS).square().mean().backward()
+    def test_stay_tied_for_any_units(self):
+        reference = copy.deepcopy(TIED)
+        reference(IDS).square().mean().backward()
 
         def on_rank(units):
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
@@ -127,25 +127,25 @@ class TiedWeights(unittest.TestCase):
                 fully_shard(part, mesh=mesh)
             self.assertIs(module.head.weight, module.embed.weight)
             module(IDS.chunk(2)[dtensor.rank()]).square().mean().backward()
-            for p, q in zip(module.parameters(), plain.parameters()):
+            for p, q in zip(module.parameters(), reference.parameters()):
                 torch.testing.assert_close(p.grad.full_tensor(), q.grad)
 
         for units in [["embed"], ["head", "up"], ["head", "embed"]]:
             dtensor.run(2, on_rank, units)
 
 
-class BesideTensorParallelism(unittest.TestCase):
-    """Units over an axis of a mesh, on whose other axis some of their parameters are placed, all, or none."""
+class WithTensorParallelism(unittest.TestCase):
+    """Units over one axis of a mesh, where some, all or none of their parameters are sharded on the other axis."""
 
     def test_any_parts_are_units(self):
-        plain = copy.deepcopy(TIED).double()
-        plain.head.weight = nn.Parameter(plain.head.weight.detach().clone())
-        expected = plain(IDS)
+        reference = copy.deepcopy(TIED).double()
+        reference.head.weight = nn.Parameter(reference.head.weight.detach().clone())
+        expected = reference(IDS)
         expected.square().mean().backward()
 
         def on_rank(units, wraps):
             mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-            module = copy.deepcopy(plain)
+            module = copy.deepcopy(reference)
             module.zero_grad()
             style = ColwiseParallel(output_layouts=Replicate(), use_local_output=wraps)
             parallelize_module(module, mesh["tp"], {"up": style})
@@ -155,8 +155,8 @@ class BesideTensorParallelism(unittest.TestCase):
             ids = own if wraps else dtensor.distribute_tensor(IDS, mesh, [Shard(0), Replicate()])
             y = module(ids)
             y.square().mean().backward()
-            torch.testing.assert_close(y if wraps else y.full_tensor(), plain(own) if wraps else expected)
-            for p, q in zip(module.parameters(), plain.parameters()):
+            torch.testing.assert_close(y if wraps else y.full_tensor(), reference(own) if wraps else expected)
+            for p, q in zip(module.parameters(), reference.parameters()):
                 torch.testing.assert_close(p.grad.full_tensor(), q.grad)
 
         for units in [[], ["embed"], ["up", "head"], ["embed", "up", "head"]]:
@@ -166,7 +166,7 @@ class BesideTensorParallelism(unittest.TestCase):
 
 
 class Calls(unittest.TestCase):
-    def test_a_second_call_leaves_what_the_first_made(self):
+    def test_a_second_call_keeps_the_first_unit(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
             module = copy.deepcopy(LAYERS[0])
@@ -176,13 +176,13 @@ class Calls(unittest.TestCase):
             self.assertGreater(of_weight, 0)
             fully_shard(module, mesh=mesh, ignored_params={bias})
             self.assertEqual(self.gathered(module), of_weight)
-            fully_shard(module, mesh=mesh)  # a unit of what is left
+            fully_shard(module, mesh=mesh)  # a unit of the remaining parameters
             self.assertGreater(self.gathered(module), of_weight)
 
         dtensor.run(2, on_rank)
 
-    def test_the_event_after_the_optimizer_may_be_none(self):
-        """What the CPU's streams record."""
+    def test_the_post_optim_event_may_be_none(self):
+        """As CPU streams record it."""
 
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
@@ -191,7 +191,7 @@ class Calls(unittest.TestCase):
 
         dtensor.run(2, on_rank)
 
-    def test_memory_that_is_made_anew_is_the_units(self):
+    def test_to_empty_keeps_parameters_in_their_units(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
             with torch.device("meta"):
@@ -201,13 +201,13 @@ class Calls(unittest.TestCase):
             own = [p.placements for p in module.parameters()]
             module.to_empty(device="cpu")
             self.assertEqual([p.placements for p in module.parameters()], own)
-            module.load_state_dict(plain.state_dict())
+            module.load_state_dict(reference.state_dict())
             before = module.fsdp_stats()
             rows = ROWS.chunk(2)[dtensor.rank()]
-            torch.testing.assert_close(module(rows), plain(rows))
+            torch.testing.assert_close(module(rows), reference(rows))
             self.assertEqual(module.fsdp_stats()["all_gathers"], before["all_gathers"] + 2)
 
-        plain = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).double()
+        reference = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).double()
         dtensor.run(2, on_rank)
 
     def gathered(self, module):
@@ -216,11 +216,11 @@ class Calls(unittest.TestCase):
         module.reshard()
         return held
 
-    def test_what_is_no_plain_shard_is_refused(self):
+    def test_shard_placement_fn_must_return_a_shard(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
             for wrong in [Replicate(), Partial(), dtensor.StridedShard(0, 2)]:
-                with self.assertRaisesRegex(ValueError, r"shard_placement_fn gives .* for '0.weight'"):
+                with self.assertRaisesRegex(ValueError, r"shard_placement_fn returned .* for '0.weight'"):
                     fully_shard(copy.deepcopy(LAYERS[0]), mesh=mesh, shard_placement_fn=lambda p: wrong)
             module = fully_shard(copy.deepcopy(LAYERS[0]), mesh=mesh, shard_placement_fn=lambda p: Shard(-1))
             self.assertEqual(module[0].weight.placements[0].dim, 1)

@@ -1,4 +1,4 @@
-"""Placements, meshes and process groups of torch.distributed where this library's are expected."""
+"""Placements, meshes and process groups of torch.distributed are accepted in place of this library's."""
 
 import os
 import unittest
@@ -32,10 +32,10 @@ class PlacementsOfTorch(unittest.TestCase):
             self.assertEqual((our,), (their,))
         self.assertNotEqual(Shard(0), theirs.Shard(1))
         for value in ("S(0)", 1, None, object()):
-            with self.assertRaisesRegex(TypeError, "a placement is needed, not"):
+            with self.assertRaisesRegex(TypeError, "expected a placement, got"):
                 dtensor.Placement(value)
 
-    def test_are_taken_wherever_ours_are(self):
+    def test_are_accepted_everywhere(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
             t = dtensor.distribute_tensor(X, mesh, [theirs.Shard(0)])
@@ -60,7 +60,7 @@ class PlacementsOfTorch(unittest.TestCase):
 
 
 class StorageShards(unittest.TestCase):
-    def test_equal_what_they_are_stored_as(self):
+    def test_equal_their_shards(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
             weight = dtensor.fully_shard(nn.Linear(6, 4), mesh=mesh).weight
@@ -127,7 +127,7 @@ def _functional_collectives():
 
 
 class Processes(unittest.TestCase):
-    def test_functional_collectives_within_local_map(self):
+    def test_functional_collectives_in_local_map(self):
         self.assertEqual(run_processes(2, _functional_collectives), [(X.sum().item(),) * 2] * 2)
 
     def test_meshes_of_torch(self):
@@ -184,23 +184,23 @@ class Meshes(unittest.TestCase):
 
         dtensor.run(4, on_rank)
 
-    def test_ranks_outside_hold_tensors_without_elements(self):
+    def test_ranks_outside_the_mesh_have_empty_local_tensors(self):
         def on_rank():
             mesh, outside = dtensor.DeviceMesh("cpu", [0, 2]), dtensor.rank() in (1, 3)
             t = DTensor.from_local(torch.ones(3, 4), mesh, [Shard(-2)])
             self.assertEqual((t.shape, mesh.get_coordinate()), ((6, 4), None if outside else [dtensor.rank() // 2]))
-            for found, whole in [
+            for found, expected in [
                 (t, (3, 4)), (t + 2, (3, 4)), (t.redistribute(placements=[Replicate()]), (6, 4)), (t.split([2, 2], 1)[0], (3, 2)),
                 (dtensor.distribute_tensor(X, mesh, [Shard(0)]), (2, 6)), (dtensor.zeros(4, device_mesh=mesh), (4,)),
             ]:  # fmt: skip
-                self.assertEqual((found.to_local().shape, found.to_local().dtype), ((0,) if outside else whole, found.dtype))
+                self.assertEqual((found.to_local().shape, found.to_local().dtype), ((0,) if outside else expected, found.dtype))
             if outside:
                 with self.assertRaisesRegex(RuntimeError, "not in"):
                     mesh.get_local_rank()
 
         dtensor.run(4, on_rank)
 
-    def test_the_innermost_scope_is_the_default(self):
+    def test_the_innermost_mesh_is_the_default(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
             with mesh["dp"]:

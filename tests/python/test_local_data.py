@@ -1,6 +1,6 @@
-"""fully_shard called with regular tensors: each rank computes on its own data, and gradients are means over the ranks.
+"""fully_shard called with regular tensors: local semantics, and gradients are means over the ranks.
 
-The reference is FSDP2's semantics on one device: each rank's inputs through a plain copy, and the mean of the gradients.
+The reference applies FSDP2's semantics on one device: a regular copy for each rank's inputs, and the mean of the gradients.
 """
 
 import copy
@@ -23,7 +23,7 @@ WIDTH = 6
 
 
 class Mixes(nn.Module):
-    """Layers between which rows are mixed, as no module that is split along rows could."""
+    """Layers that mix rows, which no module with global semantics could shard by rows."""
 
     WAYS = ["rows", "pairs", "softmax", "centred", "count", "sequence", "graph", "constant", "embedding", "tied", "flat"]
 
@@ -75,7 +75,7 @@ def draw_model(draw):
     model = Mixes(ways, draw.choice([None, None, False, True])).double()
     parts = [*model.layers, model.table, model.norm, model.rnn]
     units = [k for k in range(len(parts)) if draw.random() < 0.5]
-    if "tied" in ways:  # the weight of another unit is sharded outside that unit's calls, as in PyTorch
+    if "tied" in ways:  # a weight of another unit is sharded outside of that unit's calls, as in PyTorch
         units = [k for k in units if parts[k] is not model.table]
     return model, units, draw.choice([None, True, False])
 
@@ -85,7 +85,7 @@ def parts_of(model):
 
 
 def reference(model, inputs, steps):
-    """Each step's outputs and mean gradients, and the parameters after it."""
+    """Outputs and mean gradients of each step, and the parameters after the last."""
     model, found = copy.deepcopy(model), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
@@ -137,7 +137,7 @@ class AsFsdp2(unittest.TestCase):
                 self.check(draw, *draw.choice(meshes))
 
     def test_torch_modules(self):
-        """Sequence-first modules, whose first dimension is no batch; unbatched input; other lengths on each rank."""
+        """Sequence-first modules (the first dimension is not the batch); unbatched input; different lengths on each rank."""
         cases = [
             (nn.LSTM(8, 8), lambda n: (torch.randn(n, 2, 8),)),
             (nn.GRU(8, 8, 2, batch_first=True), lambda n: (torch.randn(n, 3, 8),)),
@@ -149,8 +149,8 @@ class AsFsdp2(unittest.TestCase):
         ]
         for module, make in cases:
             inputs = [make(n) for n in (2, 5)]
-            plain = copy.deepcopy(module)
-            expected = [plain(*args) for args in inputs]
+            regular = copy.deepcopy(module)
+            expected = [regular(*args) for args in inputs]
             expected = [y[0] if isinstance(y, tuple) else y for y in expected]
             (sum(y.square().mean() for y in expected) / 2).backward()
 
@@ -160,7 +160,7 @@ class AsFsdp2(unittest.TestCase):
                 y = y[0] if isinstance(y, tuple) else y
                 torch.testing.assert_close(y, expected[dtensor.rank()])
                 y.square().mean().backward()
-                for p, q in zip(mine.parameters(), plain.parameters()):
+                for p, q in zip(mine.parameters(), regular.parameters()):
                     torch.testing.assert_close(p.grad.full_tensor(), q.grad)
 
             with self.subTest(type(module).__name__):
@@ -168,7 +168,7 @@ class AsFsdp2(unittest.TestCase):
 
 
 class Costs(unittest.TestCase):
-    """Collectives and memory from formulas: a layer in a unit each, and a root without parameters."""
+    """Collectives and memory equal formulas: each layer is a unit, and the root has no parameters."""
 
     LAYERS = 4
 
@@ -194,11 +194,11 @@ class Costs(unittest.TestCase):
 
     def test_one_gather_in_forward_and_one_in_backward(self):
         counts, peak = self.measure(True)
-        # From the second step on it is known which unit backward begins with: it stays.
+        # From the second step on it is known which unit backward begins with, so that unit stays gathered.
         self.assertEqual(counts, [[2 * self.LAYERS, self.LAYERS], *[[2 * self.LAYERS - 1, self.LAYERS]] * 2])
         self.assertLessEqual(peak, 2)
 
-    def test_units_that_stay_are_gathered_once(self):
+    def test_without_reshard_after_forward_units_are_gathered_once(self):
         counts, peak = self.measure(False)
         self.assertEqual(counts, [[self.LAYERS, self.LAYERS]] * 3)
         self.assertEqual(peak, self.LAYERS)
@@ -210,7 +210,7 @@ class Costs(unittest.TestCase):
             self.assertEqual(counts[-1][1], self.LAYERS)
             self.assertLessEqual(peak, 2)
 
-    def test_inference_keeps_nothing(self):
+    def test_inference_frees_gathered_parameters(self):
         def on_rank():
             net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
             for part in (*net, net):
@@ -244,7 +244,7 @@ class Layers(nn.Module):
 
 
 class Peak(unittest.TestCase):
-    """Units that backward passes through leave it one by one, whatever gets gradients."""
+    """Backward frees units one after the other, whichever tensors require gradients."""
 
     def peak(self, make, run):
         def on_rank():
@@ -261,11 +261,11 @@ class Peak(unittest.TestCase):
         make = lambda: nn.Linear(8, 8).requires_grad_(False)  # noqa: E731
         self.assertLessEqual(self.peak(make, lambda net, x: net(x).sum().backward()), 2)
 
-    def test_gradients_of_inputs_alone(self):
+    def test_gradients_of_inputs_only(self):
         run = lambda net, x: torch.autograd.grad(net(x).sum(), x)  # noqa: E731
         self.assertLessEqual(self.peak(lambda: nn.Linear(8, 8), run), 2)
 
-    def test_modules_that_return_their_input_beside_their_result(self):
+    def test_modules_that_return_their_input_and_a_result(self):
         class Both(nn.Linear):
             def forward(self, x):
                 return x, super().forward(x)
@@ -293,7 +293,7 @@ class Boundary(unittest.TestCase):
             with self.assertRaisesRegex(RuntimeError, "gathered only during the call of its unit's module"):
                 dtensor.run(2, on_rank, rows)
 
-    def test_lent_parameters_are_parameters(self):
+    def test_local_parameters_are_nn_parameters(self):
         class Tied(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -311,8 +311,8 @@ class Boundary(unittest.TestCase):
 
         self.assertEqual(dtensor.run(2, on_rank)[0], (True, True, 1))
 
-    def test_gradients_within_a_call_without_them(self):
-        """Fast weights: a module called under no_grad differentiates on its own."""
+    def test_gradients_inside_a_call_under_no_grad(self):
+        """Fast weights: a module that is called under no_grad computes gradients itself."""
 
         class Net(nn.Module):
             def __init__(self):
@@ -328,11 +328,11 @@ class Boundary(unittest.TestCase):
             with torch.no_grad():
                 return net(torch.full((2, 3), 1.0 + dtensor.rank()))
 
-        plain = Net()
+        regular = Net()
         for rank, found in enumerate(dtensor.run(2, on_rank)):
-            torch.testing.assert_close(found, plain(torch.full((2, 3), 1.0 + rank)))
+            torch.testing.assert_close(found, regular(torch.full((2, 3), 1.0 + rank)))
 
-    def test_containers_that_are_no_pytree_nodes(self):
+    def test_containers_that_are_not_pytree_nodes(self):
         class Net(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -350,7 +350,7 @@ class Boundary(unittest.TestCase):
 
         self.assertEqual(dtensor.run(2, on_rank), [True, True])
 
-    def test_a_result_that_is_a_parameter_keeps_its_memory(self):
+    def test_a_returned_parameter_keeps_its_memory(self):
         class Net(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -369,7 +369,7 @@ class Boundary(unittest.TestCase):
 
         torch.testing.assert_close(dtensor.run(2, on_rank)[0], 2 * torch.tensor([[3.0, 3.0]] + [[4.0, 4.0]] * 3))
 
-    def test_what_backward_cannot_find_is_an_error(self):
+    def test_backward_from_a_tensor_that_was_not_returned_is_an_error(self):
         class Net(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -387,7 +387,7 @@ class Boundary(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "return the tensors from which backward starts"):
             dtensor.run(2, on_rank)
 
-    def test_dtensors_make_it_global(self):
+    def test_dtensor_inputs_select_global_semantics(self):
         net, x = nn.Sequential(nn.Linear(4, 4), nn.Softmax(0)).double(), torch.randn(6, 4).double()
 
         def on_rank():
@@ -400,8 +400,8 @@ class Boundary(unittest.TestCase):
 
         dtensor.run(2, on_rank)
 
-    def test_recomputation_has_the_semantics_of_its_forward(self):
-        """Whatever a later call, of an evaluation say, computed with."""
+    def test_recomputation_uses_the_semantics_of_its_forward(self):
+        """Even after a later call, such as an evaluation, with other semantics."""
         net, x = nn.Sequential(nn.Linear(4, 4), nn.Softmax(0)).double(), torch.randn(6, 4).double()
         expected = reference(net, x.chunk(2), steps=1)[0][0][1]
 
@@ -418,7 +418,7 @@ class Boundary(unittest.TestCase):
         for reentrant in (False, True):
             torch.testing.assert_close(dtensor.run(2, on_rank, reentrant)[0], expected)
 
-    def test_other_methods_are_calls(self):
+    def test_registered_forward_methods(self):
         class Net(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -428,17 +428,17 @@ class Boundary(unittest.TestCase):
                 return self.layer(x) @ self.layer.weight
 
         def on_rank():
-            net = fully_shard(copy.deepcopy(plain))
+            net = fully_shard(copy.deepcopy(regular))
             register_fsdp_forward_method(net, "encode")
             y = net.encode(torch.ones(2 + dtensor.rank(), 4))
-            torch.testing.assert_close(y, plain.encode(torch.ones(2 + dtensor.rank(), 4)))
+            torch.testing.assert_close(y, regular.encode(torch.ones(2 + dtensor.rank(), 4)))
             y.sum().backward()
             return net.layer.weight.grad.placements
 
-        plain = Net()
+        regular = Net()
         self.assertEqual(dtensor.run(2, on_rank), [(Shard(0),)] * 2)
 
-    def test_a_parameter_that_was_never_filled_is_named(self):
+    def test_an_uninitialized_meta_parameter_is_named(self):
         def on_rank(own):
             with torch.device("meta"):
                 net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -452,7 +452,7 @@ class Boundary(unittest.TestCase):
             with self.assertRaisesRegex(RuntimeError, "parameter '1.weight' was created on the meta device"):
                 dtensor.run(2, on_rank, own)
 
-    def test_a_module_that_raises_leaves_its_parameters(self):
+    def test_a_module_that_raises_restores_its_parameters(self):
         class Net(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -482,7 +482,7 @@ class Boundary(unittest.TestCase):
 
 
 class Groups(unittest.TestCase):
-    def test_several_modules_are_one_unit(self):
+    def test_several_modules_in_one_unit(self):
         def on_rank(last):
             layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
             fully_shard([layers[0], layers[1]])
@@ -500,7 +500,7 @@ class Groups(unittest.TestCase):
             self.assertEqual(dtensor.run(2, on_rank, last)[0][1], 1)
 
 
-    def test_members_may_run_with_and_without_gradients(self):
+    def test_modules_of_a_unit_with_and_without_gradients(self):
         def on_rank():
             layers = nn.ModuleList([copy.deepcopy(one), copy.deepcopy(two)])
             fully_shard([layers[0], layers[1]])
@@ -511,16 +511,16 @@ class Groups(unittest.TestCase):
             return layers[1].weight.grad.full_tensor(), layers[0].weight.grad
 
         one, two = nn.Linear(4, 4), nn.Linear(4, 4)
-        plain = copy.deepcopy(two)
-        (sum(plain(one(torch.ones(n, 4)).detach()).sum() for n in (2, 3)) / 2).backward()
+        regular = copy.deepcopy(two)
+        (sum(regular(one(torch.ones(n, 4)).detach()).sum() for n in (2, 3)) / 2).backward()
         found, none = dtensor.run(2, on_rank)[0]
-        torch.testing.assert_close(found, plain.weight.grad)
+        torch.testing.assert_close(found, regular.weight.grad)
         self.assertIsNone(none)
 
 
 class Precision(unittest.TestCase):
-    def test_recomputation_inside_a_unit_computes_in_its_dtype(self):
-        """With DTensors and with regular tensors, reentrant or not."""
+    def test_recomputation_in_a_unit_uses_param_dtype(self):
+        """With DTensors and regular tensors, reentrant or not."""
 
         class Net(nn.Module):
             def __init__(self):
@@ -535,26 +535,26 @@ class Precision(unittest.TestCase):
                 return self.outer(checkpoint(self.part, x, use_reentrant=reentrant))
 
         def on_rank(reentrant, own):
-            net, mesh = copy.deepcopy(plain), dtensor.init_device_mesh("cpu", (2,))
+            net, mesh = copy.deepcopy(regular), dtensor.init_device_mesh("cpu", (2,))
             fully_shard(net, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
             x = torch.linspace(-1, 1, 16).view(4, 4)
             x = x.chunk(2)[dtensor.rank()] if own else dtensor.distribute_tensor(x, mesh, [Shard(0)])
             net(x.requires_grad_(), reentrant).float().square().mean().backward()
             self.assertEqual(net.seen, [torch.bfloat16] * 2)
             self.assertEqual({p.dtype for p in net.parameters()}, {torch.float32})
-            for p, q in zip(net.parameters(), plain.parameters()):
+            for p, q in zip(net.parameters(), regular.parameters()):
                 torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=0.05, atol=0.02)
 
-        plain = Net()
-        plain(torch.linspace(-1, 1, 16).view(4, 4).requires_grad_(), False).square().mean().backward()
-        plain.seen.clear()
+        regular = Net()
+        regular(torch.linspace(-1, 1, 16).view(4, 4).requires_grad_(), False).square().mean().backward()
+        regular.seen.clear()
         for reentrant in (False, True):
             for own in (True, False):
                 with self.subTest(reentrant=reentrant, own=own):
                     dtensor.run(2, on_rank, reentrant, own)
 
-    def test_converted_parameters_compute_in_the_param_dtype(self):
-        """Also where the param_dtype is the dtype that they had before; without one, in their own."""
+    def test_converted_parameters_are_computed_in_param_dtype(self):
+        """Also if param_dtype is their former dtype; without param_dtype, in their own dtype."""
 
         def on_rank(param_dtype, own):
             net, mesh = nn.Linear(4, 4, dtype=torch.bfloat16), dtensor.init_device_mesh("cpu", (2,))
@@ -572,14 +572,14 @@ class Precision(unittest.TestCase):
 
 
 class Names(unittest.TestCase):
-    def test_all_of_torchs_are_here(self):
+    def test_all_names_of_torch_exist(self):
         ours = set(dir(FSDPModule))
         self.assertEqual([name for name in dir(theirs.FSDPModule) if not name.startswith("_") and name not in ours], [])
         for ours_, theirs_ in [(fully_shard, theirs.fully_shard), (MixedPrecisionPolicy, theirs.MixedPrecisionPolicy)]:
             lacks = set(inspect.signature(theirs_).parameters) - set(inspect.signature(ours_).parameters)
             self.assertEqual(lacks, set())
 
-    def test_dtypes_of_single_parameters(self):
+    def test_param_dtype_override_fn(self):
         def on_rank():
             net, seen = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)), []
             for layer in net:
@@ -594,7 +594,7 @@ class Names(unittest.TestCase):
 
         self.assertEqual(dtensor.run(2, on_rank)[0], [torch.float32, torch.bfloat16])
 
-    def test_axes_of_a_full_mesh(self):
+    def test_dp_mesh_dims(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
             dims = DataParallelMeshDims(shard=("dp", "cp"))
@@ -606,30 +606,30 @@ class Names(unittest.TestCase):
 
 
 class WithTensorParallelism(unittest.TestCase):
-    """parallelize_module over one axis of a mesh, fully_shard over another: torchtitan's layout."""
+    """parallelize_module over one axis of a mesh, fully_shard over another, as in torchtitan."""
 
-    def test_each_data_parallel_rank_has_its_own_data(self):
+    def test_data_parallel_ranks_have_different_data(self):
         class Net(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.tokens, self.places = nn.Embedding(11, 8), nn.Embedding(9, 8)
+                self.tokens, self.positions = nn.Embedding(11, 8), nn.Embedding(9, 8)
                 self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
 
             def forward(self, ids):
-                x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+                x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
                 return x + self.down(torch.tanh(self.up(self.norm(x)))) * ids.shape[0]
 
-        plain = Net().double()
+        regular = Net().double()
         data = [torch.randint(0, 11, shape) for shape in ((2, 5), (3, 4))]
-        expected = [plain(ids) for ids in data]
+        expected = [regular(ids) for ids in data]
         (sum(y.square().mean() for y in expected) / 2).backward()
         rowwise = lambda: RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())  # noqa: E731
 
         def on_rank(shape, names):
             mesh = dtensor.init_device_mesh("cpu", shape, mesh_dim_names=names)
-            net = copy.deepcopy(plain)
+            net = copy.deepcopy(regular)
             net.zero_grad()
-            plan = {"tokens": rowwise(), "places": rowwise(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+            plan = {"tokens": rowwise(), "positions": rowwise(), "up": ColwiseParallel(), "down": RowwiseParallel()}
             parallelize_module(net, mesh["tp"], plan)
             for part in (net.up, net.down, net):
                 fully_shard(part, mesh=mesh["dp"])
@@ -637,16 +637,16 @@ class WithTensorParallelism(unittest.TestCase):
             y = net(data[r])
             torch.testing.assert_close(y, expected[r])
             y.square().mean().backward()
-            for (name, p), q in zip(net.named_parameters(), plain.parameters()):
+            for (name, p), q in zip(net.named_parameters(), regular.parameters()):
                 torch.testing.assert_close(p.grad.full_tensor(), q.grad, msg=name)
 
         dtensor.run(4, on_rank, (2, 2), ("dp", "tp"))
         dtensor.run(8, on_rank, (2, 2, 2), ("pp", "dp", "tp"))
 
 
-class GradientsOfGradients(unittest.TestCase):
-    def test_forces_that_are_trained(self):
-        """An energy's gradient within forward is differentiated again: message-passing potentials."""
+class DoubleBackward(unittest.TestCase):
+    def test_training_on_forces(self):
+        """Forward returns the gradient of an energy, which backward differentiates again: message-passing potentials."""
 
         class Potential(nn.Module):
             def __init__(self):
@@ -657,24 +657,24 @@ class GradientsOfGradients(unittest.TestCase):
                 energy = self.layers(positions).sum()
                 return energy, torch.autograd.grad(energy, positions, create_graph=True)[0]
 
-        plain = Potential().double()
+        regular = Potential().double()
         data = [torch.randn(n, 3).double() for n in (2, 5)]
 
         def loss(net, x):
             energy, forces = net(x.clone().requires_grad_())
             return energy.square() + forces.square().sum()
 
-        (sum(loss(plain, x) for x in data) / 2).backward()
+        (sum(loss(regular, x) for x in data) / 2).backward()
 
         def on_rank():
-            net = copy.deepcopy(plain)
+            net = copy.deepcopy(regular)
             net.zero_grad()
             for part in (net.layers[0], net.layers[2], net):
                 fully_shard(part)
             for _ in range(2):
                 net.zero_grad()
                 loss(net, data[dtensor.rank()]).backward()
-                for p, q in zip(net.parameters(), plain.parameters()):
+                for p, q in zip(net.parameters(), regular.parameters()):
                     torch.testing.assert_close(p.grad.full_tensor(), q.grad)
             self.assertEqual(net.fsdp_stats()["gathered_bytes"], 0)
 
@@ -682,7 +682,7 @@ class GradientsOfGradients(unittest.TestCase):
 
 
 class Slices(unittest.TestCase):
-    def test_a_slice_of_units_is_no_unit(self):
+    def test_a_slice_of_a_unit_is_not_a_unit(self):
         def on_rank():
             net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
             for part in (*net, net):

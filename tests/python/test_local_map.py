@@ -1,4 +1,4 @@
-"""local_map as torch.distributed.tensor.experimental has it: placements that are None, arguments that are no tensors."""
+"""local_map as in torch.distributed.tensor.experimental: placements that are None, arguments that are not tensors."""
 
 import unittest
 
@@ -15,7 +15,7 @@ class LocalMap(unittest.TestCase):
         ranks = torch.Size(shape).numel()
         dtensor.run(ranks, lambda: check(dtensor.init_device_mesh("cpu", shape, mesh_dim_names=tuple("ab"[: len(shape)]))))
 
-    def test_inputs_that_stay_as_they_are(self):
+    def test_inputs_with_in_placements_none(self):
         def check(mesh):
             x = dtensor.distribute_tensor(X, mesh, [Shard(0)]).requires_grad_()
             w = torch.full((6,), 2.0, dtype=torch.float64)
@@ -31,7 +31,7 @@ class LocalMap(unittest.TestCase):
 
         self.everywhere(check)
 
-    def test_gradients_that_stay_as_they_are(self):
+    def test_gradients_with_in_grad_placements_none(self):
         def check(mesh):
             x = dtensor.distribute_tensor(X, mesh, [Shard(0)]).requires_grad_()
             w = dtensor.distribute_tensor(X, mesh, [Replicate()]).requires_grad_()
@@ -44,7 +44,7 @@ class LocalMap(unittest.TestCase):
 
         self.everywhere(check)
 
-    def test_outputs_that_stay_what_they_are(self):
+    def test_outputs_with_out_placements_none(self):
         def check(mesh):
             x = dtensor.distribute_tensor(X, mesh, [Shard(0)])
             for found in [
@@ -54,14 +54,14 @@ class LocalMap(unittest.TestCase):
                 self.assertFalse(isinstance(found[0], DTensor))
                 torch.testing.assert_close(found[1].full_tensor(), X + 1)
             self.assertEqual(local_map(lambda x: x.shape[0], [None])(x), 2)
-            with self.assertRaisesRegex(RuntimeError, "returned 1 values for 2 out_placements"):
+            with self.assertRaisesRegex(RuntimeError, "returned 1 values, expected 2 as in out_placements"):
                 local_map(lambda x: x, ([Shard(0)], [Shard(0)]))(x)
-            with self.assertRaisesRegex(RuntimeError, "2 in_placements for 1 inputs"):
+            with self.assertRaisesRegex(RuntimeError, "got 2 in_placements, expected one for each of the 1 inputs"):
                 local_map(lambda x: x, ([Shard(0)],), ([Shard(0)], None))(x)
 
         self.everywhere(check)
 
-    def test_one_output_on_several_dimensions(self):
+    def test_one_output_on_a_mesh_of_two_dimensions(self):
         def check(mesh):
             placements = [Shard(0), Shard(1)]
             x = dtensor.distribute_tensor(X, mesh, placements)
@@ -83,8 +83,8 @@ class LocalMap(unittest.TestCase):
             torch.testing.assert_close(scaled(x, factor=3).full_tensor(), 3 * X)
             named = local_map(func=lambda x: x + 1, out_placements=[Shard(0)])
             torch.testing.assert_close(named(x).full_tensor(), X + 1)
-            torch.testing.assert_close(named(X), X + 1)  # without DTensors the function alone
-            self.assertIs(local_map(lambda x: bool((x >= 0).all()))(x), True)  # nothing to place
+            torch.testing.assert_close(named(X), X + 1)  # without DTensors only the function is called
+            self.assertIs(local_map(lambda x: bool((x >= 0).all()))(x), True)  # a result that is not a tensor
 
         self.everywhere(check)
 
@@ -103,7 +103,7 @@ class LocalMap(unittest.TestCase):
 
         self.everywhere(check)
 
-    def test_inputs_are_redistributed_where_that_is_wanted(self):
+    def test_redistribute_inputs(self):
         def check(mesh):
             x = dtensor.distribute_tensor(X, mesh, [Shard(0)]).requires_grad_()
             total = {"out_placements": [Shard(1)], "in_placements": ([Shard(1)],)}
@@ -118,7 +118,7 @@ class LocalMap(unittest.TestCase):
 
         self.everywhere(check)
 
-    def test_parameters_of_units_count_as_gathered(self):
+    def test_storage_shards_count_as_replicated(self):
         def check(mesh):
             weight = dtensor.fully_shard(torch.nn.Linear(4, 6).double(), mesh=mesh).weight
             gathered = local_map(lambda w: w * 2, [Replicate()], ([Replicate()],))(weight)

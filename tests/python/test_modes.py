@@ -1,5 +1,5 @@
-"""What tools see of DTensors: dispatch modes the operators of one device, selective checkpoints and counters of operations
-what they know."""
+"""DTensors in PyTorch's tools: dispatch modes see the operators of one device, and selective checkpoints and FlopCounterMode
+work."""
 
 import collections
 import copy
@@ -26,7 +26,7 @@ attention = nn.functional.scaled_dot_product_attention
 
 
 class Seen(TorchDispatchMode):
-    """The operators that a mode sees but for detach, which saved tensors call or not, and those without a DTensor."""
+    """Records the operators that a mode sees, and those without DTensors. Saved tensors may call detach: it is left out."""
 
     def __init__(self):
         super().__init__()
@@ -79,11 +79,11 @@ def placed(module, mesh, placements):
 
 
 class Modes(unittest.TestCase):
-    def test_see_the_operators_of_one_device(self):
+    def test_modes_see_the_operators_of_one_device(self):
         warnings.simplefilter("ignore")
         try:
             ops = op_samples.draws()
-        except ImportError as error:  # torch's own tests need small packages of theirs
+        except ImportError as error:  # torch's own tests need additional packages
             self.skipTest(str(error))
 
         def seen(op, tree):
@@ -105,34 +105,34 @@ class Modes(unittest.TestCase):
                     continue
                 for first, second in dtensor.run(2, on_rank, op, tree):
                     self.assertEqual(first.names, second.names, op.name)
-                    if "mish" not in op.name:  # whose derivative autograd takes apart for other backends than the CPU
+                    if "mish" not in op.name:  # autograd decomposes its derivative for backends other than the CPU
                         self.assertEqual(second.names, one.names, op.name)
                         self.assertFalse(collections.Counter(second.local) - collections.Counter(one.local), op.name)
                 compared += 1
         self.assertGreater(compared, trials(60) // 2)
 
-    def test_see_nothing_of_what_the_library_does(self):
+    def test_modes_do_not_see_internal_operators(self):
         def on_rank():
             mesh = mesh_of((2,))
             with Seen() as mode:
                 x = distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)]).requires_grad_()
                 y = x.redistribute(placements=[Replicate()]).redistribute(placements=[Shard(1)])
-                whole, part = y.full_tensor(), y.to_local(grad_placements=[Shard(1)])
+                full, part = y.full_tensor(), y.to_local(grad_placements=[Shard(1)])
                 z = DTensor.from_local(part, mesh, [Partial()])
-            return [name for name in mode.names if "ones" not in name], whole.shape, z.placements
+            return [name for name in mode.names if "ones" not in name], full.shape, z.placements
 
         for names, _, _ in dtensor.run(2, on_rank):
             self.assertEqual(names, [])
 
-    def test_leave_the_first_call_of_an_operator_as_it_is(self):
+    def test_modes_do_not_change_the_first_call_of_an_operator(self):
         def on_rank():
             mask = distribute_tensor(torch.tensor([True, False, True]), mesh_of((2,)), [Shard(0)])
-            with Seen():  # where results' sizes depend on values, no meta kernel of Python's is asked
+            with Seen():  # the result's size depends on values, so no Python meta kernel runs
                 return distribute_tensor(torch.arange(3.0), mesh_of((2,)), [Shard(0)])[mask].full_tensor().tolist()
 
         self.assertEqual(dtensor.run(2, on_rank), [[0.0, 2.0]] * 2)
 
-    def test_selective_checkpoints_are_those_of_one_device(self):
+    def test_selective_checkpoints_equal_one_device(self):
         x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1)).double()
 
         def run(module, x, kept, seen):
@@ -161,7 +161,7 @@ class Modes(unittest.TestCase):
             with self.subTest(name=name, dim=dim):
                 dtensor.run(2, on_rank, made(name), kept, dim)
 
-    def test_counters_count_a_ranks_share(self):
+    def test_flop_counter_counts_a_ranks_share(self):
         def count(fn):
             with FlopCounterMode(display=False) as counter:
                 fn()
@@ -170,7 +170,7 @@ class Modes(unittest.TestCase):
         def of(*sizes):
             return torch.ones(*sizes, dtype=torch.float64)
 
-        # Of two ranks: function, sizes, placements, and how many ranks share it.
+        # On two ranks: function, sizes, placements, and the number of ranks that share the work.
         cases = [
             (torch.mm, [(4, 6), (6, 8)], [Shard(0), Replicate()], 2),
             (torch.mm, [(4, 6), (6, 8)], [Replicate(), Shard(1)], 2),

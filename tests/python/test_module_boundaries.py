@@ -1,4 +1,4 @@
-"""Plain inputs of modules under fully_shard: what is rows, calls of a module within itself, calls that raise."""
+"""Regular inputs of modules under fully_shard: which dimensions are rows, recursive calls, calls that raise."""
 
 import copy
 import unittest
@@ -18,7 +18,7 @@ def unit(module, **options):
 
 
 class Bias(nn.Module):
-    """Rows, and tables that are every rank's."""
+    """Takes rows, and tables that are the same on every rank."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Bias(nn.Module):
 
 
 class Twice(nn.Module):
-    """A module that calls itself, and may go on where that raises."""
+    """A module that calls itself, and handles an error of the inner call."""
 
     def __init__(self, layer):
         super().__init__()
@@ -48,38 +48,38 @@ class Twice(nn.Module):
 
 
 class Rows(unittest.TestCase):
-    def test_a_table_with_as_many_as_one_rank_has_is_none(self):
-        """4 and 3 rows: the table has as many as those of the first rank alone."""
-        plain, tables = Bias(), {"table": torch.randn(4, 2).double(), "further": torch.randn(3, 2).double()}
+    def test_a_table_with_as_many_rows_as_one_rank(self):
+        """4 and 3 rows: a table has as many rows as the batch of one rank."""
+        reference, tables = Bias(), {"table": torch.randn(4, 2).double(), "further": torch.randn(3, 2).double()}
 
         def on_rank():
             own = ROWS.split([4, 3])[dtensor.rank()]
-            module = unit(plain)
-            torch.testing.assert_close(module(own, **tables), plain(own, **tables))
+            module = unit(reference)
+            torch.testing.assert_close(module(own, **tables), reference(own, **tables))
 
         dtensor.run(2, on_rank, timeout=20)
 
 
 class Outputs(unittest.TestCase):
-    """Rows need not be the first dimension of what comes out."""
+    """Outputs need not have rows as their first dimension."""
 
-    def check(self, plain, count):
+    def check(self, reference, count):
         rows = torch.randn(count, 3, 4).double()
-        results = [plain(part) for part in rows.chunk(2)]
+        results = [reference(part) for part in rows.chunk(2)]
         sum(y.square().mean() / 2 for result in results for y in result).backward()
 
         def on_rank():
-            module = unit(plain)
+            module = unit(reference)
             found = module(rows.chunk(2)[dtensor.rank()])
             for y, expected in zip(found, results[dtensor.rank()]):
                 torch.testing.assert_close(y, expected)
             sum(y.square().mean() for y in found).backward()
-            for p, q in zip(module.parameters(), plain.parameters()):
+            for p, q in zip(module.parameters(), reference.parameters()):
                 torch.testing.assert_close(p.grad.full_tensor(), q.grad)
 
         dtensor.run(2, on_rank)
 
-    def test_that_are_split_behind_the_first(self):
+    def test_rows_in_another_dimension(self):
         class Turned(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -89,12 +89,12 @@ class Outputs(unittest.TestCase):
                 y = self.layer(x)
                 return y.transpose(0, 1), y[:, 0].t(), y.sum(-1).t(), y
 
-        for count in (4, 7):  # a square of all ranks' rows, and one that is cut unevenly
+        for count in (4, 7):  # an even and an uneven split over the ranks
             self.check(Turned(), count)
             self.check(nn.GRU(4, 5, 2, batch_first=True).double(), count)
 
-    def test_with_several_entries_a_row(self):
-        """Tokens of rows that are split unevenly; two views of all rows, one batch after the other."""
+    def test_several_entries_for_each_row(self):
+        """Tokens of an uneven split of rows; two views of all rows, one batch after the other."""
 
         class Entries(nn.Module):
             def __init__(self):
@@ -110,31 +110,31 @@ class Outputs(unittest.TestCase):
 
 
 class Calls(unittest.TestCase):
-    def test_within_itself_give_back_plain_rows(self):
-        plain = Twice(nn.Linear(4, 4).double())
+    def test_recursive_calls_return_regular_tensors(self):
+        reference = Twice(nn.Linear(4, 4).double())
 
         def on_rank(fails):
-            module = unit(plain)
+            module = unit(reference)
             module.fails = fails
             for own in (ROWS[:3], ROWS[3:6]):
                 y = module(own)
                 self.assertFalse(isinstance(y, dtensor.DTensor))
-                torch.testing.assert_close(y, plain(own))
+                torch.testing.assert_close(y, reference(own))
 
         for fails in (False, True):
-            plain.fails = fails
+            reference.fails = fails
             dtensor.run(2, on_rank, fails)
 
-    def test_that_raise_leave_their_casts_to_themselves(self):
-        """A hook that raises before the call has cast its parameters, within one that has."""
-        plain = Twice(nn.Linear(4, 4))
+    def test_calls_that_raise_restore_their_casts_only(self):
+        """A hook raises before an inner call has cast its parameters, inside a call that has."""
+        reference = Twice(nn.Linear(4, 4))
 
         def refuse(module, args):
             if len(args) > 1 and args[1] == 0:
                 raise ValueError("no further")
 
         def on_rank():
-            seen, twin = [], copy.deepcopy(plain)
+            seen, twin = [], copy.deepcopy(reference)
             twin.layer.register_forward_hook(lambda m, args, y: seen.append(m.weight.dtype))
             twin.register_forward_pre_hook(refuse)
             module = unit(twin, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))

@@ -1,4 +1,4 @@
-"""A draw from torch's module_db at random placements; module_samples.py by hand runs all of it."""
+"""A random sample of torch's module_db at random placements; a manual run of module_samples.py covers all of it."""
 
 import random
 import unittest
@@ -10,11 +10,11 @@ from layouts import trials
 
 
 class ModuleSamples(unittest.TestCase):
-    def test_a_draw_of_modules(self):
+    def test_a_sample_of_modules(self):
         warnings.simplefilter("ignore")
         try:
             modules = module_samples.draws()
-        except ImportError as error:  # torch's own tests need small packages of theirs
+        except ImportError as error:  # torch's own tests need additional packages
             self.skipTest(str(error))
         equal = 0
         for info in random.Random(0).sample(modules, min(trials(15), len(modules))):
@@ -23,7 +23,7 @@ class ModuleSamples(unittest.TestCase):
                 equal += 1
         self.assertGreater(equal, 20)
 
-    def test_wrong_buffers_are_seen(self):
+    def test_wrong_buffers_are_reported(self):
         info = next(info for info in module_samples.draws() if info.name == "nn.BatchNorm1d")
 
         class Wrong(info.module_cls):

@@ -1,4 +1,4 @@
-"""Modules whose parameters are DTensors, in what PyTorch does with modules: made on meta, converted, parametrised, copied."""
+"""Modules with DTensor parameters in PyTorch's module features: meta device, conversion, parametrization, copies."""
 
 import copy
 import io
@@ -47,10 +47,10 @@ class OnMeta(unittest.TestCase):
             for placements in ([Shard(0)], [Shard(1)], [Replicate()], [Partial()]):
                 for source in (0, 1, None):
                     t = dtensor.distribute_tensor(meta, mesh, placements, src_data_rank=source)
-                    whole = dtensor.distribute_tensor(torch.zeros(5, 4), mesh, placements)
+                    expected = dtensor.distribute_tensor(torch.zeros(5, 4), mesh, placements)
                     self.assertTrue(t.is_meta and t.requires_grad and nn.Parameter(t).is_meta and t.detach().is_meta)
                     self.assertEqual((t.shape, t.placements, t.device.type), ((5, 4), tuple(placements), "meta"))
-                    self.assertEqual(t.to_local().shape, whole.to_local().shape)
+                    self.assertEqual(t.to_local().shape, expected.to_local().shape)
                     filled = torch.empty_like(t, device="cpu")
                     self.assertEqual((filled.is_meta, filled.device.type, filled.placements[0].is_shard()),
                                      (False, "cpu", placements[0].is_shard()))  # fmt: skip
@@ -65,7 +65,7 @@ class OnMeta(unittest.TestCase):
 
         everywhere(check)
 
-    def test_modules_get_memory_and_train(self):
+    def test_modules_are_materialized_and_train(self):
         def check(mesh, place):
             with torch.device("meta"):
                 module = made()
@@ -73,14 +73,14 @@ class OnMeta(unittest.TestCase):
             self.assertTrue(module[0].weight.is_meta)
             module.to_empty(device="cpu")
             module.load_state_dict(net().state_dict())
-            plain = net()
-            torch.testing.assert_close(module[0].weight.full_tensor(), plain[0].weight)
-            y, expected = module(X), plain(X)
+            reference = net()
+            torch.testing.assert_close(module[0].weight.full_tensor(), reference[0].weight)
+            y, expected = module(X), reference(X)
             torch.testing.assert_close(y.full_tensor() if isinstance(y, DTensor) else y, expected)
             y.square().sum().backward()
             expected.square().sum().backward()
             for part in (0, 2):
-                torch.testing.assert_close(module[part].weight.grad.full_tensor(), plain[part].weight.grad)
+                torch.testing.assert_close(module[part].weight.grad.full_tensor(), reference[part].weight.grad)
 
         for place in (parallel, distributed):
             for ranks in (1, 2, 3):
@@ -88,22 +88,22 @@ class OnMeta(unittest.TestCase):
 
 
 class Converted(unittest.TestCase):
-    def test_units_compute_in_the_dtype_of_now(self):
+    def test_units_compute_in_the_converted_dtype(self):
         def check(mesh):
-            plain, module = net().float(), dtensor.fully_shard(net(), mesh=mesh).float()
+            reference, module = net().float(), dtensor.fully_shard(net(), mesh=mesh).float()
             x = X.float() * (dtensor.rank() + 1)
-            y, expected = module(x), plain(x)
+            y, expected = module(x), reference(x)
             torch.testing.assert_close(y, expected)
             y.pow(3).sum().backward()
-            (sum(plain(X.float() * (rank + 1)).pow(3).sum() for rank in range(mesh.size())) / mesh.size()).backward()
-            for p, q in zip(module.parameters(), plain.parameters()):
+            (sum(reference(X.float() * (rank + 1)).pow(3).sum() for rank in range(mesh.size())) / mesh.size()).backward()
+            for p, q in zip(module.parameters(), reference.parameters()):
                 self.assertEqual((p.dtype, p.grad.dtype), (torch.float32, torch.float32))
                 torch.testing.assert_close(p.grad.full_tensor(), q.grad)
 
         everywhere(check)
 
     def test_with_swapped_parameters(self):
-        """set_swap_module_params_on_conversion: optimizers and hooks know the parameters, which stay the same objects."""
+        """set_swap_module_params_on_conversion: the parameters stay the same objects, for optimizers and hooks."""
         torch.__future__.set_swap_module_params_on_conversion(True)
         self.addCleanup(torch.__future__.set_swap_module_params_on_conversion, False)
 
@@ -142,15 +142,15 @@ class Parametrised(unittest.TestCase):
                 return x / 2
 
         def check(mesh):
-            plain, module = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
-            module.load_state_dict(plain.state_dict())
+            reference, module = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+            module.load_state_dict(reference.state_dict())
             dtensor.distribute_module(module, mesh)
-            for linear in (plain, module):
+            for linear in (reference, module):
                 parametrize.register_parametrization(linear, "weight", Symmetric())
                 parametrizations.weight_norm(linear, "bias", dim=None)
                 linear(X).square().sum().backward()
-            torch.testing.assert_close(module(X).full_tensor(), plain(X))
-            for (name, p), q in zip(module.named_parameters(), plain.parameters()):
+            torch.testing.assert_close(module(X).full_tensor(), reference(X))
+            for (name, p), q in zip(module.named_parameters(), reference.parameters()):
                 torch.testing.assert_close(p.grad.full_tensor(), q.grad, msg=name)
 
         torch.manual_seed(0)

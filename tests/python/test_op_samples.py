@@ -1,4 +1,4 @@
-"""A draw from torch's op_db at random placements; op_samples.py by hand runs all of it."""
+"""A random sample of torch's op_db at random placements; a manual run of op_samples.py covers all of it."""
 
 import random
 import unittest
@@ -9,11 +9,11 @@ from layouts import trials
 
 
 class OpSamples(unittest.TestCase):
-    def test_a_draw_of_operators(self):
+    def test_a_sample_of_operators(self):
         warnings.simplefilter("ignore")
         try:
             ops = op_samples.draws()
-        except ImportError as error:  # torch's own tests need small packages of theirs
+        except ImportError as error:  # torch's own tests need additional packages
             self.skipTest(str(error))
         counts = {"equal": 0, "refused": 0}
         for op in random.Random(0).sample(ops, min(trials(40), len(ops))):
@@ -23,7 +23,7 @@ class OpSamples(unittest.TestCase):
         self.assertGreater(counts["equal"], 9 * counts["refused"])
 
     def judge_draw(self, count, seed, check, *also, refused=False):
-        """How many cases came out equal; any other verdict fails."""
+        """Number of equal cases; any other verdict fails the test."""
         ops = [op for op in op_samples.draws() if not refused or op.error_inputs_func is not None]
         drawn = random.Random(seed).sample(ops, min(trials(count), len(ops))) + [op for op in ops if op.name in also]
         equal = 0
@@ -33,15 +33,15 @@ class OpSamples(unittest.TestCase):
                 equal += 1
         return equal
 
-    def test_a_draw_of_complex_samples(self):
+    def test_a_sample_of_complex_inputs(self):
         self.assertGreater(self.judge_draw(20, 1, lambda op: op_samples.check(op, (2,), 0, 1, complex_numbers=True)), 10)
 
-    def test_errors_are_those_of_torch(self):
-        # The sizes that a rule needs and does not get are ormqr's own error.
+    def test_errors_equal_those_of_torch(self):
+        # For ormqr the sharding rule needs sizes that the erroneous call lacks.
         equal = self.judge_draw(30, 2, lambda op: op_samples.check_errors(op, (2,), 0, 3), "ormqr", "gather", refused=True)
         self.assertGreater(equal, 30)
 
-    def test_a_call_without_its_error_is_seen(self):
+    def test_a_missing_error_is_reported(self):
         op = next(op for op in op_samples.draws() if op.name == "ormqr")
 
         class Silent:
@@ -53,7 +53,7 @@ class OpSamples(unittest.TestCase):
 
         self.assertEqual({verdict for verdict, _ in op_samples.check_errors(Silent(), (2,), 0, 3)}, {"wrong"})
 
-    def test_wrong_results_are_seen(self):
+    def test_wrong_results_are_reported(self):
         op = next(op for op in op_samples.draws() if op.name == "mul")
 
         class Wrong:

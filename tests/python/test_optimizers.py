@@ -1,4 +1,4 @@
-"""The library's optimizers as torch's: numbers of any kind, options that change between steps, classes that derive from them."""
+"""The library's optimizers behave like torch's: numeric types, options that change between steps, derived classes."""
 
 import copy
 import inspect
@@ -13,7 +13,7 @@ import dtensor
 
 
 def steps(make, between=lambda optimizer, step: None, count=6):
-    """Where a parameter goes under gradients that are the same for every optimizer."""
+    """A parameter after steps with gradients that are the same for every optimizer."""
     parameter = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
     optimizer = make([parameter])
     for step in range(count):
@@ -24,7 +24,7 @@ def steps(make, between=lambda optimizer, step: None, count=6):
 
 
 class Numbers(unittest.TestCase):
-    def test_of_numpy_and_of_tensors_count_as_what_they_are(self):
+    def test_numpy_and_tensor_scalars_are_accepted(self):
         expected = steps(lambda ps: dtensor.optim.AdamW(ps, lr=0.1, betas=(0.5, 0.75), eps=0.25, weight_decay=0.125))
         kinds = [Fraction, torch.tensor]
         try:
@@ -38,16 +38,16 @@ class Numbers(unittest.TestCase):
             found = steps(lambda ps: dtensor.optim.AdamW(ps, lr=0.1, betas=betas, eps=of(0.25), weight_decay=of(0.125)))
             self.assertTrue(torch.equal(found, expected), of)
 
-    def test_what_is_none_is_refused(self):
+    def test_non_numbers_are_refused(self):
         for value in [None, "much", [0.1]]:
-            with self.assertRaisesRegex(TypeError, "weight_decay is a number"):
+            with self.assertRaisesRegex(TypeError, "weight_decay: expected a number"):
                 steps(lambda ps: dtensor.optim.AdamW(ps, weight_decay=value))
 
 
 class Replaced(unittest.TestCase):
-    """An optimizer that was made of parameters which a module no longer has says so, instead of training the rest."""
+    """An optimizer of parameters that a module no longer has raises in its step."""
 
-    def test_by_what_places_a_module(self):
+    def test_parameters_replaced_by_placing_a_module(self):
         def parallelized(net, mesh):
             dtensor.parallel.parallelize_module(net, mesh, {"0": dtensor.parallel.ColwiseParallel()})
 
@@ -72,7 +72,7 @@ class Replaced(unittest.TestCase):
 
 
 class Groups(unittest.TestCase):
-    """What is changed in a group counts from the next step on, as with torch's."""
+    """Changes of a group's options apply from the next step on, as in torch."""
 
     def compare(self, make, between=lambda optimizer, step: None):
         ours, theirs = (steps(lambda ps: make(module, ps), between) for module in (dtensor.optim, torch.optim))
@@ -95,17 +95,17 @@ class Groups(unittest.TestCase):
         self.compare(lambda module, ps: module.AdamW(ps, lr=0.1), decay)
         self.compare(lambda module, ps: module.Adagrad(ps, lr=0.1), decay)
 
-    def test_what_cannot_be_is_refused(self):
+    def test_invalid_option_changes_are_refused(self):
         def shape(optimizer, step):
             optimizer.param_groups[0]["block_size"] = 2
 
-        with self.assertRaisesRegex(ValueError, "block_size and merge_to .* stay 1024"):
+        with self.assertRaisesRegex(ValueError, "block_size and merge_to .* expected 1024"):
             steps(lambda ps: dtensor.optim.Shampoo(ps), shape)
         with self.assertRaisesRegex(ValueError, "Nesterov"):
             steps(lambda ps: dtensor.optim.SGD(ps, momentum=0.9, nesterov=True), lambda o, _: o.param_groups[0].update(momentum=0))
 
-    def test_what_is_out_of_range_is_refused_where_torch_does(self):
-        """When an optimizer is made, or gets a group; rates of schedules may be what they are."""
+    def test_options_out_of_range_are_refused_at_construction(self):
+        """Also in add_param_group; learning rates of schedules are not checked."""
         common = {"lr": [-1.0, float("nan")], "weight_decay": [-1.0], "eps": [-1.0], "betas": [(1.0, 0.9), (0.9, 1.1), (-0.1, 0.9)]}
         more = {"momentum": [-1.0], "lr_decay": [-1.0], "initial_accumulator_value": [-1.0], "nesterov": [True]}
         for name in ("AdamW", "SGD", "Adagrad", "Muon", "Shampoo"):
@@ -122,10 +122,10 @@ class Groups(unittest.TestCase):
 
 
 class Saved(unittest.TestCase):
-    """A state has the options, as torch's does: what a scheduler or a program changed goes on after a load."""
+    """A state includes the options, as in torch: changes by a scheduler or program are restored by a load."""
 
     def go_on(self, module, name, options, through, change=lambda optimizer: None):
-        """Where a run ends that is saved after three steps, and taken up by another optimizer, made with other options."""
+        """The result of a run that is saved after three steps and resumed by an optimizer with other options."""
 
         def parts(**given):
             parameter = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
@@ -157,7 +157,7 @@ class Saved(unittest.TestCase):
             dtensor.load(read, folder + "/state")
             return read
 
-    def test_options_go_on_as_torchs_do(self):
+    def test_options_are_restored_as_in_torch(self):
         def change(optimizer):
             optimizer.param_groups[0]["weight_decay"] = 0.25
 
@@ -167,7 +167,7 @@ class Saved(unittest.TestCase):
                 found = self.go_on(dtensor.optim, name, options, through, change)
                 torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
-    def test_states_without_options_have_rates(self):
+    def test_states_without_options_restore_learning_rates(self):
         parameter = torch.ones(2, requires_grad=True)
         one, other = (dtensor.optim.AdamW([parameter], lr=rate, eps=rate) for rate in (0.5, 0.25))
         state = one.state_dict()
@@ -175,7 +175,7 @@ class Saved(unittest.TestCase):
         other.load_state_dict(state)
         self.assertEqual([other.param_groups[0][key] for key in ("lr", "eps")], [0.5, 0.25])
 
-    def test_one_that_does_not_fit_changes_nothing(self):
+    def test_a_mismatched_state_changes_nothing(self):
         parameters = [torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)]
         one, other = (dtensor.optim.AdamW([p], lr=rate) for p, rate in zip(parameters, (0.5, 0.25)))
         two = dtensor.optim.AdamW([{"params": [p]} for p in parameters])
@@ -184,11 +184,11 @@ class Saved(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "sizes"):
             other.load_state_dict(one.state_dict())
         self.assertEqual(other.param_groups[0]["lr"], 0.25)
-        with self.assertRaisesRegex(ValueError, "1 parameter groups; there are 2"):
+        with self.assertRaisesRegex(ValueError, "1 parameter groups, but the optimizer has 2"):
             two.load_state_dict(one.state_dict())
 
 
-    def test_hooks_see_states(self):
+    def test_state_dict_hooks(self):
         seen = []
         for module in (torch.optim, dtensor.optim):
             optimizer, calls = module.SGD([torch.ones(2, requires_grad=True)]), []
@@ -203,14 +203,14 @@ class Saved(unittest.TestCase):
 
 
 class Classes(unittest.TestCase):
-    def test_one_that_derives_is_what_it_derives_from(self):
+    def test_a_derived_class_equals_its_base(self):
         class Slow(dtensor.optim.AdamW):
             pass
 
         self.assertTrue(torch.equal(steps(lambda ps: Slow(ps, lr=0.1)), steps(lambda ps: dtensor.optim.AdamW(ps, lr=0.1))))
 
-    def test_a_copy_goes_on_by_itself(self):
-        """With the moments and the count of steps that the first has."""
+    def test_a_copy_continues_independently(self):
+        """With the moments and the step count of the original."""
         kinds = {"AdamW": {}, "SGD": {"momentum": 0.9}, "Adagrad": {}, "Shampoo": {"start": 1, "frequency": 1}}
         for name, options in kinds.items():
             for copied in [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))]:
@@ -222,7 +222,7 @@ class Classes(unittest.TestCase):
                 self.assertIsNot(first[0], second[0])
                 self.assertTrue(torch.equal(first[0], second[0]), name)
 
-    def test_a_copy_whose_state_does_not_fit_takes_no_step(self):
+    def test_a_copy_with_a_mismatched_state_takes_no_step(self):
         first = self.pair("AdamW", {})
         self.steps(*first, 2)
         _, twin = copy.deepcopy(first)
@@ -245,7 +245,7 @@ class Classes(unittest.TestCase):
 
 
 class Norms(unittest.TestCase):
-    def test_one_tensor_is_a_list_of_one(self):
+    def test_a_single_tensor_is_accepted(self):
         for shape in [(3, 2), (4,), ()]:
             found = []
             for module in [dtensor.optim, torch.nn.utils]:

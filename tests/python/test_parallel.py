@@ -1,4 +1,4 @@
-"""fully_shard, parallelize_module, the library's optimizers and checkpoints: one device's numbers, and what they do."""
+"""fully_shard, parallelize_module, the library's optimizers and checkpoints: results of one device, and costs."""
 
 import copy
 import inspect
@@ -57,15 +57,15 @@ def loss_of(net, ids, targets):
 
 
 def reference(steps=3, net=NET, make=lambda ps: torch.optim.SGD(ps, lr=0.1), loss=loss_of):
-    plain = copy.deepcopy(net)
-    optimizer, losses = make(plain.parameters()), []
+    regular = copy.deepcopy(net)
+    optimizer, losses = make(regular.parameters()), []
     for _ in range(steps):
         optimizer.zero_grad()
-        value = loss(plain, IDS, TARGETS)
+        value = loss(regular, IDS, TARGETS)
         value.backward()
         optimizer.step()
         losses.append(value.item())
-    return plain, losses
+    return regular, losses
 
 
 def rows(t, rank, ranks):
@@ -79,7 +79,7 @@ class FullyShard(unittest.TestCase):
             fully_shard(block, mesh=mesh, **(blocks or options))
         return fully_shard(module, mesh=mesh, **options)
 
-    def test_signature_takes_their_arguments(self):
+    def test_signature_matches_torch(self):
         lacks = set(inspect.signature(their_fsdp.fully_shard).parameters) - set(inspect.signature(fully_shard).parameters)
         self.assertLessEqual(lacks, {"dp_mesh_dims"})
 
@@ -93,12 +93,12 @@ class FullyShard(unittest.TestCase):
             losses.append(loss.item())
         return losses
 
-    def check_equal(self, module, plain):
-        for (name, p), q in zip(module.named_parameters(), plain.parameters()):
+    def check_equal(self, module, regular):
+        for (name, p), q in zip(module.named_parameters(), regular.parameters()):
             torch.testing.assert_close(p.detach().full_tensor(), q.detach(), rtol=1e-9, atol=1e-12, msg=name)
 
     def test_dtensor_inputs(self):
-        plain, expected = reference()
+        regular, expected = reference()
 
         def check(shape, names):
             mesh = dtensor.init_device_mesh("cpu", shape, mesh_dim_names=names)
@@ -111,14 +111,14 @@ class FullyShard(unittest.TestCase):
             losses = self.train(mesh, ids, targets, module)
             for a, b in zip(losses, expected):
                 self.assertAlmostEqual(a, b, delta=1e-11)
-            self.check_equal(module, plain)
+            self.check_equal(module, regular)
 
         dtensor.run(2, check, (2,), ("dp",))
         dtensor.run(3, check, (3,), ("dp",))
         dtensor.run(4, check, (2, 2), ("replicate", "shard"))
 
-    def test_plain_inputs_are_each_ranks_rows(self):
-        plain, expected = reference()
+    def test_regular_inputs_are_each_ranks_rows(self):
+        regular, expected = reference()
 
         def check():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
@@ -126,7 +126,7 @@ class FullyShard(unittest.TestCase):
             ids, targets = (rows(t, dtensor.rank(), 2) for t in (IDS, TARGETS))
             self.assertNotIsInstance(module(ids), DTensor)
             losses = self.train(mesh, ids, targets, module)
-            self.check_equal(module, plain)
+            self.check_equal(module, regular)
             return losses
 
         both = dtensor.run(2, check)
@@ -144,7 +144,7 @@ class FullyShard(unittest.TestCase):
                 loss = loss_of(module, ids, targets)
                 forward = comm.get_comm_counts()
                 loss.backward()
-            units = 4  # three blocks, and the rest, whose tied weight is used at the beginning and at the end
+            units = 4  # three blocks, and the root, whose tied weight is used at the beginning and at the end
             self.assertEqual(forward.get("all_gather"), units + 1 if reshard else units)
             self.assertEqual(comm.get_comm_counts()["all_gather"], units + 1 + 3 if reshard else units)
             self.assertEqual(comm.get_comm_counts()["reduce_scatter"], units)
@@ -154,8 +154,8 @@ class FullyShard(unittest.TestCase):
         dtensor.run(2, check, True)
 
     def test_accumulation_without_sync(self):
-        plain = copy.deepcopy(NET)
-        (loss_of(plain, IDS[:4], TARGETS[:4]) + loss_of(plain, IDS[4:], TARGETS[4:])).backward()
+        regular = copy.deepcopy(NET)
+        (loss_of(regular, IDS[:4], TARGETS[:4]) + loss_of(regular, IDS[4:], TARGETS[4:])).backward()
 
         def check():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
@@ -168,7 +168,7 @@ class FullyShard(unittest.TestCase):
                     loss_of(module, ids, targets).backward()
                 parts.append(comm.get_comm_counts().get("reduce_scatter", 0))
             self.assertEqual(parts, [0, 4])
-            for (name, p), q in zip(module.named_parameters(), plain.parameters()):
+            for (name, p), q in zip(module.named_parameters(), regular.parameters()):
                 torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=1e-9, atol=1e-12, msg=name)
 
         dtensor.run(2, check)
@@ -209,7 +209,7 @@ class Parallelize(unittest.TestCase):
             lacks = set(inspect.signature(theirs).parameters) - set(inspect.signature(ours).parameters)
             self.assertEqual(lacks, set(), name)
 
-    PLAN = {  # between layers DTensors, as on one device
+    PLAN = {  # DTensors between layers: global semantics
         "embed": RowwiseParallel(input_layouts=Replicate(), use_local_output=False),
         "blocks.*.norm": SequenceParallel(),
         "blocks.*.up": ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
@@ -217,8 +217,8 @@ class Parallelize(unittest.TestCase):
     }
 
     def gradients(self, ranks, make, collectives=None):
-        plain = copy.deepcopy(NET)
-        expected = loss_of(plain, IDS, TARGETS)
+        regular = copy.deepcopy(NET)
+        expected = loss_of(regular, IDS, TARGETS)
         expected.backward()
 
         def check():
@@ -227,7 +227,7 @@ class Parallelize(unittest.TestCase):
                 loss = loss_of(module, ids, targets)
                 loss.backward()
             self.assertAlmostEqual(loss.item(), expected.item(), delta=1e-11)
-            for (name, p), q in zip(module.named_parameters(), plain.parameters()):
+            for (name, p), q in zip(module.named_parameters(), regular.parameters()):
                 torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=1e-9, atol=1e-12, msg=name)
             return comm.get_comm_counts()
 
@@ -237,10 +237,10 @@ class Parallelize(unittest.TestCase):
         net.head.weight = nn.Parameter(net.head.weight.detach().clone())
         return net
 
-    def test_tensor_parallel_with_plain_inputs(self):
+    def test_tensor_parallel_with_regular_inputs(self):
         def make(net):
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-            plan = {"embed": RowwiseParallel(input_layouts=Replicate()), "blocks.*.norm": _Whole(),
+            plan = {"embed": RowwiseParallel(input_layouts=Replicate()), "blocks.*.norm": _Replicated(),
                     "blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}  # fmt: skip
             parallelize_module(net, mesh, plan)
             net.head.weight = net.embed.weight
@@ -248,7 +248,7 @@ class Parallelize(unittest.TestCase):
 
         self.gradients(2, make)
 
-    def test_sequence_parallel_beside_data_parallel(self):
+    def test_sequence_parallel_with_data_parallel(self):
         def make(net):
             mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
             parallelize_module(net, mesh["tp"], self.PLAN)
@@ -285,7 +285,7 @@ class Parallelize(unittest.TestCase):
 
         dtensor.run(2, check)
 
-    def test_losses_keep_classes_split(self):
+    def test_losses_keep_classes_sharded(self):
         def check():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
             torch_logits = torch.arange(48.0).reshape(4, 12).sin().double()
@@ -298,13 +298,13 @@ class Parallelize(unittest.TestCase):
             hidden, weight = torch_logits[:, :3].contiguous(), torch_logits.reshape(-1, 3)[:12].contiguous()
             split = dtensor.distribute_tensor(weight, mesh, [Shard(0)])
             chunked = parallel.linear_cross_entropy(hidden, split, targets, chunk=2)
-            whole = nn.functional.cross_entropy(hidden @ weight.T, targets)
-            self.assertAlmostEqual(chunked.item(), whole.item(), delta=1e-12)
+            full = nn.functional.cross_entropy(hidden @ weight.T, targets)
+            self.assertAlmostEqual(chunked.item(), full.item(), delta=1e-12)
 
         dtensor.run(2, check)
 
 
-class _Whole(parallel.ParallelStyle):
+class _Replicated(parallel.ParallelStyle):
     def _apply(self, module, device_mesh):
         return dtensor.distribute_module(module, device_mesh)
 
@@ -315,7 +315,7 @@ class Optimizers(unittest.TestCase):
             torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5).step()
             return optimizer
 
-        plain, losses = reference(3, NET, lambda ps: scheduled((theirs or make)(list(ps))))
+        regular, losses = reference(3, NET, lambda ps: scheduled((theirs or make)(list(ps))))
 
         def check():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
@@ -326,18 +326,18 @@ class Optimizers(unittest.TestCase):
                 optimizer.zero_grad()
                 loss = loss_of(module, ids, targets)
                 loss.backward()
-                if step == 2:  # saved and loaded between
+                if step == 2:  # saved and loaded in between
                     state = optimizer.state_dict()
                     optimizer = make(list(module.parameters()))
                     optimizer.load_state_dict(state)
                 optimizer.step()
                 self.assertAlmostEqual(loss.item(), expected, delta=1e-7 if rtol > 1e-8 else 1e-10)
-            for p, q in zip(module.parameters(), plain.parameters()):
+            for p, q in zip(module.parameters(), regular.parameters()):
                 torch.testing.assert_close(p.detach().full_tensor(), q.detach(), rtol=rtol, atol=1e-9)
 
         dtensor.run(2, check)
 
-    def test_take_torchs_steps(self):
+    def test_steps_equal_those_of_torch(self):
         ours, torchs = dtensor.optim, torch.optim
         self.compare(lambda ps: ours.AdamW(ps, lr=0.01), lambda ps: torchs.AdamW(ps, lr=0.01))
         self.compare(lambda ps: ours.AdamW(ps, lr=0.01, betas=(0.5, 0.7), fused=False),
@@ -352,9 +352,9 @@ class Optimizers(unittest.TestCase):
         self.compare(lambda ps: dtensor.optim.Muon([p for p in ps if p.dim() == 2], lr=0.01, bfloat16=False), rtol=1e-6)
 
     def test_clipping_and_errors(self):
-        plain = copy.deepcopy(NET)
-        loss_of(plain, IDS, TARGETS).backward()
-        expected = nn.utils.clip_grad_norm_(plain.parameters(), 0.1).item()
+        regular = copy.deepcopy(NET)
+        loss_of(regular, IDS, TARGETS).backward()
+        expected = nn.utils.clip_grad_norm_(regular.parameters(), 0.1).item()
 
         def check():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
@@ -401,7 +401,7 @@ class Checkpoints(unittest.TestCase):
         optimizer.step()
         return module, optimizer
 
-    def test_any_layout_reads_what_another_wrote(self):
+    def test_any_layout_loads_what_another_saved(self):
         def save():
             module, optimizer = self.trained((2,), Shard(0), load=False)
             dtensor.save({"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": 7, "note": "x"}, self.path)
@@ -437,12 +437,12 @@ class Checkpoints(unittest.TestCase):
             for wrong, text in [({"u": t}, "u"), ({"t": dtensor.ones(3, device_mesh=mesh)}, "t"), ({"t": t, "n": 1}, "n")]:
                 with self.assertRaisesRegex(ValueError, text):
                     dtensor.load(wrong, self.path)
-            with self.assertRaisesRegex(TypeError, "'x.f' is a function"):
+            with self.assertRaisesRegex(TypeError, "'x.f', got function"):
                 dtensor.save({"x": {"f": rows}}, self.path)
 
         dtensor.run(2, check)
 
-    def test_safetensors_of_others(self):
+    def test_loads_safetensors_files(self):
         try:
             from safetensors.torch import load_file, save_file
         except ImportError:

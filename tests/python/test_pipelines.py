@@ -1,4 +1,4 @@
-"""Stages whose parameters are not told, or are replaced after they were."""
+"""Pipelines: parameters of stages that are unknown or replaced, checks of results, lifetimes."""
 
 import copy
 import gc
@@ -31,14 +31,14 @@ class Parameters(unittest.TestCase):
         schedule = pipeline.with_communication(pipeline.make_schedule("1f1b", 2, 2), unsharded_stages=None, reduce_grad=False)
         return pipeline.Pipeline(mesh, schedule, nn.functional.mse_loss)
 
-    def test_of_functions_are_not_known(self):
-        def on_rank(told):
+    def test_parameters_of_functions_are_unknown(self):
+        def on_rank(with_parameters):
             line, layers = self.line(), copy.deepcopy(LAYERS)
             for stage in line.stages:
-                given = list(layers[stage].parameters()) if told or stage == 1 else None
+                given = list(layers[stage].parameters()) if with_parameters or stage == 1 else None
                 line.set_stage(stage, lambda x, layer=layers[stage]: layer(x), given)
             self.run_step(line)
-            if told:
+            if with_parameters:
                 return line.clip_grad_norm_(1e9).item()
             with self.assertRaisesRegex(RuntimeError, "parameters of stage 0; pass them to set_stage"):
                 line.clip_grad_norm_(1e9)
@@ -47,7 +47,7 @@ class Parameters(unittest.TestCase):
             self.assertAlmostEqual(norm, self.norm(LAYERS), places=12)
         dtensor.run(2, on_rank, False)
 
-    def test_of_modules_are_those_at_the_step(self):
+    def test_parameters_of_modules_are_read_at_each_step(self):
         changed = copy.deepcopy(LAYERS)
         with torch.no_grad():
             changed[0].weight.mul_(3)
@@ -68,7 +68,7 @@ class Parameters(unittest.TestCase):
 
 
 class Results(unittest.TestCase):
-    """What a stage, a loss or a microbatch is that is no tensor: named, and an error on every rank."""
+    """A result of a stage, a loss or a microbatch that is not a tensor is a descriptive error on every rank."""
 
     def step(self, forward, loss=nn.functional.mse_loss, batch=ROWS[0]):
         def on_rank():
@@ -84,13 +84,13 @@ class Results(unittest.TestCase):
 
         return dtensor.run(2, on_rank)
 
-    def test_of_a_stage(self):
+    def test_results_of_a_stage(self):
         for result, kind in [(None, "NoneType"), ({"x": ROWS[0]}, "dict"), (3.0, "float"), ([ROWS[0], None], "list of Tensor, NoneType")]:
             for text in self.step(lambda x, result=result: result):
                 self.assertIn(f"what stage 0 returns must be a tensor or a list or tuple of tensors, got {kind}", text)
-            self.assertEqual("take the tensors out of it" in text, kind == "dict")
+            self.assertEqual("pass the tensors in it" in text, kind == "dict")
 
-    def test_of_a_loss(self):
+    def test_results_of_a_loss(self):
         for text in self.step(lambda x: x * 1, loss=lambda outputs, targets: None):
             self.assertIn("the loss of a pipeline must be a tensor of one element, got NoneType", text)
 
@@ -104,7 +104,7 @@ class Schedules(unittest.TestCase):
 
 
 class Trainer:
-    """Keeps a pipeline whose functions are its own."""
+    """Owns a pipeline that calls its methods."""
 
     def __init__(self):
         mesh = dtensor.init_device_mesh("cpu", (1,), mesh_dim_names=("pp",))
@@ -123,7 +123,7 @@ class Trainer:
 
 
 class Functions(unittest.TestCase):
-    def test_of_whoever_keeps_the_pipeline_do_not_keep_it(self):
+    def test_functions_do_not_keep_their_owner_alive(self):
         trainer = Trainer()
         trainer.line.step(pipeline.microbatches(ROWS[0], 2), pipeline.microbatches(ROWS[1], 2))
         self.assertGreater(trainer.layers[0].weight.grad.norm(), 0)
@@ -132,8 +132,8 @@ class Functions(unittest.TestCase):
         gc.collect()
         self.assertIsNone(gone())
 
-    def test_that_are_refused_leave_a_stage_as_it_was(self):
-        """A schedule that gathers wants to know the parameters; the module that was there is looked at as before."""
+    def test_a_refused_function_keeps_the_former_stage(self):
+        """A schedule that gathers needs the parameters; those of the former module are still read at each step."""
         mesh = dtensor.init_device_mesh("cpu", (1,), mesh_dim_names=("pp",))
         line = pipeline.Pipeline(mesh, pipeline.with_communication(pipeline.make_schedule("gpipe", 1, 2)), nn.functional.mse_loss)
         module = nn.Sequential(*copy.deepcopy(LAYERS))

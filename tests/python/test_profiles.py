@@ -1,4 +1,4 @@
-"""Profilers name each collective with its axis of the mesh and the bytes that a rank receives."""
+"""Profilers show each collective with its mesh axis and the bytes that a rank receives."""
 
 import unittest
 
@@ -19,7 +19,7 @@ class Profiles(unittest.TestCase):
     def collectives(self, seen):
         return {event.key: event.count for event in seen.key_averages() if event.key.startswith("dtensor::")}
 
-    def test_name_collectives_axes_and_bytes(self):
+    def test_collectives_with_axes_and_bytes(self):
         def on_rank():
             if dtensor.rank() != 0:
                 return self.work()
@@ -30,13 +30,13 @@ class Profiles(unittest.TestCase):
         found = dtensor.run(2, on_rank)[0]
         self.assertEqual(found.pop("dtensor::reduce_scatter(tp, 32 bytes)"), 1)
         self.assertEqual(found.pop("dtensor::all_gather(tp, 32 bytes)"), 1)
-        self.assertEqual({name.split("(")[0] for name in found}, {"dtensor::all_gather"}, found)  # of hashes
+        self.assertEqual({name.split("(")[0] for name in found}, {"dtensor::all_gather"}, found)  # hashes of regular tensors
 
-    def test_of_the_program_see_its_thread_ranks(self):
+    def test_a_profile_of_the_program_includes_thread_ranks(self):
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             dtensor.run(2, self.work)
         self.assertEqual(self.collectives(seen)["dtensor::reduce_scatter(tp, 32 bytes)"], 2)
-        dtensor.run(2, self.work)  # whom nobody watches
+        dtensor.run(2, self.work)  # without a profiler
 
 
 if __name__ == "__main__":

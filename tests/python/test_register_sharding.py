@@ -1,4 +1,4 @@
-"""register_sharding: rules of operators, written in Python."""
+"""register_sharding: sharding rules written in Python."""
 
 import unittest
 
@@ -55,7 +55,7 @@ X, W = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(5, 4), torch.linsp
 
 class Registered(unittest.TestCase):
     def check(self, call, tensors, expected_placements):
-        """On every placement of the operands one device's numbers, and without communication those that were registered."""
+        """Checks results for all placements of the operands; registered placements need no communication."""
         expected = call(*tensors)
         every = [[Replicate()], [Shard(0)], [Shard(1)], [Partial()]]
 
@@ -80,7 +80,7 @@ class Registered(unittest.TestCase):
         self.check(lambda x: ops.scaled_rows(x, None, 0, 2.0), [X], {(Shard(1),): [Shard(1), Shard(0)]})
         self.check(lambda x, s: ops.scaled_rows(x, s, -1, 3.0), [X, X.cos()], {(Shard(0), Shard(0)): [Shard(0), Shard(0)]})
 
-    def test_shares_of_sums(self):
+    def test_partial_sums(self):
         self.check(ops.product, [X, W], {
             (Shard(0), Replicate()): [Shard(0)], (Replicate(), Shard(1)): [Shard(1)], (Shard(1), Shard(0)): [Partial()],
             (Partial(), Replicate()): [Partial()],
@@ -91,7 +91,7 @@ class Registered(unittest.TestCase):
             (Shard(0), Shard(0)): [Shard(0)], (Partial(), Partial()): [Partial()],
         })  # fmt: skip
 
-    def test_the_function_of_pytorchs_documentation(self):
+    def test_the_example_of_pytorchs_documentation(self):
         @register_sharding(torch.ops.aten._softmax.default)
         def custom_softmax_sharding(x, dim, half_to_float):
             softmax_dim = dim if dim >= 0 else dim + x.ndim
@@ -104,7 +104,7 @@ class Registered(unittest.TestCase):
         self.check(lambda x: torch.softmax(x, -1), [X], {(Shard(0),): [Shard(0)], (Replicate(),): [Replicate()]})
         self.check(lambda x: torch.softmax(x, 0), [X], {(Shard(1),): [Shard(1)]})
 
-    def test_what_no_rule_can_say_is_refused(self):
+    def test_unsupported_entries_are_refused(self):
         cases = {
             "twice": [([Shard(0)], [Shard(0), Replicate()]), ([Partial()], [Shard(0), Shard(0)])],
             "missing": [([Shard(5)], [Shard(0), Replicate()])],

@@ -1,4 +1,4 @@
-"""What torch does with plain tensors and modules where dtensor was imported: what it did before."""
+"""Importing dtensor does not change torch's behavior with regular tensors and modules."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ from torch import nn
 import dtensor
 
 
-class Plain(unittest.TestCase):
+class RegularTensors(unittest.TestCase):
     def test_modules_are_traced(self):
         module = nn.Linear(3, 3)
         x = torch.randn(2, 3)
@@ -26,7 +26,7 @@ class Plain(unittest.TestCase):
         self.assertTrue(torch.overrides.is_tensor_method_or_property(torch.Tensor.add))
         self.assertIn(torch.Tensor.add, torch.overrides.get_testing_overrides())
 
-    def test_attributes_are_the_programs(self):
+    def test_programs_may_set_attributes_with_dtensor_names(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,))
             for tensor in (torch.ones(2), dtensor.ones(2, device_mesh=mesh)):
@@ -40,22 +40,22 @@ class Plain(unittest.TestCase):
 
         dtensor.run(2, on_rank)
 
-    def test_addresses_are_those_of_regular_tensors(self):
+    def test_data_ptr_of_regular_tensors(self):
         for tensor in (torch.ones(3), torch.nn.Parameter(torch.ones(3)), torch.ones(3, 2)[1]):
             self.assertEqual(tensor.data_ptr(), tensor.untyped_storage().data_ptr() + 4 * tensor.storage_offset())
         self.assertEqual(torch.empty(0).data_ptr(), 0)
 
 
 class Memory(unittest.TestCase):
-    """Of DTensors: whoever asks for it is told what to do, whichever way the tensor was made."""
+    """Accessing the memory of a DTensor raises an error with instructions, however the tensor was created."""
 
     def made(self, mesh):
         tensor = dtensor.distribute_tensor(torch.ones(4, 4), mesh, [dtensor.Shard(0)])
         weight = nn.Parameter(tensor)
-        for _ in range(3):  # known calls
+        for _ in range(3):  # cached calls
             yield from (tensor, weight, tensor.detach(), tensor + 1, tensor[1:], weight.t(), weight.data)
 
-    def test_is_asked_for(self):
+    def test_data_ptr_and_storage_raise(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,))
             for tensor in self.made(mesh):
@@ -67,7 +67,7 @@ class Memory(unittest.TestCase):
         dtensor.run(2, on_rank)
 
     @unittest.skipUnless(importlib.util.find_spec("safetensors"), "safetensors is not installed")
-    def test_is_written_by_safetensors(self):
+    def test_safetensors_raises(self):
         import safetensors.torch
 
         def on_rank():

@@ -1,4 +1,4 @@
-"""Runs that are taken up by programs whose optimizers have not taken a step: objects in the place of their states."""
+"""Runs that are resumed by programs whose optimizers have not taken a step: stateful objects in checkpoints."""
 
 import copy
 import tempfile
@@ -77,12 +77,12 @@ class Resuming(unittest.TestCase):
                 for found in dtensor.run(ranks, second, ranks, load):
                     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
-    def test_each_optimizer_goes_on(self):
+    def test_each_optimizer_resumes(self):
         for name, make in KINDS.items():
             with self.subTest(name), tempfile.TemporaryDirectory() as folder:
                 self.check(make, folder)
 
-    def test_what_is_not_there_changes_nothing(self):
+    def test_a_missing_checkpoint_changes_nothing(self):
         def on_rank(folder):
             run = Run(KINDS["AdamW"], 2)
             state = run.state(7)
@@ -94,8 +94,8 @@ class Resuming(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             dtensor.run(2, on_rank, folder)
 
-    def test_states_with_rates_alone(self):
-        """As they were saved before options were."""
+    def test_states_with_learning_rates_only(self):
+        """The format of checkpoints without options."""
 
         def on_rank(folder):
             run = Run(KINDS["AdamW"], 2)
@@ -113,9 +113,9 @@ class Resuming(unittest.TestCase):
 
 
 class BroadcastState(unittest.TestCase):
-    """``broadcast_state``: one rank's full tensors become the shards of all."""
+    """``broadcast_state``: the full tensors of one rank become shards on all ranks."""
 
-    def test_every_rank_gets_its_shards_of_the_source_ranks_state(self):
+    def test_every_rank_receives_its_shards(self):
         full = NET.state_dict()
 
         def on_rank():

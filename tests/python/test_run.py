@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: results, errors, and that nobody holds the interpreter while it waits."""
+"""Ranks as threads of one process: results, errors, and the GIL is released while a rank waits."""
 
 import functools
 import gc
@@ -18,13 +18,13 @@ from layouts import mesh_of
 
 
 class Run(unittest.TestCase):
-    def test_returns_what_ranks_return(self):
+    def test_returns_the_results_of_ranks(self):
         self.assertEqual(dtensor.run(3, lambda a, b=0: (dtensor.rank(), dtensor.world_size(), a, b), 5, b=7),
                          [(r, 3, 5, 7) for r in range(3)])  # fmt: skip
         self.assertFalse(dtensor.is_thread_rank())
         self.assertEqual((dtensor.rank(), dtensor.world_size()), (0, 1))
 
-    def test_the_first_error_ends_all_and_says_whose_it_is(self):
+    def test_the_first_error_ends_all_ranks_and_names_its_rank(self):
         def fails():
             mesh = mesh_of((3,))
             if dtensor.rank() == 1:
@@ -34,10 +34,10 @@ class Run(unittest.TestCase):
         with self.assertRaises(KeyError) as caught:
             dtensor.run(3, fails)
         self.assertEqual(caught.exception.__notes__, ["[rank 1 of 3]"])
-        self.assertEqual(dtensor.run(2, dtensor.rank), [0, 1])  # and the next run is sound
+        self.assertEqual(dtensor.run(2, dtensor.rank), [0, 1])  # the next run is not affected
 
-    def test_objects_are_made_on_all_ranks_at_once(self):
-        """pybind11 keeps a table of all objects, which only the holder of the interpreter lock may write."""
+    def test_objects_are_created_on_all_ranks_at_once(self):
+        """pybind11 keeps a table of all objects that only a holder of the GIL may modify."""
 
         def makes_many(root):
             mesh = dtensor.init_device_mesh("cpu", (8,), mesh_dim_names=("pp",))
@@ -49,19 +49,19 @@ class Run(unittest.TestCase):
         with tempfile.TemporaryDirectory() as root:
             dtensor.run(8, makes_many, root)
 
-    def test_threads_that_ranks_start_are_no_ranks(self):
-        """They were rank 0 of a world of one, each; a rank's number and mesh can be handed to them."""
+    def test_threads_started_by_ranks_are_not_ranks(self):
+        """Using the world on them is an error; a rank can pass them its number and mesh."""
 
         def asks():
             mesh = mesh_of((2,))
             with ThreadPoolExecutor(1) as pool:
                 for ask in (dtensor.rank, dtensor.world_size, lambda: dtensor.DTensor.from_local(torch.ones(1))):
-                    with self.assertRaisesRegex(RuntimeError, "this thread is no rank"):
+                    with self.assertRaisesRegex(RuntimeError, "this thread is not a rank"):
                         pool.submit(ask).result()
                 return pool.submit(mesh.get_rank).result()
 
         self.assertEqual(dtensor.run(2, asks), [0, 1])
-        with ThreadPoolExecutor(1) as pool:  # a thread of the program's, which has asked before, goes on
+        with ThreadPoolExecutor(1) as pool:  # a thread of the program that used the world before run() keeps it
             ask = lambda: pool.submit(dtensor.world_size).result()  # noqa: E731
             self.assertEqual((ask(), dtensor.run(2, ask)), (1, [1, 1]))
 
@@ -72,7 +72,7 @@ class Run(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "timeout"):
                 dtensor.run(2, total, timeout=nonsense)
 
-    def test_a_rank_that_leaves_is_told(self):
+    def test_a_rank_that_returns_early_is_an_error(self):
         def leaves():
             if dtensor.rank() == 0:
                 dtensor.barrier()
@@ -101,7 +101,7 @@ class Run(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "callable"):
             dtensor.run(2, 3)
 
-    def test_what_a_rank_sets_ends_with_it(self):
+    def test_thread_local_state_of_a_rank_is_restored(self):
         def sets():
             torch.set_grad_enabled(False)
 
@@ -122,7 +122,7 @@ class Run(unittest.TestCase):
 
 
 class Forks(unittest.TestCase):
-    """A process that a rank forked ends, whichever way, and the rank goes on."""
+    """A process that a rank forked ends in any way, and the rank continues."""
 
     PROGRAM = """
 import os, sys, dtensor
@@ -137,12 +137,12 @@ dtensor.barrier()
         text = self.PROGRAM.format(child=child)
         return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
 
-    def test_end_as_processes_do(self):
+    def test_exit_status_of_forks(self):
         for child, status in [("sys.exit(3)", 3), ("raise KeyError('there')", 1), ("os._exit(4)", 4)]:
             done = self.run_program(child)
             self.assertEqual((done.stdout, done.returncode), (f"status {status}\n", 0), done.stderr)
 
-    def test_are_no_ranks(self):
+    def test_forks_are_not_ranks(self):
         self.assertIn("forked from a rank", self.run_program("dtensor.barrier()").stderr)
 
 
@@ -153,39 +153,39 @@ import torch, dtensor
 def on_rank():
     mesh = dtensor.init_device_mesh("cpu", (2,))
     t = dtensor.ones(4, 4, device_mesh=mesh, placements=[dtensor.Shard(0)], requires_grad=True)
-    heard = []
-    listener = dtensor.EventListener(lambda *event: heard.append(event))
+    events = []
+    listener = dtensor.EventListener(lambda *event: events.append(event))
     listener.__enter__()
     y = (t @ t).sum()
     t.register_hook(lambda grad: listener.__exit__())
     y.backward()
     del listener
-    before = len(heard)
+    before = len(events)
     (t + 1).sum().item()
-    return 0 < before == len(heard)
+    return 0 < before == len(events)
 
 print(dtensor.run(2, on_rank))
 """
 
-    def test_may_be_closed_within_a_backward_pass(self):
-        """Which knows it to its end, and then lets go of it without the interpreter lock."""
+    def test_may_be_closed_inside_a_backward_pass(self):
+        """The backward pass is then the last owner of the function, and releases it without the GIL."""
         done = subprocess.run([sys.executable, "-c", self.PROGRAM], capture_output=True, text=True, timeout=120)
         self.assertEqual((done.stdout, done.returncode), ("[True, True]\n", 0), done.stderr)
 
 
-    def test_with_a_function_of_who_keeps_them_do_not_keep_it(self):
+    def test_do_not_keep_the_owner_of_their_function_alive(self):
         class Counter:
             def __init__(self):
-                self.listener, self.heard = dtensor.EventListener(self.hear), 0
+                self.listener, self.count = dtensor.EventListener(self.record), 0
 
-            def hear(self, *event):
-                self.heard += 1
+            def record(self, *event):
+                self.count += 1
 
         counter = Counter()
-        for expected in (1, 2):  # opened again
+        for expected in (1, 2):  # entered a second time
             with counter.listener:
                 dtensor.ones(2, device_mesh=mesh_of((1,))).neg()
-            self.assertEqual(counter.heard, expected)
+            self.assertEqual(counter.count, expected)
         gone = weakref.ref(counter)
         del counter
         gc.collect()
@@ -193,17 +193,17 @@ print(dtensor.run(2, on_rank))
 
 
 class Interpreter(unittest.TestCase):
-    """Calls that torch makes while it holds the interpreter lock: with it they would never end."""
+    """torch makes these calls while it holds the GIL; unless it is released they deadlock."""
 
     def check(self, fn, timeout=120):
-        whole = torch.arange(24.0).reshape(4, 6)
-        expected = fn(whole.clone())
+        full = torch.arange(24.0).reshape(4, 6)
+        expected = fn(full.clone())
 
         def on_ranks():
             mesh = mesh_of((4,))
             results = []
             for placement in [Shard(0), Shard(1), Replicate(), Partial()]:
-                results.append(fn(dtensor.distribute_tensor(whole, mesh, [placement])))
+                results.append(fn(dtensor.distribute_tensor(full, mesh, [placement])))
             return results
 
         for results in dtensor.run(4, on_ranks, timeout=timeout):

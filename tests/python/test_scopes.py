@@ -1,4 +1,4 @@
-"""Scopes whose like the command line or the environment opens elsewhere."""
+"""Scopes that command lines or environment variables can open, too."""
 
 import time
 import unittest
@@ -18,14 +18,14 @@ class CheckedCalls(unittest.TestCase):
                 x + 1
             return x.redistribute(placements=[Replicate()]).to_local().tolist()
 
-    def test_ranks_that_part_are_told(self):
+    def test_diverged_ranks_get_an_error(self):
         with self.assertRaisesRegex(RuntimeError, "their operators differ, first in call 1: rank 0 called none; rank 1 called aten::add"):
             dtensor.run(2, self.program, "calls")
-        with self.assertRaisesRegex(ValueError, r'Checked\("all"\): not one of calls, values'):
+        with self.assertRaisesRegex(ValueError, r'Checked\("all"\): expected one of calls, values'):
             dtensor.Checked("all")
 
 
-class Patience(unittest.TestCase):
+class Timeouts(unittest.TestCase):
     def late(self, patient):
         if patient and dtensor.rank() == 0:
             with dtensor.NoTimeout():
@@ -35,7 +35,7 @@ class Patience(unittest.TestCase):
             dtensor.barrier()
         return "met"
 
-    def test_without_a_timeout_a_late_rank_is_waited_for(self):
+    def test_no_timeout_waits_for_a_late_rank(self):
         self.assertEqual(dtensor.run(2, self.late, True, timeout=0.5), ["met", "met"])
         with self.assertRaisesRegex(RuntimeError, "timeout after 500 ms"):
             dtensor.run(2, self.late, False, timeout=0.5)

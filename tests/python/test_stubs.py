@@ -1,4 +1,4 @@
-"""_C.pyi says what the module has: names, parameters by number, name where they have one, and default."""
+"""_C.pyi lists the names of the module; parameters agree in number, in names where they have one, and in defaults."""
 
 import ast
 import inspect
@@ -18,7 +18,7 @@ def public(names):
 
 
 def split(text):
-    """At commas outside brackets."""
+    """Splits at commas outside brackets."""
     parts, depth = [""], 0
     for char in text:
         depth += (char in "[(") - (char in "])")
@@ -30,7 +30,7 @@ def split(text):
 
 
 def bound_parameters(doc):
-    """(name or None, whether it has a default) as pybind11 tells them in the first line; None: it tells nothing."""
+    """(name or None, whether it has a default) as in the first line of pybind11's docstring; None: not in the docstring."""
     line = re.match(r"\w+\((.*)\) -> ", (doc or "").split("\n")[0])
     if not line:
         return None
@@ -73,12 +73,12 @@ class Stubs(unittest.TestCase):
             self.assertEqual(public(vars(bound)), public(stub), name)
 
     def compare(self, name, bound, node):
-        told = bound_parameters(bound.__doc__)
-        if told is None:
+        bound_names = bound_parameters(bound.__doc__)
+        if bound_names is None:
             return 0
         stub, unnamed = stub_parameters(node)
-        self.assertEqual(len(told), len(stub), name)
-        for (known, has_default), (written, default) in zip(told, stub):
+        self.assertEqual(len(bound_names), len(stub), name)
+        for (known, has_default), (written, default) in zip(bound_names, stub):
             self.assertEqual(known is None, written in unnamed, f"{name}: {written}")
             if known is not None:
                 self.assertEqual((known, has_default), (written, default), name)

@@ -1,4 +1,4 @@
-"""Plans and distributed modules whose weights are tied, whose ranks differ, whose modules put out more than one tensor."""
+"""Plans and distributed modules with tied weights, with values that differ between ranks, and with several outputs."""
 
 import copy
 import unittest
@@ -19,11 +19,11 @@ ROWS = RowwiseParallel(input_layouts=Replicate())
 
 
 class Tied(unittest.TestCase):
-    """One tensor under two names stays one: its gradient is that of both uses."""
+    """Tied parameters stay tied: the gradient is the sum of both uses."""
 
     def check(self, distribute, placement):
-        plain = copy.deepcopy(TIED)
-        plain(IDS).square().mean().backward()
+        reference = copy.deepcopy(TIED)
+        reference(IDS).square().mean().backward()
 
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -31,7 +31,7 @@ class Tied(unittest.TestCase):
             self.assertIs(module.head.weight, module.embed.weight)
             self.assertEqual(module.embed.weight.placements, (placement,))
             module(IDS).square().mean().backward()
-            torch.testing.assert_close(module.head.weight.grad.full_tensor(), plain.head.weight.grad)
+            torch.testing.assert_close(module.head.weight.grad.full_tensor(), reference.head.weight.grad)
 
         dtensor.run(2, on_rank)
 
@@ -47,7 +47,7 @@ class Tied(unittest.TestCase):
         self.check(lambda module, mesh: dtensor.distribute_module(module, mesh), Replicate())
         self.check(lambda module, mesh: dtensor.distribute_module(module, mesh, split), Shard(1))
 
-    def test_entries_that_contradict_each_other_are_refused(self):
+    def test_conflicting_entries_are_refused(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
             with self.assertRaisesRegex(ValueError, "'embed.weight' and 'head.weight' are one tensor"):
@@ -57,23 +57,23 @@ class Tied(unittest.TestCase):
 
 
 class Placed(unittest.TestCase):
-    def test_what_is_split_over_other_axes_is_refused(self):
-        """Each slice of the mesh would move it to itself, and wait for the others."""
+    def test_parameters_sharded_over_other_axes_are_refused(self):
+        """Each slice of the mesh would redistribute them separately, and wait for the others."""
 
         def on_rank(names):
             mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
             module = dtensor.fully_shard(copy.deepcopy(TIED), mesh=mesh[names])
             with self.assertRaisesRegex(ValueError, "'weight' of Linear is .* call parallelize_module first"):
                 parallelize_module(module, mesh["tp"], {"up": ColwiseParallel()})
-            whole = dtensor.distribute_module(copy.deepcopy(TIED), mesh)
-            parallelize_module(whole, mesh["tp"], {"up": ColwiseParallel()})
-            self.assertEqual(whole.up.weight.placements, (Shard(0),))
+            full = dtensor.distribute_module(copy.deepcopy(TIED), mesh)
+            parallelize_module(full, mesh["tp"], {"up": ColwiseParallel()})
+            self.assertEqual(full.up.weight.placements, (Shard(0),))
 
         dtensor.run(4, on_rank, "dp", timeout=20)
 
 
 class Sources(unittest.TestCase):
-    def test_values_of_the_rank_that_is_named(self):
+    def test_values_of_src_data_rank(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
             found = []
@@ -83,14 +83,14 @@ class Sources(unittest.TestCase):
                     nn.init.constant_(module.weight, dtensor.rank())
                     nn.init.constant_(module.bias, dtensor.rank())
                     plan = {"0": style} if source == 1 else style
-                    whole = nn.Sequential(module) if source == 1 else module
-                    parallelize_module(whole, mesh, plan, src_data_rank=source)
+                    full = nn.Sequential(module) if source == 1 else module
+                    parallelize_module(full, mesh, plan, src_data_rank=source)
                     found.append((module.weight.sum().item(), module.bias.sum().item()))
             return found
 
         self.assertEqual(dtensor.run(2, on_rank), [[(0, 0), (16, 4)] * 3] * 2)
 
-    def test_none_is_each_ranks_own_without_communication(self):
+    def test_src_data_rank_none_does_not_communicate(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
             mine = torch.arange(12.0).view(4, 3) + 100 * dtensor.rank()
@@ -109,8 +109,8 @@ class Sources(unittest.TestCase):
 
         dtensor.run(4, on_rank, timeout=20)
 
-    def test_are_counted_within_the_mesh(self):
-        """Of a slice, and of a mesh in another order than the world."""
+    def test_src_data_rank_is_an_index_into_the_mesh(self):
+        """For slices, and for a mesh in another order than the world."""
 
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -118,17 +118,17 @@ class Sources(unittest.TestCase):
             mine = torch.full((4,), dtensor.rank())
             for on in (mesh["tp"], mesh["dp"], turned, mesh):
                 for source in range(on.size()):
-                    whole = dtensor.distribute_tensor(mine, on, src_data_rank=source).full_tensor()
-                    self.assertEqual(whole.tolist(), [on.mesh.flatten()[source]] * 4)
+                    full = dtensor.distribute_tensor(mine, on, src_data_rank=source).full_tensor()
+                    self.assertEqual(full.tolist(), [on.mesh.flatten()[source]] * 4)
                 for none in (on.size(), -1):
-                    with self.assertRaisesRegex(ValueError, f"src_data_rank={none} is none of the {on.size()} ranks"):
+                    with self.assertRaisesRegex(ValueError, f"src_data_rank={none} is out of range for the {on.size()} ranks"):
                         dtensor.distribute_tensor(mine, on, src_data_rank=none)
 
         dtensor.run(4, on_rank, timeout=20)
 
 
 class Inputs(unittest.TestCase):
-    def test_count_by_position_and_by_name(self):
+    def test_positional_and_keyword_arguments(self):
         class Difference(nn.Module):
             def forward(self, a, b, *, c=0):
                 return a - b + c
@@ -149,7 +149,7 @@ class Inputs(unittest.TestCase):
         dtensor.run(2, on_rank)
 
 
-    def test_by_name_where_outputs_are_prepared_too(self):
+    def test_keyword_arguments_of_prepare_module_input_output(self):
         class Scale(nn.Module):
             def forward(self, x, *, factor):
                 return x * factor
@@ -167,7 +167,7 @@ class Inputs(unittest.TestCase):
 
         dtensor.run(2, on_rank)
 
-    def test_as_parts_of_each_rank(self):
+    def test_local_inputs(self):
         class Rows(nn.Module):
             def forward(self, x, y):
                 return x.shape, isinstance(x, dtensor.DTensor), y
@@ -187,7 +187,7 @@ class Inputs(unittest.TestCase):
 
 
 class Outputs(unittest.TestCase):
-    def test_as_many_layouts_as_outputs(self):
+    def test_the_number_of_layouts_must_match_the_outputs(self):
         class Several(nn.Module):
             def forward(self, x):
                 return x, x + 1, "text"
@@ -206,7 +206,7 @@ class Outputs(unittest.TestCase):
 
 
 class Attention(nn.Module):
-    """As models for PyTorch's tensor parallelism are written: a rank has its heads, and views say how many."""
+    """Written for PyTorch's tensor parallelism: views infer the number of heads of this rank."""
 
     def __init__(self, heads, width):
         super().__init__()
@@ -222,41 +222,41 @@ class Attention(nn.Module):
 
 
 class LocalOutputs(unittest.TestCase):
-    """use_local_output=True gives regular tensors, whatever came in."""
+    """With use_local_output=True outputs are regular tensors, for all kinds of inputs."""
 
     def train(self, ranks, plan, split):
         torch.manual_seed(ranks)
-        plain = Attention(4, 2).double()
+        reference = Attention(4, 2).double()
         x = torch.randn(2, 8, 8, dtype=torch.float64)
-        expected = plain(x)
+        expected = reference(x)
         expected.square().sum().backward()
 
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
-            module = parallelize_module(copy.deepcopy(plain), mesh, plan)
+            module = parallelize_module(copy.deepcopy(reference), mesh, plan)
             module.zero_grad()
             part = (lambda t: t.chunk(ranks, 1)[dtensor.rank()]) if split else (lambda t: t)
             y = module(part(x))
             self.assertNotIsInstance(y, dtensor.DTensor)
             torch.testing.assert_close(y, part(expected))
             y.square().sum().backward()
-            for (name, p), q in zip(module.named_parameters(), plain.parameters()):
+            for (name, p), q in zip(module.named_parameters(), reference.parameters()):
                 grad = p.grad.full_tensor() if isinstance(p.grad, dtensor.DTensor) else p.grad
                 torch.testing.assert_close(grad, q.grad, msg=name)
 
         dtensor.run(ranks, on_rank)
 
-    def test_views_of_a_ranks_heads_and_residuals(self):
+    def test_views_of_local_heads_and_residuals(self):
         heads = {name: ColwiseParallel() for name in "qkv"}
         for ranks in (1, 2, 4):
             self.train(ranks, {**heads, "o": RowwiseParallel()}, False)
 
-    def test_a_split_sequence(self):
+    def test_a_sharded_sequence(self):
         heads = {name: ColwiseParallel(input_layouts=Shard(1)) for name in "qkv"}
         for ranks in (1, 2, 4):
             self.train(ranks, {"norm": SequenceParallel(), **heads, "o": RowwiseParallel(output_layouts=Shard(1))}, True)
 
-    def test_of_inputs_that_are_dtensors(self):
+    def test_dtensor_inputs(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
             x = dtensor.distribute_tensor(torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), mesh["tp"])
@@ -271,7 +271,7 @@ class LocalOutputs(unittest.TestCase):
         dtensor.run(4, on_rank)
 
 
-    def test_collectives_are_those_of_the_layers(self):
+    def test_collectives_of_colwise_and_rowwise_layers(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
             net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
@@ -287,7 +287,7 @@ class LocalOutputs(unittest.TestCase):
 
 
 class Styles(unittest.TestCase):
-    def test_of_ones_own_implement_apply(self):
+    def test_custom_styles_implement_apply(self):
         class Frozen(ParallelStyle):
             def _apply(self, module, device_mesh):
                 return dtensor.distribute_module(module, device_mesh).requires_grad_(False)
@@ -313,7 +313,7 @@ class Styles(unittest.TestCase):
 
         dtensor.run(1, on_rank)
 
-    def test_say_their_options(self):
+    def test_repr_shows_options(self):
         for style in (ColwiseParallel(), RowwiseParallel(use_local_output=False), SequenceParallel(sequence_dim=2)):
             theirs = repr(getattr(torch.distributed.tensor.parallel, type(style).__name__)(**options_of(style)))
             self.assertEqual(repr(style), theirs)

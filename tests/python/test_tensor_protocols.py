@@ -1,4 +1,4 @@
-"""What Python programs do with tensors, on DTensors: copying, pickling, printing, saving, hooks, contexts."""
+"""Python protocols of tensors on DTensors: copying, pickling, printing, saving, hooks, contexts."""
 
 import copy
 import io
@@ -15,7 +15,7 @@ from dtensor import DTensor, Partial, Replicate, Shard
 from layouts import mesh_of
 
 
-# Made once, before there are ranks: threads share torch's generator.
+# Created once, before ranks run, since threads share torch's generator.
 torch.manual_seed(0)
 MODEL = nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.GELU(), nn.Linear(10, 3)).double()
 MATRIX = nn.Linear(6, 4, bias=False)
@@ -77,7 +77,7 @@ class Values(Ranks):
         self.everywhere(check)
 
     def test_distributions_sample_one_tensor(self):
-        """The same on every rank and layout; of the right shape, where the density has its support."""
+        """The same sample on every rank and layout, with the right shape and in the support of the density."""
         from torch import distributions as ds
 
         class Shifted(ds.Distribution):
@@ -105,7 +105,7 @@ class Values(Ranks):
             "StudentT": lambda x: ds.StudentT(x.abs() + 1, x),
             "MultivariateNormal": lambda x: ds.MultivariateNormal(x, torch.eye(6, dtype=x.dtype)),
             "a mixture": lambda x: ds.MixtureSameFamily(ds.Categorical(logits=x), ds.StudentT(x.abs() + 1)),
-            "a class of one's own": lambda x: Shifted(x),
+            "a custom class": lambda x: Shifted(x),
         }
 
         def samples(make, shape, placement):
@@ -116,9 +116,9 @@ class Values(Ranks):
 
         for name, make in makes.items():
             wanted = dtensor.run(1, samples, make, (1,), Replicate())[0]
-            plain = make(DATA[0])
-            self.assertEqual(wanted.shape, plain.sample((5,)).shape, name)
-            self.assertTrue(bool(plain.log_prob(wanted).isfinite().all()), name)
+            reference = make(DATA[0])
+            self.assertEqual(wanted.shape, reference.sample((5,)).shape, name)
+            self.assertTrue(bool(reference.log_prob(wanted).isfinite().all()), name)
             for placement in (Replicate(), Shard(0), Shard(1)):
                 for found in dtensor.run(2, samples, make, (2,), placement):
                     self.assertTrue(torch.equal(found, wanted), (name, placement))
@@ -147,8 +147,8 @@ class Values(Ranks):
 
     def test_pickle(self):
         def check(mesh):
-            whole = torch.arange(10.0).reshape(5, 2)
-            for t in [dtensor.distribute_tensor(whole, mesh, [Shard(0)]), nn.Parameter(dtensor.ones(3, device_mesh=mesh))]:
+            full = torch.arange(10.0).reshape(5, 2)
+            for t in [dtensor.distribute_tensor(full, mesh, [Shard(0)]), nn.Parameter(dtensor.ones(3, device_mesh=mesh))]:
                 for again in [pickle.loads(pickle.dumps(t)), self.saved(t)]:
                     self.assertIsInstance(again, DTensor)
                     self.assertIs(type(again), type(t))
@@ -158,7 +158,7 @@ class Values(Ranks):
             with self.assertRaisesRegex(RuntimeError, "detach"):
                 pickle.dumps(nn.Parameter(t) * 2)
             texts = [None, None]
-            texts[dtensor.rank()] = pickle.dumps(dtensor.distribute_tensor(whole, mesh, [Shard(0)]))
+            texts[dtensor.rank()] = pickle.dumps(dtensor.distribute_tensor(full, mesh, [Shard(0)]))
             return texts[dtensor.rank()]
 
         texts = self.everywhere(check)
@@ -212,14 +212,14 @@ class Values(Ranks):
 class Modules(Ranks):
     def test_state_dict(self):
         def check(mesh):
-            module, plain = on_mesh(model(), mesh), model()
+            module, reference = on_mesh(model(), mesh), model()
             state = module.state_dict()
             self.assertTrue(all(isinstance(t, DTensor) for t in state.values()))
             with torch.no_grad():
                 for p in module.parameters():
                     p.zero_()
-            self.assertEqual(str(module.load_state_dict(plain.state_dict())), "<All keys matched successfully>")
-            for (name, p), q in zip(module.named_parameters(), plain.parameters()):
+            self.assertEqual(str(module.load_state_dict(reference.state_dict())), "<All keys matched successfully>")
+            for (name, p), q in zip(module.named_parameters(), reference.parameters()):
                 self.assertEqual(p.placements, (Shard(0),), name)
                 self.assertTrue(torch.equal(p.full_tensor(), q), name)
             other = on_mesh(model(), mesh, Replicate())
@@ -228,17 +228,17 @@ class Modules(Ranks):
             other.load_state_dict(module.state_dict(), assign=True)
             self.assertEqual(other[0].weight.placements, (Shard(0),))
             with self.assertRaisesRegex(RuntimeError, "size mismatch"):
-                module.load_state_dict({**plain.state_dict(), "0.bias": torch.ones(3)})
+                module.load_state_dict({**reference.state_dict(), "0.bias": torch.ones(3)})
 
         self.everywhere(check)
 
     def run_both(self, run, mesh, tolerance=1e-12, placement=Shard(0), dtype=torch.float64):
-        """`run(module, x, y)` gives a loss; its gradients and value are one device's."""
-        (x, y), plain, module = data(dtype), model(dtype), on_mesh(model(dtype), mesh, placement)
-        losses = [run(plain, x, y)]
+        """`run(module, x, y)` returns a loss; its value and gradients equal those of one device."""
+        (x, y), reference, module = data(dtype), model(dtype), on_mesh(model(dtype), mesh, placement)
+        losses = [run(reference, x, y)]
         losses.append(run(module, *[dtensor.distribute_tensor(t, mesh, [Shard(0)]) for t in (x, y)]))
         self.assertAlmostEqual(losses[0].item(), losses[1].item(), delta=tolerance)
-        for (name, p), q in zip(module.named_parameters(), plain.named_parameters()):
+        for (name, p), q in zip(module.named_parameters(), reference.named_parameters()):
             self.assertTrue(torch.allclose(p.grad.full_tensor(), q[1].grad, rtol=tolerance, atol=tolerance), name)
 
     def loss(self, module, x, y):
@@ -246,7 +246,7 @@ class Modules(Ranks):
         loss.backward()
         return loss
 
-    def test_plain_training(self):
+    def test_training(self):
         self.everywhere(lambda mesh: self.run_both(self.loss, mesh))
 
     def test_activation_checkpointing(self):
@@ -302,7 +302,7 @@ class Modules(Ranks):
                     m.register_full_backward_hook(lambda m, a, b, name=name: calls.append(("backward", name)))
                 module[0].weight.register_hook(lambda g: g * 2)
                 loss = nn.functional.cross_entropy(module(x), y)
-                module[3].bias.register_hook(lambda g: g * 3)  # between forward and backward
+                module[3].bias.register_hook(lambda g: g * 3)  # registered between forward and backward
                 module[3].weight.register_post_accumulate_grad_hook(lambda p: calls.append(tuple(p.grad.shape)))
                 loss.backward()
                 calls_of.append(calls)
@@ -365,7 +365,7 @@ class Optimizers(Ranks):
     }  # fmt: skip
     FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 
-    def test_each_takes_one_devices_steps(self):
+    def test_each_equals_one_device(self):
         known = {name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)}
         self.assertEqual(known - set(self.CASES), {"Muon", "Optimizer", "SparseAdam"})
         for name, options in self.CASES.items():
@@ -375,9 +375,9 @@ class Optimizers(Ranks):
                     self.everywhere(lambda mesh: self.steps(name, {**options, **variant}, mesh))
 
     def steps(self, name, options, mesh):
-        plain, module = model(), on_mesh(model(), mesh)
+        reference, module = model(), on_mesh(model(), mesh)
         x, y = data()
-        for m, args in [(plain, (x, y)), (module, [dtensor.distribute_tensor(t, mesh, [Shard(0)]) for t in (x, y)])]:
+        for m, args in [(reference, (x, y)), (module, [dtensor.distribute_tensor(t, mesh, [Shard(0)]) for t in (x, y)])]:
             optimizer = getattr(torch.optim, name)(m.parameters(), **options)
 
             def closure():
@@ -391,7 +391,7 @@ class Optimizers(Ranks):
             again = getattr(torch.optim, name)(m.parameters(), **options)
             again.load_state_dict(optimizer.state_dict())
             again.step(closure)
-        for p, q in zip(module.parameters(), plain.parameters()):
+        for p, q in zip(module.parameters(), reference.parameters()):
             self.assertEqual(p.placements, (Shard(0),))
             torch.testing.assert_close(p.detach().full_tensor(), q.detach(), rtol=1e-9, atol=1e-11)
 
@@ -399,32 +399,32 @@ class Optimizers(Ranks):
         def check(mesh):
             for name in ("Adam", "AdamW", "SGD", "Adagrad"):
                 for rate in (torch.tensor([0.1]), torch.tensor(0.1), torch.tensor([[0.1]])):
-                    plain = nn.Parameter(DATA[0].clone())
+                    reference = nn.Parameter(DATA[0].clone())
                     parts = [nn.Parameter(dtensor.distribute_tensor(DATA[0], mesh, [p])) for p in (Shard(0), Shard(1), Replicate())]
-                    for group in [[plain], parts]:
+                    for group in [[reference], parts]:
                         optimizer = getattr(torch.optim, name)(group, lr=rate.clone(), fused=True)
                         sum(p.square().sum() for p in group).backward()
                         optimizer.step()
                     for p in parts:
-                        torch.testing.assert_close(p.detach().full_tensor(), plain.detach(), rtol=1e-9, atol=1e-11)
+                        torch.testing.assert_close(p.detach().full_tensor(), reference.detach(), rtol=1e-9, atol=1e-11)
 
         self.everywhere(check)
 
     def test_muon(self):
         def check(mesh):
-            plain, module = copy.deepcopy(MATRIX), on_mesh(copy.deepcopy(MATRIX), mesh)
+            reference, module = copy.deepcopy(MATRIX), on_mesh(copy.deepcopy(MATRIX), mesh)
             x = data(torch.float32)[0]
-            for m, a in [(plain, x), (module, dtensor.distribute_tensor(x, mesh, [Shard(0)]))]:
+            for m, a in [(reference, x), (module, dtensor.distribute_tensor(x, mesh, [Shard(0)]))]:
                 optimizer = torch.optim.Muon(m.parameters(), lr=0.1)
                 m(a).square().mean().backward()
                 optimizer.step()
-            torch.testing.assert_close(module.weight.detach().full_tensor(), plain.weight.detach(), rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(module.weight.detach().full_tensor(), reference.weight.detach(), rtol=2e-2, atol=2e-2)
 
         self.everywhere(check)
 
 
 class Tracing(unittest.TestCase):
-    def test_ranks_trace_with_fx_at_once(self):
+    def test_ranks_trace_with_fx_concurrently(self):
         called, got = nn.Module.__call__, nn.Module.__getattr__
 
         class Inner(nn.Module):
@@ -434,7 +434,7 @@ class Tracing(unittest.TestCase):
 
             def forward(self, x):
                 for layer in self.layers:
-                    time.sleep(0.002)  # the others come in between
+                    time.sleep(0.002)  # lets other ranks run in between
                     x = layer(x).relu()
                 return x
 
@@ -450,7 +450,7 @@ class Tracing(unittest.TestCase):
         self.assertIs(nn.Module.__call__, called)
         self.assertIs(nn.Module.__getattr__, got)
 
-    def test_compilers_say_what_to_do(self):
+    def test_compilers_raise_with_instructions(self):
         try:
             from torch._dynamo import lookup_backend
             from torch.export import export
@@ -462,7 +462,7 @@ class Tracing(unittest.TestCase):
         def on_rank():
             x = dtensor.distribute_tensor(torch.ones(4, 2), mesh_of((2,)), [Shard(0)])
             program = torch.compile(lambda t: t.sin() * 2, backend="eager")
-            self.assertEqual(program(x).placements, (Shard(0),))  # as it is written
+            self.assertEqual(program(x).placements, (Shard(0),))  # runs eagerly
             module = on_mesh(nn.Linear(2, 3), x.device_mesh)
             for refused in [
                 lambda: torch.compile(lambda t: t.cos() * 2, backend="eager", fullgraph=True)(x),
@@ -477,7 +477,7 @@ class Tracing(unittest.TestCase):
 
 
 class Refusals(Ranks):
-    def test_name_the_operator(self):
+    def test_errors_name_the_operator(self):
         def check(mesh):
             t = dtensor.ones(4, 4, device_mesh=mesh)
             with self.assertRaisesRegex(RuntimeError, "aten::.*sparse"):

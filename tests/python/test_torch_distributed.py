@@ -1,4 +1,4 @@
-"""``torch.distributed`` where DTensors are: collectives refuse them, state dictionary helpers and checkpoints take them."""
+"""``torch.distributed`` with DTensors: collectives refuse them; state dictionary helpers and checkpoints accept them."""
 
 import os
 import socket
@@ -22,24 +22,24 @@ def gloo():
 
 
 def collectives():
-    """name, call of a DTensor beside regular tensors"""
+    """(name, call with a DTensor and regular tensors)"""
     import torch.distributed._functional_collectives as functional
 
-    plain, world = torch.ones(4), dist.group.WORLD
+    regular, world = torch.ones(4), dist.group.WORLD
     yield "all_reduce", lambda d: dist.all_reduce(d)
     yield "all_reduce async", lambda d: dist.all_reduce(d, async_op=True)
-    yield "all_reduce_coalesced", lambda d: dist.all_reduce_coalesced([plain, d])
+    yield "all_reduce_coalesced", lambda d: dist.all_reduce_coalesced([regular, d])
     yield "reduce", lambda d: dist.reduce(d, 0)
     yield "broadcast", lambda d: dist.broadcast(d, 0)
     yield "all_gather", lambda d: dist.all_gather([torch.empty(4)], d)
-    yield "all_gather into", lambda d: dist.all_gather([d], plain)
+    yield "all_gather into", lambda d: dist.all_gather([d], regular)
     yield "all_gather_into_tensor", lambda d: dist.all_gather_into_tensor(torch.empty(4), d)
     yield "all_gather_coalesced", lambda d: dist.all_gather_coalesced([[torch.empty(4)]], [d])
     yield "reduce_scatter", lambda d: dist.reduce_scatter(torch.empty(4), [d])
     yield "reduce_scatter_tensor", lambda d: dist.reduce_scatter_tensor(torch.empty(4), d)
     yield "gather", lambda d: dist.gather(d, [torch.empty(4)], 0)
     yield "scatter", lambda d: dist.scatter(torch.empty(4), [d], 0)
-    yield "scatter into", lambda d: dist.scatter(d, [plain], 0)
+    yield "scatter into", lambda d: dist.scatter(d, [regular], 0)
     yield "all_to_all", lambda d: dist.all_to_all([torch.empty(4)], [d])
     yield "all_to_all_single", lambda d: dist.all_to_all_single(torch.empty(4), d)
     yield "send", lambda d: world.send([d], 0, 0)
@@ -79,7 +79,7 @@ class OneProcess(unittest.TestCase):
 
         dtensor.run(2, on_rank)
 
-    def test_a_parameter_is_refused(self):
+    def test_collectives_refuse_parameters(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,))
             weight = nn.Parameter(dtensor.ones(4, device_mesh=mesh, placements=[Shard(0)]))
@@ -90,14 +90,14 @@ class OneProcess(unittest.TestCase):
 
         dtensor.run(2, on_rank)
 
-    def test_regular_tensors_and_objects_pass(self):
+    def test_regular_tensors_and_objects_are_accepted(self):
         tensor, objects = torch.tensor(1.5), [None]
         dist.all_reduce(tensor)
         dist.all_gather_object(objects, {"loss": tensor})
         dist.broadcast_object_list(objects, 0)
         self.assertEqual((tensor.item(), objects), (1.5, [{"loss": tensor}]))
 
-    def test_data_parallel_modules_take_no_dtensors(self):
+    def test_ddp_refuses_dtensors(self):
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,))
             model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -118,15 +118,15 @@ class Threads(unittest.TestCase):
     def test_full_state_dicts_need_no_process_group(self):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-        plain = nn.Linear(3, 5)
+        regular = nn.Linear(3, 5)
 
         def on_rank():
             mesh = dtensor.init_device_mesh("cpu", (2,))
             model = nn.Linear(3, 5)
-            for name, tensor in list(plain.named_parameters()):
+            for name, tensor in list(regular.named_parameters()):
                 setattr(model, name, nn.Parameter(dtensor.distribute_tensor(tensor.detach(), mesh, [Shard(0)])))
             state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-            for name, tensor in plain.named_parameters():
+            for name, tensor in regular.named_parameters():
                 self.assertFalse(isinstance(state[name], dtensor.DTensor))
                 self.assertTrue(torch.equal(state[name], tensor))
 
@@ -160,7 +160,7 @@ class Processes(unittest.TestCase):
         self.launch("scatter", 2)
         self.launch("scatter", 4)
 
-    def test_models_on_meta_are_filled(self):
+    def test_models_on_meta_are_loaded(self):
         self.launch("on_meta", 2)
 
     def test_optimizer_states_are_gathered_and_distributed(self):

@@ -1,5 +1,5 @@
-"""Operators that read values: their results' sizes depend on data, or nobody can describe them on meta tensors. Each is as on one
-device, whatever is split, gradients included, or refused by a sentence."""
+"""Operators that read values: result sizes depend on data, or no meta kernel exists. For all placements they equal one
+device, gradients included, or raise an error with a reason."""
 
 import copy
 import random
@@ -44,7 +44,7 @@ def kept(scores: torch.Tensor, limit: float) -> torch.Tensor:
 
 @kept.register_fake
 def _(scores, limit):
-    """As torchvision describes nms, which takes a tracer."""
+    """Like torchvision's description of nms, which needs a tracer."""
     return scores.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
 
 
@@ -85,7 +85,7 @@ def frames(d):
     return probabilities, d(torch.tensor([[1, 2], [3, 1], [2, 2]]))
 
 
-# By the operator that reads values, for those that PyTorch tags; others by any name.
+# Keys are operators that read values, for those that PyTorch tags; other keys are descriptive.
 CASES = {
     "index": [lambda d: d(X)[d(MASK)], lambda d: d(X)[d(MASK[:, 0])], lambda d: d(X)[:, d(MASK[0])]],
     "masked_select": [lambda d: d(X).masked_select(d(MASK)), lambda d: d(X).masked_select(d(MASK[0]))],
@@ -151,12 +151,12 @@ REFUSED = {
 def values(result):
     found = result if isinstance(result, (tuple, list)) else [result]
     flat = [v for item in found for v in (item if isinstance(item, (tuple, list)) else [item])]
-    whole = [(v.full_tensor() if isinstance(v, DTensor) else v) for v in flat]
-    return [v.to_dense() if isinstance(v, torch.Tensor) and v.layout != torch.strided else v for v in whole]
+    full = [(v.full_tensor() if isinstance(v, DTensor) else v) for v in flat]
+    return [v.to_dense() if isinstance(v, torch.Tensor) and v.layout != torch.strided else v for v in full]
 
 
 def run(case, place, differentiable=True):
-    """Results, and gradients of what is placed and may have one."""
+    """Results, and gradients of the placed floating-point inputs."""
     leaves = []
 
     def leaf(t):
@@ -194,7 +194,7 @@ class ValueReaders(unittest.TestCase):
     def setUp(self):
         warnings.simplefilter("ignore")
 
-    def test_equal_one_device_whatever_is_split(self):
+    def test_equal_one_device_for_all_placements(self):
         for name, cases in CASES.items():
             for number, case in enumerate(cases):
                 differentiable = is_differentiable(case)
@@ -210,7 +210,7 @@ class ValueReaders(unittest.TestCase):
         draw, mesh = random.Random(seed), mesh_of(shape)
         return run(case, lambda t: dtensor.distribute_tensor(t, mesh, any_placements(draw, t.shape, mesh)), differentiable)
 
-    def test_operators_that_pytorch_tags_are_here(self):
+    def test_all_operators_tagged_by_pytorch_are_covered(self):
         tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
         tagged = set()
         for name in torch._C._dispatch_get_all_op_names():
@@ -221,7 +221,7 @@ class ValueReaders(unittest.TestCase):
                     tagged.add(packet)
         self.assertEqual(tagged - set(CASES), set())
 
-    def test_refused_by_a_sentence(self):
+    def test_sparse_and_quantized_results_are_refused(self):
         def on_rank(case, reason):
             mesh = mesh_of((2,))
             with self.assertRaisesRegex(NotImplementedError, reason):
@@ -231,13 +231,13 @@ class ValueReaders(unittest.TestCase):
             for case in cases:
                 dtensor.run(2, on_rank, case, reason)
 
-    def test_mistakes_are_the_operators_own(self):
+    def test_errors_are_those_of_the_operator(self):
         def on_rank():
             mesh = mesh_of((2,))
             x = dtensor.distribute_tensor(X, mesh, [Shard(0)])
             with self.assertRaisesRegex(ValueError, r"expected a matrix, got sizes \[5\]"):
                 positive_rows(x[:, 0], 0.0)
-            self.assertEqual(positive_rows(x, 0.0).placements, (Replicate(),))  # which it has not spoilt
+            self.assertEqual(positive_rows(x, 0.0).placements, (Replicate(),))  # the error had no lasting effect
             with self.assertRaisesRegex(RuntimeError, "batch_first|length"):
                 rnn.pack_padded_sequence(dtensor.distribute_tensor(CUBE, mesh, [Shard(0)]), [3, 2], batch_first=True)
 
@@ -252,13 +252,13 @@ class ValueReaders(unittest.TestCase):
             (weights @ dtensor.distribute_tensor(X, mesh_of((2,)), [Shard(1)])).sum().backward()
             return weights.grad.full_tensor()
 
-        plain = ADJACENCY.to_sparse().requires_grad_()
-        (plain @ X).sum().backward()
+        regular = ADJACENCY.to_sparse().requires_grad_()
+        (regular @ X).sum().backward()
         for grad in dtensor.run(2, on_rank):
-            torch.testing.assert_close(grad, plain.grad.to_dense())
+            torch.testing.assert_close(grad, regular.grad.to_dense())
 
-    def test_sparse_meta_tensors_are_those_of_pytorch(self):
-        dtensor.run(2, lambda: mesh_of((2,)))  # the engine is up
+    def test_sparse_meta_tensors_behave_as_in_pytorch(self):
+        dtensor.run(2, lambda: mesh_of((2,)))  # initializes the engine
         sparse = ADJACENCY.to_sparse().to("meta")
         self.assertEqual((sparse + sparse).shape, sparse.shape)
         with self.assertRaisesRegex(NotImplementedError, "'aten::mm' with arguments from the 'SparseMeta' backend"):

@@ -1,5 +1,5 @@
-"""reshape, view and flatten of whatever operators give, of parameters of fully_shard and of slices that were moved: the values
-and gradients of one device, on every layout."""
+"""reshape, view and flatten of results of operators, of parameters of fully_shard and of redistributed slices: values and
+gradients equal one device on every layout."""
 
 import itertools
 import random
@@ -16,16 +16,16 @@ from dtensor.fsdp import fully_shard
 from layouts import SHAPES, any_placements, mesh_of, ranks_of, trials
 
 
-def whole(t):
+def full(t):
     return t.full_tensor() if isinstance(t, DTensor) else t
 
 
 class ViewsOfResults(unittest.TestCase):
-    def test_of_a_draw_of_operators(self):
+    def test_results_of_a_sample_of_operators(self):
         warnings.simplefilter("ignore")
         try:
             ops = views_of_results.draws()
-        except ImportError as error:  # torch's own tests need small packages of theirs
+        except ImportError as error:  # torch's own tests need additional packages
             self.skipTest(str(error))
         drawn = random.Random(0).sample(ops, min(trials(30), len(ops)))
         drawn += [op for op in ops if op.name in ("select_scatter", "split_with_sizes", "nn.functional.scaled_dot_product_attention")]
@@ -54,7 +54,7 @@ class ViewsOfResults(unittest.TestCase):
                 x = torch.randn(batch, length, (heads + 2 * of_keys) * 4, generator=torch.Generator().manual_seed(0)).double()
                 dtensor.run(ranks, on_rank, ranks, strategy, x, heads, of_keys)
 
-    def test_of_a_parameter_whose_rows_do_not_divide(self):
+    def test_parameters_with_uneven_rows(self):
         layers = {shape: nn.Linear(*shape, bias=False) for shape in ((12, 5), (3, 7), (4, 1))}
         views = [
             lambda w: w.view(-1), lambda w: w.flatten(), lambda w: w[1:].reshape(-1), lambda w: w.reshape(1, -1),
@@ -76,7 +76,7 @@ class ViewsOfResults(unittest.TestCase):
         for ranks in (1, 2, 3, 4):
             dtensor.run(ranks, on_rank, ranks)
 
-    def test_of_slices_that_were_moved(self):
+    def test_redistributed_slices(self):
         def on_rank(shape, seed):
             draw, mesh = random.Random(seed), mesh_of(shape)
             sizes = [draw.randint(1, 5) for _ in range(3)]

@@ -1,7 +1,7 @@
-"""Tiny random models of the transformers package in float64, and what they are called with.
+"""Tiny random models of the transformers package in float64, and their inputs.
 
-Text models are found by their family alone; SPECIAL says what a family needs beside TINY. Models of images, sound and several
-of these are those of OTHERS.
+Text models need only the name of their family; SPECIAL has options that a family needs besides TINY. OTHERS has models of
+images, sound and several modalities.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TINY = {
 LINEAR = {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8, "linear_value_head_dim": 8,
           "linear_num_key_heads": 2, "linear_num_value_heads": 4}  # fmt: skip
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 4}
-# What a family of text models needs beside TINY: state-space layers beside those of attention for the most part.
+# Options that a family of text models needs besides TINY, mostly state-space layers together with attention layers.
 SPECIAL = {
     "bamba": {**MAMBA2, "attn_layer_indices": [1]},
     "falcon_h1": {**MAMBA2, "mamba_d_ssm": 64},
@@ -77,7 +77,7 @@ def seeing(kind, **more):
     return {"text_config": LLAMA, "vision_config": {**EYES, "model_type": kind}, "image_token_index": 90, "image_token_id": 90, **more}
 
 
-# name: the class that makes it from a configuration, options, names of inputs (see `inputs_of`).
+# name: class that creates it from a configuration, options, names of inputs (see `inputs_of`).
 OTHERS = {
     "beit": ("AutoModelForImageClassification", VIT, "pixels class"),
     "bit": ("AutoModelForImageClassification", {**STAGES, "embedding_size": 8, "num_groups": 4}, "pixels class"),
@@ -155,16 +155,16 @@ OTHERS = {
     "clipseg": ("AutoModelForZeroShotImageClassification", PAIR, "ids pixels pairs"),
     "blip": ("BlipForConditionalGeneration", {**PAIR, "image_text_hidden_size": 16}, "pixels ids text_labels"),
     "aya_vision": ("AutoModelForImageTextToText", seeing("siglip_vision_model", downsample_factor=2, adapter_layer_norm_eps=1e-6),
-                   "four_places pixels text_labels"),
+                   "four_image_tokens pixels text_labels"),
     "idefics3": ("AutoModelForImageTextToText", seeing("idefics3_vision", scale_factor=2, pad_token_id=0),
-                 "four_places images text_labels"),
+                 "four_image_tokens images text_labels"),
     "internvl": ("AutoModelForImageTextToText", {**seeing("internvl_vision", downsample_ratio=0.5), "vision_config": {
-        **EYES, "image_size": [32, 32], "patch_size": [8, 8], "model_type": "internvl_vision"}}, "four_places pixels text_labels"),
-    "llava": ("AutoModelForImageTextToText", seeing("clip_vision_model"), "places pixels text_labels"),
+        **EYES, "image_size": [32, 32], "patch_size": [8, 8], "model_type": "internvl_vision"}}, "four_image_tokens pixels text_labels"),
+    "llava": ("AutoModelForImageTextToText", seeing("clip_vision_model"), "image_tokens pixels text_labels"),
     "paligemma": ("AutoModelForImageTextToText", {**seeing("siglip_vision_model", projection_dim=32, hidden_size=32), "text_config":
-                                                  {**LLAMA, "model_type": "gemma"}}, "places pixels text_labels"),
-    "smolvlm": ("AutoModelForImageTextToText", seeing("smolvlm_vision", scale_factor=2, pad_token_id=0), "four_places images text_labels"),
-    "vipllava": ("AutoModelForImageTextToText", seeing("clip_vision_model", vision_feature_layers=[-2, -1]), "places pixels text_labels"),
+                                                  {**LLAMA, "model_type": "gemma"}}, "image_tokens pixels text_labels"),
+    "smolvlm": ("AutoModelForImageTextToText", seeing("smolvlm_vision", scale_factor=2, pad_token_id=0), "four_image_tokens images text_labels"),
+    "vipllava": ("AutoModelForImageTextToText", seeing("clip_vision_model", vision_feature_layers=[-2, -1]), "image_tokens pixels text_labels"),
     "patchtst": ("PatchTSTForRegression", {"num_input_channels": 2, "context_length": 16, "patch_length": 4, "patch_stride": 4,
                                                       "num_hidden_layers": 2, "d_model": 32, "num_attention_heads": 4, "ffn_dim": 48,
                                                       "num_targets": 1}, "past targets"),
@@ -174,15 +174,15 @@ OTHERS = {
 
 
 class NoTinyModel(Exception):
-    """The package has the model, and no tiny one could be made of it here: the layouts say nothing about it."""
+    """The package has the model, but no tiny one could be created here: the comparison is not possible."""
 
 
 @dataclasses.dataclass
 class Tiny:
     model: nn.Module
-    inputs: dict[str, torch.Tensor]  # every one has the batch first
-    told: dict[str, object]  # what else forward is told
-    prompt: dict[str, torch.Tensor] | None  # what `generate` takes, where the model has it
+    inputs: dict[str, torch.Tensor]  # batch first
+    model_kwargs: dict[str, object]  # other arguments of forward
+    prompt: dict[str, torch.Tensor] | None  # inputs of `generate`; None if the model does not generate
     generating: dict[str, object]
 
 
@@ -213,15 +213,15 @@ def numbers(*sizes):
 
 
 def inputs_of(names) -> tuple[dict, dict]:
-    """Inputs by the names of OTHERS, of four samples, and what else forward is told."""
-    ids, inputs, told = batch(), {}, {}
+    """Inputs of four samples by the names in OTHERS, and other arguments of forward."""
+    ids, inputs, model_kwargs = batch(), {}, {}
     for name in names.split():
-        if name in ("places", "four_places"):  # the places of an image's 16 patches (of 4, where they are merged) before the text
-            count = 16 if name == "places" else 4
+        if name in ("image_tokens", "four_image_tokens"):  # placeholders of an image's 16 patches (4 if merged)
+            count = 16 if name == "image_tokens" else 4
             ids = torch.cat([torch.full((4, count), 90), ids], 1)
             inputs["input_ids"] = ids
         elif name == "pairs":
-            told["return_loss"] = True
+            model_kwargs["return_loss"] = True
         else:
             key, value = {
                 "pixels": ("pixel_values", numbers(4, 3, 32, 32)), "images": ("pixel_values", numbers(4, 1, 3, 32, 32)),
@@ -232,16 +232,16 @@ def inputs_of(names) -> tuple[dict, dict]:
                 "text_labels": ("labels", ids), "past": ("past_values", numbers(4, 16, 2)), "targets": ("target_values", numbers(4, 1)),
             }[name]  # fmt: skip
             inputs[key] = value
-    return inputs, told
+    return inputs, model_kwargs
 
 
 def build_model(build, config):
     with torch.device("meta"):
         size = sum(p.numel() for p in build(copy.deepcopy(config)).parameters())
     if size > 4_000_000:
-        raise NoTinyModel(f"it stays large: {size} parameters")
+        raise NoTinyModel(f"it has {size} parameters; a tiny model has at most 4000000")
     model = build(config).double().eval()
-    for part in model.modules():  # those that note a dtype when they are made
+    for part in model.modules():  # modules that store a dtype at construction
         vars(part).update({key: torch.float64 for key, value in vars(part).items() if value is torch.float32})
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.eos_token_id = None
@@ -255,10 +255,10 @@ def make_other(family) -> Tiny:
     config = transformers.CONFIG_MAPPING[family](**copy.deepcopy(options))
     found = getattr(transformers, kind)
     model = build_model(found.from_config if kind.startswith("Auto") else found, config)
-    inputs, told = inputs_of(names)
+    inputs, model_kwargs = inputs_of(names)
     generates = "text_labels" in names
     prompt = {key: value for key, value in inputs.items() if key != "labels"} if generates else None
-    return Tiny(model, inputs, told, prompt, {"pad_token_id": 0} if "ImageTextToText" in kind else {})
+    return Tiny(model, inputs, model_kwargs, prompt, {"pad_token_id": 0} if "ImageTextToText" in kind else {})
 
 
 def make_text(family) -> Tiny:
@@ -267,7 +267,7 @@ def make_text(family) -> Tiny:
 
     config_class = transformers.CONFIG_MAPPING[family]
     default = config_class()
-    fixed = {key for key in dir(config_class) if isinstance(getattr(config_class, key), property)}  # told by others
+    fixed = {key for key in dir(config_class) if isinstance(getattr(config_class, key), property)}  # derived from others
     options = {key: value for key, value in TINY.items() if hasattr(default, key) and key not in fixed}
     if "kv_lora_rank" in options:  # multi-head latent attention: every head has its keys
         options["num_key_value_heads"] = options["num_attention_heads"]
@@ -285,7 +285,7 @@ def make_text(family) -> Tiny:
         options.pop("is_decoder", None)
     if kind == "AutoModelForSeq2SeqLM":
         options["decoder_start_token_id"] = 1
-    options["experts_implementation"] = "eager"  # the grouped kernel knows no float64
+    options["experts_implementation"] = "eager"  # the grouped kernel does not support float64
     options.update(copy.deepcopy(SPECIAL.get(family, {})))
     model = build_model(getattr(transformers, kind).from_config, config_class(**options))
     ids = batch()

@@ -1,5 +1,7 @@
-"""Under a launcher, beside a group of torch.distributed: PyTorch's state dictionary helpers and checkpoints on DTensors of random
-layouts, compared with regular tensors. ``torch_distributed_program.py CASE FOLDER`` prints ``CASE done`` on each rank.
+"""Run by a launcher together with a group of torch.distributed: PyTorch's state dictionary helpers and checkpoints on
+DTensors of random layouts, compared with regular tensors.
+
+``torch_distributed_program.py CASE FOLDER`` prints ``CASE done`` on each rank.
 """
 
 import copy
@@ -53,13 +55,13 @@ def placed(model, mesh):
 
 
 def draws(count):
-    """A model of regular tensors, and two of its kind on random layouts."""
+    """A model of regular tensors, and two models of the same sizes on random layouts."""
     for mesh in meshes():
         for _ in range(count):
             torch.manual_seed(DRAW.randint(0, 1 << 30))
             sizes = DRAW.randint(1, 9), DRAW.randint(1, 9)
-            plain = Model(*sizes)
-            yield plain, placed(plain, mesh), placed(Model(*sizes), mesh)
+            reference = Model(*sizes)
+            yield reference, placed(reference, mesh), placed(Model(*sizes), mesh)
 
 
 def full(value):
@@ -80,10 +82,10 @@ def check_full(got, want):
 def gather():
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    for plain, model, _ in draws(4):
-        check_full(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), plain.state_dict())
+    for reference, model, _ in draws(4):
+        check_full(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), reference.state_dict())
         offloaded = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        check_full(offloaded, plain.state_dict() if RANK == 0 else {})
+        check_full(offloaded, reference.state_dict() if RANK == 0 else {})
         sharded = get_model_state_dict(model)
         assert isinstance(sharded["first.weight"], DTensor)
 
@@ -93,16 +95,16 @@ def scatter():
 
     everywhere = StateDictOptions(full_state_dict=True)
     from_first = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
-    for plain, model, other in draws(4):
+    for reference, model, other in draws(4):
         before = [p.placements for p in other.parameters()]
         with torch.no_grad():
             torch._foreach_zero_(list(other.parameters()))
         set_model_state_dict(other, get_model_state_dict(model, options=from_first), options=from_first)
-        check_same(other.state_dict(), plain.state_dict())
+        check_same(other.state_dict(), reference.state_dict())
         with torch.no_grad():
             torch._foreach_zero_(list(other.parameters()))
         set_model_state_dict(other, get_model_state_dict(model, options=everywhere), options=everywhere)
-        check_same(other.state_dict(), plain.state_dict())
+        check_same(other.state_dict(), reference.state_dict())
         assert before == [p.placements for p in other.parameters()]
 
 
@@ -121,9 +123,9 @@ def optimizers():
 
     for from_first in (False, True):
         options = StateDictOptions(full_state_dict=True, cpu_offload=from_first, broadcast_from_rank0=from_first)
-        for plain, model, other in draws(2):
-            other.load_state_dict(plain.state_dict())
-            want = get_optimizer_state_dict(plain, stepped(plain, 2), options=StateDictOptions())
+        for reference, model, other in draws(2):
+            other.load_state_dict(reference.state_dict())
+            want = get_optimizer_state_dict(reference, stepped(reference, 2), options=StateDictOptions())
             state = get_optimizer_state_dict(model, stepped(model, 2), options=options)
             if RANK == 0 or not from_first:
                 for name, entry in want["state"].items():
@@ -147,7 +149,7 @@ def torch_dtensor(tensor):
 
 
 def on_meta():
-    """Sharded before it has values, which only one process has, or all."""
+    """The model is sharded before it has values; one process has them, or all."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     mesh = dtensor.init_device_mesh("cpu", (SIZE,))
@@ -170,7 +172,7 @@ def checkpoints():
     import torch.distributed.checkpoint as dcp
 
     torch.set_grad_enabled(False)
-    for number, (plain, model, other) in enumerate(draws(4)):
+    for number, (reference, model, other) in enumerate(draws(4)):
         folder = f"{sys.argv[2]}/{number}"
         if number % 2:
             dcp.async_save({"model": model.state_dict(), "step": 3}, checkpoint_id=folder).result()
@@ -178,17 +180,17 @@ def checkpoints():
             dcp.save({"model": model.state_dict(), "step": 3}, checkpoint_id=folder)
         state = {"model": other.state_dict(), "step": 0}
         dcp.load(state, checkpoint_id=folder)
-        check_same(other.state_dict(), plain.state_dict())
+        check_same(other.state_dict(), reference.state_dict())
         assert state["step"] == 3
-        regular = {"model": {name: torch.zeros_like(value) for name, value in plain.state_dict().items()}}
+        regular = {"model": {name: torch.zeros_like(value) for name, value in reference.state_dict().items()}}
         dcp.load(regular, checkpoint_id=folder)
-        check_same(regular["model"], plain.state_dict())
-        beside = {"weight": torch_dtensor(plain.first.weight.detach())}  # PyTorch's
+        check_same(regular["model"], reference.state_dict())
+        beside = {"weight": torch_dtensor(reference.first.weight.detach())}  # a DTensor of PyTorch
         dcp.save(beside, checkpoint_id=folder + "-torch")
         dcp.load({"weight": other.first.weight.zero_()}, checkpoint_id=folder + "-torch")
-        check_same({"weight": other.first.weight}, {"weight": plain.first.weight})
+        check_same({"weight": other.first.weight}, {"weight": reference.first.weight})
         dcp.load({"model": {"first.weight": beside["weight"].zero_()}}, checkpoint_id=folder)
-        assert torch.equal(beside["weight"].full_tensor(), plain.first.weight)
+        assert torch.equal(beside["weight"].full_tensor(), reference.first.weight)
 
 
 if __name__ == "__main__":

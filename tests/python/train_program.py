@@ -1,5 +1,5 @@
-"""Under mpirun, torchrun or alone: a training program as it stands in a file. Losses and parameters are one device's; with an argument, rank 1
-fails on purpose."""
+"""Run by mpirun, by torchrun or alone: a training program whose losses and parameters equal one device. With an argument,
+rank 1 fails on purpose."""
 
 import copy
 import sys
@@ -12,8 +12,8 @@ from dtensor import Replicate, Shard
 
 torch.manual_seed(0)
 mesh = dtensor.init_device_mesh("cpu", (dtensor.world_size(),), mesh_dim_names=("dp",))
-plain = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 3)).double()
-module = copy.deepcopy(plain)
+reference = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 3)).double()
+module = copy.deepcopy(reference)
 
 
 def split(name, m, on):
@@ -22,11 +22,11 @@ def split(name, m, on):
 
 
 dtensor.distribute_module(module, mesh, split)
-optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (plain, module)]
+optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (reference, module)]
 for step in range(3):
     x, y = torch.randn(10, 8).double(), torch.randint(0, 3, (10,))
     losses = []
-    for m, optimizer, place in zip((plain, module), optimizers, (lambda t: t, lambda t: dtensor.distribute_tensor(t, mesh, [Shard(0)]))):
+    for m, optimizer, place in zip((reference, module), optimizers, (lambda t: t, lambda t: dtensor.distribute_tensor(t, mesh, [Shard(0)]))):
         loss = nn.functional.cross_entropy(m(place(x)), place(y))
         optimizer.zero_grad()
         loss.backward()
@@ -35,7 +35,7 @@ for step in range(3):
     assert abs(losses[0] - losses[1]) < 1e-12, losses
 if len(sys.argv) > 1 and dtensor.rank() == 1:
     raise KeyError("on purpose")
-for p, q in zip(module.parameters(), plain.parameters()):
+for p, q in zip(module.parameters(), reference.parameters()):
     assert torch.allclose(p.full_tensor(), q, rtol=1e-9, atol=1e-12)
 assert module[0].weight.redistribute(mesh, [Replicate()]).to_local().shape == (16, 8)
 dtensor.barrier()

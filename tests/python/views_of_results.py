@@ -1,10 +1,9 @@
-"""What a DTensor says of its strides agrees with its local part: reshape, view and flatten of what torch's op_db gives, and of
-its inputs' gradients, beside plain tensors. A view may refuse only where that of the plain tensor does.
+"""Checks that strides of DTensors agree with their local tensors: reshape, view and flatten of results of torch's op_db, and
+of gradients of their inputs, compared with regular tensors. A view may fail only where that of the regular tensor fails.
 
     python views_of_results.py [--ops add,mm] [--samples 2] [--seed 0] [--meshes 1,2,3,2x2] [--limit 100]
 
-Each operator's inputs are slices of a larger tensor, in another order of dimensions, and each of its results is viewed
-otherwise.
+The inputs of each operator are slices of a larger tensor with permuted dimensions, and each of its results is viewed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from layouts import report
 
 
 def slice_of_larger(t, draw):
-    """The tensor's values as part of a fused one, laid out in another order: its gradient comes back through reshapes."""
+    """The tensor's values as a slice of a larger, permuted tensor: its gradient passes through reshapes."""
     if t.dim() == 0 or not t.requires_grad:
         return t
     order = draw.sample(range(t.dim()), t.dim())
@@ -34,7 +33,7 @@ def slice_of_larger(t, draw):
 
 
 def merged(sizes, draw):
-    """The sizes with two neighbouring dimensions in one, or one in two."""
+    """The sizes with two adjacent dimensions merged, or one dimension split."""
     sizes = list(sizes)
     d = draw.randrange(len(sizes))
     factors = [f for f in range(2, sizes[d]) if sizes[d] % f == 0]
@@ -56,7 +55,7 @@ def viewed(t, how, draw):
 
 
 class Viewed:
-    """An operator of op_db whose inputs and results are viewed otherwise."""
+    """An operator of op_db with sliced inputs and viewed results."""
 
     supports_out = supports_gradgrad = False
 
@@ -76,7 +75,7 @@ class Viewed:
 
 
 def draws():
-    """What is refused on DTensors, or lies on one device in an order that ATen gets wrong, is left out."""
+    """Operators without those that DTensors refuse, or whose ATen kernel mishandles strides."""
     return [op for op in op_samples.draws() if op.name not in op_samples.ROW_MAJOR | {"to_sparse"}]
 
 
@@ -97,7 +96,7 @@ def main():
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--meshes", default="2,3,2x2")
-    parser.add_argument("--limit", type=int, default=0, help="so many operators, drawn by the seed")
+    parser.add_argument("--limit", type=int, default=0, help="number of operators to sample with the seed; 0: all")
     flags = parser.parse_args()
     warnings.simplefilter("ignore")
     wanted = set(filter(None, flags.ops.split(",")))
