@@ -2,9 +2,9 @@
 """Trains a small, fully sharded Llama of the transformers package with each library that starts processes.
 
     torchrun --nproc-per-node 2 with_libraries.py --use accelerate      # trainer, fabric, peft
-    torchrun --nproc-per-node 2 with_libraries.py --use trainer --ddp   # by DistributedDataParallel, to compare
+    torchrun --nproc-per-node 2 with_libraries.py --use trainer --ddp   # DistributedDataParallel, for comparison
 
-Each prints the loss of every step, a mean over processes, and --save FOLDER writes what from_pretrained reads.
+Each prints the loss of every step, a mean over processes. --save FOLDER writes a folder for from_pretrained.
 """
 import argparse
 
