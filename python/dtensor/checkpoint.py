@@ -180,6 +180,9 @@ def load(
     The number of ranks and the placements may differ from those of the save; each rank reads its own shards.
     ``checkpoint_id``: a folder of :func:`save`, one in HuggingFace's layout, or a ``.safetensors`` file. Mismatches are
     reported in one ValueError before anything is written.
+
+    ``verify``: compare checksums, if the checkpoint has them. ``allow_missing``: entries that the checkpoint lacks stay
+    unchanged. ``allow_unexpected``: other entries of the checkpoint are ignored. ``allow_cast``: other dtypes are converted.
     """
     path = os.fspath(checkpoint_id)
     index = index_for(state_dict, lambda: read_index(path))

@@ -126,9 +126,10 @@ class MixtureOfExperts(nn.Module):
         return result
 
     def set_dispatch(self, kind: str, *, factor: float = 0, drop: str = "position") -> None:
-        """Sets the dispatch: "all_to_all", "all_gather", "equal", or "capacity" with ``factor``.
+        """Sets the dispatch: "all_to_all", "all_gather", "equal" or "capacity".
 
-        ``drop``: whether "position" or "probability" determines which tokens beyond the capacity are dropped.
+        With "capacity" each expert takes int(``factor`` * choices * tokens / experts) entries; 0: all. ``drop``: beyond
+        that, drop entries that come later in the batch ("position"), or that have smaller weights ("probability").
         """
         self._layer.set_dispatch(kind, factor, drop)
         self._dispatch = kind, factor, drop

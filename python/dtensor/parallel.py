@@ -99,6 +99,7 @@ def linear_cross_entropy(
     """Mean cross entropy of ``linear(hidden, weight)``, with the logits of at most ``chunk`` tokens in memory at once.
 
     ``hidden`` [..., features], ``weight`` [classes, features], ``targets`` int64 [...]; regular tensors or DTensors.
-    Differentiable.
+    ``z_loss``: adds z_loss * logsumexp(logits)^2 of each valid token. Other options are those of
+    ``torch.nn.functional.cross_entropy``. Differentiable.
     """
     return _C.linear_cross_entropy(hidden, weight, targets, ignore_index, label_smoothing, z_loss, chunk)
