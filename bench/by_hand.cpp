@@ -1,6 +1,7 @@
 // Time of a training step, compared with hand-written SPMD code for the same transformer, alternating: one JSON line
 // for each mode and size.
-//   bench_by_hand [--mode fsdp,own_data,tp] [--hidden 64,256,512] [--runs 5] [--steps 20] [--warmup 5] [--ranks N]
+//   bench_by_hand [--mode fsdp,local_semantics,tp] [--hidden 64,256,512] [--runs 5] [--steps 20] [--warmup 5] [--ranks
+//   N]
 //   [--one-device]
 // Under mpirun the ranks are processes.
 #include "by_hand/training.h"
@@ -22,7 +23,7 @@ struct Bench : bench::Training {
 };
 
 void add_flags(CLI::App& app, Bench& bench) {
-  bench.modes = {"fsdp", "own_data", "tp"};
+  bench.modes = {"fsdp", "local_semantics", "tp"};
   bench::add_training_flags(app, bench, bench.job);
   app.remove_option(app.get_option("--hidden"));
   app.add_option("--hidden", bench.hidden, "hidden sizes of the model")->delimiter(',');
@@ -53,7 +54,7 @@ Outcome outcome_of(const manual_spmd::Losses& losses, std::int64_t warmup) {
 
 Outcome run_dtensor(const Bench& bench, const std::string& mode, const dtensor::Communicator& world,
                     const train::Options& options, const train::Corpus& corpus) {
-  if (mode != "own_data") return of_records(train::train_on_mesh(world, options, corpus, {}), bench.warmup);
+  if (mode != "local_semantics") return of_records(train::train_on_mesh(world, options, corpus, {}), bench.warmup);
   return outcome_of(manual_spmd::local_semantics(world, options)->run(options, corpus), bench.warmup);
 }
 

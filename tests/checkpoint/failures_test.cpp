@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 StateTensors model(const DeviceMesh& mesh, double value, at::ScalarType dtype = at::kFloat) {
   return {{"layer.weight", distribute_tensor(at::full({6, 4}, value, dtype), mesh, {Shard(0)})},
           {"layer.bias", distribute_tensor(at::full({4}, value, dtype), mesh, {Shard(0)})},
-          {"plain", at::full({2}, value, dtype)}};
+          {"regular", at::full({2}, value, dtype)}};
 }
 
 void save_model(const std::string& folder, int ranks, double value) {
@@ -151,7 +151,7 @@ TEST(G8, OneErrorListsAllMismatchesAndNearestNames) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3});
     return {{"layer.weights", distribute_tensor(at::zeros({6, 4}), mesh, {Shard(1)})},
             {"layer.bias", distribute_tensor(at::zeros({5}), mesh, {Shard(0)})},
-            {"plain", at::zeros({2}, dtype)}};
+            {"regular", at::zeros({2}, dtype)}};
   };
   const auto load = [&](LoadOptions options, at::ScalarType dtype = at::kDouble) {
     return errors_on(3, [&](const Communicator& world) {
@@ -165,7 +165,7 @@ TEST(G8, OneErrorListsAllMismatchesAndNearestNames) {
   };
   expect_error(load({}), {"missing in the checkpoint: ", "'step'", "'layer.weights' (nearest: 'layer.weight')",
                           "not requested: 'layer.weight' (nearest: 'layer.weights')",
-                          "'layer.bias' has sizes [4] there, [5] here", "'plain' is Float there, Double here"});
+                          "'layer.bias' has sizes [4] there, [5] here", "'regular' is Float there, Double here"});
   const auto lenient = load({.allow_missing = true, .allow_unexpected = true, .allow_cast = true});
   expect_error(lenient, {"mismatched: 'layer.bias' has sizes"});
   EXPECT_EQ(lenient[0].find("missing"), std::string::npos);
@@ -188,19 +188,19 @@ TEST(G9, FailureOnOneRankRaisesOnAllAndKeepsThePreviousCheckpoint) {
   expect_error(fails([](StateTensors& t, CheckpointValues&, int rank) {
                  if (rank == 1) t[2].second = at::zeros({2}, at::kComplexDouble);
                }),
-               {"rank 1: tensor 'plain' has dtype ComplexDouble", "view_as_real"});
+               {"rank 1: tensor 'regular' has dtype ComplexDouble", "view_as_real"});
   expect_error(fails([](StateTensors& t, CheckpointValues&, int rank) {
                  if (rank == 2) t[2].second = at::full({2}, 3.0);
                }),
-               {"'plain' is on 3 ranks", "with different values"});
+               {"'regular' is on 3 ranks", "with different values"});
   expect_error(fails([](StateTensors& t, CheckpointValues&, int rank) {
                  if (rank == 2) t[2].second = at::full({3}, 2.0);
                }),
-               {"'plain' is Float[2], regular on rank 0 and Float[3], regular on rank 2"});
+               {"'regular' is Float[2], regular on rank 0 and Float[3], regular on rank 2"});
   expect_error(fails([](StateTensors&, CheckpointValues& values, int rank) { values["step"] = std::int64_t{rank}; }),
                {"values differ", "'step' is 0 on rank 0 and 1 on rank 1", "use a different name"});
-  expect_error(fails([](StateTensors& t, CheckpointValues&, int) { t[1].first = "plain"; }),
-               {"duplicate tensor name 'plain'"});
+  expect_error(fails([](StateTensors& t, CheckpointValues&, int) { t[1].first = "regular"; }),
+               {"duplicate tensor name 'regular'"});
 }
 
 TEST(G9, UnwritableFolderIsAnErrorOnEveryRank) {

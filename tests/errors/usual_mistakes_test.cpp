@@ -47,7 +47,7 @@ TEST(UsualMistakes, TwoMeshes) {
 
 TEST(UsualMistakes, RegularTensorThatDiffersBetweenRanks) {
   expect_error(
-      {"is a plain tensor whose values differ between ranks", "operand `other` of sizes [4, 8]", "distribute_tensor",
+      {"is a regular tensor whose values differ between ranks", "operand `other` of sizes [4, 8]", "distribute_tensor",
        "DTensor::from_local", "in aten::add.Tensor(f32[4, 8] [S(0), R], regular Float[4, 8])", kModule},
       [](const DeviceMesh& mesh) {
         at::add(rows(mesh), at::ones({4, 8}) * mesh.world().rank());
@@ -55,7 +55,7 @@ TEST(UsualMistakes, RegularTensorThatDiffersBetweenRanks) {
 }
 
 TEST(UsualMistakes, RegularTensorUnderStrict) {
-  expect_error({"is a plain tensor among DTensors, which Strict refuses", "operand `other` of sizes [4, 8]",
+  expect_error({"is a regular tensor among DTensors, which Strict refuses", "operand `other` of sizes [4, 8]",
                 "in aten::add.Tensor(", kMesh, kModule},
                [](const DeviceMesh& mesh) {
                  const Strict strict;
@@ -141,8 +141,9 @@ TEST(UsualMistakes, TorchSave) {
 }
 
 TEST(UsualMistakes, RegularTensorAsDTensor) {
-  expect_error({"not a DTensor: a plain", "CPUFloatType of sizes [4]", "distribute_tensor or DTensor::from_local"},
-               [](const DeviceMesh&) { DTensor(at::ones({4})); });
+  expect_error(
+      {"expected a DTensor, got a regular", "CPUFloatType of sizes [4]", "distribute_tensor or DTensor::from_local"},
+      [](const DeviceMesh&) { DTensor(at::ones({4})); });
 }
 
 // --- placements and meshes ---
@@ -186,7 +187,7 @@ TEST(UsualMistakes, FromLocalWithSizesOtherThanChunks) {
 
 TEST(UsualMistakes, FullTensorsOfDifferentSizes) {
   expect_error(
-      {"every rank gives the whole tensor, but their sizes or dtypes differ", "rank 1: Float [2]",
+      {"expected the full tensor on every rank, but their sizes or dtypes differ", "rank 1: Float [2]",
        "in distribute_tensor(regular Float", kMesh, kModule},
       [](const DeviceMesh& mesh) {
         distribute_tensor(at::ones({mesh.world().rank() + 1}), mesh, {Replicate(), Replicate()});

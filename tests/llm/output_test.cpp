@@ -16,7 +16,7 @@ TEST(FullDevice, FailsWithOneLineAndStatusOne) {
   const int status = llm::run_program(static_cast<int>(argv.size()), argv.data());
   const std::string error = testing::internal::GetCapturedStderr();
   EXPECT_EQ(status, 1);
-  EXPECT_EQ(error, "rank 0: /dev/full could not be written whole (a full disk?)\n");
+  EXPECT_EQ(error, "rank 0: /dev/full could not be written completely (disk full?)\n");
 }
 
 TEST(FullDevice, UnwritablePathIsReportedBeforeLoading) {

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "dtensor/dtensor.h"
+#include "support/data.h"
 #include "support/ranks.h"
 
 namespace {
@@ -133,7 +134,7 @@ TEST(ScopeSnapshotTest, RecomputationSeesTheScopesOfTheForwardPass) {
 
 // Counts the scopes that the library registers as restored, so that a new one must be added to the test above.
 TEST(ScopeSnapshotTest, EveryRestoredScopeIsTested) {
-  const auto sources = std::filesystem::path(DTENSOR_TEST_DATA).parent_path().parent_path() / "src";
+  const auto sources = std::filesystem::path(test::data_path("../../src"));
   int registered = 0;
   for (const auto& file : std::filesystem::recursive_directory_iterator(sources)) {
     if (file.path().extension() != ".cpp" || file.path().filename() == "scope_frames.cpp") continue;

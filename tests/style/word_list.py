@@ -35,12 +35,16 @@ WORDS = {
     r"gives? (itself|themselves) out|give out for": ("report", "it gives itself out for one"),
 }
 
-# What keeps such a word, and why. A path ends a line's search; a phrase is taken out before the line is searched.
+# What keeps such a word, and why.
 EXCEPT_PATHS = (
     "tests/data/",  # recorded data and third-party texts
     "tests/style/",  # this list
 )
-EXCEPT_PHRASES = ()
+EXCEPT_TEXT = re.compile(
+    r"(bench_)?by[_-]hand"  # the benchmark against hand-written SPMD, whose name others run
+    r'|"plain"|--parallel plain|\bplain: '  # a value of train's --parallel
+    r"|comp_plain_value\w*"  # an overload of ATen
+)
 
 TEXT = {".cpp", ".h", ".cu", ".cuh", ".py", ".pyi", ".md", ".txt", ".cmake", ".sh", ".yml", ".toml", ".in"}
 SEARCH = re.compile("|".join(rf"\b(?P<w{i}>(?:{pattern}))\b" for i, pattern in enumerate(WORDS)))
@@ -54,9 +58,7 @@ def words_of(line: str) -> str:
 
 def private_words(line: str) -> list[tuple[str, str]]:
     """Each private word of a line, with what to write instead."""
-    words = words_of(line)
-    for phrase in EXCEPT_PHRASES:
-        words = words.replace(phrase, " ")
+    words = words_of(EXCEPT_TEXT.sub(" ", line))
     advice = [use for use, _ in WORDS.values()]
     return [(match.group(), advice[int(match.lastgroup[1:])]) for match in SEARCH.finditer(words)]
 

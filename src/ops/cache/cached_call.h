@@ -50,7 +50,7 @@ inline bool has_wrong_stride_order(const OutputAction& action, const at::Tensor&
 // How a decided call is carried out.
 enum class Executor : std::uint8_t {
   general,
-  simple,        // local tensors in, plain operator, wrapped tensors out: nothing else to do
+  simple,        // local tensors in, the operator itself, wrapped tensors out: nothing else to do
   inplace_view,  // t_, squeeze_, ...: changes the operand's metadata
   outside,       // on a rank outside the mesh, which takes part in nothing
 };

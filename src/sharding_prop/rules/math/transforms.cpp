@@ -161,7 +161,7 @@ void add_transform_rules(RuleBook& book) {
   book.rule("aten::logspace", Rule());
   book.rule("aten::_amp_update_scale_", Rule());
   for (const char* op : {"aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_scatter"}) {
-    book.replicate(op, "strides speak of the whole tensor's memory");
+    book.replicate(op, "strides refer to the memory of the full tensor");
   }
   book.replicate("aten::affine_grid_generator", "its size argument counts the batch");
   book.replicate("aten::block_diag", "blocks of all operands lie in every row");

@@ -174,7 +174,7 @@ void add_searches(RuleBook& book) {
   book.rule("aten::isin.Scalar_Tensor", "~ -> ~");
   book.rule("aten::take", "~, ... -> ...").indexes("flat", true);
   for (const char* op : {"aten::put", "aten::masked_scatter"}) {
-    book.replicate(op, "places are counted through the whole tensor");
+    book.replicate(op, "indices count through the full tensor");
   }
   book.rule("aten::segment_reduce", segment_reduce, "~, ~, ~, ~ -> ~: segments begin where the data says")
       .outputs([](const OpArgs& op) { return std::vector{dense_meta(reduced_segments(op, 0, 1, 3), op.dtype(0))}; });
