@@ -212,7 +212,7 @@ at::Tensor run(Setup setup, const variable_list& in, const at::Tensor& mask, con
                      });
   if (!graph) return out;
   for (const at::Tensor& t : in) {
-    if (t.defined()) install_leaf_reducer(*dtensor_or_null(t));
+    if (t.defined()) install_gradient_pipeline(*dtensor_or_null(t));
   }
   auto node = make_node<AttentionBackward>(std::move(setup), in, mask, local, result);
   node->set_next_edges(torch::autograd::collect_next_edges(in[0], in[1], in[2], in[3]));

@@ -152,7 +152,7 @@ at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bo
               spec->str());
   up_to_date_local(*impl);
   if (!needs_graph(tensor)) return impl->local();
-  install_leaf_reducer(*impl);
+  install_gradient_pipeline(*impl);
   AxisMask check = 0;
   if (grad_placements.empty()) {
     check = skip_replicate_check ? 0 : spec->replicated_axes();
@@ -194,7 +194,7 @@ std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tens
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto& impl = *dtensor_or_null(tensors[i]);
     if (impl.spec()->placements == placements[i]) continue;
-    if (needs_graph(tensors[i])) install_leaf_reducer(impl);
+    if (needs_graph(tensors[i])) install_gradient_pipeline(impl);
     const bool packs = tensors.size() > 1 && impl.spec()->mesh->is_member;
     if (auto plan = packs ? find_plan(*impl.spec(), placements[i]) : nullptr; plan && !plan->empty()) {
       packed.emplace_back(i, std::move(plan));

@@ -117,7 +117,7 @@ std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tens
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto& impl = *dtensor_or_null(tensors[i]);
     moves.push_back(impl.spec()->mesh.get() != mesh.get());
-    if (at::GradMode::is_enabled() && tensors[i].requires_grad()) install_leaf_reducer(impl);
+    if (at::GradMode::is_enabled() && tensors[i].requires_grad()) install_gradient_pipeline(impl);
     (moves[i] ? elsewhere : here).push_back(tensors[i]);
     (moves[i] ? elsewhere_to : here_to).push_back(placements[i]);
   }

@@ -34,8 +34,8 @@ DTENSOR_API at::Tensor gathered_local(const DTensor& operand, const Placements& 
 // Takes over the gradient of a leaf. Called once per backward pass that reaches the leaf, unless NoGradientSync is
 // active. `gradient` is the sum of the gradients in their original placements (usually Partial). parameter.grad() is
 // unchanged. The schedule reduces the gradient, together with others of its unit, and calls accumulate_gradient.
-using ReduceHook = std::function<void(const DTensor& parameter, const at::Tensor& gradient)>;
-DTENSOR_API void set_reduce_hook(const DTensor& parameter, ReduceHook hook);
+using ReduceStage = std::function<void(const DTensor& parameter, const at::Tensor& gradient)>;
+DTENSOR_API void set_reduce_stage(const DTensor& parameter, ReduceStage hook);
 
 // Registers a leaf whose gradient the functions of this header handle. Operators register their operands. Call it in
 // code that computes with a parameter's local tensor and returns its gradient from a node of its own.

@@ -171,13 +171,13 @@ class StashedGradients {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (!is_dtensor(inputs[i]) || !inputs[i].requires_grad()) continue;
       inputs_.emplace_back(inputs[i]);
-      set_reduce_hook(inputs_.back(), [&gradient = taken[i]](const DTensor& input, const at::Tensor& given) {
+      set_reduce_stage(inputs_.back(), [&gradient = taken[i]](const DTensor& input, const at::Tensor& given) {
         gradient = DTensor(given).redistribute(gradient_placements(input));
       });
     }
   }
   ~StashedGradients() {
-    for (const DTensor& input : inputs_) set_reduce_hook(input, {});
+    for (const DTensor& input : inputs_) set_reduce_stage(input, {});
   }
   StashedGradients(const StashedGradients&) = delete;
   StashedGradients& operator=(const StashedGradients&) = delete;

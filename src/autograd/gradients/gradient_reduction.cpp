@@ -18,12 +18,12 @@
 namespace dtensor {
 namespace {
 
-// After this many bytes, gradients are reduced immediately, which bounds the packed and the in-flight memory. Bytes are
-// counted in global sizes and per mesh, because all ranks of a mesh know these. Gradients on other meshes, which other
-// ranks may not have, must not affect the count.
+// After this many bytes, gradients are reduced immediately, which bounds the packed and the in-flight memory. Bytes
+// are counted in global sizes and per mesh, because all ranks of a mesh know these. Gradients on other meshes, which
+// other ranks may not have, must not affect the count.
 constexpr std::int64_t kEnough = std::int64_t{25} << 20;
 
-struct Waiting {
+struct PendingGradient {
   DTensor leaf, gradient;
   Placements wanted;
   UnsynchronizedGradient earlier = {};  // part of the gradient
@@ -38,8 +38,8 @@ struct Waiting {
   const at::Tensor& local() const { return dtensor_or_null(gradient)->local(); }
 };
 
-struct Flight {
-  std::vector<Waiting> list;
+struct ReductionUnderWay {
+  std::vector<PendingGradient> list;
   RedistributeBucket bucket = {};
 
   void start() {
@@ -50,7 +50,7 @@ struct Flight {
     }
     bucket.advance();
   }
-  void land() {
+  void finish() {
     {
       const CollectiveTag of([this] { return leaves(); });
       bucket.finish();
@@ -70,85 +70,85 @@ struct Flight {
   }
 };
 
-class Pass {
+class PassReductions {
  public:
-  static Pass& current();
-  void add(Waiting waiting);
+  static PassReductions& current();
+  void add(PendingGradient pending);
   void finish();
 
  private:
   std::int64_t& bytes_on(const DeviceMesh& mesh);
-  std::vector<Waiting> take(const DeviceMesh& mesh);
-  void reduce(std::vector<Waiting> list);
+  std::vector<PendingGradient> take(const DeviceMesh& mesh);
+  void reduce(std::vector<PendingGradient> list);
 
-  std::vector<Waiting> waiting_;
+  std::vector<PendingGradient> pending_;
   std::vector<std::pair<DeviceMesh, std::int64_t>> bytes_;  // deferred, by mesh
-  std::vector<std::unique_ptr<Flight>> flights_;
+  std::vector<std::unique_ptr<ReductionUnderWay>> under_way_;
 };
 
 struct Open {
   int id;
-  std::weak_ptr<Pass> pass;
+  std::weak_ptr<PassReductions> pass;
 };
 
-Pass& Pass::current() {
+PassReductions& PassReductions::current() {
   static thread_local std::vector<Open> open_passes;
   const int id = current_backward_id();
   std::erase_if(open_passes, [](const Open& open) { return open.pass.expired(); });
   for (const auto& open : open_passes) {
     if (open.id == id) return *open.pass.lock();
   }
-  const auto pass = std::make_shared<Pass>();
+  const auto pass = std::make_shared<PassReductions>();
   open_passes.push_back({id, pass});
   queue_backward_callback([pass] { pass->finish(); });
   return *pass;
 }
 
-void Pass::add(Waiting waiting) {
-  const auto same = std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& w) {
-    return w.leaf.is_same(waiting.leaf) && w.gradient.placements() == waiting.gradient.placements();
+void PassReductions::add(PendingGradient pending) {
+  const auto same = std::find_if(pending_.begin(), pending_.end(), [&](const PendingGradient& w) {
+    return w.leaf.is_same(pending.leaf) && w.gradient.placements() == pending.gradient.placements();
   });
-  if (same != waiting_.end()) {  // from a recomputed segment
-    same->gradient = DTensor(same->gradient + waiting.gradient);
-    if (waiting.earlier.sum().defined()) same->earlier = std::move(waiting.earlier);
+  if (same != pending_.end()) {  // from a recomputed segment
+    same->gradient = DTensor(same->gradient + pending.gradient);
+    if (pending.earlier.sum().defined()) same->earlier = std::move(pending.earlier);
     return;
   }
-  const DeviceMesh mesh = waiting.gradient.mesh();
+  const DeviceMesh mesh = pending.gradient.mesh();
   auto& bytes = bytes_on(mesh);
-  bytes += waiting.gradient.numel() * static_cast<std::int64_t>(waiting.gradient.element_size());
-  waiting_.push_back(std::move(waiting));
+  bytes += pending.gradient.numel() * static_cast<std::int64_t>(pending.gradient.element_size());
+  pending_.push_back(std::move(pending));
   if (bytes < kEnough) return;
   bytes = 0;
   reduce(take(mesh));
 }
 
-std::int64_t& Pass::bytes_on(const DeviceMesh& mesh) {
+std::int64_t& PassReductions::bytes_on(const DeviceMesh& mesh) {
   const auto known = std::find_if(bytes_.begin(), bytes_.end(), [&](const auto& b) { return b.first == mesh; });
   return (known == bytes_.end() ? bytes_.emplace_back(mesh, 0) : *known).second;
 }
 
-std::vector<Waiting> Pass::take(const DeviceMesh& mesh) {
-  const auto mine = std::stable_partition(waiting_.begin(), waiting_.end(),
-                                          [&](const Waiting& w) { return !(w.gradient.mesh() == mesh); });
-  std::vector<Waiting> list(std::make_move_iterator(mine), std::make_move_iterator(waiting_.end()));
-  waiting_.erase(mine, waiting_.end());
+std::vector<PendingGradient> PassReductions::take(const DeviceMesh& mesh) {
+  const auto mine = std::stable_partition(pending_.begin(), pending_.end(),
+                                          [&](const PendingGradient& w) { return !(w.gradient.mesh() == mesh); });
+  std::vector<PendingGradient> list(std::make_move_iterator(mine), std::make_move_iterator(pending_.end()));
+  pending_.erase(mine, pending_.end());
   return list;
 }
 
-void Pass::reduce(std::vector<Waiting> list) {
+void PassReductions::reduce(std::vector<PendingGradient> list) {
   if (list.empty()) return;
-  auto flight = std::make_unique<Flight>(Flight{std::move(list)});
-  flight->start();
-  if (!flight->bucket.in_background()) return flight->land();
-  for (auto& w : flight->list) w.earlier.done();  // frees its memory before backward ends
-  flights_.push_back(std::move(flight));
+  auto reduction = std::make_unique<ReductionUnderWay>(ReductionUnderWay{std::move(list)});
+  reduction->start();
+  if (!reduction->bucket.in_background()) return reduction->finish();
+  for (auto& w : reduction->list) w.earlier.done();  // frees its memory before backward ends
+  under_way_.push_back(std::move(reduction));
 }
 
-void Pass::finish() {
+void PassReductions::finish() {
   const DisableDispatchModesGuard hidden;
   const at::NoGradGuard no_grad;
-  reduce(std::exchange(waiting_, {}));
-  for (const auto& flight : std::exchange(flights_, {})) flight->land();
+  reduce(std::exchange(pending_, {}));
+  for (const auto& reduction : std::exchange(under_way_, {})) reduction->finish();
 }
 
 bool is_sum(const TensorSpec& spec, const Placements& wanted, std::size_t axis) {
@@ -183,7 +183,7 @@ bool defer_reduction(const DTensor& leaf, const DTensor& gradient, const Placeme
                      UnsynchronizedGradient& earlier) {
   if (at::GradMode::is_enabled()) return false;  // the reduction is part of the gradient's own graph
   const auto waits = waiting_placements(gradient, wanted);
-  if (waits) Pass::current().add({leaf, gradient.redistribute(*waits), wanted, std::move(earlier)});
+  if (waits) PassReductions::current().add({leaf, gradient.redistribute(*waits), wanted, std::move(earlier)});
   return waits.has_value();
 }
 

@@ -1,4 +1,10 @@
-// The reducer of a leaf, and the hooks that schedules install on tensors.
+// The pipeline of a leaf's gradient in a backward pass:
+//   collect     the sum of what the operators computed arrives at the last of the leaf's gradient hooks
+//   join        what earlier passes without synchronization left in .grad is added
+//   reduce      to the leaf's placements: by the leaf's ReduceStage (fully_shard), packed with other leaves
+//               (gradient_reduction.h), or at once
+//   accumulate  into .grad
+//   notify      gradient-ready and post-accumulate-grad hooks run
 #include "autograd/gradients/leaf_gradient.h"
 
 #include <ATen/ATen.h>
@@ -92,8 +98,8 @@ DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& gi
       make_dtensor(intern_spec(spec.mesh, spec.placements, spec.sizes, strides, spec.dtype), copy.copy_(local)));
 }
 
-// Wraps the post-accumulate-grad hooks of a leaf (Python's). LeafReducer accumulates itself and runs them afterwards.
-// Autograd, which gets no gradient to accumulate, would call them too, perhaps too early.
+// Wraps the post-accumulate-grad hooks of a leaf (Python's). LeafGradientPipeline accumulates itself and runs them
+// afterwards. Autograd, which gets no gradient to accumulate, would call them too, perhaps too early.
 class AfterAccumulation final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit AfterAccumulation(std::unique_ptr<PostAccumulateGradHook> hook) : hook_(std::move(hook)) {}
@@ -116,42 +122,53 @@ AfterAccumulation* hook_after_accumulation(const at::Tensor& leaf) {
 
 // The last of a leaf's gradient hooks. It accumulates the gradient itself (immediately, at the end of the pass, or when
 // a schedule does), and leaves nothing for autograd to accumulate.
-class LeafReducer final : public torch::autograd::FunctionPreHook {
+class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
  public:
-  explicit LeafReducer(DTensorImpl& leaf) : leaf_(leaf) { leaf_.has_reducer = true; }
-  ~LeafReducer() override { leaf_.has_reducer = false; }
+  explicit LeafGradientPipeline(DTensorImpl& leaf) : leaf_(leaf) { leaf_.has_gradient_pipeline = true; }
+  ~LeafGradientPipeline() override { leaf_.has_gradient_pipeline = false; }
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     const auto& given = grads.at(0);
     if (!given.defined()) return {given};
     const DisableDispatchModesGuard hidden;
-    const bool sole = is_sole(given);
-    const auto leaf = handle_of(leaf_);
+    const Collected collected{handle_of(leaf_), given, is_sole(given)};
     const CollectiveTag of([this] { return std::vector<at::Tensor>{leaf_.local()}; });
-    const auto wanted = replicate_partials(leaf_.spec()->placements);
-    const auto gradient = as_dtensor_of(leaf, given);
-    hook_after_accumulation(leaf);
-    if (is_captured(leaf)) return {reshard_gradient(gradient.redistribute(wanted), leaf)};
+    hook_after_accumulation(collected.leaf);
+    const auto gradient = as_dtensor_of(collected.leaf, given);
+    if (is_captured(collected.leaf)) return {reduce_at_once(collected, gradient)};
     const auto* hooks = hooks_on(leaf_);
     if (NoGradientSync::current() || (hooks != nullptr && !hooks->syncs)) {
-      accumulate_gradient(leaf, owned(gradient, leaf, given, sole));
+      accumulate_gradient(collected.leaf, collected.owned(gradient));
     } else if (hooks != nullptr && hooks->reduce) {
-      hooks->reduce(leaf, gradient);
+      hooks->reduce(collected.leaf, gradient);
     } else {
-      reduce(leaf, gradient, given, sole);
+      join_and_reduce(collected, gradient);
     }
     return {at::Tensor()};
   }
 
  private:
-  void reduce(const DTensor& leaf, const DTensor& gradient, const at::Tensor& given, bool sole) const {
-    const auto wanted = replicate_partials(leaf_.spec()->placements);
-    auto earlier = take_unreduced(leaf, wanted);
-    const DTensor all = earlier.sum().defined() ? DTensor(earlier.sum() + gradient) : gradient;
-    if (leaf_.spec()->mesh->compute_mesh() == nullptr && defer_reduction(leaf, all, wanted, earlier)) return;
-    const auto reduced = owned(reshard_gradient(all.redistribute(wanted), leaf), leaf, given, sole);
+  struct Collected {
+    DTensor leaf;
+    const at::Tensor& given;
+    bool sole;  // no other handle sees the memory of `given`
+    DTensor owned(const DTensor& gradient) const { return dtensor::owned(gradient, leaf, given, sole); }
+  };
+
+  Placements wanted() const { return replicate_partials(leaf_.spec()->placements); }
+
+  DTensor reduce_at_once(const Collected& collected, const DTensor& gradient) const {
+    return reshard_gradient(gradient.redistribute(wanted()), collected.leaf);
+  }
+
+  void join_and_reduce(const Collected& collected, const DTensor& gradient) const {
+    auto earlier = take_unreduced(collected.leaf, wanted());
+    const DTensor joined = earlier.sum().defined() ? DTensor(earlier.sum() + gradient) : gradient;
+    const bool on_compute_device = leaf_.spec()->mesh->compute_mesh() == nullptr;
+    if (on_compute_device && defer_reduction(collected.leaf, joined, wanted(), earlier)) return;
+    const auto reduced = collected.owned(reduce_at_once(collected, joined));
     earlier.done();
-    accumulate_gradient(leaf, reduced);
+    accumulate_gradient(collected.leaf, reduced);
   }
 
   DTensorImpl& leaf_;  // outlives its autograd metadata, which owns this
@@ -169,7 +186,7 @@ TensorHooks& hooks_of(const DTensor& tensor) {
 
 // Installs the reducer after the user's hooks. The first register_hook in C++ drops all other hooks, so it is called
 // here, and hooks of other languages are restored.
-void install_leaf_reducer_slow(DTensorImpl& impl) {
+void install_gradient_pipeline_slow(DTensorImpl& impl) {
   auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl.autograd_meta());
   const at::Tensor tensor = handle_of(impl);
   if (meta->cpp_hooks_list_ == nullptr) {
@@ -178,7 +195,7 @@ void install_leaf_reducer_slow(DTensorImpl& impl) {
     meta->hooks_.insert(meta->hooks_.begin(), std::make_move_iterator(there.begin()),
                         std::make_move_iterator(there.end()));
   }
-  meta->hooks_.push_back(std::make_unique<LeafReducer>(impl));
+  meta->hooks_.push_back(std::make_unique<LeafGradientPipeline>(impl));
 }
 
 const ParameterSpecs& TensorHooks::specs(const DTensorImpl& parameter) {
@@ -194,8 +211,8 @@ void set_gather_hook(const DTensor& parameter, GatherHook hook) { hooks_of(param
 void set_gradient_ready_hook(const DTensor& parameter, GradientReadyHook hook) {
   hooks_of(parameter).gradient = std::move(hook);
 }
-void set_reduce_hook(const DTensor& parameter, ReduceHook hook) { hooks_of(parameter).reduce = std::move(hook); }
-void watch_gradient(const DTensor& leaf) { install_leaf_reducer(*dtensor_or_null(leaf)); }
+void set_reduce_stage(const DTensor& parameter, ReduceStage hook) { hooks_of(parameter).reduce = std::move(hook); }
+void watch_gradient(const DTensor& leaf) { install_gradient_pipeline(*dtensor_or_null(leaf)); }
 void set_gradient_sync(const DTensor& parameter, bool on) { hooks_of(parameter).syncs = on; }
 
 const GatherHook* gather_hook(const DTensor& parameter) {
@@ -206,6 +223,12 @@ const GatherHook* gather_hook(const DTensor& parameter) {
 
 Placements gradient_placements(const DTensor& parameter) {
   return replicate_partials(checked_impl(parameter).spec()->placements);
+}
+
+static void notify(const DTensor& parameter) {
+  const auto* hooks = hooks_on(*dtensor_or_null(parameter));
+  if (hooks != nullptr && hooks->gradient) hooks->gradient(parameter);
+  if (auto* after = hook_after_accumulation(parameter)) after->run(parameter);
 }
 
 void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
@@ -219,9 +242,7 @@ void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
     const at::NoGradGuard no_grad;
     sum.add_(gradient);
   }
-  const auto* hooks = hooks_on(*dtensor_or_null(parameter));
-  if (hooks != nullptr && hooks->gradient) hooks->gradient(parameter);
-  if (auto* after = hook_after_accumulation(parameter)) after->run(parameter);
+  notify(parameter);
 }
 
 void accumulate_gradient(const DTensor& parameter, at::Tensor local, const Placements& placements) {

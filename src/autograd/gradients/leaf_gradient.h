@@ -22,7 +22,7 @@ struct TensorHooks {
 
   GatherHook use;
   GradientReadyHook gradient;
-  ReduceHook reduce;
+  ReduceStage reduce;
   bool syncs = true;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> owner;
 
@@ -30,17 +30,17 @@ struct TensorHooks {
   ParameterSpecs specs_;
 };
 
-void install_leaf_reducer_slow(DTensorImpl& impl);
+void install_gradient_pipeline_slow(DTensorImpl& impl);
 
 // Whether it has a reducer or needs none. Results of operators need none: `requires_grad_` is set only on leaves.
-inline bool has_reducer_or_needs_none(const DTensorImpl& impl) {
+inline bool has_pipeline_or_needs_none(const DTensorImpl& impl) {
   const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(impl.autograd_meta());
-  return meta == nullptr || impl.has_reducer || !meta->requires_grad_;
+  return meta == nullptr || impl.has_gradient_pipeline || !meta->requires_grad_;
 }
 
 // Called for every operand: installs the reducer of a leaf that requires grad. If it has one, this tests three fields.
-inline void install_leaf_reducer(DTensorImpl& impl) {
-  if (!has_reducer_or_needs_none(impl)) install_leaf_reducer_slow(impl);
+inline void install_gradient_pipeline(DTensorImpl& impl) {
+  if (!has_pipeline_or_needs_none(impl)) install_gradient_pipeline_slow(impl);
 }
 
 }  // namespace dtensor

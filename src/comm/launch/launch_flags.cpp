@@ -45,8 +45,8 @@ std::int64_t mesh_size(std::string_view text) {
   std::int64_t product = 1;
   for (const auto axis : axes_of(text)) {
     product *= positive(size_of(axis), "--mesh " + std::string(text));
-    if (product > kMaxRanks) throw LaunchError("--mesh " + std::string(text) + ": expected at most " + std::to_string(kMaxRanks) +
-                                             " ranks");
+    if (product > kMaxRanks)
+      throw LaunchError("--mesh " + std::string(text) + ": expected at most " + std::to_string(kMaxRanks) + " ranks");
   }
   return product;
 }

@@ -70,7 +70,7 @@ std::size_t CallView::add_common_prefix(at::TensorList values) {
     auto* impl = values[i].unsafeGetTensorImpl();
     if (!has_dtensor_key(impl)) break;
     auto* tensor = as_dtensor(impl);
-    if (tensor->has_alternate_data() || !has_reducer_or_needs_none(*tensor)) break;
+    if (tensor->has_alternate_data() || !has_pipeline_or_needs_none(*tensor)) break;
     const auto* spec = tensor->spec().get();
     if (spec != known) {
       if (mesh == nullptr) mesh = spec->mesh.get();
@@ -142,7 +142,7 @@ bool belongs_to_model(const OpEntry& entry, const CallView& view) {
 }
 
 c10::intrusive_ptr<DTensorImpl> device_copy(DTensorImpl& stored) {
-  install_leaf_reducer(stored);
+  install_gradient_pipeline(stored);
   const auto& spec = *stored.spec();
   const auto mesh = MeshRef::reclaim_copy(const_cast<MeshInfo*>(spec.mesh->compute_mesh()));
   auto on_device = intern_spec(mesh, spec.placements, spec.sizes, spec.strides, spec.dtype);

@@ -92,7 +92,7 @@ struct CallView {
   void add(c10::TensorImpl* impl) {
     if (impl == nullptr || !has_dtensor_key(impl)) return add_regular(impl);
     auto* tensor = as_dtensor(impl);
-    install_leaf_reducer(*tensor);
+    install_gradient_pipeline(*tensor);
     if (C10_UNLIKELY(tensor->has_alternate_data() || !device_copies_.empty())) tensor = substitute_operand(*tensor);
     operands.push_back(tensor);
     const auto* spec = tensor->spec().get();

@@ -67,7 +67,7 @@ class RecentCall {
   void add(c10::TensorImpl* impl) {
     if (impl == nullptr || !has_dtensor_key(impl)) return add_regular(impl);
     auto* tensor = as_dtensor(impl);
-    if (C10_UNLIKELY(tensor->has_alternate_data() || !has_reducer_or_needs_none(*tensor))) return key.differ();
+    if (C10_UNLIKELY(tensor->has_alternate_data() || !has_pipeline_or_needs_none(*tensor))) return key.differ();
     keep(tensor);
     key.spec(tensor->spec().get());
   }

@@ -184,7 +184,7 @@ void attach_hook(const std::shared_ptr<Unit>& unit) {
     const DTensor parameter(unit->parameters[k].lock());
     set_gather_hook(parameter, UnitParameterHook{{unit, k}});
     if (!reduces) continue;
-    set_reduce_hook(parameter, [unit, k](const DTensor& leaf, const at::Tensor& gradient) {
+    set_reduce_stage(parameter, [unit, k](const DTensor& leaf, const at::Tensor& gradient) {
       unit->schedule->gradient(*unit, k, leaf, gradient);
     });
   }

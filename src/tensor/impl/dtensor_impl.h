@@ -87,7 +87,7 @@ class DTensorImpl final : public c10::TensorImpl {
   void count_origin();
 
   // Whether one of the gradient hooks is a reducer (autograd/gradients/leaf_gradient.h).
-  bool has_reducer = false;
+  bool has_gradient_pipeline = false;
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
                                                          bool allow_tensor_metadata_change) const override;
