@@ -36,7 +36,7 @@ MeshSizes fit_mesh(const std::optional<MeshSizes>& asked, int ranks, const Famil
 namespace {
 
 // Allocates memory for a model on one rank; tied tensors stay tied.
-void materialise(dtensor::nn::Module& model) {
+void materialize(dtensor::nn::Module& model) {
   std::unordered_map<c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> made;
   for (const auto& [name, slot] : model.named_parameters()) {
     const at::Tensor old = *slot;
@@ -71,7 +71,7 @@ Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Co
     if (options.lora.rank > 0) slot->requires_grad_(is_adapter(name));
   }
   if (world.size() == 1 && !options.always_mesh) {
-    materialise(*model.decoder);
+    materialize(*model.decoder);
   } else {
     model.mesh = init_device_mesh(world, at::kCPU, {sizes.dp * sizes.ep, sizes.shard, sizes.tp}, {"dp", "shard", "tp"});
     place_on_mesh(*model.decoder, model.mesh, sizes);

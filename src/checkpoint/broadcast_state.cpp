@@ -20,22 +20,22 @@ namespace dtensor {
 namespace files {
 namespace {
 
-constexpr const char* kWhat = "broadcast_state";
+constexpr const char* kFunctionName = "broadcast_state";
 
 // Throws if the tensor's memory does not hold its values.
 void check_memory(const std::string& name, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.defined(), "'", name, "' is undefined");
   TORCH_CHECK(!tensor.is_meta(), "'", name, "' is on the meta device: it has no values");
-  TORCH_CHECK(tensor.layout() == at::kStrided, "'", name, "' is ", tensor.layout(), ", not dense");
+  TORCH_CHECK(tensor.layout() == at::kStrided, "'", name, "': expected a strided tensor, got ", tensor.layout());
   TORCH_CHECK(!tensor.is_quantized(), "'", name, "' is ", tensor.scalar_type(),
-              ", whose scale is not in its memory; give at::int_repr() of it, and the scale");
+              ", whose scale is not in its memory; broadcast at::int_repr() and the scale instead");
 }
 
 // The source's entries, on all ranks.
 std::vector<CheckpointEntry> agree_on_source(const StateTensors& full, const Communicator& ranks, int source) {
   std::string text, error;
   if (source < 0 || source >= ranks.size()) {
-    error = c10::str("source rank ", source, " is out of range: the number of ranks is ", ranks.size());
+    error = c10::str("expected a source rank in [0, ", ranks.size(), "), got ", source);
   } else if (ranks.rank() == source) {
     error = error_of([&] {
       CheckpointIndex index;
@@ -49,7 +49,7 @@ std::vector<CheckpointEntry> agree_on_source(const StateTensors& full, const Com
       text = index_text(index);
     });
   }
-  raise_on_all(ranks, kWhat, error);
+  raise_on_all(ranks, kFunctionName, error);
   return parse_index(broadcast_string(ranks, text, source)).entries;
 }
 
@@ -151,11 +151,11 @@ void broadcast_state(const StateTensors& full, const Communicator& ranks, const 
   const std::vector<CheckpointEntry> entries = agree_on_source(full, ranks, source);
   LoadProblems problems;
   at::Tensor buffer;
-  run_on_all(ranks, kWhat, [&] {
+  run_on_all(ranks, kFunctionName, [&] {
     compare(entries, targets, problems);
     buffer = piece_buffer(entries);
   });
-  problems.raise(ranks, std::string(kWhat) + ": source and targets do not match");
+  problems.raise(ranks, std::string(kFunctionName) + ": source and targets do not match");
   const std::unordered_map<std::string, at::Tensor> given(full.begin(), full.end()),
       wanted(targets.begin(), targets.end());
   std::string error;
@@ -163,7 +163,7 @@ void broadcast_state(const StateTensors& full, const Communicator& ranks, const 
     const auto found = given.find(e.name);
     broadcast_one(found == given.end() ? at::Tensor() : found->second, wanted.at(e.name), buffer, ranks, source, error);
   }
-  raise_on_all(ranks, kWhat, error);
+  raise_on_all(ranks, kFunctionName, error);
 }
 
 StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh, const StatePlacementFn& place,
@@ -172,7 +172,7 @@ StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh, c
   const Communicator ranks = mesh.world();
   StateTensors targets;
   const auto entries = agree_on_source(full, ranks, source);
-  run_on_all(ranks, kWhat, [&] {
+  run_on_all(ranks, kFunctionName, [&] {
     for (const CheckpointEntry& e : entries) {
       targets.emplace_back(e.name, empty(e.sizes, mesh, place(e.name, e.sizes), at::TensorOptions(e.dtype)));
     }

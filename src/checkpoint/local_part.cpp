@@ -125,7 +125,7 @@ void for_each_piece(const at::Tensor& local, std::int64_t begin, std::int64_t en
 
 at::Tensor read_buffer_for(const at::Tensor& target) {
   const at::NoGradGuard no_grad;
-  return is_materialised_view(target) ? target.detach().clone() : target;
+  return is_materialized_view(target) ? target.detach().clone() : target;
 }
 
 void copy_from_read_buffer(const at::Tensor& target, const at::Tensor& read_buffer) {

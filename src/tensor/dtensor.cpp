@@ -15,7 +15,7 @@
 
 namespace dtensor {
 
-bool is_materialised_view(const at::Tensor& tensor) {
+bool is_materialized_view(const at::Tensor& tensor) {
   return is_dtensor(tensor) && checked_impl(tensor).is_detached_view();
 }
 

@@ -52,7 +52,7 @@ Case draw_case(std::uint64_t seed) {
   return c;
 }
 
-TEST(AttentionLargeScores, EqualOneDevice) {
+TEST(AttentionLargeScores, MatchesSingleDevice) {
   EXPECT_TRUE(rc::check("attention with large scores", [](std::uint64_t seed) {
     const Case c = draw_case(seed);
     RC_LOG() << c.str();

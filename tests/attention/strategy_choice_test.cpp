@@ -31,7 +31,7 @@ TEST(AttentionChoice, ScopeSelectsAndExplainReportsStrategy) {
 
 // Under a causal mask the last of two contiguous shards has three quarters of the work, while heads have equal work. At
 // lengths where computation costs more than communication, ulysses is chosen. One head cannot be exchanged.
-TEST(AttentionChoice, AutomaticWeighsBalanceAgainstBytes) {
+TEST(AttentionChoice, AutomaticPrefersUlyssesForUnbalancedShards) {
   const auto chosen = [](std::int64_t heads, std::int64_t length, bool causal) {
     std::string text;
     on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -102,7 +102,7 @@ TEST(AttentionChoice, AutomaticChoosesRingForZigzag) {
   });
 }
 
-TEST(AttentionChoice, NamesOfStrategies) {
+TEST(AttentionChoice, ParsesStrategyNames) {
   EXPECT_EQ(parse_attention_strategy("auto"), AttentionStrategy::automatic);
   EXPECT_EQ(parse_attention_strategy("ulysses"), AttentionStrategy::ulysses);
   EXPECT_THROW(parse_attention_strategy("rings"), c10::Error);

@@ -149,7 +149,7 @@ TEST(Chart, RejectsSeriesOfUnequalLengths) {
 }
 
 // Each case would exhaust memory if the number of ticks were unbounded.
-TEST(Ticks, AreFewAndWithinAnyRange) {
+TEST(Ticks, CountIsBoundedForAnyRange) {
   const std::vector<double> sizes = {0, 1e-300, 1e-7, 5, 1e6, 1e10, 3e15, 1e16, 1e38, 1e300, kMost};
   for (const double size : sizes) {
     for (const double width : {0.0, 1e-9, 1e-6, 1.0, 1e-16 * size, 1e-15 * size, size / 3, size}) {

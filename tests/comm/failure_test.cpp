@@ -215,7 +215,7 @@ std::vector<Disagreement> disagreements() {
   };
 }
 
-TEST(Failure, MismatchedCallsAreOneErrorOnEveryRank) {
+TEST(Failure, MismatchedCallsThrowOnEveryRank) {
   for (const auto& d : disagreements()) {
     for (int ranks : {2, 3, 4}) {
       const auto out = outcome(ranks, d.call);
@@ -242,7 +242,7 @@ TEST(Failure, SendWithoutReceiveIsAnError) {
   EXPECT_TRUE(has(out.of_run, {"rank 1 returned", "rank 0 waits in send #1 (to 1, tag 7, Float [3])"}));
 }
 
-TEST(Failure, PendingMessageEndsWithTheRun) {
+TEST(Failure, PendingSendEndsWhenPeerThrows) {
   const auto out = outcome(2, [](Communicator world) {
     const Work sent = world.rank() == 0 ? world.send(at::ones({3}), 1) : Work();
     if (world.rank() == 1) throw std::runtime_error("lost");

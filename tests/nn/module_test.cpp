@@ -124,7 +124,7 @@ TEST(Module, DistributedBlockMatchesSingleDevice) {
 }
 
 // Tied tensors stay tied. Meta tensors get memory for their local part and are initialized afterwards.
-TEST(Module, DistributeKeepsTiesAndMaterialisesMeta) {
+TEST(Module, DistributeKeepsTiesAndMaterializesMeta) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto rows = [](const std::string&, const at::Tensor&) { return Placements{Shard(0)}; };
     nn::Embedding words(6, 4);

@@ -47,7 +47,7 @@ TEST(MovedInPlace, UnmovedTensorKeepsItsMemory) {
     const auto x = row(mesh);
     const auto local = DTensor(x).to_local();
     x.squeeze_(0);
-    EXPECT_FALSE(is_materialised_view(x));
+    EXPECT_FALSE(is_materialized_view(x));
     EXPECT_TRUE(DTensor(x).to_local().is_alias_of(local));
   });
 }

@@ -18,7 +18,7 @@ at::Tensor shards(const DeviceMesh& mesh, const at::Tensor& full_tensor) {
 
 at::Tensor moved_rows(const at::Tensor& x) {
   const auto rows = x.narrow(0, 1, 2);
-  EXPECT_TRUE(is_materialised_view(rows));
+  EXPECT_TRUE(is_materialized_view(rows));
   return rows;
 }
 
@@ -82,7 +82,7 @@ TEST(MovedBases, UnscalingReachesTheBase) {
 TEST(MovedBases, FoundInfOfUnscalingIsAWrite) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor base = distribute_tensor(at::zeros({4}), mesh, {Shard(0)}), view = base.narrow(0, 1, 1);
-    EXPECT_TRUE(is_materialised_view(view));
+    EXPECT_TRUE(is_materialized_view(view));
     const std::vector<at::Tensor> infinite{shards(mesh, (eight(at::kFloat) + 1) / 0)};
     for (at::Tensor found : {view, at::Tensor(distribute_tensor(at::zeros({1}), mesh, {Replicate()}))}) {
       const auto before = DTensor(found).generation();

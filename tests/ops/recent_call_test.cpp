@@ -135,10 +135,10 @@ TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
     EXPECT_FALSE(is_found(x));
     at::neg(x);
     EXPECT_TRUE(is_found(x));
-    at::neg(parameter);  // A leaf gets its reducer on its first call.
+    at::neg(parameter);  // A leaf gets its gradient pipeline on its first call.
     EXPECT_TRUE(is_found(parameter)) << "it needs no redistribution";
     EXPECT_TRUE(is_found(at::neg(parameter))) << "a new result in each step of training";
-    EXPECT_FALSE(is_found(at::neg(x).requires_grad_())) << "a leaf gets its reducer first";
+    EXPECT_FALSE(is_found(at::neg(x).requires_grad_())) << "a leaf gets its gradient pipeline first";
     {
       const EventListener listener([](const Event&) {});
       EXPECT_FALSE(is_found(x));

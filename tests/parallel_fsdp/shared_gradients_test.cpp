@@ -52,7 +52,7 @@ TEST(FsdpSharedGradients, OfScalars) {
   });
 }
 
-TEST(FsdpSharedGradients, OfWeightsOnOneShardRank) {
+TEST(FsdpSharedGradients, SumOfTwoWeights) {
   for (const Shape& mesh : {Shape{2, 1}, Shape{1, 2}, Shape{2, 2}}) {
     run_local(count(mesh), [&](const Communicator& world) {
       const auto on = hsdp(world, mesh[0], mesh[1]);
@@ -64,7 +64,7 @@ TEST(FsdpSharedGradients, OfWeightsOnOneShardRank) {
 }
 
 // With views, autograd on regular tensors lets their gradients share memory.
-TEST(FsdpSharedGradients, OfViews) {
+TEST(FsdpSharedGradients, OfViewsOfParameters) {
   run_local(2, [](const Communicator& world) {
     const Loss of_sum = [](const List& p, const at::Tensor& x) { return at::mm(x, p[0] + p[1]).square().sum(); };
     const Loss of_views = [](const List& p, const at::Tensor& x) {

@@ -133,7 +133,7 @@ TEST(RandomFill, BatchesAndSingleBlocksAgree) {
   }
 }
 
-TEST(RandomFill, BatchIsOneRun) {
+TEST(RandomFill, ContiguousShardIsOneRange) {
   const auto region = region_of({8, 5, 3}, {Shard(0)}, {2}, {1});
   const auto range = ContiguousRanges(region.sizes, region.segments).at(0);
   EXPECT_EQ(range.global, 60);
@@ -255,7 +255,7 @@ TEST(RandomFill, DiscreteFrequencies) {
   EXPECT_EQ(g.min().item<std::int64_t>(), 1);
 }
 
-TEST(RandomFill, RoundingNeverReachesTheUpperEnd) {
+TEST(RandomFill, UniformExcludesUpperBound) {
   for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat}) {
     auto t = at::empty({1 << 20}, dtype);
     fill_uniform(t, full_region({1 << 20}), kKey);

@@ -1,4 +1,5 @@
-// Hooks of schedules: first use, complete gradient, accumulation without synchronization. Also the reducer of a leaf.
+// Hooks of schedules: first use, complete gradient, accumulation without synchronization. Also the gradient pipeline of
+// a leaf.
 #include <torch/csrc/autograd/autograd.h>
 
 #include "internal/gradient_hooks.h"
@@ -110,7 +111,7 @@ TEST(Hooks, GradientsHaveThePlacementsOfTheLeafOnOneRank) {
   });
 }
 
-TEST(Hooks, UserHooksDoNotReplaceTheReducer) {
+TEST(Hooks, UserHooksDoNotReplaceTheGradientPipeline) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     step.w.register_hook([](const at::Tensor& g) { return g * 2; });

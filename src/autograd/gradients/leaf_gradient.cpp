@@ -2,7 +2,7 @@
 //   collect     the sum of what the operators computed arrives at the last of the leaf's gradient hooks
 //   join        what earlier passes without synchronization left in .grad is added
 //   reduce      to the leaf's placements: by the leaf's ReduceStage (fully_shard), packed with other leaves
-//               (gradient_reduction.h), or at once
+//               (deferred_reduction.h), or at once
 //   accumulate  into .grad
 //   notify      gradient-ready and post-accumulate-grad hooks run
 #include "autograd/gradients/leaf_gradient.h"
@@ -15,7 +15,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "autograd/conversion_nodes.h"
-#include "autograd/gradients/gradient_reduction.h"
+#include "autograd/gradients/deferred_reduction.h"
 #include "dtensor/events.h"
 #include "internal/aten_scopes.h"
 #include "internal/dispatch_modes.h"
@@ -32,7 +32,7 @@ const TensorHooks* hooks_on(const DTensorImpl& impl) {
   return impl.extras() == nullptr ? nullptr : impl.extras()->hooks.get();
 }
 
-// Whether autograd::grad captures the leaf's gradient, which must then be reduced when the reducer returns.
+// Whether autograd::grad captures the leaf's gradient, which must then be reduced when the hook returns.
 bool is_captured(const at::Tensor& leaf) {
   const auto* info = torch::autograd::get_current_graph_task_exec_info();
   if (info == nullptr || info->empty()) return false;
@@ -135,7 +135,7 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
     const CollectiveTag of([this] { return std::vector<at::Tensor>{leaf_.local()}; });
     hook_after_accumulation(collected.leaf);
     const auto gradient = as_dtensor_of(collected.leaf, given);
-    if (is_captured(collected.leaf)) return {reduce_at_once(collected, gradient)};
+    if (is_captured(collected.leaf)) return {reduce_immediately(collected, gradient)};
     const auto* hooks = hooks_on(leaf_);
     if (NoGradientSync::current() || (hooks != nullptr && !hooks->syncs)) {
       accumulate_gradient(collected.leaf, collected.owned(gradient));
@@ -157,7 +157,7 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
 
   Placements wanted() const { return replicate_partials(leaf_.spec()->placements); }
 
-  DTensor reduce_at_once(const Collected& collected, const DTensor& gradient) const {
+  DTensor reduce_immediately(const Collected& collected, const DTensor& gradient) const {
     return reshard_gradient(gradient.redistribute(wanted()), collected.leaf);
   }
 
@@ -166,7 +166,7 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
     const DTensor joined = earlier.sum().defined() ? DTensor(earlier.sum() + gradient) : gradient;
     const bool on_compute_device = leaf_.spec()->mesh->compute_mesh() == nullptr;
     if (on_compute_device && defer_reduction(collected.leaf, joined, wanted(), earlier)) return;
-    const auto reduced = collected.owned(reduce_at_once(collected, joined));
+    const auto reduced = collected.owned(reduce_immediately(collected, joined));
     earlier.done();
     accumulate_gradient(collected.leaf, reduced);
   }
@@ -184,7 +184,7 @@ TensorHooks& hooks_of(const DTensor& tensor) {
 
 }  // namespace
 
-// Installs the reducer after the user's hooks. The first register_hook in C++ drops all other hooks, so it is called
+// Installs the pipeline after the user's hooks. The first register_hook in C++ drops all other hooks, so it is called
 // here, and hooks of other languages are restored.
 void install_gradient_pipeline_slow(DTensorImpl& impl) {
   auto* meta = static_cast<torch::autograd::AutogradMeta*>(impl.autograd_meta());

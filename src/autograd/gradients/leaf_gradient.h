@@ -32,13 +32,15 @@ struct TensorHooks {
 
 void install_gradient_pipeline_slow(DTensorImpl& impl);
 
-// Whether it has a reducer or needs none. Results of operators need none: `requires_grad_` is set only on leaves.
+// Whether it has a gradient pipeline or needs none. Results of operators need none: `requires_grad_` is set only on
+// leaves.
 inline bool has_pipeline_or_needs_none(const DTensorImpl& impl) {
   const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(impl.autograd_meta());
   return meta == nullptr || impl.has_gradient_pipeline || !meta->requires_grad_;
 }
 
-// Called for every operand: installs the reducer of a leaf that requires grad. If it has one, this tests three fields.
+// Called for every operand: installs the gradient pipeline of a leaf that requires grad. If it has one, this tests
+// three fields.
 inline void install_gradient_pipeline(DTensorImpl& impl) {
   if (!has_pipeline_or_needs_none(impl)) install_gradient_pipeline_slow(impl);
 }

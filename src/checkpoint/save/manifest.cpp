@@ -64,7 +64,7 @@ Json describe(const StateTensors& mine, Purpose purpose) {
       list.push_back({name, position->second});
       continue;
     }
-    const bool by_all = purpose == Purpose::save || is_materialised_view(tensor);
+    const bool by_all = purpose == Purpose::save || is_materialized_view(tensor);
     list.push_back({name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec(), meshes.number(tensor), by_all});
   }
   return {{"meshes", meshes.json}, {"tensors", list}};

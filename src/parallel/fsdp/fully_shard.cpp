@@ -72,7 +72,7 @@ Placements keep_last_blocks(Placements placements, const std::string& name, cons
 }
 
 // Allocates the local tensor only. NaN makes missing initialization visible.
-at::Tensor materialise(const at::Tensor& meta, const DeviceMesh& mesh, const Placements& placements) {
+at::Tensor materialize(const at::Tensor& meta, const DeviceMesh& mesh, const Placements& placements) {
   const bool has_nan = at::isFloatingType(meta.scalar_type()) || at::isComplexType(meta.scalar_type());
   const double value = has_nan ? std::numeric_limits<double>::quiet_NaN() : 0;
   return full(meta.sizes(), value, mesh, placements, at::TensorOptions(meta.scalar_type()));
@@ -98,7 +98,7 @@ at::Tensor place_regular(const std::string& name, const at::Tensor& regular, con
               "fully_shard: expected a leaf without a gradient for parameter '", name, "', got ",
               regular.is_leaf() ? "one with a gradient" : "the result of an operator",
               "; shard a model before it is used");
-  auto placed = regular.is_meta() ? materialise(regular, home, placements)
+  auto placed = regular.is_meta() ? materialize(regular, home, placements)
                                   : at::Tensor(distribute_tensor(regular.detach(), home, placements));
   if (home != mesh) placed = kept_at(home, DTensor(placed));
   return placed;

@@ -201,7 +201,7 @@ bool better(const Candidate& a, const Candidate& b) {
   if (a.unpinned != b.unpinned) return a.unpinned < b.unpinned;
   const double tolerance = 1e-9 * std::max(a.price, b.price);
   if (std::abs(a.price - b.price) > tolerance) return a.price < b.price;
-  // Tensors without elements move at no cost. They keep their placements, or detach() would return a materialised view.
+  // Tensors without elements move at no cost. They keep their placements, or detach() would return a materialized view.
   const bool nothing_moves = a.price == 0 && b.price == 0;
   if (nothing_moves && a.changes != b.changes) return a.changes < b.changes;
   const bool a_all = a.choice.kind == Kind::replicate;

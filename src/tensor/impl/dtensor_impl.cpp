@@ -143,7 +143,7 @@ DTensorImpl* DTensorImpl::valid_reduced() {
   return this;
 }
 
-bool DTensorImpl::is_materialised() const { return extras_->moved.has_value(); }
+bool DTensorImpl::is_materialized() const { return extras_->moved.has_value(); }
 DTensorImpl* DTensorImpl::base() const {
   return is_detached_view() && !base_data_was_replaced() ? extras_->moved->base.get() : nullptr;
 }
@@ -171,7 +171,7 @@ bool DTensorImpl::base_data_was_replaced() const {
 namespace {
 
 // Whether the base was neither written nor redistributed between the creation of the view and set_data.
-bool was_fresh_then(const MaterialisedView& view, const DTensorImpl& base) {
+bool was_fresh_then(const MaterializedView& view, const DTensorImpl& base) {
   const auto replaced = base.replacements() - static_cast<std::uint32_t>(view.generation >> 32);
   return replaced == base.extras()->data_changes - view.data_changes &&
          writes_to(view.left, *base.spec()->mesh) == static_cast<std::uint32_t>(view.generation);
@@ -183,7 +183,7 @@ bool DTensorImpl::base_has_changed() const {
   if (!extras_->moved) return false;
   const auto& moved = *extras_->moved;
   if (base_data_was_replaced()) return !was_fresh_then(moved, *moved.base);
-  if (moved.base && moved.base->is_stale()) return true;  // the base is a materialised view itself
+  if (moved.base && moved.base->is_stale()) return true;  // the base is a materialized view itself
   return moved.generation != (moved.base ? moved.base->generation() : writes_to(moved.left, *spec_->mesh));
 }
 

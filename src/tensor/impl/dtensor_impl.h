@@ -53,25 +53,25 @@ class DTensorImpl final : public c10::TensorImpl {
   // tensor only.
   std::uint64_t generation() const { return (std::uint64_t{replacements_} << 32) | writes(); }
   std::uint32_t replacements() const { return replacements_; }
-  // Makes this tensor a view of `base` with a shared version counter. A view of a materialised view is materialised
+  // Makes this tensor a view of `base` with a shared version counter. A view of a materialized view is materialized
   // too.
   void set_view_base(const DTensorImpl& base);
 
   // Attributes that only few tensors have; null for most.
   const TensorExtras* extras() const { return extras_.get(); }
   TensorExtras& make_extras();
-  // Whether an operator may have to use other data than local(): that of a materialised view, a reduced Partial,
+  // Whether an operator may have to use other data than local(): that of a materialized view, a reduced Partial,
   // unrounded values, or data on the device.
   bool has_alternate_data() const { return C10_UNLIKELY(extras_ != nullptr) && stores_alternate_data(); }
 
-  // A materialised view: redistribution copied its data, so it shares no memory with its base
+  // A materialized view: redistribution copied its data, so it shares no memory with its base
   // (autograd/materialized_view.h). It is stale after the base changes. `left` is the former data of a base that was
   // redistributed in place.
   void detach_view_from(DTensorImpl& base);
   void keep_former_data(const at::Tensor& left);
-  bool is_detached_view() const { return C10_UNLIKELY(extras_ != nullptr) && is_materialised(); }
+  bool is_detached_view() const { return C10_UNLIKELY(extras_ != nullptr) && is_materialized(); }
   bool is_stale() const { return C10_UNLIKELY(extras_ != nullptr) && base_has_changed(); }
-  // Null if this is not a materialised view, or if the data of its base was replaced.
+  // Null if this is not a materialized view, or if the data of its base was replaced.
   DTensorImpl* base() const;
   // Sets the current data of the base.
   void refresh_local(at::Tensor local);
@@ -81,12 +81,12 @@ class DTensorImpl final : public c10::TensorImpl {
   // The tensor that a read-only operator should use: the cached reduced value, or this tensor.
   DTensorImpl* read_source() { return C10_UNLIKELY(extras_ != nullptr) ? valid_reduced() : this; }
 
-  // The how many-th tensor of its mesh this is (detached copies: that of), the same number on all ranks that make the
-  // same tensors in one order: tells equal ones apart where calls are compared. 0: not counted.
+  // Creation index of this tensor on its mesh; a detached copy has its source's. Ranks that create the same tensors in
+  // one order have the same indices, which Checked uses to distinguish equal tensors. 0: not counted.
   std::uint32_t origin() const { return origin_; }
   void count_origin();
 
-  // Whether one of the gradient hooks is a reducer (autograd/gradients/leaf_gradient.h).
+  // Whether its gradient hooks include the pipeline of autograd/gradients/leaf_gradient.h.
   bool has_gradient_pipeline = false;
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -103,7 +103,7 @@ class DTensorImpl final : public c10::TensorImpl {
   void match_inference_mode(const DTensorImpl& base);
   void take_metadata(std::int64_t offset);
   std::uint32_t writes() const;
-  bool is_materialised() const;
+  bool is_materialized() const;
   bool stores_alternate_data() const;
   bool base_has_changed() const;
   bool base_data_was_replaced() const;
@@ -124,7 +124,7 @@ struct DerivedCopy {
 };
 
 // The state of a view that shares no memory with its base.
-struct MaterialisedView {
+struct MaterializedView {
   c10::intrusive_ptr<DTensorImpl> base = {};  // null: cannot be refreshed
   // Counts the writes to the base's memory, or to the former memory of the base.
   c10::VariableVersion left{c10::VariableVersion::DISABLED};
@@ -145,7 +145,7 @@ struct TensorExtras {
   // For a device copy, which exists for one call: the tensor in host memory whose mesh computes on the device. A device
   // copy has no local tensor.
   c10::intrusive_ptr<DTensorImpl> stored = {};
-  std::optional<MaterialisedView> moved = {};
+  std::optional<MaterializedView> moved = {};
   DerivedCopy<c10::intrusive_ptr<DTensorImpl>> reduced = {};
   std::uint32_t data_changes = 0;  // by set_data: views that moved before keep the former data
 };
@@ -173,7 +173,7 @@ void share_version_counter(const at::Tensor& local, const at::Tensor& of);
 at::Tensor make_dtensor(SpecPtr spec, at::Tensor local, std::int64_t offset = 0);
 
 // Bumps the version of the local tensor, so that autograd detects writes if it was saved through to_local(). Also for
-// materialised views.
+// materialized views.
 void bump_local_version(const DTensorImpl& tensor);
 
 }  // namespace dtensor

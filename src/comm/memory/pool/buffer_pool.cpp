@@ -47,7 +47,7 @@ void* system_block(std::size_t size) {
 struct Block {
   void* data;
   std::size_t size;
-  std::thread::id allocating_thread;
+  std::thread::id freeing_thread;
 };
 
 class Pool {
@@ -110,11 +110,11 @@ class Pool {
   // Falls back to the latest block of any thread: the search is bounded, since one thread may free thousands of blocks
   // that others take.
   static Index::iterator latest_of_this_thread(Index::iterator first, Index::iterator last) {
-    constexpr int kLook = 64;
+    constexpr int kMaxSearched = 64;
     const auto me = std::this_thread::get_id();
     auto at = first;
-    for (int i = 0; i < kLook && at != last; ++i, ++at) {
-      if (at->second->allocating_thread == me) return at;
+    for (int i = 0; i < kMaxSearched && at != last; ++i, ++at) {
+      if (at->second->freeing_thread == me) return at;
     }
     return first;
   }

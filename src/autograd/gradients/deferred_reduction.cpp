@@ -1,6 +1,6 @@
 // Deferred gradients belong to the backward pass, not to a thread: its end callback owns them, so they are freed if the
 // pass throws.
-#include "autograd/gradients/gradient_reduction.h"
+#include "autograd/gradients/deferred_reduction.h"
 
 #include <ATen/ATen.h>
 
@@ -21,7 +21,7 @@ namespace {
 // After this many bytes, gradients are reduced immediately, which bounds the packed and the in-flight memory. Bytes
 // are counted in global sizes and per mesh, because all ranks of a mesh know these. Gradients on other meshes, which
 // other ranks may not have, must not affect the count.
-constexpr std::int64_t kEnough = std::int64_t{25} << 20;
+constexpr std::int64_t kMaxDeferredBytes = std::int64_t{25} << 20;
 
 struct PendingGradient {
   DTensor leaf, gradient;
@@ -38,7 +38,7 @@ struct PendingGradient {
   const at::Tensor& local() const { return dtensor_or_null(gradient)->local(); }
 };
 
-struct ReductionUnderWay {
+struct InFlightReduction {
   std::vector<PendingGradient> list;
   RedistributeBucket bucket = {};
 
@@ -83,18 +83,18 @@ class PassReductions {
 
   std::vector<PendingGradient> pending_;
   std::vector<std::pair<DeviceMesh, std::int64_t>> bytes_;  // deferred, by mesh
-  std::vector<std::unique_ptr<ReductionUnderWay>> under_way_;
+  std::vector<std::unique_ptr<InFlightReduction>> in_flight_;
 };
 
-struct Open {
+struct OpenPass {
   int id;
   std::weak_ptr<PassReductions> pass;
 };
 
 PassReductions& PassReductions::current() {
-  static thread_local std::vector<Open> open_passes;
+  static thread_local std::vector<OpenPass> open_passes;
   const int id = current_backward_id();
-  std::erase_if(open_passes, [](const Open& open) { return open.pass.expired(); });
+  std::erase_if(open_passes, [](const OpenPass& open) { return open.pass.expired(); });
   for (const auto& open : open_passes) {
     if (open.id == id) return *open.pass.lock();
   }
@@ -117,7 +117,7 @@ void PassReductions::add(PendingGradient pending) {
   auto& bytes = bytes_on(mesh);
   bytes += pending.gradient.numel() * static_cast<std::int64_t>(pending.gradient.element_size());
   pending_.push_back(std::move(pending));
-  if (bytes < kEnough) return;
+  if (bytes < kMaxDeferredBytes) return;
   bytes = 0;
   reduce(take(mesh));
 }
@@ -137,18 +137,18 @@ std::vector<PendingGradient> PassReductions::take(const DeviceMesh& mesh) {
 
 void PassReductions::reduce(std::vector<PendingGradient> list) {
   if (list.empty()) return;
-  auto reduction = std::make_unique<ReductionUnderWay>(ReductionUnderWay{std::move(list)});
+  auto reduction = std::make_unique<InFlightReduction>(InFlightReduction{std::move(list)});
   reduction->start();
   if (!reduction->bucket.in_background()) return reduction->finish();
   for (auto& w : reduction->list) w.earlier.done();  // frees its memory before backward ends
-  under_way_.push_back(std::move(reduction));
+  in_flight_.push_back(std::move(reduction));
 }
 
 void PassReductions::finish() {
   const DisableDispatchModesGuard hidden;
   const at::NoGradGuard no_grad;
   reduce(std::exchange(pending_, {}));
-  for (const auto& reduction : std::exchange(under_way_, {})) reduction->finish();
+  for (const auto& reduction : std::exchange(in_flight_, {})) reduction->finish();
 }
 
 bool is_sum(const TensorSpec& spec, const Placements& wanted, std::size_t axis) {
