@@ -1,0 +1,197 @@
+// The C interface (C99), also for Fortran and other languages: meshes, tensors over the host program's memory, layers,
+// gradients, optimizers and checkpoints. The module `dtensor` of fortran/dtensor.f90 is built on it.
+//
+//   dtensor_mesh* mesh;
+//   const int64_t shape[1] = {ranks};
+//   if (dtensor_mesh_from_mpi(MPI_Comm_c2f(comm), 1, shape, "dp", &mesh) != DTENSOR_OK) fail(dtensor_last_error());
+//
+// Every function returns a dtensor_status; no exception leaves the library. Results are written only on success. A
+// function that is marked collective must be called by every rank of the mesh, in the same order. Arguments must be
+// equal on all ranks, except pointers, local sizes and strides. Handles that a function returns belong to the caller.
+#pragma once
+
+#include <stdint.h>
+
+#include "dtensor/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Result of a call.
+enum dtensor_status {
+  DTENSOR_OK = 0,                // success
+  DTENSOR_INVALID_ARGUMENT = 1,  // the arguments, or the files of a checkpoint, are not what the call expects
+  DTENSOR_COMMUNICATION = 2,     // another rank failed, left, made a different call or did not answer in time
+  DTENSOR_OUT_OF_MEMORY = 3,     // an allocation failed
+  DTENSOR_INTERNAL = 4,          // any other error
+};
+typedef enum dtensor_status dtensor_status;  // the same without `enum`
+
+// Element types.
+enum dtensor_dtype {
+  DTENSOR_FLOAT32 = 0,  // float, real32
+  DTENSOR_FLOAT64 = 1,  // double, real64
+  DTENSOR_INT32 = 2,    // int32_t
+  DTENSOR_INT64 = 3,    // int64_t
+};
+typedef enum dtensor_dtype dtensor_dtype;  // the same without `enum`
+
+// A mesh of the ranks of a communicator.
+typedef struct dtensor_mesh dtensor_mesh;
+// A distributed tensor. It keeps the graph of its computation and its mesh alive.
+typedef struct dtensor_tensor dtensor_tensor;
+// A layer with parameters.
+typedef struct dtensor_module dtensor_module;
+// An optimizer of the parameters of a module. It keeps the parameters alive.
+typedef struct dtensor_optimizer dtensor_optimizer;
+
+// An array in the memory of the host program.
+struct dtensor_host_array {
+  void* data;              // first element; may be null if the array has no elements
+  dtensor_dtype dtype;     // type of the elements
+  int ndim;                // number of dimensions
+  const int64_t* sizes;    // one per dimension
+  const int64_t* strides;  // in elements, >= 0, one per dimension; null: row-major without gaps
+};
+typedef struct dtensor_host_array dtensor_host_array;  // the same without `struct`
+
+// Text of the last call on this thread that failed; empty if none has failed. Valid until the next call that fails.
+DTENSOR_API const char* dtensor_last_error(void);
+
+// Meshes.
+
+// A mesh over all ranks of an MPI communicator of the program, which owns MPI. `comm` is the communicator's number in
+// Fortran: MPI_Comm_c2f(comm) in C, the integer itself in Fortran. The library communicates on duplicates of it. The
+// product of `shape` is the number of ranks; ranks are row-major. `names` lists the dimensions ("dp,tp"); null: no
+// names. Collective over `comm`.
+DTENSOR_API dtensor_status dtensor_mesh_from_mpi(int comm, int ndim, const int64_t* shape, const char* names,
+                                                 dtensor_mesh** mesh);
+// A one-dimensional mesh of this process only. Needs no MPI.
+DTENSOR_API dtensor_status dtensor_mesh_of_process(dtensor_mesh** mesh);
+// Number of ranks, and this rank in [0, size).
+DTENSOR_API dtensor_status dtensor_mesh_size(const dtensor_mesh* mesh, int* size);
+DTENSOR_API dtensor_status dtensor_mesh_rank(const dtensor_mesh* mesh, int* rank);
+// Accepts null. Tensors and modules on the mesh stay valid.
+DTENSOR_API void dtensor_mesh_free(dtensor_mesh* mesh);
+
+// Tensors.
+
+// A tensor over the host's memory, without a copy: `local` is this rank's part of it. `placements` has one entry per
+// mesh dimension: "[R]" (each rank passes all elements), "[S(0)]" (rank r passes the r-th chunk of ceil(n / ranks)
+// indices of dimension 0), "[RS(0, 3 0 5)]" (the numbers of indices that the ranks pass) and others as in
+// dtensor/placement.h. Dimensions count from 0. The global sizes follow from the local ones. Memory and layout must
+// stay valid while the tensor, or a result with a graph on it, is in use. After the host writes to the memory, call
+// dtensor_tensor_increment_version. Collective: an invalid argument on one rank is an error on all.
+DTENSOR_API dtensor_status dtensor_tensor_from_host(const dtensor_mesh* mesh, const dtensor_host_array* local,
+                                                    const char* placements, dtensor_tensor** tensor);
+// Announces that the host has written to this rank's part, so that values derived from it are computed anew. Every rank
+// calls it; no communication.
+DTENSOR_API dtensor_status dtensor_tensor_increment_version(dtensor_tensor* tensor);
+// Accepts null. Does not free memory of the host.
+DTENSOR_API void dtensor_tensor_free(dtensor_tensor* tensor);
+
+// Number of dimensions.
+DTENSOR_API dtensor_status dtensor_tensor_ndim(const dtensor_tensor* tensor, int* ndim);
+// Global size of dimension `dim` in [0, ndim).
+DTENSOR_API dtensor_status dtensor_tensor_size(const dtensor_tensor* tensor, int dim, int64_t* size);
+// Type of the elements.
+DTENSOR_API dtensor_status dtensor_tensor_dtype(const dtensor_tensor* tensor, dtensor_dtype* dtype);
+// Placements as text. Valid until the next call of this function for this handle, or until it is freed.
+DTENSOR_API dtensor_status dtensor_tensor_placements(dtensor_tensor* tensor, const char** placements);
+// This rank's part, without a copy: the memory of dtensor_tensor_from_host, or memory of the library. The fields are
+// valid until the next call of this function for this handle, or until it is freed. Under a Partial placement it is
+// this rank's summand.
+DTENSOR_API dtensor_status dtensor_tensor_local(dtensor_tensor* tensor, dtensor_host_array* local);
+
+// A new tensor of the same values with other placements. Collective. Differentiable.
+DTENSOR_API dtensor_status dtensor_tensor_redistribute(const dtensor_tensor* tensor, const char* placements,
+                                                       dtensor_tensor** result);
+// Writes all elements to an array of the tensor's sizes and dtype on every rank, with any strides. Collective: an
+// invalid array on one rank is an error on all.
+DTENSOR_API dtensor_status dtensor_tensor_copy_full(const dtensor_tensor* tensor, const dtensor_host_array* array);
+// Writes the values of `source` to `target`, which has the same sizes and any placements and strides, for instance the
+// host's own field. Not differentiable. Collective.
+DTENSOR_API dtensor_status dtensor_tensor_copy(dtensor_tensor* target, const dtensor_tensor* source);
+// The value of a tensor with one element. Collective.
+DTENSOR_API dtensor_status dtensor_tensor_item(const dtensor_tensor* tensor, double* value);
+
+// Gradients.
+
+// Whether backward computes a gradient of this tensor; 0 or 1. Floating-point tensors that no recorded call returned.
+DTENSOR_API dtensor_status dtensor_tensor_set_requires_grad(dtensor_tensor* tensor, int on);
+// The scalar mean of (prediction - target)^2 over all elements. Collective. Differentiable.
+DTENSOR_API dtensor_status dtensor_mse_loss(const dtensor_tensor* prediction, const dtensor_tensor* target,
+                                            dtensor_tensor** loss);
+// Adds the gradients of parameters and of tensors that require them. `gradient`: the derivative with respect to
+// `tensor`, of its sizes; null for a tensor with one element. The graph is freed. Collective.
+DTENSOR_API dtensor_status dtensor_tensor_backward(const dtensor_tensor* tensor, const dtensor_tensor* gradient);
+// The gradient that backward calls have added, or null if there is none. It shares the memory of the gradient.
+DTENSOR_API dtensor_status dtensor_tensor_grad(const dtensor_tensor* tensor, dtensor_tensor** gradient);
+// Removes the gradient.
+DTENSOR_API dtensor_status dtensor_tensor_zero_grad(dtensor_tensor* tensor);
+
+// Modules.
+
+// A layer by name, with parameters that every rank of the mesh stores in full:
+//   "Linear"      sizes {in, out}: x W^T + b
+//   "LayerNorm"   sizes {features}, over the last dimension
+//   "RMSNorm"     sizes {features}, over the last dimension
+//   "Perceptron"  sizes {in, hidden..., out}: Linear layers "0", "1", ... with `activation` between them
+// `activation`: "tanh", "relu", "gelu" or "silu"; null or "" for other layers. `dtype`: DTENSOR_FLOAT32 or
+// DTENSOR_FLOAT64. Initial values are those of torch.nn; they depend on `seed` only, not on the number of ranks.
+// Collective.
+DTENSOR_API dtensor_status dtensor_module_create(const dtensor_mesh* mesh, const char* name, int count,
+                                                 const int64_t* sizes, const char* activation, dtensor_dtype dtype,
+                                                 uint64_t seed, dtensor_module** module);
+// Accepts null. The graph of a result stays usable.
+DTENSOR_API void dtensor_module_free(dtensor_module* module);
+// Applies the layer to a floating-point tensor [..., features] on the mesh, with any placements; the result is [...,
+// out]. The gradients of the parameters are reduced over the ranks. Collective. Differentiable.
+DTENSOR_API dtensor_status dtensor_module_forward(const dtensor_module* module, const dtensor_tensor* x,
+                                                  dtensor_tensor** result);
+// The same without recording a graph.
+DTENSOR_API dtensor_status dtensor_module_forward_no_grad(const dtensor_module* module, const dtensor_tensor* x,
+                                                          dtensor_tensor** result);
+// Parameters: their number, and name and tensor of parameter `index` in [0, count). The name is valid as long as the
+// module. The tensor shares the parameter's memory and gradient.
+DTENSOR_API dtensor_status dtensor_module_parameter_count(const dtensor_module* module, int* count);
+DTENSOR_API dtensor_status dtensor_module_parameter_name(const dtensor_module* module, int index, const char** name);
+DTENSOR_API dtensor_status dtensor_module_parameter(const dtensor_module* module, int index,
+                                                    dtensor_tensor** parameter);
+// Stores 1/ranks of each parameter, gradient and optimizer state on each rank (FSDP). The mesh has one dimension, or
+// two (replicas, shards). Call it once, before an optimizer is created. Collective.
+DTENSOR_API dtensor_status dtensor_module_fully_shard(dtensor_module* module);
+
+// Optimizers.
+
+// AdamW with decoupled weight decay. Options as in torch.optim.AdamW (usual: 1e-3, 0.9, 0.999, 1e-8, 0.01). Steps are
+// bit-equal on all layouts if the gradients are. Collective.
+DTENSOR_API dtensor_status dtensor_optimizer_adamw(const dtensor_module* module, double lr, double beta1, double beta2,
+                                                   double eps, double weight_decay, dtensor_optimizer** optimizer);
+// Stochastic gradient descent, as torch.optim.SGD. Collective.
+DTENSOR_API dtensor_status dtensor_optimizer_sgd(const dtensor_module* module, double lr, double momentum,
+                                                 double weight_decay, dtensor_optimizer** optimizer);
+// Accepts null.
+DTENSOR_API void dtensor_optimizer_free(dtensor_optimizer* optimizer);
+// Updates the parameters that have a gradient. Collective.
+DTENSOR_API dtensor_status dtensor_optimizer_step(dtensor_optimizer* optimizer);
+// Removes the gradients of all parameters.
+DTENSOR_API dtensor_status dtensor_optimizer_zero_grad(dtensor_optimizer* optimizer);
+// Sets the learning rate of the next steps.
+DTENSOR_API dtensor_status dtensor_optimizer_set_lr(dtensor_optimizer* optimizer, double lr);
+
+// Checkpoints.
+
+// Saves parameters, optimizer state (unless `optimizer` is null) and a step count to a folder of safetensors files. An
+// existing checkpoint is replaced once all files are written. Collective: an error on one rank is an error on all.
+DTENSOR_API dtensor_status dtensor_checkpoint_save(const char* directory, const dtensor_module* module,
+                                                   dtensor_optimizer* optimizer, int64_t step);
+// Loads them in place. The number of ranks and the placements may differ from those of the save. With a null
+// `optimizer`, stored optimizer state is ignored. Collective: an error on one rank is an error on all.
+DTENSOR_API dtensor_status dtensor_checkpoint_load(const char* path, const dtensor_module* module,
+                                                   dtensor_optimizer* optimizer, int64_t* step);
+
+#ifdef __cplusplus
+}
+#endif

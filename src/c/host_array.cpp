@@ -1,0 +1,56 @@
+// Checks an array of the host program before ATen accesses its memory.
+#include "c/host_array.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+#include <c10/util/strides.h>
+
+namespace dtensor::c {
+
+at::ScalarType scalar_type(dtensor_dtype dtype) {
+  switch (dtype) {
+    case DTENSOR_FLOAT32:
+      return at::kFloat;
+    case DTENSOR_FLOAT64:
+      return at::kDouble;
+    case DTENSOR_INT32:
+      return at::kInt;
+    case DTENSOR_INT64:
+      return at::kLong;
+  }
+  TORCH_CHECK_VALUE(false, "expected a dtensor_dtype, got ", static_cast<int>(dtype));
+}
+
+dtensor_dtype dtype_of(at::ScalarType type) {
+  for (const auto dtype : {DTENSOR_FLOAT32, DTENSOR_FLOAT64, DTENSOR_INT32, DTENSOR_INT64}) {
+    if (scalar_type(dtype) == type) return dtype;
+  }
+  TORCH_CHECK_VALUE(false, "expected a tensor of a dtensor_dtype, got one of ", type);
+}
+
+void check_host_array(const dtensor_host_array& array) {
+  scalar_type(array.dtype);
+  TORCH_CHECK_VALUE(array.ndim >= 0 && array.ndim <= 64, "expected 0 to 64 dimensions, got ", array.ndim);
+  TORCH_CHECK_VALUE(array.ndim == 0 || array.sizes != nullptr, "expected ", array.ndim, " sizes, got a null pointer");
+  std::int64_t count = 1;
+  for (int dim = 0; dim < array.ndim; ++dim) {
+    const std::int64_t size = array.sizes[dim];
+    TORCH_CHECK_VALUE(size >= 0, "expected a size >= 0 of dimension ", dim, ", got ", size);
+    TORCH_CHECK_VALUE(!__builtin_mul_overflow(count, size, &count), "expected sizes of fewer than 2^63 elements");
+    if (array.strides == nullptr) continue;
+    TORCH_CHECK_VALUE(array.strides[dim] >= 0, "expected a stride >= 0 of dimension ", dim, ", got ",
+                      array.strides[dim]);
+  }
+  TORCH_CHECK_VALUE(count == 0 || array.data != nullptr, "expected the address of ", count,
+                    " elements, got a null pointer");
+}
+
+at::Tensor view_of_host(const dtensor_host_array& array) {
+  const at::IntArrayRef sizes(array.sizes, static_cast<std::size_t>(array.ndim));
+  const at::DimVector dense(c10::contiguous_strides(sizes));
+  const at::IntArrayRef strides =
+      array.strides == nullptr ? at::IntArrayRef(dense) : at::IntArrayRef(array.strides, sizes.size());
+  return at::from_blob(array.data, sizes, strides, at::TensorOptions(scalar_type(array.dtype)));
+}
+
+}  // namespace dtensor::c
