@@ -30,6 +30,9 @@ foreach(tool verify_checkpoint verify_rules)
 endforeach()
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/dtensor DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/fortran DESTINATION ${CMAKE_INSTALL_DATADIR}/dtensor
+  FILES_MATCHING PATTERN "*.f90" PATTERN "*.inc")
+
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/dtensorConfig.cmake.in ${CMAKE_BINARY_DIR}/dtensorConfig.cmake
   INSTALL_DESTINATION ${_package_folder})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/dtensorConfigVersion.cmake COMPATIBILITY SameMinorVersion)

@@ -1,0 +1,241 @@
+! dtensor for Fortran 2008: meshes, tensors over arrays of the program, layers, gradients, optimizers and checkpoints.
+! dtensor/c/dtensor.h describes each call.
+!
+!   call dtensor_mesh_from_mpi(comm, [ranks], mesh)                       ! comm: integer, or comm%mpi_val of mpi_f08
+!   call dtensor_from_host(mesh, dtensor_view(field), '[S(0)]', x)        ! field(:, :) is not copied
+!   call dtensor_forward(layer, x, y)
+!
+! Every procedure has an optional last argument `status`, which is dtensor_ok on success. Without it an error stops the
+! program with the text of dtensor_last_error(). A tensor has the dimensions of the array, in the order of Fortran.
+! Placements count them from 0: '[S(0)]' splits the first one. Arrays need the attribute target, and must not be freed
+! while a tensor refers to them. A procedure that returns a handle does not free the object that the variable held.
+module dtensor
+  use, intrinsic :: iso_c_binding
+  use, intrinsic :: iso_fortran_env, only: error_unit
+  use dtensor_arrays
+  use dtensor_c
+  implicit none
+  private
+
+  public :: dtensor_array, dtensor_view, dtensor_float32, dtensor_float64, dtensor_int32, dtensor_int64
+  integer, parameter, public :: dtensor_ok = 0, dtensor_invalid_argument = 1, dtensor_communication = 2, &
+                                dtensor_out_of_memory = 3, dtensor_internal = 4
+
+  ! Handles. Copies refer to the same object; free each object once.
+  type, public :: dtensor_mesh
+    type(c_ptr) :: handle = c_null_ptr
+  end type
+  type, public :: dtensor_tensor
+    type(c_ptr) :: handle = c_null_ptr
+  end type
+  type, public :: dtensor_module
+    type(c_ptr) :: handle = c_null_ptr
+  end type
+  type, public :: dtensor_optimizer
+    type(c_ptr) :: handle = c_null_ptr
+  end type
+
+  interface dtensor_free  ! frees the object and clears the handle
+    module procedure free_mesh, free_tensor, free_module, free_optimizer
+  end interface
+  interface dtensor_zero_grad  ! of a tensor, or of all parameters of an optimizer
+    module procedure zero_grad_tensor, zero_grad_optimizer
+  end interface
+
+  public :: dtensor_last_error, dtensor_mesh_from_mpi, dtensor_mesh_of_process, dtensor_mesh_size, dtensor_mesh_rank
+  public :: dtensor_from_host, dtensor_increment_version, dtensor_free, dtensor_sizes, dtensor_placements
+  public :: dtensor_local, dtensor_redistribute, dtensor_copy_full, dtensor_copy, dtensor_item
+  public :: dtensor_set_requires_grad, dtensor_mse_loss, dtensor_backward, dtensor_grad, dtensor_zero_grad
+  public :: dtensor_module_create, dtensor_forward, dtensor_forward_no_grad, dtensor_parameter_count
+  public :: dtensor_parameter_name, dtensor_parameter, dtensor_fully_shard
+  public :: dtensor_optimizer_adamw, dtensor_optimizer_sgd, dtensor_step, dtensor_set_lr
+  public :: dtensor_checkpoint_save, dtensor_checkpoint_load
+
+contains
+
+  ! Errors and texts.
+
+  function text_of(pointer) result(text)
+    type(c_ptr), intent(in) :: pointer
+    character(len=:), allocatable :: text
+    character(kind=c_char), pointer :: letters(:)
+    integer :: i, length
+    length = 0
+    if (c_associated(pointer)) length = int(c_strlen(pointer))
+    allocate (character(len=length) :: text)
+    if (length == 0) return
+    call c_f_pointer(pointer, letters, [length])
+    do i = 1, length
+      text(i:i) = letters(i)
+    end do
+  end function
+
+  function dtensor_last_error() result(text)
+    character(len=:), allocatable :: text
+    text = text_of(c_last_error())
+  end function
+
+  subroutine finish(code, status)
+    integer(c_int), intent(in) :: code
+    integer, intent(out), optional :: status
+    if (present(status)) then
+      status = code
+    else if (code /= dtensor_ok) then
+      write (error_unit, '(a)') dtensor_last_error()
+      error stop 1
+    end if
+  end subroutine
+
+  function c_text(text)
+    character(len=*), intent(in) :: text
+    character(len=len_trim(text) + 1, kind=c_char) :: c_text
+    c_text = trim(text) // c_null_char
+  end function
+
+  ! Meshes.
+
+  subroutine dtensor_mesh_from_mpi(comm, shape, mesh, names, status)
+    integer, intent(in) :: comm, shape(:)
+    type(dtensor_mesh), intent(inout) :: mesh
+    character(len=*), intent(in), optional :: names  ! 'dp,tp'
+    integer, intent(out), optional :: status
+    character(len=:), allocatable :: list
+    list = ''
+    if (present(names)) list = names
+    call finish(c_mesh_from_mpi(comm, size(shape), int(shape, c_int64_t), c_text(list), mesh%handle), status)
+  end subroutine
+
+  subroutine dtensor_mesh_of_process(mesh, status)
+    type(dtensor_mesh), intent(inout) :: mesh
+    integer, intent(out), optional :: status
+    call finish(c_mesh_of_process(mesh%handle), status)
+  end subroutine
+
+  subroutine dtensor_mesh_size(mesh, ranks, status)
+    type(dtensor_mesh), intent(in) :: mesh
+    integer, intent(inout) :: ranks
+    integer, intent(out), optional :: status
+    call finish(c_mesh_size(mesh%handle, ranks), status)
+  end subroutine
+
+  subroutine dtensor_mesh_rank(mesh, rank, status)
+    type(dtensor_mesh), intent(in) :: mesh
+    integer, intent(inout) :: rank  ! in [0, ranks)
+    integer, intent(out), optional :: status
+    call finish(c_mesh_rank(mesh%handle, rank), status)
+  end subroutine
+
+  subroutine free_mesh(mesh)
+    type(dtensor_mesh), intent(inout) :: mesh
+    call c_mesh_free(mesh%handle)
+    mesh%handle = c_null_ptr
+  end subroutine
+
+  ! Tensors.
+
+  ! The C description of an array, whose sizes and strides it refers to.
+  function described(array) result(host)
+    type(dtensor_array), intent(in), target :: array
+    type(c_host_array) :: host
+    host = c_host_array(array%address, array%dtype, array%ndim, c_loc(array%sizes), c_loc(array%strides))
+  end function
+
+  subroutine dtensor_from_host(mesh, array, placements, tensor, status)
+    type(dtensor_mesh), intent(in) :: mesh
+    type(dtensor_array), intent(in), target :: array
+    character(len=*), intent(in) :: placements
+    type(dtensor_tensor), intent(inout) :: tensor
+    integer, intent(out), optional :: status
+    call finish(c_from_host(mesh%handle, described(array), c_text(placements), tensor%handle), status)
+  end subroutine
+
+  subroutine dtensor_increment_version(tensor, status)
+    type(dtensor_tensor), intent(in) :: tensor
+    integer, intent(out), optional :: status
+    call finish(c_increment_version(tensor%handle), status)
+  end subroutine
+
+  subroutine free_tensor(tensor)
+    type(dtensor_tensor), intent(inout) :: tensor
+    call c_tensor_free(tensor%handle)
+    tensor%handle = c_null_ptr
+  end subroutine
+
+  ! Global sizes.
+  subroutine dtensor_sizes(tensor, sizes, status)
+    type(dtensor_tensor), intent(in) :: tensor
+    integer(c_int64_t), allocatable, intent(out) :: sizes(:)
+    integer, intent(out), optional :: status
+    integer(c_int) :: code, ndim, dim
+    ndim = 0
+    code = c_ndim(tensor%handle, ndim)
+    allocate (sizes(ndim))
+    do dim = 1, ndim
+      if (code == dtensor_ok) code = c_size(tensor%handle, dim - 1, sizes(dim))
+    end do
+    call finish(code, status)
+  end subroutine
+
+  subroutine dtensor_placements(tensor, placements, status)
+    type(dtensor_tensor), intent(in) :: tensor
+    character(len=:), allocatable, intent(inout) :: placements
+    integer, intent(out), optional :: status
+    type(c_ptr) :: text
+    integer(c_int) :: code
+    code = c_placements(tensor%handle, text)
+    if (code == dtensor_ok) placements = text_of(text)
+    call finish(code, status)
+  end subroutine
+
+  ! This rank's part, of at most 4 dimensions, without a copy; c_f_pointer makes an array of its address.
+  subroutine dtensor_local(tensor, local, status)
+    type(dtensor_tensor), intent(in) :: tensor
+    type(dtensor_array), intent(inout) :: local
+    integer, intent(out), optional :: status
+    type(c_host_array) :: host
+    integer(c_int64_t), pointer :: numbers(:)
+    integer(c_int) :: code
+    code = c_local(tensor%handle, host)
+    if (code == dtensor_ok .and. host%ndim <= size(local%sizes)) then
+      local%address = host%data
+      local%dtype = host%dtype
+      local%ndim = host%ndim
+      call c_f_pointer(host%sizes, numbers, [host%ndim])
+      local%sizes(:host%ndim) = numbers
+      call c_f_pointer(host%strides, numbers, [host%ndim])
+      local%strides(:host%ndim) = numbers
+    end if
+    call finish(code, status)
+  end subroutine
+
+  subroutine dtensor_redistribute(tensor, placements, result, status)
+    type(dtensor_tensor), intent(in) :: tensor
+    character(len=*), intent(in) :: placements
+    type(dtensor_tensor), intent(inout) :: result
+    integer, intent(out), optional :: status
+    call finish(c_redistribute(tensor%handle, c_text(placements), result%handle), status)
+  end subroutine
+
+  subroutine dtensor_copy_full(tensor, array, status)
+    type(dtensor_tensor), intent(in) :: tensor
+    type(dtensor_array), intent(in), target :: array
+    integer, intent(out), optional :: status
+    call finish(c_copy_full(tensor%handle, described(array)), status)
+  end subroutine
+
+  subroutine dtensor_copy(to, from, status)
+    type(dtensor_tensor), intent(in) :: to, from
+    integer, intent(out), optional :: status
+    call finish(c_copy(to%handle, from%handle), status)
+  end subroutine
+
+  subroutine dtensor_item(tensor, number, status)
+    type(dtensor_tensor), intent(in) :: tensor
+    real(c_double), intent(inout) :: number
+    integer, intent(out), optional :: status
+    call finish(c_item(tensor%handle, number), status)
+  end subroutine
+
+  ! Gradients, modules, optimizers and checkpoints.
+  include 'dtensor_training.inc'
+end module

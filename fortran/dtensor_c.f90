@@ -1,0 +1,221 @@
+! The functions and types of dtensor/c/dtensor.h for Fortran, one interface for each. The module `dtensor` wraps them.
+module dtensor_c
+  use, intrinsic :: iso_c_binding
+  implicit none
+  public
+
+  ! struct dtensor_host_array.
+  type, bind(c) :: c_host_array
+    type(c_ptr) :: data = c_null_ptr
+    integer(c_int) :: dtype = 0, ndim = 0
+    type(c_ptr) :: sizes = c_null_ptr, strides = c_null_ptr
+  end type
+
+  interface
+    function c_last_error() bind(c, name='dtensor_last_error') result(text)
+      import
+      type(c_ptr) :: text
+    end function
+    function c_strlen(text) bind(c, name='strlen') result(length)
+      import
+      type(c_ptr), value :: text
+      integer(c_size_t) :: length
+    end function
+
+    integer(c_int) function c_mesh_from_mpi(comm, ndim, shape, names, mesh) bind(c, name='dtensor_mesh_from_mpi')
+      import
+      integer(c_int), value :: comm, ndim
+      integer(c_int64_t), intent(in) :: shape(*)
+      character(kind=c_char), intent(in) :: names(*)
+      type(c_ptr), intent(inout) :: mesh
+    end function
+    integer(c_int) function c_mesh_of_process(mesh) bind(c, name='dtensor_mesh_of_process')
+      import
+      type(c_ptr), intent(inout) :: mesh
+    end function
+    integer(c_int) function c_mesh_size(mesh, n) bind(c, name='dtensor_mesh_size')
+      import
+      type(c_ptr), value :: mesh
+      integer(c_int), intent(inout) :: n
+    end function
+    integer(c_int) function c_mesh_rank(mesh, n) bind(c, name='dtensor_mesh_rank')
+      import
+      type(c_ptr), value :: mesh
+      integer(c_int), intent(inout) :: n
+    end function
+    subroutine c_mesh_free(mesh) bind(c, name='dtensor_mesh_free')
+      import
+      type(c_ptr), value :: mesh
+    end subroutine
+
+    integer(c_int) function c_from_host(mesh, local, placements, tensor) bind(c, name='dtensor_tensor_from_host')
+      import
+      type(c_ptr), value :: mesh
+      type(c_host_array), intent(in) :: local
+      character(kind=c_char), intent(in) :: placements(*)
+      type(c_ptr), intent(inout) :: tensor
+    end function
+    integer(c_int) function c_increment_version(tensor) bind(c, name='dtensor_tensor_increment_version')
+      import
+      type(c_ptr), value :: tensor
+    end function
+    subroutine c_tensor_free(tensor) bind(c, name='dtensor_tensor_free')
+      import
+      type(c_ptr), value :: tensor
+    end subroutine
+    integer(c_int) function c_ndim(tensor, ndim) bind(c, name='dtensor_tensor_ndim')
+      import
+      type(c_ptr), value :: tensor
+      integer(c_int), intent(inout) :: ndim
+    end function
+    integer(c_int) function c_size(tensor, dim, n) bind(c, name='dtensor_tensor_size')
+      import
+      type(c_ptr), value :: tensor
+      integer(c_int), value :: dim
+      integer(c_int64_t), intent(inout) :: n
+    end function
+    integer(c_int) function c_placements(tensor, text) bind(c, name='dtensor_tensor_placements')
+      import
+      type(c_ptr), value :: tensor
+      type(c_ptr), intent(inout) :: text
+    end function
+    integer(c_int) function c_local(tensor, local) bind(c, name='dtensor_tensor_local')
+      import
+      type(c_ptr), value :: tensor
+      type(c_host_array), intent(inout) :: local
+    end function
+    integer(c_int) function c_redistribute(tensor, placements, made) bind(c, name='dtensor_tensor_redistribute')
+      import
+      type(c_ptr), value :: tensor
+      character(kind=c_char), intent(in) :: placements(*)
+      type(c_ptr), intent(inout) :: made
+    end function
+    integer(c_int) function c_copy_full(tensor, array) bind(c, name='dtensor_tensor_copy_full')
+      import
+      type(c_ptr), value :: tensor
+      type(c_host_array), intent(in) :: array
+    end function
+    integer(c_int) function c_copy(to, from) bind(c, name='dtensor_tensor_copy')
+      import
+      type(c_ptr), value :: to, from
+    end function
+    integer(c_int) function c_item(tensor, number) bind(c, name='dtensor_tensor_item')
+      import
+      type(c_ptr), value :: tensor
+      real(c_double), intent(inout) :: number
+    end function
+
+    integer(c_int) function c_set_requires_grad(tensor, on) bind(c, name='dtensor_tensor_set_requires_grad')
+      import
+      type(c_ptr), value :: tensor
+      integer(c_int), value :: on
+    end function
+    integer(c_int) function c_mse_loss(prediction, goal, loss) bind(c, name='dtensor_mse_loss')
+      import
+      type(c_ptr), value :: prediction, goal
+      type(c_ptr), intent(inout) :: loss
+    end function
+    integer(c_int) function c_backward(tensor, gradient) bind(c, name='dtensor_tensor_backward')
+      import
+      type(c_ptr), value :: tensor, gradient
+    end function
+    integer(c_int) function c_grad(tensor, gradient) bind(c, name='dtensor_tensor_grad')
+      import
+      type(c_ptr), value :: tensor
+      type(c_ptr), intent(inout) :: gradient
+    end function
+    integer(c_int) function c_tensor_zero_grad(tensor) bind(c, name='dtensor_tensor_zero_grad')
+      import
+      type(c_ptr), value :: tensor
+    end function
+
+    integer(c_int) function c_module_create(mesh, name, n, sizes, activation, dtype, seed, made) &
+        bind(c, name='dtensor_module_create')
+      import
+      type(c_ptr), value :: mesh
+      character(kind=c_char), intent(in) :: name(*), activation(*)
+      integer(c_int), value :: n, dtype
+      integer(c_int64_t), intent(in) :: sizes(*)
+      integer(c_int64_t), value :: seed
+      type(c_ptr), intent(inout) :: made
+    end function
+    subroutine c_module_free(layer) bind(c, name='dtensor_module_free')
+      import
+      type(c_ptr), value :: layer
+    end subroutine
+    integer(c_int) function c_forward(layer, x, made) bind(c, name='dtensor_module_forward')
+      import
+      type(c_ptr), value :: layer, x
+      type(c_ptr), intent(inout) :: made
+    end function
+    integer(c_int) function c_forward_no_grad(layer, x, made) bind(c, name='dtensor_module_forward_no_grad')
+      import
+      type(c_ptr), value :: layer, x
+      type(c_ptr), intent(inout) :: made
+    end function
+    integer(c_int) function c_parameter_count(layer, n) bind(c, name='dtensor_module_parameter_count')
+      import
+      type(c_ptr), value :: layer
+      integer(c_int), intent(inout) :: n
+    end function
+    integer(c_int) function c_parameter_name(layer, i, text) bind(c, name='dtensor_module_parameter_name')
+      import
+      type(c_ptr), value :: layer
+      integer(c_int), value :: i
+      type(c_ptr), intent(inout) :: text
+    end function
+    integer(c_int) function c_parameter(layer, i, made) bind(c, name='dtensor_module_parameter')
+      import
+      type(c_ptr), value :: layer
+      integer(c_int), value :: i
+      type(c_ptr), intent(inout) :: made
+    end function
+    integer(c_int) function c_fully_shard(layer) bind(c, name='dtensor_module_fully_shard')
+      import
+      type(c_ptr), value :: layer
+    end function
+
+    integer(c_int) function c_adamw(layer, lr, beta1, beta2, eps, weight_decay, made) &
+        bind(c, name='dtensor_optimizer_adamw')
+      import
+      type(c_ptr), value :: layer
+      real(c_double), value :: lr, beta1, beta2, eps, weight_decay
+      type(c_ptr), intent(inout) :: made
+    end function
+    integer(c_int) function c_sgd(layer, lr, momentum, weight_decay, made) bind(c, name='dtensor_optimizer_sgd')
+      import
+      type(c_ptr), value :: layer
+      real(c_double), value :: lr, momentum, weight_decay
+      type(c_ptr), intent(inout) :: made
+    end function
+    subroutine c_optimizer_free(optimizer) bind(c, name='dtensor_optimizer_free')
+      import
+      type(c_ptr), value :: optimizer
+    end subroutine
+    integer(c_int) function c_step(optimizer) bind(c, name='dtensor_optimizer_step')
+      import
+      type(c_ptr), value :: optimizer
+    end function
+    integer(c_int) function c_optimizer_zero_grad(optimizer) bind(c, name='dtensor_optimizer_zero_grad')
+      import
+      type(c_ptr), value :: optimizer
+    end function
+    integer(c_int) function c_set_lr(optimizer, lr) bind(c, name='dtensor_optimizer_set_lr')
+      import
+      type(c_ptr), value :: optimizer
+      real(c_double), value :: lr
+    end function
+    integer(c_int) function c_save(path, layer, optimizer, step) bind(c, name='dtensor_checkpoint_save')
+      import
+      character(kind=c_char), intent(in) :: path(*)
+      type(c_ptr), value :: layer, optimizer
+      integer(c_int64_t), value :: step
+    end function
+    integer(c_int) function c_load(path, layer, optimizer, step) bind(c, name='dtensor_checkpoint_load')
+      import
+      character(kind=c_char), intent(in) :: path(*)
+      type(c_ptr), value :: layer, optimizer
+      integer(c_int64_t), intent(inout) :: step
+    end function
+  end interface
+end module
