@@ -18,7 +18,7 @@ Checkpoint checkpoint_of(const char* path, const dtensor_module* module, dtensor
     return "path '" + text + "' and " + (optimizer == nullptr ? "no optimizer" : "an optimizer");
   });
   Checkpoint checkpoint;
-  checkpoint.add("model", saved.parameters);
+  checkpoint.add("model", *saved.module);
   if (optimizer != nullptr) checkpoint.add("optimizer", *optimizer->optimizer);
   checkpoint.add("step", *step);
   return checkpoint;

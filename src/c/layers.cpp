@@ -53,7 +53,12 @@ class Perceptron final : public nn::Module {
 template <class Module, class... Arguments>
 Layer layer(const Arguments&... arguments) {
   auto module = std::make_shared<Module>(arguments...);
-  return {module, [module](const at::Tensor& x) { return call(*module, x); }};
+  const auto dtype = module->parameters().front().scalar_type();
+  return {module, [module, dtype](const at::Tensor& x) {
+            TORCH_CHECK_VALUE(x.scalar_type() == dtype, "expected an input of ", dtype,
+                              ", the dtype of the parameters, got ", x.scalar_type());
+            return call(*module, x);
+          }};
 }
 
 struct NamedLayer {

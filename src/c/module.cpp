@@ -29,12 +29,7 @@ class SeedScope {
 };
 
 at::Tensor forward_of(const dtensor_module* module, const dtensor_tensor* x) {
-  const auto& layer = required(module, "module");
-  const auto& input = required(x, "input").tensor;
-  const auto dtype = layer.parameters.front().second->scalar_type();
-  TORCH_CHECK_VALUE(input.scalar_type() == dtype, "expected an input of ", dtype, ", the dtype of the parameters, got ",
-                    input.scalar_type());
-  return layer.forward(input);
+  return required(module, "module").forward(required(x, "input").tensor);
 }
 
 const auto& parameter_of(const dtensor_module* module, int index) {
