@@ -238,9 +238,28 @@ static void check_tensors(dtensor_mesh* mesh) {
   ok(dtensor_tensor_placements(replicated, &text));
   expect(strcmp(text, "[R]") == 0);
   copy_full(tensor, 2, size, full);
-  expect(full[size - 1] == 100 * (ranks - 1) + ranks - 1 && full[size] == (ranks == 1 ? 1 : 1));
+  expect(full[size - 1] == 100 * (ranks - 1) + ranks - 1 && full[size] == 1);
   dtensor_tensor_free(tensor);
   dtensor_tensor_free(replicated);
+}
+
+// A tensor without dimensions, and one of integers.
+static void check_other_tensors(dtensor_mesh* mesh) {
+  double number = 2.5, got = 0;
+  int64_t labels[3] = {rank, rank + 1, rank + 2}, total[12] = {0};
+  const int64_t sizes[1] = {3}, full[1] = {3 * ranks};
+  const dtensor_host_array scalar = {&number, DTENSOR_FLOAT64, 0, NULL, NULL};
+  const dtensor_host_array local = {labels, DTENSOR_INT64, 1, sizes, NULL}, all = {total, DTENSOR_INT64, 1, full, NULL};
+  dtensor_tensor* tensor = NULL;
+  ok(dtensor_tensor_from_host(mesh, &scalar, "[R]", &tensor));
+  ok(dtensor_tensor_item(tensor, &got));
+  expect(got == 2.5);
+  dtensor_tensor_free(tensor);
+  ok(dtensor_tensor_from_host(mesh, &local, "[S(0)]", &tensor));
+  refused(dtensor_tensor_set_requires_grad(tensor, 1), "floating point");
+  ok(dtensor_tensor_copy_full(tensor, &all));
+  for (int i = 0; i < 3 * ranks; ++i) expect(total[i] == i / 3 + i % 3);
+  dtensor_tensor_free(tensor);
 }
 
 static void check_checkpoint(dtensor_mesh* mesh, const char* folder) {
@@ -288,15 +307,13 @@ static void check_layers(dtensor_mesh* mesh) {
 // A mesh with names, and null handles.
 static void check_meshes(void) {
   dtensor_mesh* mesh = NULL;
-  const int64_t shape[2] = {ranks, 1};
-  ok(dtensor_mesh_from_mpi(MPI_Comm_c2f(host), 2, shape, "dp,tp", &mesh));
+  ok(dtensor_mesh_from_mpi(MPI_Comm_c2f(host), 2, (const int64_t[2]){ranks, 1}, "dp,tp", &mesh));
   dtensor_mesh_free(mesh);
   dtensor_mesh_free(NULL);
 }
 
 int main(int argc, char** argv) {
   int provided = 0, size = 0, index = -1;
-  const char* folder = argc > 1 ? argv[1] : ".";
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_dup(MPI_COMM_WORLD, &host);
   MPI_Comm_rank(host, &rank);
@@ -310,15 +327,24 @@ int main(int argc, char** argv) {
   ok(dtensor_mesh_rank(mesh, &index));
   expect(size == ranks && index == rank);
   check_tensors(mesh);
+  check_other_tensors(mesh);
   check_host_memory(mesh);
   check_training(mesh);
   check_layers(mesh);
   check_tensor_refusals(mesh);
   check_module_refusals(mesh);
-  check_checkpoint(mesh, folder);
-  dtensor_mesh_free(mesh);
+  check_checkpoint(mesh, argc > 1 ? argv[1] : ".");
   check_different_calls();
+  // Handles may be freed after the end of MPI.
+  setup late;
+  begin(&late, mesh, rank, ranks, 0);
   MPI_Comm_free(&host);
   MPI_Finalize();
+  dtensor_tensor* prediction = NULL;
+  const dtensor_status expected = ranks == 1 ? DTENSOR_OK : DTENSOR_COMMUNICATION;
+  expect(dtensor_tensor_redistribute(late.x, "[R]", &prediction) == expected);
+  dtensor_tensor_free(prediction);
+  end(&late);
+  dtensor_mesh_free(mesh);
   return 0;
 }
