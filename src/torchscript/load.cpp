@@ -1,6 +1,6 @@
 // TorchScript modules on a mesh: their parameters and buffers become DTensors, and the interpreter calls ATen operators
 // on them.
-#include "dtensor/c/torchscript.h"
+#include "dtensor/c/dtensor.h"
 
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>

@@ -21,7 +21,8 @@ TEST(Broadcast, TensorsWithoutDenseValuesAreRefused) {
   expect_error(broadcast_errors(ones, meta, meta), {"'w' is on the meta device"});
   expect_error(broadcast_errors(ones, at::zeros({4}), meta), {"rank 1", "'w' is on the meta device"});
   expect_error(broadcast_errors(ones, at::zeros({4}), at::Tensor()), {"'w' is undefined"});
-  expect_error(broadcast_errors(ones, at::zeros({4}), at::zeros({4}).to_sparse()), {"'w': expected a strided tensor, got Sparse"});
+  expect_error(broadcast_errors(ones, at::zeros({4}), at::zeros({4}).to_sparse()),
+               {"'w': expected a strided tensor, got Sparse"});
   // A quantized tensor of 8 bits has a scale; the bits alone would be sent.
   expect_error(broadcast_errors(quantised(0.5), quantised(0.25), quantised(0.25)), {"'w' is QInt8", "int_repr"});
   expect_error(broadcast_errors(ones, quantised(0.25), quantised(0.25)), {"'w' is QInt8", "int_repr"});

@@ -11,7 +11,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/api/module.h>
 
-#include "dtensor/c/torchscript.h"
+#include "dtensor/c/dtensor.h"
 
 namespace {
 

@@ -192,6 +192,14 @@ DTENSOR_API dtensor_status dtensor_checkpoint_save(const char* directory, const 
 DTENSOR_API dtensor_status dtensor_checkpoint_load(const char* path, const dtensor_module* module,
                                                    dtensor_optimizer* optimizer, int64_t* step);
 
+// Loads a file of torch.jit.save as a module. Its forward takes one tensor and returns one. Every rank of the mesh
+// stores the parameters and buffers in full, with the names of the file; dtensor_module_fully_shard shards the
+// parameters. Parameters that require no gradient in the file stay so. Operators without a sharding rule gather their
+// operands. Collective: an error on one rank is an error on all. Defined in a library of its own, dtensor_torchscript
+// (CMake target dtensor::torchscript).
+DTENSOR_API dtensor_status dtensor_module_load_torchscript(const dtensor_mesh* mesh, const char* path,
+                                                           dtensor_module** module);
+
 #ifdef __cplusplus
 }
 #endif
