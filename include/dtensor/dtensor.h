@@ -13,6 +13,7 @@
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/grad_scaler.h"
+#include "dtensor/halo.h"
 #include "dtensor/hooks.h"
 #include "dtensor/inspect.h"
 #include "dtensor/launch.h"

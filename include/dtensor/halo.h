@@ -1,0 +1,63 @@
+// Halos of distributed graphs: each rank owns rows (atoms, nodes), and has copies of rows of other ranks, its ghosts.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "dtensor/comm.h"
+#include "dtensor/export.h"
+
+namespace dtensor {
+
+// Which rows each rank sends to which. Immutable; a cheap handle.
+//
+//   GraphHalo halo(ranks, owned, send_lists);
+//   at::Tensor h = halo.exchange(x);                             // [owned, F] -> [owned + ghosts, F]
+//   at::Tensor m = h.index_select(0, source) * weights;          // gather over edges
+//   x = at::zeros_like(x).index_add(0, target, m);               // scatter to owned rows
+//
+// A model that reads ghosts through exchange() has the gradients of one rank with all rows: the backward pass sends the
+// gradients of ghosts to their owners, which add them. Each rank differentiates its own share of the loss, and receives
+// the gradient of the sum of all shares.
+class DTENSOR_API GraphHalo {
+ public:
+  // `owned`: the number of rows of this rank; 0 is valid. `send_lists`: for each rank of `ranks`, this one included,
+  // the rows that this rank sends to it: int32 or int64 [n] with values in [0, owned), on any device. A list may be
+  // empty, may contain a row several times (each occurrence is a ghost of its own), and a rank may send to itself: both
+  // serve periodic images. `receive_counts`, if not empty: for each rank, the number of rows that this rank expects
+  // from it.
+  //
+  // Collective over `ranks`: one all-to-all of a number per rank, and one all-reduce. Throws the same c10::Error on
+  // every rank if a list or a count of any rank is invalid, or if a rank expects other counts than the others send.
+  GraphHalo(const Communicator& ranks, std::int64_t owned, at::TensorList send_lists,
+            at::IntArrayRef receive_counts = {});
+
+  // The number of rows of this rank, and of the ghosts that it receives.
+  std::int64_t owned() const;
+  std::int64_t ghosts() const;
+  // The number of rows that this rank sends to each rank, and that it receives from each rank.
+  const std::vector<std::int64_t>& send_counts() const;
+  const std::vector<std::int64_t>& receive_counts() const;
+  // The ranks that share the graph.
+  const Communicator& ranks() const;
+
+  // Returns `rows` [owned, ...] followed by the ghosts: [owned + ghosts, ...]. Ghosts are ordered by the rank that
+  // sends them, then as in its list. Any dtype and device of the communicator; the dtype and the other dimensions are
+  // the same on every rank. Differentiable any number of times, each time by the adjoint operator; forward-mode
+  // derivatives are not supported. Collective: one all-to-all, or none if no rank sends to another. Throws c10::Error
+  // if `rows` is a DTensor or has another number of rows.
+  at::Tensor exchange(const at::Tensor& rows) const;
+  // The adjoint of exchange(): sends the ghosts of `rows` [owned + ghosts, ...] to their owners. Returns [owned, ...]:
+  // the owned rows plus the copies of other ranks, added in the order of ranks, in float32 for bfloat16 and float16. On
+  // CUDA the order is fixed only under deterministic algorithms of ATen. Otherwise as exchange().
+  at::Tensor reduce(const at::Tensor& rows) const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<const Impl> impl_;
+};
+
+}  // namespace dtensor
