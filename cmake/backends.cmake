@@ -1,8 +1,8 @@
-# Selects the communicator backends to build. In: DTENSOR_WITH_MPI, DTENSOR_WITH_NCCL (AUTO: if their dependencies are
-# found, ON: an error if they are not, OFF). Out: DTENSOR_MPI, DTENSOR_NCCL (TRUE or FALSE) and a reason for the summary
-# in *_WHY.
-foreach(backend MPI NCCL)
-  set(DTENSOR_WITH_${backend} AUTO CACHE STRING "Build the ${backend} backend: AUTO, ON or OFF")
+# Selects the communicator backends to build, and whether METIS partitions graphs. In: DTENSOR_WITH_MPI,
+# DTENSOR_WITH_NCCL, DTENSOR_WITH_METIS (AUTO: if their dependencies are found, ON: an error if they are not, OFF).
+# Out: DTENSOR_MPI, DTENSOR_NCCL, DTENSOR_METIS (TRUE or FALSE) and a reason for the summary in *_WHY.
+foreach(backend MPI NCCL METIS)
+  set(DTENSOR_WITH_${backend} AUTO CACHE STRING "Build with ${backend}: AUTO, ON or OFF")
   set_property(CACHE DTENSOR_WITH_${backend} PROPERTY STRINGS AUTO ON OFF)
   set(DTENSOR_${backend} FALSE)
   set(DTENSOR_${backend}_WHY "switched off")
@@ -56,4 +56,23 @@ if(DTENSOR_WITH_NCCL)
   endif()
   string(REPLACE ";" ", " _missing "${_missing}")
   _dtensor_resolve_backend(NCCL _ready "CUDA ${CUDAToolkit_VERSION}, ${NCCL_LIBRARY}" "${_missing}")
+endif()
+
+# The library links METIS, so AUTO leaves it out of wheels, which contain all that they link.
+if(SKBUILD AND DTENSOR_WITH_METIS STREQUAL "AUTO")
+  set(DTENSOR_METIS_WHY "not in wheels unless DTENSOR_WITH_METIS=ON")
+elseif(DTENSOR_WITH_METIS)
+  find_path(METIS_INCLUDE_DIR metis.h)
+  find_library(METIS_LIBRARY metis)
+  mark_as_advanced(METIS_INCLUDE_DIR METIS_LIBRARY)
+  set(_ready FALSE)
+  if(METIS_INCLUDE_DIR AND METIS_LIBRARY)
+    set(_ready TRUE)
+    if(NOT TARGET METIS::metis)
+      add_library(METIS::metis UNKNOWN IMPORTED)
+      set_target_properties(METIS::metis PROPERTIES IMPORTED_LOCATION "${METIS_LIBRARY}"
+        INTERFACE_INCLUDE_DIRECTORIES "${METIS_INCLUDE_DIR}")
+    endif()
+  endif()
+  _dtensor_resolve_backend(METIS _ready "${METIS_LIBRARY}" "METIS (libmetis-dev)")
 endif()

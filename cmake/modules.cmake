@@ -1,7 +1,8 @@
 # One object library per module of src/. A module is a folder with all its sources, without sub-folders that are
 # declared as modules themselves. Backends are selected by file, not by #ifdef: src/comm/mpi/ with MPI,
-# src/comm/launch/no_mpi.cpp without it. src/comm/nccl/, src/random/cuda/ and src/moe/cuda/ belong to the library
-# dtensor_cuda, so that CPU programs never load CUDA.
+# src/comm/launch/no_mpi.cpp without it; src/halo/partition/metis.cpp with METIS, no_metis.cpp without it.
+# src/comm/nccl/, src/random/cuda/ and src/moe/cuda/ belong to the library dtensor_cuda, so that CPU programs never load
+# CUDA.
 add_library(dtensor_pch OBJECT ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
 target_link_libraries(dtensor_pch PUBLIC LibTorch::torch_cpu)
 target_precompile_headers(dtensor_pch PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h> <torch/library.h>
@@ -86,6 +87,11 @@ function(dtensor_module name)
   else()
     list(FILTER sources EXCLUDE REGEX "/comm/mpi/")
   endif()
+  if(DTENSOR_METIS)
+    list(FILTER sources EXCLUDE REGEX "/halo/partition/no_metis\\.cpp$")
+  else()
+    list(FILTER sources EXCLUDE REGEX "/halo/partition/metis\\.cpp$")
+  endif()
   if(DTENSOR_BATCH GREATER 1)
     dtensor_batch(sources ${target} ${CMAKE_SOURCE_DIR}/src)
   endif()
@@ -108,6 +114,9 @@ function(dtensor_module name)
     target_compile_definitions(${target} PRIVATE OMPI_SKIP_MPICXX
       DTENSOR_MPI_LIBRARY="$<TARGET_SONAME_FILE_NAME:dtensor_mpi>")
     target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
+  endif()
+  if(name STREQUAL "halo" AND DTENSOR_METIS)
+    target_link_libraries(${target} PRIVATE METIS::metis)
   endif()
   set_property(GLOBAL APPEND PROPERTY DTENSOR_MODULES ${name})
   set_property(GLOBAL APPEND PROPERTY DTENSOR_MODULE_TARGETS ${target})

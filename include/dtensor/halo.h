@@ -60,4 +60,31 @@ class DTENSOR_API GraphHalo {
   std::shared_ptr<const Impl> impl_;
 };
 
+// The part of a graph that one rank computes: its nodes, and the edges to them.
+struct GraphPart {
+  at::Tensor nodes;                    // int64 [owned]: owned nodes of the graph, ascending
+  at::Tensor ghosts;                   // int64 [ghosts]: nodes of other ranks, in the order of GraphHalo::exchange()
+  at::Tensor edges;                    // int64 [edges of the part]: their positions in the graph, ascending
+  at::Tensor source, target;           // int64 [edges of the part]: their ends as rows, owned nodes before ghosts
+  std::vector<at::Tensor> send_lists;  // for GraphHalo: the rows of this rank that are sources of edges of other ranks
+};
+
+// The part of `rank`, one of `ranks`, of a graph that every rank has. Edge i goes from node `source[i]` to node
+// `target[i]` (int64 [edges]) and belongs to the rank of its target; `owner` (int64 [nodes]) is the rank of each node,
+// from any partitioner. On the host. Does not communicate. Throws c10::Error for other dtypes or shapes, and for nodes
+// or ranks out of range.
+DTENSOR_API GraphPart graph_part(const at::Tensor& source, const at::Tensor& target, const at::Tensor& owner, int rank,
+                                 int ranks);
+
+// Whether this build of the library has METIS.
+DTENSOR_API bool is_metis_available();
+
+// Assigns the `nodes` nodes of a graph to `ranks`, with few edges between ranks and about equally many nodes on each:
+// the `owner` of graph_part(), int64 [nodes], the same on every rank. Edges are as in graph_part(); the first rank of
+// `ranks` partitions its graph with METIS (k-way), and the arguments of the others are not used. Collective:
+// broadcasts. Throws the same c10::Error on every rank if the graph is invalid, or if the library was built without
+// METIS.
+DTENSOR_API at::Tensor partition_graph(const at::Tensor& source, const at::Tensor& target, std::int64_t nodes,
+                                       const Communicator& ranks);
+
 }  // namespace dtensor

@@ -116,6 +116,21 @@ struct Part {
   }
 };
 
+// graph_part() of the same graph.
+inline void check_part(const Part& part, const PartitionedGraph& graph, int rank, int ranks) {
+  const auto source = as_tensor(graph.source), target = as_tensor(graph.target), owner = as_tensor(graph.owner);
+  const auto made = graph_part(source, target, owner, rank, ranks);
+  EXPECT_TRUE(at::equal(made.nodes, as_tensor(part.nodes)));
+  EXPECT_TRUE(at::equal(made.source, part.source));
+  EXPECT_TRUE(at::equal(made.target, part.target));
+  const auto rows = at::cat({made.nodes, made.ghosts});
+  EXPECT_TRUE(at::equal(rows.index_select(0, made.source), source.index_select(0, made.edges)));
+  EXPECT_TRUE(at::equal(rows.index_select(0, made.target), target.index_select(0, made.edges)));
+  ASSERT_EQ(made.send_lists.size(), part.sends.size());
+  for (std::size_t to = 0; to < part.sends.size(); ++to)
+    EXPECT_TRUE(at::equal(made.send_lists[to], part.sends[to])) << to;
+}
+
 using Extend = std::function<at::Tensor(const at::Tensor&)>;
 
 // Two layers of messages over edges; returns the energy of the nodes of x [n, 3].
