@@ -192,6 +192,93 @@ def attention(
     ``documents``, and no mask tensor is created for them.
     """
 
+class GraphHalo:
+    """Which rows each rank sends to which, for graphs whose nodes are distributed over ranks.
+
+    ``owned``: the number of rows of this rank; 0 is valid. ``send_lists``: for each rank of ``ranks``, the rows (int32 or
+    int64 [n]) of this rank that it receives; empty lists, repeated rows and rows for this rank itself are valid.
+    ``receive_counts``: if given, the number of rows that this rank expects from each rank. Collective. Invalid lists, and
+    lists that do not match the expected counts, raise the same error on every rank.
+    """
+
+    def __init__(
+        self,
+        ranks: Communicator,
+        owned: int,
+        send_lists: Sequence[torch.Tensor],
+        receive_counts: Sequence[int] = (),
+    ) -> None: ...
+    @property
+    def owned(self) -> int: ...
+    @property
+    def ghosts(self) -> int: ...
+    @property
+    def send_counts(self) -> list[int]: ...
+    @property
+    def receive_counts(self) -> list[int]: ...
+    @property
+    def ranks(self) -> Communicator: ...
+    def exchange(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` [owned, ...] followed by the ghosts: [owned + ghosts, ...]. Collective.
+
+        Ghosts are ordered by the rank that sends them, then as in its list. Differentiable any number of times: the
+        backward pass adds the gradients of ghosts to those of their owners.
+        """
+
+    def reduce(self, rows: torch.Tensor) -> torch.Tensor:
+        """The adjoint of :meth:`exchange`, for ``rows`` [owned + ghosts, ...]. Collective.
+
+        Returns [owned, ...]: the owned rows plus their copies on other ranks.
+        """
+
+class GraphPart:
+    """The part of a graph that one rank computes: its nodes, and the edges to them."""
+
+    @property
+    def nodes(self) -> torch.Tensor:
+        """int64 [owned]: owned nodes of the graph, ascending."""
+
+    @property
+    def ghosts(self) -> torch.Tensor:
+        """int64 [ghosts]: nodes of other ranks, in the order of :meth:`GraphHalo.exchange`."""
+
+    @property
+    def edges(self) -> torch.Tensor:
+        """int64 [edges of the part]: their positions in the graph."""
+
+    @property
+    def source(self) -> torch.Tensor:
+        """int64 [edges of the part]: rows of their sources, owned nodes before ghosts."""
+
+    @property
+    def target(self) -> torch.Tensor:
+        """int64 [edges of the part]: rows of their targets, which this rank owns."""
+
+    @property
+    def send_lists(self) -> list[torch.Tensor]:
+        """The send lists for :class:`GraphHalo`."""
+
+def graph_part(
+    source: torch.Tensor, target: torch.Tensor, owner: torch.Tensor, rank: int, ranks: int
+) -> GraphPart:
+    """The part of ``rank``, one of ``ranks``, of a graph that every rank has.
+
+    Edge i goes from node ``source[i]`` to node ``target[i]`` (int64 [edges]) and belongs to the rank of its target.
+    ``owner`` (int64 [nodes]): the rank of each node. Does not communicate.
+    """
+
+def partition_graph(
+    source: torch.Tensor, target: torch.Tensor, nodes: int, ranks: Communicator
+) -> torch.Tensor:
+    """The rank of each node, int64 [nodes], for :func:`graph_part`: few edges between ranks, similar numbers of nodes.
+
+    The first rank of ``ranks`` partitions its graph with METIS; the arguments of the others are not used. Collective. An
+    error on every rank if the library was built without METIS (:func:`is_metis_available`).
+    """
+
+def is_metis_available() -> bool:
+    """Whether this build of the library has METIS."""
+
 class PendingSave:
     """An asynchronous save. The saved tensors may be modified while it runs."""
 

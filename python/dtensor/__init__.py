@@ -30,6 +30,7 @@ from ._api import DTensor, distribute_module, distribute_tensor, redistribute  #
 from ._factories import arange, empty, full, linspace, logspace, ones, rand, randn, zeros  # noqa: E402
 from ._C import Checked, Communicator, DeviceMesh, ImplicitRedistributionScope, MeshScope, NoTimeout, Strict  # noqa: E402
 from ._C import CommError, PeerError  # noqa: E402
+from ._C import GraphHalo, GraphPart, graph_part, is_metis_available, partition_graph  # noqa: E402
 from ._C import attention, attention_strategy, init_device_mesh, visualize_sharding_svg, visualize_sharding_text  # noqa: E402
 from ._local_map import local_map  # noqa: E402
 from ._random import get_rng_state, manual_seed, set_rng_state  # noqa: E402

@@ -46,6 +46,7 @@ void bind_pipeline(py::module_& module);
 void bind_moe(py::module_& module);
 void bind_routed_experts(py::module_& module);
 void bind_attention(py::module_& module);
+void bind_halo(py::module_& module);
 void bind_interop(py::module_& module);
 void bind_register_sharding(py::module_& module);
 

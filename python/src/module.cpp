@@ -29,6 +29,7 @@ PYBIND11_MODULE(_C, module) {
   bind_moe(module);
   bind_routed_experts(module);
   bind_attention(module);
+  bind_halo(module);
   bind_interop(module);
   bind_register_sharding(module);
 }
