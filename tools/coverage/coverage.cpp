@@ -95,7 +95,7 @@ std::string page(const std::vector<Entry>& entries) {
   out << "# Coverage\n\nHow each `aten::` overload runs on DTensors. Written by `tools/coverage`; a test "
          "compares "
          "it, so that a new\nLibTorch shows as a diff. `.` is the overload without a name.\n\n"
-         "| entry | overloads | means |\n|---|---|---|\n";
+         "| entry | overloads | meaning |\n|---|---|---|\n";
   const std::pair<Kind, const char*> meanings[] = {
       {Kind::implicit, "decomposed by ATen"},
       {Kind::factory, "no tensor operand: creates regular tensors, or DTensors in a MeshScope"},
