@@ -18,20 +18,20 @@ double regular_norm(const std::vector<at::Tensor>& tensors, double p) {
 
 std::vector<at::Tensor> wholes(const std::vector<Item>& items) {
   std::vector<at::Tensor> result;
-  for (const Item& item : items) result.push_back(item.unsharded);
+  for (const Item& item : items) result.push_back(item.full);
   return result;
 }
 
 // As `place`, but some axes are Partial: rank r of n has (r + 1) / (1 + ... + n) of the value.
 at::Tensor place_partial(const Item& item, const std::vector<DeviceMesh>& meshes) {
-  const at::Tensor placed = place(item, item.unsharded, meshes, false);
+  const at::Tensor placed = place(item, item.full, meshes, false);
   if (item.mesh == kRegular || item.mesh == 0 || !item.placements[0].is_replicate()) return placed;
   const DeviceMesh& mesh = meshes[static_cast<std::size_t>(item.mesh)];
   const auto n = static_cast<double>(mesh.size());
   const double share = mesh.is_member() ? 2 * static_cast<double>(mesh.coordinate()->at(0) + 1) / (n * (n + 1)) : 0;
-  const at::Tensor local = mesh.is_member() ? (item.unsharded * share).to(item.unsharded.scalar_type()) : at::Tensor();
+  const at::Tensor local = mesh.is_member() ? (item.full * share).to(item.full.scalar_type()) : at::Tensor();
   if (!mesh.is_member()) return placed;
-  return DTensor::from_local(local, mesh, {Partial()}, item.unsharded.sizes(), item.unsharded.strides());
+  return DTensor::from_local(local, mesh, {Partial()}, item.full.sizes(), item.full.strides());
 }
 
 struct Count {
@@ -57,7 +57,7 @@ TEST(TotalNorm, EqualsOneDeviceOnMixedMeshesF1F3) {
       const auto meshes = meshes_of(world);
       std::vector<at::Tensor> tensors;
       for (const Item& item : items) {
-        tensors.push_back(partial ? place_partial(item, meshes) : place(item, item.unsharded, meshes));
+        tensors.push_back(partial ? place_partial(item, meshes) : place(item, item.full, meshes));
       }
       const bool here = regular || std::any_of(tensors.begin(), tensors.end(), is_local_member);
       Count count;
@@ -99,7 +99,7 @@ TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
       const auto meshes = meshes_of(world);
       std::vector<at::Tensor> parameters;
       for (const Item& item : items) {
-        parameters.push_back(at::zeros_like(place(item, item.unsharded, meshes)).requires_grad_());
+        parameters.push_back(at::zeros_like(place(item, item.full, meshes)).requires_grad_());
         parameters.back().mutable_grad() = place_partial(item, meshes);
       }
       const at::Tensor got = clip_grad_norm_(parameters, max_norm);
@@ -108,7 +108,7 @@ TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
       }
       for (std::size_t i = 0; i < items.size(); ++i) {
         if (is_local_member(parameters[i]))
-          expect_close(parameters[i].grad(), items[i].unsharded * factor, "gradient", 1e-9);
+          expect_close(parameters[i].grad(), items[i].full * factor, "gradient", 1e-9);
       }
     });
     RC_ASSERT(!::testing::Test::HasFailure());

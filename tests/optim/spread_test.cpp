@@ -11,15 +11,15 @@ namespace {
 Shape shape_of(const optim::Block& b) { return {b.shape.begin(), b.shape.end()}; }
 
 TEST(Blocks, MergeAndCut) {
-  EXPECT_EQ(shape_of(optim::cut({8, 6}, 1024, 2).at(0)), (Shape{8, 6}));
-  EXPECT_EQ(shape_of(optim::cut({8, 6}, 1024, 1).at(0)), (Shape{48}));
-  EXPECT_EQ(shape_of(optim::cut({64, 64, 3, 3}, 1024, 2).at(0)), (Shape{64, 576}));
-  EXPECT_EQ(shape_of(optim::cut({64, 64, 3, 3}, 100, 2).at(0)), (Shape{64, 64, 9}));
-  EXPECT_EQ(shape_of(optim::cut({64, 64, 3, 3}, 1024, 0).at(0)), (Shape{64, 64, 3, 3}));
-  EXPECT_EQ(shape_of(optim::cut({1, 5, 1}, 1024, 2).at(0)), (Shape{5}));
-  EXPECT_EQ(shape_of(optim::cut({}, 1024, 2).at(0)), (Shape{1}));
-  EXPECT_TRUE(optim::cut({0, 3}, 1024, 2).empty());
-  const auto blocks = optim::cut({5, 7}, 3, 2);
+  EXPECT_EQ(shape_of(optim::split_into_blocks({8, 6}, 1024, 2).at(0)), (Shape{8, 6}));
+  EXPECT_EQ(shape_of(optim::split_into_blocks({8, 6}, 1024, 1).at(0)), (Shape{48}));
+  EXPECT_EQ(shape_of(optim::split_into_blocks({64, 64, 3, 3}, 1024, 2).at(0)), (Shape{64, 576}));
+  EXPECT_EQ(shape_of(optim::split_into_blocks({64, 64, 3, 3}, 100, 2).at(0)), (Shape{64, 64, 9}));
+  EXPECT_EQ(shape_of(optim::split_into_blocks({64, 64, 3, 3}, 1024, 0).at(0)), (Shape{64, 64, 3, 3}));
+  EXPECT_EQ(shape_of(optim::split_into_blocks({1, 5, 1}, 1024, 2).at(0)), (Shape{5}));
+  EXPECT_EQ(shape_of(optim::split_into_blocks({}, 1024, 2).at(0)), (Shape{1}));
+  EXPECT_TRUE(optim::split_into_blocks({0, 3}, 1024, 2).empty());
+  const auto blocks = optim::split_into_blocks({5, 7}, 3, 2);
   ASSERT_EQ(blocks.size(), 6u);
   EXPECT_EQ(shape_of(blocks.back()), (Shape{2, 1}));
 }
@@ -29,7 +29,7 @@ TEST(Blocks, CoverEachElementOnce) {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const Shape sizes = draw.sizes(draw.integer(0, 4), 0, 6);
     const at::Tensor count = at::zeros(sizes, at::kLong);
-    for (const auto& block : optim::cut(sizes, draw.integer(1, 8), draw.integer(0, 3))) {
+    for (const auto& block : optim::split_into_blocks(sizes, draw.integer(1, 8), draw.integer(0, 3))) {
       at::Tensor part = count;
       std::int64_t numel = 1;
       for (std::size_t d = 0; d < sizes.size(); ++d) {

@@ -67,8 +67,8 @@ TEST(FsdpPrecision, ParamDtypeWithoutAScopeWarnsOnce) {
     }
     EXPECT_TRUE(warnings.texts.empty());
     for (int i = 0; i < 2; ++i) tower.loss(x).backward();
-    ASSERT_EQ(heard.texts.size(), 1U);
-    EXPECT_NE(heard.texts[0].find("run the forward pass in one"), std::string::npos) << heard.texts[0];
+    ASSERT_EQ(warnings.texts.size(), 1U);
+    EXPECT_NE(warnings.texts[0].find("run the forward pass in one"), std::string::npos) << warnings.texts[0];
   });
 }
 
