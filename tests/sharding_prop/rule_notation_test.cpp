@@ -22,17 +22,17 @@ TEST(RuleText, PrintsWhatItParses) {
 
 TEST(RuleText, UnshardedIsAPropertyOfTheFactor) {
   const Rule rule("ab!, b -> a");
-  EXPECT_FALSE(rule.data().factors[0].full);
-  EXPECT_TRUE(rule.data().factors[1].full);
+  EXPECT_FALSE(rule.data().factors[0].unsharded);
+  EXPECT_TRUE(rule.data().factors[1].unsharded);
 }
 
 TEST(RuleText, CopiesAreIndependent) {
   const Rule rule("mk, kn -> mn");
   Rule copy = rule;
   copy.unsharded("k").linear({0});
-  EXPECT_FALSE(rule.data().factors[1].full);
+  EXPECT_FALSE(rule.data().factors[1].unsharded);
   EXPECT_TRUE(rule.data().groups.empty());
-  EXPECT_TRUE(copy.data().factors[1].full);
+  EXPECT_TRUE(copy.data().factors[1].unsharded);
 }
 
 TEST(RuleText, RefusesInvalidStrings) {
