@@ -333,7 +333,7 @@ TEST(AttentionEdgeCases, ExplainListsBytesMovedByAttention) {
     const auto backward = explain([&] { torch::autograd::grad({y}, in, {grad}); });
     says(backward, "dtensor::attention: ");
     says(backward,
-         "together: " + std::to_string(2 * others) + " bytes");  // keys, values and their gradients
+         "total: " + std::to_string(2 * others) + " bytes");  // keys, values and their gradients
     const auto turned = distribute_tensor(t.q, mesh, {Shard(0)});
     says(explain([&] {
            attend(c, {turned, in[1], in[2]}, {});

@@ -165,7 +165,8 @@ TEST(G8, OneErrorListsAllMismatchesAndNearestNames) {
   };
   expect_error(load({}), {"missing in the checkpoint: ", "'step'", "'layer.weights' (nearest: 'layer.weight')",
                           "not requested: 'layer.weight' (nearest: 'layer.weights')",
-                          "'layer.bias' has sizes [4] there, [5] here", "'regular' is Float there, Double here"});
+                          "'layer.bias' has sizes [4] in the checkpoint, [5] in the target",
+                          "'regular' is Float in the checkpoint, Double in the target"});
   const auto lenient = load({.allow_missing = true, .allow_unexpected = true, .allow_cast = true});
   expect_error(lenient, {"mismatched: 'layer.bias' has sizes"});
   EXPECT_EQ(lenient[0].find("missing"), std::string::npos);

@@ -97,8 +97,8 @@ TEST(Reference, DtypeThatATenLacksIsNamedAtLoad) {
       load_state(folder / "x.safetensors", world, {{"x", at::zeros({4})}}, options);
     });
   };
-  expect_error(load({}), {"'x' is F6_E2M3 there, Float here"});
-  expect_error(load({.allow_cast = true}), {"'x' is F6_E2M3 there, Float here"});
+  expect_error(load({}), {"'x' is F6_E2M3 in the checkpoint, Float in the target"});
+  expect_error(load({.allow_cast = true}), {"'x' is F6_E2M3 in the checkpoint, Float in the target"});
 }
 
 }  // namespace

@@ -229,7 +229,7 @@ TEST(Load, F4PairsAreNotCastWithNameMapping) {
                            const at::Tensor t = distribute_tensor(at::zeros({1, 4}), mesh, {Shard(0)});
                            load_state(folder / "c", world, {{"a", t}}, {.allow_cast = true, .names = {{"a", "a"}}});
                          }),
-               {"'a' is F4 there, Float here"});
+               {"'a' is F4 in the checkpoint, Float in the target"});
 }
 
 TEST(Load, OutOfMemoryOnOneRankIsOneError) {

@@ -70,14 +70,15 @@ TEST_F(Figures, RefusesFlagsOfASingleRun) {
 }
 
 TEST_F(Figures, RefusesInvalidArguments) {
-  expect_rejected(run({folder_.string(), "--hidden", "18"}), "--hidden 18 is no multiple of the 4 heads");
+  expect_rejected(run({folder_.string(), "--hidden", "18"}), "--hidden: expected a multiple of the 4 heads, got 18");
   expect_rejected(draw({"--reshard-after-forward", "3"}), "--reshard-after-forward 3 does not divide");
   expect_rejected(draw({"--tokenizer", folder_.string() + "_not"}), "--tokenizer: ");
   const auto no_folder = (folder_ / "none").string();
   expect_rejected(run({no_folder, "--steps", "1"}), "no folder " + no_folder);
   expect_rejected(run({"--long-sequences", no_folder, "8"}), "no folder " + no_folder);
   for (const char* tokens : {"7", "12abc", "", "-8", "99999999999999999999", "0x20"}) {
-    expect_rejected(run({"--long-sequences", folder_.string(), tokens}), "--long-sequences: TOKENS");
+    expect_rejected(run({"--long-sequences", folder_.string(), tokens}),
+                    "--long-sequences: expected TOKENS from 8 to 16777216, got");
   }
   expect_rejected(run({"--long-sequences", folder_.string(), "8", "9"}), "usage: ");
   expect_rejected(run({"--long-sequences"}), "usage: ");
