@@ -186,7 +186,8 @@ TEST(Config, RefusesZeroDivisors) {
       llm::read_family(folder / "");
       ADD_FAILURE() << key;
     } catch (const llm::UsageError& error) {
-      EXPECT_NE(std::string(error.what()).find(c10::str(key, " is 0")), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(c10::str("expected ", key, " of at least 1, got 0")), std::string::npos)
+          << error.what();
     }
   }
 }

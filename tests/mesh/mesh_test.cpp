@@ -186,7 +186,7 @@ TEST(WorldState, OneCounterForAllMeshesOfAWorld) {
     EXPECT_EQ(key.seed, 9U);
     EXPECT_EQ(key.op, 2U);
   });
-  EXPECT_ERROR(manual_seed(DeviceMesh(), 1), "this DeviceMesh is empty");
+  EXPECT_ERROR(manual_seed(DeviceMesh(), 1), "got an empty DeviceMesh");
 }
 
 }  // namespace

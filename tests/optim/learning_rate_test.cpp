@@ -34,7 +34,7 @@ TEST(LearningRate, WarmsUpBeforeAnySchedule) {
 }
 
 TEST(LearningRate, RefusesInvalidSchedules) {
-  EXPECT_NE(error_of([] { LearningRate::linear(1, 0); }).find("over 0 steps"), std::string::npos);
+  EXPECT_NE(error_of([] { LearningRate::linear(1, 0); }).find("got 0 steps"), std::string::npos);
   EXPECT_NE(error_of([] { LearningRate::wsd(1, 3, 4); }).find("a decay of 4 steps in a run of 3"), std::string::npos);
   EXPECT_NE(error_of([] { LearningRate::constant(1)(-1); }).find("step -1"), std::string::npos);
   EXPECT_NE(error_of([] { LearningRate(LearningRate::Function()); }).find("expected a function"), std::string::npos);

@@ -57,9 +57,13 @@ RestoredScope plan() {
           [](const at::Tensor& x) {
             at::Tensor w = at::ones({4, 4});
             return std::make_shared<ParallelModel::Scope>(
-                parallelize(NamedTensors{{"q.weight", &w}}, mesh_of(x), {{"", PrepareModuleInput{Shard(0)}}}));
+                parallelize(NamedTensors{{"h.q.weight", &w}}, mesh_of(x), {{"h", PrepareModuleInput{Shard(0)}}}));
           },
-          [](const at::Tensor& x) { return to_string(DTensor(constrain("in", x)).placements()); }};
+          [](const at::Tensor& x) {
+            static const std::string name = "h";
+            const ModuleScope module(name);
+            return to_string(DTensor(constrain("in", x)).placements());
+          }};
 }
 
 RestoredScope strict() {
