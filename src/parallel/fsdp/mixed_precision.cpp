@@ -72,6 +72,14 @@ void ComputeScope::open(StatePtr state) {
 
 std::shared_ptr<const void> ComputeScope::reopen(const std::shared_ptr<const void>& state) {
   const std::shared_ptr<ComputeScope> scope(new ComputeScope());
+  const auto* now = ScopedValue<StatePtr>::current();
+  for (const auto* s = now == nullptr ? nullptr : now->get(); s != nullptr; s = s->outer.get()) {
+    for (const auto& [slot, parameter, cast] : s->casts) {
+      if (!slot->is_same(cast)) continue;
+      scope->kept_.emplace_back(slot, cast);
+      *slot = parameter;
+    }
+  }
   scope->open(state == nullptr ? nullptr : *static_cast<const StatePtr*>(state.get()));
   return scope;
 }
@@ -86,7 +94,7 @@ void ComputeScope::enter(const State& state) {
 }
 
 ComputeScope::~ComputeScope() {
-  for (auto& [slot, parameter] : kept_) *slot = std::move(parameter);
+  for (auto kept = kept_.rbegin(); kept != kept_.rend(); ++kept) *kept->first = std::move(kept->second);
 }
 
 at::Tensor ComputeScope::output(const at::Tensor& result) const {
