@@ -66,17 +66,6 @@ void Work::wait() {
 
 bool Work::done() const { return !impl_ || impl_->done(); }
 
-Work CommBackend::all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) {
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  output.is_cpu() ? copy_tensor(output, input) : static_cast<void>(output.copy_(input));
-  return all_reduce(call, output);
-}
-
-std::uint64_t CommBackend::next_sequence(CollectiveKind kind) {
-  const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;
-  return message ? ++messages_ : ++collectives_;
-}
-
 // A communicator made on a thread rank shares that rank's record, whatever the backend.
 Communicator::Communicator(std::shared_ptr<CommBackend> backend) : backend_(std::move(backend)) {
   if (!backend_ || backend_->shared_record()) return;

@@ -18,8 +18,8 @@
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
 #include "internal/gradient_hooks.h"
-#include "internal/scope_snapshot.h"
 #include "internal/selective_checkpoint_cache.h"
+#include "scope/scope_snapshot.h"
 
 namespace dtensor {
 namespace {

@@ -42,17 +42,15 @@ bool communicates(const Schedule& schedule) {
   return false;
 }
 
-// Without these actions in the schedule, a stage gathers its parameters when it uses them, and reduces its gradients in
-// its last backward of a step.
+// A stage gathers parameters when it uses them and reduces gradients in its last backward of a step.
 constexpr CommunicationOptions kMessagesOnly{.unsharded_stages = std::nullopt, .reduce_grad = false};
 
 Schedule complete(Schedule schedule) {
   return communicates(schedule) ? schedule : with_communication(schedule, kMessagesOnly);
 }
 
-// Turns an error that only some ranks detect into an error on all of them; otherwise the others would wait for messages
-// and take those of the next step for this one's. `error`: this rank's, or empty, in which case it throws PeerError.
-// Collective.
+// Turns an error of some ranks into an error of all; the others would wait for messages. `error`: this rank's; if
+// empty, throws PeerError. Collective.
 void raise_everywhere(const std::string& error, const Communicator& ranks) {
   const LocalNoGradGuard scope;
   const at::Tensor first = at::full({1}, error.empty() ? ranks.size() : ranks.rank(), at::kLong);
@@ -198,8 +196,7 @@ void Pipeline::Impl::check_leaves(const std::vector<Tensors>& inputs) const {
   }
 }
 
-// Whether `right` holds on all ranks of the last stage, where weights may be collective over their mesh. On other
-// ranks: `right`.
+// Whether `right` holds on all ranks of the last stage, whose weights may be collective. Elsewhere: `right`.
 bool Pipeline::Impl::stage_agrees(bool right) const {
   if (schedule.rank_of(last) != rank || !slice || slice.size() == 1) return right;
   const LocalNoGradGuard scope;
@@ -230,8 +227,7 @@ std::vector<double> Pipeline::Impl::checked_shares(const std::vector<Tensors>& i
   std::vector<double> result;
   std::string error = mistake_in([&] {
     TORCH_CHECK(!trains || (at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled()),
-                "pipeline: step() computes gradients, which NoGradGuard and InferenceMode disable; evaluate() ",
-                "computes only the loss");
+                "pipeline: step() computes gradients, which NoGradGuard and InferenceMode disable; use evaluate()");
     check_step(inputs, targets);
     if (trains) check_leaves(inputs);
   });
@@ -240,8 +236,7 @@ std::vector<double> Pipeline::Impl::checked_shares(const std::vector<Tensors>& i
   return result;
 }
 
-// Broadcasts from the last stage the loss and the number of random operators, so that the random state is the same on
-// all ranks again.
+// Broadcasts the loss and the number of random operators from the last stage, so that random states agree again.
 at::Tensor Pipeline::Impl::agree(const Step& step, const RngState& before) const {
   at::Tensor values = at::zeros({2}, at::TensorOptions(at::kDouble).device(mesh.device_type()));
   if (step.loss().defined())

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "internal/scope_snapshot.h"
+#include "scope/scope_snapshot.h"
 
 namespace dtensor::detail {
 namespace {

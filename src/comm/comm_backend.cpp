@@ -1,0 +1,22 @@
+// What backends share: a reduction into another tensor, and the numbers of calls.
+#include "dtensor/comm_backend.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "comm/memory/copy.h"
+
+namespace dtensor {
+
+Work CommBackend::all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  output.is_cpu() ? copy_tensor(output, input) : static_cast<void>(output.copy_(input));
+  return all_reduce(call, output);
+}
+
+std::uint64_t CommBackend::next_sequence(CollectiveKind kind) {
+  const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;
+  return message ? ++messages_ : ++collectives_;
+}
+
+}  // namespace dtensor
