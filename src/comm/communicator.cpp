@@ -8,7 +8,6 @@
 #include "comm/argument_checks.h"
 #include "comm/error_messages.h"
 #include "comm/event_listeners.h"
-#include "comm/memory/copy.h"
 #include "comm/memory/pool/buffer_pool.h"
 #include "comm/record/call_history.h"
 #include "comm/record/caller.h"

@@ -46,7 +46,7 @@ EXCEPT_TEXT = re.compile(
     r"|comp_plain_value\w*"  # an overload of ATen
 )
 
-TEXT = {".cpp", ".h", ".cu", ".cuh", ".py", ".pyi", ".md", ".txt", ".cmake", ".sh", ".yml", ".toml", ".in"}
+TEXT = {".cpp", ".h", ".cu", ".cuh", ".py", ".pyi", ".ipynb", ".f90", ".c", ".inc", ".md", ".txt", ".cmake", ".sh", ".yml", ".toml", ".in"}
 SEARCH = re.compile("|".join(rf"\b(?P<w{i}>(?:{pattern}))\b" for i, pattern in enumerate(WORDS)))
 
 
