@@ -142,7 +142,7 @@ void load_optimizer(Reading& reading, const std::string& begin, Optimizer& optim
 // Of the names that this rank does not request, returns those that no rank requests. Collective.
 std::set<std::string> unrequested_on_all_ranks(const Communicator& ranks, std::set<std::string> own) {
   std::vector<std::int64_t> count{std::ssize(own)};
-  files::reduce_numbers(ranks, count, ReduceOp::max);
+  reduce_numbers(ranks, count, ReduceOp::max);
   if (count[0] == 0) return own;
   std::string text;
   for (const auto& name : own) text += name + '\0';

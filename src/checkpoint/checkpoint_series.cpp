@@ -188,8 +188,8 @@ struct CheckpointSeries::Impl {
   void settle(std::int64_t step) {
     const NoTimeout patience;  // all ranks have just synchronized
     std::string error;
-    if (ranks.rank() == 0) error = files::error_of([&] { files::rotate(root, step, keep, damaged); });
-    files::raise_on_all(ranks, what, error);
+    if (ranks.rank() == 0) error = error_of([&] { files::rotate(root, step, keep, damaged); });
+    raise_on_all(ranks, what, error);
     damaged.clear();
   }
   void finish() {

@@ -34,7 +34,7 @@ void check_can_save(const std::string& directory, const SaveOptions& options) {
   files::make_parent(folder);
   const std::string trial = files::make_temporary(folder);
   const std::string error =
-      files::error_of([&] { files::write_text(trial + "/" + files::kValuesFile, std::string(1 << 16, ' '), true); });
+      error_of([&] { files::write_text(trial + "/" + files::kValuesFile, std::string(1 << 16, ' '), true); });
   files::remove_folder(trial);
   TORCH_CHECK(error.empty(), error);
 }

@@ -8,6 +8,7 @@
 
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
+#include "object_collectives/collective_errors.h"
 #include "object_collectives/object_collectives.h"
 
 namespace dtensor::halo {
@@ -77,27 +78,6 @@ bool sends_to_others(const SendLists& lists, int me) {
   return false;
 }
 
-// The message of the c10::Error that `check` throws; "" if it throws none.
-template <class Check>
-std::string error_of(const Check& check) {
-  try {
-    check();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
-
-// Throws the errors of all ranks: "GraphHalo: rank 1: ...; rank 2: ...".
-[[noreturn]] void throw_errors(const Communicator& ranks, const std::string& own) {
-  const auto errors = all_gather_strings(ranks, own);
-  std::string text;
-  for (std::size_t rank = 0; rank < errors.size(); ++rank) {
-    if (!errors[rank].empty()) text += c10::str(text.empty() ? "" : "; ", "rank ", rank, ": ", errors[rank]);
-  }
-  TORCH_CHECK(false, "GraphHalo: ", text);
-}
-
 }  // namespace
 
 SendLists agree_on_send_lists(const Communicator& ranks, std::int64_t owned, at::TensorList lists,
@@ -109,8 +89,8 @@ SendLists agree_on_send_lists(const Communicator& ranks, std::int64_t owned, at:
   exchange_counts(result, ranks);
   if (error.empty()) error = error_of([&] { check_receive_counts(result, expected_counts); });
   std::vector<std::int64_t> any{error.empty() ? 0 : 1, sends_to_others(result, ranks.rank()) ? 1 : 0};
-  ranks.all_reduce(view_of(any), ReduceOp::max).wait();
-  if (any[0] != 0) throw_errors(ranks, error);
+  reduce_numbers(ranks, any, ReduceOp::max);
+  TORCH_CHECK(any[0] == 0, "GraphHalo: ", list_errors(all_gather_strings(ranks, error)));
   result.remote = any[1] != 0;
   return result;
 }

@@ -5,6 +5,7 @@
 #include "halo/graph_checks.h"
 #include "halo/partition/metis.h"
 #include "internal/aten_scopes.h"
+#include "object_collectives/collective_errors.h"
 #include "object_collectives/object_collectives.h"
 
 namespace dtensor {
@@ -28,15 +29,8 @@ at::Tensor partition_graph(const at::Tensor& source, const at::Tensor& target, s
                            const Communicator& ranks) {
   const LocalBelowAutogradGuard local;
   at::Tensor owner;
-  std::string error;
-  if (ranks.rank() == 0) {
-    try {
-      owner = partition_on_this_rank(source, target, nodes, ranks.size());
-    } catch (const c10::Error& e) {
-      error = e.what_without_backtrace();
-    }
-  }
-  error = broadcast_string(ranks, error, 0);
+  const auto partition = [&] { owner = partition_on_this_rank(source, target, nodes, ranks.size()); };
+  const std::string error = broadcast_string(ranks, ranks.rank() == 0 ? error_of(partition) : "", 0);
   TORCH_CHECK(error.empty(), error);
   const auto count = at::full({1}, owner.defined() ? owner.numel() : 0, at::kLong);
   ranks.broadcast(count, 0).wait();
