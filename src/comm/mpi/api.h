@@ -8,6 +8,18 @@
 
 namespace dtensor::mpi {
 
+// Values that each MPI defines in its own way.
+struct Constants {
+  MPI_Comm world, no_comm;
+  MPI_Request no_request;
+  MPI_Datatype byte, integer;
+  MPI_Op max;
+  MPI_Info no_info;
+  MPI_Errhandler errors_return;
+  MPI_Comm_copy_attr_function* no_copy;
+  MPI_Comm_delete_attr_function* no_delete;
+};
+
 struct Api {
   decltype(&MPI_Abort) abort;
   decltype(&MPI_Allgather) allgather;
@@ -39,14 +51,7 @@ struct Api {
   decltype(&MPI_Query_thread) query_thread;
   decltype(&MPI_Recv) recv;
   decltype(&MPI_Testsome) testsome;
-  MPI_Comm world, no_comm;
-  MPI_Request no_request;
-  MPI_Datatype byte, integer;
-  MPI_Op max;
-  MPI_Info no_info;
-  MPI_Errhandler errors_return;
-  MPI_Comm_copy_attr_function* no_copy;
-  MPI_Comm_delete_attr_function* no_delete;
+  Constants constants;
 };
 
 // The symbol of the table in the library.

@@ -33,11 +33,11 @@ void check_started() {
 class ErrorsReturn {
  public:
   ErrorsReturn() {
-    api().comm_get_errhandler(api().world, &former_);
-    api().comm_set_errhandler(api().world, api().errors_return);
+    api().comm_get_errhandler(api().constants.world, &former_);
+    api().comm_set_errhandler(api().constants.world, api().constants.errors_return);
   }
   ~ErrorsReturn() {
-    api().comm_set_errhandler(api().world, former_);
+    api().comm_set_errhandler(api().constants.world, former_);
     api().errhandler_free(&former_);
   }
   ErrorsReturn(const ErrorsReturn&) = delete;
@@ -48,7 +48,8 @@ class ErrorsReturn {
 };
 
 void check_communicator(MPI_Comm comm) {
-  TORCH_CHECK(comm != api().no_comm, "from_mpi: expected a communicator that includes this process, got MPI_COMM_NULL");
+  TORCH_CHECK(comm != api().constants.no_comm,
+              "from_mpi: expected a communicator that includes this process, got MPI_COMM_NULL");
   const ErrorsReturn guard;
   int is_inter = 0;
   // Open MPI looks at a freed handle's memory; its table of handles for Fortran has the handle no more.
@@ -62,7 +63,8 @@ void check_communicator(MPI_Comm comm) {
 int attribute() {
   static const int keyval = [] {
     int made = 0;
-    check(api().comm_create_keyval(api().no_copy, api().no_delete, &made, nullptr), "MPI_Comm_create_keyval");
+    check(api().comm_create_keyval(api().constants.no_copy, api().constants.no_delete, &made, nullptr),
+          "MPI_Comm_create_keyval");
     return made;
   }();
   return keyval;
@@ -78,7 +80,8 @@ const Attached* attached_to(MPI_Comm comm) {
   attached->job.poll();
   const int own = attached->job.failed() ? 1 : 0;
   int any = 0;
-  check(api().allreduce(&own, &any, 1, api().integer, api().max, attached->decisions), "MPI_Allreduce");
+  check(api().allreduce(&own, &any, 1, api().constants.integer, api().constants.max, attached->decisions),
+        "MPI_Allreduce");
   return any == 0 ? attached : nullptr;
 }
 
@@ -94,7 +97,7 @@ Communicator from_mpi(MPI_Comm comm, const RunOptions& options) {
   if (const auto* known = attached_to(comm)) return known->communicator;
   RunOptions limited = options;
   limited.timeout = clamp_timeout(options.timeout);
-  MPI_Comm decisions = api().no_comm;
+  MPI_Comm decisions = api().constants.no_comm;
   check(api().comm_dup(comm, &decisions), "MPI_Comm_dup");
   p2p::Job& job = p2p::make_job(make_transport(comm, /*finalize=*/false), limited);
   auto* attached = new Attached{decisions, job, p2p::start(job)};  // as long as the job, which lives with the process

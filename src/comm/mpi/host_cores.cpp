@@ -25,8 +25,8 @@ int ranks_by_launcher() {
 }  // namespace
 
 HostCores cores_of_host(MPI_Comm comm) {
-  MPI_Comm host = api().no_comm;
-  check(api().comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, api().no_info, &host), "MPI_Comm_split_type");
+  MPI_Comm host = api().constants.no_comm;
+  check(api().comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, api().constants.no_info, &host), "MPI_Comm_split_type");
   HostCores result;
   api().comm_size(host, &result.ranks);
   cpu_set_t own;
@@ -34,7 +34,7 @@ HostCores cores_of_host(MPI_Comm comm) {
   sched_getaffinity(0, sizeof(own), &own);
   std::vector<cpu_set_t> all(static_cast<std::size_t>(result.ranks));
   const int bytes = static_cast<int>(sizeof(own));
-  const int code = api().allgather(&own, bytes, api().byte, all.data(), bytes, api().byte, host);
+  const int code = api().allgather(&own, bytes, api().constants.byte, all.data(), bytes, api().constants.byte, host);
   api().comm_free(&host);
   check(code, "MPI_Allgather");
   const auto is_own = [&](const cpu_set_t& other) { return CPU_EQUAL(&own, &other) != 0; };

@@ -40,7 +40,7 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
   std::unique_ptr<p2p::Transport> transport;
   try {
     const bool started_here = start_mpi(argc, argv);
-    transport = make_transport(api().world, started_here);
+    transport = make_transport(api().constants.world, started_here);
   } catch (...) {
     return print_failure(environment.rank, current_exception_text()), 1;
   }

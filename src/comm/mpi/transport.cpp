@@ -37,7 +37,7 @@ class MpiBatch final : public Batch {
   void send(const void* data, std::int64_t bytes, int peer) override {
     const auto turn = level_.lock();
     for (std::int64_t at = 0; at < bytes; at += max_message_bytes) {
-      check(api().isend(static_cast<const char*>(data) + at, count(bytes - at), api().byte, peer, tag_, comm_,
+      check(api().isend(static_cast<const char*>(data) + at, count(bytes - at), api().constants.byte, peer, tag_, comm_,
                         next(peer)),
             "MPI_Isend");
     }
@@ -46,7 +46,8 @@ class MpiBatch final : public Batch {
   void recv(void* data, std::int64_t bytes, int peer) override {
     const auto turn = level_.lock();
     for (std::int64_t at = 0; at < bytes; at += max_message_bytes) {
-      check(api().irecv(static_cast<char*>(data) + at, count(bytes - at), api().byte, peer, tag_, comm_, next(peer)),
+      check(api().irecv(static_cast<char*>(data) + at, count(bytes - at), api().constants.byte, peer, tag_, comm_,
+                        next(peer)),
             "MPI_Irecv");
     }
   }
@@ -72,7 +73,7 @@ class MpiBatch final : public Batch {
   std::vector<std::int64_t> missing() const override {
     std::vector<std::int64_t> ranks;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
-      if (requests_[i] != api().no_request) ranks.push_back(peers_[i]);
+      if (requests_[i] != api().constants.no_request) ranks.push_back(peers_[i]);
     }
     std::sort(ranks.begin(), ranks.end());
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
@@ -82,7 +83,7 @@ class MpiBatch final : public Batch {
  private:
   static int count(std::int64_t left) { return static_cast<int>(std::min(max_message_bytes, left)); }
   MPI_Request* next(int peer) {
-    requests_.push_back(api().no_request);
+    requests_.push_back(api().constants.no_request);
     peers_.push_back(peer);
     ++open_;
     return &requests_.back();
@@ -103,14 +104,14 @@ class MpiTransport final : public p2p::Transport {
     api().comm_size(program, &size_);
     for (MPI_Comm* comm : {&control_, &channels_[0], &channels_[1], &channels_[2], &channels_[3]}) {
       check(api().comm_dup(program, comm), "MPI_Comm_dup");
-      api().comm_set_errhandler(*comm, api().errors_return);
+      api().comm_set_errhandler(*comm, api().constants.errors_return);
     }
     const HostCores host = cores_of_host(control_);
     local_size_ = host.ranks;
     cores_ = host.cores_per_rank;
     void* bound = nullptr;
     int found = 0;
-    api().comm_get_attr(api().world, MPI_TAG_UB, &bound, &found);
+    api().comm_get_attr(api().constants.world, MPI_TAG_UB, &bound, &found);
     max_tag_ = found != 0 ? *static_cast<int*>(bound) : 32767;
   }
 
@@ -128,6 +129,7 @@ class MpiTransport final : public p2p::Transport {
 
   // A thread that may not call MPI leaves the message to one that may.
   void send_control(int peer, int tag, const std::string& text) override {
+    const auto turn = turn_if_permitted();
     const std::lock_guard lock(mutex_);
     waiting_.push_back({peer, tag, text});
     if (may_call()) send_waiting();
@@ -135,16 +137,16 @@ class MpiTransport final : public p2p::Transport {
 
   std::optional<ControlMessage> poll_control() override {
     if (!may_call()) return std::nullopt;
-    const auto turn = level_.lock();
+    const auto turn = turn_if_permitted();
     const std::lock_guard lock(mutex_);  // keeps the probe and the receive together
     send_waiting();
     int there = 0, length = 0;
     MPI_Status status;
     check(api().iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &there, &status), "MPI_Iprobe");
     if (there == 0) return std::nullopt;
-    api().get_count(&status, api().byte, &length);
+    api().get_count(&status, api().constants.byte, &length);
     ControlMessage word{status.MPI_SOURCE, status.MPI_TAG, std::string(length, '\0')};
-    api().recv(word.text.data(), length, api().byte, word.from, word.tag, control_, MPI_STATUS_IGNORE);
+    api().recv(word.text.data(), length, api().constants.byte, word.from, word.tag, control_, MPI_STATUS_IGNORE);
     return word;
   }
 
@@ -158,7 +160,7 @@ class MpiTransport final : public p2p::Transport {
   }
 
   [[noreturn]] void abort() override {
-    api().abort(api().world, 1);
+    api().abort(api().constants.world, 1);
     std::_Exit(1);
   }
   bool abort_ends_all() const override { return true; }
@@ -166,12 +168,16 @@ class MpiTransport final : public p2p::Transport {
  private:
   bool may_call() const { return level_.permits_this_thread() && !has_ended(); }
 
+  // Always taken before mutex_: two threads that take them in different orders would wait for each other.
+  std::unique_lock<std::recursive_mutex> turn_if_permitted() const {
+    return may_call() ? level_.lock() : std::unique_lock<std::recursive_mutex>();
+  }
+
   void send_waiting() {
-    const auto turn = level_.lock();
     forget_sent();
     for (auto& [peer, tag, text] : waiting_) {
-      auto& [kept, request] = sending_.emplace_back(std::move(text), api().no_request);
-      api().isend(kept.data(), static_cast<int>(kept.size()), api().byte, peer, tag, control_, &request);
+      auto& [kept, request] = sending_.emplace_back(std::move(text), api().constants.no_request);
+      api().isend(kept.data(), static_cast<int>(kept.size()), api().constants.byte, peer, tag, control_, &request);
     }
     waiting_.clear();
   }

@@ -1,6 +1,19 @@
 // libdtensor_mpi.so: the only file that is linked with MPI.
 #include "comm/mpi/api.h"
 
+static const dtensor::mpi::Constants kConstants = {
+    .world = MPI_COMM_WORLD,
+    .no_comm = MPI_COMM_NULL,
+    .no_request = MPI_REQUEST_NULL,
+    .byte = MPI_BYTE,
+    .integer = MPI_INT,
+    .max = MPI_MAX,
+    .no_info = MPI_INFO_NULL,
+    .errors_return = MPI_ERRORS_RETURN,
+    .no_copy = MPI_COMM_NULL_COPY_FN,
+    .no_delete = MPI_COMM_NULL_DELETE_FN,
+};
+
 extern "C" __attribute__((visibility("default"))) const dtensor::mpi::Api dtensor_mpi_api = {
     .abort = &MPI_Abort,
     .allgather = &MPI_Allgather,
@@ -32,14 +45,5 @@ extern "C" __attribute__((visibility("default"))) const dtensor::mpi::Api dtenso
     .query_thread = &MPI_Query_thread,
     .recv = &MPI_Recv,
     .testsome = &MPI_Testsome,
-    .world = MPI_COMM_WORLD,
-    .no_comm = MPI_COMM_NULL,
-    .no_request = MPI_REQUEST_NULL,
-    .byte = MPI_BYTE,
-    .integer = MPI_INT,
-    .max = MPI_MAX,
-    .no_info = MPI_INFO_NULL,
-    .errors_return = MPI_ERRORS_RETURN,
-    .no_copy = MPI_COMM_NULL_COPY_FN,
-    .no_delete = MPI_COMM_NULL_DELETE_FN,
+    .constants = kConstants,
 };
