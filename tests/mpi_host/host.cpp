@@ -1,8 +1,11 @@
 // A program that owns MPI and uses the library within it.  mpirun -n N mpi_host LEVEL
 // LEVEL: single, funneled, serialized or multiple. Prints a line on failure and returns 1.
+#include <ATen/Parallel.h>
 #include <mpi.h>
+#include <sched.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <optional>
 #include <string>
@@ -133,6 +136,31 @@ void check_failure(MPI_Comm comm) {
   expect(sum.item<double>() == size_of(own), "the sum after a failure");
 }
 
+// Rank 0 may use all cores, and the other ranks share the first one. The launcher binds no rank.
+void check_threads_of_bound_ranks(MPI_Comm comm) {
+  cpu_set_t all, first;
+  CPU_ZERO(&first);
+  sched_getaffinity(0, sizeof(all), &all);
+  for (int core = 0; CPU_COUNT(&first) == 0; ++core) {
+    if (CPU_ISSET(core, &all)) CPU_SET(core, &first);
+  }
+  const int former = at::get_num_threads();
+  if (rank_of(comm) > 0) sched_setaffinity(0, sizeof(first), &first);
+  MPI_Comm own = MPI_COMM_NULL;
+  MPI_Comm_dup(comm, &own);
+  at::set_num_threads(7);
+  from_mpi(own, {.set_threads = false});
+  expect(at::get_num_threads() == 7, "set_threads = false keeps the number of threads");
+  MPI_Comm_free(&own);
+  MPI_Comm_dup(comm, &own);
+  from_mpi(own);
+  sched_setaffinity(0, sizeof(all), &all);
+  const int wanted = rank_of(comm) > 0 ? 1 : CPU_COUNT(&all);
+  expect(at::get_num_threads() == wanted, "threads of this rank: " + std::to_string(at::get_num_threads()));
+  at::set_num_threads(former);
+  MPI_Comm_free(&own);
+}
+
 int run(int argc, char** argv, const std::string& level) {
   expect_error([] { from_mpi(MPI_COMM_WORLD); }, "MPI is not initialised");
   int wanted = MPI_THREAD_MULTIPLE, provided = 0;
@@ -149,6 +177,7 @@ int run(int argc, char** argv, const std::string& level) {
   check_several(comm);
   check_refusals(comm);
   check_failure(comm);
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) check_threads_of_bound_ranks(comm);
   const at::Tensor outlives = distribute_tensor(at::ones({4}), mesh, {Shard(0)});
   check_threads(ranks, level);  // last: where it is refused, `ranks` has failed
   MPI_Comm_free(&comm);

@@ -13,10 +13,7 @@ namespace {
 
 using namespace dtensor;
 
-const DeviceMesh& mesh_of(const at::Tensor& t) {
-  static thread_local DeviceMesh mesh;
-  return mesh = DTensor(t).mesh();
-}
+DeviceMesh mesh_of(const at::Tensor& t) { return DTensor(t).mesh(); }
 
 struct RestoredScope {
   std::string name;
@@ -146,7 +143,8 @@ TEST(ScopeSnapshotTest, EveryRestoredScopeIsTested) {
     for (std::string line; std::getline(in, line);) registered += line.find("Recompute::restored") != std::string::npos;
   }
   at::Tensor none;
-  const int calls_of_units = 2;  // CallSemantics and LocalDataCall: tests/parallel_fsdp
+  const int calls_of_units =
+      2;  // CallSemantics and LocalDataCall: FsdpLocalData.RecomputationHasTheSemanticsOfItsForward
   EXPECT_EQ(registered, static_cast<int>(restored_scopes(none).size()) + calls_of_units);
 }
 

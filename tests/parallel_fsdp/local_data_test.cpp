@@ -125,6 +125,38 @@ TEST(FsdpLocalData, OneGatherInForwardAndOneInBackward) {
   });
 }
 
+// A unit that is called with constants inside a recomputed segment of a call on DTensors.
+struct ConstantsInSegment : nn::Module {
+  explicit ConstantsInSegment(bool recompute) : table(5, 6, -1, at::kDouble), recompute_(recompute) {
+    register_module("table", table);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto run = [this](const at::Tensor& h) {
+      return at::tanh(h + call(table, at::arange(5, at::kLong)).sum(0)).square();
+    };
+    return recompute_ ? checkpoint(run, x) : run(x);
+  }
+  nn::Embedding table;
+
+ private:
+  bool recompute_;
+};
+
+TEST(FsdpLocalData, RecomputationHasTheSemanticsOfItsForward) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(at::linspace(-1, 1, 24, at::kDouble).view({4, 6}), mesh, {Shard(0)});
+    const auto gradient = [&](bool recompute) {
+      ConstantsInSegment model(recompute);
+      model.table.parameters()[0].detach().copy_(at::linspace(0, 1, 30, at::kDouble).view({5, 6}));
+      // Scales gradients with local semantics only, which have the same values otherwise.
+      fully_shard(model.table, mesh).set_gradient_divide_factor(1);
+      call(model, at::Tensor(x).detach().requires_grad_()).sum().backward();
+      return DTensor(model.table.parameters()[0].grad()).full_tensor();
+    };
+    expect_close(gradient(true), gradient(false), "the gradient of the table");
+  });
+}
+
 TEST(FsdpLocalData, DivideFactorReplacesTheNumberOfRanks) {
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
     Stack stack(1, false), twin(1, false);
