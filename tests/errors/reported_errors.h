@@ -39,12 +39,12 @@ inline std::vector<std::string> texts_of(int ranks, const std::function<void(con
 
 // What part of an error is compared across ranks.
 enum class Alike {
-  wholly,
+  entire_text,
   message,  // without the parentheses at the end, which name this rank's operator and operands
 };
 
 inline std::string compared(const std::string& text, Alike alike) {
-  if (alike == Alike::wholly) return text;
+  if (alike == Alike::entire_text) return text;
   return text.substr(0, std::min(text.find(" [rank "), text.find(" (in ")));
 }
 
@@ -55,7 +55,7 @@ inline std::string page_of_errors() {
 
 // Expects one text on every rank that contains all of `parts`. docs/errors.md quotes the first part.
 inline void expect_reported(const std::vector<std::string>& texts, const std::vector<std::string>& parts,
-                            Alike alike = Alike::wholly) {
+                            Alike alike = Alike::entire_text) {
   static const std::string page = page_of_errors();
   EXPECT_NE(page.find(parts[0]), std::string::npos) << "docs/errors.md does not have '" << parts[0] << "'";
   for (const auto& text : texts) {
@@ -66,7 +66,7 @@ inline void expect_reported(const std::vector<std::string>& texts, const std::ve
 
 // Runs `mistake` on a mesh of 2 x 2 thread ranks, inside the modules h.0 and mlp.
 inline void expect_error(const std::vector<std::string>& parts, const std::function<void(const DeviceMesh&)>& mistake,
-                         Alike alike = Alike::wholly) {
+                         Alike alike = Alike::entire_text) {
   static const std::string outer = "h.0", inner = "mlp";
   const auto in_modules = [&](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});

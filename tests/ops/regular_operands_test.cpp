@@ -122,9 +122,9 @@ TEST(RegularOperands, MemoryOrderMayDifferBetweenRanks) {
       results.emplace_back(at::mul(mine, x));
       EXPECT_EQ(results.back().strides(), at::IntArrayRef({3, 1}));
     }
-    const auto wholes = redistribute(results, {{Replicate()}, {Replicate()}});
+    const auto replicated = redistribute(results, {{Replicate()}, {Replicate()}});
     for (const double k : {0, 1}) {
-      const auto full_tensor = wholes[static_cast<std::size_t>(k)].to_local();
+      const auto full_tensor = replicated[static_cast<std::size_t>(k)].to_local();
       EXPECT_TRUE(at::equal(full_tensor, values * (2 * (k + 1)))) << full_tensor;
     }
   });

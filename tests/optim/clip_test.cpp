@@ -16,7 +16,7 @@ double regular_norm(const std::vector<at::Tensor>& tensors, double p) {
   return all.numel() == 0 ? 0 : at::linalg_vector_norm(all, p).item<double>();
 }
 
-std::vector<at::Tensor> wholes(const std::vector<Item>& items) {
+std::vector<at::Tensor> full_tensors(const std::vector<Item>& items) {
   std::vector<at::Tensor> result;
   for (const Item& item : items) result.push_back(item.full);
   return result;
@@ -52,7 +52,7 @@ TEST(TotalNorm, EqualsOneDeviceOnMixedMeshesF1F3) {
     const double p = *rc::gen::element(1.0, 2.0, 3.0, kInfinity);
     const bool partial = draw.coin(),
                regular = std::any_of(items.begin(), items.end(), [](auto&i) { return i.mesh == kRegular; });
-    const double expected = regular_norm(wholes(items), p);
+    const double expected = regular_norm(full_tensors(items), p);
     run_local(4, [&](Communicator world) {
       const auto meshes = meshes_of(world);
       std::vector<at::Tensor> tensors;
@@ -94,7 +94,7 @@ TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto items = any_items(draw, at::kDouble);
     const double max_norm = *rc::gen::element(0.1, 1.0, 100.0);
-    const double norm = regular_norm(wholes(items), 2), factor = std::min(1.0, max_norm / (norm + 1e-6));
+    const double norm = regular_norm(full_tensors(items), 2), factor = std::min(1.0, max_norm / (norm + 1e-6));
     run_local(4, [&](Communicator world) {
       const auto meshes = meshes_of(world);
       std::vector<at::Tensor> parameters;

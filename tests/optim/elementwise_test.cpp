@@ -135,11 +135,11 @@ void check_list_operators(const std::vector<Item>& items, const Communicator& wo
     a.push_back(place(item, wa.back(), meshes));
     b.push_back(place(item, wb.back(), meshes, false));
   }
-  const auto same_as = [&](const std::vector<at::Tensor>& lists, const std::vector<at::Tensor>& wholes,
+  const auto same_as = [&](const std::vector<at::Tensor>& lists, const std::vector<at::Tensor>& expected,
                            const char* op) {
-    for (std::size_t i = 0; i < wholes.size(); ++i) {
+    for (std::size_t i = 0; i < expected.size(); ++i) {
       if (is_local_member(lists[i])) {
-        EXPECT_TRUE(at::equal(full_of(lists[i]), wholes[i])) << op << " " << i;
+        EXPECT_TRUE(at::equal(full_of(lists[i]), expected[i])) << op << " " << i;
       }
     }
   };

@@ -117,11 +117,11 @@ TEST(BetweenMeshes, AListOfDtypesIsOneExchange) {
     const DeviceMesh left = device_mesh(world, at::kCPU, {0, 1}, {2}),
                      right = device_mesh(world, at::kCPU, {3, 2, 1}, {3});
     Draw draw(5);
-    const std::vector<at::Tensor> wholes{draw.normal({5, 3}), draw.normal({7}).to(at::kBFloat16),
-                                         draw.integers({4, 4}, 9), draw.normal({2, 2}) > 0,
-                                         at::complex(draw.normal({6}), draw.normal({6}))};
+    const std::vector<at::Tensor> originals{draw.normal({5, 3}), draw.normal({7}).to(at::kBFloat16),
+                                            draw.integers({4, 4}, 9), draw.normal({2, 2}) > 0,
+                                            at::complex(draw.normal({6}), draw.normal({6}))};
     std::vector<DTensor> tensors;
-    for (const auto& unsharded : wholes) tensors.push_back(distribute_tensor(unsharded, left, {Shard(0)}));
+    for (const auto& unsharded : originals) tensors.push_back(distribute_tensor(unsharded, left, {Shard(0)}));
     int collectives = 0;
     std::vector<DTensor> moved;
     {
@@ -129,9 +129,9 @@ TEST(BetweenMeshes, AListOfDtypesIsOneExchange) {
       moved = redistribute(tensors, right, std::vector<Placements>(tensors.size(), {Shard(0)}));
     }
     EXPECT_EQ(collectives, world.rank() <= 3 ? 1 : 0);
-    for (std::size_t i = 0; i < wholes.size(); ++i) {
+    for (std::size_t i = 0; i < originals.size(); ++i) {
       if (right.is_member()) {
-        EXPECT_TRUE(moved[i].full_tensor().equal(wholes[i])) << i;
+        EXPECT_TRUE(moved[i].full_tensor().equal(originals[i])) << i;
       }
     }
   });

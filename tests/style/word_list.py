@@ -21,7 +21,7 @@ WORDS = {
     r"dear|dearer|dearest": ("expensive, most expensive", "the dearest step"),
     r"in force": ("current", "the scope in force"),
     r"by hand": ("manual, hand-written SPMD", "written by hand"),
-    r"whole": ("full, unsharded, replicated, entire", "the whole tensor"),
+    r"wholes?|wholly": ("full, unsharded, replicated, entire", "the whole tensor"),
     r"plain(?! (aten|text|c\b))": ("regular (no DTensor), ordinary", "plainTensor"),
     r"(spatial|split|the|its|their|of|over) places": ("spatial dimensions, positions", "a split of the places"),
     r"write through": ("aliasing view", "write-through"),

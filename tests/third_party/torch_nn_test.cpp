@@ -149,9 +149,9 @@ TEST(TorchNn, IsSavedFromAMeshAndLoadedOnOneDevice) {
       return std::make_shared<ConvNet>();
     }();
     Checkpoint().add("model", *model).save(folder, mesh.world(), {.sync = false});
-    std::vector<at::Tensor> wholes;
-    for (const at::Tensor& t : state_of(*model)) wholes.push_back(full(t.detach()));
-    if (mesh.world().rank() == 0) expected = wholes;
+    std::vector<at::Tensor> state;
+    for (const at::Tensor& t : state_of(*model)) state.push_back(full(t.detach()));
+    if (mesh.world().rank() == 0) expected = state;
   });
   ConvNet regular;
   run_local(1, [&](Communicator world) { Checkpoint().add("model", regular).load(folder, world); });
