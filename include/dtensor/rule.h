@@ -151,6 +151,11 @@ class DTENSOR_API Rule {
   // Results after the first are only for the operator's own backward, so they are not compared.
   Rule& saved_for_backward();
   Rule& not_random();  // The operator is tagged as random but is not.
+  // Operands include results that the forward kernel saved in a form of its device, so a kernel of another device may
+  // reject them.
+  Rule& takes_saved_results();
+  // Values of operands must satisfy conditions (pivots, lengths of segments), which zeros and ones may violate.
+  Rule& restricts_values();
   // The second tensor argument holds indices into operand 0. `along` is a dimension: the name of an argument, a number,
   // "flat" for the flattened operand, or "each" for a list with one entry per dimension. If `from_end`, -1 is the last
   // index. `ignored` names the argument whose value is not an index.

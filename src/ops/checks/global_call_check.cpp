@@ -49,34 +49,20 @@ bool is_small(const CachedCall& call) {
   return elements <= kMaxCheckedElements;
 }
 
-// Whether the operator accepts arbitrary values. Lengths must sum to a size, and with a pivot of 0 LAPACK writes before
-// the start of a matrix.
-bool takes_any_values(const OpEntry& entry) {
-  const auto& arguments = entry.schema().arguments();
-  return std::none_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
-    const std::string& name = argument.name();
-    return !argument.is_out() &&
-           (name.find("lengths") != std::string::npos || name.find("pivots") != std::string::npos);
-  });
-}
-
 // Whether all operands can be replaced by copies. Lists may hold regular tensors, which an in-place call would change,
 // and tensors of other meshes.
 bool are_all_replaceable(const CachedCall& call) {
   return std::all_of(call.inputs.begin(), call.inputs.end(), [](const InputAction& input) { return bool(input.to); });
 }
 
-// Whether the operator takes tensors that a forward kernel saved for backward. These may be valid on that device only.
-bool takes_saved_tensors(const OpEntry& entry) { return entry.name().name.find("_backward") != std::string::npos; }
-
 bool requires_check(const OpEntry& entry, const CachedCall& call) {
   if (entry.is_random || entry.gives_view || entry.inplace_view) return false;
   const auto& rule = entry.rule().data();
   if (rule.sizes_from_factors && rule.outputs) return false;  // the rule checks the call instead of the operator
-  if (call.mesh->device != c10::kCPU && takes_saved_tensors(entry)) return false;
+  if (rule.restricts_values || (rule.takes_saved_results && call.mesh->device != c10::kCPU)) return false;
   if (entry.foreach_op() && !are_all_replaceable(call)) return false;
   const bool replaced = call.local_kernel != nullptr && !has_common_types(call);
-  return (replaced || has_other_parts(call)) && is_small(call) && takes_any_values(entry);
+  return (replaced || has_other_parts(call)) && is_small(call);
 }
 
 class FilledArguments {

@@ -117,6 +117,8 @@ Rule& Rule::follows_parameter_placement() { return edit().follows_parameter_plac
 Rule& Rule::uninitialized_results() { return edit().uninitialized_results = true, *this; }
 Rule& Rule::saved_for_backward() { return edit().saved_for_backward = true, *this; }
 Rule& Rule::not_random() { return edit().not_random = true, *this; }
+Rule& Rule::takes_saved_results() { return edit().takes_saved_results = true, *this; }
+Rule& Rule::restricts_values() { return edit().restricts_values = true, *this; }
 
 Rule& Rule::indexes(std::string along, bool from_end, std::string ignored) {
   edit().indexing = {std::move(along), from_end, std::move(ignored)};

@@ -106,6 +106,7 @@ struct RuleData : Terms {
   bool foreach_op = false, overwrites = false, follows_parameter_placement = false;
   std::string values_unused_if_zero;
   bool uninitialized_results = false, saved_for_backward = false, not_random = false;
+  bool takes_saved_results = false, restricts_values = false;
   Indexing indexing;
 };
 

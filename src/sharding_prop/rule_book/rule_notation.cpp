@@ -275,6 +275,8 @@ class Permissions {
     if (data_.uninitialized_results) add("uninitialized results");
     if (data_.saved_for_backward) add("saved for backward");
     if (data_.not_random) add("not random");
+    if (data_.takes_saved_results) add("takes saved results");
+    if (data_.restricts_values) add("restricts values");
     const auto& [along, from_end, ignored] = data_.indexing;
     if (!along.empty()) {
       add("indexes {}{}{}", along, from_end ? " from both ends" : "", ignored.empty() ? "" : " but " + ignored);

@@ -164,11 +164,14 @@ void add_linalg_rules(RuleBook& book) {
                                                             {"aten::linalg_lu_factor_ex", "...__ -> ...__, ..._, ..."},
                                                             {"aten::linalg_qr", "...__ -> ...__, ...__"},
                                                             {"aten::linalg_polar", "...__ -> ...__, ...__"},
-                                                            {"aten::linalg_ldl_solve", "...__, ..._, ...__ -> ...__"},
-                                                            {"aten::linalg_lu_solve", "...__, ..._, ...__ -> ...__"},
-                                                            {"aten::lu_unpack", "...__, ..._ -> ...__, ...__, ...__"},
                                                             {"aten::triangular_solve", "...__, ...__ -> ...__, ...__"}};
+  constexpr std::pair<const char*, const char*> kPivoted[] = {
+      {"aten::linalg_ldl_solve", "...__, ..._, ...__ -> ...__"},
+      {"aten::linalg_lu_solve", "...__, ..._, ...__ -> ...__"},
+      {"aten::lu_unpack", "...__, ..._ -> ...__, ...__, ...__"}};
   for (const auto& [op, text] : kTexts) book.rule(op, batches(text));
+  for (const auto& [op, text] : kPivoted)
+    book.rule(op, batches(text)).restricts_values();  // a pivot of 0 makes LAPACK write out of bounds
   add_outputs(book);
   book.rule("aten::_linalg_solve_ex", solve_ex, "...__, ..._ or ...__");
   book.rule("aten::linalg_lstsq", lstsq, "...__, ..._ or ...__");

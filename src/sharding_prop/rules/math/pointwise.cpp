@@ -42,7 +42,8 @@ void add_backward(RuleBook& book) {
   const auto log_sigmoid = [](const OpArgs& op) {
     return Rule(is_cuda_call(op) ? "X, X, ~ -> X" : "X, X, X? -> X").linear({0});
   };
-  book.rule("aten::log_sigmoid_backward", log_sigmoid, "X, X, X? -> X, linear in X; on CUDA X, X, ~ -> X");
+  book.rule("aten::log_sigmoid_backward", log_sigmoid, "X, X, X? -> X, linear in X; on CUDA X, X, ~ -> X")
+      .takes_saved_results();
 }
 
 void add_moves(RuleBook& book) {

@@ -117,8 +117,13 @@ void add_recurrent(RuleBook& book) {
   // Gates, state and biases of a batch of rows.
   book.rule("aten::_thnn_fused_lstm_cell", "ng!, ng!, nh!, ~, ~ -> nh, nh, ng");
   book.rule("aten::_thnn_fused_gru_cell", "n_, n_, n_, ~, ~ -> n_, n_").outputs(gru_outputs);
-  book.rule("aten::_thnn_fused_lstm_cell_backward_impl", "n_, n_, n_, n_, n_ -> n_, n_, _").outputs(lstm_gradients);
-  book.rule("aten::_thnn_fused_gru_cell_backward", "n_, n_ -> n_, n_, n_, _, _").linear({0}).outputs(gru_gradients);
+  book.rule("aten::_thnn_fused_lstm_cell_backward_impl", "n_, n_, n_, n_, n_ -> n_, n_, _")
+      .takes_saved_results()
+      .outputs(lstm_gradients);
+  book.rule("aten::_thnn_fused_gru_cell_backward", "n_, n_ -> n_, n_, n_, _, _")
+      .linear({0})
+      .takes_saved_results()
+      .outputs(gru_gradients);
   for (const char* op : {"aten::_cudnn_rnn", "aten::_cudnn_rnn_backward", "aten::_cudnn_rnn_flatten_weight",
                          "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"}) {
     book.replicate(op, "a recurrent kernel with packed weights and sequences");

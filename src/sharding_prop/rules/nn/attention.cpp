@@ -17,10 +17,9 @@ void refuse_dropout(const OpArgs& op) {
 }
 
 // `name` is ATen's name without `_scaled_dot_product_`. The kernels divide by the sizes of batch, heads and queries, so
-// these are nonempty. Backward operators are linear in operand 0.
-Rule& add(RuleBook& book, const std::string& name, const std::string& text, Rule::Outputs outputs) {
-  Rule rule = Rule(text).nonempty("bhgl");
-  if (name.ends_with("_backward")) rule.linear({0});
+// these are nonempty.
+Rule& add(RuleBook& book, const std::string& name, Rule rule, Rule::Outputs outputs) {
+  rule.nonempty("bhgl");
   const auto for_call = [rule](const OpArgs& op) {
     refuse_dropout(op);
     return op.boolean("is_causal") ? Rule(rule).unsharded("l") : rule;
@@ -30,6 +29,10 @@ Rule& add(RuleBook& book, const std::string& name, const std::string& text, Rule
       .not_random()
       .reads_scalars()
       .outputs(std::move(outputs));
+}
+
+void add_backward(RuleBook& book, const std::string& forward, const char* text, Rule::Outputs outputs) {
+  add(book, forward + "_backward", Rule(text).linear({0}), std::move(outputs)).takes_saved_results();
 }
 
 // Metadata of a [B, H, L, E] result with strides in memory order (`order`: dimensions, major first).
@@ -131,18 +134,20 @@ std::vector<OutputMeta> efficient_gradients(const OpArgs& op) {
 // In the efficient variant attn_bias is before out, and philox_seed and philox_offset are last.
 void add_attention_rules(RuleBook& book) {
   add(book, "flash_attention_for_cpu", "b(hg)le!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)l", cpu_outputs);
-  add(book, "flash_attention_for_cpu_backward",
-      "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, b(hg)ls -> b(hg)le, bhse, bhsf", cpu_gradients);
+  add_backward(book, "flash_attention_for_cpu",
+               "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, b(hg)ls -> b(hg)le, bhse, bhsf", cpu_gradients);
   add(book, "flash_attention", "b(hg)le!, bhs!e, bhs!f! -> b(hg)lf, b(hg)l, ~*", flash_outputs);
-  add(book, "flash_attention_backward",
-      "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, ~, ~, ~, ~ -> b(hg)le, bhse, bhsf", gradients_by_token);
+  add_backward(book, "flash_attention",
+               "b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, ~, ~, ~, ~ -> b(hg)le, bhse, bhsf",
+               gradients_by_token);
   add(book, "cudnn_attention", "b(hg)l!e!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)l_, ~*", cudnn_outputs);
-  add(book, "cudnn_attention_backward",
-      "b(hg)l!f!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l_, ~, ~, b(hg)ls, ~, ~ -> b(hg)le, bhse, bhsf",
-      gradients_by_token);
+  add_backward(book, "cudnn_attention",
+               "b(hg)l!f!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l_, ~, ~, b(hg)ls, ~, ~ -> b(hg)le, bhse, bhsf",
+               gradients_by_token);
   add(book, "efficient_attention", "b(hg)l!e!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)_, ~, ~", efficient_outputs);
-  add(book, "efficient_attention_backward",
-      "b(hg)l!f!, b(hg)le!, bhs!e, bhsf, ~, b(hg)lf, b(hg)_, ~, ~ -> b(hg)le, bhse, bhsf, ~", efficient_gradients);
+  add_backward(book, "efficient_attention",
+               "b(hg)l!f!, b(hg)le!, bhs!e, bhsf, ~, b(hg)lf, b(hg)_, ~, ~ -> b(hg)le, bhse, bhsf, ~",
+               efficient_gradients);
 }
 
 }  // namespace dtensor

@@ -127,7 +127,8 @@ void add_convolution_rules(RuleBook& book) {
             "X![dim=d], X=_[dim=d] -> X[dim=d], X=_[dim=d] | X![dim=d], d -> X[dim=d], d");
   book.rule("aten::_weight_norm_interface_backward",
             "X![dim=d], X[dim=d], X=_[dim=d], X=_[dim=d] -> X[dim=d], X=_[dim=d] | "
-            "X![dim=d], X[dim=d], d, d -> X[dim=d], d");
+            "X![dim=d], X[dim=d], d, d -> X[dim=d], d")
+      .takes_saved_results();
 }
 
 }  // namespace dtensor

@@ -17,7 +17,7 @@ void add_softmax(RuleBook& book) {
       {"aten::_softmax_backward_data", "softmax_backward_sharded"},
       {"aten::_log_softmax_backward_data", "log_softmax_backward_sharded"}};
   for (const auto& [op, kernel] : backward) {
-    book.rule(op, "X[dim], X[dim] -> X[dim]").sharded_by_kernel("dim", kernel).linear({0});
+    book.rule(op, "X[dim], X[dim] -> X[dim]").sharded_by_kernel("dim", kernel).linear({0}).takes_saved_results();
   }
 }
 
@@ -113,10 +113,13 @@ std::vector<OutputMeta> ctc_loss_outputs(const OpArgs& op) {
 void add_ctc(RuleBook& book) {
   book.rule("aten::_ctc_loss", "_n_, n_ -> n, n__ | _n_, ~ -> n, n__")
       .kernel("ctc_loss_batch")
+      .restricts_values()
       .outputs(ctc_loss_outputs);
   book.rule("aten::_ctc_loss_backward", "n, _n_, n_, n, n__ -> _n_ | n, _n_, ~, n, n__ -> _n_")
       .linear({0})
       .kernel("ctc_loss_backward_batch")
+      .takes_saved_results()
+      .restricts_values()
       .outputs([](const OpArgs& op) { return like_operands(op, {op.operand("log_probs")}); });
   for (const char* op : {"aten::_ctc_loss.Tensor", "aten::_ctc_loss_backward.Tensor", "aten::_cudnn_ctc_loss"}) {
     book.replicate(op, "sizes and paths depend on the values of tensors of lengths");

@@ -118,8 +118,7 @@ std::vector<OutputMeta> batch_norm_gradients(const OpArgs& op) {
 }
 
 void add_batch_norm(RuleBook& book) {
-  const auto add = [&](const std::string& name, bool by_name) -> Rule& {
-    const bool of_cudnn = name.find("cudnn") != std::string::npos;
+  const auto add = [&](const char* name, bool by_name, bool of_cudnn = false) -> Rule& {
     return book
         .rule(
             name, [by_name](const OpArgs& op) { return batch_norm(op, by_name); },
@@ -127,10 +126,11 @@ void add_batch_norm(RuleBook& book) {
         .saved_for_backward()
         .outputs([=](const OpArgs& op) { return batch_norm_outputs(op, by_name, of_cudnn); });
   };
-  for (const char* name : {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update",
-                           "aten::cudnn_batch_norm"}) {
+  for (const char* name :
+       {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update"}) {
     add(name, true).writes({3, 4});
   }
+  add("aten::cudnn_batch_norm", true, /*of_cudnn=*/true).writes({3, 4});
   add("aten::_native_batch_norm_legit.no_stats", true);
   for (const char* name : {"aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training"}) {
     add(name, false);
@@ -142,6 +142,7 @@ void add_batch_norm(RuleBook& book) {
         .kernel("batch_norm_backward_global")
         .kernel_gives_replicate()
         .saved_for_backward()
+        .takes_saved_results()
         .outputs(batch_norm_gradients);
   }
 }
@@ -167,6 +168,7 @@ void add_norm_rules(RuleBook& book) {
   book.rule("aten::native_group_norm_backward", "n(gc!)S!, n(gc)S, ng, ng, (gc) -> n(gc)S, (gc), (gc)")
       .sharded_by_kernel("ng", "group_norm_local")
       .linear({0})
+      .takes_saved_results()
       .outputs(group_norm_gradients);
   add_batch_norm(book);
   book.rule("aten::native_layer_norm", "N D, D, D -> N D, N D=_, N D=_; D = normalized_shape")
@@ -176,12 +178,14 @@ void add_norm_rules(RuleBook& book) {
   book.rule("aten::native_layer_norm_backward", "N D, N D, N D=_, N D=_, D, D -> N D, D, D; D = normalized_shape")
       .sharded_by_kernel("D", "layer_norm_backward_sharded")
       .linear({0})
+      .takes_saved_results()
       .outputs([](const OpArgs& op) { return backward_outputs(op, 4); });
   book.rule("aten::_fused_rms_norm", "N D!, D -> N D, N D=_; D = normalized_shape").outputs([](const OpArgs& op) {
     return std::vector{dense_meta(op.sizes(0), op.dtype(0)), dense_meta(stats_sizes(op, 0), stats_dtype(op))};
   });
   book.rule("aten::_fused_rms_norm_backward", "N D!, N D, N D=_, D -> N D, D; D = normalized_shape")
       .linear({0})
+      .takes_saved_results()
       .outputs([](const OpArgs& op) { return backward_outputs(op, 3); });
 }
 

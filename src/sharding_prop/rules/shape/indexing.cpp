@@ -177,9 +177,11 @@ void add_searches(RuleBook& book) {
     book.replicate(op, "indices count through the full tensor");
   }
   book.rule("aten::segment_reduce", segment_reduce, "~, ~, ~, ~ -> ~: segments begin where the data says")
+      .restricts_values()
       .outputs([](const OpArgs& op) { return std::vector{dense_meta(reduced_segments(op, 0, 1, 3), op.dtype(0))}; });
   book.rule("aten::_segment_reduce_backward", segment_reduce_backward,
             "~, ~, ~, ~, ~ -> ~: segments begin where the data says")
+      .restricts_values()
       .outputs([](const OpArgs& op) { return std::vector{dense_meta(op.sizes(2), op.dtype(2))}; });
 }
 
@@ -209,6 +211,7 @@ void add_embedding_bag(RuleBook& book) {
         .sharded_by_kernel("v", "embedding_bag_backward")
         .kernel("embedding_bag_backward")
         .follows_parameter_placement()
+        .takes_saved_results()
         .outputs(table_gradient);
   }
   book.rule("aten::_embedding_bag_per_sample_weights_backward",
@@ -216,6 +219,7 @@ void add_embedding_bag(RuleBook& book) {
                 .linear({0})
                 .sharded_by_kernel("v", "embedding_bag_factors_backward")
                 .kernel("embedding_bag_factors_backward"))
+      .takes_saved_results()
       .outputs([](const OpArgs& op) { return std::vector{dense_meta(op.sizes(2), op.dtype(0))}; });
 }
 
