@@ -38,7 +38,11 @@ class DTENSOR_API ModuleScope {
   static std::string path();  // Of this thread; "" outside any scope.
 
  private:
+  static std::string path_in(int pass);
+
   const std::string* name_;
+  const ModuleScope* outer_ = nullptr;
+  int pass_ = -1;  // the backward pass in which it was opened (recomputation), or -1
   std::uint64_t first_node_ = 0;
 };
 

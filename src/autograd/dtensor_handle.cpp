@@ -47,24 +47,17 @@ std::vector<DTensor> as_dtensors(std::vector<at::Tensor> tensors) {
   return results;
 }
 
-// As run_as_call, for a list of tensors.
+// Calls `run` with the tensors.
 template <class Run>
 auto run_redistribute(const std::vector<DTensor>& tensors, const MeshInfo* mesh, Run&& run) {
   static const std::string name = "redistribute";
-  const CallerScope caller(name);
-  const DisableDispatchModesGuard hidden;
-  const CollectiveTag of([&] {
+  const std::vector<at::Tensor> operands(tensors.begin(), tensors.end());
+  const CollectiveTag tag([&] {
     std::vector<at::Tensor> locals;
     for (const auto& tensor : tensors) locals.push_back(tensor.defined() ? checked_impl(tensor).local() : at::Tensor());
     return locals;
   });
-  try {
-    return run();
-  } catch (...) {
-    std::vector<c10::TensorImpl*> impls;
-    for (const auto& tensor : tensors) impls.push_back(tensor.defined() ? tensor.unsafeGetTensorImpl() : nullptr);
-    rethrow_with_call(name, impls, mesh);
-  }
+  return run_as_call(name, operands, mesh, [&] { return as_dtensors(run(operands)); });
 }
 
 void check_count(std::size_t placements, std::size_t tensors) {
@@ -75,26 +68,26 @@ void check_count(std::size_t placements, std::size_t tensors) {
 }  // namespace
 
 std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, std::vector<Placements> placements) {
-  return run_redistribute(tensors, nullptr, [&] {
+  return run_redistribute(tensors, nullptr, [&](const std::vector<at::Tensor>& operands) {
     check_count(placements.size(), tensors.size());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const auto& spec = *checked_impl(tensors[i]).spec();
       placements[i] = normalize_placements(std::move(placements[i]), tensors[i].dim(), spec.mesh->layout.shape);
     }
-    return as_dtensors(redistribute_tensors({tensors.begin(), tensors.end()}, placements));
+    return redistribute_tensors(operands, placements);
   });
 }
 
 std::vector<DTensor> redistribute(const std::vector<DTensor>& tensors, const DeviceMesh& mesh,
                                   std::vector<Placements> placements) {
   TORCH_CHECK(mesh, "redistribute: expected a mesh, got an undefined one");
-  return run_redistribute(tensors, impl_of(mesh).get(), [&] {
+  return run_redistribute(tensors, impl_of(mesh).get(), [&](const std::vector<at::Tensor>& operands) {
     check_count(placements.size(), tensors.size());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       checked_impl(tensors[i]);
       placements[i] = normalize_placements(std::move(placements[i]), tensors[i].dim(), mesh.shape());
     }
-    return as_dtensors(redistribute_tensors({tensors.begin(), tensors.end()}, impl_of(mesh), placements));
+    return redistribute_tensors(operands, impl_of(mesh), placements);
   });
 }
 

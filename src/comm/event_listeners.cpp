@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "scope/module_scope.h"
+#include "scope/thread_state.h"
 
 namespace dtensor {
 namespace {
@@ -34,22 +35,15 @@ EventListener::EventListener(std::function<void(const Event&)> listener, Kinds k
 
 EventListener::~EventListener() = default;
 
-namespace {
+CollectiveTag::CollectiveTag(LocalTensorsFn parts)
+    : parts_(std::move(parts)), outer_(std::exchange(thread_state().call.tensors, this)) {}
 
-constinit thread_local const CollectiveTag* innermost_labels = nullptr;
-
-}  // namespace
-
-CollectiveTag::CollectiveTag(LocalTensorsFn parts) : parts_(std::move(parts)), outer_(innermost_labels) {
-  innermost_labels = this;
-}
-
-CollectiveTag::~CollectiveTag() { innermost_labels = outer_; }
+CollectiveTag::~CollectiveTag() { thread_state().call.tensors = outer_; }
 
 std::vector<const void*> CollectiveTag::storages() {
   std::vector<const void*> all;
-  for (const auto* of = innermost_labels; of != nullptr; of = of->outer_) {
-    for (const at::Tensor& part : of->parts_()) {
+  for (const auto* tag = thread_state().call.tensors; tag != nullptr; tag = tag->outer_) {
+    for (const at::Tensor& part : tag->parts_()) {
       if (part.defined() && part.has_storage()) all.push_back(part.storage().unsafeGetStorageImpl());
     }
   }

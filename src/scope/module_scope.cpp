@@ -1,6 +1,6 @@
-// Module scopes. Each thread has a stack of names. While a NodeRecorder is active, each closed scope records its range
-// of autograd sequence numbers. A node belongs to the smallest range that contains its number. Autograd propagates the
-// ranges to the threads of a backward pass.
+// Module scopes. The scopes of a thread are a list in its CallContext. While a NodeRecorder is active, each closed
+// scope records its range of autograd sequence numbers. A node belongs to the smallest range that contains its number.
+// Autograd propagates the ranges to the threads of a backward pass.
 #include "scope/module_scope.h"
 
 #include <ATen/SequenceNumber.h>
@@ -9,7 +9,10 @@
 
 #include <atomic>
 #include <mutex>
+#include <utility>
 #include <vector>
+
+#include "scope/thread_state.h"
 
 namespace dtensor {
 namespace {
@@ -17,11 +20,6 @@ namespace {
 struct Range {
   std::uint64_t begin, end;
   std::string path;
-};
-
-struct OpenScope {
-  const std::string* name;
-  int pass;  // the backward pass in which it was opened (recomputation), or -1
 };
 
 // Number of active recorders. If it is 0, a scope records nothing and costs only this test.
@@ -32,22 +30,6 @@ struct LastExecutedNode {
   int pass = -1;
   std::string module;
 };
-
-std::vector<OpenScope>& open_scopes() {
-  static thread_local std::vector<OpenScope> scopes;
-  return scopes;
-}
-
-// In a backward pass, only scopes that were opened in it count: recomputation runs a part of the model again.
-std::string path_of(const std::vector<OpenScope>& scopes, int pass) {
-  std::string path;
-  for (const OpenScope& scope : scopes) {
-    if (pass >= 0 && scope.pass != pass) continue;
-    if (!path.empty()) path += '.';
-    path += *scope.name;
-  }
-  return path;
-}
 
 }  // namespace
 
@@ -95,27 +77,35 @@ std::string NodeRecorder::module_of_node(int pass) {
 
 ModuleScope::ModuleScope(const std::string& name) : name_(name.empty() ? nullptr : &name) {
   if (name_ == nullptr) return;
-  open_scopes().push_back({name_, torch::autograd::get_current_graph_task_id()});
+  outer_ = std::exchange(thread_state().call.module, this);
+  pass_ = torch::autograd::get_current_graph_task_id();
   if (recorders > 0) first_node_ = at::sequence_number::peek();
 }
 
 ModuleScope::~ModuleScope() {
   if (name_ == nullptr) return;
-  auto& open = open_scopes();
   if (const auto ranges = NodeRecorder::current(); ranges && at::sequence_number::peek() > first_node_) {
-    ranges->add({first_node_, at::sequence_number::peek(), path_of(open, open.back().pass)});
+    ranges->add({first_node_, at::sequence_number::peek(), path_in(pass_)});
   }
-  open.pop_back();
+  thread_state().call.module = outer_;
 }
 
-std::string ModuleScope::path() { return path_of(open_scopes(), torch::autograd::get_current_graph_task_id()); }
+// In a backward pass, only scopes that were opened in it count: recomputation runs a part of the model again.
+std::string ModuleScope::path_in(int pass) {
+  std::string path;
+  for (const auto* scope = thread_state().call.module; scope != nullptr; scope = scope->outer_) {
+    if (pass < 0 || scope->pass_ == pass) path.insert(0, path.empty() ? *scope->name_ : *scope->name_ + '.');
+  }
+  return path;
+}
+
+std::string ModuleScope::path() { return path_in(torch::autograd::get_current_graph_task_id()); }
 
 ModuleAndPhase current_module_and_phase() {
-  const auto& open = open_scopes();
   const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass < 0) return {path_of(open, pass), Phase::forward};
-  const bool recomputes = !open.empty() && open.back().pass == pass;
-  return {recomputes ? path_of(open, pass) : NodeRecorder::module_of_node(pass), Phase::backward};
+  std::string path = ModuleScope::path();
+  if (pass < 0) return {std::move(path), Phase::forward};
+  return {path.empty() ? NodeRecorder::module_of_node(pass) : std::move(path), Phase::backward};
 }
 
 }  // namespace dtensor

@@ -3,18 +3,30 @@
 // and passes the pointer on.
 #pragma once
 
+#include <string>
+
 #include "scope/free_blocks.h"
 
 namespace dtensor {
 
+class CollectiveTag;
+class ModuleScope;
 class RankRecord;
 struct ThreadCache;
+
+// What this thread runs, for errors, events, and collectives of ranks that disagree.
+struct CallContext {
+  const std::string* caller = nullptr;     // outermost operator or function of the library (comm/record/caller.h)
+  const CollectiveTag* tensors = nullptr;  // innermost tag (dtensor/events.h)
+  const ModuleScope* module = nullptr;     // innermost scope (dtensor/debug.h)
+};
 
 struct ThreadState {
   // The rank of this thread (comm/record/rank_record.h); null if it is not a thread rank.
   const RankRecord* rank = nullptr;
   ThreadCache* cache = nullptr;  // the decision cache of this thread (ops/cache/decision_cache.h); null if empty
   FreeListAllocator tensors;     // memory of DTensorImpls
+  CallContext call;
 };
 
 namespace detail {

@@ -14,11 +14,14 @@ const std::string* interned_module_path(const std::string& path) {
   return last;
 }
 
+const std::string* backward_pass_of(const std::string& module) {
+  static const std::string backward = "the backward pass";
+  return module.empty() ? &backward : interned_module_path(backward + " of " + module);
+}
+
 const std::string* calling_module() {
   const ModuleAndPhase place = current_module_and_phase();
-  if (place.phase == Phase::forward) return interned_module_path(place.module);
-  static const std::string backward = "the backward pass";
-  return place.module.empty() ? &backward : interned_module_path(backward + " of " + place.module);
+  return place.phase == Phase::forward ? interned_module_path(place.module) : backward_pass_of(place.module);
 }
 
 std::string caller_text(const CollectiveCall& call) {

@@ -174,7 +174,7 @@ const std::string* current_module(CallHistory& history) {
   if (module != nullptr) return module;  // recomputation in backward
   const auto node = torch::autograd::get_current_node();
   const auto* made_in = node ? history.module_of_node(node->sequence_nr()) : nullptr;
-  return interned_module_path(made_in != nullptr ? "the backward pass of " + *made_in : "the backward pass");
+  return backward_pass_of(made_in == nullptr ? "" : *made_in);
 }
 
 void note(const OpEntry& entry, Args args, Operands operands, const MeshImpl& mesh, const CallFingerprint& words) {

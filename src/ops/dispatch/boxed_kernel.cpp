@@ -50,12 +50,6 @@ KeptAliveTensors tensors_of(c10::ArrayRef<c10::IValue> args) {
   return tensors;
 }
 
-std::vector<c10::TensorImpl*> impls_of(at::TensorList tensors) {
-  std::vector<c10::TensorImpl*> impls;
-  for (const auto& tensor : tensors) impls.push_back(tensor.unsafeGetTensorImpl());
-  return impls;
-}
-
 std::vector<const TensorSpec*> specs_of(const CachedCall& call) {
   std::vector<const TensorSpec*> specs;
   for (const auto& input : call.inputs) specs.push_back(input.from.get());
@@ -114,16 +108,7 @@ void run_special(const OpEntry& entry, torch::jit::Stack& stack) {
     entry.special(entry, stack);
     for (const at::Tensor& tensor : written) advance_version(*tensor.unsafeGetTensorImpl());
   } catch (...) {
-    rethrow_with_call(entry.text(), impls_of(given));
-  }
-}
-
-void run_decided(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
-  try {
-    if (C10_UNLIKELY(call.implicit_bytes != 0)) report_implicit_redistributions(entry, call);
-    checked_calls() ? run_checked(entry, call, view, stack) : run_call(entry, call, view, stack);
-  } catch (...) {
-    rethrow_with_cached_call(entry, call);
+    rethrow_with_call(entry.text(), given);
   }
 }
 
@@ -147,11 +132,21 @@ void note_default_type(CallView& view) {
   }
 }
 
-CachedCallPtr decide_for(const OpEntry& entry, torch::jit::Stack& stack, const CallView& view, bool& fresh) {
+// Sets `fresh` if the cache did not hold the decision.
+void decide_and_run(const OpEntry& entry, torch::jit::Stack& stack, const CallView& view, bool& fresh) {
+  const CallerScope caller(entry.text());
+  CachedCallPtr call;
   try {
     if (C10_UNLIKELY(view.has_regular)) check_regular_operands(entry, arguments(entry, stack), view);
-    return decide(entry, stack, view, fresh);
+    call = decide(entry, stack, view, fresh);
+    if (C10_UNLIKELY(positions_depend_on_each_other(entry, *call, view, arguments(entry, stack)))) {
+      fresh = false;  // each position is a call of its own
+      return run_positions_sequentially(entry, stack);
+    }
+    if (C10_UNLIKELY(call->implicit_bytes != 0)) report_implicit_redistributions(entry, *call);
+    checked_calls() ? run_checked(entry, *call, view, stack) : run_call(entry, *call, view, stack);
   } catch (...) {
+    if (call != nullptr) rethrow_with_cached_call(entry, *call);
     rethrow_with_call(entry.text(), view.operands);
   }
 }
@@ -187,12 +182,8 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(any_observing_scope())) {
     if (run_visible_call(entry.op, stack) || (is_caching_results() && replay_cached_result(entry, stack))) return;
   }
-  const CallerScope caller(entry.text());
   bool fresh = false;
-  const auto call = decide_for(entry, stack, view, fresh);
-  if (C10_UNLIKELY(positions_depend_on_each_other(entry, *call, view, arguments(entry, stack))))
-    return run_positions_sequentially(entry, stack);
-  run_decided(entry, *call, view, stack);
+  decide_and_run(entry, stack, view, fresh);
   if (C10_LIKELY(!fresh)) return;
   for (auto r = stack.size() - entry.returns.size(); r < stack.size(); ++r) {
     for_each_tensor(stack[r], [](const at::Tensor& result) { set_storage_error_message(result); });

@@ -87,8 +87,16 @@ void set_storage_error_message(DTensorImpl& tensor) {
   tensor.release_storage_and_set_meta_custom_data_ptr_error_msg_(text);
 }
 
-void rethrow_with_call(const std::string& name, c10::ArrayRef<c10::TensorImpl*> operands, const MeshInfo* mesh) {
+void rethrow_with_call(const std::string& name, at::TensorList operands, const MeshInfo* mesh) {
   Words words(mesh);
+  for (const auto& operand : operands) {
+    if (operand.defined()) words.add(*operand.unsafeGetTensorImpl());
+  }
+  rethrow_with(name, words);
+}
+
+void rethrow_with_call(const std::string& name, c10::ArrayRef<c10::TensorImpl*> operands) {
+  Words words(nullptr);
   for (const auto* impl : operands) {
     if (impl != nullptr) words.add(*impl);
   }

@@ -17,9 +17,9 @@ std::string describe_operands(SpecList operands);
 
 // Rethrows the current exception with that context added; its type stays the same. Adds the context only once: for a
 // composite operator it is that of the inner operator. `mesh` is the mesh of a function that creates DTensors, else
-// null.
-[[noreturn]] void rethrow_with_call(const std::string& name, c10::ArrayRef<c10::TensorImpl*> operands,
-                                    const MeshInfo* mesh = nullptr);
+// null. An operand may be undefined or null.
+[[noreturn]] void rethrow_with_call(const std::string& name, at::TensorList operands, const MeshInfo* mesh = nullptr);
+[[noreturn]] void rethrow_with_call(const std::string& name, c10::ArrayRef<c10::TensorImpl*> operands);
 // The same for a call whose operands have been replaced by their local tensors.
 [[noreturn]] void rethrow_with_call(const std::string& name, SpecList operands);
 
@@ -28,15 +28,15 @@ std::string describe_operands(SpecList operands);
 void set_storage_error_message(DTensorImpl& tensor);
 
 // Runs a function of this library. `name` is attached to its collectives and exceptions and must have static lifetime.
-// Dispatch modes do not see the operators that it calls.
+// Dispatch modes do not see the operators that it calls. An operand may be undefined.
 template <class Run>
-auto run_as_call(const std::string& name, const at::Tensor& operand, const MeshInfo* mesh, Run&& run) {
+auto run_as_call(const std::string& name, at::TensorList operands, const MeshInfo* mesh, Run&& run) {
   const CallerScope caller(name);
   const DisableDispatchModesGuard hidden;
   try {
     return run();
   } catch (...) {
-    rethrow_with_call(name, operand.defined() ? operand.unsafeGetTensorImpl() : nullptr, mesh);
+    rethrow_with_call(name, operands, mesh);
   }
 }
 
