@@ -55,6 +55,11 @@ DTENSOR_API void accumulate_gradient(const DTensor& parameter, const DTensor& gr
 // parameter's mesh. It may keep or change `local`. Throws if sizes or dtype differ.
 DTENSOR_API void accumulate_gradient(const DTensor& parameter, at::Tensor local, const Placements& placements);
 
+// Whether no tensor refers to the memory of `gradient` except this number of handles of it and of its local tensor. A
+// view keeps its base alive, as other views of that base do.
+DTENSOR_API bool owns_memory_alone(const at::Tensor& gradient, std::size_t handles, const at::Tensor& local,
+                                   std::size_t local_handles);
+
 // Takes the gradient that NoGradientSync or NoReplicaSync accumulated out of a leaf's .grad, to reduce it with a new
 // gradient. The destructor restores it, unless done() was called.
 class DTENSOR_API UnsynchronizedGradient {

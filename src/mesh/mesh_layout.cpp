@@ -95,9 +95,10 @@ MeshLayout make_layout(std::int64_t world_size, at::IntArrayRef shape, std::vect
   check_shape(shape);
   const auto n = product(shape);
   TORCH_CHECK(n <= world_size, "mesh shape ", shape, " needs ", n, " ranks, but the world has ", world_size);
+  check_names(names, shape);
   std::vector<std::int64_t> ranks(n);
   std::iota(ranks.begin(), ranks.end(), 0);
-  return make_layout(world_size, std::move(ranks), shape, std::move(names));
+  return {shape.vec(), std::move(ranks), std::move(names)};
 }
 
 std::int64_t dim_of_name(const MeshLayout& layout, const std::string& name) {

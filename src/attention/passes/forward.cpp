@@ -38,13 +38,13 @@ class Merger {
 
   // Whether a row's log-sum-exp is too far from zero for float precision and not negligible against the accumulated
   // one.
-  bool loses_sums(const Tile& tile, std::int64_t head, const Partial& part) const {
+  bool loses_sums(const Tile& tile, std::int64_t head, const TileResult& part) const {
     const auto rows = [&](const at::Tensor& t) { return rows_of(t.narrow(1, head, part.out.size(1)), tile.q); };
     const auto have = top_.defined() ? rows(lse_) + rows(top_) : rows(lse_);
     return exceeds_log_precision(part.lse).logical_and_(part.lse.ge(have - kNegligible)).any().item<bool>();
   }
 
-  void add(const Tile& tile, std::int64_t head, const Partial& part, bool first) {
+  void add(const Tile& tile, std::int64_t head, const TileResult& part, bool first) {
     const auto rows = [&](const at::Tensor& t) { return rows_of(t.narrow(1, head, part.out.size(1)), tile.q); };
     const auto lse = rows(lse_), out = rows(out_);
     if (part.top.defined() && !top_.defined()) top_ = at::zeros_like(lse_);
@@ -93,7 +93,7 @@ class Merger {
 
  private:
   // Rescales the accumulated and the new log-sum-exp to the maximum of the greater one; returns the new log-sum-exp.
-  static at::Tensor rescale_to_common_max(const at::Tensor& lse, const at::Tensor& top, const Partial& part) {
+  static at::Tensor rescale_to_common_max(const at::Tensor& lse, const at::Tensor& top, const TileResult& part) {
     const auto other = part.top.defined() ? part.top : at::zeros_like(top);
     const auto one = at::where((part.lse + other).gt(lse + top), other, top);
     lse.add_(top - one);
@@ -113,7 +113,7 @@ class Merger {
   }
 
   at::Tensor out_, lse_;
-  at::Tensor top_;  // as in Partial: lse_ is relative to it; the maximum score of rows far from zero, else 0
+  at::Tensor top_;  // as in TileResult: lse_ is relative to it; the maximum score of rows far from zero, else 0
   std::vector<char> touched_;
 };
 

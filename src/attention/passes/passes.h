@@ -23,7 +23,7 @@ struct SequenceParts {
 struct Forward {
   at::Tensor out;       // like q, with the features of v
   at::Tensor lse;       // [b, h, l], including sinks
-  at::Tensor top = {};  // see Partial
+  at::Tensor top = {};  // see TileResult
 };
 
 // `sinks`: [h] or undefined.

@@ -72,7 +72,7 @@ FlashBias flash_bias(const Scores& scores, const Tile& tile, const at::Tensor& q
   return {false, full_rows(bias.to(type), tile).contiguous()};
 }
 
-Partial flash_forward(const Scores& scores, const Tile& tile, const Inputs& in) {
+TileResult flash_forward(const Scores& scores, const Tile& tile, const Inputs& in) {
   const auto [causal, bias] = flash_bias(scores, tile, in.q);
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, causal, bias, scores.scale);
   // The kernel returns 0 for rows without visible keys.
@@ -143,7 +143,7 @@ std::int64_t rows_at_once(const Tile& tile, const Inputs& in) {
   return std::clamp<std::int64_t>(kScoresAtOnce / row, 1, tile.q.length);
 }
 
-Partial math_forward(const Scores& scores, const Tile& tile, const Inputs& in, bool with_row_max) {
+TileResult math_forward(const Scores& scores, const Tile& tile, const Inputs& in, bool with_row_max) {
   const auto rows = rows_at_once(tile, in);
   std::vector<at::Tensor> outs, sums, tops;
   for (std::int64_t first = 0; first < tile.q.length; first += rows) {
@@ -193,12 +193,12 @@ Inputs math_backward(const Scores& scores, const Tile& tile, const Inputs& in, c
 
 at::ScalarType accumulate_type(at::ScalarType type) { return at::toOpMathType(type); }
 
-Partial attend_tile(const Scores& scores, const Tile& tile, const Inputs& in) {
+TileResult attend_tile(const Scores& scores, const Tile& tile, const Inputs& in) {
   return by_flash(scores, in) ? flash_forward(scores, tile, in)
                               : math_forward(scores, tile, in, /*with_row_max=*/false);
 }
 
-Partial attend_tile_with_row_max(const Scores& scores, const Tile& tile, const Inputs& in) {
+TileResult attend_tile_with_row_max(const Scores& scores, const Tile& tile, const Inputs& in) {
   return math_forward(scores, tile, in, /*with_row_max=*/true);
 }
 

@@ -31,16 +31,16 @@ struct Inputs {
 
 // Large queries, or a mask with large negative numbers, move the maximum score of a row far from zero. Float then
 // cannot represent the log-sum-exp precisely (-1e9 + log 2 is -1e9), so the maximum is stored separately.
-struct Partial {
+struct TileResult {
   at::Tensor out;       // [b, h, l, f]
   at::Tensor lse;       // [b, h, l], -inf for rows without visible keys
   at::Tensor top = {};  // [b, h, l], added to lse; undefined: zeros
 };
 
 // `in` contains the rows of the tile only.
-Partial attend_tile(const Scores& scores, const Tile& tile, const Inputs& in);
+TileResult attend_tile(const Scores& scores, const Tile& tile, const Inputs& in);
 // Same with matrix products; stores the maximum score of rows far from zero separately.
-Partial attend_tile_with_row_max(const Scores& scores, const Tile& tile, const Inputs& in);
+TileResult attend_tile_with_row_max(const Scores& scores, const Tile& tile, const Inputs& in);
 
 // Elementwise: whether a float log-sum-exp of this size would be imprecise.
 at::Tensor exceeds_log_precision(const at::Tensor& numbers);

@@ -43,7 +43,7 @@ struct InFlightReduction {
   RedistributeBucket bucket = {};
 
   void start() {
-    const CollectiveTag of([this] { return leaves(); });
+    const CollectiveTag tag([this] { return leaves(); });
     for (auto& w : list) {
       w.plan = find_plan(w.spec(), w.wanted);
       bucket.add(*w.plan, w.spec(), w.local());
@@ -52,7 +52,7 @@ struct InFlightReduction {
   }
   void finish() {
     {
-      const CollectiveTag of([this] { return leaves(); });
+      const CollectiveTag tag([this] { return leaves(); });
       bucket.finish();
     }
     for (std::size_t k = 0; k < list.size(); ++k) {

@@ -65,14 +65,10 @@ UnsynchronizedGradient take_unreduced(const DTensor& leaf, const Placements& wan
   return UnsynchronizedGradient(leaf);
 }
 
-// Whether no other tensor refers to the memory of a gradient that autograd passes once. A view keeps its base alive,
-// as other views of that base do.
+// Whether no other tensor refers to the memory of a gradient that autograd passes once.
 bool is_sole(const at::Tensor& given) {
   const auto* impl = dtensor_or_null(given);
-  if (impl == nullptr || given.use_count() > 1 || !impl->local().defined()) return false;
-  const bool view = given.is_view();
-  return !(view && given._base().use_count() > 1) && impl->local().use_count() == 1 &&
-         impl->local().storage().use_count() <= (view ? 2u : 1u);
+  return impl != nullptr && impl->local().defined() && owns_memory_alone(given, 1, impl->local(), 1);
 }
 
 // The gradient in its own memory, with the leaf's strides if those are dense, as autograd guarantees for .grad. `sole`:
@@ -132,7 +128,7 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
     if (!given.defined()) return {given};
     const DisableDispatchModesGuard hidden;
     const Collected collected{handle_of(leaf_), given, is_sole(given)};
-    const CollectiveTag of([this] { return std::vector<at::Tensor>{leaf_.local()}; });
+    const CollectiveTag tag([this] { return std::vector<at::Tensor>{leaf_.local()}; });
     hook_after_accumulation(collected.leaf);
     const auto gradient = as_dtensor_of(collected.leaf, given);
     if (is_captured(collected.leaf)) return {reduce_immediately(collected, gradient)};
@@ -229,6 +225,13 @@ static void notify(const DTensor& parameter) {
   const auto* hooks = hooks_on(*dtensor_or_null(parameter));
   if (hooks != nullptr && hooks->gradient) hooks->gradient(parameter);
   if (auto* after = hook_after_accumulation(parameter)) after->run(parameter);
+}
+
+bool owns_memory_alone(const at::Tensor& gradient, std::size_t handles, const at::Tensor& local,
+                       std::size_t local_handles) {
+  const bool view = gradient.is_view();
+  return gradient.use_count() == handles && !(view && gradient._base().use_count() > 1) &&
+         local.use_count() == local_handles && local.storage().use_count() <= (view ? 2u : 1u);
 }
 
 void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {

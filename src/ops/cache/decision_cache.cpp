@@ -65,8 +65,6 @@ const CachedCall* find_unboxable(std::uint32_t op_index, const CallKey& key) {
   return call->get();
 }
 
-void undo_hit_count() { --thread_cache().stats.hits; }
-
 CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key) {
   auto& thread = current_cache();
   const auto* call = find(thread, op_index, key);

@@ -21,77 +21,77 @@ namespace dtensor::unboxed {
 
 // --- key: one overload per argument type; View: CallView or RecentCall ---
 template <class View>
-void note(View& view, const at::Tensor& value) {
+void add_argument(View& view, const at::Tensor& value) {
   view.add(value.unsafeGetTensorImpl());
 }
 template <class View>
-void note(View& view, const std::optional<at::Tensor>& value) {
+void add_argument(View& view, const std::optional<at::Tensor>& value) {
   view.add(value.has_value() ? value->unsafeGetTensorImpl() : nullptr);
 }
 template <class View>
-void note(View& view, at::TensorList values) {
+void add_argument(View& view, at::TensorList values) {
   view.add(values);
 }
 template <class View>
-void note(View& view, std::int64_t value) {
+void add_argument(View& view, std::int64_t value) {
   view.key.integer(value);
 }
 template <class View>
-void note(View& view, const c10::SymInt& value) {
+void add_argument(View& view, const c10::SymInt& value) {
   view.key.integer(value.expect_int());
 }
 template <class View>
-void note(View& view, bool value) {
+void add_argument(View& view, bool value) {
   view.key.boolean(value);
 }
 template <class View>
-void note(View& view, double value) {
+void add_argument(View& view, double value) {
   view.key.real(value, view.scalars);
 }
 template <class View>
-void note(View& view, const at::Scalar& value) {
+void add_argument(View& view, const at::Scalar& value) {
   if (value.isFloatingPoint()) return view.key.real(value.toDouble(), view.scalars);
   if (value.isIntegral(false)) return view.key.integer(value.toLong(), view.scalars);
   view.key.value(c10::IValue(value), view.scalars);
 }
 template <class View>
-void note(View& view, c10::SymIntArrayRef values) {
+void add_argument(View& view, c10::SymIntArrayRef values) {
   view.key.list(values.size());
   for (const auto& value : values) view.key.integer(value.expect_int());
 }
 template <class View>
-void note(View& view, at::IntArrayRef values) {
+void add_argument(View& view, at::IntArrayRef values) {
   view.key.list(values.size());
   for (auto value : values) view.key.integer(value);
 }
 template <class View>
-void note(View& view, at::OptionalIntArrayRef values) {
-  values.has_value() ? note(view, *values) : view.key.none();
+void add_argument(View& view, at::OptionalIntArrayRef values) {
+  values.has_value() ? add_argument(view, *values) : view.key.none();
 }
 template <class View>
-void note(View& view, at::ScalarType value) {
+void add_argument(View& view, at::ScalarType value) {
   view.key.integer(static_cast<std::int64_t>(value));
 }
 template <class View, std::size_t N>
-void note(View& view, const std::array<bool, N>& values) {
+void add_argument(View& view, const std::array<bool, N>& values) {
   view.key.list(N);
   for (bool value : values) view.key.boolean(value);
 }
 template <class View, class T>
-void note(View& view, const std::optional<T>& value) {
+void add_argument(View& view, const std::optional<T>& value) {
   if (!value.has_value()) return view.key.none();
   if constexpr (std::is_enum_v<T>) {
     view.key.integer(static_cast<std::int64_t>(*value));
   } else if constexpr (std::is_same_v<T, c10::Device>) {
     view.key.device(*value);
   } else if constexpr (std::is_same_v<T, c10::SymInt> || std::is_arithmetic_v<T> || std::is_same_v<T, at::Scalar>) {
-    note(view, *value);
+    add_argument(view, *value);
   } else {
     view.key.value(c10::IValue(*value), true);
   }
 }
 template <class View>
-void note(View& view, std::string_view value) {
+void add_argument(View& view, std::string_view value) {
   view.key.text(value);
 }
 
@@ -272,7 +272,7 @@ C10_NOINLINE Ret run_gathered(const Hit& hit, std::index_sequence<I...> all, Arg
   } catch (...) {
     rethrow_with_cached_call(entry, call);
   }
-  undo_hit_count();  // the boxed kernel counts it
+  --thread.cache->stats.hits;  // the boxed kernel counts it
   return run_boxed<Ret, Args...>(entry, args...);
 }
 
@@ -289,7 +289,7 @@ struct Kernel<Op, Ret(Args...)> {
       ThreadState& thread = thread_state();
       RecentCall recent(*entry, guard, thread, first_of(args...));
       while (recent.next()) {
-        (note(recent, args), ...);
+        (add_argument(recent, args), ...);
         if (const auto* call = recent.found()) return run_found({*entry, *call, recent.operands(), thread}, args...);
       }
     }
@@ -298,7 +298,7 @@ struct Kernel<Op, Ret(Args...)> {
 
   C10_NOINLINE static Ret run_by_key(Args... args) {
     CallView view(*entry);
-    (note(view, args), ...);
+    (add_argument(view, args), ...);
     const auto* call = view.has_substituted_operand ? nullptr : find_simple(*entry, view);
     if (C10_UNLIKELY(call == nullptr)) return run_boxed<Ret, Args...>(*entry, args...);
     return run_found({*entry, *call, view.operands, thread_state()}, args...);

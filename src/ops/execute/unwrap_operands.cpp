@@ -35,7 +35,7 @@ at::Tensor moved_input(const ExecutionFrame& frame, std::size_t index, const at:
   if (tensor != nullptr) {
     if (auto ready = provided(*tensor, action); ready.defined()) return ready;
   }
-  const CollectiveTag of([&local] { return std::vector<at::Tensor>{local}; });
+  const CollectiveTag tag([&local] { return std::vector<at::Tensor>{local}; });
   auto moved = execute_plan(action.plan, local, *action.from);
   // Slices too: kernels rely on what is contiguous on one device (layer norm's statistics, for instance).
   return to_stride_order(std::move(moved), *action.to);
@@ -92,7 +92,7 @@ void move_lists(ExecutionFrame& frame) {
     const auto& action = frame.call.inputs[i];
     bucket.add(action.plan, *action.from, local_of(frame.view.operands[i]));
   }
-  const CollectiveTag of([&] {
+  const CollectiveTag tag([&] {
     std::vector<at::Tensor> locals;
     for (const auto i : operands) locals.push_back(local_of(frame.view.operands[i]));
     return locals;

@@ -189,7 +189,7 @@ bool FsdpUnit::Impl::holds_views_alone() const {
 // If every parameter is empty, zero bytes are gathered, which no rank waits for.
 void FsdpUnit::Impl::start_gather() {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const CollectiveTag of([this] { return local_parts(); });
+  const CollectiveTag tag([this] { return local_parts(); });
   const bool from_shares = post_forward_shard.defined() && all_fresh();
   allocate_flat_buffer();
   uses = 0;

@@ -78,27 +78,19 @@ void join_earlier(const Unit& unit, const Parameter& p, const DTensor& parameter
   gradient = added(p, DTensor(earlier.sum()), gradient);
 }
 
-// Whether no other tensor refers to the memory of a gradient, apart from `others` handles. A view keeps its base alive,
-// as other views of that base do.
-bool is_sole(const DTensor& gradient, std::size_t others, const at::Tensor& local) {
-  const bool view = gradient.is_view();
-  return gradient.use_count() == 1 + others && !(view && gradient._base().use_count() > 1) && local.use_count() == 2 &&
-         local.storage().use_count() <= (view ? 2u : 1u);
-}
-
 // The local tensor to reduce. If it is not scattered, it becomes .grad or is summed in place, so it must not share
 // memory: autograd passes one tensor to several parameters, and hooks may keep it.
 at::Tensor local_to_reduce(const Unit& unit, const Parameter& p, const DTensor& gradient, const Placements& wanted,
                            const at::Tensor& arriving) {
-  constexpr std::size_t kHandlesOfHook =
-      2;  // handles of autograd's hook to an arriving gradient: its argument and a copy
+  constexpr std::size_t kHandlesOfHook = 2;  // of autograd's hook to an arriving gradient: its argument and a copy
   const bool as_is = wanted == equivalent_placements(p, gradient);
   auto local = (as_is ? gradient : with_equivalent_placements(p, gradient).redistribute(wanted)).to_local();
   if (C10_UNLIKELY(local.is_conj() || local.is_neg())) return local.resolve_conj().resolve_neg();
   if (p.sharded && op_on_shards(unit, wanted)) return local;
   if (!local.is_alias_of(gradient.to_local())) return local;
   local = gradient.to_local();
-  return is_sole(gradient, gradient.is_same(arriving) ? kHandlesOfHook : 0, local) ? local : local.clone();
+  const std::size_t handles = 1 + (gradient.is_same(arriving) ? kHandlesOfHook : 0);
+  return owns_memory_alone(gradient, handles, local, 2) ? local : local.clone();
 }
 
 // Factor that replaces the divisor of averages with local semantics (FsdpUnit::set_gradient_divide_factor).
@@ -274,14 +266,14 @@ DTensor with_equivalent_placements(const Parameter& p, const DTensor& gradient) 
 
 GradientReduction::GradientReduction(Unit& of, const at::Tensor& arriving) : unit(of) {
   for (const auto& p : unit.parameters) bytes += local_bytes(p.pending_gradient);
-  const CollectiveTag parameters([this] { return unit.local_parts(); });
+  const CollectiveTag tag([this] { return unit.local_parts(); });
   items = take_pending(unit, arriving);
   const at::AutoDispatchBelowADInplaceOrView below;
   scatters = start_scatters(unit, items);
 }
 
 int GradientReduction::start_all_reduces(bool over_replicas) {
-  const CollectiveTag of([this] { return unit.local_parts(); });
+  const CollectiveTag tag([this] { return unit.local_parts(); });
   const at::AutoDispatchBelowADInplaceOrView below;
   for (auto& scatter : scatters) finish_scatter(unit, scatter);
   scatters.clear();
