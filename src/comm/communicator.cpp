@@ -52,7 +52,6 @@ auto report(const CommBackend& backend, const CollectiveCall& call, std::int64_t
   if (!message) event.ranks = backend.ranks(), event.sequence = call.sequence;
   event.begin = std::chrono::steady_clock::now();
   auto result = run();
-  event.end = std::chrono::steady_clock::now();
   emit_event(std::move(event));
   return result;
 }
@@ -111,48 +110,12 @@ const char* Communicator::backend_name() const { return backend().name(); }
 const std::vector<std::int64_t>& Communicator::ranks() const { return backend().ranks(); }
 
 Work Communicator::all_gather(at::TensorList outputs, const at::Tensor& input) const {
-  if (!all_resolved(input)) return all_gather(outputs, resolved(input));
-  if (!all_resolved(outputs))
-    return with_resolved_outputs(*this, outputs, false, [&](auto out) { return all_gather(out, input); });
-  auto call = start_call(CollectiveKind::all_gather, input);
-  check_list(backend(), call, outputs, "outputs");
-  check_tensors(backend(), call, outputs, input);
-  check_same_sizes(call, outputs[rank()], input);
-  number(call);
-  mark_outputs_written(outputs);
-  return report(backend(), call, bytes_received(outputs, rank()),
-                [&] { return backend().all_gather(call, outputs, input); });
+  return all_gather_list(outputs, input);
 }
-
 Work Communicator::reduce_scatter(const at::Tensor& output, at::TensorList inputs, ReduceOp op) const {
-  if (!all_resolved(inputs)) return reduce_scatter(output, resolved(inputs), op);
-  if (!all_resolved(output)) {
-    return with_resolved_outputs(*this, output, false, [&](auto out) { return reduce_scatter(out[0], inputs, op); });
-  }
-  auto call = start_call(CollectiveKind::reduce_scatter, output);
-  call.op = op;
-  check_list(backend(), call, inputs, "inputs");
-  check_tensors(backend(), call, output, inputs);
-  check_same_sizes(call, output, inputs[rank()]);
-  check_reduction(call);
-  number(call);
-  mark_outputs_written(output);
-  return report(backend(), call, bytes_of(output) * (size() - 1),
-                [&] { return backend().reduce_scatter(call, output, inputs); });
+  return reduce_scatter_list(output, inputs, op);
 }
-
-Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
-  if (!all_resolved(tensor))
-    return with_resolved_outputs(*this, tensor, true, [&](auto t) { return all_reduce(t[0], op); });
-  auto call = start_call(CollectiveKind::all_reduce, tensor);
-  call.op = op;
-  check_tensors(backend(), call, tensor, {});
-  check_reduction(call);
-  number(call);
-  mark_outputs_written(tensor);
-  return report(backend(), call, 2 * bytes_of(tensor) * (size() - 1) / size(),
-                [&] { return backend().all_reduce(call, tensor); });
-}
+Work Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op) const { return all_reduce_list(tensor, op); }
 
 Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
   if (!all_resolved(input)) return all_reduce(output, resolved(input), op);
@@ -193,6 +156,7 @@ using CheckTensor = decltype(&check_input);
 // tensors of a reduction have the call's dtype. Returns the index of this member's first tensor in `all`.
 std::size_t check_lists(const CommBackend& backend, const CollectiveCall& call, at::TensorList all, at::TensorList one,
                         CheckTensor check_of_all, CheckTensor check_of_one, const char* what) {
+  if (one.size() == 1) check_list(backend, call, all, what);
   TORCH_CHECK(all.size() == one.size() * static_cast<std::size_t>(backend.size()), to_string(call.kind), ": expected ",
               one.size() * static_cast<std::size_t>(backend.size()), ' ', what, " (", one.size(), " tensors of ",
               backend.size(), " ranks), got ", all.size());

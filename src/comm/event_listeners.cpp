@@ -57,6 +57,7 @@ bool detail::has_listeners(Event::Kind kind) {
 }
 
 void emit_event(Event event) {
+  event.end = std::chrono::steady_clock::now();
   ModuleAndPhase place = current_module_and_phase();
   event.module = std::move(place.module);
   event.phase = place.phase;

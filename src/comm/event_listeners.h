@@ -16,7 +16,7 @@ inline bool is_listening(Event::Kind kind) {
   return (kind != Event::Kind::op || any_observing_scope()) && detail::has_listeners(kind);
 }
 
-// Sets module and phase of `event` and passes it to each listener for its kind, innermost first.
+// Sets end, module and phase of `event` and passes it to each listener for its kind, innermost first.
 void emit_event(Event event);
 
 }  // namespace dtensor

@@ -219,7 +219,7 @@ bool RedistributeBucket::advance() {
 
 void RedistributeBucket::report() const {
   if (!is_listening(Event::Kind::redistribute)) return;
-  Event event{Event::Kind::redistribute, {}, "", 0, begin_, std::chrono::steady_clock::now()};
+  Event event{Event::Kind::redistribute, {}, "", 0, begin_, {}};
   std::size_t count = 0;
   for (const auto& p : pending_) {
     if (!p.packed) continue;

@@ -77,7 +77,6 @@ at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, c
   if (!is_listening(Event::Kind::redistribute)) return run_edges(plan, local, from);
   Event event{Event::Kind::redistribute, one_line(plan), "", plan.bytes_moved, std::chrono::steady_clock::now(), {}};
   at::Tensor result = run_edges(plan, local, from);
-  event.end = std::chrono::steady_clock::now();
   emit_event(event);
   return result;
 }

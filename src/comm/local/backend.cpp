@@ -34,19 +34,15 @@ class LocalBackend final : public CommBackend {
   const char* name() const override { return "local"; }
   bool supports(c10::DeviceType device) const override { return supports_device(device); }
 
+  // A single tensor is a list of one.
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
-    const PublishedCall mine{call, outputs, input};
-    exchange(mine, [&] { for_members([&](int i) { copy_across_devices(outputs[i], peer(call, i).inputs[0]); }); });
-    return {};
+    return all_gather_list(call, outputs, input);
   }
-
   Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
-    exchange({call, output, inputs}, [&] { reduce_from_all(call, output, static_cast<std::size_t>(rank())); });
-    return {};
+    return reduce_scatter_list(call, output, inputs);
   }
-
   Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
-    return reduce_everywhere({call, tensor, {}});
+    return all_reduce_list(call, tensor);
   }
   Work all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) override {
     return reduce_everywhere({call, output, input});

@@ -64,7 +64,6 @@ void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView
   event.operands = describe_operands(specs_of(call));
   event.begin = std::chrono::steady_clock::now();
   execute_call(entry, call, view, stack);
-  event.end = std::chrono::steady_clock::now();
   emit_event(std::move(event));
 }
 
