@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "ops/dispatch/for_each_tensor.h"
 #include "ops/dispatch/operator_entry.h"
 #include "placement/stride_order.h"
 #include "sharding_prop/propagate.h"
@@ -18,30 +19,12 @@ MeshRef make_mesh(at::IntArrayRef shape, std::int64_t rank) {
   return c10::make_intrusive<MeshInfo>(std::move(layout), rank, at::kCPU);
 }
 
-bool is_tensor_list(const c10::IValue& value, const c10::Argument& argument) {
-  return value.isTensorList() || (value.isList() && argument.type()->str().find("Tensor") != std::string::npos);
-}
-
-bool is_tensor(const c10::Argument& argument) {
-  const std::string type = argument.type()->str();
-  return type == "Tensor" || type == "Tensor?" || type == "Optional[Tensor]";
-}
-
 // Calls fn(argument, list index, tensor) for each operand.
 template <class Fn>
 void each_operand(const Sample& sample, Fn fn) {
-  for (std::size_t i = 0; i < sample.args.size(); ++i) {
-    const c10::IValue& value = sample.args[i];
-    const c10::Argument& argument = sample.op.schema().arguments()[i];
-    if (is_tensor_list(value, argument)) {
-      int k = 0;
-      for (const c10::IValue& entry : value.toListRef()) {
-        fn(static_cast<int>(i), k++, entry.isTensor() ? entry.toTensor() : at::Tensor());
-      }
-    } else if (is_tensor(argument)) {
-      fn(static_cast<int>(i), -1, value.isTensor() ? value.toTensor() : at::Tensor());
-    }
-  }
+  for_each_operand(entry_of(sample.op), sample.args, [&](std::size_t arg, int list_index, const c10::IValue& value) {
+    fn(static_cast<int>(arg), list_index, value.isTensor() ? value.toTensor() : at::Tensor());
+  });
 }
 
 void append_tensors(const c10::IValue& value, std::vector<at::Tensor>& out) {
@@ -231,18 +214,18 @@ std::vector<c10::IValue> with_tensors(const Sample& sample, const std::vector<at
   std::size_t next = 0;
   for (std::size_t i = 0; i < sample.args.size(); ++i) {
     const c10::IValue& value = sample.args[i];
-    const c10::Argument& argument = sample.op.schema().arguments()[i];
+    const ArgKind kind = entry_of(sample.op).args[i].kind;
     if (value.isTensorList()) {
       c10::List<at::Tensor> list;
       for (std::size_t k = 0; k < value.toListRef().size(); ++k) list.push_back(tensors[next++]);
       args.emplace_back(std::move(list));
-    } else if (is_tensor_list(value, argument)) {
+    } else if (kind == ArgKind::tensor_list && value.isList()) {
       c10::List<std::optional<at::Tensor>> list;
       for (std::size_t k = 0; k < value.toListRef().size(); ++k, ++next) {
         list.push_back(tensors[next].defined() ? std::optional(tensors[next]) : std::nullopt);
       }
       args.emplace_back(std::move(list));
-    } else if (is_tensor(argument)) {
+    } else if (kind == ArgKind::tensor) {
       const at::Tensor& tensor = tensors[next++];
       tensor.defined() ? args.emplace_back(tensor) : args.emplace_back();
     } else {

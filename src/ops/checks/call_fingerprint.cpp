@@ -214,16 +214,11 @@ void record_call_fingerprint(const OpEntry& entry, Args args, const CallView& vi
 void record_special_call_fingerprint(const OpEntry& entry, Args args) {
   c10::SmallVector<c10::TensorImpl*, 8> operands;
   const MeshInfo* mesh = nullptr;
-  const auto add = [&](const c10::IValue& value) {
+  for_each_operand(entry, args, [&](std::size_t, int, const c10::IValue& value) {
     auto* impl = value.isTensor() && value.toTensor().defined() ? value.unsafeToTensorImpl() : nullptr;
     operands.push_back(impl);
     if (impl != nullptr && has_dtensor_key(impl) && mesh == nullptr) mesh = as_dtensor(impl)->spec()->mesh.get();
-  };
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    if (entry.args[i].kind == ArgKind::tensor) add(args[i]);
-    if (entry.args[i].kind != ArgKind::tensor_list || !args[i].isList()) continue;
-    for (const auto& item : args[i].toListRef()) add(item);
-  }
+  });
   if (mesh != nullptr) note(entry, args, operands, as_mesh_impl(*mesh), Words(entry, args, operands).result());
 }
 

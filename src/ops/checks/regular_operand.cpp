@@ -8,6 +8,7 @@
 #include "internal/scoped_value.h"
 #include "mesh/content_hash.h"
 #include "ops/checks/inspect_state.h"
+#include "ops/dispatch/for_each_tensor.h"
 
 namespace dtensor {
 namespace {
@@ -46,16 +47,11 @@ bool is_sampled(std::uint64_t count) {
 std::vector<std::pair<std::size_t, at::Tensor>> regular_operands(const OpEntry& entry,
                                                                  c10::ArrayRef<c10::IValue> args) {
   std::vector<std::pair<std::size_t, at::Tensor>> found;
-  const auto add = [&](std::size_t arg, const c10::IValue& value) {
+  for_each_operand(entry, args, [&](std::size_t arg, int, const c10::IValue& value) {
     if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().dim() == 0) return;
-    if (!has_dtensor_key(value.unsafeToTensorImpl())) found.emplace_back(arg, value.toTensor());
-  };
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    if (entry.is_unread(i, args) && !strict_mode()) continue;
-    if (entry.args[i].kind == ArgKind::tensor) add(i, args[i]);
-    if (entry.args[i].kind != ArgKind::tensor_list || !args[i].isList()) continue;
-    for (const auto& item : args[i].toListRef()) add(i, item);
-  }
+    if (has_dtensor_key(value.unsafeToTensorImpl()) || (entry.is_unread(arg, args) && !strict_mode())) return;
+    found.emplace_back(arg, value.toTensor());
+  });
   return found;
 }
 

@@ -1,5 +1,6 @@
 // Describes a call for sharding propagation.
 #include "mesh/mesh_impl.h"
+#include "ops/dispatch/for_each_tensor.h"
 #include "ops/execute/gradient_target.h"
 #include "ops/plan/compile_call.h"
 
@@ -86,19 +87,10 @@ OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, cons
   call.args = args;
   call.mesh = mesh_ref(view);
   std::size_t next = 0;
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    const int arg = static_cast<int>(i);
-    const bool mutated = entry.args[i].mutated;
-    if (entry.args[i].kind == ArgKind::tensor) {
-      call.operands.push_back(describe_operand(view.operands[next++], arg, -1, call.mesh, mutated));
-    } else if (entry.args[i].kind == ArgKind::tensor_list && args[i].isList()) {
-      const int count = static_cast<int>(args[i].toListRef().size());
-      for (int k = 0; k < count; ++k) {
-        const auto mesh = mesh_at(entry, args, k, call.mesh);
-        call.operands.push_back(describe_operand(view.operands[next++], arg, k, mesh, mutated));
-      }
-    }
-  }
+  for_each_operand(entry, args, [&](std::size_t i, int position, const c10::IValue&) {
+    call.operands.push_back(describe_operand(view.operands[next++], static_cast<int>(i), position,
+                                             mesh_at(entry, args, position, call.mesh), entry.args[i].mutated));
+  });
   check_one_mesh(entry, call);
   infer_outputs(call);
   if (entry.rule().data().follows_parameter_placement) set_preferred_result(call);

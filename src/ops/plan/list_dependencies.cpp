@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "ops/dispatch/boxed_kernel.h"
+#include "ops/dispatch/for_each_tensor.h"
 
 namespace dtensor {
 namespace {
@@ -14,11 +15,7 @@ namespace {
 // The list position of each operand; -1 for operands that all positions share.
 std::vector<std::int64_t> positions_of_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
   std::vector<std::int64_t> positions;
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    if (entry.args[i].kind == ArgKind::tensor) positions.push_back(-1);
-    if (entry.args[i].kind != ArgKind::tensor_list || !args[i].isList()) continue;
-    for (std::size_t k = 0; k < args[i].toListRef().size(); ++k) positions.push_back(static_cast<std::int64_t>(k));
-  }
+  for_each_operand(entry, args, [&](std::size_t, int position, const c10::IValue&) { positions.push_back(position); });
   return positions;
 }
 
