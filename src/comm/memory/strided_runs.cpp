@@ -11,17 +11,11 @@ namespace dtensor {
 namespace {
 
 template <class T>
-void pack_run(const char* from, std::int64_t stride, std::int64_t count, char* to) {
+[[gnu::always_inline]] inline void copy_run(const char* from, std::int64_t from_stride, char* to,
+                                            std::int64_t to_stride, std::int64_t count) {
   const auto* source = reinterpret_cast<const T*>(from);
   auto* target = reinterpret_cast<T*>(to);
-  for (std::int64_t i = 0; i < count; ++i) target[i] = source[i * stride];
-}
-
-template <class T>
-void unpack_run(const char* from, std::int64_t stride, std::int64_t count, char* to) {
-  const auto* source = reinterpret_cast<const T*>(from);
-  auto* target = reinterpret_cast<T*>(to);
-  for (std::int64_t i = 0; i < count; ++i) target[i * stride] = source[i];
+  for (std::int64_t i = 0; i < count; ++i) target[i * to_stride] = source[i * from_stride];
 }
 
 constexpr std::size_t kMaxDims = 64;  // as in ATen
@@ -128,7 +122,7 @@ void FlatView::gather(std::int64_t begin, std::int64_t count, void* out) const {
     if (stride == 1) {
       std::memcpy(to, at, run * element_size_);
     } else {
-      with_element(element_size_, [&](auto e) { pack_run<decltype(e)>(at, stride, run, to); });
+      with_element(element_size_, [&](auto e) { copy_run<decltype(e)>(at, stride, to, 1, run); });
     }
     to += run * element_size_;
   });
@@ -141,7 +135,7 @@ void FlatView::scatter(std::int64_t begin, std::int64_t count, const void* in) c
     if (stride == 1) {
       std::memcpy(at, from, run * element_size_);
     } else {
-      with_element(element_size_, [&](auto e) { unpack_run<decltype(e)>(from, stride, run, at); });
+      with_element(element_size_, [&](auto e) { copy_run<decltype(e)>(from, 1, at, stride, run); });
     }
     from += run * element_size_;
   });

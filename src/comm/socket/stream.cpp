@@ -60,6 +60,18 @@ sockaddr_un abstract(const std::string& name, socklen_t& length) {
   return address;
 }
 
+// Repeats `move` for what is left until all bytes have moved; false if it fails.
+template <class Byte, class Move>
+bool repeat(Byte* at, std::size_t bytes, Move move) {
+  while (bytes > 0) {
+    const ssize_t n = move(at, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    at += n, bytes -= static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
 }  // namespace
 
 void Stream::reset() {
@@ -74,23 +86,12 @@ void Stream::set_timeout(std::chrono::milliseconds time) const {
 }
 
 bool Stream::write_all(const void* data, std::size_t bytes) const {
-  for (auto* at = static_cast<const char*>(data); bytes > 0;) {
-    const ssize_t n = ::send(fd_, at, bytes, MSG_NOSIGNAL);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    at += n, bytes -= static_cast<std::size_t>(n);
-  }
-  return true;
+  return repeat(static_cast<const char*>(data), bytes,
+                [&](const char* at, std::size_t left) { return ::send(fd_, at, left, MSG_NOSIGNAL); });
 }
 
 bool Stream::read_all(void* data, std::size_t bytes) const {
-  for (auto* at = static_cast<char*>(data); bytes > 0;) {
-    const ssize_t n = ::recv(fd_, at, bytes, 0);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    at += n, bytes -= static_cast<std::size_t>(n);
-  }
-  return true;
+  return repeat(static_cast<char*>(data), bytes, [&](char* at, std::size_t left) { return ::recv(fd_, at, left, 0); });
 }
 
 void Stream::make_nonblocking() const { fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK); }

@@ -28,10 +28,12 @@ at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec) {
   return at::zeros(spec->local_sizes, at::TensorOptions(spec->dtype).device(at::Device(call.mesh.device)));
 }
 
-void run_piece(const LocalCall& call, torch::jit::Stack& piece) {
-  if (!call.info.has_out) return call.info.op.callBoxed(piece);
-  while (call.info.args[piece.size() - 1].out) piece.pop_back();
-  functional_overload(call.info.op).callBoxed(piece);
+torch::jit::Stack run_piece(const LocalCall& call, torch::jit::Stack arguments,
+                            std::initializer_list<std::pair<const char*, at::Tensor>> of_piece) {
+  for (const auto& [name, tensor] : of_piece) arguments[index_of(call, name)] = tensor;
+  while (call.info.has_out && call.info.args[arguments.size() - 1].out) arguments.pop_back();
+  (call.info.has_out ? functional_overload(call.info.op) : call.info.op).callBoxed(arguments);
+  return arguments;
 }
 
 at::Tensor fetch_halo(const HaloExchanges& halos, at::Tensor local) {

@@ -28,9 +28,10 @@ HaloExchanges halo_exchanges_of_convolution(const LocalCall& call, const LocalAr
 torch::jit::Stack convolution_piece_arguments(const LocalCall& call, const LocalArgs& args, const HaloExchanges& halos,
                                               std::int64_t groups);
 
-// Calls the operator on the arguments of one piece and replaces them by its results. An out= argument is dropped, since
-// it belongs to all pieces.
-void run_piece(const LocalCall& call, torch::jit::Stack& piece);
+// Calls the operator on the arguments of one piece, of which `of_piece` replaces some by name, and returns its results.
+// An out= argument is dropped, since it belongs to all pieces.
+torch::jit::Stack run_piece(const LocalCall& call, torch::jit::Stack arguments,
+                            std::initializer_list<std::pair<const char*, at::Tensor>> of_piece);
 
 at::Tensor fetch_halo(const HaloExchanges& halos, at::Tensor local);
 at::Tensor reduce_halo(const HaloExchanges& halos, at::Tensor shares);

@@ -96,41 +96,36 @@ Region HaloExchange::region(const at::Tensor& local, const Segments& rows) const
   return region;
 }
 
-at::Tensor HaloExchange::fetch_halo(const at::Tensor& local) const {
+HaloExchange::Parts HaloExchange::exchange(const at::Tensor& local, const std::vector<Segments>& from,
+                                           const std::vector<Segments>& to) const {
   const auto me = static_cast<std::size_t>(members_.rank());
-  const Region held = region(local, held_[me]), wanted = region(local, fetched_[me]);
-  const at::Tensor result = at::empty(wanted.sizes(), local.options());
-  std::vector<Region> parts;
+  const Region held = region(local, from[me]), wanted = region(local, to[me]);
+  Parts parts;
   std::vector<at::Tensor> outputs, inputs;
-  for (std::size_t m = 0; m < held_.size(); ++m) {
-    const Region sent = intersection(held, region(local, m == me ? Segments() : fetched_[m]));
-    inputs.push_back(read_part(local, held, sent));
-    parts.push_back(intersection(region(local, m == me ? Segments() : held_[m]), wanted));
-    outputs.push_back(at::empty(parts.back().sizes(), local.options()));
+  for (std::size_t m = 0; m < from.size(); ++m) {
+    inputs.push_back(read_part(local, held, intersection(held, region(local, m == me ? Segments() : to[m]))));
+    const Region received = intersection(region(local, m == me ? Segments() : from[m]), wanted);
+    outputs.push_back(at::empty(received.sizes(), local.options()));
+    parts.emplace_back(received, outputs.back());
   }
   members_.all_to_all(outputs, inputs).wait();
   const Region own = intersection(held, wanted);
-  write_part(result, wanted, own, read_part(local, held, own));
-  for (std::size_t m = 0; m < parts.size(); ++m) write_part(result, wanted, parts[m], outputs[m]);
+  parts[me] = {own, read_part(local, held, own)};
+  return parts;
+}
+
+at::Tensor HaloExchange::fetch_halo(const at::Tensor& local) const {
+  const Region wanted = region(local, fetched_[static_cast<std::size_t>(members_.rank())]);
+  const at::Tensor result = at::empty(wanted.sizes(), local.options());
+  for (const auto& [part, rows] : exchange(local, held_, fetched_)) write_part(result, wanted, part, rows);
   return result;
 }
 
 at::Tensor HaloExchange::reduce_halo(const at::Tensor& shares) const {
-  const auto me = static_cast<std::size_t>(members_.rank());
-  const Region held = region(shares, held_[me]), wanted = region(shares, fetched_[me]);
+  const Region held = region(shares, held_[static_cast<std::size_t>(members_.rank())]);
   const at::Tensor sum = at::zeros(held.sizes(), shares.options());
-  std::vector<Region> parts;
-  std::vector<at::Tensor> outputs, inputs;
-  for (std::size_t m = 0; m < held_.size(); ++m) {
-    inputs.push_back(read_part(shares, wanted, intersection(region(shares, m == me ? Segments() : held_[m]), wanted)));
-    parts.push_back(intersection(held, region(shares, m == me ? Segments() : fetched_[m])));
-    outputs.push_back(at::empty(parts.back().sizes(), shares.options()));
-  }
-  members_.all_to_all(outputs, inputs).wait();
-  parts[me] = intersection(held, wanted);
-  outputs[me] = read_part(shares, wanted, parts[me]);
-  for (std::size_t m = 0; m < parts.size(); ++m) {
-    if (outputs[m].numel() > 0) write_part(sum, held, parts[m], read_part(sum, held, parts[m]) + outputs[m]);
+  for (const auto& [part, rows] : exchange(shares, fetched_, held_)) {
+    if (rows.numel() > 0) write_part(sum, held, part, read_part(sum, held, part) + rows);
   }
   return sum;
 }

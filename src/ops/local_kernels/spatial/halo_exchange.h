@@ -45,6 +45,9 @@ class HaloExchange {
 
  private:
   Region region(const at::Tensor& local, const Segments& rows) const;
+  // What this rank receives from each member, and has itself, of its part of `to`; `from`: the rows of each member.
+  using Parts = std::vector<std::pair<Region, at::Tensor>>;
+  Parts exchange(const at::Tensor& local, const std::vector<Segments>& from, const std::vector<Segments>& to) const;
 
   const Communicator& members_;
   std::int64_t dim_;

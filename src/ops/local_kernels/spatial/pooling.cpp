@@ -115,10 +115,7 @@ void avg_pool_split(LocalCall& call) {
     const Stack stack = piece_arguments(call, args, pool, halos);
     run_over_pieces(halos, pool, {sums}, fetched, 0, {},
                     [&](const auto& results, const at::Tensor& rows, const Begins&) {
-                      Stack piece = stack;
-                      piece[index_of(call, "self")] = rows;
-                      run_piece(call, piece);
-                      results[0].copy_(piece.back().toTensor());
+                      results[0].copy_(run_piece(call, stack, {{"self", rows}}).back().toTensor());
                     });
   }
   const auto counts = counts_of(args, pool, *spec, *call.outputs[0], sums.options());
@@ -171,11 +168,10 @@ void avg_pool_split_backward(LocalCall& call) {
     const Stack stack = piece_arguments(call, args, pool, halos);
     sum_over_pieces(halos, 0, each, shares, self.sizes().vec(),
                     [&](const at::Tensor& of_rows, const std::vector<std::int64_t>& sizes) {
-                      Stack piece = stack;
-                      piece[index_of(call, "grad_output")] = of_rows.contiguous();
-                      piece[index_of(call, "self")] = at::empty(sizes, shares.options());
-                      run_piece(call, piece);
-                      return piece.back().toTensor();
+                      const auto self_of_rows = at::empty(sizes, shares.options());
+                      return run_piece(call, stack, {{"grad_output", of_rows.contiguous()}, {"self", self_of_rows}})
+                          .back()
+                          .toTensor();
                     });
   }
   set_results(call, {reduce_halo(halos, shares.to(grad.scalar_type()))});
@@ -215,9 +211,7 @@ void max_pool_split(LocalCall& call) {
   const auto plane = pool.spatial_sizes(args.global_sizes("self"));
   const PieceKernel run = [&, stack = piece_arguments(call, args, pool, halos)](
                               const auto& results, const at::Tensor& rows, const Begins& begins) {
-    Stack piece = stack;
-    piece[index_of(call, "self")] = rows;
-    run_piece(call, piece);
+    const Stack piece = run_piece(call, stack, {{"self", rows}});
     results[0].copy_(piece[0].toTensor());
     auto found = coordinates(piece[1].toTensor(), pool.spatial_sizes(rows.sizes()));
     for (std::size_t k = 0; k < halos.size(); ++k) {

@@ -77,10 +77,7 @@ void convolve_sharded_spatial(LocalCall& call, std::int64_t groups) {
   if (result.numel() > 0 && args.tensor("weight").numel() > 0) {
     Stack stack = convolution_piece_arguments(call, args, halos, groups);
     result = run_over_pieces(halos, 0, fetched, [&](const at::Tensor& input) {
-      Stack piece = stack;
-      piece[index_of(call, "input")] = input;
-      run_piece(call, piece);
-      return piece.back().toTensor();
+      return run_piece(call, stack, {{"input", input}}).back().toTensor();
     });
   }
   set_results(call, {result});
@@ -97,10 +94,7 @@ void convolve_sharded_spatial_backward(LocalCall& call, std::int64_t groups) {
     Stack stack = convolution_piece_arguments(call, args, halos, groups);
     if (!args.value("bias_sizes").isNone()) stack[index_of(call, "bias_sizes")] = std::vector{grad.size(1)};
     shares = run_backward_over_pieces(halos, 0, grad, fetched, [&](const at::Tensor& of_rows, const at::Tensor& input) {
-      Stack piece = stack;
-      piece[index_of(call, "grad_output")] = of_rows;
-      piece[index_of(call, "input")] = input;
-      run_piece(call, piece);
+      const Stack piece = run_piece(call, stack, {{"grad_output", of_rows}, {"input", input}});
       sums.add(piece[1].toTensor(), piece[2].toTensor());
       return piece[0].toTensor();
     });

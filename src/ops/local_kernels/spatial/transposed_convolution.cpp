@@ -76,10 +76,7 @@ void conv_transpose_sharded_spatial(LocalCall& call, std::int64_t groups) {
     Stack stack = convolution_piece_arguments(call, args, halos, groups);
     stack[index_of(call, "bias")] = c10::IValue();
     run_over_pieces(args, halos, result, fetched, {}, [&](const at::Tensor& input) {
-      Stack piece = stack;
-      piece[index_of(call, "input")] = input;
-      run_piece(call, piece);
-      return piece.back().toTensor();
+      return run_piece(call, stack, {{"input", input}}).back().toTensor();
     });
   }
   if (bias.defined()) {
@@ -101,15 +98,12 @@ void conv_transpose_sharded_spatial_backward(LocalCall& call, std::int64_t group
     Stack stack = convolution_piece_arguments(call, args, halos, groups);
     stack[index_of(call, "bias_sizes")] = c10::IValue();
     stack[index_of(call, "output_mask")] = std::vector<bool>{results[0].defined(), results[1].defined(), false};
-    run_backward_over_pieces(halos, 0, {input, results[0]}, fetched,
-                             [&](const Tensors& rows, const at::Tensor& of_rows) {
-                               Stack piece = stack;
-                               piece[index_of(call, "grad_output")] = of_rows;
-                               piece[index_of(call, "input")] = rows[0];
-                               run_piece(call, piece);
-                               if (rows[1].defined()) rows[1].copy_(piece[0].toTensor());
-                               if (results[1].defined()) results[1].add_(piece[1].toTensor());
-                             });
+    run_backward_over_pieces(
+        halos, 0, {input, results[0]}, fetched, [&](const Tensors& rows, const at::Tensor& of_rows) {
+          const Stack piece = run_piece(call, stack, {{"grad_output", of_rows}, {"input", rows[0]}});
+          if (rows[1].defined()) rows[1].copy_(piece[0].toTensor());
+          if (results[1].defined()) results[1].add_(piece[1].toTensor());
+        });
   }
   set_results(call, results);
 }

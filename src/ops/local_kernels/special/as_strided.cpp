@@ -8,9 +8,9 @@
 #include <ATen/ops/view.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "autograd/materialized_view.h"
+#include "comm/memory/strided_runs.h"
 #include "ops/local_kernels/special/special_kernel.h"
 #include "placement/stride_order.h"
 #include "redistribute/execute.h"
@@ -30,13 +30,6 @@ struct Walk {
   int view_dim = -1;
 };
 
-std::vector<std::size_t> by_decreasing_stride(const at::Tensor& base) {
-  std::vector<std::size_t> order(static_cast<std::size_t>(base.dim()));
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return base.stride(a) > base.stride(b); });
-  return order;
-}
-
 // The step along a base dimension that a stride of the view corresponds to; 0: none. For an expanded base dimension
 // (stride 0) only stride 0 corresponds.
 std::int64_t step_of(std::int64_t wanted, std::int64_t stride) {
@@ -49,7 +42,7 @@ bool find_walks(const at::Tensor& base, const Strided& want, std::vector<Walk>& 
   std::int64_t offset = want.offset - base.storage_offset();
   if (offset < 0) return false;
   std::vector<bool> used(want.sizes.size());
-  for (auto d : by_decreasing_stride(base)) {
+  for (const auto d : memory_order(base)) {
     const auto stride = base.stride(d), size = base.size(d);
     auto& walk = walks[d];
     if (size > 1 && stride > 0) {

@@ -13,10 +13,19 @@
 namespace dtensor {
 namespace {
 
-// A copy with the memory order of the global tensor; row-major if the tensor is expanded.
-at::Tensor memory_of(const at::Tensor& full, const TensorSpec& spec) {
-  if (!has_dense_order(spec)) return full.clone(at::MemoryFormat::Contiguous);
-  return at::empty_strided(spec.sizes, spec.strides, full.options()).copy_(full);
+// Gathers a copy with the memory order of the global tensor (row-major if the tensor is expanded), which `change` may
+// change. The tensor becomes Replicate, with these sizes and strides.
+template <class Change>
+void replace_memory(DTensorImpl& impl, at::IntArrayRef sizes, at::IntArrayRef strides, Change change) {
+  const auto spec = impl.spec();
+  const Placements replicate(spec->placements.size());
+  report_gather("resize_", *spec, replicate);
+  at::Tensor full = redistribute_local(up_to_date_local(impl), *spec, replicate);
+  if (full.defined()) {
+    full = change(has_dense_order(*spec) ? at::empty_strided(spec->sizes, spec->strides, full.options()).copy_(full)
+                                         : full.clone(at::MemoryFormat::Contiguous));
+  }
+  impl.reset(intern_spec(spec->mesh, replicate, sizes, strides, spec->dtype), full);
 }
 
 std::optional<at::MemoryFormat> asked_format(const c10::IValue& format, const c10::IValue& shape) {
@@ -33,25 +42,16 @@ void restride_global(const at::Tensor& tensor, at::MemoryFormat format) {
   const auto& spec = *impl->spec();
   const auto wanted = at::empty({0}, at::kMeta).resize_(spec.sizes, format).strides().vec();
   if (wanted == at::IntArrayRef(spec.strides)) return;
-  const Placements replicate(spec.placements.size());
-  report_gather("resize_", spec, replicate);
-  at::Tensor full = redistribute_local(up_to_date_local(*impl), spec, replicate);
-  if (full.defined()) full = memory_of(full, spec).as_strided(spec.sizes, wanted);
-  impl->reset(intern_spec(spec.mesh, replicate, spec.sizes, wanted, spec.dtype), full);
+  const at::DimVector sizes(spec.sizes);
+  replace_memory(*impl, sizes, wanted, [&](const at::Tensor& full) { return full.as_strided(sizes, wanted); });
 }
 
 }  // namespace
 
 void resize_global(const at::Tensor& tensor, at::IntArrayRef sizes) {
   if (tensor.sizes() == sizes) return;
-  auto* impl = as_dtensor(tensor.unsafeGetTensorImpl());
-  const auto& spec = *impl->spec();
-  const Placements replicate(spec.placements.size());
-  report_gather("resize_", spec, replicate);
-  at::Tensor full = redistribute_local(up_to_date_local(*impl), spec, replicate);
-  if (full.defined()) full = memory_of(full, spec).resize_(sizes);
-  const at::DimVector strides = c10::contiguous_strides(sizes);
-  impl->reset(intern_spec(spec.mesh, replicate, sizes, strides, spec.dtype), full);
+  replace_memory(*as_dtensor(tensor.unsafeGetTensorImpl()), sizes, c10::contiguous_strides(sizes),
+                 [&](const at::Tensor& full) { return full.resize_(sizes); });
 }
 
 void resize_special(const OpEntry& entry, torch::jit::Stack& stack) {
