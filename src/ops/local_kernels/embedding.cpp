@@ -1,6 +1,7 @@
 // Embedding tables with sharded rows. Forward: a rank looks up its own rows and returns zeros for the others, so the
 // output is Partial(sum). No mask is kept between calls (PITFALLS D1). Backward: a rank computes the gradient of its
 // own rows only. Indices and padding_idx are global.
+#include "ops/dispatch/functional_overload.h"
 #include "ops/local_kernels/local_args.h"
 
 namespace dtensor {
@@ -92,10 +93,10 @@ using BagResults = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 BagResults run_bags(const LocalCall& call, const LocalArgs& args, const at::Tensor& weight, const at::Tensor& indices,
                     const at::Tensor& offsets, std::int64_t mode, const at::Tensor& factors, std::int64_t padding) {
-  const bool inference = base_name(call) == "_embedding_bag_forward_only";
-  const auto run = inference ? at::_embedding_bag_forward_only : at::_embedding_bag;
+  const auto op = call.info.has_out ? functional_overload(call.info.op) : call.info.op;
   const auto each = factors.defined() ? std::optional(factors) : std::nullopt;
-  return run(weight, indices, offsets, false, mode, false, each, args.flag("include_last_offset"), padding);
+  return op.typed<decltype(at::_embedding_bag)>().call(weight, indices, offsets, false, mode, false, each,
+                                                       args.flag("include_last_offset"), padding);
 }
 
 // Sums this rank's rows of each bag. The other results depend on the indices only and are computed with a table of one

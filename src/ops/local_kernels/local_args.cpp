@@ -75,11 +75,6 @@ at::IntArrayRef LocalArgs::global_sizes(std::string_view name) const {
   return known != nullptr ? at::IntArrayRef(known->sizes) : value(name).toTensor().sizes();
 }
 
-std::string_view base_name(const LocalCall& call) {
-  const std::string& name = call.info.schema().name();
-  return std::string_view(name).substr(name.find("::") + 2);
-}
-
 AxisMask shard_axes(const TensorSpec* spec, at::IntArrayRef dims) {
   return axes_of(spec, [&](const Placement& p) {
     return p.is_shard() && std::find(dims.begin(), dims.end(), p.dim()) != dims.end();

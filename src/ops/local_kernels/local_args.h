@@ -40,9 +40,6 @@ class LocalArgs {
   const LocalCall& call_;
 };
 
-// The operator's name without namespace and overload: "amax".
-std::string_view base_name(const LocalCall& call);
-
 // Mesh axes of more than one rank that shard any of `dims`; 0 for a null spec.
 AxisMask shard_axes(const TensorSpec* spec, at::IntArrayRef dims);
 AxisMask shard_axes(const TensorSpec* spec);  // any dimension
