@@ -40,40 +40,6 @@ std::vector<at::Tensor> scan_segments(const at::Tensor& x, std::int64_t dim, con
   return scanned;
 }
 
-// Totals of all non-empty segments of all members, sorted by offset.
-std::vector<Part> gather_totals(const Communicator& comm, const std::vector<at::Tensor>& scanned, std::int64_t dim,
-                                const std::vector<Segments>& segments) {
-  const at::Tensor like = at::sum(scanned.front(), dim, false, scanned.front().scalar_type());
-  std::vector<at::Tensor> totals, received;
-  for (const auto& s : scanned) totals.push_back(s.size(dim) == 0 ? like : last(s, dim));
-  std::vector<std::int64_t> sizes = like.sizes().vec();
-  sizes.insert(sizes.begin(), 0);
-  for (const auto& theirs : segments) {
-    sizes[0] = static_cast<std::int64_t>(theirs.size());
-    received.push_back(at::empty(sizes, like.options()));
-  }
-  comm.all_gather(received, at::stack(totals)).wait();
-  std::vector<Part> parts;
-  for (std::size_t m = 0; m < segments.size(); ++m) {
-    for (std::size_t i = 0; i < segments[m].size(); ++i) {
-      if (segments[m][i].length > 0)
-        parts.push_back({segments[m][i].offset, received[m][static_cast<std::int64_t>(i)]});
-    }
-  }
-  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.offset < b.offset; });
-  return parts;
-}
-
-at::Tensor add_before(const at::Tensor& scanned, std::int64_t dim, std::int64_t offset, const std::vector<Part>& parts,
-                      Scan kind) {
-  at::Tensor before;
-  for (const auto& part : parts) {
-    if (part.offset >= offset) break;
-    before = before.defined() ? combine(before, part.total, kind) : part.total;
-  }
-  return before.defined() ? combine(scanned, before.unsqueeze(dim), kind) : scanned;
-}
-
 // A non-empty segment: its global offset, its owner and its index among the owner's segments.
 struct Turn {
   std::int64_t offset;
@@ -90,6 +56,37 @@ std::vector<Turn> turns_of(const std::vector<Segments>& segments) {
   }
   std::sort(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) { return a.offset < b.offset; });
   return turns;
+}
+
+// Totals of all non-empty segments of all members, sorted by offset.
+std::vector<Part> gather_totals(const Communicator& comm, const std::vector<at::Tensor>& scanned, std::int64_t dim,
+                                const std::vector<Segments>& segments) {
+  const at::Tensor like = at::sum(scanned.front(), dim, false, scanned.front().scalar_type());
+  std::vector<at::Tensor> totals, received;
+  for (const auto& s : scanned) totals.push_back(s.size(dim) == 0 ? like : last(s, dim));
+  std::vector<std::int64_t> sizes = like.sizes().vec();
+  sizes.insert(sizes.begin(), 0);
+  for (const auto& theirs : segments) {
+    sizes[0] = static_cast<std::int64_t>(theirs.size());
+    received.push_back(at::empty(sizes, like.options()));
+  }
+  comm.all_gather(received, at::stack(totals)).wait();
+  std::vector<Part> parts;
+  for (const Turn& turn : turns_of(segments)) {
+    const auto member = static_cast<std::size_t>(turn.member);
+    parts.push_back({turn.offset, received[member][static_cast<std::int64_t>(turn.segment)]});
+  }
+  return parts;
+}
+
+at::Tensor add_before(const at::Tensor& scanned, std::int64_t dim, std::int64_t offset, const std::vector<Part>& parts,
+                      Scan kind) {
+  at::Tensor before;
+  for (const auto& part : parts) {
+    if (part.offset >= offset) break;
+    before = before.defined() ? combine(before, part.total, kind) : part.total;
+  }
+  return before.defined() ? combine(scanned, before.unsqueeze(dim), kind) : scanned;
 }
 
 // The cumulative products of a segment, starting from the product of all elements before it.
