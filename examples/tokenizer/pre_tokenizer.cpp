@@ -34,27 +34,27 @@ std::vector<Cut> cuts_of(std::size_t length, const Matches& matches, bool invert
   return cuts;
 }
 
-enum class Behaviour : std::uint8_t { isolated, removed, merged_with_previous, merged_with_next, contiguous };
+enum class Behavior : std::uint8_t { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
-Behaviour behaviour_of(const std::string& name) {
-  const std::pair<const char*, Behaviour> known[] = {{"Isolated", Behaviour::isolated},
-                                                     {"Removed", Behaviour::removed},
-                                                     {"MergedWithPrevious", Behaviour::merged_with_previous},
-                                                     {"MergedWithNext", Behaviour::merged_with_next},
-                                                     {"Contiguous", Behaviour::contiguous}};
-  for (const auto& [text, behaviour] : known) {
-    if (name == text) return behaviour;
+Behavior behavior_of(const std::string& name) {
+  const std::pair<const char*, Behavior> known[] = {{"Isolated", Behavior::isolated},
+                                                    {"Removed", Behavior::removed},
+                                                    {"MergedWithPrevious", Behavior::merged_with_previous},
+                                                    {"MergedWithNext", Behavior::merged_with_next},
+                                                    {"Contiguous", Behavior::contiguous}};
+  for (const auto& [text, behavior] : known) {
+    if (name == text) return behavior;
   }
   throw Error("Split with behavior " + name + " is not supported");
 }
 
-// A match is merged with its neighbour unless the previous piece in that direction is a match as well.
-std::vector<Cut> joined(const std::vector<Cut>& cuts, Behaviour behaviour) {
+// A match is merged with its neighbor unless the previous piece in that direction is a match as well.
+std::vector<Cut> joined(const std::vector<Cut>& cuts, Behavior behavior) {
   std::vector<Cut> result;
   bool last = false;
   for (const Cut& cut : cuts) {
-    const bool joins = behaviour == Behaviour::contiguous ? !result.empty() && cut.matches == last
-                                                          : !result.empty() && cut.matches && !last;
+    const bool joins = behavior == Behavior::contiguous ? !result.empty() && cut.matches == last
+                                                        : !result.empty() && cut.matches && !last;
     if (joins) {
       result.back().begin = std::min(result.back().begin, cut.begin);
       result.back().end = std::max(result.back().end, cut.end);
@@ -66,14 +66,13 @@ std::vector<Cut> joined(const std::vector<Cut>& cuts, Behaviour behaviour) {
   return result;
 }
 
-Pieces split(const Piece& piece, const Matches& matches, Behaviour behaviour, bool invert = false) {
+Pieces split(const Piece& piece, const Matches& matches, Behavior behavior, bool invert = false) {
   auto cuts = cuts_of(piece.text.size(), matches, invert);
-  if (behaviour == Behaviour::removed) std::erase_if(cuts, [](const Cut& cut) { return cut.matches; });
-  if (behaviour == Behaviour::merged_with_previous || behaviour == Behaviour::contiguous)
-    cuts = joined(cuts, behaviour);
-  if (behaviour == Behaviour::merged_with_next) {
+  if (behavior == Behavior::removed) std::erase_if(cuts, [](const Cut& cut) { return cut.matches; });
+  if (behavior == Behavior::merged_with_previous || behavior == Behavior::contiguous) cuts = joined(cuts, behavior);
+  if (behavior == Behavior::merged_with_next) {
     std::reverse(cuts.begin(), cuts.end());
-    cuts = joined(cuts, behaviour);
+    cuts = joined(cuts, behavior);
     std::reverse(cuts.begin(), cuts.end());
   }
   Pieces pieces;
@@ -100,8 +99,8 @@ PreTokenizer make_split(const json& d) {
     if (wanted.empty()) throw Error("Split: expected a non-empty pattern");
     find = [wanted](const std::string& text) { return find_text(text, wanted); };
   }
-  return [find, behaviour = behaviour_of(d.at("behavior")), invert = d.value("invert", false)](const Piece& piece) {
-    return split(piece, find(piece.text), behaviour, invert);
+  return [find, behavior = behavior_of(d.at("behavior")), invert = d.value("invert", false)](const Piece& piece) {
+    return split(piece, find(piece.text), behavior, invert);
   };
 }
 
@@ -117,7 +116,7 @@ PreTokenizer make_byte_level(const json& d) {
   auto regex = d.value("use_regex", true) ? std::make_shared<const Regex>(kGpt2) : nullptr;
   return [regex, prefix = d.value("add_prefix_space", true)](Piece piece) {
     if (prefix && !piece.text.starts_with(' ')) piece.text.insert(piece.text.begin(), ' ');
-    auto pieces = regex ? split(piece, regex->find_all(piece.text), Behaviour::isolated) : Pieces{piece};
+    auto pieces = regex ? split(piece, regex->find_all(piece.text), Behavior::isolated) : Pieces{piece};
     for (Piece& p : pieces) p.text = in_printable(p.text);
     return pieces;
   };
@@ -133,7 +132,7 @@ PreTokenizer make_metaspace(const json& d) {
     for (const char c : piece.text) c == ' ' ? text += mark : text += c;
     const bool prepends = scheme == "always" || (scheme == "first" && piece.begins);
     piece.text = prepends && !text.starts_with(mark) ? mark + text : text;
-    return cuts ? split(piece, find_text(piece.text, mark), Behaviour::merged_with_next) : Pieces{piece};
+    return cuts ? split(piece, find_text(piece.text, mark), Behavior::merged_with_next) : Pieces{piece};
   };
 }
 
@@ -179,8 +178,8 @@ PreTokenizer make_pre_tokenizer(const json& d) {
   if (type == "Metaspace") return make_metaspace(d);
   if (type == "Digits") {
     const auto digit = std::make_shared<const Regex>("\\p{N}");
-    const auto behaviour = d.value("individual_digits", false) ? Behaviour::isolated : Behaviour::contiguous;
-    return [digit, behaviour](const Piece& piece) { return split(piece, digit->find_all(piece.text), behaviour); };
+    const auto behavior = d.value("individual_digits", false) ? Behavior::isolated : Behavior::contiguous;
+    return [digit, behavior](const Piece& piece) { return split(piece, digit->find_all(piece.text), behavior); };
   }
   throw Error("pre-tokenizer of type " + type + " is not supported");
 }

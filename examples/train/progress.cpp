@@ -86,7 +86,7 @@ BytesByAxis total_received(const std::vector<StepRecord>& records) {
 }
 
 // Model FLOPs utilization of the devices.
-std::string utilisation(const Options& options, double tokens_a_second) {
+std::string utilization(const Options& options, double tokens_a_second) {
   const double rate = tokens_a_second * flops_per_token(gpt_config(options), options.seq) / 1e12;
   return fmt::format("{:.2f} TFLOP/s, {:.1f} % of {:g} (MFU)", rate, 100 * rate / options.peak_tflops,
                      options.peak_tflops);
@@ -107,7 +107,7 @@ Table summary(const Options& options, const std::string& where, const std::vecto
       {"received a step", received_bytes_text(total_received(records), records.size())},
       {"peak memory", bytes_text(peak_memory()) + " (this process)"},
   };
-  if (options.peak_tflops > 0) table.push_back({"arithmetic", utilisation(options, speed)});
+  if (options.peak_tflops > 0) table.push_back({"arithmetic", utilization(options, speed)});
   return table;
 }
 

@@ -1,5 +1,5 @@
 // Charts as SVG: lines, steps, points and stacked areas over a common axis. Memory timelines and the plots of the
-// examples use them, with the same axes, colours and legends.
+// examples use them, with the same axes, colors and legends.
 #pragma once
 
 #include <cstddef>

@@ -249,7 +249,7 @@ class DTENSOR_API CheckpointSeries {
   // If finish() was not called: a save in the background is discarded.
   ~CheckpointSeries();
 
-  // Like the free function below. Damaged checkpoints do not count towards `keep`; the next save removes them.
+  // Like the free function below. Damaged checkpoints do not count toward `keep`; the next save removes them.
   LoadedCheckpoint load_newest(Checkpoint& state, const LoadOptions& options = {});
 
   // save() saves `state` for `step`, points `latest` to it and removes older checkpoints beyond `keep`. save_async()
@@ -271,7 +271,7 @@ DTENSOR_API std::string checkpoint_of_step(const std::string& root, std::int64_t
 DTENSOR_API std::vector<std::int64_t> checkpoint_steps(const std::string& root);
 
 // Loads the newest intact checkpoint below `root`, or `root` itself if it is a checkpoint. Skips damaged checkpoints in
-// favour of older ones; throws if all are damaged. Mismatches (another model) throw as in load_state(). If there is no
+// favor of older ones; throws if all are damaged. Mismatches (another model) throw as in load_state(). If there is no
 // checkpoint, the returned path is empty and `state` is unchanged. Collective.
 DTENSOR_API LoadedCheckpoint load_newest(Checkpoint& state, const std::string& root, const Communicator& ranks,
                                          const LoadOptions& options = {});

@@ -133,7 +133,7 @@ class DTENSOR_API MemoryTimeline {
   // All samples in order of time.
   const std::vector<Sample>& samples() const;
   std::string csv() const;  // Columns: seconds,bytes,phase,module.
-  // A plot of bytes against milliseconds, with backward passes shaded and the peak and its largest modules labelled.
+  // A plot of bytes against milliseconds, with backward passes shaded and the peak and its largest modules labeled.
   std::string svg(int width = 800, int height = 240) const;
 
  private:
@@ -197,7 +197,7 @@ DTENSOR_API void check_step_finite(const StepNumbers& numbers, const std::functi
 // Each cell lists the ranks that store it; further sharded dimensions are listed by rank. Partial values are marked.
 DTENSOR_API std::string visualize_sharding(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements);
 DTENSOR_API std::string visualize_sharding(const at::Tensor& dtensor);
-// The same as SVG, with one colour for each set of ranks.
+// The same as SVG, with one color for each set of ranks.
 DTENSOR_API std::string visualize_sharding_svg(at::IntArrayRef sizes, const DeviceMesh& mesh,
                                                const Placements& placements);
 DTENSOR_API std::string visualize_sharding_svg(const at::Tensor& dtensor);

@@ -36,7 +36,7 @@ struct MixedPrecision {
 struct FsdpOptions {
   // true: gathered parameters are freed after their last use in forward and gathered again in backward, except those
   // that backward uses first. false: they are kept until backward ends. A number: between forward and backward each
-  // rank keeps its share among that many neighbours on the shard axis (a divisor of its size), and backward gathers
+  // rank keeps its share among that many neighbors on the shard axis (a divisor of its size), and backward gathers
   // over them.
   std::variant<bool, std::int64_t> reshard_after_forward = true;
   MixedPrecision precision = {};
@@ -50,7 +50,7 @@ struct FsdpOptions {
   std::vector<std::string> more_shard_axes = {};
   // The dimension along which a parameter is sharded; default 0. Tensors without dimensions are replicated.
   std::function<std::int64_t(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
-  // Consecutive elements along that dimension that must stay on one rank, such as rows of a quantisation or
+  // Consecutive elements along that dimension that must stay on one rank, such as rows of a quantization or
   // preconditioner block; default 1. The parameter is then a RaggedShard.
   std::function<std::int64_t(const std::string& name, const at::Tensor& parameter)> shard_block = {};
   // Keeps parameters, gradients and therefore optimizer states in host memory (DeviceMesh::offloaded). Shards are
@@ -79,7 +79,7 @@ class DTENSOR_API FsdpUnit {
   const FsdpOptions& options() const;
   std::int64_t shard_bytes() const;       // bytes of this rank's shards
   std::int64_t gathered_bytes() const;    // bytes of the gathered parameters, in their gathered dtypes
-  std::int64_t kept_shard_bytes() const;  // bytes kept between forward and backward if neighbours keep shares
+  std::int64_t kept_shard_bytes() const;  // bytes kept between forward and backward if neighbors keep shares
   std::int64_t gradient_bytes() const;    // bytes of its unreduced gradients
   // Gathers the parameters, in the background if the backend can, and keeps them until reshard(). For custom schedules
   // (UNSHARD and RESHARD of a pipeline). An up-to-date gathered copy is reused.

@@ -22,14 +22,14 @@ namespace dtensor {
 //
 // Threads: under MPI_THREAD_MULTIPLE any thread may communicate. Under MPI_THREAD_SERIALIZED the library's own calls
 // take turns; the program must not call MPI in the meantime. Under MPI_THREAD_FUNNELED and MPI_THREAD_SINGLE,
-// communication on another thread than the one that initialised MPI is a CommError. RunOptions::set_threads gives this
+// communication on another thread than the one that initialized MPI is a CommError. RunOptions::set_threads gives this
 // rank's intra-op threads the cores that the launcher bound it to, divided by the ranks that share them.
 //
 // The program may call MPI_Finalize before or after its last object of this library is destroyed; communication after
 // MPI_Finalize is a CommError. A rank that fails reports the failure to the other ranks, whose next or current
 // communication is a CommError; the process does not end. Call from_mpi again after such a failure.
 //
-// Throws c10::Error if MPI is not initialised or has ended, or if `comm` is MPI_COMM_NULL, was freed, or is an
+// Throws c10::Error if MPI is not initialized or has ended, or if `comm` is MPI_COMM_NULL, was freed, or is an
 // intercommunicator.
 DTENSOR_API Communicator from_mpi(MPI_Comm comm, const RunOptions& options = {});
 

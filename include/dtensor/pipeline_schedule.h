@@ -96,7 +96,7 @@ struct CommunicationOptions {
 // Adds communication to a schedule of computation. Existing UNSHARD, RESHARD and REDUCE_GRAD actions stay if the
 // options add none of their kind. A send follows the action that computes its data. A receive comes right before the
 // action that needs it, so that waiting for it delays nothing else. Exception: messages of one sender are received in
-// the order in which they are sent, for transports without tags; this adds no wait. Neighbouring stages on one rank
+// the order in which they are sent, for transports without tags; this adds no wait. Neighboring stages on one rank
 // need no messages. RESHARD and REDUCE_GRAD follow the last use and the last B or W of a stage.
 DTENSOR_API Schedule with_communication(const Schedule& schedule, const CommunicationOptions& options = {});
 
@@ -118,7 +118,7 @@ struct ScheduleReport {
 // Verifies a schedule and throws an error that names the two actions that conflict, with their ranks. The rules:
 // - Each stage is on one rank. Each stage and microbatch has one F and one B, or one I and a later W.
 // - The inputs of an action are computed or received before it.
-// - Each send has its receive and vice versa, wherever neighbouring stages are on different ranks. (Without any
+// - Each send has its receive and vice versa, wherever neighboring stages are on different ranks. (Without any
 //   communication in the schedule, results count as available everywhere.)
 // - A stage with UNSHARD is unsharded whenever it computes, and resharded at the end.
 // - If any stage has REDUCE_GRAD, each stage has it once, after its last gradient.
@@ -158,7 +158,7 @@ struct Timeline {
 // are available. A receive lasts until its message arrives.
 DTENSOR_API Timeline simulate(const Schedule& schedule, const CostFunction& cost = Costs());
 
-// An SVG of a simulated or measured step: one row per rank, one box per action, coloured by kind.
+// An SVG of a simulated or measured step: one row per rank, one box per action, colored by kind.
 DTENSOR_API std::string schedule_svg(const std::vector<std::vector<TimedAction>>& ranks);
 
 }  // namespace dtensor::pipeline

@@ -260,7 +260,7 @@ def apply_expert_parallel(
 
 
 def update_load_balancers(model: nn.Module, ranks: Communicator) -> None:
-    """Updates biases towards an even load over ``ranks``, the ranks with different tokens. Call it after a step.
+    """Updates biases toward an even load over ``ranks``, the ranks with different tokens. Call it after a step.
 
     Collective, once for all layers.
     """

@@ -37,7 +37,7 @@ at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bo
 // Throws if the tensor is undefined.
 const DTensorImpl& checked_impl(const at::Tensor& tensor);
 
-// Differentiable redistribution of several tensors in few collectives; `placements` are normalised.
+// Differentiable redistribution of several tensors in few collectives; `placements` are normalized.
 std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
                                              const std::vector<Placements>& placements);
 

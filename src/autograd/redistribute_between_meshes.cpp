@@ -38,9 +38,9 @@ Placements reduced(const TensorSpec& spec) {
 std::vector<at::Tensor> moved(const std::vector<at::Tensor>& tensors, const c10::intrusive_ptr<MeshImpl>& mesh,
                               const std::vector<Placements>& placements) {
   const at::NoGradGuard no_grad;
-  std::vector<Placements> travelling;
-  for (const at::Tensor& tensor : tensors) travelling.push_back(reduced(*dtensor_or_null(tensor)->spec()));
-  const auto summed = redistribute_tensors(tensors, travelling);
+  std::vector<Placements> traveling;
+  for (const at::Tensor& tensor : tensors) traveling.push_back(reduced(*dtensor_or_null(tensor)->spec()));
+  const auto summed = redistribute_tensors(tensors, traveling);
   std::vector<CrossMeshMove> moves;
   for (std::size_t i = 0; i < summed.size(); ++i) {
     auto& impl = *dtensor_or_null(summed[i]);

@@ -9,24 +9,23 @@ namespace {
 
 constexpr double kFont = 13, kRow = 20, kGap = 18, kMargin = 16, kMark = 8, kNameRow = 24;
 constexpr double kBelow = 58;  // tick labels and name of the horizontal axis
-// Distinguishable with any kind of colour vision (Okabe and Ito). A ninth series gets the first colour with dashes.
-constexpr std::array kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
-                                 "#e69f00", "#56b4e9", "#000000", "#7f7f7f"};
+// Distinguishable with any kind of color vision (Okabe and Ito). A ninth series gets the first color with dashes.
+constexpr std::array kColors = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f"};
 constexpr std::array kDashes = {"", "7 3", "2 3", "9 3 2 3"};
 constexpr const char* kFrame = "stroke=\"#555\"";
 constexpr const char* kGrid = "stroke=\"#000\" stroke-opacity=\"0.12\"";
 
 using Style = ChartSeries::Style;
 
-std::string colour_of(std::size_t series) { return kColours[series % kColours.size()]; }
+std::string color_of(std::size_t series) { return kColors[series % kColors.size()]; }
 
 std::string stroke_of(std::size_t series, double width) {
-  const std::string dashes = kDashes[series / kColours.size() % kDashes.size()];
-  return "stroke=\"" + colour_of(series) + "\" stroke-width=\"" + tick_label(width) + "\" stroke-linejoin=\"round\"" +
+  const std::string dashes = kDashes[series / kColors.size() % kDashes.size()];
+  return "stroke=\"" + color_of(series) + "\" stroke-width=\"" + tick_label(width) + "\" stroke-linejoin=\"round\"" +
          (dashes.empty() ? "" : " stroke-dasharray=\"" + dashes + "\"");
 }
 
-std::string fill_of(std::size_t series) { return "fill=\"" + colour_of(series) + "\" fill-opacity=\"0.75\""; }
+std::string fill_of(std::size_t series) { return "fill=\"" + color_of(series) + "\" fill-opacity=\"0.75\""; }
 
 // Upper edges of the stacked areas, each with the index of its series. Non-finite values count as 0.
 std::vector<std::pair<std::size_t, std::vector<double>>> stacked(const ChartPanel& panel) {
@@ -89,7 +88,7 @@ std::vector<Scale::Tick> x_ticks(const ChartPanel& panel, const Scale& scale) {
   return given.empty() ? scale.ticks(8) : given;
 }
 
-// Width right of the plot: the notes, and half of a tick label that is centred on the edge.
+// Width right of the plot: the notes, and half of a tick label that is centered on the edge.
 double notes_width(const ChartPanel& panel) {
   double widest = 0;
   for (const auto& tick : x_ticks(panel, Scale(x_range(panel), {0, 1})))

@@ -11,7 +11,7 @@ namespace dtensor {
 
 std::vector<double> round_ticks(double low, double high, int count) {
   if (!std::isfinite(low) || !std::isfinite(high)) return {};
-  // Ticks closer than neighbouring doubles would be equal, and the loop below would not end.
+  // Ticks closer than neighboring doubles would be equal, and the loop below would not end.
   const double closest = 8 * std::numeric_limits<double>::epsilon() * std::max(std::abs(low), std::abs(high));
   const double rough = std::max({high / count - low / count, 1e-12, closest});
   const double power = std::pow(10.0, std::floor(std::log10(rough)));

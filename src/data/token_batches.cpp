@@ -14,7 +14,7 @@
 namespace dtensor {
 namespace {
 
-// The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA'14).
+// The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA'14).
 std::uint64_t mixed(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -127,8 +127,8 @@ std::string other_dims(const Grid& grid, const Placements& placements) {
   return text;
 }
 
-// Light colours on which dark text is readable, assigned in the order in which sets of ranks occur.
-class Colours {
+// Light colors on which dark text is readable, assigned in the order in which sets of ranks occur.
+class Colors {
  public:
   std::string of(const std::string& ranks) {
     static constexpr std::array kPale = {"#a6cee3", "#b2df8a", "#fb9a99", "#fdbf6f", "#cab2d6", "#ffff99",
@@ -169,7 +169,7 @@ std::string visualize_sharding(at::IntArrayRef sizes, const DeviceMesh& mesh, co
 std::string visualize_sharding_svg(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements) {
   const Grid grid = grid_of(sizes, mesh, placements);
   constexpr double kSide = 320, kLeft = 60, kTop = 50, kFont = 12;
-  Colours colours;
+  Colors colors;
   const auto scaled = [&](std::size_t which, std::int64_t index) {
     if (which >= grid.cuts.size()) return static_cast<double>(index) * kSide;
     const auto& cuts = grid.cuts[which];
@@ -186,7 +186,7 @@ std::string visualize_sharding_svg(at::IntArrayRef sizes, const DeviceMesh& mesh
       const double x = kLeft + scaled(1, c), width = kLeft + scaled(1, c + 1) - x;
       const std::string ranks = ranks_of_cell(grid, r, c);
       if (r == 0) canvas.text(x + 2, kTop - 6, Anchor::start, range_text(grid, 1, c));
-      canvas.rect(x, y, width, height, "fill=\"" + colours.of(ranks) + "\" stroke=\"black\"");
+      canvas.rect(x, y, width, height, "fill=\"" + colors.of(ranks) + "\" stroke=\"black\"");
       canvas.text(x + width / 2, y + height / 2, Anchor::middle, ranks);
     }
   }

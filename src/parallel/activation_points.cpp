@@ -20,7 +20,7 @@ DTensor on_mesh(const at::Tensor& x, const DeviceMesh& mesh) {
   return distribute_tensor(x, mesh, Placements(static_cast<std::size_t>(mesh.ndim())));
 }
 
-Placement normalised(Placement placement, const at::Tensor& x) {
+Placement normalized(Placement placement, const at::Tensor& x) {
   if (!placement.is_shard()) return placement;
   const std::int64_t dim = placement.dim() < 0 ? placement.dim() + x.dim() : placement.dim();
   TORCH_CHECK(dim >= 0 && dim < x.dim(), "constrain: expected a shard dimension in [", -x.dim(), ", ", x.dim(),
@@ -30,7 +30,7 @@ Placement normalised(Placement placement, const at::Tensor& x) {
 
 Placements with_axis(const DTensor& x, std::size_t axis, Placement placement) {
   Placements placements = x.placements();
-  placements[axis] = normalised(placement, x);
+  placements[axis] = normalized(placement, x);
   return placements;
 }
 
@@ -47,7 +47,7 @@ at::Tensor constrain(const at::Tensor& x, const Placements& placements) {
   TORCH_CHECK(is_dtensor(x), "constrain: expected a DTensor, got a regular tensor; convert it by distribute_tensor()");
   const DTensor input(x);
   Placements wanted = placements;
-  for (Placement& p : wanted) p = normalised(p, x);
+  for (Placement& p : wanted) p = normalized(p, x);
   if (wanted != input.placements()) return input.redistribute(wanted);
   if (!x.requires_grad() || !at::GradMode::is_enabled()) return x;
   const at::Tensor result = at::alias(x);
@@ -78,7 +78,7 @@ at::Tensor apply_rules(const std::vector<ActivationRule>& rules, const at::Tenso
   bool pins_gradient = false;
   for (const ActivationRule& rule : rules) {
     const std::int64_t axis = mesh == rule.mesh ? rule.axis : mesh.dim(rule.axis_name);
-    wanted[static_cast<std::size_t>(axis)] = normalised(rule.placement, input);
+    wanted[static_cast<std::size_t>(axis)] = normalized(rule.placement, input);
     pins_gradient |= rule.pins_gradient;
   }
   return pins_gradient ? constrain(input, wanted) : input.redistribute(wanted);

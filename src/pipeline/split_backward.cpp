@@ -1,4 +1,4 @@
-// The first half runs the nodes between outputs and inputs, for the edges towards the inputs only, and keeps the
+// The first half runs the nodes between outputs and inputs, for the edges toward the inputs only, and keeps the
 // gradients that arrive at these nodes. Then these edges are cut, so that the remaining graph leads from the kept
 // gradients to the weights; one ordinary backward over it is the second half. A weight that is used twice is therefore
 // accumulated once, by autograd's own dependency count.

@@ -1,4 +1,4 @@
-// Sends tensors between stages along the pipeline's axis. Ranks of neighbouring stages with the same coordinates on
+// Sends tensors between stages along the pipeline's axis. Ranks of neighboring stages with the same coordinates on
 // the other axes exchange their local tensors and the metadata of the DTensors. The stages' meshes have
 // the same shape, so placements have the same meaning on both.
 #pragma once

@@ -209,7 +209,7 @@ void Step::backward(const Action& action) {
   Slot& mine = slot(action);
   {
     const AutocastDisabled wide(context_.mesh.device_type());
-    const bool reduces = synchronises(action);
+    const bool reduces = synchronizes(action);
     std::optional<NoGradientSync> later;
     if (!splits && !reduces) later.emplace();
     const MicrobatchRandomGuard rows(mine.where.rows);  // for recomputation
@@ -290,7 +290,7 @@ void Step::weight(const Action& action) {
   {
     const AutocastDisabled wide(context_.mesh.device_type());
     std::optional<NoGradientSync> later;
-    if (!synchronises(action)) later.emplace();
+    if (!synchronizes(action)) later.emplace();
     if (mine.split && !mine.split->empty()) {
       mine.split->backward_weight();
       --states_[action.stage].halves;
@@ -306,7 +306,7 @@ bool Step::reduces_here(int stage) { return !states_[stage].reduces && !NoGradie
 
 // Whether this is the last action of the step that computes gradients of the stage's weights: the last W, or the last I
 // if recomputed segments leave nothing to W. An I that leaves work to W reduces nothing.
-bool Step::synchronises(const Action& action) {
+bool Step::synchronizes(const Action& action) {
   const StageState& state = states_[action.stage];
   const bool last = action.kind == ActionKind::backward_weight ? state.inputs_left == 0 && state.halves == 1
                                                                : state.inputs_left == 1 && state.halves == 0;

@@ -93,7 +93,7 @@ class Step {
   void reshard_after_forward(int stage);
   void weight(const Action& action);
   bool reduces_here(int stage);
-  bool synchronises(const Action& action);
+  bool synchronizes(const Action& action);
   void end_of_microbatch(int stage);
 
   const StepContext& context_;

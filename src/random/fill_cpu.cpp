@@ -1,5 +1,5 @@
 // The CPU kernel: fills runs of consecutive global indices in batches of blocks, with loops that the compiler
-// vectorises.
+// vectorizes.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")
 #endif
@@ -28,7 +28,7 @@ T convert(Value value) {
   }
 }
 
-constexpr int kBatch = 64;  // blocks per batch; the compiler vectorises the loops over a batch
+constexpr int kBatch = 64;  // blocks per batch; the compiler vectorizes the loops over a batch
 
 template <class T, class Dist>
 [[gnu::always_inline]] inline void batch_body(T* out, std::uint64_t block, RandomKey key, const Dist& dist) {

@@ -1,5 +1,5 @@
 // Logarithm, square root, sine and cosine in float by the polynomials of Cephes (S. L. Moshier, logf.c and sinf.c;
-// errors below 1e-7). They have no branches, so that compilers vectorise them. They use neither fused operations nor
+// errors below 1e-7). They have no branches, so that compilers vectorize them. They use neither fused operations nor
 // libm, so every CPU and GPU gives the same bits.
 #pragma once
 
@@ -64,7 +64,7 @@ DTENSOR_HD float log_unit(float x) {
 }
 
 // Square root of 0 or a normal number, by Newton iterations for 1 / sqrt(x) from the bit-level initial guess. The error
-// is at most one unit in the last place. std::sqrt may set errno, which prevents vectorisation.
+// is at most one unit in the last place. std::sqrt may set errno, which prevents vectorization.
 DTENSOR_HD float square_root(float x) {
   float r = float_of_bits(0x5F375A86 - (float_bits(x) >> 1));
   const float half = 0.5F * x;

@@ -244,7 +244,7 @@ TEST(AttentionEdgeCases, ImplicitRedistributionOfOperandsIsRefused) {
   });
 }
 
-// Checked mode also runs plain ATen on full tensors. It throws only for a tensor labelled Replicate whose values
+// Checked mode also runs plain ATen on full tensors. It throws only for a tensor labeled Replicate whose values
 // differ.
 TEST(AttentionEdgeCases, CheckedComparesWithTheFullTensor) {
   for (const auto strategy : {AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {

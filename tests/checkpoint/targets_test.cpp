@@ -7,7 +7,7 @@
 namespace dtensor::test {
 namespace {
 
-at::Tensor quantised(double scale) { return at::quantize_per_tensor(at::ones({4}), scale, 0, at::kQInt8); }
+at::Tensor quantized(double scale) { return at::quantize_per_tensor(at::ones({4}), scale, 0, at::kQInt8); }
 
 // Broadcasts on two ranks, one of which has another target.
 std::vector<std::string> broadcast_errors(const at::Tensor& full, const at::Tensor& target, const at::Tensor& other) {
@@ -24,8 +24,8 @@ TEST(Broadcast, TensorsWithoutDenseValuesAreRefused) {
   expect_error(broadcast_errors(ones, at::zeros({4}), at::zeros({4}).to_sparse()),
                {"'w': expected a strided tensor, got Sparse"});
   // A quantized tensor of 8 bits has a scale; the bits alone would be sent.
-  expect_error(broadcast_errors(quantised(0.5), quantised(0.25), quantised(0.25)), {"'w' is QInt8", "int_repr"});
-  expect_error(broadcast_errors(ones, quantised(0.25), quantised(0.25)), {"'w' is QInt8", "int_repr"});
+  expect_error(broadcast_errors(quantized(0.5), quantized(0.25), quantized(0.25)), {"'w' is QInt8", "int_repr"});
+  expect_error(broadcast_errors(ones, quantized(0.25), quantized(0.25)), {"'w' is QInt8", "int_repr"});
 }
 
 TEST(Tied, RanksMayRequestDifferentNames) {

@@ -132,7 +132,7 @@ TEST(Bucketed, SentPiecesMayOverlapTargetsOfAnotherBucket) {
     const int me = world.rank(), row = me / 2, column = me % 2;
     const Communicator across = world.split(row, me), down = world.split(2 + column, me);
     const auto value = [](int rank, int what) { return at::full({3}, 10.0 * rank + what); };
-    for (const bool alone : {true, false}) {  // from this rank itself, or from the neighbour
+    for (const bool alone : {true, false}) {  // from this rank itself, or from the neighbor
       const int there = alone ? column : 1 - column, below = alone ? row : 1 - row;
       const at::Tensor x = value(me, 1), y = value(me, 2), z = at::zeros({3});
       BucketedAllToAll exchange;

@@ -50,7 +50,7 @@ TEST(SocketStore, SkipsAnotherServiceOnThePort) {
   expect_exchange(port_of(other), 2);
 }
 
-// Two jobs of one size with neighbouring ports do not read each other's values.
+// Two jobs of one size with neighboring ports do not read each other's values.
 TEST(SocketStore, SkipsAnotherJob) {
   const int port = free_port();
   RendezvousOptions other = rendezvous_options_at(port, 0, 2);

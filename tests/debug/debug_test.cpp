@@ -224,17 +224,17 @@ TEST(Events, HaveOperandsModulesAxesAndRanks) {
   });
 }
 
-// The colours are explicit, so that the page's colour is not inherited.
-TEST(Plot, HasExplicitColours) {
+// The colors are explicit, so that the page's color is not inherited.
+TEST(Plot, HasExplicitColors) {
   on_2x2([](const DeviceMesh& mesh) {
     const auto svg = visualize_sharding_svg(ones({8, 8}, mesh, {Shard(0), Shard(1)}));
     EXPECT_NE(svg.find("fill=\"#222\""), std::string::npos);
     EXPECT_NE(svg.find("fill=\"#fff\""), std::string::npos);
-    std::set<std::string> colours;
+    std::set<std::string> colors;
     for (auto at = svg.find("stroke=\"black\""); at != std::string::npos; at = svg.find("stroke=\"black\"", at + 1)) {
-      colours.insert(svg.substr(at - 9, 7));
+      colors.insert(svg.substr(at - 9, 7));
     }
-    EXPECT_EQ(colours.size(), 4U) << svg;  // one per set of ranks
+    EXPECT_EQ(colors.size(), 4U) << svg;  // one per set of ranks
   });
 }
 

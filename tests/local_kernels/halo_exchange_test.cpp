@@ -1,4 +1,4 @@
-// Convolutions and paddings along split dimensions equal one device, with halo exchange for rows of neighbours.
+// Convolutions and paddings along split dimensions equal one device, with halo exchange for rows of neighbors.
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
@@ -159,8 +159,8 @@ RC_GTEST_PROP(Windows, FlipsOfShardedDimsEqualOneDevice, ()) {
   });
 }
 
-// A convolution with output as long as its input receives (k - 1) / 2 rows of each neighbour, once.
-TEST(Windows, NeighboursExchangeOnlyHaloRows) {
+// A convolution with output as long as its input receives (k - 1) / 2 rows of each neighbor, once.
+TEST(Windows, NeighborsExchangeOnlyHaloRows) {
   constexpr std::int64_t kChannels = 3, kRanks = 4, kLength = 32, kReach = 2;
   on_mesh({kRanks}, [&](const DeviceMesh& mesh) {
     Draw draw(1);

@@ -1,4 +1,4 @@
-// Counts the rows that windows over split dimensions receive from neighbours.
+// Counts the rows that windows over split dimensions receive from neighbors.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Invalid operands, found by tools/fuzz: one error on every rank, or the behaviour of one device.
+// Invalid operands, found by tools/fuzz: one error on every rank, or the behavior of one device.
 #include "local_kernels/same_error.h"
 
 namespace dtensor::test {

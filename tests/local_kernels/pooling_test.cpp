@@ -1,4 +1,4 @@
-// Pooling and transposed convolutions along split dimensions equal one device. Also the rows that neighbours exchange.
+// Pooling and transposed convolutions along split dimensions equal one device. Also the rows that neighbors exchange.
 #include <gtest/gtest.h>
 
 #include <rapidcheck.h>
@@ -126,9 +126,9 @@ at::Tensor along(const DeviceMesh& mesh, std::int64_t length) {
   return at::Tensor(distribute_tensor(x, mesh, {Shard(2)})).requires_grad_();
 }
 
-// A window of 2 r + 1 rows with stride 1 receives r rows of each neighbour; backward receives as many gradients and no
+// A window of 2 r + 1 rows with stride 1 receives r rows of each neighbor; backward receives as many gradients and no
 // row.
-TEST(Pooling, NeighboursExchangeOnlyHaloRows) {
+TEST(Pooling, NeighborsExchangeOnlyHaloRows) {
   constexpr std::int64_t kReach = 2;
   for (const bool maximum : {false, true}) {
     on_mesh({kRanks}, [&](const DeviceMesh& mesh) {

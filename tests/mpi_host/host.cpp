@@ -116,7 +116,7 @@ void check_threads(const Communicator& ranks, const std::string& level) {
   other.join();
   const bool permitted = level == "serialized" || level == "multiple";
   expect(error.empty() == permitted, "communication on another thread: " + error);
-  expect(permitted || error.find("only the thread that initialised it") != std::string::npos, error);
+  expect(permitted || error.find("only the thread that initialized it") != std::string::npos, error);
 }
 
 // Ranks that call different collectives get an error each, and may start again on the same communicator.
@@ -162,7 +162,7 @@ void check_threads_of_bound_ranks(MPI_Comm comm) {
 }
 
 int run(int argc, char** argv, const std::string& level) {
-  expect_error([] { from_mpi(MPI_COMM_WORLD); }, "MPI is not initialised");
+  expect_error([] { from_mpi(MPI_COMM_WORLD); }, "MPI is not initialized");
   int wanted = MPI_THREAD_MULTIPLE, provided = 0;
   if (level == "single") wanted = MPI_THREAD_SINGLE;
   if (level == "funneled") wanted = MPI_THREAD_FUNNELED;

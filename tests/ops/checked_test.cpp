@@ -45,7 +45,7 @@ TEST(Checked, FindsReplicasThatDiffer) {
     const Checked checked;
     for (const auto& text : {error_of([&] { x.item<double>(); }), error_of([&] { x + x; })}) {
       EXPECT_NE(text.find("differs between ranks"), std::string::npos) << text;
-      EXPECT_NE(text.find("labelled Replicate"), std::string::npos) << text;
+      EXPECT_NE(text.find("labeled Replicate"), std::string::npos) << text;
     }
     const at::Tensor shares = DTensor::from_local(mine, mesh, {Partial(), Replicate()});
     EXPECT_EQ(shares.item<double>(), 2);

@@ -173,7 +173,7 @@ bool depends_on_vectors(const std::vector<Link>& chain, const at::Tensor& x) {
   return false;
 }
 
-// False at jumps and poles: if one device gives different results for neighbouring values, a different summation order
+// False at jumps and poles: if one device gives different results for neighboring values, a different summation order
 // may too.
 bool is_smooth(const std::vector<Link>& chain, const at::Tensor& x, const Outcome& at_x) {
   if (depends_on_vectors(chain, x)) return false;

@@ -117,7 +117,7 @@ TEST(Checkpoint, LayersBeforeASegmentGetTheirGradient) {
         EXPECT_LE(comms.total().bytes, (unreduced ? 1 : 2) * x.numel() * 8);
       }
       ASSERT_TRUE(own.grad().defined());
-      test::expect_close(own.grad(), regular.grad(), unreduced ? "without synchronisation" : "with it");
+      test::expect_close(own.grad(), regular.grad(), unreduced ? "without synchronization" : "with it");
     }
   });
 }

@@ -71,7 +71,7 @@ TEST(PipelinePeers, OneMicrobatchOnTwoStages) {  // torchtitan#775
   expect_steps("zb-h1", 1, {{3, 4}});
 }
 
-TEST(PipelinePeers, FailedStageIsReportedByItsNeighbour) {
+TEST(PipelinePeers, FailedStageIsReportedByItsNeighbor) {
   const std::string error = test::error_of([] {
     run_local(2, [](const Communicator& world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});

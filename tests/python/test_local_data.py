@@ -25,7 +25,7 @@ WIDTH = 6
 class Mixes(nn.Module):
     """Layers that mix rows, which no module with global semantics could shard by rows."""
 
-    WAYS = ["rows", "pairs", "softmax", "centred", "count", "sequence", "graph", "constant", "embedding", "tied", "flat"]
+    WAYS = ["rows", "pairs", "softmax", "centered", "count", "sequence", "graph", "constant", "embedding", "tied", "flat"]
 
     def __init__(self, ways, recompute):
         super().__init__()
@@ -42,7 +42,7 @@ class Mixes(nn.Module):
             return h + torch.tanh(h @ h.T) @ x
         if way == "softmax":
             return h.softmax(0)
-        if way == "centred":
+        if way == "centered":
             return h - h.mean(0)
         if way == "count":
             return h * x.shape[0]

@@ -132,7 +132,7 @@ class Converted(unittest.TestCase):
             everywhere(check, place)
 
 
-class Parametrised(unittest.TestCase):
+class Parametrized(unittest.TestCase):
     def test_placed_parameters(self):
         class Symmetric(nn.Module):
             def forward(self, x):

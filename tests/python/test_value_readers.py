@@ -144,7 +144,7 @@ if torchvision is not None:
     CASES["nms"] = [lambda d: torchvision.ops.nms(d(BOXES), d(torch.tensor([0.9, 0.8, 0.7, 0.6])), 0.5)]
 REFUSED = {
     "sparse layouts have no placement": [lambda d: d(X).to_sparse(), lambda d: torch.ops.aten._coalesce(d(X))],
-    "quantised tensors have no placement": [lambda d: torch.quantize_per_tensor(d(X).float(), 0.1, 0, torch.qint8)],
+    "quantized tensors have no placement": [lambda d: torch.quantize_per_tensor(d(X).float(), 0.1, 0, torch.qint8)],
 }
 
 

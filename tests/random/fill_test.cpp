@@ -208,8 +208,8 @@ TEST(RandomFill, ContinuousDistributions) {
             1.95);  // Negative control.
 }
 
-// Neighbours are uncorrelated: along rows, along columns, and between both values of the Box-Muller transform.
-TEST(RandomFill, NeighboursAreIndependent) {
+// Neighbors are uncorrelated: along rows, along columns, and between both values of the Box-Muller transform.
+TEST(RandomFill, NeighborsAreIndependent) {
   for (const auto* name : {"uniform", "normal"}) {
     const auto c = cases()[std::string(name) == "uniform" ? 0 : 1];
     auto t = full_tensor(c, {512, 512}, at::kDouble);

@@ -70,7 +70,7 @@ TEST(Hooks, LocalGradientIsAccumulatedOrRefused) {
   });
 }
 
-TEST(Hooks, AccumulationWithoutSynchronisationReducesOnce) {
+TEST(Hooks, AccumulationWithoutSynchronizationReducesOnce) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     {

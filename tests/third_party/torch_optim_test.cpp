@@ -167,7 +167,7 @@ TEST(TorchOptim, LbfgsOnOneMesh) {
   }
   run_local(4, [&](const Communicator& world) {
     const Both both(world, list, at::kDouble);
-    const auto minimise = [](const Tensors& params) {
+    const auto minimize = [](const Tensors& params) {
       for (const auto& p : params) at::Tensor(p).requires_grad_();
       torch::optim::LBFGS optimizer(params, torch::optim::LBFGSOptions(0.5).max_iter(4));
       for (int step = 0; step < 3; ++step) {
@@ -183,8 +183,8 @@ TEST(TorchOptim, LbfgsOnOneMesh) {
         });
       }
     };
-    minimise(both.regular);
-    minimise(both.placed);
+    minimize(both.regular);
+    minimize(both.placed);
     expect_equal(both, 1e-9, "LBFGS");
   });
 }

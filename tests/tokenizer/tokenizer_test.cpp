@@ -81,7 +81,7 @@ TEST(Tokenizer, LongTextOfOnePiece) {
 
 // Properties of the forms with random characters: composition is idempotent, and both forms have the same
 // decomposition.
-RC_GTEST_PROP(Normalisation, FormsAreConsistent, ()) {
+RC_GTEST_PROP(Normalization, FormsAreConsistent, ()) {
   const auto code =
       rc::gen::oneOf(rc::gen::inRange<std::uint32_t>(1, 0x500), rc::gen::inRange<std::uint32_t>(0x1100, 0x1200),
                      rc::gen::inRange<std::uint32_t>(0x1E00, 0x2000), rc::gen::inRange<std::uint32_t>(0xAC00, 0xD7A4));
@@ -94,7 +94,7 @@ RC_GTEST_PROP(Normalisation, FormsAreConsistent, ()) {
   RC_ASSERT(tokenizer::decomposed(long_form) == long_form);
 }
 
-TEST(Normalisation, MatchesUnicodeExamples) {
+TEST(Normalization, MatchesUnicodeExamples) {
   EXPECT_EQ(tokenizer::composed("A\u030a"), "\u00c5");
   EXPECT_EQ(tokenizer::composed("\u212b"), "\u00c5");                // A sign that stands for a letter.
   EXPECT_EQ(tokenizer::composed("q\u0307\u0323"), "q\u0323\u0307");  // Marks in the order of their classes.

@@ -11,7 +11,7 @@ namespace {
 std::string note_of(std::int64_t step) { return "after step " + std::to_string(step); }
 double rate_of(std::int64_t step) { return 1 / (1 + static_cast<double>(step)); }
 
-// Every element differs from its neighbours, and from itself at any other step below 2^20.
+// Every element differs from its neighbors, and from itself at any other step below 2^20.
 at::Tensor content(const std::string& name, at::IntArrayRef sizes, at::ScalarType dtype, std::int64_t step) {
   const std::int64_t count = std::max<std::int64_t>(at::empty(sizes, at::kMeta).numel(), 1);
   const at::Tensor numbers = at::arange(count, at::kLong) * 7919 + step * 104729 + std::ssize(name);

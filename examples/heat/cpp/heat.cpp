@@ -99,7 +99,7 @@ class Solver {
   double position(std::size_t i) const {
     return width_ * (static_cast<double>(i) + static_cast<double>(rank_ * cells_ / ranks_));
   }
-  // Sends a value to the next (1) or previous (-1) rank and receives that of the other neighbour.
+  // Sends a value to the next (1) or previous (-1) rank and receives that of the other neighbor.
   double exchange(double value, int direction) const {
     double received = 0;
     MPI_Sendrecv(&value, 1, MPI_DOUBLE, (rank_ + direction + ranks_) % ranks_, 0, &received, 1, MPI_DOUBLE,
@@ -145,14 +145,14 @@ int run(MPI_Comm comm, int steps, std::int64_t cells) {
   }
   Solver exact(comm, cells);
   const double loss = train(*model, exact, mesh, steps);
-  Solver modelled = exact, constant = exact;
+  Solver modeled = exact, constant = exact;
   const at::NoGradGuard no_grad;
   for (int i = 0; i < steps / 2; ++i) {
     exact.step([](Solver& s) { s.exact_coefficients(); });
-    modelled.step([&](Solver& s) { s.coefficients(mesh).copy_(model->forward(s.faces(mesh))); });
+    modeled.step([&](Solver& s) { s.coefficients(mesh).copy_(model->forward(s.faces(mesh))); });
     constant.step([](Solver& s) { s.constant_coefficients(); });
   }
-  const double error = modelled.difference(exact), reference = constant.difference(exact);
+  const double error = modeled.difference(exact), reference = constant.difference(exact);
   if (ranks.rank() == 0) {
     std::printf("loss %.6e, error with the model %.6e, with a constant coefficient %.6e\n", loss, error, reference);
   }

@@ -59,7 +59,7 @@ contains
     call dtensor_free(s%k_tensor)
   end subroutine
 
-  ! Sends a value to the next (1) or previous (-1) rank and receives that of the other neighbour.
+  ! Sends a value to the next (1) or previous (-1) rank and receives that of the other neighbor.
   real(real64) function exchange(s, number, direction) result(received)
     type(solver), intent(in) :: s
     real(real64), intent(in) :: number
@@ -68,7 +68,7 @@ contains
                       MPI_DOUBLE_PRECISION, modulo(s%rank - direction, s%ranks), 0, s%comm, MPI_STATUS_IGNORE)
   end function
 
-  ! The temperature of the neighbour at the left of each cell.
+  ! The temperature of the neighbor at the left of each cell.
   function at_left(s) result(left)
     type(solver), intent(in) :: s
     real(real64) :: left(size(s%u))
@@ -135,7 +135,7 @@ program heat_fortran
   use heat_solver
   implicit none
 
-  type(solver), target :: exact, modelled, constant
+  type(solver), target :: exact, modeled, constant
   type(dtensor_mesh) :: mesh
   type(dtensor_module) :: model
   type(dtensor_optimizer) :: optimizer
@@ -154,7 +154,7 @@ program heat_fortran
   call dtensor_module_create(mesh, 'Perceptron', [1, 16, 16, 1], model, activation='tanh', seed=7)
   call dtensor_optimizer_adamw(model, 5e-3_real64, optimizer, weight_decay=0.0_real64)
   call create(exact, MPI_COMM_WORLD, mesh, cells)
-  call create(modelled, MPI_COMM_WORLD, mesh, cells)
+  call create(modeled, MPI_COMM_WORLD, mesh, cells)
   call create(constant, MPI_COMM_WORLD, mesh, cells)
   do i = 1, steps
     call compute_faces(exact)
@@ -162,25 +162,25 @@ program heat_fortran
     call train_step(exact, model, optimizer, loss)
     call advance(exact)
   end do
-  call continue_from(modelled, exact)
+  call continue_from(modeled, exact)
   call continue_from(constant, exact)
   do i = 1, steps / 2
     call compute_faces(exact)
     call exact_coefficients(exact)
     call advance(exact)
-    call compute_faces(modelled)
-    call model_coefficients(modelled, model)
-    call advance(modelled)
+    call compute_faces(modeled)
+    call model_coefficients(modeled, model)
+    call advance(modeled)
     call compute_faces(constant)
     constant%k = mean_coefficient
     call advance(constant)
   end do
-  error = difference(modelled, exact)
+  error = difference(modeled, exact)
   reference = difference(constant, exact)
   if (rank == 0) print '(3(a, es13.6))', 'loss ', loss, ', error with the model ', error, &
                        ', with a constant coefficient ', reference
   call destroy(exact)
-  call destroy(modelled)
+  call destroy(modeled)
   call destroy(constant)
   call dtensor_free(optimizer)
   call dtensor_free(model)

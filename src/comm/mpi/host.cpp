@@ -25,7 +25,7 @@ void check_started() {
   TORCH_CHECK(trouble.empty(), "from_mpi: ", trouble);
   int started = 0;
   api().initialized(&started);
-  TORCH_CHECK(started != 0, "from_mpi: MPI is not initialised; call MPI_Init_thread before from_mpi");
+  TORCH_CHECK(started != 0, "from_mpi: MPI is not initialized; call MPI_Init_thread before from_mpi");
   TORCH_CHECK(!has_ended(), "from_mpi: MPI has ended in this process; call from_mpi before MPI_Finalize");
 }
 

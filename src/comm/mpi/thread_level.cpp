@@ -11,7 +11,7 @@ bool has_ended() {
   return ended != 0;
 }
 
-// The thread that initialised MPI is known only if it is this one; any other is refused by its first call.
+// The thread that initialized MPI is known only if it is this one; any other is refused by its first call.
 ThreadLevel::ThreadLevel() {
   int level = 0, is_main = 0;
   api().query_thread(&level);
@@ -30,9 +30,9 @@ const ThreadLevel& ThreadLevel::get() {
 void ThreadLevel::check() const {
   if (has_ended()) throw CommError("MPI has ended in this process: MPI_Finalize was called before this communication");
   if (permits_this_thread()) return;
-  throw CommError(std::string("MPI was initialised with ") + name_ +
-                  ", so only the thread that initialised it may communicate, and this is another one. Communicate on "
-                  "that thread, or initialise MPI by MPI_Init_thread with MPI_THREAD_MULTIPLE");
+  throw CommError(std::string("MPI was initialized with ") + name_ +
+                  ", so only the thread that initialized it may communicate, and this is another one. Communicate on "
+                  "that thread, or initialize MPI by MPI_Init_thread with MPI_THREAD_MULTIPLE");
 }
 
 std::unique_lock<std::recursive_mutex> ThreadLevel::lock() const {

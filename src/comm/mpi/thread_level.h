@@ -6,12 +6,12 @@
 
 namespace dtensor::mpi {
 
-// Of the process, read once MPI is initialised.
+// Of the process, read once MPI is initialized.
 class ThreadLevel {
  public:
   static const ThreadLevel& get();
 
-  // Whether this thread may call MPI: under MPI_THREAD_SINGLE and MPI_THREAD_FUNNELED only the one that initialised it.
+  // Whether this thread may call MPI: under MPI_THREAD_SINGLE and MPI_THREAD_FUNNELED only the one that initialized it.
   bool permits_this_thread() const { return any_thread_ || std::this_thread::get_id() == main_thread_; }
   // Throws CommError where this thread may not call MPI, or MPI has ended.
   void check() const;

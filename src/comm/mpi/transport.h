@@ -14,7 +14,7 @@ extern std::int64_t max_message_bytes;
 // Throws CommError with MPI's own text where `code` is an error.
 void check(int code, const char* what);
 
-// Duplicates `comm`, so that messages of the library never meet those of the program. MPI is initialised. Collective
+// Duplicates `comm`, so that messages of the library never meet those of the program. MPI is initialized. Collective
 // over `comm`. `finalize`: finish() calls MPI_Finalize.
 std::unique_ptr<p2p::Transport> make_transport(MPI_Comm comm, bool finalize);
 

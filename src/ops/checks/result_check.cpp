@@ -107,7 +107,7 @@ void check_replicas(const std::string& what, const at::Tensor& tensor) {
   if (axes == 0 || tensor.is_meta()) return;
   check_equal_across_ranks(as_mesh_impl(*spec.mesh), axes, up_to_date_local(*impl),
                            c10::str(what, ", ", spec.str(),
-                                    ", is labelled Replicate but differs between ranks. Use the placement that "
+                                    ", is labeled Replicate but differs between ranks. Use the placement that "
                                     "the local tensors have (from_local with Shard or Partial), or fix the rule"));
 }
 

@@ -1,6 +1,6 @@
 // Checks of a call in checked mode. Replicas of operands and results are compared across ranks. Sampled calls (the
 // first of each kind and some later ones) are compared with the ATen operator on full operands. This detects wrong
-// rules and local tensors that are labelled Replicate but differ.
+// rules and local tensors that are labeled Replicate but differ.
 #pragma once
 
 #include "ops/cache/cached_call.h"

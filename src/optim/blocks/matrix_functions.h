@@ -14,7 +14,7 @@ at::Tensor unfold(const at::Tensor& tensor, std::int64_t dim);
 // Applies `matrix` along `dim`.
 at::Tensor apply_along(const at::Tensor& matrix, const at::Tensor& tensor, std::int64_t dim);
 
-// Newton-Schulz iterations towards the orthogonal factor: quintic with coefficients (3.4445, -4.7750, 2.0315).
+// Newton-Schulz iterations toward the orthogonal factor: quintic with coefficients (3.4445, -4.7750, 2.0315).
 at::Tensor newton_schulz(const at::Tensor& matrix, std::int64_t iterations);
 
 }  // namespace dtensor::optim

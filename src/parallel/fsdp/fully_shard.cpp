@@ -232,7 +232,7 @@ std::optional<FsdpOptions> options_on_other_mesh(const DeviceMesh& mesh, const D
   options.more_shard_axes.clear();  // they are axes of the other mesh
   if (const auto* given = std::get_if<std::int64_t>(&options.reshard_after_forward)) {
     const auto post_forward_ranks = *given, fitting = std::gcd(post_forward_ranks, mesh.size(axis));
-    options.reshard_after_forward = true;  // as many of the neighbours as divide the ranks of this axis
+    options.reshard_after_forward = true;  // as many of the neighbors as divide the ranks of this axis
     if (post_forward_ranks == 1 || fitting > 1) options.reshard_after_forward = fitting;
   }
   return options;

@@ -114,7 +114,7 @@ void Schedule::finish_gather(Unit& unit) {
   }
 }
 
-// In an unsynchronised backward pass, neither gradients nor, if this is the first pass, recorded uses show that a unit
+// In an unsynchronized backward pass, neither gradients nor, if this is the first pass, recorded uses show that a unit
 // is finished. It is freed when another unit is used, and may have to be gathered again.
 bool Schedule::ends_implicitly(const Unit& unit) const {
   return pass_kind_ == kBackward && unit.recorded[kBackward].none() && NoGradientSync::current();

@@ -116,7 +116,7 @@ struct FsdpUnit::Impl {
   // Bytes of this rank's share of the gathered copy between forward and backward; bytes of all copies.
   std::int64_t kept_shard_bytes() const { return post_forward_shard.defined() ? post_forward_shard.numel() : 0; }
   std::int64_t held_bytes() const { return kept_shard_bytes() + (is_gathered() ? flat_bytes : 0); }
-  std::int64_t post_forward_shard_bytes() const;  // size of the largest share among the neighbours
+  std::int64_t post_forward_shard_bytes() const;  // size of the largest share among the neighbors
   // Whether the gathered copy of a parameter is up to date.
   bool is_fresh(const fsdp::Parameter& p, const DTensor& parameter) const;
   bool all_fresh() const;  // ignores whether the copy still exists
@@ -125,7 +125,7 @@ struct FsdpUnit::Impl {
   // Discards an incomplete gathered copy.
   void abandon_gather();
   void drop();
-  // Frees all but this rank's share among its neighbours (reshard_after_forward = a number).
+  // Frees all but this rank's share among its neighbors (reshard_after_forward = a number).
   void reshard_after_forward_to_mesh();
   bool has_post_forward_mesh() const { return post_forward_ranks.size() > 1; }
 
@@ -144,9 +144,9 @@ struct FsdpUnit::Impl {
   std::int64_t flat_bytes = 0;
   bool reshards = true;
   Communicator all_gather_comm, reduce_scatter_comm,
-      post_forward_comm;                // over the shard axes; the last over neighbours only
+      post_forward_comm;                // over the shard axes; the last over neighbors only
   Communicator all_reduce_comm;         // over the replicate axis, if there is one
-  std::vector<int> post_forward_ranks;  // this rank and its neighbours on the shard axes
+  std::vector<int> post_forward_ranks;  // this rank and its neighbors on the shard axes
 
   at::Tensor flat, post_forward_shard;  // bytes: the gathered copy; this rank's share between forward and backward
   at::Tensor freed_buffer;              // the previous copy without memory: its views in `parameters` are reused

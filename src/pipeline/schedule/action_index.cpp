@@ -90,9 +90,9 @@ std::string ScheduleIndex::name(ActionPosition place) const {
 
 std::optional<Action> send_of(const ScheduleIndex& index, const Action& compute) {
   const bool forward = compute.kind == ActionKind::forward;
-  const int neighbour = compute.stage + (forward ? 1 : -1);
+  const int neighbor = compute.stage + (forward ? 1 : -1);
   if (!forward && !is_backward_part(compute.kind)) return std::nullopt;
-  if (neighbour < 0 || neighbour == index.stages() || index.rank_of(neighbour) == index.rank_of(compute.stage)) {
+  if (neighbor < 0 || neighbor == index.stages() || index.rank_of(neighbor) == index.rank_of(compute.stage)) {
     return std::nullopt;
   }
   return Action{forward ? ActionKind::send_forward : ActionKind::send_backward, compute.stage, compute.microbatch};

@@ -65,7 +65,7 @@ class ScheduleIndex {
   std::array<std::vector<ActionPosition>, kActionKinds> positions_;  // by kind, for actions with a microbatch
 };
 
-// The message that sends the result of an action (SEND_F, SEND_B), if the neighbouring stage exists and is on another
+// The message that sends the result of an action (SEND_F, SEND_B), if the neighboring stage exists and is on another
 // rank; and the receive of the input of an action (RECV_F, RECV_B), likewise.
 std::optional<Action> send_of(const ScheduleIndex& index, const Action& compute);
 std::optional<Action> receive_of(const ScheduleIndex& index, const Action& compute);

@@ -67,7 +67,7 @@ void check_compute(const ScheduleIndex& index, int stage, int microbatch, bool f
   require(ActionKind::backward_weight);
 }
 
-// Checks that both ends of the message with the result of `place` exist, unless the neighbour is on the same rank.
+// Checks that both ends of the message with the result of `place` exist, unless the neighbor is on the same rank.
 void check_message(const ScheduleIndex& index, ActionPosition place) {
   const std::optional<Action> send = send_of(index, index.at(place));
   if (!send) return;
@@ -92,7 +92,7 @@ void check_needed(const ScheduleIndex& index, ActionPosition place) {
   if (producer && send_of(index, index.at(producer)) == send) return;
   const Action other = partner_of(action);
   refuse("unmatched: ", index.name(place), " and ", to_string(other),
-         producer ? ", whose stages are neighbours on one rank or do not exist" : ", whose data is never computed");
+         producer ? ", whose stages are neighbors on one rank or do not exist" : ", whose data is never computed");
 }
 
 void check_complete(const ScheduleIndex& index, bool forward_only) {

@@ -15,7 +15,7 @@ constexpr double kLeft = 60, kTop = 30, kWidth = 1200, kRow = 30, kBox = 20, kTh
 
 // Hues for forward, backward (and its two halves) and others; lightness varies by stage, to distinguish the chunks of a
 // rank.
-std::string colour(const Action& action, int stages) {
+std::string color(const Action& action, int stages) {
   constexpr int kHues[kActionKinds] = {210, 130, 90, 40, 210, 210, 130, 130, 280, 280, 0};
   const int light = 78 - (stages > 1 ? 28 * action.stage / (stages - 1) : 0);
   return fmt::format("hsl({}, 60%, {}%)", kHues[static_cast<std::size_t>(action.kind)], light);
@@ -25,7 +25,7 @@ void draw_box(SvgCanvas& canvas, const TimedAction& timed, double x, double y, d
   const bool compute = is_compute(timed.action.kind);
   const std::string name = to_string(timed.action);
   canvas.rect(x, compute ? y : y + kBox, width, compute ? kBox : kThin,
-              "fill=\"" + colour(timed.action, stages) + "\" stroke=\"black\" stroke-width=\"0.5\"",
+              "fill=\"" + color(timed.action, stages) + "\" stroke=\"black\" stroke-width=\"0.5\"",
               fmt::format("{} {:.6g} to {:.6g}", name, timed.begin, timed.end));
   if (compute && width > text_width(name, kFont)) {
     canvas.text(x + width / 2, y + kBox * 0.7, Anchor::middle, name);

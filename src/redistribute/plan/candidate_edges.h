@@ -1,4 +1,4 @@
-// The edges from a placement state towards a goal: the graph in which the planner searches a shortest path.
+// The edges from a placement state toward a goal: the graph in which the planner searches a shortest path.
 #pragma once
 
 #include "redistribute/plan/cost.h"

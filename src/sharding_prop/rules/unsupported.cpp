@@ -21,7 +21,7 @@ constexpr RefusalReason kRefusalReasons[] = {
      "_indices* _values* crow_indices* col_indices* ccol_indices* row_indices* copy_sparse_* resize_as_sparse* "
      "_validate_compressed_sparse* _validate_sparse* indices indices_copy values values_copy hspmm sspaddmm dense_dim "
      "is_coalesced _to_dense native_norm"},
-    {"quantised tensors have no placement",
+    {"quantized tensors have no placement",
      "quantize* dequantize* q_per_channel* q_scale* q_zero* _make_per_* _empty_affine* _empty_per_* empty_quantized* "
      "_fused_moving_avg_obs* _dyn_quant* _convert_weight_to_int4pack* _weight_int4pack* _mixed_dtypes_linear* "
      "_fake_quantize_learnable* int_repr qscheme"},

@@ -1,5 +1,5 @@
 // Transposed convolutions with sharded spatial dimensions. A rank's rows of the result depend on its own input rows and
-// a few rows of its neighbours. The gradient of the input is a convolution, whose windows read rows of the result's
+// a few rows of its neighbors. The gradient of the input is a convolution, whose windows read rows of the result's
 // gradient.
 #include <functional>
 

@@ -192,10 +192,10 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
     return attention(cast(q), cast(k), cast(v), options);
   }
   attention_impl::check_call(q, k, v, options);
-  const bool learnt_mask = options.mask.defined() && options.mask.requires_grad() && at::GradMode::is_enabled();
+  const bool learned_mask = options.mask.defined() && options.mask.requires_grad() && at::GradMode::is_enabled();
   const bool ours = one_mesh({&q, &k, &v}) != nullptr &&
                     one_mesh({&q, &k, &v, &options.mask, &options.sinks, &options.row_cu_seqlens}) != nullptr;
-  if (!ours || learnt_mask || q.numel() == 0) {
+  if (!ours || learned_mask || q.numel() == 0) {
     return attention_impl::reference_attention(q, k, v, options);
   }
   return attend_checked(q, k, v, options);

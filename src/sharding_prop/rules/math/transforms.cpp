@@ -130,7 +130,7 @@ void add_recurrent(RuleBook& book) {
   }
 }
 
-void add_quantised_products(RuleBook& book) {
+void add_quantized_products(RuleBook& book) {
   // Per-row scales are sharded with the rows. One scale for all rows is a scalar; others make the rows unsharded.
   book.rule("aten::_scaled_mm", "mk!, k!n!, m_?, ~, ~, ~ -> mn");
   book.rule("aten::_int_mm", "mk!, k!n! -> mn");
@@ -160,7 +160,7 @@ void add_transform_rules(RuleBook& book) {
           "aten::_masked_softmax_backward", [](const OpArgs& op) { return masked_softmax(op, 1).linear({0}); }, kMasked)
       .outputs([](const OpArgs& op) { return like_operands(op, {0}); });
   add_recurrent(book);
-  add_quantised_products(book);
+  add_quantized_products(book);
   add_fused_inference(book);
   book.rule("aten::linspace", Rule());  // operands are scalar tensors
   book.rule("aten::logspace", Rule());

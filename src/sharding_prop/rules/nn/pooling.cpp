@@ -203,7 +203,7 @@ void add_padding(RuleBook& book) {
   }
 }
 
-// Nearest-neighbour variants move elements; the others compute weighted sums, which are rounded for uint8.
+// Nearest-neighbor variants move elements; the others compute weighted sums, which are rounded for uint8.
 void add_resampling(RuleBook& book) {
   const std::pair<const char*, std::size_t> kinds[] = {
       {"nearest1d", 1},    {"nearest2d", 2},       {"nearest3d", 3},       {"linear1d", 1},       {"bilinear2d", 2},
