@@ -19,12 +19,10 @@ def _check_torch() -> None:
 
 
 _check_torch()
-from . import _C, _distributions, _flops, _tensor, _torch_distributed  # noqa: E402
+from . import _C, _distributions, _flops, _mesh, _tensor, _tensor_protocols, _torch_distributed, _tracing  # noqa: E402
 
-_tensor.install()
-_distributions.install()
-_flops.install()
-_torch_distributed.install()
+for _module in (_tensor, _tensor_protocols, _mesh, _tracing, _distributions, _flops, _torch_distributed):
+    _module.install()
 
 from ._api import DTensor, distribute_module, distribute_tensor, redistribute  # noqa: E402
 from ._factories import arange, empty, full, linspace, logspace, ones, rand, randn, zeros  # noqa: E402

@@ -11,6 +11,7 @@ from . import _C
 from ._api import DTensor, Placements
 from ._C import DeviceMesh
 from ._mesh import as_mesh
+from ._signatures import keywords_from
 from .placement_types import as_placements
 
 __all__ = ["zeros", "ones", "empty", "full", "rand", "randn", "arange", "linspace", "logspace"]
@@ -28,25 +29,32 @@ def _sizes(size: tuple[Any, ...]) -> list[int]:
     return [operator.index(n) for n in (size[0] if len(size) == 1 and isinstance(size[0], (list, tuple)) else size)]
 
 
-def _check_layout(name: str, layout: torch.layout) -> None:
-    if layout is not torch.strided:
-        raise NotImplementedError(f"dtensor.{name}: expected layout torch.strided, got {layout}")
+class _Target:
+    """The keyword arguments of a factory."""
 
-
-def _factory(name: str, doc: str) -> Callable[..., DTensor]:
-    make = getattr(_C, name)
-
-    def factory(
-        *size: Any,
+    def __init__(
+        self,
+        factory: str,
+        *,
         dtype: torch.dtype | None = None,
         layout: torch.layout = torch.strided,
         requires_grad: bool = False,
         device_mesh: DeviceMesh | None = None,
         placements: Placements = None,
-    ) -> DTensor:
-        _check_layout(name, layout)
-        dtype = dtype or torch.get_default_dtype()
-        return make(_sizes(size), as_mesh(device_mesh), as_placements(placements), dtype, requires_grad)
+    ) -> None:
+        if layout is not torch.strided:
+            raise NotImplementedError(f"dtensor.{factory}: expected layout torch.strided, got {layout}")
+        self.mesh, self.placements = as_mesh(device_mesh), as_placements(placements)
+        self.dtype, self.requires_grad = dtype, requires_grad
+
+
+def _factory(name: str, doc: str) -> Callable[..., DTensor]:
+    make = getattr(_C, name)
+
+    @keywords_from(_Target)
+    def factory(*size: Any, **options: Any) -> DTensor:
+        on = _Target(name, **options)
+        return make(_sizes(size), on.mesh, on.placements, on.dtype or torch.get_default_dtype(), on.requires_grad)
 
     factory.__name__ = factory.__qualname__ = name
     factory.__doc__ = f"{doc} ``size``: the global one. ``placements``: None replicates. Each rank creates only its shard."
@@ -60,19 +68,11 @@ rand = _factory("rand", "Uniform numbers in [0, 1), the same global tensor on ev
 randn = _factory("randn", "Normal numbers, the same global tensor on every mesh (see manual_seed).")
 
 
-def full(
-    size: Sequence[int],
-    fill_value: float | int | bool,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout = torch.strided,
-    requires_grad: bool = False,
-    device_mesh: DeviceMesh | None = None,
-    placements: Placements = None,
-) -> DTensor:
+@keywords_from(_Target)
+def full(size: Sequence[int], fill_value: float | int | bool, **options: Any) -> DTensor:
     """A DTensor of global ``size``, filled with ``fill_value``."""
-    _check_layout("full", layout)
-    return _C.full(_sizes((size,)), _number(fill_value), as_mesh(device_mesh), as_placements(placements), dtype, requires_grad)
+    on = _Target("full", **options)
+    return _C.full(_sizes((size,)), _number(fill_value), on.mesh, on.placements, on.dtype, on.requires_grad)
 
 
 def arange(
@@ -86,36 +86,17 @@ def arange(
     return _C.arange(_number(end), as_mesh(device_mesh), as_placements(placements), dtype)
 
 
-def linspace(
-    start: float,
-    end: float,
-    steps: int,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout = torch.strided,
-    requires_grad: bool = False,
-    device_mesh: DeviceMesh | None = None,
-    placements: Placements = None,
-) -> DTensor:
+@keywords_from(_Target)
+def linspace(start: float, end: float, steps: int, **options: Any) -> DTensor:
     """``steps`` evenly spaced numbers from ``start`` to ``end``, as a 1-D DTensor."""
-    _check_layout("linspace", layout)
-    with _C.MeshScope(as_mesh(device_mesh), as_placements(placements)):
-        return torch.linspace(start, end, steps, dtype=dtype, requires_grad=requires_grad)
+    on = _Target("linspace", **options)
+    with _C.MeshScope(on.mesh, on.placements):
+        return torch.linspace(start, end, steps, dtype=on.dtype, requires_grad=on.requires_grad)
 
 
-def logspace(
-    start: float,
-    end: float,
-    steps: int,
-    base: float = 10.0,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout = torch.strided,
-    requires_grad: bool = False,
-    device_mesh: DeviceMesh | None = None,
-    placements: Placements = None,
-) -> DTensor:
+@keywords_from(_Target)
+def logspace(start: float, end: float, steps: int, base: float = 10.0, **options: Any) -> DTensor:
     """``base`` to the power of ``linspace(start, end, steps)``."""
-    _check_layout("logspace", layout)
-    with _C.MeshScope(as_mesh(device_mesh), as_placements(placements)):
-        return torch.logspace(start, end, steps, base, dtype=dtype, requires_grad=requires_grad)
+    on = _Target("logspace", **options)
+    with _C.MeshScope(on.mesh, on.placements):
+        return torch.logspace(start, end, steps, base, dtype=on.dtype, requires_grad=on.requires_grad)

@@ -18,6 +18,7 @@ from torch import nn
 from . import _C
 from ._api import distribute_tensor, replace_tensors
 from ._C import DeviceMesh, Placement
+from ._signatures import keywords_from
 from .placement_types import Replicate, Shard, as_placement
 
 __all__ = [
@@ -311,23 +312,17 @@ def _all_outputs_hook(
 class PrepareModuleInputOutput(ParallelStyle):
     """Combines :class:`PrepareModuleInput` and :class:`PrepareModuleOutput`."""
 
+    @keywords_from(PrepareModuleInput)
     def __init__(
         self,
         *,
-        input_layouts: Layouts = None,
-        desired_input_layouts: Layouts = None,
-        input_kwarg_layouts: dict[str, Placement] | None = None,
-        desired_input_kwarg_layouts: dict[str, Placement] | None = None,
         use_local_input: bool = False,
         output_layouts: Layouts,
         desired_output_layouts: Layouts,
         use_local_output: bool = True,
+        **input_options: Any,
     ) -> None:
-        self.prepare_module_input = PrepareModuleInput(
-            input_layouts=input_layouts, desired_input_layouts=desired_input_layouts,
-            input_kwarg_layouts=input_kwarg_layouts, desired_input_kwarg_layouts=desired_input_kwarg_layouts,
-            use_local_output=use_local_input,
-        )  # fmt: skip
+        self.prepare_module_input = PrepareModuleInput(**input_options, use_local_output=use_local_input)
         self.prepare_module_output = PrepareModuleOutput(
             output_layouts=output_layouts, desired_output_layouts=desired_output_layouts, use_local_output=use_local_output
         )
