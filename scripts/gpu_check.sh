@@ -13,7 +13,7 @@ logs=${2:-$build/gpu_check}
 mkdir -p "$logs"
 limit=${PART_SECONDS:-240}
 peak=${PEAK_TFLOPS:-989}
-text=(--data tests/data README.md)
+text=(--data "$build/tests/data" README.md)
 export DTENSOR_CHECKED=calls RC_PARAMS=${RC_PARAMS:-max_success=20}
 
 rm -f "$logs"/*.said
@@ -36,11 +36,11 @@ part() {  # NAME command...
 export except="2466 1594 2118 2132 1098 1256 1870"
 slice() {  # I OF; if a case ends the process, the next process continues after it
   local code=0 data last from to out ended
-  for data in tests/data/aten_cases tests/data/aten_cases/more; do
-    last=$(grep -oE '"id": *[0-9]+' $data/cases.json | grep -oE '[0-9]+' | sort -n | tail -n 1)
+  for data in "$build"/tests/data/aten_cases{,/more}; do
+    last=$(grep -oE '"id": *[0-9]+' "$data/cases.json" | grep -oE '[0-9]+' | sort -n | tail -n 1)
     from=$(($1 * (last + 1) / $2)) to=$((($1 + 1) * (last + 1) / $2 - 1))
     while [ $from -le $to ]; do
-      out=$("$build/tools/aten_cases" --data $data --device cuda --ranks 2 --except $except --from $from --to $to 2>&1)
+      out=$("$build/tools/aten_cases" --data "$data" --device cuda --ranks 2 --except $except --from $from --to $to 2>&1)
       ended=$?
       printf '%s\n' "$out"
       case $ended in 0) ;; 2) [[ $out == *"no recorded call"* ]] || code=1 ;; *) code=1 ;; esac

@@ -35,7 +35,7 @@ struct GptConfig {
   std::optional<ExpertConfig> experts = {};
 };
 
-GptConfig tiny();      // The reference transformer of tests/data/transformer.json.
+GptConfig tiny();      // The reference transformer of the recorded run (tests/train/oracle.h).
 GptConfig gpt_153m();  // Embedding(50257, 1024), 4 blocks, no bias, exact GELU.
 
 class Mlp final : public dtensor::nn::Module {

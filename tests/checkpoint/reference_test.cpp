@@ -20,7 +20,7 @@ std::string bytes_of(const std::string& utf8) {
 
 TEST(Reference, AgreesOnEveryRecordedFile) {
   const Folder folder;
-  std::ifstream in(data_path("safetensors/verdicts.json"));
+  std::ifstream in(data_path("oracles/safetensors.json"));
   const auto recorded = nlohmann::json::parse(in);
   int opened = 0, refused = 0, listed = 0;
   for (const auto& c : recorded.at("cases")) {

@@ -31,7 +31,7 @@ std::string first_difference(const std::string& a, const std::string& b) {
 }
 
 TEST(Coverage, PageIsUpToDate) {
-  const std::string now = coverage::page(coverage::table()), file = read(test::data_path("../../docs/coverage.md"));
+  const std::string now = coverage::page(coverage::table()), file = read(test::source_path("docs/coverage.md"));
   const std::string written = file.substr(0, file.find(coverage::kHandWrittenSection));
   EXPECT_TRUE(now == written) << first_difference(now, written)
                               << "\nTo update the page: tools/coverage docs/coverage.md";
@@ -45,7 +45,7 @@ TEST(Coverage, NothingIsUnknownAndFewAreReplicated) {
   }
   EXPECT_LE(replicated, 60);
   const std::string says = "gathered for a reason (" + std::to_string(replicated) + ")";
-  EXPECT_NE(read(test::data_path("../../README.md")).find(says), std::string::npos) << "README.md: " << says;
+  EXPECT_NE(read(test::source_path("README.md")).find(says), std::string::npos) << "README.md: " << says;
 }
 
 at::Tensor scale_rows(const at::Tensor& x, const at::Tensor& s) { return x * s.unsqueeze(1); }

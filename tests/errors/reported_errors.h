@@ -49,7 +49,7 @@ inline std::string compared(const std::string& text, Alike alike) {
 }
 
 inline std::string page_of_errors() {
-  std::ifstream in(data_path("../../docs/errors.md"));
+  std::ifstream in(source_path("docs/errors.md"));
   return {std::istreambuf_iterator<char>(in), {}};
 }
 

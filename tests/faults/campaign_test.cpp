@@ -18,7 +18,7 @@ class Campaign : public ::testing::Test {
     if (!std::filesystem::exists(program_)) GTEST_SKIP() << "built without MPI";
   }
   ProcessResult run(int ranks, const std::string& arguments) {
-    const auto sockets = "bash " + data_path("../../scripts/processes.sh") + " ";
+    const auto sockets = "bash " + source_path("scripts/processes.sh") + " ";
     const auto launcher = (jobs_++ % 2 == 0 ? "mpirun -n " : sockets) + std::to_string(ranks) + " ";
     const auto out = run_shell(launcher + program_.string() + " " + arguments);
     EXPECT_NE(out.status, 0) << arguments;

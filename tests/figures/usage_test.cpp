@@ -31,7 +31,7 @@ class Figures : public testing::Test {
                    "--steps",
                    "2",
                    "--data",
-                   dtensor::test::data_path("transformer.json")};
+                   dtensor::test::data_path("oracles/transformer.json")};
     words.insert(words.end(), more.begin(), more.end());
     return run(words);
   }

@@ -1,4 +1,4 @@
-// The recorded models of tests/data/llm, and one of them on a mesh.
+// The recorded models of tests/data/llm.tar.xz, and one of them on a mesh.
 #pragma once
 
 #include <ATen/ATen.h>

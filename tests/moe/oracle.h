@@ -1,4 +1,4 @@
-// Runs the reference layer of tests/data/moe.json with the library's router, dispatcher and experts on any number of
+// Runs the reference layer of oracles/moe.json with the library's router, dispatcher and experts on any number of
 // ranks, threads or MPI. A mismatch throws.
 #pragma once
 
@@ -18,7 +18,7 @@ using nlohmann::json;
 constexpr std::int64_t kTokens = 32, kHidden = 32, kExperts = 8, kTopK = 2, kSteps = 5;
 
 inline const json& data() {
-  static const json all = json::parse(std::ifstream(test::data_path("moe.json")));
+  static const json all = json::parse(std::ifstream(test::data_path("oracles/moe.json")));
   return all;
 }
 

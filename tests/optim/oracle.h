@@ -1,4 +1,4 @@
-// The recorded trajectories of tests/data/optim.json: problems, optimizers and losses.
+// The recorded trajectories of oracles/optim.json: problems, optimizers and losses.
 #pragma once
 
 #include <fstream>
@@ -28,7 +28,7 @@ inline at::Tensor fill(at::IntArrayRef sizes, std::uint64_t seed, double scale =
 }
 
 inline const nlohmann::json& optim_data() {
-  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(test::data_path("optim.json")));
+  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(test::data_path("oracles/optim.json")));
   return json;
 }
 

@@ -135,7 +135,7 @@ TEST(ScopeSnapshotTest, RecomputationSeesTheScopesOfTheForwardPass) {
 
 // Counts the scopes that the library registers as restored, so that a new one must be added to the test above.
 TEST(ScopeSnapshotTest, EveryRestoredScopeIsTested) {
-  const auto sources = std::filesystem::path(test::data_path("../../src"));
+  const auto sources = std::filesystem::path(test::source_path("src"));
   int registered = 0;
   for (const auto& file : std::filesystem::recursive_directory_iterator(sources)) {
     if (file.path().extension() != ".cpp" || file.path().filename() == "scope_frames.cpp") continue;

@@ -200,7 +200,7 @@ TEST(Plan, LargeMeshesArePlannedQuickly) {
 // tests/data/plans.golden: a line `mesh | sizes | from -> to`, then the indented plan with its bytes last. To update
 // the file, set DTENSOR_RENEW to 1 and review the difference.
 TEST(Plan, GoldenTexts) {
-  const std::string path = test::data_path("plans.golden");
+  const std::string path = test::source_path("tests/data/plans.golden");
   std::ifstream file(path);
   ASSERT_TRUE(file) << path;
   std::stringstream want, got;

@@ -12,7 +12,8 @@ namespace shampoo {
 namespace {
 
 std::vector<double> stored(const char* name) {
-  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(dtensor::test::data_path("optim.json")));
+  static const nlohmann::json json =
+      nlohmann::json::parse(std::ifstream(dtensor::test::data_path("oracles/optim.json")));
   return json["shampoo_regression"]["loss_before_each_step_plus_final"][name].get<std::vector<double>>();
 }
 

@@ -43,10 +43,7 @@ WORDS = {
 }
 
 # What keeps such a word, and why.
-EXCEPT_PATHS = (
-    "tests/data/",  # recorded data and third-party texts
-    "tests/style/",  # this list
-)
+EXCEPT_PATHS = ("tests/style/",)  # this list
 EXCEPT_TEXT = re.compile(
     r"(bench_)?by[_-]hand"  # the benchmark against hand-written SPMD, whose name others run
     r'|"plain"|--parallel plain|\bplain: '  # a value of train's --parallel

@@ -44,7 +44,7 @@ inline ProcessResult mpirun(int ranks, const std::filesystem::path& program, con
 
 // The same without MPI.
 inline ProcessResult run_processes(int ranks, const std::filesystem::path& program, const std::string& name) {
-  return run_shell("bash " + data_path("../../scripts/processes.sh") + " " + std::to_string(ranks) + " " +
+  return run_shell("bash " + source_path("scripts/processes.sh") + " " + std::to_string(ranks) + " " +
                    program.string() + " --case '" + name + "'");
 }
 

@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 json read(const std::string& path) { return json::parse(std::ifstream(path)); }
 
 std::string path_of(const std::string& family) {
-  return dtensor::test::data_path(family == "gpt2" ? "../../examples/train/tokenizer.json"
-                                                   : "tokenizer/" + family + ".json");
+  return family == "gpt2" ? dtensor::test::source_path("examples/train/tokenizer.json")
+                          : dtensor::test::data_path("tokenizer/" + family + ".json");
 }
 
 const json& recorded() {

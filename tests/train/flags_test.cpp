@@ -143,7 +143,7 @@ std::vector<Row> rows_of_both() {
       {"--lr", {"0.5"}, value("lr", 0)},
       {"--warmup", {"7"}, value("lr", 0)},
       {"--clip", {"0.001"}, loss_later, {"--optimizer", "sgd"}},
-      {"--data", {dtensor::test::data_path("optim.json")}, loss_at_once},
+      {"--data", {dtensor::test::data_path("oracles/optim.json")}, loss_at_once},
       {"--tokenizer", {"shipped"}, loss_at_once},
       {"--tokenizer", {"shipped"}, loss_at_once, {"--documents"}},
       {"--documents", {}, loss_at_once, {"--tokenizer", "shipped"}},
@@ -230,9 +230,13 @@ Words joined(std::initializer_list<Words> parts) {
 }
 
 Words small() {
-  return {
-      "--hidden", "16",      "--layers", "1",        "--batch", "4",      "--seq",
-      "8",        "--steps", "3",        "--warmup", "2",       "--data", dtensor::test::data_path("transformer.json")};
+  return {"--hidden", "16",
+          "--layers", "1",
+          "--batch",  "4",
+          "--seq",    "8",
+          "--steps",  "3",
+          "--warmup", "2",
+          "--data",   dtensor::test::data_path("oracles/transformer.json")};
 }
 
 void expect_each_changes_something(Kind program, const std::vector<Row>& rows) {
@@ -281,7 +285,7 @@ TEST(FlagsOfPrograms, SavesDuringTraining) {
   o.steps = 3, o.batch = 2, o.seq = 4, o.hidden = 16, o.layers = 1, o.save = path, o.save_every = 1;
   std::vector<bool> there;
   dtensor::run_local(1, [&](dtensor::Communicator world) {
-    const auto corpus = train::Corpus::read({dtensor::test::data_path("transformer.json")}, o.seq);
+    const auto corpus = train::Corpus::read({dtensor::test::data_path("oracles/transformer.json")}, o.seq);
     train::train_on_mesh(world, o, corpus, [&](const train::StepRecord&) { there.push_back(fs::exists(path)); });
   });
   EXPECT_TRUE(!there.at(0) && there.at(2));  // The second save waits for the first.

@@ -24,7 +24,7 @@ TEST(ForcedBalance, SingleDeviceUsesTheSameMicrobatches) {
                    "--hidden",
                    "16",
                    "--data",
-                   dtensor::test::data_path("transformer.json"),
+                   dtensor::test::data_path("oracles/transformer.json"),
                    "--dtype",
                    "float64",
                    "--compare"};

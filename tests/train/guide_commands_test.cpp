@@ -15,7 +15,7 @@ using Words = std::vector<std::string>;
 // Each command as words (starting with the program's name) and the number of processes of its mpirun, 0 without mpirun.
 std::vector<std::pair<Words, int>> commands(const std::string& page) {
   std::vector<std::pair<Words, int>> all;
-  std::ifstream in(dtensor::test::data_path("../../docs/guide/examples/" + page));
+  std::ifstream in(dtensor::test::source_path("docs/guide/examples/" + page));
   const std::regex command("(?:mpirun -n ([0-9]+) )?build/release/examples/((?:train|moe) [^;#`]*)");
   for (std::string line; std::getline(in, line);) {
     if (!line.starts_with("build/") && !line.starts_with("mpirun ")) continue;  // Part of a sentence.

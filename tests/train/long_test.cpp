@@ -16,7 +16,7 @@ Options hundred_steps(Dtype dtype, double dropout) {
   options.dropout = dropout;
   options.batch = 6;
   options.seq = 8;
-  options.data = {dtensor::test::data_path("transformer.json")};
+  options.data = {dtensor::test::data_path("oracles/transformer.json")};
   return options;
 }
 

@@ -1,4 +1,4 @@
-// The reference run of tests/data/transformer.json, rebuilt: its parameters, its batches and its curves.
+// The reference run of oracles/transformer.json, rebuilt: its parameters, its batches and its curves.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -44,7 +44,8 @@ inline Batch batch(std::int64_t step) {
 }
 
 inline const nlohmann::json& data() {
-  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(dtensor::test::data_path("transformer.json")));
+  static const nlohmann::json json =
+      nlohmann::json::parse(std::ifstream(dtensor::test::data_path("oracles/transformer.json")));
   return json;
 }
 

@@ -16,7 +16,7 @@ using Words = std::vector<std::string>;
 int run(Kind program, const Words& more) {
   Words words = {train::to_string(program), "--hidden", "16", "--layers", "1", "--batch", "4", "--seq", "4"};
   for (const char* word : {"--steps", "2", "--ranks", "2", "--data"}) words.emplace_back(word);
-  words.push_back(dtensor::test::data_path("transformer.json"));
+  words.push_back(dtensor::test::data_path("oracles/transformer.json"));
   words.insert(words.end(), more.begin(), more.end());
   std::vector<char*> argv;
   for (auto& word : words) argv.push_back(word.data());

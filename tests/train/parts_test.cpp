@@ -265,7 +265,7 @@ TEST(Compare, LargestDifferenceCountsAndNaNIsNotEqual) {
 TEST(Compare, NaNLossIsNotEqualAtAnyStep) {
   Options o;
   o.hidden = 16, o.layers = 1, o.batch = 2, o.seq = 4, o.steps = 3, o.dtype = Dtype::float64;
-  const Corpus corpus = Corpus::read({dtensor::test::data_path("transformer.json")}, o.seq);
+  const Corpus corpus = Corpus::read({dtensor::test::data_path("oracles/transformer.json")}, o.seq);
   const auto fine = train_on_one_device(o, corpus);
   EXPECT_TRUE(compare_with_one_device(o, corpus, fine).equal());
   for (std::size_t step = 0; step < fine.size(); ++step) {

@@ -17,7 +17,7 @@ inline train::Options options(std::string optimizer = "adamw") {
   o.seq = 8;
   o.steps = 10;
   o.warmup = 6;
-  o.data = {dtensor::test::data_path("transformer.json")};
+  o.data = {dtensor::test::data_path("oracles/transformer.json")};
   return o;
 }
 

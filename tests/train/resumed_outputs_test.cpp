@@ -36,7 +36,7 @@ class ResumedOutputs : public testing::Test {
                    "--seq",
                    "8",
                    "--data",
-                   dtensor::test::data_path("transformer.json")};
+                   dtensor::test::data_path("oracles/transformer.json")};
     words.insert(words.end(), more.begin(), more.end());
     const auto run = [&](int argc, char** argv) { return train::run_program(program, argc, argv); };
     const auto ended = dtensor::test::run_captured(words, run);
@@ -127,7 +127,7 @@ TEST_F(ResumedOutputs, PlotsShowTheStepsOfTheRun) {
 TEST(ResumedRun, BoundIncludesRoundingOfEarlierSteps) {
   train::Options o;
   o.hidden = 16, o.layers = 1, o.batch = 4, o.seq = 8, o.steps = 80, o.lr = 0.2, o.warmup = 1;
-  const auto corpus = train::Corpus::read({dtensor::test::data_path("transformer.json")}, o.seq);
+  const auto corpus = train::Corpus::read({dtensor::test::data_path("oracles/transformer.json")}, o.seq);
   auto records = train::train_on_one_device(o, corpus, /*pieces=*/2);
   const auto full_tensor = train::compare_with_one_device(o, corpus, records);
   EXPECT_EQ(full_tensor.first_bound, 1e-5);  // Of step 0.

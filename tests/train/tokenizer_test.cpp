@@ -40,7 +40,7 @@ void expect_one_device(train::Options o, const train::Corpus& corpus, const std:
 TEST(Tokenizer, ModelsTrainOnTokens) {
   auto o = options();
   o.vocabulary = shipped().size();
-  const auto corpus = train::Corpus::read({dtensor::test::data_path("optim.json")}, o.seq, &shipped());
+  const auto corpus = train::Corpus::read({dtensor::test::data_path("oracles/optim.json")}, o.seq, &shipped());
   EXPECT_LT(corpus.tokens(), corpus.bytes());
   expect_one_device(o, corpus, {{1, 1, 2}, {1, 2, 1}});
 }
@@ -61,7 +61,7 @@ TEST(Tokenizer, EndOfTextTokenEndsDocuments) {
   auto o = options();
   o.vocabulary = shipped().size();
   o.documents = true, o.end_of_document = end[0];
-  const auto corpus = train::Corpus::read({dtensor::test::data_path("optim.json")}, o.seq, &shipped());
+  const auto corpus = train::Corpus::read({dtensor::test::data_path("oracles/optim.json")}, o.seq, &shipped());
   const auto batch = corpus.batch(o.seed, 0, {o.batch, o.seq, true, o.end_of_document});
   EXPECT_GE((batch.ids == end[0]).sum().item<std::int64_t>(), o.batch);
   expect_one_device(o, corpus, {{1, 1, 2}, {1, 2, 1}});

@@ -17,8 +17,13 @@ using train::Kind;
 using Words = std::vector<std::string>;
 
 dtensor::test::ProgramOutput run(Kind program, const Words& more) {
-  Words words = {
-      train::to_string(program), "--batch", "4", "--seq", "8", "--data", dtensor::test::data_path("transformer.json")};
+  Words words = {train::to_string(program),
+                 "--batch",
+                 "4",
+                 "--seq",
+                 "8",
+                 "--data",
+                 dtensor::test::data_path("oracles/transformer.json")};
   words.insert(words.end(), more.begin(), more.end());
   return dtensor::test::run_captured(words,
                                      [&](int argc, char** argv) { return train::run_program(program, argc, argv); });

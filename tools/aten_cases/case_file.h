@@ -1,4 +1,4 @@
-// Recorded calls of ATen operators (tests/data/aten_cases/FORMAT.md): arguments, results and written arguments on one
+// Recorded calls of ATen operators (tools/aten_cases/FORMAT.md): arguments, results and written arguments on one
 // device, as values of a boxed call. Independent of DTensors.
 #pragma once
 

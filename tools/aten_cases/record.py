@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Records calls of ATen operators on one CPU with PyTorch, in the format of tests/data/aten_cases/FORMAT.md.
+"""Records calls of ATen operators on one CPU with PyTorch, in the format of FORMAT.md.
 
 Runs OpInfo samples (also the larger reference ones), lists (foreach) and modules, forward, backward and in place, under
 a TorchDispatchMode below autograd, and keeps a few calls of each overload with different sizes and dtypes. A call is kept
 only if two replays with different seeds give the same bits.
 
     record.py FOLDER [--per 3] [--seed 1] [--dtypes float32,...] [--elements 300]
+
+FOLDER is build/release/tests/data/aten_cases; tools/pack_test_data.py packs it afterwards.
 """
 
 import argparse, json, os, random, signal, warnings
@@ -176,8 +178,6 @@ class Store:
                 f.write("[\n" + ",\n".join(json.dumps(r, separators=(",", ":")) for r in rows) + "\n]\n")
         with open(f"{folder}/tensors.bin", "wb") as f:
             f.write(self.blob)
-        with open(f"{folder}/schemas.json", "w") as f:
-            json.dump(self.schemas, f, indent=0, sort_keys=True)
 
 
 class Record(TorchDispatchMode):

@@ -14,7 +14,7 @@ struct Selection {
   int every = 1;
 
   void add_flags(CLI::App& app) {
-    app.add_option("--data", data, "folder with cases.json, tensors.json and tensors.bin");
+    app.add_option("--data", data, "folder with cases.json, tensors.json and tensors.bin")->required(data.empty());
     app.add_option("--op", op, "only operators whose name contains this");
     app.add_option("--every", every, "only every n-th case")->check(CLI::Range(1, 1 << 30));
   }

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Creates a tiny random model of each family that examples/llm supports with the transformers package, and records
-the results of transformers: tests/data/llm/FAMILY has config.json and safetensors files as save_pretrained() writes
+the results of transformers: OUT/FAMILY has config.json and safetensors files as save_pretrained() writes
 them, and expected.json with token ids, logits, greedy tokens and the losses of five training steps, for all parameters and
-with low-rank adapters. tests/data/llm/rope.json has the frequencies of each scaling of rotary positions.
+with low-rank adapters. OUT/rope.json has the frequencies of each scaling of rotary positions.
 
-    python3 tools/llm/make.py tests/data/llm            # needs torch, transformers, safetensors
+    python3 tools/llm/make.py OUT                       # needs torch, transformers, safetensors
     python3 tools/llm/make.py --check EXPORTED FOLDER   # loads both, prints the largest difference of their logits
+
+OUT is build/release/tests/data/llm; tools/pack_test_data.py packs it afterwards.
 """
 import copy
 import json

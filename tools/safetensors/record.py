@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Records results of the format's reference for some hundred files: python3 record.py tests/data/safetensors/verdicts.json
+"""Records results of the format's reference for some hundred files: python3 record.py build/release/tests/data/oracles/safetensors.json
+
+tools/pack_test_data.py packs it afterwards.
 
 Needs the packages safetensors and torch. Each file is a text with one character per byte; `opens` is whether the reference accepts
 its header, `loads` whether it also loads every tensor. Manual cases come first, then random changes of valid files.

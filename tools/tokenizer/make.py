@@ -4,10 +4,12 @@
     pip install tokenizers
     tools/tokenizer/make.py train FOLDER [SIZE]   trains byte-pair encoding on a folder's text files (the default corpus of
                                                   train is LibTorch's include/ATen); writes examples/train/tokenizer.json
-    tools/tokenizer/make.py record                writes tests/data/tokenizer: a small tokenizer.json as for each family of
-                                                  models, and cases.json with texts, their ids and the decoded texts
-    tools/tokenizer/make.py patterns              writes tests/data/tokenizer/patterns.json: regular expressions and their
-                                                  matches, or null if they are invalid
+    tools/tokenizer/make.py record OUT            writes a small tokenizer.json as for each family of models, and cases.json
+                                                  with texts, their ids and the decoded texts
+    tools/tokenizer/make.py patterns OUT          writes patterns.json: regular expressions and their matches, or null if
+                                                  they are invalid
+
+OUT is build/release/tests/data/tokenizer; tools/pack_test_data.py packs it afterwards.
 """
 import json
 import pathlib
@@ -16,7 +18,6 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "examples/train/tokenizer.json"
-DATA = ROOT / "tests/data/tokenizer"
 
 
 def train(folder, size):
@@ -154,16 +155,16 @@ def families():
     }
 
 
-def record():
+def record(out):
     import tokenizers
 
-    DATA.mkdir(exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     texts = TEXTS + random_texts(40)
     recorded = {"tokenizers": tokenizers.__version__, "texts": texts, "families": {}}
     for name, file in families().items():
         text = json.dumps(file, ensure_ascii=False, separators=(",", ":"))
         if name != "gpt2":
-            (DATA / f"{name}.json").write_text(text + "\n")
+            (out / f"{name}.json").write_text(text + "\n")
         tokenizer = tokenizers.Tokenizer.from_str(text)
         encoded = [tokenizer.encode(t, add_special_tokens=False).ids for t in texts]
         recorded["families"][name] = {
@@ -172,7 +173,7 @@ def record():
             "without_special": tokenizer.decode(tokenizer.encode("a<s>b</s>").ids)}
         same = sum(t == again for t, again in zip(texts, recorded["families"][name]["texts"]))
         print(f"{name}: {tokenizer.get_vocab_size()} tokens, {same} of {len(texts)} texts come back")
-    (DATA / "cases.json").write_text(json.dumps(recorded, separators=(",", ":")) + "\n")
+    (out / "cases.json").write_text(json.dumps(recorded, separators=(",", ":")) + "\n")
 
 
 PATTERNS = [
@@ -186,7 +187,7 @@ PATTERNS = [
 ]
 
 
-def record_patterns():
+def record_patterns(out):
     from tokenizers import Regex, pre_tokenizers
 
     recorded = []
@@ -198,7 +199,7 @@ def record_patterns():
             found = None
         recorded.append({"pattern": pattern, "text": text, "found": found})
     lines = (json.dumps(case, ensure_ascii=False) for case in recorded)
-    (DATA / "patterns.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    (out / "patterns.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 if __name__ == "__main__":
@@ -206,8 +207,8 @@ if __name__ == "__main__":
     if command == "train":
         train(sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1024)
     elif command == "record":
-        record()
+        record(pathlib.Path(sys.argv[2]))
     elif command == "patterns":
-        record_patterns()
+        record_patterns(pathlib.Path(sys.argv[2]))
     else:
         sys.exit(__doc__)

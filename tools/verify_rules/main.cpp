@@ -1,6 +1,6 @@
 // Verifies sharding rules by trial, without a communicator. For each operator it reports how many offered strategies
 // are valid, which valid ones are not offered, and the bytes that the chosen one moves relative to the minimum. Samples
-// are recorded calls (tests/data/aten_cases/FORMAT.md), forward and backward. --load takes a shared library with other
+// are recorded calls (tools/aten_cases/FORMAT.md), forward and backward. --load takes a shared library with other
 // operators and rules.
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -21,7 +21,7 @@ namespace {
 using namespace dtensor;
 
 struct Flags {
-  cases::Selection selection = {.data = "tests/data/aten_cases"};
+  cases::Selection selection = {};
   std::string load;
   bool missing = false;
 };

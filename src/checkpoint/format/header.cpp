@@ -1,5 +1,5 @@
 // Parses file headers with the rules of safetensors' Metadata::validate and of serde, down to the forms that a tensor's
-// description may have. tests/data/safetensors contains the results of the reference implementation.
+// description may have. tests/checkpoint/reference_test.cpp compares it with the reference implementation.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
