@@ -149,6 +149,16 @@ struct RunOptions {
 // Threads are pooled between calls.
 DTENSOR_API void run_local(int ranks, const std::function<void(Communicator)>& fn, RunOptions options = {});
 
+// While an instance lives anywhere in this process, waits for other ranks do not time out (threads and MPI; the
+// watchdog of NCCL is not affected).
+class DTENSOR_API NoTimeout {
+ public:
+  NoTimeout();
+  ~NoTimeout();
+  NoTimeout(const NoTimeout&) = delete;
+  NoTimeout& operator=(const NoTimeout&) = delete;
+};
+
 // Host memory for the results of collectives. The process keeps freed blocks and reuses them: the page faults of a
 // fresh block of 64 MB cost several times as much as filling it.
 

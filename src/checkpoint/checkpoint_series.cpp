@@ -12,7 +12,7 @@
 #include "checkpoint/collective_errors.h"
 #include "checkpoint/format/files/folder_lock.h"
 #include "checkpoint/format/files/saved_folder.h"
-#include "dtensor/debug_rank.h"
+#include "dtensor/comm.h"
 
 namespace dtensor {
 namespace files {

@@ -9,7 +9,7 @@
 #include "checkpoint/format/files/saved_folder.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/save.h"
-#include "dtensor/debug_rank.h"
+#include "dtensor/comm.h"
 
 namespace dtensor {
 

@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "dtensor/debug.h"
-#include "dtensor/debug_rank.h"
 #include "dtensor/dtensor.h"
 #include "support/ranks.h"
 

@@ -3,8 +3,8 @@
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
-#include "dtensor/mesh_scope.h"
 #include "dtensor/pipeline.h"
+#include "dtensor/tensor.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {

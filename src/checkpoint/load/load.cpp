@@ -10,7 +10,7 @@
 #include "checkpoint/load/read_ranges.h"
 #include "checkpoint/load/shared_reads.h"
 #include "checkpoint/local_part.h"
-#include "dtensor/debug_rank.h"
+#include "dtensor/comm.h"
 
 namespace dtensor::files {
 namespace {

@@ -13,7 +13,7 @@
 #include "checkpoint/load/shared_reads.h"
 #include "checkpoint/load/stored_pieces.h"
 #include "checkpoint/local_part.h"
-#include "dtensor/debug_rank.h"
+#include "dtensor/comm.h"
 #include "dtensor/tensor.h"
 #include "name_patterns/name_patterns.h"
 

@@ -11,7 +11,7 @@
 #include "checkpoint/format/checksum.h"
 #include "checkpoint/format/files/file.h"
 #include "checkpoint/format/files/saved_folder.h"
-#include "dtensor/debug_rank.h"
+#include "dtensor/comm.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::files {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "dtensor/debug_rank.h"
+#include "dtensor/comm.h"
 
 namespace dtensor {
 namespace {

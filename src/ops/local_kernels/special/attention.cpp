@@ -201,25 +201,4 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return attend_checked(q, k, v, options);
 }
 
-AttentionStrategyScope::AttentionStrategyScope(AttentionStrategy strategy)
-    : scope_(open_scope(strategy, Recompute::restored)) {}
-
-AttentionStrategy AttentionStrategyScope::current() {
-  const auto* scope = ScopedValue<AttentionStrategy>::current();
-  return scope == nullptr ? AttentionStrategy::automatic : *scope;
-}
-
-const char* to_string(AttentionStrategy strategy) {
-  constexpr const char* kNames[] = {"auto", "ring", "gather", "ulysses"};
-  return kNames[static_cast<std::size_t>(strategy)];
-}
-
-AttentionStrategy parse_attention_strategy(std::string_view name) {
-  for (const auto s :
-       {AttentionStrategy::automatic, AttentionStrategy::ring, AttentionStrategy::gather, AttentionStrategy::ulysses}) {
-    if (name == to_string(s)) return s;
-  }
-  TORCH_CHECK(false, "expected auto, ring, gather or ulysses as strategy of attention, got '", name, "'");
-}
-
 }  // namespace dtensor
