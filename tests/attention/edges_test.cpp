@@ -105,7 +105,7 @@ TEST(AttentionEdgeCases, RegularOperandsCountAsReplicate) {
   });
 }
 
-TEST(AttentionEdgeCases, WithoutGradients) {
+TEST(AttentionEdgeCases, ComputesWithoutGradients) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto c = small();
     const auto t = tensors_of(c);
@@ -277,7 +277,7 @@ TEST(AttentionEdgeCases, CheckedComparesWithTheFullTensor) {
                std::exception);
 }
 
-TEST(AttentionEdgeCases, ThreeDimensions) {
+TEST(AttentionEdgeCases, ThreeDimensionsEqualOneDevice) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto x = Draw(4).normal({4, 9, 6});
     const auto d = distribute_tensor(x, mesh, {Shard(1)});

@@ -58,7 +58,7 @@ files::Checksum by_definition(const std::string& bytes, std::int64_t item, std::
   return sum;
 }
 
-TEST(G8, ChecksumsOfPartsAddUpAndDetectFlipsAndSwaps) {
+TEST(CheckpointFailures, ChecksumsOfPartsAddUpAndDetectFlipsAndSwaps) {
   EXPECT_TRUE(rc::check("sums", [] {
     const auto item = *rc::gen::element<std::int64_t>(1, 2, 4, 8);
     const auto n = *rc::gen::inRange<std::int64_t>(2, 300);
@@ -78,7 +78,7 @@ TEST(G8, ChecksumsOfPartsAddUpAndDetectFlipsAndSwaps) {
   }));
 }
 
-TEST(G8, FlippedBitIsAnErrorThatNamesTheTensor) {
+TEST(CheckpointFailures, FlippedBitIsAnErrorThatNamesTheTensor) {
   const Folder folder;
   save_model(folder / "c", 2, 1);
   const auto index = read_checkpoint_index(folder / "c");
@@ -98,7 +98,7 @@ TEST(G8, FlippedBitIsAnErrorThatNamesTheTensor) {
   expect_checkpoint_value(folder / "c", 1);
 }
 
-TEST(G8, TruncatedFileIsAnError) {
+TEST(CheckpointFailures, TruncatedFileIsAnError) {
   const Folder folder;
   save_model(folder / "c", 2, 1);
   const auto size = fs::file_size(folder / "c/model.safetensors");
@@ -114,7 +114,7 @@ TEST(G8, TruncatedFileIsAnError) {
 }
 
 // A damaged header is either read or refused, without a crash.
-TEST(G8, DamagedHeadersDoNotCrash) {
+TEST(CheckpointFailures, DamagedHeadersDoNotCrash) {
   const Folder folder;
   save_model(folder / "c", 2, 1);
   std::ifstream in(folder / "c/model.safetensors", std::ios::binary);
@@ -133,7 +133,7 @@ TEST(G8, DamagedHeadersDoNotCrash) {
 }
 
 // The product of the sizes has the right number of bytes only modulo 2^64.
-TEST(G8, OverflowingSizesAreAnError) {
+TEST(CheckpointFailures, OverflowingSizesAreAnError) {
   const Folder folder;
   const std::string header = R"({"w":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}} )";
   const std::uint64_t length = header.size();
@@ -144,7 +144,7 @@ TEST(G8, OverflowingSizesAreAnError) {
   EXPECT_THROW(read_checkpoint_index(folder / "any.safetensors"), c10::Error);
 }
 
-TEST(G8, OneErrorListsAllMismatchesAndNearestNames) {
+TEST(CheckpointFailures, OneErrorListsAllMismatchesAndNearestNames) {
   const Folder folder;
   save_model(folder / "c", 2, 1);
   const auto targets = [](const Communicator& world, at::ScalarType dtype) -> StateTensors {
@@ -173,7 +173,7 @@ TEST(G8, OneErrorListsAllMismatchesAndNearestNames) {
   EXPECT_EQ(lenient[0].find("unexpected"), std::string::npos);
 }
 
-TEST(G9, FailureOnOneRankRaisesOnAllAndKeepsThePreviousCheckpoint) {
+TEST(CheckpointFailures, FailureOnOneRankRaisesOnAllAndKeepsThePreviousCheckpoint) {
   const Folder folder;
   save_model(folder / "c", 2, 1);
   const auto fails = [&](const std::function<void(StateTensors&, CheckpointValues&, int)>& spoil) {
@@ -204,7 +204,7 @@ TEST(G9, FailureOnOneRankRaisesOnAllAndKeepsThePreviousCheckpoint) {
                {"duplicate tensor name 'regular'"});
 }
 
-TEST(G9, UnwritableFolderIsAnErrorOnEveryRank) {
+TEST(CheckpointFailures, UnwritableFolderIsAnErrorOnEveryRank) {
   const Folder folder;
   std::ofstream(folder / "file") << "a file, no folder";
   const auto save = [&](const std::string& name) {
@@ -230,7 +230,7 @@ TEST(G9, UnwritableFolderIsAnErrorOnEveryRank) {
   expect_checkpoint_value(folder / "c", 2);
 }
 
-TEST(G10, UnsupportedTensorsAreRefused) {
+TEST(CheckpointFailures, UnsupportedTensorsAreRefused) {
   const Folder folder;
   run_local(1, [&](Communicator world) {
     const auto refused = [&](const std::string& name, const at::Tensor& t) {

@@ -74,7 +74,7 @@ void change_header(const std::string& path, const std::function<void(Json&)>& ch
   write(path, std::string(reinterpret_cast<const char*>(&length), 8) + text + all.substr(8 + before));
 }
 
-// G8: a corrupted learning rate, note, version or alias is detected.
+// A corrupted learning rate, note, version or alias is detected.
 TEST(FolderValidation, ValuesAndNamesHaveAChecksum) {
   const Folder folder;
   save_to(folder / "c", 1);

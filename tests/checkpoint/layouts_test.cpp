@@ -1,5 +1,4 @@
-// Pitfalls G8, G9, G10: a checkpoint of one layout loads bit for bit on any other layout and in other safetensors
-// readers.
+// A checkpoint of one layout loads bit for bit on any other layout and in other safetensors readers.
 #include <gtest/gtest.h>
 // Include after GoogleTest.
 #include <rapidcheck.h>
@@ -62,7 +61,7 @@ void expect_full(const StateTensors& got, const std::vector<Full>& full_tensors)
   }
 }
 
-TEST(G8, SaveOnAnyLayoutLoadsOnAnyOther) {
+TEST(CheckpointLayouts, SaveOnAnyLayoutLoadsOnAnyOther) {
   EXPECT_TRUE(rc::check("bits are equal", [] {
     const Folder folder;
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
@@ -85,7 +84,7 @@ TEST(G8, SaveOnAnyLayoutLoadsOnAnyOther) {
 }
 
 // The tensors are larger than a share and a buffer, so that replicas divide the work and use several pieces.
-TEST(G8, LargeTensorsAreDividedAmongReplicas) {
+TEST(CheckpointLayouts, LargeTensorsAreDividedAmongReplicas) {
   const Folder folder;
   const std::vector<Full> full_tensors = {
       {"w", at::randn({1031, 1500})}, {"v", at::randn({700, 37}).to(at::kBFloat16)}, {"narrow", at::randn({50000, 3})}};
@@ -118,7 +117,7 @@ TEST(G8, LargeTensorsAreDividedAmongReplicas) {
 }
 
 // 3 tensors of 8 MiB: saving allocates one buffer if memory is not row-major, and almost nothing otherwise.
-TEST(G8, SavingAndLoadingAllocateAtMostABuffer) {
+TEST(CheckpointLayouts, SavingAndLoadingAllocateAtMostABuffer) {
   const Folder folder;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     for (const bool permuted : {false, true}) {
@@ -136,7 +135,7 @@ TEST(G8, SavingAndLoadingAllocateAtMostABuffer) {
   });
 }
 
-TEST(G8, PartialTensorsAreReducedAndRefusedAsTargets) {
+TEST(CheckpointLayouts, PartialTensorsAreReducedAndRefusedAsTargets) {
   const Folder folder;
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
     const double mine = static_cast<double>(mesh.world().rank() + 1);
@@ -150,7 +149,7 @@ TEST(G8, PartialTensorsAreReducedAndRefusedAsTargets) {
 }
 
 // A tensor on slices of a mesh along one axis: each slice stores the full tensor, and slices that differ are an error.
-TEST(G8, OneNameOnSeveralSlicesOfAMesh) {
+TEST(CheckpointLayouts, OneNameOnSeveralSlicesOfAMesh) {
   const Folder folder;
   const at::Tensor unsharded = at::arange(10, at::kFloat);
   on_mesh({2, 2}, [&](const DeviceMesh& square) {
@@ -175,7 +174,7 @@ TEST(G8, OneNameOnSeveralSlicesOfAMesh) {
 }
 
 // The last ranks have no data of any tensor, or do not list it.
-TEST(G9, RanksWithoutDataTakePart) {
+TEST(CheckpointLayouts, RanksWithoutDataTakePart) {
   const Folder folder;
   const at::Tensor one = at::full({1, 3}, 4.0), scalar = at::full({}, 2.0), nothing = at::empty({0, 5});
   run_local(4, [&](Communicator world) {
@@ -204,7 +203,7 @@ TEST(G9, RanksWithoutDataTakePart) {
   });
 }
 
-TEST(G9, RankThatDoesNotListItsPartIsNamed) {
+TEST(CheckpointLayouts, RankThatDoesNotListItsPartIsNamed) {
   const Folder folder;
   const auto errors = errors_on(3, [&](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3});
@@ -223,7 +222,7 @@ const char* format_of(at::ScalarType dtype) {
   return names.at(dtype);
 }
 
-TEST(G10, AnyReaderFindsFullTensors) {
+TEST(CheckpointLayouts, AnyReaderFindsFullTensors) {
   EXPECT_TRUE(rc::check("the file holds the full tensors", [] {
     const Folder folder;
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
@@ -244,7 +243,7 @@ TEST(G10, AnyReaderFindsFullTensors) {
   }));
 }
 
-TEST(G10, SeveralFilesHaveAHuggingFaceIndex) {
+TEST(CheckpointLayouts, SeveralFilesHaveAHuggingFaceIndex) {
   const Folder folder;
   const at::Tensor a = at::randn({10, 4}), b = at::randn({6}), c = at::randn({5, 5});
   on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -266,7 +265,7 @@ TEST(G10, SeveralFilesHaveAHuggingFaceIndex) {
 }
 
 // A file of another program: no checkpoint.json, unaligned data, dtypes to convert.
-TEST(G10, FilesOfOtherProgramsLoad) {
+TEST(CheckpointLayouts, FilesOfOtherProgramsLoad) {
   const Folder folder;
   const at::Tensor w = at::randn({4, 3}), flag = at::ones({1}, at::kBool);
   const std::string header = R"({"flag":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]},)"

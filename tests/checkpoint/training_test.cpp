@@ -1,5 +1,5 @@
-// Resumed training: optimizer states on any layout (G8), random numbers, values, background saves, and a state that
-// only one rank has (G7).
+// Resumed training: optimizer states on any layout, random numbers, values, background saves, and a state that only
+// one rank has.
 #include <gtest/gtest.h>
 
 #include "checkpoint/folder.h"
@@ -70,7 +70,7 @@ const std::vector<MeshLayout>& layouts() {
   return all;
 }
 
-TEST(G8, OptimizersResume) {
+TEST(CheckpointTraining, OptimizersResume) {
   for (const auto& [name, make] : optimizers()) {
     for (std::size_t i = 0; i < layouts().size(); ++i) {
       const MeshLayout &from = layouts()[i], &to = layouts()[(i + 1) % layouts().size()];
@@ -103,7 +103,7 @@ TEST(G8, OptimizersResume) {
   }
 }
 
-TEST(G8, StateOfAnotherOptimizerIsRefused) {
+TEST(CheckpointTraining, StateOfAnotherOptimizerIsRefused) {
   const Folder folder;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Training adam(mesh, {Shard(0)}, optimizers().at("adamw"));
@@ -197,7 +197,7 @@ TEST(Async, LaterChangesAreNotSaved) {
 }
 
 // There are 6 parameters of 8 MiB, so the peak shows if more than one full parameter is in memory.
-TEST(G7, BroadcastOfAFullStateHoldsAtMostOneParameter) {
+TEST(CheckpointTraining, BroadcastOfAFullStateHoldsAtMostOneParameter) {
   constexpr std::int64_t kParameter = 8 << 20, kCount = 6;
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
     const bool source = mesh.world().rank() == 1;
@@ -223,7 +223,7 @@ TEST(G7, BroadcastOfAFullStateHoldsAtMostOneParameter) {
   });
 }
 
-TEST(G7, BroadcastReachesAnyLayoutBitForBit) {
+TEST(CheckpointTraining, BroadcastReachesAnyLayoutBitForBit) {
   for (std::uint64_t seed = 0; seed < 30; ++seed) {
     Draw shapes(seed);
     const Shape shape = mesh_shapes()[static_cast<std::size_t>(shapes.integer(0, 5))];
@@ -258,7 +258,7 @@ TEST(G7, BroadcastReachesAnyLayoutBitForBit) {
 }
 
 // Parameters are created on meta, sharded, then filled from the state of one rank.
-TEST(G7, FullyShardedMetaModelsReceiveTheState) {
+TEST(CheckpointTraining, FullyShardedMetaModelsReceiveTheState) {
   on_mesh({3}, [&](const DeviceMesh& mesh) {
     nn::Linear linear(5, 7, true, at::TensorOptions(at::kMeta));
     fully_shard(linear, mesh);

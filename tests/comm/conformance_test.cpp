@@ -182,7 +182,7 @@ TEST_P(Conformance, OutOfPlaceAllReduceKeepsItsInput) {
 }
 
 // The size covers every path: streaming stores, shares, several messages.
-TEST_P(Conformance, LargeTensors) {
+TEST_P(Conformance, LargeTensorsAreReducedAndGathered) {
   on_ranks(ranks(), [&](Communicator world) {
     const int n = world.size();
     for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {

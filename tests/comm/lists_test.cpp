@@ -14,7 +14,7 @@ class Lists : public ::testing::TestWithParam<int> {
   int ranks() const { return GetParam(); }
 };
 
-TEST_P(Lists, AreGathered) {
+TEST_P(Lists, EntriesOfAnyDtypeAreGathered) {
   on_ranks(ranks(), [&](Communicator world) {
     const std::vector<at::ScalarType> dtypes = {at::kFloat, at::kBFloat16, at::kLong, at::kBool, at::kDouble};
     for (std::size_t n = 1; n <= dtypes.size(); ++n) {
@@ -34,7 +34,7 @@ TEST_P(Lists, AreGathered) {
   });
 }
 
-TEST_P(Lists, AreReduced) {
+TEST_P(Lists, EntriesOfAnyDtypeAreReduced) {
   on_ranks(ranks(), [&](Communicator world) {
     for (std::size_t n = 1; n <= 4; ++n) {
       const auto part = [&](int from, int to, std::size_t k) {

@@ -55,18 +55,20 @@ TEST_P(ProcessFailure, RankDoesNotArrive) {
   ends("stuck", {0, 2}, {"timeout after 1500 ms", "waits in all_reduce #1 (sum, Float [4]) on {0, 1, 2} for rank 1"});
 }
 
-TEST_P(ProcessFailure, MismatchedShapes) {
+TEST_P(ProcessFailure, MismatchedShapesEndAllRanks) {
   ends("shapes", {0, 1, 2}, {"disagree", "rank 1 called all_reduce #1 (sum, Float [5])"});
   ends("big shapes", {0, 1, 2}, {"disagree", "rank 1 called all_reduce #1 (sum, Float [500000])"});
 }
 
-TEST_P(ProcessFailure, MismatchedLists) {
+TEST_P(ProcessFailure, MismatchedListsEndAllRanks) {
   ends("lists", {0, 1, 2},
        {"disagree", "rank 0 called all_reduce #1 (sum, Float 2 tensors of 20000, 100000 elements",
         "rank 1 called all_reduce #1 (sum, Float 2 tensors of 100000, 20000 elements"});
 }
 
-TEST_P(ProcessFailure, MismatchedMessage) { ends("message", {0, 1, 2}, {"rank 0 called send", "[300000]", "[3]"}); }
+TEST_P(ProcessFailure, MismatchedMessageEndsAllRanks) {
+  ends("message", {0, 1, 2}, {"rank 0 called send", "[300000]", "[3]"});
+}
 
 TEST_P(ProcessFailure, AbortCarriesTheReason) { ends("abort", {0, 1, 2}, {"rank 1 aborted: out of data"}); }
 

@@ -59,7 +59,7 @@ TEST(RefusedCalls, DivergedRanksReportTheirCalls) {
 }
 
 // Tags outside [0, kMessageTags) are rejected on threads and between processes.
-TEST(RefusedCalls, TagsOutOfRange) {
+TEST(RefusedCalls, TagsOutOfRangeAreRefused) {
   run_local(2, [](Communicator world) {
     const int other = 1 - world.rank();
     const at::Tensor x = at::ones({2}), y = at::zeros({2});
@@ -75,7 +75,7 @@ TEST(RefusedCalls, TagsOutOfRange) {
 }
 
 // Overlapping outputs would have values that depend on the order of arrival.
-TEST(RefusedCalls, OverlappingOutputs) {
+TEST(RefusedCalls, OverlappingOutputsAreRefused) {
   run_local(2, [](Communicator world) {
     const at::Tensor x = at::ones({4}), y = at::ones({4}), matrix = at::ones({4, 4});
     const auto part = [&](std::int64_t first) { return x.narrow(0, first, 3); };
@@ -93,7 +93,7 @@ TEST(RefusedCalls, OverlappingOutputs) {
 }
 
 // Rows and columns: ranks would read memory that others have already written.
-TEST(RefusedCalls, OutputsOverlappingInputs) {
+TEST(RefusedCalls, OutputsOverlappingInputsAreRefused) {
   run_local(2, [](Communicator world) {
     const at::Tensor matrix = at::ones({4, 4}), column = matrix.select(1, 1);
     for (const std::int64_t dim : {0, 1}) {
@@ -213,7 +213,7 @@ TEST(RefusedCalls, DisjointOutputsOfOneTensorAreAccepted) {
   });
 }
 
-TEST(RefusedCalls, UndefinedCommunicator) {
+TEST(RefusedCalls, UndefinedCommunicatorIsRefused) {
   run_local(2, [](Communicator world) {
     const Communicator none = world.split(-1, 0);
     EXPECT_FALSE(none);

@@ -13,7 +13,7 @@ namespace {
 
 // tests/data/rules.golden has one line for every operator of the rule book. DTENSOR_RENEW=1 renews it; review the
 // difference.
-TEST(RulesGolden, Texts) {
+TEST(RulesGolden, TextsOfAllRulesAreUpToDate) {
   const std::string path = test::source_path("tests/data/rules.golden");
   std::ifstream file(path);
   std::set<std::string> want;

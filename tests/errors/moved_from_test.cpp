@@ -14,7 +14,7 @@ void expect_rejected(Use&& use) {
   EXPECT_NE(text.find("moved from"), std::string::npos) << text;
 }
 
-TEST(MovedFrom, Pipeline) {
+TEST(MovedFrom, UseOfPipelineIsAnError) {
   run_local(2, [](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
     const auto loss = [](const pipeline::Tensors& outputs, const pipeline::Tensors&) { return outputs[0].sum(); };
@@ -27,7 +27,7 @@ TEST(MovedFrom, Pipeline) {
   });
 }
 
-TEST(MovedFrom, FsdpUnit) {
+TEST(MovedFrom, UseOfFsdpUnitIsAnError) {
   run_local(2, [](const Communicator& world) {
     at::Tensor weight = at::ones({4, 4}).requires_grad_();
     FsdpUnit unit = fully_shard(NamedTensors{{"weight", &weight}}, init_device_mesh(world, at::kCPU, {2}, {"shard"}));
@@ -38,7 +38,7 @@ TEST(MovedFrom, FsdpUnit) {
   });
 }
 
-TEST(MovedFrom, CheckpointSeries) {
+TEST(MovedFrom, UseOfCheckpointSeriesIsAnError) {
   const test::Folder folder;
   run_local(2, [&](const Communicator& world) {
     CheckpointSeries series(folder / "moved_from", world, 1);

@@ -65,7 +65,7 @@ void rounds(const char* what, int count, const std::function<void(const Communic
   watch.expect_flat(what, kMargin);
 }
 
-TEST(LongRuns, Steps) {
+TEST(LongRuns, MemoryDoesNotGrowWithSteps) {
   at::Tensor w[2], x[2];
   rounds("steps", campaign(400), [&](const Communicator& world, int i) {
     const auto me = static_cast<std::size_t>(world.rank());
@@ -81,7 +81,7 @@ TEST(LongRuns, Steps) {
 }
 
 // Every round has new sizes, as sequence lengths that never repeat.
-TEST(LongRuns, Shapes) {
+TEST(LongRuns, MemoryDoesNotGrowWithShapes) {
   rounds("shapes", campaign(1000), [&](const Communicator& world, int i) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2});
     const std::int64_t at = i * std::int64_t{7919} % (37 * 37 * 37);  // large and small alternate, each once
@@ -92,7 +92,7 @@ TEST(LongRuns, Shapes) {
   EXPECT_LT(interned_spec_count(), 20000u);
 }
 
-TEST(LongRuns, Meshes) {
+TEST(LongRuns, MemoryDoesNotGrowWithMeshes) {
   rounds("meshes", campaign(500), [&](const Communicator& world, int i) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"axis" + std::to_string(i)});
     const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
@@ -101,14 +101,14 @@ TEST(LongRuns, Meshes) {
   EXPECT_LE(interned_string_count(), 8192u);
 }
 
-TEST(LongRuns, Communicators) {
+TEST(LongRuns, MemoryDoesNotGrowWithCommunicators) {
   rounds("communicators", campaign(500), [&](const Communicator& world, int i) {
     const auto pair = world.subgroup({0, 1}, "pair" + std::to_string(i));
     pair.all_reduce(at::ones({4}), ReduceOp::sum).wait();
   });
 }
 
-TEST(LongRuns, RunLocal) {
+TEST(LongRuns, MemoryDoesNotGrowWithRuns) {
   const int count = campaign(100);
   Watch watch(count);
   for (int i = 0; i < count; ++i) {

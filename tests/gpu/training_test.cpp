@@ -27,7 +27,7 @@ TEST_F(GpuTraining, OnThreadRanks) {
   }
 }
 
-TEST_F(GpuTraining, OverNccl) {
+TEST_F(GpuTraining, EqualsOneDeviceOverNccl) {
   run_local(1, [&](const Communicator& world) {
     expect_trains_both_ways(mesh_of(nccl_communicator(world, 0), {1, 1}));
   });

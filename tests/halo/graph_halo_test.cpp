@@ -36,7 +36,7 @@ RC_GTEST_PROP(GraphHalo, ReduceIsAdjointToExchange, (const std::uint32_t seed)) 
 }
 
 // f = sum of c * exchange(x)^4 has the derivatives reduce(4 c x^3), reduce(12 c x^2), ... along ones.
-RC_GTEST_PROP(GraphHalo, FourDerivatives, (const std::uint32_t seed)) {
+RC_GTEST_PROP(GraphHalo, FourDerivativesEqualOneDevice, (const std::uint32_t seed)) {
   run_local(draw_ranks(seed), [&](Communicator world) {
     Draw draw(seed);
     const RandomLists lists(draw, world.size());

@@ -39,7 +39,7 @@ TEST(PartitionGraph, GridsAreCutEvenlyAlongFewEdges) {
   }
 }
 
-RC_GTEST_PROP(PartitionGraph, AnyGraph, (const std::uint32_t seed)) {
+RC_GTEST_PROP(PartitionGraph, AssignsEachNodeOfAnyGraph, (const std::uint32_t seed)) {
   if (!is_metis_available()) return;
   const int ranks = 1 + static_cast<int>(seed % 4);
   run_local(ranks, [&](Communicator world) {

@@ -1,4 +1,4 @@
-// Communication of each kernel whose dimension is split over two ranks (pitfall H3): the dimension itself is never
+// Communication of each kernel whose dimension is split over two ranks: the dimension itself is never
 // gathered.
 #include "local_kernels/local_kernel_fixture.h"
 
@@ -11,7 +11,7 @@ const Names kTwoReduces{"all_reduce", "all_reduce"}, kOneReduce{"all_reduce"}, k
 
 const Placements kSplit{Shard(1)}, kFull{Replicate()}, kPartial{Partial()};
 
-TEST(Communication, Softmax) {
+TEST(Communication, SoftmaxReducesRowStatisticsOnly) {
   const auto x = at::rand({3, 5});
   EXPECT_EQ(collectives_of({"_softmax", "", "softmax_sharded", {x, 1, false}, {kSplit}, {kSplit}, {2}}), kTwoReduces);
   EXPECT_EQ(collectives_of({"_log_softmax_backward_data",
@@ -24,7 +24,7 @@ TEST(Communication, Softmax) {
             kOneReduce);
 }
 
-TEST(Communication, LossesAndEmbeddings) {
+TEST(Communication, LossesAndEmbeddingsReduceEntriesOnly) {
   const auto x = at::rand({3, 5});
   const auto target = at::zeros({3}, at::kLong);
   for (const auto& [of_self, of_target] : {std::pair{kSplit, kFull}, {Placements{Shard(0)}, Placements{Shard(0)}}}) {
@@ -54,7 +54,7 @@ TEST(Communication, LossesAndEmbeddings) {
             kNothing);
 }
 
-TEST(Communication, Reductions) {
+TEST(Communication, ReductionsReduceResultsOnly) {
   const auto x = at::rand({3, 5});
   const auto one = std::vector<std::int64_t>{1};
   EXPECT_EQ(

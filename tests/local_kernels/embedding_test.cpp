@@ -25,7 +25,7 @@ struct Table {
   }
 };
 
-RC_GTEST_PROP(Embedding, Forward, ()) {
+RC_GTEST_PROP(Embedding, ForwardEqualsAten, ()) {
   const Table t;
   auto weight = at::randn({t.rows, t.width}).to(any_float());
   if (flip() && t.width > 0) weight.select(0, 0).fill_(NAN);  // row 0 replaces rows of other ranks
@@ -39,7 +39,7 @@ RC_GTEST_PROP(Embedding, Forward, ()) {
               t.mesh});
 }
 
-RC_GTEST_PROP(Embedding, Backward, ()) {
+RC_GTEST_PROP(Embedding, BackwardEqualsAten, ()) {
   const Table t;
   auto sizes = t.batch;
   sizes.push_back(t.width);

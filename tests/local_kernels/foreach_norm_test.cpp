@@ -1,5 +1,5 @@
 // Norms of lists on several meshes: each logical element counts once, scalars of one mesh and axis set share a
-// collective, and a rank outside a mesh skips it (pitfalls F1, F10).
+// collective, and a rank outside a mesh skips it.
 #include <atomic>
 
 #include "dtensor/events.h"
@@ -47,7 +47,7 @@ Entry any_entry() {
   return e;
 }
 
-RC_GTEST_PROP(ForeachNorm, MixedMeshes, ()) {
+RC_GTEST_PROP(ForeachNorm, NormsOnMixedMeshesEqualOneDevice, ()) {
   any_mesh();  // seeds ATen's generator
   std::vector<Entry> entries;
   for (std::int64_t i = pick(1, 6); i > 0; --i) entries.push_back(any_entry());

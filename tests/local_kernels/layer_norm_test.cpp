@@ -44,7 +44,7 @@ struct Norm {
   }
 };
 
-RC_GTEST_PROP(LayerNorm, Forward, ()) {
+RC_GTEST_PROP(LayerNorm, ForwardEqualsAten, ()) {
   const Norm n;
   check_case({"native_layer_norm",
               "",
@@ -55,7 +55,7 @@ RC_GTEST_PROP(LayerNorm, Forward, ()) {
               n.mesh});
 }
 
-RC_GTEST_PROP(LayerNorm, Backward, ()) {
+RC_GTEST_PROP(LayerNorm, BackwardEqualsAten, ()) {
   const Norm n;
   const auto input = n.input.to(at::kDouble);  // ATen's rounding error in float would hide errors
   const auto cast = [&](const c10::IValue& v) { return v.isNone() ? v : c10::IValue(v.toTensor().to(input.dtype())); };
@@ -75,7 +75,7 @@ RC_GTEST_PROP(LayerNorm, Backward, ()) {
               n.mesh});
 }
 
-RC_GTEST_PROP(TopK, ValuesAndIndices, ()) {
+RC_GTEST_PROP(TopK, ValuesAndIndicesEqualAten, ()) {
   const auto mesh = any_mesh();
   const auto sizes = any_sizes(1, 3, 1);
   const auto ndim = static_cast<std::int64_t>(sizes.size());

@@ -1,4 +1,4 @@
-// Element-wise losses with a mean, forward and backward, against the ATen operators (pitfalls C1, C2).
+// Element-wise losses with a mean, forward and backward, against the ATen operators.
 #include "local_kernels/local_kernel_fixture.h"
 
 namespace dtensor::testing {
@@ -46,13 +46,13 @@ struct Case {
   }
 };
 
-RC_GTEST_PROP(Losses, Forward, ()) {
+RC_GTEST_PROP(Losses, ForwardEqualsAten, ()) {
   const Case c;
   const auto out = c.reduction == 0 ? c.placements : reduced(c.placements, all_dims(c.ndim), false, flip());
   check_case({c.form.name, "", "loss_mean_global", c.args({}), c.inputs({}), {out}, c.mesh});
 }
 
-RC_GTEST_PROP(Losses, Backward, ()) {
+RC_GTEST_PROP(Losses, BackwardEqualsAten, ()) {
   const Case c;
   const auto grad = (c.reduction == 0 ? at::randn(c.sizes) : at::randn({})).to(c.type);
   const auto grad_placements = c.reduction == 0 ? c.placements : replicated(c.mesh);
@@ -65,7 +65,7 @@ RC_GTEST_PROP(Losses, Backward, ()) {
               c.mesh});
 }
 
-RC_GTEST_PROP(Losses, Logits, ()) {
+RC_GTEST_PROP(Losses, LossesOfLogitsEqualAten, ()) {
   const Case c;
   const auto out = c.reduction == 0 ? c.placements : reduced(c.placements, all_dims(c.ndim), false, flip());
   check_case({"binary_cross_entropy_with_logits",

@@ -64,12 +64,12 @@ struct Loss {
   std::string name(const std::string& end) const { return (form == 2 ? "nll_loss2d_" : "nll_loss_") + end; }
 };
 
-RC_GTEST_PROP(NllLoss, Forward, ()) {
+RC_GTEST_PROP(NllLoss, ForwardEqualsAten, ()) {
   const Loss l;
   check_case(l.forward());
 }
 
-RC_GTEST_PROP(NllLoss, Backward, ()) {
+RC_GTEST_PROP(NllLoss, BackwardEqualsAten, ()) {
   const Loss l;
   torch::jit::Stack forward{l.self, l.target, l.weight, l.reduction, l.ignore};
   c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + l.name("forward")).c_str(), "").callBoxed(forward);

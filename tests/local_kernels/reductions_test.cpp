@@ -44,7 +44,7 @@ at::Tensor any_values(const std::vector<std::int64_t>& sizes) {
   return y;
 }
 
-RC_GTEST_PROP(Mean, All, ()) {
+RC_GTEST_PROP(Mean, OfAllElementsEqualsAten, ()) {
   const Reduction r;
   check_case({"mean",
               "",
@@ -55,7 +55,7 @@ RC_GTEST_PROP(Mean, All, ()) {
               r.mesh});
 }
 
-RC_GTEST_PROP(Mean, Dims, ()) {
+RC_GTEST_PROP(Mean, AlongDimsEqualsAten, ()) {
   const Reduction r;
   const bool integers = flip();
   const auto x = integers ? at::randint(9, r.sizes) : at::randn(r.sizes).to(any_float());
@@ -69,7 +69,7 @@ RC_GTEST_PROP(Mean, Dims, ()) {
               r.mesh});
 }
 
-RC_GTEST_PROP(Identity, AmaxAmin, ()) {
+RC_GTEST_PROP(Identity, AmaxAndAminEqualAten, ()) {
   const Reduction r;
   const bool max = flip();
   check_case({max ? "amax" : "amin",
@@ -81,7 +81,7 @@ RC_GTEST_PROP(Identity, AmaxAmin, ()) {
               r.mesh});
 }
 
-RC_GTEST_PROP(Identity, MaxMinOfAll, ()) {
+RC_GTEST_PROP(Identity, MaxAndMinOfAllElementsEqualAten, ()) {
   const Reduction r;
   const bool max = flip();
   check_case({max ? "max" : "min",
@@ -93,7 +93,7 @@ RC_GTEST_PROP(Identity, MaxMinOfAll, ()) {
               r.mesh});
 }
 
-RC_GTEST_PROP(Identity, Aminmax, ()) {
+RC_GTEST_PROP(Identity, AminmaxEqualsAten, ()) {
   const Reduction r;
   const auto x = any_values(r.sizes);
   if (r.ndim > 0) {
@@ -107,7 +107,7 @@ RC_GTEST_PROP(Identity, Aminmax, ()) {
   }
 }
 
-RC_GTEST_PROP(ArgMax, AlongDim, ()) {
+RC_GTEST_PROP(ArgMax, AlongDimEqualsAten, ()) {
   const Reduction r(1);
   const bool max = flip();
   check_case({max ? "argmax" : "argmin",
@@ -119,7 +119,7 @@ RC_GTEST_PROP(ArgMax, AlongDim, ()) {
               r.mesh});
 }
 
-RC_GTEST_PROP(ArgMax, Flat, ()) {
+RC_GTEST_PROP(ArgMax, OfAllElementsEqualsAten, ()) {
   const Reduction r;
   const bool max = flip();
   check_case({max ? "argmax" : "argmin",
@@ -131,7 +131,7 @@ RC_GTEST_PROP(ArgMax, Flat, ()) {
               r.mesh});
 }
 
-RC_GTEST_PROP(ArgMax, MaxDim, ()) {
+RC_GTEST_PROP(ArgMax, MaxWithIndicesEqualsAten, ()) {
   const Reduction r(1);
   const bool max = flip();
   check_case({max ? "max" : "min",
@@ -143,7 +143,7 @@ RC_GTEST_PROP(ArgMax, MaxDim, ()) {
               r.mesh});
 }
 
-RC_GTEST_PROP(Norm, Vector, ()) {
+RC_GTEST_PROP(Norm, VectorNormsEqualAten, ()) {
   const Reduction r;
   const double p = *rc::gen::element(0.0, 1.0, 2.0, 3.0, 0.5, -1.0, kInf, -kInf);
   auto x = at::randn(r.sizes).to(any_float()) * (p == 2 && flip() ? 1e18 : 1);
@@ -158,7 +158,7 @@ RC_GTEST_PROP(Norm, Vector, ()) {
   check_case({"norm", "Scalar", "vector_norm_sharded", {x, at::Scalar(p)}, {r.placements}, {r.out_all(true)}, r.mesh});
 }
 
-RC_GTEST_PROP(Norm, ComplexAndDtype, ()) {
+RC_GTEST_PROP(Norm, NormsOfComplexAndCastTensorsEqualAten, ()) {
   const Reduction r;
   const auto x = at::complex(at::randn(r.sizes), at::randn(r.sizes));
   check_case({"linalg_vector_norm",
@@ -177,7 +177,7 @@ RC_GTEST_PROP(Norm, ComplexAndDtype, ()) {
               r.mesh});
 }
 
-RC_GTEST_PROP(Norm, Foreach, ()) {
+RC_GTEST_PROP(Norm, ForeachNormsEqualAten, ()) {
   const auto mesh = any_mesh();
   const double p = *rc::gen::element(0.0, 1.0, 2.0, 3.0, kInf);
   std::vector<at::Tensor> tensors;
@@ -192,7 +192,7 @@ RC_GTEST_PROP(Norm, Foreach, ()) {
   check_case(c);
 }
 
-RC_GTEST_PROP(Variance, EveryForm, ()) {
+RC_GTEST_PROP(Variance, EveryFormEqualsAten, ()) {
   const Reduction r;
   const std::string op = *rc::gen::element<std::string>("var", "std", "var_mean", "std_mean");
   const auto correction = *rc::gen::element<c10::IValue>(at::Scalar(0), at::Scalar(1), at::Scalar(2.5), c10::IValue());
@@ -203,14 +203,14 @@ RC_GTEST_PROP(Variance, EveryForm, ()) {
   check_case({op, "correction", kernel, {x, r.dims, correction, r.keepdim}, {r.placements}, {out, out}, r.mesh});
 }
 
-RC_GTEST_PROP(Scan, CumsumCumprod, ()) {
+RC_GTEST_PROP(Scan, CumsumAndCumprodEqualAten, ()) {
   const Reduction r;
   const auto x = any_values(r.sizes);
   check_case({"cumsum", "", "cumsum_sharded", {x, r.dim, c10::IValue()}, {r.placements}, {r.placements}, r.mesh});
   check_case({"cumprod", "", "cumprod_sharded", {x, r.dim, c10::IValue()}, {r.placements}, {r.placements}, r.mesh});
 }
 
-RC_GTEST_PROP(Scan, LogCumSumExp, ()) {
+RC_GTEST_PROP(Scan, LogCumSumExpEqualsAten, ()) {
   const Reduction r;
   const auto x = at::randn(r.sizes).to(any_float());
   check_case({"logcumsumexp", "", "logcumsumexp_sharded", {x, r.dim}, {r.placements}, {r.placements}, r.mesh});

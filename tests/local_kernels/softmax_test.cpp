@@ -46,9 +46,9 @@ void check_backward(const std::string& op, const std::string& kernel, bool log) 
               r.mesh});
 }
 
-RC_GTEST_PROP(Softmax, Forward, ()) { check_forward("_softmax", "softmax_sharded"); }
-RC_GTEST_PROP(Softmax, LogForward, ()) { check_forward("_log_softmax", "log_softmax_sharded"); }
-RC_GTEST_PROP(Softmax, Safe, ()) {
+RC_GTEST_PROP(Softmax, ForwardEqualsAten, ()) { check_forward("_softmax", "softmax_sharded"); }
+RC_GTEST_PROP(Softmax, LogSoftmaxForwardEqualsAten, ()) { check_forward("_log_softmax", "log_softmax_sharded"); }
+RC_GTEST_PROP(Softmax, SafeSoftmaxEqualsAten, ()) {
   const Rows r;
   const auto dtype = flip() ? c10::IValue(at::kDouble) : c10::IValue();
   check_case({"_safe_softmax",
@@ -59,12 +59,14 @@ RC_GTEST_PROP(Softmax, Safe, ()) {
               {r.placements},
               r.mesh});
 }
-RC_GTEST_PROP(Softmax, Backward, ()) { check_backward("_softmax_backward_data", "softmax_backward_sharded", false); }
-RC_GTEST_PROP(Softmax, LogBackward, ()) {
+RC_GTEST_PROP(Softmax, BackwardEqualsAten, ()) {
+  check_backward("_softmax_backward_data", "softmax_backward_sharded", false);
+}
+RC_GTEST_PROP(Softmax, LogSoftmaxBackwardEqualsAten, ()) {
   check_backward("_log_softmax_backward_data", "log_softmax_backward_sharded", true);
 }
 
-RC_GTEST_PROP(Softmax, LogSumExp, ()) {
+RC_GTEST_PROP(Softmax, LogSumExpEqualsAten, ()) {
   const Rows r;
   std::vector<std::int64_t> dims{r.dim};
   if (flip() && r.ndim > 1) dims.push_back((r.dim + 1) % r.ndim);

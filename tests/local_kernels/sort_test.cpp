@@ -55,7 +55,7 @@ RC_GTEST_PROP(Sort, ShardedVectorEqualsOneDevice, ()) {
   RC_ASSERT(!testing::Test::HasFailure());
 }
 
-RC_GTEST_PROP(Sort, Gradient, ()) {
+RC_GTEST_PROP(Sort, GradientEqualsOneDevice, ()) {
   const auto shape = *rc::gen::elementOf(mesh_shapes());
   const auto seed = *rc::gen::arbitrary<std::uint32_t>();
   on_mesh(shape, [&](const DeviceMesh& mesh) {

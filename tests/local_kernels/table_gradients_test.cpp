@@ -35,7 +35,7 @@ Placements rows_split(Draw& draw, const DeviceMesh& mesh) {
   return placements;
 }
 
-RC_GTEST_PROP(TableGradients, Embedding, ()) {
+RC_GTEST_PROP(TableGradients, OfEmbeddingEqualOneDevice, ()) {
   const auto shape = *rc::gen::elementOf(mesh_shapes());
   const auto seed = *rc::gen::arbitrary<std::uint32_t>();
   on_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -58,7 +58,7 @@ RC_GTEST_PROP(TableGradients, Embedding, ()) {
   RC_ASSERT(!testing::Test::HasFailure());
 }
 
-RC_GTEST_PROP(TableGradients, EmbeddingBag, ()) {
+RC_GTEST_PROP(TableGradients, OfEmbeddingBagEqualOneDevice, ()) {
   const auto shape = *rc::gen::elementOf(mesh_shapes());
   const auto seed = *rc::gen::arbitrary<std::uint32_t>();
   on_mesh(shape, [&](const DeviceMesh& mesh) {

@@ -67,7 +67,7 @@ std::int64_t rank_at(const MeshLayout& layout, at::IntArrayRef coordinate) {
   return layout.ranks[index];
 }
 
-TEST(MeshLayout, NativeParallelismMeshes) {
+TEST(MeshLayout, NestedRanksMatchNativeParallelism) {
   EXPECT_EQ(nested(make_layout(2, {1, 2, 1}, kThree)), "[[[0],[1]]]");
   EXPECT_EQ(nested(make_layout(2, {2, 1, 1}, kThree)), "[[[0]],[[1]]]");
   EXPECT_EQ(nested(make_layout(2, {1, 1, 2}, kThree)), "[[[0,1]]]");
@@ -161,13 +161,13 @@ RC_GTEST_PROP(MeshLayout, ViewsAndFlatteningKeepTheOrder, ()) {
   RC_ASSERT(view_layout(flat, layout.shape, layout.names) == layout);
 }
 
-TEST(MeshLayout, Text) {
+TEST(MeshLayout, TextHasAxesAndRanks) {
   const auto mesh = make_layout(4, {2, 2}, {"replicate", "tp"});
   EXPECT_EQ(layout_str(mesh, c10::DeviceType::CPU), "DeviceMesh(cpu, replicate=2, tp=2, ranks=[0, 1, 2, 3])");
   EXPECT_EQ(layout_str(make_layout(2, {2}, {}), c10::DeviceType::CPU), "DeviceMesh(cpu, 0=2, ranks=[0, 1])");
 }
 
-TEST(MeshLayout, Plot) {
+TEST(MeshLayout, PlotShowsAxesAndRanks) {
   EXPECT_EQ(draw_layout(make_layout(8, {2, 2, 2}, kThree), c10::DeviceType::CPU, 5),
             R"(DeviceMesh(cpu, replicate=2, shard=2, tp=2, ranks=[0, 1, 2, 3, 4, 5, 6, 7])
 +- replicate=0 -----+  +- replicate=1 -----+

@@ -31,7 +31,7 @@ TEST(MeshOfProcesses, EveryLineCommunicates) {
   }
 }
 
-TEST(MeshOfProcesses, RanksOutside) {
+TEST(MeshOfProcesses, RanksOutsideTakeNoPart) {
   const auto first = init_device_mesh(world, at::kCPU, {1}, {"alone"});
   EXPECT_EQ(first.is_member(), world.rank() == 0);
   if (world.rank() == 0) {

@@ -118,7 +118,7 @@ TEST(DeviceMesh, CommunicatorsAreSharedByRankSet) {
   });
 }
 
-TEST(DeviceMesh, RanksOutside) {
+TEST(DeviceMesh, RanksOutsideTakeNoPart) {
   run_local(3, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2, 1}, {"dp", "tp"});
     EXPECT_EQ(mesh.is_member(), world.rank() < 2);
@@ -136,7 +136,7 @@ TEST(DeviceMesh, RanksOutside) {
   });
 }
 
-TEST(DeviceMesh, Errors) {
+TEST(DeviceMesh, InvalidMeshesAreErrors) {
   EXPECT_ERROR(DeviceMesh().size(), "this DeviceMesh is empty");
   EXPECT_EQ(DeviceMesh().str(), "DeviceMesh()");
   EXPECT_ERROR(init_device_mesh(Communicator(), at::kCPU, {1}), "needs a world communicator");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that what include/dtensor/x.h declares is defined in one module, that of its name: definitions.py INCLUDE OBJECTS.
+"""Checks that what include/dtensor/NAME.h declares is defined in one module, that of its name: definitions.py INCLUDE OBJECTS.
 
 INCLUDE is include/dtensor, OBJECTS a file with lines `module object_file`. Only exported symbols count: inline functions
 and exported names of src/internal have no public header that defines their module.

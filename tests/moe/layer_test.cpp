@@ -29,7 +29,7 @@ TEST(MoeLayer, EqualsOneDeviceOnEveryMesh) {
 }
 
 // Every run uses other seeds; the seed of a failure is printed.
-RC_GTEST_PROP(MoeLayer, RandomLayerEqualsOneDeviceE3, ()) {
+RC_GTEST_PROP(MoeLayer, RandomLayerEqualsOneDevice, ()) {
   const auto seed = *rc::gen::inRange<std::uint64_t>(150, 1u << 30);
   check_case(seed);
   RC_ASSERT(!testing::Test::HasFailure());

@@ -118,7 +118,7 @@ TEST(MoeTraining, ExpertParallelEqualsOneDeviceInBfloat16) {
 }
 
 // Pitfall G8 for experts: a run resumes with all state on other sizes of ep, etp and edp.
-TEST(MoeTraining, G8ResumesWithAnotherExpertParallelism) {
+TEST(MoeTraining, ResumesWithAnotherExpertParallelism) {
   const auto folder = std::filesystem::temp_directory_path() / ("dtensor_moe_resume_" + std::to_string(::getpid()));
   auto o = options_of(train::Dtype::float64);
   o.steps = 8;

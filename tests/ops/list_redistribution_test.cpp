@@ -1,4 +1,4 @@
-// List operators redistribute their entries together: one collective for each kind, mesh and dtype (PITFALLS F10).
+// List operators redistribute their entries together: one collective for each kind, mesh and dtype.
 // Results are bit-equal to those of separate redistributions.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -1,4 +1,4 @@
-// Total norms and clipping over mixtures of meshes and regular tensors (PITFALLS F1, F10, A12). They equal those of one
+// Total norms and clipping over mixtures of meshes and regular tensors. They equal those of one
 // device, count each element once, and need at most one collective.
 #include <cmath>
 
@@ -44,7 +44,7 @@ struct Count {
   }};
 };
 
-TEST(TotalNorm, EqualsOneDeviceOnMixedMeshesF1F3) {
+TEST(TotalNorm, EqualsOneDeviceOnMixedMeshes) {
   EXPECT_TRUE(rc::check("the norm equals that of one device", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto dtype = *rc::gen::element(at::kDouble, at::kFloat);
@@ -89,7 +89,7 @@ TEST(TotalNorm, OfMixedPartialsIsThatOfTheFullTensor) {
   }
 }
 
-TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
+TEST(ClipGradNorm, EqualsOneDevice) {
   EXPECT_TRUE(rc::check("the clipped gradients equal those of one device", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto items = any_items(draw, at::kDouble);
@@ -116,7 +116,7 @@ TEST(ClipGradNorm, EqualsOneDeviceF1F3) {
 }
 
 // Ranks may have different sets of gradients: which ranks communicate follows from the parameters.
-TEST(ClipGradNorm, MissingGradients) {
+TEST(ClipGradNorm, MissingGradientsCountAsZero) {
   run_local(4, [](Communicator world) {
     const auto meshes = meshes_of(world);
     const at::Tensor a = at::zeros_like(place({at::ones({4}), 0, {Shard(0), Replicate()}}, at::ones({4}), meshes));

@@ -1,5 +1,5 @@
 // AdamW, SGD and Adagrad on regular parameters and parameters on several meshes in one step: bit-equal to one device
-// and without collectives. State, restoring and skipped parameters (PITFALLS F2, F3, F6).
+// and without collectives. State, restoring and skipped parameters.
 #include "dtensor/fully_shard.h"
 #include "optim/mixture.h"
 #include "support/errors.h"
@@ -109,7 +109,7 @@ void run_on_rank(const Case& c, const Make& make, const std::vector<at::Tensor>&
   }
 }
 
-TEST(Elementwise, MatchesSingleDeviceOnThreeMeshesAndRegularF3) {
+TEST(Elementwise, MatchesSingleDeviceOnThreeMeshesAndRegular) {
   EXPECT_TRUE(rc::check("steps equal those of one device", [] {
     Draw draw(*rc::gen::arbitrary<std::uint64_t>());
     const auto dtype = *rc::gen::element(at::kDouble, at::kFloat, at::kBFloat16);
@@ -176,7 +176,7 @@ TEST(Elementwise, FusedAndForeachAgree) {
 }
 
 // A gradient whose strides differ from its parameter's: fused kernels iterate in memory order.
-TEST(Elementwise, TransposedGradients) {
+TEST(Elementwise, TransposedGradientsEqualContiguousOnes) {
   for (const auto& [name, make] : optimizers()) {
     const at::Tensor start = Draw(1).normal({3, 5}), gradient = Draw(2).normal({5, 3}).t();
     const at::Tensor a = start.clone().requires_grad_(), b = start.clone().requires_grad_();
@@ -317,7 +317,7 @@ TEST(Elementwise, StateMovesBetweenLayouts) {
   });
 }
 
-TEST(Elementwise, SecondStepOnlyHitsTheCacheF6) {
+TEST(Elementwise, SecondStepOnlyHitsTheCache) {
   run_local(4, [](Communicator world) {
     const auto meshes = meshes_of(world);
     Draw draw(5);

@@ -93,7 +93,7 @@ TEST(OtherDevice, CpuOperandsAreRefused) {
   });
 }
 
-TEST(OtherDevice, ModelTrains) {
+TEST(OtherDevice, TrainingEqualsCpu) {
   for (const Shape& shape : {Shape{1, 1}, Shape{2, 1}, Shape{1, 2}, Shape{2, 2}}) {
     for (const auto stored : {Stored::by_placements, Stored::in_units}) {
       on_device_mesh(shape, [&](const DeviceMesh& mesh) {

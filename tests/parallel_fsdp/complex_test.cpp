@@ -30,7 +30,7 @@ void expect_as_on_one_device(const std::string& what, const Fn& loss, const Shap
   });
 }
 
-TEST(FsdpComplex, ConjugatedWeights) {
+TEST(FsdpComplex, ConjugatedWeightsEqualOneDevice) {
   expect_as_on_one_device("conj", [](const auto& w, const auto& x) { return scalar(at::mm(x, w.conj())); });
   expect_as_on_one_device("mH", [](const auto& w, const auto& x) { return scalar(at::mm(x, w.mH())); });
   expect_as_on_one_device("twice", [](const auto& w, const auto& x) { return scalar(at::mm(x, w.conj().conj())); });

@@ -44,7 +44,7 @@ TEST(FsdpPlacing, MetaParametersAreNaNUntilInitialized) {
   });
 }
 
-TEST(FsdpPlacing, TiedParametersBelongToTheirFirstUnitG2) {
+TEST(FsdpPlacing, TiedParametersBelongToTheirFirstUnit) {
   on_mesh({3}, [&](const DeviceMesh& mesh) {
     at::Tensor regular = Draw(1).normal({5, 4}).requires_grad_();
     at::Tensor embedding = regular.detach().clone().requires_grad_(), head = embedding;

@@ -44,7 +44,7 @@ void expect_as_on_one_device(const DeviceMesh& mesh, const List& regular, const 
   expect_same_gradients(mine, regular);
 }
 
-TEST(FsdpSharedGradients, OfScalars) {
+TEST(FsdpSharedGradients, GradientsOfScalarsEqualOneDevice) {
   run_local(2, [](const Communicator& world) {
     expect_as_on_one_device(hsdp(world, 1, 2), parameters({{}, {}, {}}), [](const List& p, const at::Tensor& x) {
       return ((p[0] + p[1] + p[2]) * x).sum() + (p[0] + p[2]).square();

@@ -25,7 +25,7 @@ void run_trial(const Trial& trial) {
             [&](const Communicator& world) { test::pipelines::run_trial(trial, reference, world); });
 }
 
-TEST(Pipeline, EverySchedule) {
+TEST(Pipeline, EveryScheduleMatchesSingleDevice) {
   for (const std::string& schedule : pipeline::schedule_names()) {
     for (const int ranks : {1, 2, 3, 4}) {
       for (const int count : {1, 2, 3, 5, 8}) run_trial({schedule, ranks, count, 11});

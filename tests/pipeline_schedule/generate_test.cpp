@@ -57,7 +57,7 @@ TEST(Generated, StagesFormALoopOrAV) {
   });
 }
 
-TEST(Generated, KnownOrders) {
+TEST(Generated, OrdersOfSmallSchedulesAreKnown) {
   EXPECT_EQ(make_schedule("gpipe", 2, 2).str(), "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1\n");
   EXPECT_EQ(make_schedule("1f1b", 2, 3).str(), "0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n");
   EXPECT_EQ(make_schedule("bfs", 2, 2).str(), "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1\n");

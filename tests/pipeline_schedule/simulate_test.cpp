@@ -70,7 +70,7 @@ TEST(Simulate, CriticalPathIsAsLongAsTheStep) {
   }));
 }
 
-TEST(Simulate, KnownTimes) {
+TEST(Simulate, KnownSchedulesHaveKnownTimes) {
   const Timeline timeline = simulate(Schedule::parse("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0"),
                                      Costs{.forward = 1, .backward = 2, .communication = 0.5, .stages = {1, 3}});
   const auto at = [&](std::size_t rank, std::size_t i) {

@@ -1,5 +1,4 @@
-// Communication: bytes (H1) and collectives of common operators (H2, H3), and the check of local results against the
-// rule (rule 2).
+// Communication: bytes and collectives of common operators, and the check of local results against their specs.
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
 
@@ -28,7 +27,7 @@ Moved moved_by(const std::function<void()>& fn) {
 }
 
 // Ranks receive only the elements that they lack if shards are permuted.
-TEST(Counts, PermutationsMoveOnlyMissingElementsH1) {
+TEST(Counts, PermutationsMoveOnlyMissingElements) {
   const std::vector<std::pair<Placements, Placements>> pairs{{{Shard(0), Shard(1)}, {Shard(1), Shard(0)}},
                                                              {{Shard(0), Replicate()}, {Replicate(), Shard(0)}},
                                                              {{Shard(1), Shard(0)}, {Shard(0), Shard(1)}},
@@ -129,7 +128,7 @@ std::vector<Quiet> quiet_operators() {
   };
 }
 
-TEST(Counts, CommonOperatorsNeedNoCommunicationH2) {
+TEST(Counts, CommonOperatorsNeedNoCommunication) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto& q : quiet_operators()) {
       const auto x = distribute_tensor(Draw(3).normal(q.x), mesh, {q.where}).requires_grad_();
@@ -148,7 +147,7 @@ TEST(Counts, CommonOperatorsNeedNoCommunicationH2) {
 
 // Along the sharded dimension: two values for each row of a softmax, one total for each rank of a scan, k candidates
 // for each rank of topk.
-TEST(Counts, ReductionsAlongTheSplitDimensionAreSmallH3) {
+TEST(Counts, ReductionsAlongTheSplitDimensionAreSmall) {
   for (const Shape& shape : {Shape{2}, Shape{3}}) {
     on_mesh(shape, [](const DeviceMesh& mesh) {
       const auto others = mesh.size() - 1;
@@ -191,7 +190,7 @@ struct Heads {
 
 // Groups of query heads share heads of keys and values: a rank's groups need only its own keys. A single head of keys
 // is replicated.
-TEST(Counts, GroupedHeadsNeedNoCommunicationH2) {
+TEST(Counts, GroupedHeadsNeedNoCommunication) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const Heads& heads : {Heads{8, 8, Shard(1)}, {8, 4, Shard(1)}, {8, 2, Shard(1)}, {8, 1, Replicate()}}) {
       for (const int variant : {0, 1, 2, 3}) {
@@ -231,7 +230,7 @@ TEST(Counts, GroupedHeadsNeedNoCommunicationH2) {
 }
 
 // Column-wise projections, grouped attention and a row-wise projection: one all-reduce in forward and one in backward.
-TEST(Counts, GroupedAttentionBlockReducesTwiceH2) {
+TEST(Counts, GroupedAttentionBlockReducesTwice) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const std::int64_t heads = 4, groups = 2, features = 4, width = 8, blocks = 3;
     Draw draw(5);
@@ -270,7 +269,7 @@ TORCH_LIBRARY(pitfalls, m) {
 }
 
 // The rule promises the number of rows of the operand; the kernel returns half of them.
-TEST(Counts, LocalSizesAreComparedWithTheSpecRule2) {
+TEST(Counts, LocalSizesAreComparedWithTheSpec) {
   RuleBook::get().rule("pitfalls::half", "mn -> mn").no_meta();
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const Checked checked;

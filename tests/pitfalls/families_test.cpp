@@ -1,5 +1,4 @@
-// Families of operators through autograd on every placement: convolution, pooling, norms, losses, linear algebra. The
-// pitfalls C and D of other libraries are in the names by number.
+// Families of operators through autograd on every placement: convolution, pooling, norms, losses, linear algebra.
 #include <ATen/core/Reduction.h>
 
 #include "pitfalls/all_placements.h"
@@ -10,7 +9,7 @@ namespace {
 at::Tensor real(const Shape& sizes, std::uint64_t seed = 1) { return Draw(seed).normal(sizes); }
 at::Tensor classes(const Shape& sizes, std::int64_t n) { return Draw(2).integers(sizes, n); }
 
-TEST(Families, ConvolutionD6) {
+TEST(Families, ConvolutionsEqualOneDevice) {
   const auto x = real({5, 4, 7, 6}), w = real({6, 4, 3, 3}, 2), b = real({6}, 3), grouped = real({4, 2, 3, 3}, 4);
   equal_everywhere("conv", {x, w, b},
                    [](const auto& t) { return at::conv2d(t[0], t[1], t[2], 1, at::IntArrayRef{1}); });
@@ -21,7 +20,7 @@ TEST(Families, ConvolutionD6) {
                    [](const auto& t) { return at::conv_transpose2d(t[0], t[1], {}, 2, 1); });
 }
 
-TEST(Families, Norms) {
+TEST(Families, NormsEqualOneDevice) {
   const auto x = real({5, 4, 6}), w = real({4}, 2), b = real({4}, 3);
   equal_everywhere("batch norm", {x, w, b},
                    [](const auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); });
@@ -48,7 +47,7 @@ TEST(Families, RunningStatisticsMatchSingleDevice) {
   }
 }
 
-TEST(Families, PoolingPaddingResampling) {
+TEST(Families, PoolingPaddingAndResamplingEqualOneDevice) {
   const auto x = real({5, 4, 8, 6});
   equal_everywhere("max pool", {x}, [](const auto& t) { return at::max_pool2d(t[0], 2); });
   equal_everywhere("avg pool", {x}, [](const auto& t) { return at::avg_pool2d(t[0], 3, 2, 1); });
@@ -61,7 +60,7 @@ TEST(Families, PoolingPaddingResampling) {
 }
 
 // ATen factors contiguous matrices transposed; its backward derives from the strides of the full batch whether it did.
-TEST(Families, FactorizationsOfBatchesInAnyMemoryOrder) {
+TEST(Families, FactorizationsOfBatchesInAnyMemoryOrderEqualOneDevice) {
   const auto b = real({5, 3, 2}, 2);
   const auto a = (real({3, 5, 3}) + 3 * at::eye(3, at::kDouble).unsqueeze(1)).transpose(0, 1);  // Rows, batch, columns.
   for (const auto& matrices : {a, a.contiguous(), a.contiguous().mT()}) {
@@ -71,7 +70,7 @@ TEST(Families, FactorizationsOfBatchesInAnyMemoryOrder) {
   }
 }
 
-TEST(Families, LinearAlgebraAndTransforms) {
+TEST(Families, LinearAlgebraAndTransformsEqualOneDevice) {
   const auto a = real({5, 3, 3}) + 3 * at::eye(3, at::kDouble), b = real({5, 3, 2}, 2);
   equal_everywhere("solve", {a, b}, [](const auto& t) { return at::linalg_solve(t[0], t[1]); });
   equal_everywhere("inverse", {a}, [](const auto& t) { return at::linalg_inv(t[0]); });
@@ -83,7 +82,7 @@ TEST(Families, LinearAlgebraAndTransforms) {
   equal_everywhere("einsum", {a, b}, [](const auto& t) { return at::einsum("bij,bjk->ik", {t[0], t[1]}); });
 }
 
-TEST(Families, MeanLossesC1C2) {
+TEST(Families, MeanLossesEqualOneDevice) {
   const auto x = real({5, 3}), y = real({5, 3}, 2), p = x.sigmoid(), q = y.sigmoid(), sign = y.sign();
   for (const auto reduction : {at::Reduction::Mean, at::Reduction::Sum, at::Reduction::None}) {
     equal_everywhere("mse", {x, y}, [&](const auto& t) { return at::mse_loss(t[0], t[1], reduction); });
@@ -108,7 +107,7 @@ TEST(Families, MeanLossesC1C2) {
   }
 }
 
-TEST(Families, CrossEntropyC3C5C7) {
+TEST(Families, CrossEntropyEqualsOneDevice) {
   const auto x = real({6, 5}), weight = real({5}, 4).abs();
   auto target = classes({6}, 5);
   target.index_put_({at::tensor({0, 1, 2})}, at::scalar_tensor(-100, at::kLong));  // One rank has no valid target.
@@ -122,7 +121,7 @@ TEST(Families, CrossEntropyC3C5C7) {
   }
 }
 
-TEST(Families, EmbeddingsD1D2C20) {
+TEST(Families, EmbeddingsEqualOneDevice) {
   const auto table = real({7, 4}), index = classes({3, 2}, 7);
   equal_everywhere("twice", {table, index}, [](const auto& t) {
     const auto once = at::embedding(t[0], t[1]);
@@ -133,7 +132,7 @@ TEST(Families, EmbeddingsD1D2C20) {
   }
 }
 
-TEST(Families, SoftmaxC18AddmmC16IndexReductionsC12) {
+TEST(Families, SoftmaxAddmmAndIndexReductionsEqualOneDevice) {
   const auto x = real({6, 5}) * 200;
   equal_everywhere("softmax", {x}, [](const auto& t) { return at::softmax(t[0], 1) + at::log_softmax(t[0], 0); });
   equal_everywhere("logsumexp", {x}, [](const auto& t) { return at::logsumexp(t[0], 1); });
@@ -152,7 +151,7 @@ TEST(Families, SoftmaxC18AddmmC16IndexReductionsC12) {
   equal_everywhere("norm inf", {ties}, [](const auto& t) { return at::linalg_vector_norm(t[0], INFINITY); });
 }
 
-TEST(Families, AttentionD7) {
+TEST(Families, AttentionEqualsOneDevice) {
   const auto q = real({3, 4, 5, 8}), k = real({3, 4, 5, 8}, 2), v = real({3, 4, 5, 8}, 3);
   for (const bool causal : {false, true}) {
     equal_everywhere("attention", {q, k, v}, [&](const auto& t) {
@@ -162,7 +161,7 @@ TEST(Families, AttentionD7) {
 }
 
 // A sum of bytes overflows at 256; the local sums in a wider type would not.
-TEST(Families, SumsOfNarrowTypesThatChangeTypeC9) {
+TEST(Families, SumsOfNarrowTypesChangeTypeAsOnOneDevice) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto& [type, a, b] :
          {std::tuple{at::kByte, 200, 100}, {at::kChar, 100, 50}, {at::kShort, 30000, 3000}}) {

@@ -1,5 +1,4 @@
-// Reports of redistributions that the program did not request: ImplicitRedistributionScope and events of operators
-// (H5).
+// Reports of redistributions that the program did not request: ImplicitRedistributionScope and events of operators.
 #include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
@@ -10,7 +9,7 @@ struct Said : c10::WarningHandler {
   std::string text;
 };
 
-TEST(ImplicitRedistribution, AreRefusedWarnedOrLoggedH5) {
+TEST(ImplicitRedistribution, AreRefusedWarnedOrLogged) {
   for_all("an operator whose operands need redistribution", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(draw.sizes(2, 1, 9));
     const auto a = distribute_tensor(x, mesh, any_placements(draw, mesh, 2));
@@ -46,7 +45,7 @@ TEST(ImplicitRedistribution, AreRefusedWarnedOrLoggedH5) {
 }
 
 // An explicit redistribution is not implicit.
-TEST(ImplicitRedistribution, ExplicitRedistributionsAreNotReportedH5) {
+TEST(ImplicitRedistribution, ExplicitRedistributionsAreNotReported) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     const auto regular = Draw(1).normal({6, 5});
     const auto x = distribute_tensor(regular, mesh, {Shard(0), Shard(1)});
@@ -61,7 +60,7 @@ TEST(ImplicitRedistribution, ExplicitRedistributionsAreNotReportedH5) {
 }
 
 // On an axis of one rank any placements are equivalent: a tensor-parallel model causes no redistribution there.
-TEST(ImplicitRedistribution, AxisOfOneRankCausesNoneH5) {
+TEST(ImplicitRedistribution, AxisOfOneRankCausesNone) {
   on_mesh({2, 1}, [](const DeviceMesh& mesh) {
     const auto regular = Draw(1).normal({6, 5});
     const auto x = distribute_tensor(regular, mesh, {Shard(0), Shard(0)});

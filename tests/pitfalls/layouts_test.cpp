@@ -1,4 +1,4 @@
-// Uneven, empty, nested and strided layouts, and the local/global boundary: PITFALLS A and E2 by number.
+// Uneven, empty, nested and strided layouts, and the local/global boundary.
 #include <ATen/core/Reduction.h>
 
 #include "pitfalls/all_placements.h"
@@ -22,7 +22,7 @@ std::vector<Placements> shard_lists(std::size_t ndim) {
 
 Shape any_sizes(Draw& draw, std::int64_t least = 0) { return draw.sizes(draw.integer(1, 3), least, 9); }
 
-TEST(Layouts, NestedShardsAreNotFlatChunksA1) {
+TEST(Layouts, NestedShardsAreNotFlatChunks) {
   for (const Shape& shape : mesh_shapes()) {
     on_mesh(shape, [](const DeviceMesh& mesh) {
       for (const bool flattened : {false, true}) {
@@ -42,7 +42,7 @@ TEST(Layouts, NestedShardsAreNotFlatChunksA1) {
   }
 }
 
-TEST(Layouts, MeansCountAllElementsA2) {
+TEST(Layouts, MeansCountAllElements) {
   for_all("mean, var, std and losses", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(any_sizes(draw, 1)), y = draw.normal(x.sizes().vec());
     const auto dim = draw.integer(0, x.dim() - 1);
@@ -58,7 +58,7 @@ TEST(Layouts, MeansCountAllElementsA2) {
 }
 
 // Rank r passes sizes[r] rows: either they are the chunks of one size, or every rank throws.
-TEST(Layouts, InconsistentLocalSizesAreRefusedA4) {
+TEST(Layouts, InconsistentLocalSizesAreRefused) {
   for_all("from_local",
           [](const DeviceMesh& mesh, Draw& draw) {
             const auto ranks = mesh.size(), n = draw.integer(0, 9), chunk = (n + ranks - 1) / ranks;
@@ -83,7 +83,7 @@ TEST(Layouts, InconsistentLocalSizesAreRefusedA4) {
 }
 
 // Also on Partial tensors, with linear functions.
-TEST(Layouts, LocalMapKeepsGlobalSizesA5) {
+TEST(Layouts, LocalMapKeepsGlobalSizes) {
   for_all("local_map", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(any_sizes(draw));
     auto where = draw.placements(mesh, x.dim());
@@ -102,7 +102,7 @@ TEST(Layouts, LocalMapKeepsGlobalSizesA5) {
 }
 
 // Tensor parallelism first, then full sharding of its shards, on one dimension or on two.
-TEST(Layouts, FullShardingOfTensorParallelWeightsA7) {
+TEST(Layouts, FullShardingOfTensorParallelWeights) {
   for (const Shape& shape : {Shape{1, 2}, Shape{2, 1}, Shape{2, 2}, Shape{3, 2}, Shape{2, 3}}) {
     run_local(count(shape), [&](Communicator world) {
       const auto mesh = init_device_mesh(world, at::kCPU, shape, {"shard", "tp"});
@@ -121,7 +121,7 @@ TEST(Layouts, FullShardingOfTensorParallelWeightsA7) {
   }
 }
 
-TEST(Layouts, StridedShardsRoundTripA8) {
+TEST(Layouts, StridedShardsRoundTrip) {
   for (const Shape& shape : {Shape{2, 2}, Shape{3, 2}, Shape{2, 3}, Shape{2, 2, 2}}) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       for (std::int64_t n = 0; n < 13; ++n) {
@@ -141,7 +141,7 @@ TEST(Layouts, StridedShardsRoundTripA8) {
   }
 }
 
-TEST(Layouts, EveryRedistributionMatchesDistributeTensorA9A11) {
+TEST(Layouts, EveryRedistributionMatchesDistributeTensor) {
   for (const Shape& shape : mesh_shapes()) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       const auto lists = shard_lists(shape.size());
@@ -161,7 +161,7 @@ TEST(Layouts, EveryRedistributionMatchesDistributeTensorA9A11) {
   }
 }
 
-TEST(Layouts, RedistributionIsTheIdentityForwardAndBackwardA9A11) {
+TEST(Layouts, RedistributionIsTheIdentityForwardAndBackward) {
   for_all("any pair of placements, with Partial", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(any_sizes(draw));
     const auto to = any_placements(draw, mesh, x.dim());
@@ -170,7 +170,7 @@ TEST(Layouts, RedistributionIsTheIdentityForwardAndBackwardA9A11) {
   });
 }
 
-TEST(Layouts, BiasOfEmptyProductIsAddedOnceA14) {
+TEST(Layouts, BiasOfEmptyProductIsAddedOnce) {
   for_all("no elements to contract", [](const DeviceMesh& mesh, Draw& draw) {
     const auto m = draw.integer(0, 5), k = draw.integer(0, 2), n = draw.integer(0, 5);
     const auto x = draw.normal({m, k}), w = draw.normal({k, n}), b = draw.normal({n});
@@ -185,7 +185,7 @@ TEST(Layouts, BiasOfEmptyProductIsAddedOnceA14) {
 }
 
 // To the local tensor and back, for every placement: values and gradients are unchanged.
-TEST(Layouts, LocalRoundTripIsTheIdentityE2) {
+TEST(Layouts, LocalRoundTripIsTheIdentity) {
   for_all("to_local, from_local", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(any_sizes(draw));
     const auto via = any_placements(draw, mesh, x.dim());

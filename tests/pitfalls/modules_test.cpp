@@ -1,4 +1,4 @@
-// PITFALLS of modules, optimizers and the local/global boundary, by number.
+// Modules, optimizers and gradients at the local/global boundary equal one device.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <atomic>
@@ -35,7 +35,7 @@ struct Adafactor {
   }
 };
 
-TEST(Modules, AdafactorMatchesSingleDeviceF4) {
+TEST(Modules, AdafactorMatchesSingleDevice) {
   Draw draw(4);
   const auto start = draw.normal({5, 7}), x = draw.normal({7, 6});
   auto regular = start.clone().requires_grad_();
@@ -65,7 +65,7 @@ at::Tensor tied_loss(const at::Tensor& table, const at::Tensor& scale, const at:
   return at::cross_entropy_loss(at::linear(at::embedding(table, ids) * scale, table), ids);
 }
 
-TEST(Modules, TiedUnevenAndScalarParametersTrainG1G4) {
+TEST(Modules, TiedUnevenAndScalarParametersTrain) {
   Draw draw(1);
   const auto start = draw.normal({5, 4});
   const auto ids = draw.integers({12}, 5);
@@ -93,7 +93,7 @@ TEST(Modules, TiedUnevenAndScalarParametersTrainG1G4) {
   }
 }
 
-TEST(Modules, FullTensorsLoadIntoShardsG6) {
+TEST(Modules, FullTensorsLoadIntoShards) {
   const auto saved = Draw(2).normal({5, 3});
   for (const Shape& shape : fsdp_meshes()) {
     on_fsdp_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -108,7 +108,7 @@ TEST(Modules, FullTensorsLoadIntoShardsG6) {
   }
 }
 
-TEST(Modules, ReplicatedWeightAmongShardsGetsTheFullGradientE1) {
+TEST(Modules, ReplicatedWeightAmongShardsGetsTheFullGradient) {
   Draw draw(6);
   const auto w = draw.normal({3, 4}), x = draw.normal({6, 3});
   auto regular = w.clone().requires_grad_();
@@ -125,7 +125,7 @@ TEST(Modules, ReplicatedWeightAmongShardsGetsTheFullGradientE1) {
   });
 }
 
-TEST(Modules, DifferentOneElementOperandsAreAnErrorH8) {
+TEST(Modules, DifferentOneElementOperandsAreAnError) {
   std::atomic<int> errors{0};
   on_mesh({3}, [&](const DeviceMesh& mesh) {
     const auto d = distribute_tensor(at::ones({4}), mesh, {Replicate()});

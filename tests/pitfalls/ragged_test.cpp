@@ -1,4 +1,4 @@
-// A15: RaggedShard with given sizes, and blocks that are not split. They round-trip, operators keep them without
+// RaggedShard with given sizes, and blocks that are not split. They round-trip, operators keep them without
 // communication where they would keep chunks, and fully_shard stores parameters in them.
 #include <rapidcheck.h>
 
@@ -14,7 +14,7 @@ at::Tensor any_strides(Draw& draw, const at::Tensor& value) {
   return draw.coin() ? value : value.unsqueeze(-1).repeat_interleave(2, -1).select(-1, 0);
 }
 
-TEST(Ragged, FullTensorIsTheSourceA15) {
+TEST(Ragged, FullTensorIsTheSource) {
   EXPECT_TRUE(rc::check([] {
     const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1 << 20);
     const auto& mesh_shape = *rc::gen::elementOf(mesh_shapes());
@@ -34,7 +34,7 @@ TEST(Ragged, FullTensorIsTheSourceA15) {
   }));
 }
 
-TEST(Ragged, OperatorsKeepRaggedShardsA15) {
+TEST(Ragged, OperatorsKeepRaggedShards) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     Draw draw(1);
     const Placements ragged{RaggedShard(0, {5, 0, 4})};
@@ -74,7 +74,7 @@ TEST(Ragged, OperatorsKeepRaggedShardsA15) {
   });
 }
 
-TEST(Ragged, RandomFillsMatchSingleDeviceA15) {
+TEST(Ragged, RandomFillsMatchSingleDevice) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     manual_seed(mesh, 5);
     const auto full = randn({7, 3}, mesh, {Replicate()});
@@ -83,7 +83,7 @@ TEST(Ragged, RandomFillsMatchSingleDeviceA15) {
   });
 }
 
-TEST(Ragged, InvalidSizesAreErrorsA15) {
+TEST(Ragged, InvalidSizesAreErrors) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto error = [&](const Placements& placements) {
       try {
@@ -100,7 +100,7 @@ TEST(Ragged, InvalidSizesAreErrorsA15) {
 }
 
 // Two training steps with blocks of 4 rows that no rank splits, on (replicate, shard) meshes.
-TEST(Ragged, FullyShardKeepsBlocksA15) {
+TEST(Ragged, FullyShardKeepsBlocks) {
   const auto train = [](std::vector<at::Tensor> weights, const at::Tensor& x) {
     for (int step = 0; step < 2; ++step) {
       at::linear(at::tanh(at::linear(x, weights[0])), weights[1]).square().mean().backward();

@@ -1,10 +1,10 @@
-// Scalar reads (C8), random numbers (D9) and the decision cache (C10, F6, H11).
+// Scalar reads, random numbers and the decision cache.
 #include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
 namespace {
 
-TEST(Reads, ScalarReadsAreGlobalOnEveryRankC8) {
+TEST(Reads, ScalarReadsAreGlobalOnEveryRank) {
   for_all("item, equal, allclose, is_nonzero", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(Shape(static_cast<std::size_t>(draw.integer(0, 3)), 1));
     const auto d = place_unequal(draw, x, mesh, any_placements(draw, mesh, x.dim()));
@@ -45,7 +45,7 @@ const std::vector<std::pair<const char*, Draws>>& random_operators() {
   return all;
 }
 
-TEST(Reads, RandomValuesDependOnSeedAndGlobalIndexOnlyD9) {
+TEST(Reads, RandomValuesDependOnSeedAndGlobalIndexOnly) {
   EXPECT_TRUE(rc::check("random values", [] {
     Draw draw(*rc::gen::inRange<std::uint64_t>(0, 1u << 20));
     const auto sizes = draw.sizes(draw.integer(1, 3), 0, 9);
@@ -124,7 +124,7 @@ Function any_call(Draw& draw, const at::Tensor& x) {
 }
 
 // Calls in any order, often repeated with one changed argument: values are current, and no decision is made twice.
-TEST(Reads, NothingIsStaleOrDecidedTwiceC10F6H11) {
+TEST(Reads, NothingIsStaleOrDecidedTwice) {
   for_all("a sequence of calls", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(draw.sizes(2, 3, 5));
     const auto d = distribute_tensor(x, mesh, any_placements(draw, mesh, 2, false));
@@ -140,7 +140,7 @@ TEST(Reads, NothingIsStaleOrDecidedTwiceC10F6H11) {
   });
 }
 
-TEST(Reads, ListOperatorsHitTheCacheF6) {
+TEST(Reads, ListOperatorsHitTheCache) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     std::vector<at::Tensor> list, rows{distribute_tensor(at::tensor({0, 2}), mesh, all_axes(mesh, Replicate()))};
     for (const auto& p : {Shard(0), Shard(1), Replicate()})

@@ -1,4 +1,4 @@
-// Views, reshapes and in-place view operators over all small shapes and placements: PITFALLS B by number.
+// Views, reshapes and in-place view operators over all small shapes and placements.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <set>
@@ -63,7 +63,7 @@ void fuzz_views(const Shape& mesh_shape, std::int64_t n, const std::vector<Place
   });
 }
 
-TEST(Views, NoViewGivesWrongPlacementsB1) {
+TEST(Views, NoViewGivesWrongPlacements) {
   const std::vector<Placement> shards{Shard(0), Shard(1), Shard(2)};
   for (const Shape& mesh : {Shape{2}, Shape{3}, Shape{4}, Shape{2, 2}, Shape{2, 3}}) {
     fuzz_views(mesh, 12, shards);
@@ -76,7 +76,7 @@ TEST(Views, NoViewGivesWrongPlacementsB1) {
   fuzz_views({2, 2}, 24, {StridedShard(0, 2), StridedShard(1, 2)});
 }
 
-TEST(Views, ReshapesOfAnyTensorB1A10) {
+TEST(Views, ReshapesOfAnyTensorEqualOneDevice) {
   for_all("reshape, flatten and unflatten, values and gradients", [](const DeviceMesh& mesh, Draw& draw) {
     const auto sizes = draw.sizes(3, 0, 6);
     const auto x = draw.normal(sizes);
@@ -116,7 +116,7 @@ InPlaceView any_inplace_view(Draw& draw, const at::Tensor& x) {
   }
 }
 
-TEST(Views, InPlaceViewsKeepSpecAndLocalInStepB6) {
+TEST(Views, InPlaceViewsKeepSpecAndLocalInStep) {
   for_all("squeeze_, unsqueeze_, t_, transpose_", [](const DeviceMesh& mesh, Draw& draw) {
     auto regular = draw.normal(draw.sizes(draw.integer(1, 3), 0, 3));
     at::Tensor x = distribute_tensor(regular.clone(), mesh, any_placements(draw, mesh, regular.dim()));
@@ -142,7 +142,7 @@ TEST(Views, InPlaceViewsKeepSpecAndLocalInStepB6) {
 }
 
 // The bits of summands do not add up to those of the sum, and max(-x) is not -max(x).
-TEST(Views, ViewsAsAnotherDtypeUseTheFullValueB8) {
+TEST(Views, ViewsAsAnotherDtypeUseTheFullValue) {
   const std::pair<at::ScalarType, at::ScalarType> types[] = {
       {at::kHalf, at::kBFloat16}, {at::kFloat, at::kHalf}, {at::kInt, at::kFloat}, {at::kDouble, at::kLong}};
   on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -164,7 +164,7 @@ std::size_t collectives(const std::function<void()>& fn) {
   return count;
 }
 
-TEST(Views, LinearOfSequencesB10A10) {
+TEST(Views, LinearOfShardedSequencesEqualsOneDevice) {
   for_all("linear with three dimensions", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(draw.sizes(3, 0, 9)), w = draw.normal({draw.integer(1, 5), x.size(2)});
     const auto linear = [](const auto& t) { return at::linear(t[0], t[1], t[2]); };

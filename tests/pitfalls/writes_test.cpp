@@ -1,4 +1,4 @@
-// Writes, views, scalar reads and data-dependent sizes: pitfalls A, B, C and H by number.
+// Writes, views, scalar reads and data-dependent sizes.
 #include "pitfalls/all_placements.h"
 
 namespace dtensor::test {
@@ -16,7 +16,7 @@ std::size_t collectives(const std::function<void()>& fn) {
 }
 
 // Either the base changes as on one device, or every rank throws and the base is unchanged.
-TEST(Writes, WritesToEveryViewReachTheBaseOrThrowB2) {
+TEST(Writes, WritesToEveryViewReachTheBaseOrThrow) {
   const std::vector<std::pair<const char*, View>> views = {
       {"slice", [](const auto& t) { return t.slice(0, 0, 2); }},
       {"select", [](const auto& t) { return t.select(0, 5); }},
@@ -96,7 +96,7 @@ at::Tensor write_and_read(at::Tensor y, const View& first, const View& second) {
   return y * y + a.sum() * b.square().sum();
 }
 
-TEST(Writes, WritesToMaterializedViewsReachBaseAndOtherViewsB2) {
+TEST(Writes, WritesToMaterializedViewsReachBaseAndOtherViews) {
   for_all("two chains of views", [](const DeviceMesh& mesh, Draw& draw) {
     const auto x = draw.normal(draw.sizes(draw.integer(1, 3), 1, 6));
     const auto first = any_views(draw, x), second = any_views(draw, x);
@@ -108,7 +108,7 @@ TEST(Writes, WritesToMaterializedViewsReachBaseAndOtherViewsB2) {
   });
 }
 
-TEST(Writes, IndexPutB3ScatterB7) {
+TEST(Writes, IndexPutAndScatterEqualOneDevice) {
   for (const auto& own : {Shard(0), Shard(1), Replicate(), Partial()}) {
     for (const auto& values : {Shard(0), Shard(1), Replicate()}) {
       for (const bool accumulate : {false, true}) {
@@ -131,7 +131,7 @@ TEST(Writes, IndexPutB3ScatterB7) {
 }
 
 // ATen's meta kernels read entry 0.
-TEST(Writes, EmptyIndicesA12) {
+TEST(Writes, EmptyIndicesEqualOneDevice) {
   const auto none = at::empty({0}, at::kLong);
   const std::vector<at::Tensor> inputs{real({5, 3}), none, real({0, 3}, 2)};
   equal_everywhere("index_add", inputs, [](const auto& t) { return at::index_add(t[0], 0, t[1], t[2], 2); });
@@ -140,7 +140,7 @@ TEST(Writes, EmptyIndicesA12) {
                    [](const auto& t) { return at::index_select(t[0], 0, t[1]).sum() + t[0].sum(); });
 }
 
-TEST(Writes, NonlinearOnPartialC11) {
+TEST(Writes, NonlinearOperatorsReducePartialsFirst) {
   equal_everywhere("clamp", {real({6, 3})}, [](const auto& t) { return (t[0] * 1).clamp_(-0.5, 0.5); });
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto x = distribute_tensor(at::full({3}, 72.0), mesh, {Partial()});
@@ -150,7 +150,7 @@ TEST(Writes, NonlinearOnPartialC11) {
   });
 }
 
-TEST(Writes, OutKeepsItsPlacementsH14) {
+TEST(Writes, OutKeepsItsPlacements) {
   const auto a = real({6, 4}), b = real({6, 4}, 2), m = real({4, 3}, 3);
   for (const auto& p : {Shard(0), Shard(1), Replicate(), Partial()}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
@@ -172,7 +172,7 @@ TEST(Writes, OutKeepsItsPlacementsH14) {
   }
 }
 
-TEST(Writes, ChangedArgumentsAreNotCachedC10) {
+TEST(Writes, ChangedArgumentsAreNotCached) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto regular = real({4, 6});
     const auto x = distribute_tensor(regular, mesh, {Shard(0)});
@@ -195,7 +195,7 @@ TEST(Writes, DataDependentSizesAreGlobal) {
   all("mask index", [](const auto& t) { return t[0].index({t[0].gt(0.5)}); });
 }
 
-TEST(Writes, EmptyShardsThrowOnAllRanksOrNoneA12) {
+TEST(Writes, EmptyShardsThrowOnAllRanksOrNone) {
   const auto x = real({2, 3});
   const auto all = [&](const char* name, const Function& fn) { equal_everywhere(name, {x}, fn); };
   all("amax", [](const auto& t) { return t[0].amax(0); });
@@ -209,7 +209,7 @@ TEST(Writes, EmptyShardsThrowOnAllRanksOrNoneA12) {
   all("sort", [](const auto& t) { return std::get<0>(t[0].sort(0)); });
 }
 
-TEST(Writes, LinearOfSequencesA10B10H2) {
+TEST(Writes, LinearOfShardedSequencesEqualsOneDevice) {
   equal_everywhere("linear", {real({2, 8, 4}), real({3, 4}, 2), real({3}, 3)},
                    [](const auto& t) { return at::linear(t[0], t[1], t[2]); });
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
@@ -221,7 +221,7 @@ TEST(Writes, LinearOfSequencesA10B10H2) {
   });
 }
 
-TEST(Writes, AnySubsetOfResultsMayHaveGradientsB12) {
+TEST(Writes, AnySubsetOfResultsMayHaveGradients) {
   const auto x = real({4, 6});
   const auto all = [&](const char* name, const Function& fn) { equal_everywhere(name, {x}, fn); };
   all("split", [](const auto& t) { return t[0].split(4, 1)[1]; });
@@ -231,14 +231,14 @@ TEST(Writes, AnySubsetOfResultsMayHaveGradientsB12) {
   all("topk", [](const auto& t) { return std::get<0>(t[0].topk(2, 1)); });
 }
 
-TEST(Writes, RegularConstantsCountAsReplicateH7) {
+TEST(Writes, RegularConstantsCountAsReplicate) {
   const auto mask = at::ones({4, 6}, at::kBool).tril(), row = real({6}, 4);
   equal_everywhere("masked", {real({4, 6})}, [&](const auto& t) {
     return t[0].masked_fill(mask, 0) + row + at::where(mask, t[0], row) + at::cat({t[0], row.unsqueeze(0)}).sum(0);
   });
 }
 
-TEST(Writes, DropoutOnPartialD11) {
+TEST(Writes, DropoutOfPartialEqualsOneDevice) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     manual_seed(mesh, 5);
     const auto unsharded = at::dropout(distribute_tensor(at::ones({8, 4}), mesh, {Replicate()}), 0.5, true);
@@ -248,7 +248,7 @@ TEST(Writes, DropoutOnPartialD11) {
   });
 }
 
-TEST(Writes, EmbeddingTablesAreRenormalizedD4) {
+TEST(Writes, EmbeddingTablesAreRenormalized) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     for (const auto& p : {Shard(0), Shard(1), Replicate()}) {
       auto regular = real({6, 4});

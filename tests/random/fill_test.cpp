@@ -198,7 +198,7 @@ void expect_distribution(const std::string& name, const std::function<double(dou
   }
 }
 
-TEST(RandomFill, ContinuousDistributions) {
+TEST(RandomFill, ContinuousDistributionsFitTheirFunctions) {
   expect_distribution("uniform", [](double x) { return (x + 1) / 4; });
   expect_distribution("normal", [](double x) { return normal_cdf((x - 1) / 2); });
   expect_distribution("log_normal", [](double x) { return normal_cdf(std::log(x)); });
@@ -223,7 +223,7 @@ TEST(RandomFill, NeighborsAreIndependent) {
   }
 }
 
-TEST(RandomFill, NormalMoments) {
+TEST(RandomFill, NormalMomentsFit) {
   auto t = at::empty({1 << 20}, at::kDouble);
   fill_normal(t, full_region({1 << 20}), kKey);
   EXPECT_NEAR(t.mean().item<double>(), 0, 5e-3);
@@ -235,7 +235,7 @@ TEST(RandomFill, NormalMoments) {
   EXPECT_NEAR(z.abs().square().mean().item<double>(), 1, 2e-2);
 }
 
-TEST(RandomFill, DiscreteFrequencies) {
+TEST(RandomFill, DiscreteFrequenciesFit) {
   const std::int64_t n = 100000;
   const auto near = [](double count, double expected) {
     EXPECT_LT(std::abs(count - expected), 5 * std::sqrt(expected));
@@ -292,7 +292,7 @@ TEST(RandomFill, BernoulliMaskDoesNotDependOnTheDtypeOrTheFormOfP) {
   EXPECT_TRUE(t.eq(0).all().item<bool>());
 }
 
-TEST(RandomFill, IntegerRanges) {
+TEST(RandomFill, IntegersCoverTheirRange) {
   auto t = at::empty({4096}, at::kLong);
   fill_integers(t, full_region({4096}), kKey, std::numeric_limits<std::int64_t>::min(), std::nullopt);
   EXPECT_LT(t.min().item<std::int64_t>(), -(std::int64_t{1} << 62));
@@ -310,7 +310,7 @@ TEST(RandomFill, IntegerRanges) {
   EXPECT_ERROR(fill_integers(b, full_region({4096}), kKey, 7, 7), "from = 7 and to = 7");
 }
 
-TEST(RandomFill, Permutation) {
+TEST(RandomFill, PermutationHasEachIndexOnce) {
   for (const std::int64_t n : {0, 1, 2, 17, 1000}) {
     const auto p = random_permutation(n, kKey, {});
     EXPECT_TRUE(std::get<0>(p.sort()).equal(at::arange(n)));
@@ -323,7 +323,7 @@ TEST(RandomFill, Permutation) {
   for (int k = 0; k < 6; ++k) EXPECT_NEAR(first[k].item<double>(), 1000, 150);
 }
 
-TEST(RandomFill, Errors) {
+TEST(RandomFill, InvalidArgumentsAreErrors) {
   auto t = at::empty({2}, at::kFloat);
   const auto r = full_region({2});
   EXPECT_ERROR(fill_uniform(t, r, kKey, 2, 1), "from = 2 and to = 1");

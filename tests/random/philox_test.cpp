@@ -15,7 +15,7 @@ namespace {
 std::array<std::uint32_t, 4> words(const philox::Words& w) { return {w.w[0], w.w[1], w.w[2], w.w[3]}; }
 using Four = std::array<std::uint32_t, 4>;
 
-TEST(Philox, KnownAnswers) {
+TEST(Philox, MatchesKnownAnswers) {
   EXPECT_EQ(words(philox::generate({{0, 0, 0, 0}}, 0, 0)), (Four{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(words(philox::generate({{~0U, ~0U, ~0U, ~0U}}, ~0U, ~0U)),
             (Four{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));

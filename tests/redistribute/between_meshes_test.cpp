@@ -154,7 +154,7 @@ TEST(BetweenMeshes, SourcesOfOneListMayBeOnSeveralMeshes) {
   });
 }
 
-TEST(BetweenMeshes, SecondDerivatives) {
+TEST(BetweenMeshes, SecondDerivativesEqualOneDevice) {
   run_local(3, [](const Communicator& world) {
     const DeviceMesh left = device_mesh(world, at::kCPU, {0, 1}, {2}),
                      right = device_mesh(world, at::kCPU, {1, 2}, {2});

@@ -173,21 +173,21 @@ std::vector<Shape> sizes_up_to_nine() {
   return sizes;
 }
 
-TEST(Execute, EveryPairOnOneAxis) {
+TEST(Execute, EveryPairOnOneAxisIsExact) {
   for (const Shape& mesh : {Shape{1}, Shape{2}, Shape{3}}) run_and_check(all_cases(kAll, 1, sizes_up_to_nine()), mesh);
 }
 
-TEST(Execute, EveryPairOfShardsOnTwoAxes) {
+TEST(Execute, EveryPairOfShardsOnTwoAxesIsExact) {
   for (const Shape& mesh : {Shape{2, 2}, Shape{2, 3}}) run_and_check(all_cases(kShards, 2, {{4, 6}, {5, 3}}), mesh);
 }
 
-TEST(Execute, PairsOnTwoAxes) {
+TEST(Execute, PairsOnTwoAxesAreExact) {
   for (const Shape& mesh : {Shape{2, 2}, Shape{2, 3}, Shape{1, 2}}) {
     run_and_check(sampled(all_cases(kAll, 2, sizes_up_to_nine()), 1500), mesh);
   }
 }
 
-TEST(Execute, RaggedPairs) {
+TEST(Execute, RaggedPairsAreExact) {
   std::mt19937 random(8);
   const auto sizes = sizes_up_to_nine();
   for (const Shape& mesh : test::mesh_shapes()) {
@@ -204,7 +204,7 @@ TEST(Execute, RaggedPairs) {
   }
 }
 
-TEST(Execute, PairsOnThreeAxes) {
+TEST(Execute, PairsOnThreeAxesAreExact) {
   const auto lists = all_lists(kAll, 3);
   const auto sizes = sizes_up_to_nine();
   std::mt19937 random(7);
@@ -215,7 +215,7 @@ TEST(Execute, PairsOnThreeAxes) {
   run_and_check(cases, {2, 2, 2});
 }
 
-TEST(Execute, OtherDtypes) {
+TEST(Execute, EveryDtypeIsExact) {
   for (const at::ScalarType dtype : {at::kBool, at::kLong, at::kBFloat16, at::kFloat, at::kByte}) {
     std::vector<Placement> choices{Replicate(), Shard(0), Shard(1), StridedShard(0, 2)};
     if (dtype != at::kBool) choices.push_back(Partial());
@@ -227,14 +227,14 @@ TEST(Execute, OtherDtypes) {
   }
 }
 
-TEST(Execute, ThreeAndMoreDimensions) {
+TEST(Execute, ThreeAndMoreDimensionsAreExact) {
   std::vector<Case> cases =
       all_cases({Replicate(), Shard(0), Shard(1), Shard(2), Shard(3), Partial()}, 2, {{2, 3, 4, 5}});
   run_and_check(cases, {2, 2});
 }
 
 // Large enough to bypass the cache, with sizes and offsets that are not aligned.
-TEST(Execute, LargeTensors) {
+TEST(Execute, LargeTensorsAreExact) {
   std::vector<Case> cases;
   for (const auto& [from, to] : {std::pair<Placement, Placement>{Shard(0), Shard(1)},
                                  {Shard(1), Replicate()},
@@ -246,7 +246,7 @@ TEST(Execute, LargeTensors) {
   run_and_check(std::move(cases), {2});
 }
 
-TEST(Execute, ZeroDimensions) {
+TEST(Execute, ScalarsAreExact) {
   run_local(2, [](Communicator world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
     const SpecPtr partial = intern_spec(impl_of(mesh), {Partial()}, {}, {}, at::kFloat);

@@ -117,7 +117,7 @@ TEST(Plan, RaggedPairsAreRight) {
 }
 
 // With Shard and Replicate only, a rank receives exactly the elements that it lacks.
-TEST(Plan, ExchangesMoveTheLowerBoundH1) {
+TEST(Plan, ExchangesMoveTheLowerBound) {
   for (const Shape& mesh : {Shape{2, 2}, Shape{2, 3}}) {
     for (const Placements& from : all_lists(kShards, 2)) {
       for (const Placements& to : all_lists(kShards, 2)) {
@@ -165,7 +165,7 @@ void check_detour(const Shape& mesh, const Shape& sizes, const Placements& a, co
 
 // On several axes the planner does not examine every intermediate state. Strided shards without their axes, uneven
 // sizes and detours over new Partials may have cheaper plans (docs/design/redistribute.md).
-TEST(Plan, DetoursAreNeverCheaperH1) {
+TEST(Plan, DetoursAreNeverCheaper) {
   std::mt19937 random(3);
   for (const Shape& mesh : {Shape{2}, Shape{4}, Shape{2, 2}, Shape{2, 4}, Shape{8, 8}}) {
     std::vector<Placement> choices = kAll;
@@ -199,7 +199,7 @@ TEST(Plan, LargeMeshesArePlannedQuickly) {
 
 // tests/data/plans.golden: a line `mesh | sizes | from -> to`, then the indented plan with its bytes last. To update
 // the file, set DTENSOR_RENEW to 1 and review the difference.
-TEST(Plan, GoldenTexts) {
+TEST(Plan, TextsAreUpToDate) {
   const std::string path = test::source_path("tests/data/plans.golden");
   std::ifstream file(path);
   ASSERT_TRUE(file) << path;

@@ -77,7 +77,7 @@ void expect_all_sound(const std::vector<Case>& cases) {
   for (const Case& c : cases) expect_sound(c);
 }
 
-TEST(Oracle, Pointwise) {
+TEST(Oracle, PointwiseRulesAreSound) {
   const at::Tensor x = real({5, 4}), y = real({5, 4}), row = real({4}), column = real({5, 1}), one = real({1, 1});
   expect_all_sound({{"aten::add.Tensor", {x, y, 2.0}},
                     {"aten::add.Tensor", {x, row}},
@@ -102,7 +102,7 @@ TEST(Oracle, Pointwise) {
                     {"aten::clone", {x.t()}}});
 }
 
-TEST(Oracle, Products) {
+TEST(Oracle, ProductRulesAreSound) {
   const at::Tensor a = real({5, 4}), b = real({4, 6}), ba = real({3, 5, 4}), bb = real({3, 4, 2});
   expect_all_sound({{"aten::mm", {a, b}},
                     {"aten::addmm", {real({6}), a, b, 2.0, 3.0}},
@@ -119,7 +119,7 @@ TEST(Oracle, Products) {
                     {"aten::addmm", {real({4}), real({3, 0}), real({0, 4})}}});
 }
 
-TEST(Oracle, Reductions) {
+TEST(Oracle, ReductionRulesAreSound) {
   const at::Tensor x = real({5, 4, 3});
   expect_all_sound({{"aten::sum.dim_IntList", {x, Ints{0, 2}, true}},
                     {"aten::sum", {x}},
@@ -140,7 +140,7 @@ TEST(Oracle, Reductions) {
                     {"aten::sum", {real({})}}});
 }
 
-TEST(Oracle, Views) {
+TEST(Oracle, ViewRulesAreSound) {
   const at::Tensor x = real({4, 6, 2});
   expect_all_sound({{"aten::view", {x, Ints{24, 2}}},
                     {"aten::view", {x, Ints{4, 12}}},
@@ -167,7 +167,7 @@ TEST(Oracle, Views) {
                     {"aten::view_as_real", {at::view_as_complex(real({5, 3, 2}))}}});
 }
 
-TEST(Oracle, AssemblyAndIndexing) {
+TEST(Oracle, AssemblyAndIndexingRulesAreSound) {
   const at::Tensor x = real({5, 4}), i = index({3, 4}, 5), along = index({3}, 5);
   const c10::List<std::optional<at::Tensor>> rows({along});
   expect_all_sound({{"aten::cat", {std::vector<at::Tensor>{x, real({2, 4})}, 0}},
@@ -193,7 +193,7 @@ TEST(Oracle, AssemblyAndIndexing) {
 }
 
 // Kernels without a meta kernel in LibTorch, in the dtypes in which they differ.
-TEST(Oracle, MatrixKernelsAndRounding) {
+TEST(Oracle, MatrixAndRoundingRulesAreSound) {
   const at::Tensor matrices = real({3, 4, 4}), square = real({4, 4}), full = index({2, 3, 4, 4}, 9).sub(4);
   const at::Tensor positive = at::bmm(matrices, matrices.mT()) + 4 * at::eye(4, at::kDouble), bytes = full.abs();
   const at::Tensor rows = real({12, 32}).to(at::kFloat8_e4m3fn), columns = real({8, 32}).to(at::kFloat8_e4m3fn).t();
@@ -214,7 +214,7 @@ TEST(Oracle, MatrixKernelsAndRounding) {
        {"aten::upsample_nearest2d", {(bytes * 25).to(at::kByte), Ints{3, 3}}}});
 }
 
-TEST(Oracle, LossesNormsAttention) {
+TEST(Oracle, LossNormAndAttentionRulesAreSound) {
   const at::Tensor x = real({5, 4, 6}), w = real({6}), q = real({2, 4, 6, 8}), k = real({2, 4, 5, 8});
   const auto norm = at::native_layer_norm(x, {6}, w, w, 1e-5);
   const auto flash = at::_scaled_dot_product_flash_attention_for_cpu(q, k, k);
@@ -238,7 +238,7 @@ TEST(Oracle, LossesNormsAttention) {
         {real({2, 4, 6, 8}), q, k, k, std::get<0>(flash), std::get<1>(flash), 0.0, false}}});
 }
 
-TEST(Oracle, ListsAndOptimizers) {
+TEST(Oracle, ListAndOptimizerRulesAreSound) {
   const std::vector<at::Tensor> p{real({5, 4}), real({3})}, g{real({5, 4}), real({3})}, m{real({5, 4}), real({3})};
   const std::vector<at::Tensor> v{real({5, 4}).abs(), real({3}).abs()}, none;
   const std::vector<at::Tensor> steps{at::scalar_tensor(3.0), at::scalar_tensor(3.0)};
@@ -266,7 +266,7 @@ TEST(Oracle, FindsAWrongRule) {
 }
 
 // Over random sizes: a view is right or redistributes, but never has wrong placements.
-TEST(Oracle, RandomViews) {
+TEST(Oracle, RandomViewsHaveNoWrongPlacements) {
   std::mt19937 random(3);
   const std::vector<Ints> shapes{{12, 8}, {16, 6}, {96},       {2, 48},    {4, 24},   {3, 32},      {8, 12}, {6, 16},
                                  {1, 96}, {96, 1}, {4, 2, 12}, {2, 2, 24}, {3, 4, 8}, {2, 3, 4, 4}, {5, 6},  {30}};

@@ -88,7 +88,7 @@ TEST(Propagate, OutKeepsItsPlacements) {
   EXPECT_EQ(out("[P(sum)]"), "[R], [R], [R] -> [R]");
 }
 
-TEST(Propagate, Reductions) {
+TEST(Propagate, ReductionsOfShardsArePartial) {
   const auto sum = [](const char* a) {
     return CallBuilder("aten::sum.dim_IntList", two()).tensor({8, 4}, a).value(std::vector<std::int64_t>{1}).text();
   };

@@ -88,7 +88,7 @@ TEST(RuleText, PacksAreExpanded) {
   EXPECT_EQ(text(layer_norm, silent, false), "N0D0!, D0!, D0! -> N0D0!, N0_, N0_");
 }
 
-TEST(RuleText, ViewFactors) {
+TEST(RuleText, FactorsOfViewsAreFound) {
   const auto text = [](std::vector<std::int64_t> in, std::vector<std::int64_t> out) {
     return view_factors(in, out).str();
   };

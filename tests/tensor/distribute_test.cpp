@@ -58,7 +58,7 @@ TEST(Distribute, SizesThatDifferAreAnErrorOnEveryRank) {
   EXPECT_EQ(errors, 3);
 }
 
-TEST(Distribute, ManyDimensions) {
+TEST(Distribute, ManyDimensionsRoundTrip) {
   for (const std::int64_t ndim : {24, 25, 26, 40, 64}) {
     Shape sizes(static_cast<std::size_t>(ndim), 1);
     sizes.front() = 3;

@@ -33,7 +33,7 @@ TEST(NonMemberRanks, ViewsInPlace) {
   });
 }
 
-TEST(NonMemberRanks, StridedViews) {
+TEST(NonMemberRanks, StridedViewsReachTheirBase) {
   with_outsider([](const DeviceMesh& mesh) {
     for (const auto& p : {Placement(Shard(0)), Placement(Replicate())}) {
       const at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, {p});

@@ -118,10 +118,10 @@ void expect_equal(const test::Shape& x_sizes, const test::Shape& y_sizes, std::i
   }
 }
 
-TEST(TorchNn, ConvolutionsAndBatchNorm) { expect_equal<ConvNet>({6, 3, 8 + 6, 8 + 6}, {6, 5}, 0); }
-TEST(TorchNn, Lstm) { expect_equal<Recurrent>({5, 4, 6}, {5, 4, 5}, 0); }
-TEST(TorchNn, MultiheadAttention) { expect_equal<Attention>({4, 5, 8}, {4, 5, 5}, 1); }
-TEST(TorchNn, TransformerEncoderLayer) { expect_equal<Encoder>({4, 5, 8}, {4, 5, 5}, 1); }
+TEST(TorchNn, ConvolutionsAndBatchNormEqualOneDevice) { expect_equal<ConvNet>({6, 3, 8 + 6, 8 + 6}, {6, 5}, 0); }
+TEST(TorchNn, LstmEqualsOneDevice) { expect_equal<Recurrent>({5, 4, 6}, {5, 4, 5}, 0); }
+TEST(TorchNn, MultiheadAttentionEqualsOneDevice) { expect_equal<Attention>({4, 5, 8}, {4, 5, 5}, 1); }
+TEST(TorchNn, TransformerEncoderLayerEqualsOneDevice) { expect_equal<Encoder>({4, 5, 8}, {4, 5, 5}, 1); }
 
 // parallelize() redistributes such a module in place. It refuses one that was created outside of a MeshScope, and
 // recommends a MeshScope.

@@ -1,4 +1,4 @@
-// Third-party optimizers with parameters on three meshes and a regular one in one group (PITFALLS F2): LibTorch's
+// Third-party optimizers with parameters on three meshes and a regular one in one group: LibTorch's
 // torch::optim, and PyTorch's foreach and fused formulas as list operators. They equal one device.
 #include <gtest/gtest.h>
 #include <torch/optim/adagrad.h>

@@ -46,7 +46,7 @@ TEST(HundredSteps, Float32AgainstRegularTensors) {
 }
 
 // Muon's iterations and Shampoo's eigendecomposition amplify rounding; both stay within the float64 bound.
-TEST(HundredSteps, EveryOptimizer) {
+TEST(HundredSteps, EveryOptimizerMatchesSingleDevice) {
   struct Case {
     const char* name;
     double lr;

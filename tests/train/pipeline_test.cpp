@@ -56,7 +56,7 @@ TEST(Stages, EveryScheduleMatchesSingleDevice) {
   }
 }
 
-TEST(Stages, WithParallelismWithinStages) {
+TEST(Stages, ParallelismWithinStagesMatchesSingleDevice) {
   Options o = options();
   expect_one_device({.shard = 2, .tp = 2, .pp = 2}, o);
   expect_one_device({.replicate = 2, .pp = 3}, o);
@@ -73,7 +73,7 @@ TEST(Stages, WithParallelismWithinStages) {
 }
 
 // The layout of the parity run: FSDP 2 (EP 2), TP 2, PP 2.
-TEST(Stages, WithExperts) {
+TEST(Stages, ExpertsInStagesMatchSingleDevice) {
   Options o = options();
   o.experts.emplace().ep = 2;
   o.experts->show_load = false;
@@ -84,7 +84,7 @@ TEST(Stages, WithExperts) {
 }
 
 // Several pipeline steps for one optimizer step, with 4 and 3 sequences.
-TEST(Stages, GradientAccumulation) {
+TEST(Stages, GradientAccumulationMatchesSingleDevice) {
   Options o = narrow();
   o.grad_accum = 2;
   for (const char* schedule : {"1f1b", "zbv"}) {

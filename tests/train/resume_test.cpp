@@ -25,7 +25,7 @@ class Resume : public testing::TestWithParam<const char*> {
   const std::string folder_ = resume::folder("threads_" + std::to_string(::getpid()));
 };
 
-TEST_P(Resume, G8SameCurveOnAnyMesh) {
+TEST_P(Resume, CurveIsTheSameOnAnyMesh) {
   Options options = resume::options(GetParam());
   const MeshShape from{1, 2, 2};
   const auto full = run(from, options);

@@ -75,7 +75,7 @@ TEST(Wiring, RowsMayBeLong) {
   });
 }
 
-TEST(Wiring, MeshFlag) {
+TEST(Wiring, MeshFlagIsParsedOrRefused) {
   EXPECT_TRUE(parse_mesh("").shape.empty());
   const auto flags = parse_mesh("replicate=1,shard=2,tp=12");
   EXPECT_EQ(flags.shape, (std::vector<std::int64_t>{1, 2, 12}));

@@ -3,7 +3,7 @@
 
     pip install tokenizers
     tools/tokenizer/make.py train FOLDER [SIZE]   trains byte-pair encoding on a folder's text files (the default corpus of
-                                                  train is LibTorch's include/ATen); writes examples/train/tokenizer.json
+                                                  train is LibTorch's ATen headers); writes examples/train/tokenizer.json
     tools/tokenizer/make.py record OUT            writes a small tokenizer.json as for each family of models, and cases.json
                                                   with texts, their ids and the decoded texts
     tools/tokenizer/make.py patterns OUT          writes patterns.json: regular expressions and their matches, or null if

@@ -1,6 +1,6 @@
 // Embedding tables with sharded rows. Forward: a rank looks up its own rows and returns zeros for the others, so the
-// output is Partial(sum). No mask is kept between calls (PITFALLS D1). Backward: a rank computes the gradient of its
-// own rows only. Indices and padding_idx are global.
+// output is Partial(sum). No mask is kept between calls. Backward: a rank computes the gradient of its own rows only.
+// Indices and padding_idx are global.
 #include "ops/dispatch/functional_overload.h"
 #include "ops/local_kernels/local_args.h"
 

@@ -13,7 +13,7 @@ namespace {
 
 // Element-wise losses with a mean over the global batch (mse, smooth_l1, huber, binary cross entropy, soft margin).
 // Ranks sum their shard and divide by the global count, in forward and backward, so uneven and empty shards have the
-// correct weight (PITFALLS C1, C2). Half types are summed in float.
+// correct weight. Half types are summed in float.
 
 // The operator's functional overload, with its own copy of the arguments.
 struct Functional {

@@ -8,8 +8,7 @@ namespace dtensor {
 namespace {
 
 // Reductions for which ATen's operator on a shard would be wrong or would raise on some ranks. The mean divides by the
-// global count. Reductions without a value for an empty shard use their identity, so that no single rank raises
-// (PITFALLS A12).
+// global count. Reductions without a value for an empty shard use their identity, so that no single rank raises.
 
 void mean(LocalCall& call) {
   const LocalArgs args(call);
