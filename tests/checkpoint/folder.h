@@ -1,4 +1,4 @@
-// A temporary folder for one test, random tensors of any dtype and layout, and a safetensors reader that is independent
+// Random tensors of any dtype and layout, and a safetensors reader that is independent
 // of the library.
 #pragma once
 
@@ -8,28 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/checkpoint.h"
+#include "support/folder.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
-
-class Folder {
- public:
-  Folder() {
-    static std::atomic<int> number{0};
-    path_ = std::filesystem::temp_directory_path() /
-            ("dtensor_checkpoint_" + std::to_string(::getpid()) + "_" + std::to_string(number++));
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directories(path_);
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline const std::vector<at::ScalarType>& all_dtypes() {
   static const std::vector<at::ScalarType> dtypes = {at::kDouble, at::kFloat, at::kHalf,        at::kBFloat16,

@@ -1,19 +1,18 @@
 // Printed and written costs equal the formula within 5 %: --memory, the bytes received, and the trace.
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "costs/cases.h"
 #include "costs/formula.h"
+#include "support/folder.h"
 #include "train/program.h"
 
 namespace costs {
 namespace {
 
-namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 constexpr std::int64_t kSteps = 3;
 
@@ -82,7 +81,8 @@ std::map<std::string, double> traced(const std::string& path) {
 }
 
 void expect_formula(const std::string& name, const train::Options& options) {
-  const auto trace = (fs::temp_directory_path() / ("dtensor_costs_" + std::to_string(::getpid()) + ".json")).string();
+  const dtensor::test::Folder folder;
+  const auto trace = folder / "trace.json";
   const auto out = printed(words_of(options, trace), options.experts ? train::Kind::experts : train::Kind::dense);
   const Formula formula(options);
   expect_row(out, "memory: parameters", formula.parameter_bytes(), name);
@@ -91,7 +91,6 @@ void expect_formula(const std::string& name, const train::Options& options) {
   expect_row(out, "gathered, at most", formula.gathered_bytes(), name);
 
   const auto moved = traced(trace);
-  fs::remove(trace);
   const auto counts = formula.counts();
   std::map<std::string, double> by_axis;
   double all = 0, unknown = 0;

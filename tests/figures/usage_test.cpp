@@ -7,6 +7,7 @@
 #include "figures/program.h"
 #include "support/captured.h"
 #include "support/data.h"
+#include "support/folder.h"
 
 namespace {
 
@@ -15,42 +16,33 @@ using Words = std::vector<std::string>;
 
 class Figures : public testing::Test {
  protected:
-  Figures() { fs::remove_all(folder_), fs::create_directories(folder_); }
-  ~Figures() override { fs::remove_all(folder_); }
-
   dtensor::test::ProgramOutput run(Words words) const {
     words.insert(words.begin(), "figures");
     return dtensor::test::run_captured(words, figures::run_program);
   }
   dtensor::test::ProgramOutput draw(const Words& more) const {
-    Words words = {folder_.string(),
-                   "--hidden",
-                   "16",
-                   "--layers",
-                   "1",
-                   "--steps",
-                   "2",
-                   "--data",
-                   dtensor::test::data_path("oracles/transformer.json")};
+    Words words = {folder_.str(), "--hidden", "16",
+                   "--layers",    "1",        "--steps",
+                   "2",           "--data",   dtensor::test::data_path("oracles/transformer.json")};
     words.insert(words.end(), more.begin(), more.end());
     return run(words);
   }
   void expect_rejected(const dtensor::test::ProgramOutput& ended, const std::string& message) const {
     EXPECT_EQ(ended.status, 2) << message << ": " << ended.error;
     EXPECT_TRUE(ended.error.starts_with("figures: " + message)) << ended.error;
-    EXPECT_TRUE(fs::is_empty(folder_)) << message;
+    EXPECT_TRUE(fs::is_empty(folder_.path())) << message;
   }
   std::string curves() const {
     std::ifstream in(folder_ / "layouts_loss.svg");
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
-  const fs::path folder_ = fs::temp_directory_path() / ("dtensor_figures_usage_" + std::to_string(::getpid()));
+  const dtensor::test::Folder folder_;
 };
 
 // Flags of a single run: each layout would start from the previous layout's checkpoint, or ignore the flag.
 TEST_F(Figures, RefusesFlagsOfASingleRun) {
-  const auto elsewhere = folder_.string() + "_not";
+  const auto elsewhere = folder_.str() + "_not";
   for (const Words& words : std::vector<Words>{{"--mesh", "tp=2"},
                                                {"--ranks", "2"},
                                                {"--backend", "local"},
@@ -70,17 +62,17 @@ TEST_F(Figures, RefusesFlagsOfASingleRun) {
 }
 
 TEST_F(Figures, RefusesInvalidArguments) {
-  expect_rejected(run({folder_.string(), "--hidden", "18"}), "--hidden: expected a multiple of the 4 heads, got 18");
+  expect_rejected(run({folder_.str(), "--hidden", "18"}), "--hidden: expected a multiple of the 4 heads, got 18");
   expect_rejected(draw({"--reshard-after-forward", "3"}), "--reshard-after-forward 3 does not divide");
-  expect_rejected(draw({"--tokenizer", folder_.string() + "_not"}), "--tokenizer: ");
-  const auto no_folder = (folder_ / "none").string();
+  expect_rejected(draw({"--tokenizer", folder_.str() + "_not"}), "--tokenizer: ");
+  const auto no_folder = folder_ / "none";
   expect_rejected(run({no_folder, "--steps", "1"}), "no folder " + no_folder);
   expect_rejected(run({"--long-sequences", no_folder, "8"}), "no folder " + no_folder);
   for (const char* tokens : {"7", "12abc", "", "-8", "99999999999999999999", "0x20"}) {
-    expect_rejected(run({"--long-sequences", folder_.string(), tokens}),
+    expect_rejected(run({"--long-sequences", folder_.str(), tokens}),
                     "--long-sequences: expected TOKENS from 8 to 16777216, got");
   }
-  expect_rejected(run({"--long-sequences", folder_.string(), "8", "9"}), "usage: ");
+  expect_rejected(run({"--long-sequences", folder_.str(), "8", "9"}), "usage: ");
   expect_rejected(run({"--long-sequences"}), "usage: ");
   expect_rejected(run({"--steps", "1"}), "usage: ");
   expect_rejected(run({}), "usage: ");

@@ -1,21 +1,18 @@
 // Invalid sizes in config.json raise an error with the key and the value.
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "llm/hf_config.h"
 #include "llm/usage_error.h"
+#include "support/folder.h"
 
 namespace {
 
-namespace fs = std::filesystem;
-
 // A negative number of layers must not reach the size of a std::vector.
 TEST(Config, SizesBelowOneAreRefused) {
-  const auto folder = fs::temp_directory_path() / ("dtensor_llm_config_" + std::to_string(::getpid()));
-  fs::create_directories(folder);
+  const dtensor::test::Folder folder;
   const nlohmann::json llama = {{"model_type", "llama"},       {"vocab_size", 8},        {"hidden_size", 8},
                                 {"num_hidden_layers", 1},      {"intermediate_size", 8}, {"num_attention_heads", 2},
                                 {"max_position_embeddings", 8}};
@@ -25,7 +22,7 @@ TEST(Config, SizesBelowOneAreRefused) {
     config[key] = size;
     std::ofstream(folder / "config.json") << config;
     try {
-      llm::read_family(folder.string());
+      llm::read_family(folder.str());
     } catch (const llm::UsageError& error) {
       return error.what();
     }
@@ -40,7 +37,6 @@ TEST(Config, SizesBelowOneAreRefused) {
     }
   }
   EXPECT_EQ(reported(llama, "num_hidden_layers", 2), "accepted");
-  fs::remove_all(folder);
 }
 
 }  // namespace

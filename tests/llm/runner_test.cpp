@@ -12,6 +12,7 @@
 #include "llm/program.h"
 #include "recorded.h"
 #include "support/captured.h"
+#include "support/folder.h"
 #include "train/signals.h"
 
 namespace {
@@ -21,9 +22,7 @@ using Words = std::vector<std::string>;
 
 class LlmTrain : public testing::Test {
  protected:
-  LlmTrain() : folder_(fs::temp_directory_path() / ("dtensor_llm_runner_" + std::to_string(::getpid()))) {
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
+  LlmTrain() {
     std::ofstream text(path("text.jsonl"));
     for (int line = 0; line < 12; ++line) {
       nlohmann::json ids;
@@ -31,9 +30,8 @@ class LlmTrain : public testing::Test {
       text << nlohmann::json{{"text", ids}}.dump() << "\n";
     }
   }
-  ~LlmTrain() override { fs::remove_all(folder_); }
 
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string path(const std::string& name) const { return folder_ / name; }
 
   int run(const std::string& mesh, const Words& more, const std::string& model = recorded::folder("llama3")) const {
     Words words = {"llm",    "train", "--model", model, "--data",  path("text.jsonl"),
@@ -51,7 +49,7 @@ class LlmTrain : public testing::Test {
     return all;
   }
 
-  const fs::path folder_;
+  const dtensor::test::Folder folder_;
   mutable std::string error_;
 };
 

@@ -7,6 +7,7 @@
 #include "llm/text.h"
 #include "llm/text_stream.h"
 #include "recorded.h"
+#include "support/folder.h"
 #include "tokenizer/unicode.h"
 
 namespace {
@@ -15,12 +16,10 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 // A model folder with a tokenizer of its 64 ids: letters, some pairs and, for all other characters, bytes.
-class Folder {
+class ModelFolder : public dtensor::test::Folder {
  public:
-  explicit Folder(const std::string& family) {
-    fs::remove_all(path_);
-    fs::create_directories(path_);
-    for (const auto& entry : fs::directory_iterator(recorded::folder(family))) fs::copy(entry.path(), path_);
+  explicit ModelFolder(const std::string& family) {
+    for (const auto& entry : fs::directory_iterator(recorded::folder(family))) fs::copy(entry.path(), path());
     std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "\u2581", "th", "he", "\u2581t"};
     for (char c = 'a'; c <= 'z'; ++c) tokens.emplace_back(1, c);
     for (const char* byte : {"E6", "BC", "A2", "C3", "A9", "F0", "9F", "98", "80", "0A"})
@@ -47,16 +46,11 @@ class Folder {
              {"fuse_unk", true},
              {"merges", {"t h", "h e", "\u2581 t"}}}}});
   }
-  ~Folder() { fs::remove_all(path_); }
-  std::string str() const { return path_.string(); }
   std::string write(const std::string& name, const json& value) const { return write_text(name, value.dump()); }
   std::string write_text(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name) << text;
-    return (path_ / name).string();
+    std::ofstream(*this / name) << text;
+    return *this / name;
   }
-
- private:
-  fs::path path_ = fs::temp_directory_path() / ("dtensor_llm_text_" + std::to_string(::getpid()));
 };
 
 struct Output {
@@ -75,7 +69,7 @@ Output run(std::vector<std::string> words) {
 
 // Prints the prompt, the decoded tokens and their ids; the prompt's ids give the same tokens.
 TEST(Text, GenerationIsEqualOnEveryMesh) {
-  const Folder folder("llama2");
+  const ModelFolder folder("llama2");
   const auto tokenizer = llm::read_tokenizer(folder.str());
   const std::string prompt = "the thé 漢";
   const auto ids = tokenizer.encode(prompt, true);
@@ -112,7 +106,7 @@ TEST(Text, SplitCacheTakesTheAxis) {
 }
 
 TEST(Text, FilesAndLinesBecomeTokensWithBeginAndEnd) {
-  const Folder folder("llama2");
+  const ModelFolder folder("llama2");
   auto family = llm::read_family(folder.str());
   family.end_tokens = {2};
   const auto tokens = [&](const std::string& path, const char* field = "text") {
@@ -140,7 +134,7 @@ TEST(Text, FilesAndLinesBecomeTokensWithBeginAndEnd) {
 
 // Values that a parser would round to an id are refused. The error names the flag of the file.
 TEST(Text, InvalidIdIsReportedWithFlagAndLine) {
-  const Folder folder("llama2");
+  const ModelFolder folder("llama2");
   const auto fine = folder.write_text("fine.jsonl", R"({"text": [3, 4, 5, 6, 7, 8, 9]})");
   const auto train = [&](const std::string& data, const std::string& eval) {
     testing::internal::CaptureStderr();

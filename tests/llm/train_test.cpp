@@ -6,6 +6,7 @@
 #include "llm/export.h"
 #include "llm/train.h"
 #include "recorded.h"
+#include "support/folder.h"
 #include "train/state.h"
 
 namespace {
@@ -120,19 +121,6 @@ TEST(TrainingOverflow, StopsBeforeNonFiniteUpdates) {
 
 INSTANTIATE_TEST_SUITE_P(All, Training, testing::ValuesIn(cases()));
 
-class Folder {
- public:
-  Folder() : path_(std::filesystem::temp_directory_path() / ("dtensor_llm_" + std::to_string(::getpid()))) {
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directories(path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
-
 std::map<std::string, std::pair<dtensor::CheckpointEntry, std::string>> contents(const std::string& folder) {
   std::map<std::string, std::pair<dtensor::CheckpointEntry, std::string>> all;
   for (const auto& entry : dtensor::read_checkpoint_index(folder).entries) {
@@ -147,7 +135,7 @@ std::map<std::string, std::pair<dtensor::CheckpointEntry, std::string>> contents
 
 // Names, dtypes, sizes and bytes are equal on any mesh; other files are copied.
 TEST(Export, WritesTheTensorsOfTheSource) {
-  const Folder folder;
+  const dtensor::test::Folder folder;
   for (const auto& family : recorded::families()) {
     const auto source = recorded::folder(family), out = folder / family;
     run_local(4, [&](dtensor::Communicator world) {
@@ -173,7 +161,7 @@ TEST(Export, WritesTheTensorsOfTheSource) {
 TEST(Config, RefusesZeroDivisors) {
   const std::string common = R"("vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8)";
   const std::string experts = R"("num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 4)";
-  const Folder folder;
+  const dtensor::test::Folder folder;
   const std::pair<const char*, std::string> cases[] = {
       {"num_attention_heads", R"({"model_type": "llama", "num_attention_heads": 0, )" + common + "}"},
       {"decoder_sparse_step", R"({"model_type": "qwen3_moe", "num_attention_heads": 2, "decoder_sparse_step": 0, )" +
@@ -205,7 +193,7 @@ TEST(Adapters, TiedHeadIsRefused) {
 // Adapters are merged also into transposed and fused weights: the exported model has the logits of the adapted one. The
 // configuration names another dtype.
 TEST(Export, MergesAdaptersAndConverts) {
-  const Folder folder;
+  const dtensor::test::Folder folder;
   for (const std::string family : {"mistral", "gpt2", "deepseek_v3"}) {
     const auto expected = recorded::expected(family);
     const auto source = recorded::folder(family), merged = folder / (family + "_merged"),
@@ -239,7 +227,7 @@ llm::TrainOptions with_folders(llm::TrainOptions options, std::string save, std:
 
 // Three steps and two more on another mesh equal five steps.
 TEST(Run, ResumesOnAnotherMesh) {
-  const Folder folder;
+  const dtensor::test::Folder folder;
   const auto expected = recorded::expected("qwen3").all;
   const auto& losses = expected.at("losses");
   const auto batch = batch_of(expected);

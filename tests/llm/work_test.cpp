@@ -8,6 +8,7 @@
 #include "llm/generate.h"
 #include "recorded.h"
 #include "support/bytes_read.h"
+#include "support/folder.h"
 
 namespace {
 
@@ -140,9 +141,10 @@ TEST(Work, CacheRefusesTokensBeyondItsCapacityAndGradients) {
 
 // A checkpoint of one linear layer's 4 MiB weight, loaded by name and transposed.
 TEST(Work, EachRankReadsOnlyItsPart) {
-  const auto path = std::filesystem::temp_directory_path() / ("dtensor_llm_read_" + std::to_string(::getpid()));
+  const dtensor::test::Folder folder;
+  const std::string path = folder / "saved";
   const auto weight = at::arange(1 << 20, at::kFloat).view({1024, 1024});
-  run_local(1, [&](Communicator world) { save_state(path.string(), world, {{"there.weight", weight}}); });
+  run_local(1, [&](Communicator world) { save_state(path, world, {{"there.weight", weight}}); });
   run_local(4, [&](Communicator world) {
     const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {4}, {"tp"});
     for (const bool transposed : {false, true}) {
@@ -151,7 +153,7 @@ TEST(Work, EachRankReadsOnlyItsPart) {
         dtensor::LoadOptions options;
         options.names = {{.tensor = "weight", .stored = "there.weight", .transposed = transposed}};
         const auto before = bytes_read();
-        load_state(path.string(), world, {{"weight", target}}, options);
+        load_state(path, world, {{"weight", target}}, options);
         const auto read = bytes_read() - before;
         // For splits within rows, ranks read rows for each other.
         EXPECT_LE(read, (4 << 20) / 4 + (64 << 10)) << "rank " << world.rank();
@@ -160,7 +162,6 @@ TEST(Work, EachRankReadsOnlyItsPart) {
       }
     }
   });
-  std::filesystem::remove_all(path);
 }
 
 }  // namespace

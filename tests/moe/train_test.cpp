@@ -1,8 +1,7 @@
 // Training with expert parallelism equals one device over a hundred steps with AdamW and clipping.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
+#include "support/folder.h"
 #include "train/compare.h"
 #include "train/run.h"
 
@@ -117,9 +116,10 @@ TEST(MoeTraining, ExpertParallelEqualsOneDeviceInBfloat16) {
   }
 }
 
-// Pitfall G8 for experts: a run resumes with all state on other sizes of ep, etp and edp.
+// A run resumes with all state on other sizes of ep, etp and edp.
 TEST(MoeTraining, ResumesWithAnotherExpertParallelism) {
-  const auto folder = std::filesystem::temp_directory_path() / ("dtensor_moe_resume_" + std::to_string(::getpid()));
+  const dtensor::test::Folder folder;
+  const std::string saved = folder / "saved";
   auto o = options_of(train::Dtype::float64);
   o.steps = 8;
   o.experts->balance = "bias";
@@ -138,13 +138,12 @@ TEST(MoeTraining, ResumesWithAnotherExpertParallelism) {
   };
   const std::vector<MeshLayout> layouts = {{{1, 2, 2}, 4, 1}, {{1, 2, 1}, 1, 1}, {{1, 2, 2}, 2, 2}, {{2, 1, 1}, 2, 1}};
   const auto full = run(layouts[0], "", "", 8);
-  run(layouts[0], "", folder.c_str(), 4);
+  run(layouts[0], "", saved.c_str(), 4);
   for (const MeshLayout& layout : layouts) {
-    const auto rest = run(layout, folder.c_str(), "", 8);
+    const auto rest = run(layout, saved.c_str(), "", 8);
     ASSERT_EQ(rest.front().step, 4);
     EXPECT_LE(largest_difference(rest, {full.begin() + 4, full.end()}), 1e-9) << layout.mesh.str();
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "dtensor/pipeline.h"
+#include "pipeline/microbatches.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -20,11 +21,10 @@ using pipeline::Pipeline;
 using pipeline::Schedule;
 using pipeline::Tensors;
 using test::Draw;
+using test::mean_loss;
 
 constexpr std::int64_t kSize = 6;
 constexpr int kMicrobatches = 4;
-
-at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
 // A chain of stages with one fully sharded weight each, on 2 ranks along pp and 2 along shard.
 struct Chain {

@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "dtensor/pipeline.h"
+#include "pipeline/microbatches.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -17,10 +18,11 @@ using pipeline::Pipeline;
 using pipeline::Schedule;
 using pipeline::Tensors;
 using test::Draw;
+using test::mean_loss;
+using test::parts;
 
 constexpr double kMaxNorm = 0.1;
 
-at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 Tensors pass(const Tensors& in) { return in; }
 
 at::Tensor with_gradient(const at::Tensor& gradient) {

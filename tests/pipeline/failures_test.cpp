@@ -5,6 +5,7 @@
 #include "dtensor/fully_shard.h"
 #include "dtensor/pipeline.h"
 #include "dtensor/random.h"
+#include "pipeline/microbatches.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -20,12 +21,6 @@ struct Fault {
   const char* where;  // "forward", "backward" or "loss".
   int stage, call;    // The exception is thrown in this call.
 };
-
-std::vector<Tensors> parts(const at::Tensor& batch) {
-  std::vector<Tensors> result;
-  for (const at::Tensor& part : pipeline::microbatches(batch, kMicrobatches)) result.push_back({part});
-  return result;
-}
 
 // Stages with an unsharded weight, with one that is gathered where it is used, and with one that the schedule gathers.
 enum class Weights { full, sharded, scheduled };
@@ -76,7 +71,8 @@ struct Model {
   std::vector<Tensors> batch() const {
     const at::Tensor x = Draw(9).normal({2 * kMicrobatches, 4});
     std::vector<Tensors> result;
-    for (const Tensors& part : parts(x)) result.push_back({distribute_tensor(part[0], pipe.stage_mesh(), {Shard(0)})});
+    for (const Tensors& part : parts(x, kMicrobatches))
+      result.push_back({distribute_tensor(part[0], pipe.stage_mesh(), {Shard(0)})});
     return result;
   }
 };
@@ -146,7 +142,7 @@ TEST(PipelineFailures, NonScalarLossIsErrorInEvaluationToo) {
                   mesh, pipeline::make_schedule("1f1b", 2, kMicrobatches),
                   [&](const Tensors& out, const Tensors& y) { return wrong ? out[0] : at::mse_loss(out[0], y[0]); });
               pipe.set_stage(world.rank(), [](const Tensors& in) { return Tensors{in[0] * 2}; });
-              const auto x = parts(at::ones({kMicrobatches, 2}, at::kDouble));
+              const auto x = parts(at::ones({kMicrobatches, 2}, at::kDouble), kMicrobatches);
               const std::string error = error_of([&] { pipe.evaluate(x, x); });
               EXPECT_NE(error.find("expected the loss of microbatch 0 to be one number"), std::string::npos) << error;
               wrong = false;

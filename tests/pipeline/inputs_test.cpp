@@ -4,6 +4,7 @@
 
 #include "dtensor/pipeline.h"
 #include "dtensor/random.h"
+#include "pipeline/microbatches.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -13,12 +14,11 @@ namespace {
 using pipeline::Pipeline;
 using pipeline::Tensors;
 using test::Draw;
+using test::mean_loss;
 
 constexpr std::int64_t kSize = 4;
 constexpr int kMicrobatches = 3;
 const char* const kSchedules[] = {"1f1b", "zb-h1"};  // A full backward and a split one.
-
-at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
 // One stage on one pipeline rank, on `tp` ranks of the other axis: a product with a weight that is split over them.
 void on_one_stage(const std::string& schedule, int tp,

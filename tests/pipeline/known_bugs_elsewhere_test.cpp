@@ -4,6 +4,7 @@
 
 #include "dtensor/events.h"
 #include "dtensor/pipeline.h"
+#include "pipeline/microbatches.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -13,8 +14,8 @@ namespace {
 using pipeline::Pipeline;
 using pipeline::Tensors;
 using test::Draw;
-
-at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
+using test::mean_loss;
+using test::parts;
 
 // Two stages with one weight each.
 struct Chain {
@@ -35,12 +36,6 @@ struct Chain {
     return at::mse_loss(at::matmul(at::tanh(at::matmul(x, first)), second), y);
   }
 };
-
-std::vector<Tensors> parts(const at::Tensor& batch, int count) {
-  std::vector<Tensors> result;
-  for (const at::Tensor& part : pipeline::microbatches(batch, count)) result.push_back({part});
-  return result;
-}
 
 // Runs steps with these shapes and compares each with one device. Gradients accumulate on both sides.
 void expect_steps(const std::string& schedule, int count, const std::vector<test::Shape>& shapes) {

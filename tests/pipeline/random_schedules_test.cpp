@@ -7,6 +7,7 @@
 
 #include "dtensor/fully_shard.h"
 #include "dtensor/pipeline.h"
+#include "pipeline/microbatches.h"
 #include "pipeline_schedule/reference.h"
 #include "support/ranks.h"
 
@@ -17,10 +18,10 @@ using pipeline::Pipeline;
 using pipeline::Schedule;
 using pipeline::Tensors;
 using test::Draw;
+using test::mean_loss;
+using test::parts;
 
 constexpr std::int64_t kSize = 3;
-
-at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
 // Sleeps up to 100 microseconds in one call of three.
 void delay(std::mt19937_64& random) {
@@ -53,12 +54,6 @@ Schedule any_schedule(std::mt19937_64& random) {
     Schedule schedule = pipeline::with_communication(compute, options);
     if (pipeline::check(schedule).in_order) return schedule;
   }
-}
-
-std::vector<Tensors> parts(const at::Tensor& batch, int count) {
-  std::vector<Tensors> result;
-  for (const at::Tensor& part : pipeline::microbatches(batch, count)) result.push_back({part});
-  return result;
 }
 
 RC_GTEST_PROP(RandomSchedules, ValidSchedulesMatchSingleDeviceGradients, ()) {

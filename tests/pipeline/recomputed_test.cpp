@@ -6,6 +6,7 @@
 #include "dtensor/checkpoint_activations.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/pipeline.h"
+#include "pipeline/microbatches.h"
 #include "support/ranks.h"
 
 namespace dtensor {
@@ -14,11 +15,10 @@ namespace {
 using pipeline::Pipeline;
 using pipeline::Tensors;
 using test::Draw;
+using test::mean_loss;
 
 constexpr std::int64_t kSize = 4;
 constexpr int kMicrobatches = 4;
-
-at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
 // The segments of a stage that are recomputed: none, those of some microbatches, or all.
 enum class Recompute { none, some, all };

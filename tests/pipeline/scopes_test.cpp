@@ -5,6 +5,7 @@
 
 #include "dtensor/pipeline.h"
 #include "dtensor/tensor.h"
+#include "pipeline/microbatches.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
@@ -12,8 +13,6 @@ namespace {
 
 using pipeline::Pipeline;
 using pipeline::Tensors;
-
-at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
 struct Autocast {
   explicit Autocast(bool on) : was(at::autocast::is_autocast_enabled(at::kCPU)) {

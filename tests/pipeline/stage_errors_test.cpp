@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "dtensor/pipeline.h"
+#include "pipeline/microbatches.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -15,14 +16,6 @@ namespace {
 using pipeline::Pipeline;
 using pipeline::Tensors;
 using List = std::vector<Tensors>;
-
-at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
-
-List parts(const at::Tensor& batch, int count) {
-  List result;
-  for (const at::Tensor& part : pipeline::microbatches(batch, count)) result.push_back({part});
-  return result;
-}
 
 // Two stages of one weight each; the test sets the second.
 struct Line {

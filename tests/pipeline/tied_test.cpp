@@ -6,6 +6,7 @@
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "dtensor/pipeline.h"
+#include "pipeline/microbatches.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -15,10 +16,10 @@ namespace {
 using pipeline::Pipeline;
 using pipeline::Tensors;
 using test::Draw;
+using test::mean_loss;
+using test::parts;
 
 constexpr std::int64_t kSize = 4;
-
-at::Tensor mean_loss(const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }
 
 enum class Sync { all, none, shards };  // Scope of a step: NoGradientSync or NoReplicaSync.
 

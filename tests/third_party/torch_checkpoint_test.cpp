@@ -4,28 +4,13 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
-#include <filesystem>
-
 #include "dtensor/checkpoint.h"
 #include "dtensor/torch_optimizer.h"
+#include "support/folder.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {
 namespace {
-
-namespace fs = std::filesystem;
-
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / ("dtensor_torch_optimizer_" + std::to_string(::getpid()))) {
-    fs::remove_all(path_);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  std::string str() const { return path_.string(); }
-
- private:
-  fs::path path_;
-};
 
 // An uneven matrix and a vector as a model.
 struct Net {
@@ -64,10 +49,10 @@ void expect_goes_on_elsewhere(const Options& options, const std::vector<std::str
     train(net, optimizer, 0, 5);
     optimizer.param_groups()[0].options().set_lr(0.02);
     TorchOptimizer saved(optimizer, net);
-    Checkpoint().add("model", net.named_parameters()).add("optimizer", saved).save(folder.str(), world);
+    Checkpoint().add("model", net.named_parameters()).add("optimizer", saved).save(folder / "saved", world);
   });
   for (const auto& slot : slots) {
-    const auto entries = read_checkpoint_index(folder.str()).entries;
+    const auto entries = read_checkpoint_index(folder / "saved").entries;
     const auto name = "optimizer.fc.weight." + slot;
     EXPECT_EQ(std::count_if(entries.begin(), entries.end(), [&](const auto& e) { return e.name == name; }), 1) << name;
   }
@@ -78,7 +63,7 @@ void expect_goes_on_elsewhere(const Options& options, const std::vector<std::str
     Optim optimizer({net.weight, net.bias}, options);
     TorchOptimizer saved(optimizer, net);
     Checkpoint state;
-    state.add("model", net.named_parameters()).add("optimizer", saved).load(folder.str(), world);
+    state.add("model", net.named_parameters()).add("optimizer", saved).load(folder / "saved", world);
     EXPECT_EQ(saved.lr(), 0.02);
     saved.set_lr(uninterrupted.param_groups()[0].options().get_lr());
     train(net, optimizer, 5, 10);
@@ -110,13 +95,13 @@ TEST(TorchOptimizer, AndTheLibrarysOptimizersResumeEachOther) {
     torch::optim::AdamW optimizer({net.weight, net.bias}, torch::optim::AdamWOptions(0.01));
     train(net, optimizer, 0, 3);
     TorchOptimizer saved(optimizer, net);
-    Checkpoint().add("optimizer", saved).add("model", net.named_parameters()).save(folder.str(), world);
+    Checkpoint().add("optimizer", saved).add("model", net.named_parameters()).save(folder / "saved", world);
 
     Net other = net_on(mesh, 1);
     AdamW ours({{.parameters = {other.weight, other.bias},
                  .options = {.lr = 0.5, .fused = false},
                  .names = {"fc.weight", "fc.bias"}}});
-    Checkpoint().add("optimizer", ours).add("model", other.named_parameters()).load(folder.str(), world);
+    Checkpoint().add("optimizer", ours).add("model", other.named_parameters()).load(folder / "saved", world);
     EXPECT_EQ(ours.lr(), 0.01);
     train(net, optimizer, 3, 6);
     train(other, ours, 3, 6);

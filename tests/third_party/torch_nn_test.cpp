@@ -2,9 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <filesystem>
-
 #include "dtensor/dtensor.h"
+#include "support/folder.h"
 #include "support/ranks.h"
 
 namespace {
@@ -141,7 +140,8 @@ TEST(TorchNn, IsParallelizedIfCreatedInAMeshScope) {
 
 // Parameters and buffers under their own names, from a mesh to a model on one device.
 TEST(TorchNn, IsSavedFromAMeshAndLoadedOnOneDevice) {
-  const auto folder = std::filesystem::temp_directory_path() / ("dtensor_torch_nn_" + std::to_string(::getpid()));
+  const test::Folder temporary;
+  const std::string folder = temporary / "saved";
   std::vector<at::Tensor> expected;
   test::on_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto model = [&] {
@@ -157,7 +157,6 @@ TEST(TorchNn, IsSavedFromAMeshAndLoadedOnOneDevice) {
   run_local(1, [&](Communicator world) { Checkpoint().add("model", regular).load(folder, world); });
   const auto loaded = state_of(regular);
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(loaded[i].detach(), expected[i])) << i;
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "support/data.h"
+#include "support/folder.h"
 #include "tokenizer/unicode.h"
 
 namespace {
@@ -17,7 +17,6 @@ namespace {
 using nlohmann::json;
 using tokenizer::Ids;
 using tokenizer::Tokenizer;
-namespace fs = std::filesystem;
 
 json read(const std::string& path) { return json::parse(std::ifstream(path)); }
 
@@ -108,37 +107,31 @@ TEST(Normalization, MatchesUnicodeExamples) {
             "\xff\xcc\u00e5");  // Invalid bytes are kept.
 }
 
-class Folder {
- public:
-  Folder() { fs::create_directories(path_); }
-  ~Folder() { fs::remove_all(path_); }
-  std::string write(const char* name, const std::string& text) const {
-    std::ofstream(path_ / name) << text;
-    return (path_ / name).string();
-  }
-  std::string str() const { return path_.string(); }
+using dtensor::test::Folder;
 
- private:
-  fs::path path_ = fs::temp_directory_path() / ("dtensor_tokenizer_" + std::to_string(::getpid()));
-};
+std::string write(const Folder& folder, const std::string& name, const std::string& text) {
+  std::ofstream(folder / name) << text;
+  return folder / name;
+}
 
 // Without a vocabulary, ids are those of GPT-2: 256 bytes starting with '!', one for each merge, and the end-of-text
 // token.
 TEST(Tokenizer, ReadsMergesWithoutVocabulary) {
   const Folder folder;
-  const auto path = folder.write("merges.txt", "#version: 0.2\nl o\nlo w\n\u0120 low\n");  // U+0120 stands for a space.
+  const auto path =
+      write(folder, "merges.txt", "#version: 0.2\nl o\nlo w\n\u0120 low\n");  // U+0120 stands for a space.
   const auto own = Tokenizer::read(path);
   EXPECT_EQ(own.size(), 256 + 3 + 1);
   EXPECT_EQ(own.encode("low low!<|endoftext|>"), (Ids{257, 258, 0, 259}));
   EXPECT_EQ(Tokenizer::read(folder.str()).size(), 260);
-  folder.write("vocab.json", R"({"l": 300, "lo": 5})");
+  write(folder, "vocab.json", R"({"l": 300, "lo": 5})");
   EXPECT_THROW(Tokenizer::read(path), tokenizer::Error);  // Merges of tokens without an id.
 }
 
 std::string refusal(const std::string& text) {
   const Folder folder;
   try {
-    Tokenizer::read(folder.write("tokenizer.json", text));
+    Tokenizer::read(write(folder, "tokenizer.json", text));
   } catch (const tokenizer::Error& error) {
     return error.what();
   }

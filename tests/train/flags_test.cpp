@@ -9,6 +9,7 @@
 #include <set>
 
 #include "support/data.h"
+#include "support/folder.h"
 #include "train/program.h"
 #include "train/run.h"
 
@@ -27,10 +28,10 @@ struct Run {
   double bytes(const std::string& axis) const { return log.back().at("bytes_received").value(axis, 0.0); }
 };
 
-fs::path folder() {
-  const auto path = fs::temp_directory_path() / ("dtensor_flags_" + std::to_string(::getpid()));
-  fs::create_directories(path);
-  return path;
+// Of all tests of this file.
+const fs::path& folder() {
+  static const dtensor::test::Folder temporary;
+  return temporary.path();
 }
 
 // Runs the program on thread ranks.
@@ -336,7 +337,6 @@ TEST(FlagsOfPrograms, UsageErrorsAreOneLineWithTheProgramName) {
     EXPECT_EQ(result.error.rfind(m.message, 0), 0U) << result.error;
     EXPECT_EQ(std::count(result.error.begin(), result.error.end(), '\n'), 1) << result.error;
   }
-  fs::remove_all(folder());
 }
 
 }  // namespace

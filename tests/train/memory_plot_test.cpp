@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 
 #include "dtensor/launch.h"
+#include "support/folder.h"
 #include "train/compare.h"
 #include "train/layouts.h"
 #include "train/plan.h"
@@ -97,15 +97,13 @@ TEST(MemoryPlot, LayoutsAreDrawnSideBySide) {
   EXPECT_EQ(highest(runs[0].memory, &MemorySample::gathered), 0);
   EXPECT_GT(highest(runs[1].memory, &MemorySample::gathered), 0);
 
-  const auto folder = std::filesystem::temp_directory_path() / ("dtensor_figures_" + std::to_string(::getpid()));
-  std::filesystem::create_directories(folder);
-  train::write_figures(folder.string(), o, one_device, runs);
+  const dtensor::test::Folder folder;
+  train::write_figures(folder.str(), o, one_device, runs);
   for (const char* name : {"layouts_loss.svg", "layouts_memory.svg"}) {
     std::ifstream in(folder / name);
     const std::string svg((std::istreambuf_iterator<char>(in)), {});
     for (const auto& run : runs) EXPECT_NE(svg.find(run.name), std::string::npos) << name << " " << run.name;
   }
-  std::filesystem::remove_all(folder);
 }
 
 std::string svg_of(const std::string& title, const std::vector<MemorySample>& samples) {

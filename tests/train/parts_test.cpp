@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
-#include <filesystem>
 #include <fstream>
 
 #include "support/data.h"
+#include "support/folder.h"
 #include "train/args.h"
 #include "train/compare.h"
 #include "train/data.h"
@@ -20,7 +20,6 @@
 namespace {
 
 using namespace train;
-namespace fs = std::filesystem;
 
 Options parse(std::vector<std::string> words, Kind program = Kind::dense) {
   words.insert(words.begin(), to_string(program));
@@ -37,13 +36,6 @@ std::string usage_error_of(const std::function<void()>& fn) {
     return error.what();
   }
   return "";
-}
-
-fs::path temporary_folder(const char* name) {
-  fs::path folder = fs::temp_directory_path() / "dtensor_train_test" / name;
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
 }
 
 TEST(Args, NcclRanksComputeOnGpus) {
@@ -110,10 +102,10 @@ TEST(Args, MeshMustHaveAsManyRanksAsTheProgram) {
 }
 
 TEST(Data, FoldersAreReadInSortedOrder) {
-  const fs::path folder = temporary_folder("data");
+  const dtensor::test::Folder folder;
   std::ofstream(folder / "b.txt") << "world";
   std::ofstream(folder / "a.txt") << "hello ";
-  const Corpus corpus = Corpus::read({folder.string()}, 10);
+  const Corpus corpus = Corpus::read({folder.str()}, 10);
   EXPECT_EQ(corpus.files(), 2);
   const Batch batch = corpus.batch(0, 0, {1, 10});  // One possible start only.
   EXPECT_EQ(batch.ids[0][0].item<int>(), 'h');
@@ -161,9 +153,9 @@ TEST(Data, DifferentTextsAreReportedOnEveryRank) {
 
 TEST(Data, MissingOrShortTextIsAUsageError) {
   EXPECT_NE(usage_error_of([] { Corpus::read({"no/such/file"}, 4); }).find("no/such/file"), std::string::npos);
-  const fs::path folder = temporary_folder("short");
+  const dtensor::test::Folder folder;
   std::ofstream(folder / "a.txt") << "abc";
-  EXPECT_NE(usage_error_of([&] { Corpus::read({folder.string()}, 16); }).find("16"), std::string::npos);
+  EXPECT_NE(usage_error_of([&] { Corpus::read({folder.str()}, 16); }).find("16"), std::string::npos);
 }
 
 RC_GTEST_PROP(Data, BatchesDependOnSeedAndStepOnlyAndTargetsAreNextBytes, ()) {
@@ -194,8 +186,9 @@ RC_GTEST_PROP(Data, DocumentsHaveTheRequestedLengths, ()) {
 }
 
 TEST(Log, OneJsonObjectPerStep) {
-  const fs::path file = temporary_folder("log") / "log.jsonl";
-  StepLog log(file.string());
+  const dtensor::test::Folder folder;
+  const std::string file = folder / "log.jsonl";
+  StepLog log(file);
   log.add({.step = 0, .tokens = 8, .loss = 2.5, .moved = {{"tp", 64}}});
   log.add({.step = 1, .tokens = 8, .loss = 1.5});
   std::ifstream in(file);

@@ -8,6 +8,7 @@
 
 #include "support/captured.h"
 #include "support/data.h"
+#include "support/folder.h"
 #include "train/compare.h"
 #include "train/log.h"
 #include "train/plot.h"
@@ -20,10 +21,7 @@ using Words = std::vector<std::string>;
 
 class ResumedOutputs : public testing::Test {
  protected:
-  ResumedOutputs() { fs::remove_all(folder_), fs::create_directories(folder_); }
-  ~ResumedOutputs() override { fs::remove_all(folder_); }
-
-  std::string path(const char* name) const { return (folder_ / name).string(); }
+  std::string path(const char* name) const { return folder_ / name; }
 
   int run(Words more, train::Kind program = train::Kind::dense) {
     Words words = {train::to_string(program),
@@ -55,7 +53,7 @@ class ResumedOutputs : public testing::Test {
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
-  const fs::path folder_ = fs::temp_directory_path() / ("dtensor_resumed_outputs_" + std::to_string(::getpid()));
+  const dtensor::test::Folder folder_;
   std::string error_, out_;
 };
 

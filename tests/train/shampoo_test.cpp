@@ -2,9 +2,8 @@
 // preconditioned, with new roots every third step. It starts on the meta device, is saved and resumed.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
 #include "dtensor/launch.h"
+#include "support/folder.h"
 #include "train/compare.h"
 #include "train/run.h"
 
@@ -71,15 +70,15 @@ TEST(ShampooInTrain, PreconditionerHasAnEffect) {
 }
 
 TEST(ShampooInTrain, ResumesOnAnotherMesh) {
-  const auto folder = std::filesystem::temp_directory_path() / ("dtensor_shampoo_" + std::to_string(::getpid()));
+  const dtensor::test::Folder folder;
+  const std::string saved = folder / "saved";
   auto o = options();
   const auto full = on(o, {1, 4, 1});
-  o.steps = 18, o.save = folder.string();
+  o.steps = 18, o.save = saved;
   on(o, {1, 4, 1});
-  o.steps = kSteps, o.save = "", o.load = folder.string();
+  o.steps = kSteps, o.save = "", o.load = saved;
   const auto rest = on(o, {2, 1, 2});
   EXPECT_LE(apart(rest, {full.begin() + 18, full.end()}), 1e-8);
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

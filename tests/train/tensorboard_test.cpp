@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "support/folder.h"
 #include "train/run_output.h"
 #include "train/tensorboard.h"
 
@@ -15,22 +16,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Folder {
- public:
-  explicit Folder(const std::string& name)
-      : path_(fs::temp_directory_path() / ("dtensor_" + name + std::to_string(::getpid()))) {
-    fs::remove_all(path_);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  std::string str() const { return path_.string(); }
-  std::string content() const {  // Of the only file in the folder.
-    std::ifstream in(fs::directory_iterator(path_)->path(), std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+using dtensor::test::Folder;
 
- private:
-  fs::path path_;
-};
+// Of the only file in the folder.
+std::string content_of(const Folder& folder) {
+  std::ifstream in(fs::directory_iterator(folder.path())->path(), std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
 
 struct Scalar {
   std::string tag;
@@ -118,12 +110,12 @@ TEST(TensorBoard, ChecksumsAreCrc32c) {
 }
 
 TEST(TensorBoard, WritesVersionAndScalars) {
-  const Folder folder("tensorboard");
+  const Folder folder;
   train::TensorBoard board(folder.str());
   board.add("loss", 1, 2.5);
   board.add("a tag/with parts", 1234567, -0.125);
   board.close();
-  const auto all = records(folder.content());
+  const auto all = records(content_of(folder));
   ASSERT_EQ(all.size(), 3U);
   std::string version;
   for (Message fields(all[0]); fields.next();) {
@@ -136,7 +128,7 @@ TEST(TensorBoard, WritesVersionAndScalars) {
 }
 
 TEST(TensorBoard, RunWritesEachStepAndItsEvaluations) {
-  const Folder folder("run_output");
+  const Folder folder;
   train::RunFlags flags;
   flags.steps = 2, flags.tensorboard = folder.str();
   train::RunOutput others(flags, false), output(flags, true);
@@ -149,7 +141,7 @@ TEST(TensorBoard, RunWritesEachStepAndItsEvaluations) {
   testing::internal::GetCapturedStdout();
   output.close(), others.close();
   std::vector<Scalar> scalars;
-  for (const auto& event : records(folder.content())) scalars.push_back(scalar_of(event));
+  for (const auto& event : records(content_of(folder))) scalars.push_back(scalar_of(event));
   const std::vector<Scalar> expected = {{"", 0, 0},  // The version.
                                         {"loss", 1, 2},
                                         {"gradient norm", 1, 3},

@@ -1,12 +1,12 @@
 // Models train on a tokenizer's tokens with a vocabulary that is split over ranks.
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <set>
 
 #include "dtensor/launch.h"
 #include "support/data.h"
+#include "support/folder.h"
 #include "train/compare.h"
 #include "train/run.h"
 
@@ -47,16 +47,14 @@ TEST(Tokenizer, ModelsTrainOnTokens) {
 
 // The end-of-text token ends each file and each piece of text in a sequence; attention does not cross it.
 TEST(Tokenizer, EndOfTextTokenEndsDocuments) {
-  const auto folder = std::filesystem::temp_directory_path() / ("dtensor_documents_" + std::to_string(::getpid()));
-  std::filesystem::create_directories(folder);
+  const dtensor::test::Folder folder;
   std::ofstream(folder / "a.txt") << "int a;";
   std::ofstream(folder / "b.txt") << "int b;";
   const auto end = shipped().encode(train::end_of_text(shipped()));
   ASSERT_EQ(end.size(), 1U);
-  const auto files = train::Corpus::read({folder.string()}, 2, &shipped());
+  const auto files = train::Corpus::read({folder.str()}, 2, &shipped());
   EXPECT_EQ(files.bytes(), 12U);
   EXPECT_EQ(files.tokens(), shipped().encode("int a;").size() + shipped().encode("int b;").size() + 2);
-  std::filesystem::remove_all(folder);
 
   auto o = options();
   o.vocabulary = shipped().size();

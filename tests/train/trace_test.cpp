@@ -5,29 +5,28 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "dtensor/launch.h"
+#include "support/folder.h"
 #include "train/data.h"
 #include "train/run.h"
 
 namespace {
 
 nlohmann::json trace_of(const train::Options& o, int ranks) {
-  const auto path = std::filesystem::temp_directory_path() / ("dtensor_trace_" + std::to_string(getpid()) + ".json");
+  const dtensor::test::Folder folder;
+  const std::string path = folder / "trace.json";
   const auto corpus = train::Corpus::read({}, o.seq);
   dtensor::run_local(ranks, [&](const dtensor::Communicator& world) {
     train::Trace trace(world);
     for (const auto& record : train::train_on_mesh(world, o, corpus, {})) trace.add(record);
     trace.write(path);
   });
-  const auto json = nlohmann::json::parse(std::ifstream(path));
-  std::filesystem::remove(path);
-  return json["traceEvents"];
+  return nlohmann::json::parse(std::ifstream(path))["traceEvents"];
 }
 
 // Names of the slices in a rank's row.

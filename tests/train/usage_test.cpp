@@ -8,6 +8,7 @@
 
 #include "support/captured.h"
 #include "support/data.h"
+#include "support/folder.h"
 #include "train/program.h"
 
 namespace {
@@ -38,7 +39,8 @@ void expect_rejected(Kind program, const Words& words, const std::string& messag
 }
 
 TEST(Usage, ErrorsOfRanksAreReportedByTheProgram) {
-  const auto saved = (fs::temp_directory_path() / ("dtensor_usage_" + std::to_string(::getpid()))).string();
+  const dtensor::test::Folder folder;
+  const std::string saved = folder / "saved";
   const Words small = {"--hidden", "16", "--layers", "1", "--steps"};
   const auto with = [&](Words more) {
     more.insert(more.begin(), small.begin(), small.end());
@@ -56,13 +58,12 @@ TEST(Usage, ErrorsOfRanksAreReportedByTheProgram) {
                   "--schedule: expected at most 3 stages (the model's layers), got 16");
   expect_rejected(Kind::dense, {"--hidden", "18"}, "--hidden: expected a multiple of the 4 heads, got 18");
   expect_rejected(Kind::dense, with({"1", "--device", "cuda"}), "--device cuda: no GPU, or a build without CUDA");
-  fs::remove_all(saved);
 }
 
 // The newest checkpoint of such a folder would belong to the other run.
 TEST(Usage, ResumedRunDoesNotSaveIntoTheFolderOfAnotherRun) {
-  const auto root = fs::temp_directory_path() / ("dtensor_mix_" + std::to_string(::getpid()));
-  const auto a = (root / "a").string(), b = (root / "b").string();
+  const dtensor::test::Folder root;
+  const std::string a = root / "a", b = root / "b";
   const auto train = [](const std::string& save, const char* steps, const Words& more) {
     Words words = {"--hidden", "16", "--layers", "1", "--save", save, "--keep", "2", "--steps", steps};
     words.insert(words.end(), more.begin(), more.end());
@@ -72,21 +73,19 @@ TEST(Usage, ResumedRunDoesNotSaveIntoTheFolderOfAnotherRun) {
   ASSERT_EQ(run(Kind::dense, train(b, "6", {"--lr", "0.5"})).status, 0);
   expect_rejected(Kind::dense, train(b, "3", {"--resume", a}), "--save " + b + " has checkpoints of another run");
   EXPECT_EQ(run(Kind::dense, train(a, "3", {"--resume", a})).status, 0);
-  EXPECT_EQ(run(Kind::dense, train((root / "c").string(), "4", {"--resume", a})).status, 0);
-  fs::remove_all(root);
+  EXPECT_EQ(run(Kind::dense, train(root / "c", "4", {"--resume", a})).status, 0);
 }
 
 // With another text its batches would differ from there on.
 TEST(Usage, ResumingWithAnotherTextIsRefused) {
-  const auto root = fs::temp_directory_path() / ("dtensor_text_" + std::to_string(::getpid()));
-  const auto bytes = (root / "bytes").string(), packed = (root / "packed").string();
-  fs::create_directories(root);
+  const dtensor::test::Folder root;
+  const std::string bytes = root / "bytes", packed = root / "packed";
   std::ofstream(root / "a.txt") << std::string(3000, 'a');
   std::ofstream(root / "b.txt") << std::string(3000, 'b');
   const auto train = [&](const char* text, const char* steps, const Words& more, bool refused = false) {
     Words words = {"train", "--hidden", "16", "--layers", "1",   "--batch",
                    "4",     "--seq",    "8",  "--steps",  steps, "--data"};
-    words.push_back((root / text).string());
+    words.push_back(root / text);
     words.insert(words.end(), more.begin(), more.end());
     const auto run = [&](int argc, char** argv) { return train::run_program(Kind::dense, argc, argv); };
     const auto ended = dtensor::test::run_captured(words, run);
@@ -105,12 +104,12 @@ TEST(Usage, ResumingWithAnotherTextIsRefused) {
   says(train("a.txt", "3", {"--load", packed}, true), packed + " was trained with --documents");
   fs::rename(root / "a.txt", root / "moved.txt");
   train("moved.txt", "3", on_two);  // The same text in another file.
-  fs::remove_all(root);
 }
 
 // The same parameters of a different function.
 TEST(Usage, ResumingWithAnotherModelIsRefused) {
-  const auto saved = (fs::temp_directory_path() / ("dtensor_model_" + std::to_string(::getpid()))).string();
+  const dtensor::test::Folder folder;
+  const std::string saved = folder / "saved";
   const auto words = [&](Kind kind, const char* flag, const char* steps, const Words& more) {
     Words all = {"--hidden", "16", "--layers", "1", "--steps", steps, flag, saved};
     if (kind == Kind::experts) all.insert(all.end(), {"--experts", "4"});
