@@ -1,24 +1,24 @@
-# The one habit: make demo, make test. Each pulls in what it needs (packages, LibTorch, configuration, build), and does none of
-# it twice. PRESET picks another build: make test PRESET=asan-ubsan.
+# Each target first does what it needs and what is not done yet: packages, LibTorch, configuration, build. PRESET selects
+# another build: make test PRESET=asan-ubsan.
 PRESET ?= release
 PREFIX ?= $(HOME)/.local
 BUILD := build/$(PRESET)
 JOBS := $(shell nproc)
-# What the configuration was made from; cmake notices changes of its own files by itself.
+# Inputs of the configuration, besides CMake's own files, whose changes CMake detects.
 INPUTS := $(shell { cat CMakePresets.json; echo "$$LIBTORCH|$$CMAKE_PREFIX_PATH|$$XDG_CACHE_HOME"; } | sha256sum | cut -c1-16)
 
 .PHONY: help setup configure build demo test bench gpu-check docs install clean format format-check tidy
 help:
-	@echo 'make setup           packages and LibTorch, only what is missing'
-	@echo 'make build           everything, into $(BUILD)'
-	@echo 'make demo            train a tiny transformer on one device and on a mesh; the curves coincide. Builds no more than that'
-	@echo 'make test            all tests'
-	@echo 'make bench           ratios against plain ATen, memcpy and PyTorch where it is installed'
-	@echo 'make gpu-check       all that wants a GPU: collectives, kernels, recorded calls, training, speed beside PyTorch'
-	@echo 'make docs            the docs site, into $(BUILD)/docs/html'
-	@echo 'make install PREFIX=...   then find_package(dtensor CONFIG)'
+	@echo 'make setup           installs packages and LibTorch where they are missing'
+	@echo 'make build           builds everything into $(BUILD)'
+	@echo 'make demo            trains a tiny transformer on one device and on a mesh, and compares the curves'
+	@echo 'make test            runs all tests'
+	@echo 'make bench           measures ratios to plain ATen, memcpy and, where it is installed, PyTorch'
+	@echo 'make gpu-check       runs what needs a GPU: collectives, kernels, recorded calls, training, speed'
+	@echo 'make docs            builds the docs site in $(BUILD)/docs/html'
+	@echo 'make install PREFIX=...   installs the library for find_package(dtensor CONFIG)'
 	@echo 'make format, format-check, tidy, clean'
-	@echo 'PRESET=release|dev|asan-ubsan|tsan|cuda picks the build.'
+	@echo 'PRESET=release|dev|asan-ubsan|tsan|cuda selects the build.'
 
 setup:
 	@scripts/setup.sh
