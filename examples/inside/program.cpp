@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <optional>
 
-#include "dtensor/debug.h"
+#include "dtensor/debug_rank.h"
 #include "dtensor/launch.h"
 #include "inside.h"
 

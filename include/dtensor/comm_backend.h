@@ -95,7 +95,9 @@ class DTENSOR_API CommBackend {
   virtual Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) {
     return reduce_scatter_list(call, output, inputs);
   }
-  virtual Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) { return all_reduce_list(call, tensor); }
+  virtual Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) {
+    return all_reduce_list(call, tensor);
+  }
   // The default copies `input` and reduces in place.
   virtual Work all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input);
   virtual Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) = 0;

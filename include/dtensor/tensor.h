@@ -7,7 +7,6 @@
 
 #include <functional>
 #include <iosfwd>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -126,19 +125,5 @@ DTENSOR_API DTensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, Placeme
 // 0, 1, ..., end - 1.
 DTENSOR_API DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, Placements placements = {},
                            at::TensorOptions options = {});
-
-// A scope in which factory functions create DTensors. Every tensor that an ATen factory function creates on this thread
-// is a DTensor on `mesh` with `placements` (empty: Replicate; a Shard of a dimension that the tensor lacks becomes
-// Replicate). Scopes nest; the innermost applies.
-class DTENSOR_API MeshScope {
- public:
-  explicit MeshScope(DeviceMesh mesh, Placements placements = {});
-  ~MeshScope();
-  MeshScope(const MeshScope&) = delete;
-  MeshScope& operator=(const MeshScope&) = delete;
-
- private:
-  std::shared_ptr<const void> scope_;
-};
 
 }  // namespace dtensor

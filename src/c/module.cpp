@@ -7,6 +7,7 @@
 #include "c/layers.h"
 #include "c/status.h"
 #include "dtensor/fully_shard.h"
+#include "dtensor/mesh_scope.h"
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
 

@@ -1,5 +1,5 @@
 // The chosen rank waits until a debugger traces its process and then raises SIGTRAP. The other ranks wait in a barrier.
-#include "dtensor/debug.h"
+#include "dtensor/debug_rank.h"
 
 #include <c10/util/Exception.h>
 #include <sys/syscall.h>

@@ -14,6 +14,7 @@ import sys
 MODULES = {
     "checkpoint_activations": "parallel",
     "comm_backend": "comm",
+    "debug_rank": "debug",
     "events": "comm",
     "fully_shard": "parallel",
     "grad_scaler": "parallel",
@@ -21,6 +22,7 @@ MODULES = {
     "inspect": "ops",
     "launch": "comm",
     "loss": "parallel",
+    "mesh_scope": "tensor",
     "mpi": "comm",
     "nn/decoder": "decoder",
     "parallelize": "parallel",

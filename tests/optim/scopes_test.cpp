@@ -1,6 +1,7 @@
 // Optimizers, norms and their state compute the same under a MeshScope and under autocast as outside.
 #include <ATen/autocast_mode.h>
 
+#include "dtensor/mesh_scope.h"
 #include "dtensor/tensor.h"
 #include "optim/mixture.h"
 
