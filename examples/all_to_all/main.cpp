@@ -27,11 +27,12 @@ void print_in_rank_order(const Communicator& world, const std::string& line) {
   }
 }
 
-void exchange(const Communicator& world) {
+void exchange(const Communicator& world, const std::string& device) {
   TORCH_CHECK(world.size() == 2, "expected 2 ranks, got ", world.size(), ": use --ranks 2");
   const bool first = world.rank() == 0;
   const std::vector<std::int64_t> send = first ? std::vector<std::int64_t>{2, 3} : std::vector<std::int64_t>{3, 3};
-  const at::Tensor mine = first ? at::arange(0, 5, at::kInt) : at::arange(10, 16, at::kInt);
+  const auto options = at::TensorOptions(at::kInt).device(device_flag::of(device, world));
+  const at::Tensor mine = first ? at::arange(0, 5, options) : at::arange(10, 16, options);
   const at::Tensor got = dtensor::all_to_all(mine, send, world);  // Receives the splits of the other ranks.
 
   const at::Tensor x = mine.to(at::kDouble).requires_grad_();
@@ -44,6 +45,7 @@ void exchange(const Communicator& world) {
 
 int main(int argc, char** argv) {
   CLI::App app("Exchanges tensors of different lengths between two ranks.");
-  if (const auto status = launch_flags::parse(app, argc, argv)) return *status;
-  return dtensor::launch(argc, argv, exchange);
+  std::string device;
+  if (const auto status = launch_flags::parse(app, argc, argv, &device)) return *status;
+  return dtensor::launch(argc, argv, [&](const Communicator& world) { exchange(world, device); });
 }

@@ -17,8 +17,9 @@
 
 namespace {
 
-bool compare(const dtensor::Communicator& world, at::ScalarType dtype) {
-  const auto reference = dmoe::run(world, dmoe::Variant::one_device, dtype);
+bool compare(const dtensor::Communicator& world, const at::TensorOptions& options) {
+  const auto reference = dmoe::run(world, dmoe::Variant::one_device, options);
+  const auto dtype = options.dtype().toScalarType();
   const bool shows = world.rank() == 0;
   if (shows) {
     std::printf("%s, %d ranks (norm of the first step %.6g, bound %.0e)\n%-30s %10s %10s %10s %10s\n",
@@ -27,7 +28,7 @@ bool compare(const dtensor::Communicator& world, at::ScalarType dtype) {
   }
   bool equal = true;
   for (const auto form : dmoe::distributed_variants()) {
-    const auto d = dmoe::difference(dmoe::run(world, form, dtype), reference);
+    const auto d = dmoe::difference(dmoe::run(world, form, options), reference);
     if (shows) {
       std::printf("%-30s %10.1e %10.1e %10.1e %10.1e\n", dmoe::name_of(form).c_str(), d.output, d.gradient, d.norm,
                   d.parameter);
@@ -41,11 +42,13 @@ bool compare(const dtensor::Communicator& world, at::ScalarType dtype) {
 
 int main(int argc, char** argv) {
   CLI::App app("Compares a dropless MoE layer in each distributed variant with formulas in plain ATen.", "dmoe");
-  if (const auto status = launch_flags::parse(app, argc, argv)) return *status;
+  std::string device;
+  if (const auto status = launch_flags::parse(app, argc, argv, &device)) return *status;
   std::atomic<bool> equal{true};
   const auto once = [&](const dtensor::Communicator& world) {
+    const auto on = device_flag::of(device, world);
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-      if (!compare(world, dtype)) equal = false;
+      if (!compare(world, at::TensorOptions(dtype).device(on))) equal = false;
     }
   };
   const int status = dtensor::launch(argc, argv, [&](const dtensor::Communicator& world) {

@@ -22,16 +22,16 @@ namespace {
 
 constexpr std::int64_t kHidden = 256, kExperts = 8, kTopK = 2, kRowsPerRank = 2, kSequence = 3;
 
-at::Tensor uniform(at::IntArrayRef sizes, std::uint64_t seed, at::ScalarType dtype) {  // (-1, 1)
+at::Tensor uniform(at::IntArrayRef sizes, std::uint64_t seed, const at::TensorOptions& options) {  // (-1, 1)
   std::mt19937_64 engine(seed);
   auto values = at::empty(sizes, at::kDouble);
   auto* out = values.mutable_data_ptr<double>();
   for (std::int64_t i = 0; i < values.numel(); ++i) out[i] = static_cast<double>(engine() >> 11) * 0x1p-52 - 1;
-  return values.to(dtype);
+  return values.to(options);
 }
 
-at::Tensor batch(int step, int ranks, at::ScalarType dtype) {
-  return uniform({kRowsPerRank * ranks, kSequence, kHidden}, 100 + step, dtype);
+at::Tensor batch(int step, int ranks, const at::TensorOptions& options) {
+  return uniform({kRowsPerRank * ranks, kSequence, kHidden}, 100 + step, options);
 }
 
 at::Tensor loss_of(const at::Tensor& y, int ranks) {
@@ -46,11 +46,11 @@ at::Tensor full(const at::Tensor& t) {
 struct Formulas {
   std::vector<at::Tensor> parameters;
 
-  explicit Formulas(at::ScalarType dtype) {
+  explicit Formulas(const at::TensorOptions& options) {
     const std::vector<std::vector<std::int64_t>> sizes = {
         {kExperts, kHidden}, {kExperts, kHidden, kHidden}, {kExperts, kHidden, kHidden}, {kExperts, kHidden, kHidden}};
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      parameters.push_back(uniform(sizes[i], 11 + i, dtype).requires_grad_());
+      parameters.push_back(uniform(sizes[i], 11 + i, options).requires_grad_());
     }
   }
 
@@ -61,7 +61,7 @@ struct Formulas {
     const auto p = at::softmax(at::matmul(x.to(at::kFloat), router.to(at::kFloat).t()), -1);
     const auto [best, chosen] = at::topk(p, kTopK, -1);
     const auto weights = best / best.sum(-1, /*keepdim=*/true);
-    auto y = at::zeros(x.sizes(), at::kFloat);
+    auto y = at::zeros(x.sizes(), x.options().dtype(at::kFloat));
     for (std::int64_t e = 0; e < kExperts; ++e) {
       const auto h = at::gelu(at::matmul(x, w1[e].t())) * at::matmul(x, v1[e].t());
       y = y + at::matmul(h, w2[e].t()).to(at::kFloat) * (weights * (chosen == e)).sum(-1, /*keepdim=*/true);
@@ -79,11 +79,11 @@ struct Job {
   std::function<void()> after_backward;
 };
 
-TrainingRun train(const Job& job, int ranks, at::ScalarType dtype) {
+TrainingRun train(const Job& job, int ranks, const at::TensorOptions& options) {
   AdamW optimizer(job.parameters, {.lr = 1e-2});
   TrainingRun course;
   for (int step = 0; step < kSteps; ++step) {
-    const auto y = job.forward(batch(step, ranks, dtype));
+    const auto y = job.forward(batch(step, ranks, options));
     loss_of(y, ranks).backward();
     if (job.after_backward) job.after_backward();
     course.outputs.push_back(job.gather(y.detach()));
@@ -98,8 +98,8 @@ TrainingRun train(const Job& job, int ranks, at::ScalarType dtype) {
   return course;
 }
 
-TrainingRun run_formulas(const Communicator& world, bool parallel, at::ScalarType dtype) {
-  const Formulas formulas(dtype);
+TrainingRun run_formulas(const Communicator& world, bool parallel, const at::TensorOptions& options) {
+  const Formulas formulas(options);
   Job job{formulas.parameters, formulas, full, {}};
   if (parallel) {
     job.forward = [&](const at::Tensor& x) { return formulas(x.chunk(world.size())[world.rank()]); };
@@ -113,17 +113,17 @@ TrainingRun run_formulas(const Communicator& world, bool parallel, at::ScalarTyp
       }
     };
   }
-  return train(job, world.size(), dtype);
+  return train(job, world.size(), options);
 }
 
-MoeOptions layer_options(at::ScalarType dtype) {
+MoeOptions layer_options(const at::TensorOptions& options) {
   MoeOptions o;
   o.hidden = o.ffn = kHidden;
   o.router.experts = kExperts;
   o.router.top_k = kTopK;
   o.router.normalise = true;
   o.experts.activation = ExpertActivation::geglu;
-  o.tensor = dtype;
+  o.tensor = options;
   return o;
 }
 
@@ -141,10 +141,11 @@ void place(MixtureOfExperts& layer, Variant form, const DeviceMesh& mesh) {
                  });
 }
 
-TrainingRun run_layer(const Communicator& world, Variant form, at::ScalarType dtype) {
-  const auto mesh = init_device_mesh(world, at::kCPU, {1, world.size()}, {"weight_parallel", "expert_parallel"});
-  MixtureOfExperts layer(layer_options(dtype));
-  const Formulas values(dtype);
+TrainingRun run_layer(const Communicator& world, Variant form, const at::TensorOptions& options) {
+  const auto mesh =
+      init_device_mesh(world, options.device().type(), {1, world.size()}, {"weight_parallel", "expert_parallel"});
+  MixtureOfExperts layer(layer_options(options));
+  const Formulas values(options);
   std::size_t i = 0;
   for (const auto& [name, p] : layer.named_parameters())
     *p = values.parameters.at(i++).detach().clone().requires_grad_();
@@ -158,7 +159,7 @@ TrainingRun run_layer(const Communicator& world, Variant form, at::ScalarType dt
     if (is_dtensor(y)) return full(y);
     return all_gather_rows(y, std::vector<std::int64_t>(world.size(), y.size(0)), world).to(at::kDouble);
   };
-  return train({layer.parameters(), forward, gather, {}}, world.size(), dtype);
+  return train({layer.parameters(), forward, gather, {}}, world.size(), options);
 }
 
 double apart(const at::Tensor& got, const at::Tensor& wanted) {
@@ -189,11 +190,11 @@ std::string name_of(Variant form) {
   return "?";
 }
 
-TrainingRun run(const Communicator& world, Variant form, at::ScalarType dtype) {
+TrainingRun run(const Communicator& world, Variant form, const at::TensorOptions& options) {
   TORCH_CHECK(kExperts % world.size() == 0, "dmoe: expected a number of ranks that divides ", kExperts,
               " experts, got ", world.size());
   const bool formulas = form == Variant::one_device || form == Variant::data_parallel;
-  return formulas ? run_formulas(world, form == Variant::data_parallel, dtype) : run_layer(world, form, dtype);
+  return formulas ? run_formulas(world, form == Variant::data_parallel, options) : run_layer(world, form, options);
 }
 
 double Difference::largest() const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 
 #include <string>
 #include <vector>
@@ -31,8 +32,9 @@ struct TrainingRun {
   std::vector<at::Tensor> gradients, parameters;  // Router, w1, w2, v1: of the first step; after the last.
   std::vector<double> norms;                      // Of each step, before clipping.
 };
-// The number of ranks must divide 8. one_device splits its batch into as many parts as ranks. Collective.
-TrainingRun run(const dtensor::Communicator& world, Variant form, at::ScalarType dtype);
+// The number of ranks must divide 8. one_device splits its batch into as many parts as ranks. `options` has the dtype
+// and the device. Collective.
+TrainingRun run(const dtensor::Communicator& world, Variant form, const at::TensorOptions& options);
 
 // Largest relative differences (of norms of tensors) from a reference.
 struct Difference {

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "device_flag.h"
 #include "dtensor/debug_rank.h"
 #include "dtensor/launch.h"
 #include "inside.h"
@@ -19,7 +20,7 @@ struct ProgramFlags {
   std::int64_t ranks = 0;
   bool explains = false, comms = false;
   std::optional<int> stops;
-  std::string device = "cpu";
+  std::string device = {};
 };
 
 void add_flags(CLI::App& app, ProgramFlags& asked) {
@@ -34,7 +35,7 @@ void add_flags(CLI::App& app, ProgramFlags& asked) {
       ->check(CLI::PositiveNumber)
       ->check(no_nan);
   app.add_flag("--cpu-offload", asked.flags.cpu_offload, "keep parameters, gradients and states in host memory");
-  app.add_option("--device", asked.device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  device_flag::add(app, asked.device);
   app.add_flag("--explain", asked.explains, "print candidates, costs and choices of a forward pass");
   app.add_flag("--comms", asked.comms, "print the collectives of the last step by module");
   app.add_option("--debug-rank", asked.stops,
@@ -44,7 +45,7 @@ void add_flags(CLI::App& app, ProgramFlags& asked) {
 
 void run_rank(const dtensor::Communicator& world, const ProgramFlags& asked) {
   if (asked.stops) dtensor::debug_rank(world, *asked.stops);
-  const auto report = train(world, asked.device == "cuda" ? at::kCUDA : at::kCPU, asked.flags);
+  const auto report = train(world, device_flag::of(asked.device, world), asked.flags);
   if (world.rank() != 0) return;
   if (asked.explains) std::printf("%s\n", report.explanation.c_str());
   if (asked.comms) std::printf("%s\n", report.comm_table.c_str());

@@ -8,6 +8,8 @@
 #include <map>
 #include <sstream>
 
+#include "device_flag.h"
+
 namespace llm {
 
 std::string MeshSizes::str() const {
@@ -51,6 +53,7 @@ void add_common(CLI::App& app, Options& o, Texts& texts) {
   app.add_option("--mesh", texts.mesh, "sizes of the mesh axes, e.g. dp=1,shard=2,ep=1,tp=2");
   app.add_option("--ranks", texts.ranks, "thread ranks of a single process; default: the size of --mesh");
   app.add_option("--backend", texts.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl", "socket"}));
+  device_flag::add(app, o.device);
   app.add_option("--dtype", texts.dtype, "dtype of the computation; tensors of other dtypes are converted")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16", "float16"}))
       ->capture_default_str();

@@ -31,7 +31,7 @@ namespace {
 at::Tensor last_logits(const Model& model, const at::Tensor& ids, dtensor::nn::KVCache& cache) {
   const at::Tensor hidden = model.decoder->hidden(model.place(ids), &cache);
   const at::Tensor logits = model.decoder->head(hidden.narrow(1, hidden.size(1) - 1, 1)).flatten();
-  return dtensor::is_dtensor(logits) ? dtensor::DTensor(logits).full_tensor() : logits;
+  return (dtensor::is_dtensor(logits) ? dtensor::DTensor(logits).full_tensor() : logits).cpu();
 }
 
 }  // namespace

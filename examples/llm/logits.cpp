@@ -16,7 +16,7 @@ at::Tensor logits_of(const Model& model, const std::vector<std::int64_t>& tokens
   const at::NoGradGuard no_grad;
   const at::Tensor ids = model.place(at::tensor(tokens, at::kLong).unsqueeze(0));
   const at::Tensor logits = model.decoder->forward(ids).squeeze(0);
-  return dtensor::is_dtensor(logits) ? dtensor::DTensor(logits).full_tensor() : logits;
+  return (dtensor::is_dtensor(logits) ? dtensor::DTensor(logits).full_tensor() : logits).cpu();
 }
 
 void write_safetensors(const std::string& path, const std::string& name, const at::Tensor& tensor) {

@@ -36,13 +36,13 @@ MeshSizes fit_mesh(const std::optional<MeshSizes>& asked, int ranks, const Famil
 namespace {
 
 // Allocates memory for a model on one rank; tied tensors stay tied.
-void materialize(dtensor::nn::Module& model) {
+void materialize(dtensor::nn::Module& model, c10::DeviceType device) {
   std::unordered_map<c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> made;
   for (const auto& [name, slot] : model.named_parameters()) {
     const at::Tensor old = *slot;
     auto& entry = made[old.unsafeGetTensorImpl()];
     if (!entry.second.defined()) {
-      entry = {old, at::empty(old.sizes(), old.options().device(at::kCPU)).requires_grad_(old.requires_grad())};
+      entry = {old, at::empty(old.sizes(), old.options().device(device)).requires_grad_(old.requires_grad())};
     }
     *slot = entry.second;
   }
@@ -66,14 +66,15 @@ Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Co
   auto config = family.config;
   config.tensor = at::TensorOptions(options.dtype).device(at::kMeta);
   config.lora = options.lora;
-  Model model{std::make_unique<dtensor::nn::Decoder>(config), {}};
+  Model model{std::make_unique<dtensor::nn::Decoder>(config), {}, options.device};
   for (const auto& [name, slot] : model.decoder->named_parameters()) {
     if (options.lora.rank > 0) slot->requires_grad_(is_adapter(name));
   }
   if (world.size() == 1 && !options.always_mesh) {
-    materialize(*model.decoder);
+    materialize(*model.decoder, options.device);
   } else {
-    model.mesh = init_device_mesh(world, at::kCPU, {sizes.dp * sizes.ep, sizes.shard, sizes.tp}, {"dp", "shard", "tp"});
+    model.mesh =
+        init_device_mesh(world, options.device, {sizes.dp * sizes.ep, sizes.shard, sizes.tp}, {"dp", "shard", "tp"});
     place_on_mesh(*model.decoder, model.mesh, sizes);
   }
   for (auto* layer : dtensor::moe_layers(*model.decoder))
@@ -135,7 +136,7 @@ void load_parameters(const Model& model, const Family& family, const std::string
 }
 
 at::Tensor Model::place(const at::Tensor& ids, bool split_batch) const {
-  if (!mesh) return ids;
+  if (!mesh) return ids.to(device);
   const auto rows = split_batch ? Placements{dtensor::Shard(0), dtensor::Shard(0), dtensor::Replicate()}
                                 : Placements(static_cast<std::size_t>(mesh.ndim()));
   return train::place_batch(ids, mesh, rows);

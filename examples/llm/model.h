@@ -17,8 +17,9 @@ namespace llm {
 struct Model {
   std::unique_ptr<dtensor::nn::Decoder> decoder;
   dtensor::DeviceMesh mesh;  // dp, shard, tp; without a mesh: regular tensors on one rank.
+  c10::DeviceType device = c10::kCPU;
 
-  // ids, the same on every rank. With a mesh the result is a DTensor, replicated or split by sequences.
+  // ids on the CPU, the same on every rank. With a mesh the result is a DTensor, replicated or split by sequences.
   at::Tensor place(const at::Tensor& ids, bool split_batch = false) const;
 };
 
@@ -30,6 +31,7 @@ struct ModelOptions {
   dtensor::nn::LoraOptions lora = {};  // With a rank, only adapters are trained.
   // Uses a mesh for one rank too, so that random numbers are those of any mesh; otherwise one rank has regular tensors.
   bool always_mesh = false;
+  c10::DeviceType device = c10::kCPU;
 };
 
 // The family's model with the mesh's placements. Only adapters are initialized. Each rank allocates its local tensors

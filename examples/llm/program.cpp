@@ -8,6 +8,7 @@
 #include <atomic>
 #include <iostream>
 
+#include "device_flag.h"
 #include "dtensor/launch.h"
 #include "export.h"
 #include "generate.h"
@@ -23,7 +24,8 @@ namespace {
 
 Model loaded_model(const Options& options, const Family& family, const dtensor::Communicator& world) {
   const MeshSizes sizes = fit_mesh(options.mesh, world.size(), family);
-  Model model = make_model(family, sizes, world, {.dtype = options.dtype});
+  Model model =
+      make_model(family, sizes, world, {.dtype = options.dtype, .device = device_flag::type_of(options.device)});
   load_parameters(model, family, options.model, world);
   return model;
 }
@@ -61,8 +63,12 @@ void run_export(const Options& options, const Family& family, const dtensor::Com
 }
 
 // Returns the signal that stopped the training, or 0.
-int run_command(const Options& options, const Family& family, const dtensor::Communicator& world,
+int run_command(const Options& requested, const Family& family, const dtensor::Communicator& world,
                 const tokenizer::Tokenizer* tokenizer, const std::optional<TrainTexts>& texts) {
+  Options options = requested;
+  options.device = device_flag::resolve(requested.device, world.backend_name());
+  const std::string error = device_flag::find_error(options.device, world.backend_name());
+  if (!error.empty()) throw UsageError(error);
   switch (options.command) {
     case Command::logits:
       return run_logits(options, family, world), 0;

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "device_flag.h"
 #include "dtensor/random.h"
 #include "export.h"
 #include "text.h"
@@ -69,8 +70,10 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
   corpus.check_same(world);  // Batches are distributed without comparing them.
   if (!held_out.empty()) train::Corpus::of(held_out, o.seq).check_same(world);
   const MeshSizes sizes = fit_mesh(options.mesh, world.size(), family);
-  const ModelOptions how{.dtype = options.dtype, .lora = lora_options(o, family.config), .always_mesh = true};
-  dtensor::manual_seed(init_device_mesh(world, at::kCPU, {world.size()}), o.seed);
+  const auto device = device_flag::type_of(options.device);
+  const ModelOptions how{
+      .dtype = options.dtype, .lora = lora_options(o, family.config), .always_mesh = true, .device = device};
+  dtensor::manual_seed(init_device_mesh(world, device, {world.size()}), o.seed);
   const Model model = make_model(family, sizes, world, how);
   load_parameters(model, family, options.model, world);
   model.decoder->train();

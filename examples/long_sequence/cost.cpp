@@ -58,11 +58,11 @@ Cost measure(const Model& model, const at::Tensor& x, const Communicator& world)
 }  // namespace
 
 // Measures the second of two passes; the first fills caches.
-Cost cost_of(int ranks, std::int64_t tokens) {
+Cost cost_of(int ranks, std::int64_t tokens, c10::DeviceType device) {
   Cost cost;
   run_local(ranks, [&](Communicator world) {
     at::set_num_threads(1);
-    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {ranks, 1}, {"cp", "tp"});
+    const DeviceMesh mesh = init_device_mesh(world, device, {ranks, 1}, {"cp", "tp"});
     Model model;
     parallelize(model, mesh, {});
     manual_seed(mesh, 1);

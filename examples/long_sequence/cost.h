@@ -1,6 +1,8 @@
 // Peak memory and time of transformer blocks whose sequence is split over ranks.
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include <cstdint>
 
 namespace long_sequence {
@@ -12,6 +14,6 @@ struct Cost {
 };
 
 // Costs of forward and backward through two blocks on `ranks` thread ranks, with filled caches.
-Cost cost_of(int ranks, std::int64_t tokens);
+Cost cost_of(int ranks, std::int64_t tokens, c10::DeviceType device = c10::kCPU);
 
 }  // namespace long_sequence

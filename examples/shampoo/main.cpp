@@ -59,14 +59,15 @@ bool compare(const dtensor::Communicator& world, const Experiment& base) {
   return equal;
 }
 
-bool run(const dtensor::Communicator& world) {
+bool run(const dtensor::Communicator& world, c10::DeviceType device) {
   const bool shows = world.rank() == 0;
   if (shows) {
     std::printf("%-28s %10s %10s %10s %10s %10s %10s %10s   %8s\n", "loss at step", "0", "10", "20", "40", "60", "80",
                 "100", "differs");
   }
   bool equal = true;
-  const auto part = [&](const char* title, const Experiment& e) {
+  const auto part = [&](const char* title, Experiment e) {
+    e.device = device;
     if (shows) std::printf("%s\n", title);
     equal = compare(world, e) && equal;
   };
@@ -85,10 +86,11 @@ int main(int argc, char** argv) {
       "threads) and with two wrong implementations as a control; prints their losses side by side.",
       "shampoo");
   app.footer("Exit status: 0; 1 if a layout differs from one device; 2 for invalid arguments.");
-  if (const auto status = launch_flags::parse(app, argc, argv)) return *status;
+  std::string device;
+  if (const auto status = launch_flags::parse(app, argc, argv, &device)) return *status;
   std::atomic<bool> equal{true};
   const auto once = [&](const dtensor::Communicator& world) {
-    if (!run(world)) equal = false;
+    if (!run(world, device_flag::of(device, world))) equal = false;
   };
   const int status = dtensor::launch(argc, argv, [&](const dtensor::Communicator& world) {
     world.size() == 1 ? dtensor::run_local(4, once) : once(world);

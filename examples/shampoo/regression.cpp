@@ -62,12 +62,13 @@ struct Data {
   at::Tensor x, y;
 };
 
-Data data(at::ScalarType dtype) {
+Data data(const Experiment& e) {
   const at::NoGradGuard no_grad;
   Network teacher(at::TensorOptions(at::kFloat));
   teacher.set_values(221, 1, 1);
   const at::Tensor x = fill({kSamples, kIn}, 210, 1);
-  return {x.to(dtype), teacher.forward(x).to(dtype)};
+  const auto options = at::TensorOptions(e.dtype).device(e.device);
+  return {x.to(options), teacher.forward(x).to(options)};
 }
 
 // Storage shards on `shard` (gathered where used), column-wise and row-wise on `tp`, replicated on `replicate`.
@@ -78,7 +79,7 @@ Placements place(const std::string& name) {
 }
 
 std::unique_ptr<Network> make_network(const DeviceMesh& mesh, const Experiment& e) {
-  const auto options = at::TensorOptions(e.dtype);
+  const auto options = at::TensorOptions(e.dtype).device(e.device);
   std::unique_ptr<Network> network;
   if (e.initialization == Initialization::meta) {
     network = std::make_unique<Network>(options.device(at::kMeta));
@@ -167,10 +168,10 @@ std::vector<MeshLayout> layouts(std::int64_t ranks) {
 }
 
 std::vector<double> train(const dtensor::Communicator& world, const MeshLayout& layout, const Experiment& e) {
-  const DeviceMesh mesh = dtensor::init_device_mesh(world, at::kCPU, {layout.replicate, layout.shard, layout.tp},
+  const DeviceMesh mesh = dtensor::init_device_mesh(world, e.device, {layout.replicate, layout.shard, layout.tp},
                                                     {"replicate", "shard", "tp"});
   const auto network = make_network(mesh, e);
-  Data d = data(e.dtype);
+  Data d = data(e);
   for (at::Tensor* t : {&d.x, &d.y}) {
     *t = dtensor::distribute_tensor(*t, mesh, {dtensor::Shard(0), dtensor::Shard(0), dtensor::Replicate()});
   }
@@ -178,9 +179,9 @@ std::vector<double> train(const dtensor::Communicator& world, const MeshLayout& 
 }
 
 std::vector<double> train_on_one_device(const Experiment& e, std::int64_t pieces) {
-  Network network{at::TensorOptions(e.dtype)};
+  Network network{at::TensorOptions(e.dtype).device(e.device)};
   network.set_values(201, 0.5, 0.4);
-  return run(network, data(e.dtype), e, true, pieces);
+  return run(network, data(e), e, true, pieces);
 }
 
 double deviation(const std::vector<double>& curve, const std::vector<double>& reference) {

@@ -33,6 +33,7 @@ enum class Method : std::uint8_t {
 struct Experiment {
   dtensor::ShampooOptions options;
   at::ScalarType dtype = at::kFloat;
+  c10::DeviceType device = c10::kCPU;
   std::int64_t steps = 100;
   Initialization initialization = Initialization::scope;
   Method method = Method::full_blocks;

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "device_flag.h"
+
 namespace train {
 
 const char* to_string(Dtype dtype) {
@@ -29,8 +31,7 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--mesh", mesh, "sizes of the mesh axes, e.g. replicate=1,shard=2,tp=2");
   app.add_option("--ranks", o.ranks, "thread ranks of a single process")->check(CLI::Range(1, 1024));
   app.add_option("--backend", o.backend, "insist on one")->check(CLI::IsMember({"local", "mpi", "nccl", "socket"}));
-  app.add_option("--device", o.device, "device of tensors: cpu or cuda; default: cuda over NCCL, otherwise cpu")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
+  device_flag::add(app, o.device);
   app.add_option("--peak-tflops", o.peak_tflops,
                  "peak of all devices together in TFLOP/s; prints the model FLOPs utilization (MFU)")
       ->check(CLI::PositiveNumber);
@@ -268,11 +269,6 @@ void resolve_sizes(Options& o) {
 }
 
 }  // namespace
-
-Options resolve_device(Options options, const std::string& backend) {
-  if (options.device.empty()) options.device = backend == "nccl" ? "cuda" : "cpu";
-  return options;
-}
 
 std::string model_flags(const Options& options) {
   std::string flags = options.rope ? "--rope" : "no --rope";

@@ -54,7 +54,7 @@ struct Options : RunFlags {
   std::optional<MeshShape> mesh = {};  // Default: every rank on `shard`.
   std::optional<int> ranks = {};
   std::string backend = {}, model = "tiny", optimizer = "adamw";
-  std::string device = {};  // cpu or cuda; empty: see resolve_device.
+  std::string device = {};  // cpu or cuda; empty: the default of the backend (device_flag.h).
   Dtype dtype = Dtype::float32;
   std::string parallel = "fsdp";  // Or plain: placements only, every parameter gathered where it is used.
   std::string reshard = "true";   // After forward: true, false or a number of ranks.
@@ -91,9 +91,6 @@ const char* to_string(Kind kind);  // The program's name: train, moe.
 // Both programs have the same flags; moe has also those of experts. Throws UsageError. Sets `exit_status` if the
 // program should exit at once (--help).
 Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_status);
-
-// Sets the device of ranks on this backend: the requested one, or by default cuda over NCCL and the CPU otherwise.
-Options resolve_device(Options options, const std::string& backend);
 
 // The flags that change what the model computes, but not the names or sizes of its parameters.
 std::string model_flags(const Options& options);

@@ -1,6 +1,7 @@
 // The plan: placements of all tensors on a mesh (replicate, shard, cp, tp).
 #include "plan.h"
 
+#include "device_flag.h"
 #include "dtensor/moe.h"
 
 namespace train {
@@ -12,7 +13,7 @@ using dtensor::Replicate;
 using dtensor::RowwiseParallel;
 using dtensor::Shard;
 
-c10::DeviceType device_type(const Options& options) { return options.device == "cuda" ? c10::kCUDA : c10::kCPU; }
+c10::DeviceType device_type(const Options& options) { return device_flag::type_of(options.device); }
 
 dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShape& shape, c10::DeviceType device) {
   return dtensor::init_device_mesh(world, device, {shape.replicate, shape.shard, shape.cp, shape.tp},

@@ -1,13 +1,13 @@
 // The programs train and moe: parse the command line, start the ranks, train, report.
 #include "program.h"
 
-#include <ATen/Context.h>
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <iostream>
 
 #include "compare.h"
+#include "device_flag.h"
 #include "dtensor/launch.h"
 #include "load.h"
 #include "output.h"
@@ -78,22 +78,13 @@ std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const
   return records;
 }
 
-// The reason why the ranks cannot compute on --device; empty if they can.
-std::string find_device_error(const std::string& backend, const Options& options) {
-  if (options.device == "cpu") return backend == "nccl" ? "--device cpu: NCCL needs --device cuda" : "";
-  if (!at::hasCUDA()) return "--device cuda: no GPU, or a build without CUDA (make build PRESET=cuda)";
-  if (backend == "nccl" || backend == "local") return "";
-  return fmt::format("--device cuda: {} ranks communicate CPU tensors only; use --backend nccl or thread ranks",
-                     backend);
-}
-
 // Every rank gets the same result, so no rank waits for one that has ended.
 std::string find_usage_error(const dtensor::Communicator& world, const Options& options) {
   if (!options.backend.empty() && options.backend != world.backend_name()) {
     return fmt::format("--backend {}: the launcher selected the backend {}{}", options.backend, world.backend_name(),
                        options.backend == "mpi" ? "; use mpirun -n RANKS" : "");
   }
-  if (auto error = find_device_error(world.backend_name(), options); !error.empty()) return error;
+  if (auto error = device_flag::find_error(options.device, world.backend_name()); !error.empty()) return error;
   try {
     const auto shape = fit_mesh(options, world.size());
     check_heads(options);
@@ -124,7 +115,8 @@ std::string shape_text(const Options& options, int ranks) {
 
 void run_rank(const dtensor::Communicator& world, const Options& asked, const Corpus& corpus, Outcome& outcome) {
   const std::string backend = world.backend_name();
-  const Options options = resolve_device(asked, backend);
+  Options options = asked;
+  options.device = device_flag::resolve(asked.device, backend);
   const bool only_rank_here = backend != "local";
   std::string usage_error = find_usage_error(world, options);
   std::vector<StepRecord> records;

@@ -24,11 +24,11 @@ std::int64_t ranks_of(const wiring::Flags& flags) {
   return n;
 }
 
-void check_on(const dtensor::Communicator& world, wiring::Flags flags, const std::optional<int>& stops) {
+void check_on(const dtensor::Communicator& world, wiring::Flags flags, const std::optional<int>& stops,
+              const std::string& device) {
   if (stops) dtensor::debug_rank(world, *stops);  // Prints how to attach; the other ranks wait without a timeout.
   if (flags.shape.empty()) flags = {{world.size()}, {"world"}};
-  const bool cuda = std::string(world.backend_name()) == "nccl";
-  const auto mesh = dtensor::init_device_mesh(world, cuda ? at::kCUDA : at::kCPU, flags.shape, flags.names);
+  const auto mesh = dtensor::init_device_mesh(world, device_flag::of(device, world), flags.shape, flags.names);
   const auto report = wiring::check(mesh);
   if (world.rank() == 0) std::fputs(report.text.c_str(), stdout);
   if (!report.ok) throw std::runtime_error("a communicator does not connect the expected ranks");
@@ -37,14 +37,14 @@ void check_on(const dtensor::Communicator& world, wiring::Flags flags, const std
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string text;
+  std::string text, device;
   std::optional<int> stops;
   CLI::App app("Checks that the ranks of a mesh can communicate.");
   app.add_option("--mesh", text, "NAME=SIZE,... (default: one dimension over all ranks)");
   app.add_option("--debug-rank", stops,
                  "the rank that waits for a debugger while the others wait for it; -1: each in turn")
       ->check(CLI::Range(-1, 4095));
-  if (const auto status = launch_flags::parse(app, argc, argv)) return *status;
+  if (const auto status = launch_flags::parse(app, argc, argv, &device)) return *status;
   wiring::Flags flags;
   try {
     flags = wiring::parse_mesh(text);
@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
   }
   std::atomic<bool> fits{true};
   const int status = dtensor::launch(argc, argv, [&](const dtensor::Communicator& world) {
-    if (ranks_of(flags) <= world.size()) return check_on(world, flags, stops);
+    if (ranks_of(flags) <= world.size()) return check_on(world, flags, stops, device);
     fits = false;  // On every rank.
     if (world.rank() == 0) {
       std::fprintf(stderr, "wiring: --mesh %s needs %lld ranks, the world has %d\n", text.c_str(),

@@ -4,6 +4,7 @@
 #include <rapidcheck/gtest.h>
 #include <fstream>
 
+#include "device_flag.h"
 #include "support/data.h"
 #include "support/folder.h"
 #include "train/args.h"
@@ -40,7 +41,7 @@ std::string usage_error_of(const std::function<void()>& fn) {
 
 TEST(Args, NcclRanksComputeOnGpus) {
   const auto device = [](std::vector<std::string> words, const char* backend) {
-    return device_type(resolve_device(parse(std::move(words)), backend));
+    return device_flag::type_of(device_flag::resolve(parse(std::move(words)).device, backend));
   };
   EXPECT_EQ(device({}, "nccl"), c10::kCUDA);
   EXPECT_EQ(device({}, "local"), c10::kCPU);
