@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """A training step of examples/train's GPT on one GPU in PyTorch: bfloat16 with parameters, gradients and AdamW in float32.
 
-  train_gpu.py [--mode eager,fsdp2] [--hidden 2048] [--layers 12] [--heads 16] [--vocab 50257] [--batch 16] [--seq 1024]
+  train_gpu.py [--mode eager,fsdp2,compile] [--hidden 2048] [--layers 12] [--heads 16] [--vocab 50257] [--batch 16] [--seq 1024]
 
 eager: autocast, without any distribution. fsdp2: fully_shard of each block and of the model over NCCL with one rank,
-MixedPrecisionPolicy(param_dtype=bfloat16). One JSON line per mode; tokens/s from the mean of the steps after --warmup, the device's
-work included; MFU of --peak-tflops by the formula of examples/train/flops.h.
+MixedPrecisionPolicy(param_dtype=bfloat16). compile: the same with each block and the loss under torch.compile. --vocab 50304 is the
+vocabulary padded to a multiple of 64. One JSON line per mode; tokens/s from the mean of the steps after --warmup, the device's work
+included; MFU of --peak-tflops by both formulas of examples/train/flops.h.
 """
 
 import argparse
@@ -19,8 +20,12 @@ import torch.nn.functional as F
 from bench_train import Model
 
 
-def flops_per_token(a):
-    return 6 * (a.layers * 12 * a.hidden**2 + a.hidden * a.vocab) + 12 * a.layers * a.hidden * a.seq
+def flops_per_token(a, per_pair):
+    return 6 * (a.layers * 12 * a.hidden**2 + a.hidden * a.vocab) + per_pair * a.layers * a.hidden * a.seq
+
+
+def cross_entropy(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def shard(model):
@@ -28,7 +33,8 @@ def shard(model):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29931", RANK="0", WORLD_SIZE="1")
-    torch.distributed.init_process_group("nccl", device_id=torch.device("cuda:0"))
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("nccl", device_id=torch.device("cuda:0"))
     how = {
         "mesh": init_device_mesh("cuda", (1,)),
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
@@ -41,7 +47,12 @@ def shard(model):
 def run(mode, a):
     torch.manual_seed(0)
     model = Model(a, moe=False, ws=1).cuda()
-    if mode == "fsdp2":
+    loss_of = cross_entropy
+    if mode == "compile":
+        loss_of = torch.compile(cross_entropy)
+        for block in model.h:
+            block.compile()
+    if mode in ("fsdp2", "compile"):
         shard(model)
     scope = (lambda: torch.autocast("cuda", torch.bfloat16)) if mode == "eager" else contextlib.nullcontext
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -52,7 +63,7 @@ def run(mode, a):
             begin = time.perf_counter()
         with scope():
             logits = model(ids[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        loss = loss_of(logits, ids[:, 1:])
         loss.backward()
         loss.item()  # as the example, which prints it
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -60,11 +71,12 @@ def run(mode, a):
         optimizer.zero_grad()
     torch.cuda.synchronize()
     rate = a.batch * a.seq * a.steps / (time.perf_counter() - begin)
-    used = rate * flops_per_token(a) / 1e12
+    used, causal = (rate * flops_per_token(a, per_pair) / 1e12 for per_pair in (12, 6))
     print(
         json.dumps({
             "bench": "train_gpu", "mode": mode, "torch": torch.__version__, "device": torch.cuda.get_device_name(),
             "tokens_per_s": round(rate), "tflops": round(used, 1), "mfu_percent": round(100 * used / a.peak_tflops, 1),
+            "causal_mfu_percent": round(100 * causal / a.peak_tflops, 1), "vocab": a.vocab,
             "peak_memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1),
         }),
         flush=True,

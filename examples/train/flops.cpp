@@ -14,12 +14,13 @@ double weights_per_token(const std::string& name, const at::Tensor& parameter, c
 
 }  // namespace
 
-double flops_per_token(GptConfig config, std::int64_t sequence) {
+double flops_per_token(GptConfig config, std::int64_t sequence, AttentionFlops attention) {
   config.tensor = config.tensor.device(at::kMeta);
   Gpt model(config);
   double weights = 0;
   for (const auto& [name, parameter] : model.named_parameters()) weights += weights_per_token(name, *parameter, config);
-  return 6 * weights + 12.0 * static_cast<double>(config.layers * config.hidden * sequence);
+  const double per_pair = attention == AttentionFlops::full ? 12 : 6;
+  return 6 * weights + per_pair * static_cast<double>(config.layers * config.hidden * sequence);
 }
 
 }  // namespace train

@@ -85,11 +85,14 @@ BytesByAxis total_received(const std::vector<StepRecord>& records) {
   return total;
 }
 
-// Model FLOPs utilization of the devices.
+// Model FLOPs utilization of the devices by both formulas.
 std::string utilization(const Options& options, double tokens_a_second) {
-  const double rate = tokens_a_second * flops_per_token(gpt_config(options), options.seq) / 1e12;
-  return fmt::format("{:.2f} TFLOP/s, {:.1f} % of {:g} (MFU)", rate, 100 * rate / options.peak_tflops,
-                     options.peak_tflops);
+  const auto rate = [&](AttentionFlops attention) {
+    return tokens_a_second * flops_per_token(gpt_config(options), options.seq, attention) / 1e12;
+  };
+  const double full = rate(AttentionFlops::full), causal = rate(AttentionFlops::causal);
+  return fmt::format("{:.2f} TFLOP/s, {:.1f} % of {:g} (MFU of PaLM), {:.1f} % if attention counts its causal half",
+                     full, 100 * full / options.peak_tflops, options.peak_tflops, 100 * causal / options.peak_tflops);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
+#include <cstdio>
 #include <fstream>
 
 #include "device_flag.h"
@@ -54,6 +55,7 @@ TEST(Flops, CountTheWeightsThatATokenUses) {
   const auto dense = gpt_config(parse({"--hidden", "64", "--layers", "3"}));
   const double block = 4.0 * 64 * 64 + 2.0 * 64 * 256, head = 64.0 * 257;
   EXPECT_DOUBLE_EQ(flops_per_token(dense, 128), 6 * (3 * block + head) + 12.0 * 3 * 64 * 128);
+  EXPECT_DOUBLE_EQ(flops_per_token(dense, 128, AttentionFlops::causal), 6 * (3 * block + head) + 6.0 * 3 * 64 * 128);
   const auto experts = gpt_config(
       parse({"--hidden", "64", "--layers", "3", "--experts", "8", "--top-k", "2", "--ffn", "32"}, Kind::experts));
   const double expert = 3.0 * 64 * 32, sparse = 4.0 * 64 * 64 + 64.0 * 8 + 2 * expert;
@@ -72,6 +74,11 @@ TEST(Flops, AreShownAsPercentageOfThePeak) {
   EXPECT_EQ(row_of(), "");
   options.peak_tflops = 32 * flops_per_token(gpt_config(options), 8) / 1e12 * 4;  // 32 tokens a second are a quarter.
   EXPECT_NE(row_of().find(", 25.0 % of "), std::string::npos) << row_of();
+  const double causal = flops_per_token(gpt_config(options), 8, AttentionFlops::causal);
+  const double percent = 25 * causal / flops_per_token(gpt_config(options), 8);
+  char expected[32];
+  std::snprintf(expected, sizeof expected, ", %.1f %% if", percent);
+  EXPECT_NE(row_of().find(expected), std::string::npos) << row_of();
 }
 
 TEST(Args, MeshNamesComeInAnyOrderAndDefaultToOne) {
