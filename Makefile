@@ -43,7 +43,8 @@ bench: build
 # On a machine with a GPU; no more is built than is run.
 gpu-check:
 	@$(MAKE) configure PRESET=cuda
-	@cmake --build --preset cuda --target test_gpu aten_cases train moe inside wiring bench_dispatch
+	@cmake --build --preset cuda --target test_gpu aten_cases train moe inside wiring all_to_all dmoe shampoo \
+	  long_sequence bench_dispatch
 	@scripts/gpu_check.sh build/cuda
 
 docs:

@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
 # Runs all checks that need a GPU: gpu_check.sh BUILD_FOLDER [LOG_FOLDER], with programs of the preset cuda (make
-# gpu-check builds them). NCCL runs with one rank, since each rank needs its own GPU; meshes of several ranks are
-# threads that share one.
+# gpu-check builds them). Meshes of several ranks are threads that share one GPU. NCCL runs with one rank; several ranks
+# need NCCL 2.30 (NCCL_LIBRARY) or one GPU each.
 #   PART_SECONDS  time limit of a part (default: 240)
 #   PEAK_TFLOPS   peak of the GPU in bf16 (default: H100)
 #   PARTS         names of the parts to run (default: all)
-# Parts without timings run in parallel. Prints one line per part at the end. Exit status 1 if a part failed.
+#   NCCL_LIBRARY  folder of a libnccl.so.2 of version 2.30 or later, for the part nccl_ranks
+# Parts without timings run in parallel. Writes the log of a part to NAME.log and its figures (JSON lines, rates) to
+# NAME.figures. Prints one line per part at the end. Exit status 1 if a part failed.
+#
+# With a GPU for 30 minutes: PARTS=probes first (2 minutes: is the head as slow as estimated?), then
+# PARTS="speed_train speed_padded speed_peer speed_again" (8 minutes), PARTS="speed_moe nccl nccl_ranks" (8 minutes),
+# PARTS="threads trains moes examples operators python dispatch" (10 minutes).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -24,6 +30,7 @@ part() {  # NAME command...
   begin=$(date +%s)
   timeout "$limit" "$@" > "$logs/$name.log" 2>&1
   code=$?
+  grep -E '^\{|tokens/s|MFU' "$logs/$name.log" > "$logs/$name.figures"
   last=$(grep -vE '^\s*$' "$logs/$name.log" | tail -n 1 | cut -c1-150)
   [ $code -eq 0 ] || last="FAILED ($code): $last"
   printf '%-12s %s\n' "$name" "$(($(date +%s) - begin)) s: $last" > "$logs/$name.said"
@@ -74,7 +81,21 @@ trains() {
     train --mesh shard=2,tp=2 --mixed-precision bf16 --checkpoint-activations && train --mesh shard=2 --dtype float64 --dropout 0.1 &&
     train --mesh pp=2,shard=2 --schedule 1f1b && train --mesh cp=2,shard=2 && train --backend nccl --ranks 1
 }
+# Two and four ranks on one GPU.
+nccl_ranks() {
+  export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=1 LD_LIBRARY_PATH=${NCCL_LIBRARY:?needs NCCL 2.30}:${LD_LIBRARY_PATH:-}
+  local ranks axis
+  DTENSOR_TEST_BACKEND=nccl "$build/tests/test_gpu" --gtest_filter=-Ranks/Lists.LongTensorsAreNotPacked* || return 1
+  for ranks in 2 4; do
+    "$build/examples/wiring" --backend nccl --ranks $ranks && moe --backend nccl --ranks $ranks --mesh shard=$ranks --ep $ranks || return 1
+    for axis in shard tp cp pp; do train --backend nccl --ranks $ranks --mesh $axis=$ranks || return 1; done
+  done
+}
 examples() {
+  local program
+  for program in dmoe shampoo; do "$build/examples/$program" --device cuda || return 1; done
+  "$build/examples/all_to_all" --device cuda --ranks 2 && "$build/examples/long_sequence" --device cuda &&
+    "$build/examples/wiring" --device cuda --ranks 2 || return 1
   "$build/examples/wiring" --backend nccl --ranks 1 && "$build/examples/inside" --device cuda --ranks 2 --comms &&
     "$build/examples/inside" --device cuda --ranks 2 --loss-scale 1024 && "$build/examples/inside" --device cuda --ranks 2 --cpu-offload
 }
@@ -90,16 +111,27 @@ speed() {  # PROGRAM flags...
     --mixed-precision bf16 --peak-tflops "$peak" "${text[@]}" "$@"
 }
 
+# The Python package over the PyTorch of this machine, if it was built for it.
+python_tests() { PYTHONPATH="$build/python:tests/python" python3 -m unittest tests/python/test_cuda.py; }
+
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader || exit 77
-export -f train moe trains moes examples speed operators slice
+export -f train moe trains moes examples nccl_ranks python_tests speed operators slice
 export build logs limit peak text_words="${text[*]}"
 part threads "$build/tests/test_gpu" &
 part nccl env DTENSOR_TEST_BACKEND=nccl "$build/tests/test_gpu" --gtest_filter=-Ranks/Lists.LongTensorsAreNotPacked* & # packs
 for name in trains moes examples operators; do part $name bash -c "text=(\$text_words); $name" & done
+part python bash -c python_tests &
 wait
+if [ -n "${NCCL_LIBRARY:-}" ]; then part nccl_ranks bash -c 'text=($text_words); nccl_ranks'; fi
 part dispatch env -u DTENSOR_CHECKED "$build/bench/bench_dispatch" --device cuda --calls 200
-if python3 -c 'import torch' 2> /dev/null; then part speed_peer python3 bench/peers/train_gpu.py --peak-tflops "$peak"; fi
+peer=(python3 bench/peers/train_gpu.py --peak-tflops "$peak")
+if python3 -c 'import torch' 2> /dev/null; then part probes python3 bench/peers/gpu_probes.py; fi
 part speed_train bash -c 'text=($text_words); speed train'
+if python3 -c 'import torch' 2> /dev/null; then
+  part speed_peer "${peer[@]}"
+  part speed_padded "${peer[@]}" --mode fsdp2,compile --vocab 50304
+fi
+part speed_again bash -c 'text=($text_words); speed train' # the spread
 part speed_moe bash -c 'text=($text_words); speed moe --experts 8 --top-k 2'
 cat "$logs"/*.said
 ! grep -q FAILED "$logs"/*.said
