@@ -1,6 +1,6 @@
 // Interface of communication backends. Communicator (dtensor/comm.h) checks the arguments, numbers the calls and
-// reports events. A backend moves the bytes, compares the call with its peers, and turns a failure of any rank into a
-// CommError on every rank.
+// reports events. A backend moves the bytes. Where it can, it compares the call with its peers and turns a failure of
+// any rank into a CommError on every rank.
 #pragma once
 
 #include <ATen/OpMathType.h>
@@ -39,7 +39,7 @@ DTENSOR_API const char* to_string(CollectiveKind kind);
 // a test). Thread ranks then handle them like CPU tensors.
 DTENSOR_API void declare_host_memory(c10::DeviceType device);
 
-// One call of this rank. All fields are equal on the members of a collective, except `peer` and `tag` of send and recv.
+// One call of this rank. Backends compare the fields up to `sequence`, except `peer` and `tag` of send and recv.
 struct CollectiveCall {
   // What is called, and how reductions combine values.
   CollectiveKind kind = CollectiveKind::barrier;

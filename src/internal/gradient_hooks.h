@@ -31,8 +31,8 @@ DTENSOR_API const GatherHook* gather_hook(const DTensor& parameter);
 // from redistribution. Records no graph.
 DTENSOR_API at::Tensor gathered_local(const DTensor& operand, const Placements& wanted);
 
-// Takes over the gradient of a leaf. Called once per backward pass that reaches the leaf, unless NoGradientSync is
-// active. `gradient` is the sum of the gradients in their original placements (usually Partial). parameter.grad() is
+// Takes over the gradient of a leaf. Called for each gradient that reaches the leaf (usually one per backward pass),
+// unless NoGradientSync is active. `gradient` has its original placements (usually Partial). parameter.grad() is
 // unchanged. The schedule reduces the gradient, together with others of its unit, and calls accumulate_gradient.
 using ReduceStage = std::function<void(const DTensor& parameter, const at::Tensor& gradient)>;
 DTENSOR_API void set_reduce_stage(const DTensor& parameter, ReduceStage hook);

@@ -173,9 +173,13 @@ Finish start(const Group& group) {
       return all_gather(group);
     case EdgeKind::reduce_scatter:
       return reduce_scatter(group);
-    default:
+    case EdgeKind::all_to_all:
       return all_to_all(group);
+    case EdgeKind::slice:
+    case EdgeKind::make_partial:
+      break;
   }
+  TORCH_INTERNAL_ASSERT(false, "run_local takes local edges");
 }
 
 std::vector<Group> groups_of(std::deque<Pending>& pending) {

@@ -48,7 +48,7 @@ DTensor as_dtensor_of(const DTensor& leaf, const at::Tensor& grad) {
 }
 
 // Moves the gradient of a parameter in host memory to the host.
-DTensor reshard_gradient(const DTensor& gradient, const DTensor& leaf) {
+DTensor move_to_leaf(const DTensor& gradient, const DTensor& leaf) {
   const auto& home = dtensor_or_null(leaf)->spec()->mesh;
   if (home->compute_mesh() == nullptr || gradient.mesh() == leaf.mesh()) return gradient;
   TORCH_CHECK(!at::GradMode::is_enabled(), "create_graph is not supported for a parameter in host memory (",
@@ -154,7 +154,7 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
   Placements wanted() const { return replicate_partials(leaf_.spec()->placements); }
 
   DTensor reduce_immediately(const Collected& collected, const DTensor& gradient) const {
-    return reshard_gradient(gradient.redistribute(wanted()), collected.leaf);
+    return move_to_leaf(gradient.redistribute(wanted()), collected.leaf);
   }
 
   void join_and_reduce(const Collected& collected, const DTensor& gradient) const {

@@ -15,8 +15,8 @@ namespace dtensor {
 
 using CachedCallPtr = std::shared_ptr<const CachedCall>;
 
-// The cached calls of one operator. The most recent hits are compared first, by the first word of their keys (usually
-// the spec of the first operand).
+// The cached calls of one operator. The calls that were last inserted or found by their key are compared first, by the
+// first word of their keys (usually the spec of the first operand).
 struct OpCache {
   static constexpr std::size_t kRecent = 8;
 

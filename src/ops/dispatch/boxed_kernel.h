@@ -1,4 +1,4 @@
-// The boxed kernel that ATen's dispatcher calls for every operator, and its registration.
+// The boxed kernel that ATen's dispatcher calls for operators without an unboxed one, and the registration of both.
 #pragma once
 
 #include "comm/record/rank_record.h"
@@ -23,8 +23,8 @@ bool any_operator_observer();
 
 [[noreturn]] void throw_wrong_thread(const OpEntry& entry, const MeshInfo& mesh);
 
-// Runs first in every call. Checks that the calling thread belongs to the mesh's rank, and adds the call to the rank's
-// record.
+// Runs in every call before its local operator. Checks that the calling thread belongs to the mesh's rank, and adds the
+// call to the rank's record.
 inline void enter_call(const OpEntry& entry, const MeshInfo& mesh, const ThreadState& thread = thread_state()) {
   auto& record = as_mesh_impl(mesh).record();
   if (C10_UNLIKELY(!record.belongs_to_this_thread(thread))) throw_wrong_thread(entry, mesh);

@@ -30,9 +30,12 @@ int effort(EdgeKind kind) {
       return 1;
     case EdgeKind::all_to_all:
       return 4;
-    default:
+    case EdgeKind::all_gather:
+    case EdgeKind::all_reduce:
+    case EdgeKind::reduce_scatter:
       return 2;
   }
+  TORCH_INTERNAL_ASSERT(false);
 }
 
 class Search {
