@@ -87,17 +87,10 @@ class DTENSOR_API CommBackend {
   virtual bool supports(c10::DeviceType device) const = 0;
   virtual bool asynchronous() const { return false; }
 
-  // These implement the functions of Communicator with the same names. A backend overrides the first three, or the
-  // same for lists: by default, one tensor is a list of one.
-  virtual Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) {
-    return all_gather_list(call, outputs, input);
-  }
-  virtual Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) {
-    return reduce_scatter_list(call, output, inputs);
-  }
-  virtual Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) {
-    return all_reduce_list(call, tensor);
-  }
+  // These implement the functions of Communicator with the same names.
+  virtual Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) = 0;
+  virtual Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) = 0;
+  virtual Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) = 0;
   // The default copies `input` and reduces in place.
   virtual Work all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input);
   virtual Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) = 0;

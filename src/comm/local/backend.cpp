@@ -34,7 +34,16 @@ class LocalBackend final : public CommBackend {
   const char* name() const override { return "local"; }
   bool supports(c10::DeviceType device) const override { return supports_device(device); }
 
-  using CommBackend::all_reduce;
+  // A single tensor is a list of one.
+  Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
+    return all_gather_list(call, outputs, input);
+  }
+  Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
+    return reduce_scatter_list(call, output, inputs);
+  }
+  Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
+    return all_reduce_list(call, tensor);
+  }
   Work all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) override {
     return reduce_everywhere({call, output, input});
   }

@@ -30,6 +30,17 @@ class ProcessBackend final : public CommBackend {
   const char* name() const override { return group_->job.transport().name(); }
   bool supports(c10::DeviceType device) const override { return device == c10::DeviceType::CPU; }
 
+  // A single tensor is a list of one.
+  Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
+    return all_gather_list(call, outputs, input);
+  }
+  Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
+    return reduce_scatter_list(call, output, inputs);
+  }
+  Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
+    return all_reduce_list(call, tensor);
+  }
+
   Work all_gather_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
     return guarded(call, outputs, inputs,
                    [&](Collective& collective) { gather(*group_, collective, outputs, inputs); });
