@@ -27,7 +27,7 @@ void print_in_rank_order(const Communicator& world, const std::string& line) {
   }
 }
 
-void exchange(const Communicator& world, const std::string& device) {
+void run(const Communicator& world, const std::string& device) {
   TORCH_CHECK(world.size() == 2, "expected 2 ranks, got ", world.size(), ": use --ranks 2");
   const bool first = world.rank() == 0;
   const std::vector<std::int64_t> send = first ? std::vector<std::int64_t>{2, 3} : std::vector<std::int64_t>{3, 3};
@@ -47,5 +47,5 @@ int main(int argc, char** argv) {
   CLI::App app("Exchanges tensors of different lengths between two ranks.");
   std::string device;
   if (const auto status = launch_flags::parse(app, argc, argv, &device)) return *status;
-  return dtensor::launch(argc, argv, [&](const Communicator& world) { exchange(world, device); });
+  return dtensor::launch(argc, argv, [&](const Communicator& world) { run(world, device); });
 }
