@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <sstream>
 #include <string_view>
@@ -15,11 +16,6 @@ namespace {
 // Longer lists are cut, so that a message fits in one line.
 constexpr std::size_t kShownTensors = 8;
 
-void write_sizes(std::ostream& out, at::TensorList tensors) {
-  for (std::size_t i = 0; i < tensors.size() && i < kShownTensors; ++i) out << ' ' << tensors[i].sizes();
-  if (tensors.size() > kShownTensors) out << " ... (" << tensors.size() << " tensors)";
-}
-
 }  // namespace
 
 const char* to_string(CollectiveKind kind) {
@@ -28,23 +24,34 @@ const char* to_string(CollectiveKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
-  std::ostringstream out;
-  out << to_string(call.kind) << " #" << call.sequence;
-  if (call.kind == CollectiveKind::barrier) return out.str();
-  out << " (";
-  if (call.kind == CollectiveKind::all_reduce || call.kind == CollectiveKind::reduce_scatter) {
-    out << reduce_op_name(call.op) << ", ";
-  }
-  if (call.kind == CollectiveKind::broadcast) out << "root " << call.peer << ", ";
-  if (call.kind == CollectiveKind::send) out << "to " << call.peer << ", tag " << call.tag << ", ";
-  if (call.kind == CollectiveKind::recv) out << "from " << call.peer << ", tag " << call.tag << ", ";
-  out << c10::toString(call.dtype);
+CallDescription::CallDescription(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs)
+    : call_(call), tensors_(inputs.empty() ? outputs.size() : inputs.size()) {
   const auto shown = inputs.empty() ? outputs : inputs;
-  write_sizes(out, shown);
-  if (!shown.empty() && !shown[0].is_cpu()) out << " on " << shown[0].device();
+  for (const at::Tensor& t : shown.slice(0, std::min(tensors_, kShownTensors))) sizes_.emplace_back(t.sizes());
+  if (!shown.empty()) device_ = shown[0].device();
+}
+
+std::string CallDescription::str() const {
+  std::ostringstream out;
+  out << to_string(call_.kind) << " #" << call_.sequence;
+  if (call_.kind == CollectiveKind::barrier) return out.str();
+  out << " (";
+  if (call_.kind == CollectiveKind::all_reduce || call_.kind == CollectiveKind::reduce_scatter) {
+    out << reduce_op_name(call_.op) << ", ";
+  }
+  if (call_.kind == CollectiveKind::broadcast) out << "root " << call_.peer << ", ";
+  if (call_.kind == CollectiveKind::send) out << "to " << call_.peer << ", tag " << call_.tag << ", ";
+  if (call_.kind == CollectiveKind::recv) out << "from " << call_.peer << ", tag " << call_.tag << ", ";
+  out << c10::toString(call_.dtype);
+  for (const auto& sizes : sizes_) out << ' ' << at::IntArrayRef(sizes);
+  if (tensors_ > kShownTensors) out << " ... (" << tensors_ << " tensors)";
+  if (!device_.is_cpu()) out << " on " << device_;
   out << ')';
   return out.str();
+}
+
+std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+  return CallDescription(call, outputs, inputs).str();
 }
 
 const char* reduce_op_name(ReduceOp op) {

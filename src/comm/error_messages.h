@@ -1,6 +1,8 @@
 // Texts for messages about collectives. Exported for the CUDA library.
 #pragma once
 
+#include <c10/util/DimVector.h>
+
 #include <chrono>
 #include <string>
 #include <vector>
@@ -11,6 +13,20 @@ namespace dtensor {
 
 // Example: all_reduce #3 (sum, Float [4, 5]).
 DTENSOR_API std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
+
+// What describe() shows of a call. Keeps no tensors: the text may be needed after they are freed.
+class DTENSOR_API CallDescription {
+ public:
+  CallDescription(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
+  const CollectiveCall& call() const { return call_; }
+  std::string str() const;
+
+ private:
+  CollectiveCall call_;
+  c10::SmallVector<c10::DimVector, 2> sizes_;  // of the tensors that the text lists
+  std::size_t tensors_;
+  c10::Device device_ = c10::kCPU;
+};
 
 // Defined here, so that communicators do not depend on the placement module.
 DTENSOR_API const char* reduce_op_name(ReduceOp op);
