@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "internal/separate_communicator.h"
 #include "mesh/mesh_impl.h"
 
 namespace dtensor {
@@ -73,11 +74,18 @@ c10::intrusive_ptr<MeshImpl> WorldState::intern(MeshLayout layout, const Communi
 }
 
 Communicator WorldState::communicator(const Communicator& world, const std::vector<std::int64_t>& ranks,
-                                      const std::string& label) {
+                                      const std::string& label, const std::string& purpose) {
   const std::lock_guard lock(comm_mutex_);
-  const auto it = communicators_.find(ranks);
+  const std::pair key(ranks, purpose);
+  const auto it = communicators_.find(key);
   if (it != communicators_.end()) return it->second;
-  return communicators_.emplace(ranks, world.subgroup(ranks, label)).first->second;
+  return communicators_.emplace(key, world.subgroup(ranks, label)).first->second;
+}
+
+Communicator separate_communicator(const DeviceMesh& mesh, const std::vector<std::int64_t>& ranks,
+                                   const std::string& label, const std::string& purpose) {
+  const Communicator world = mesh.world();
+  return WorldState::of(world)->communicator(world, ranks, label, purpose).with_label(label);
 }
 
 RngState WorldState::rng() const {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "dtensor/comm.h"
@@ -28,9 +29,9 @@ class WorldState {
                                       MeshRef compute_mesh);
 
   // The communicator of these ranks of the world, in this order; this rank is one of them. The first call creates it,
-  // collectively; `label` names it in messages.
-  Communicator communicator(const Communicator& world, const std::vector<std::int64_t>& ranks,
-                            const std::string& label);
+  // collectively; `label` names it in messages. A communicator with a purpose is separate from the others.
+  Communicator communicator(const Communicator& world, const std::vector<std::int64_t>& ranks, const std::string& label,
+                            const std::string& purpose = {});
 
   RngState rng() const;
   void set_rng(RngState state);
@@ -46,7 +47,7 @@ class WorldState {
   std::map<Key, c10::weak_intrusive_ptr<MeshImpl>> meshes_;  // weak: a mesh owns this state
   std::size_t sweep_at_ = 0;                                 // size of meshes_ at which expired entries are removed
   std::mutex comm_mutex_;  // held during creation: two threads of a rank must not create a communicator twice
-  std::map<std::vector<std::int64_t>, Communicator> communicators_;
+  std::map<std::pair<std::vector<std::int64_t>, std::string>, Communicator> communicators_;  // by ranks and purpose
 };
 
 }  // namespace dtensor

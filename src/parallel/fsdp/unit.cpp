@@ -6,6 +6,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "dtensor/events.h"
+#include "internal/separate_communicator.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
@@ -42,11 +43,10 @@ void fill_storage(Storage& storage, c10::DataPtr memory) {
   storage.set_data_ptr_noswap(std::move(memory));
 }
 
-// A communicator of the same members with its own sequence of collectives, as MPI_Comm_dup creates.
-Communicator duplicate(const Communicator& comm) {
-  std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
-  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
-  return comm.subgroup(all, comm.label());
+// Collectives of one communicator run in order. In the background, gathers run beside reductions, and both beside the
+// collectives of the model.
+Communicator separate_in_background(const DeviceMesh& mesh, const Communicator& comm, const std::string& purpose) {
+  return comm.asynchronous() ? separate_communicator(mesh, comm.ranks(), comm.label(), purpose) : comm;
 }
 
 }  // namespace
@@ -99,7 +99,9 @@ void FsdpUnit::Impl::place_in_flat() {
 }
 
 void FsdpUnit::Impl::make_communicators() {
-  all_gather_comm = reduce_scatter_comm = mesh.communicator(axes.shard);
+  const Communicator shard_comm = mesh.communicator(axes.shard);
+  all_gather_comm = separate_in_background(mesh, shard_comm, "all_gather");
+  reduce_scatter_comm = separate_in_background(mesh, shard_comm, "reduce_scatter");
   for (auto& p : parameters) {
     if (p.sharded) p.shard = p.layout.shard_layout(static_cast<std::size_t>(reduce_scatter_comm.rank()));
   }
@@ -115,15 +117,12 @@ void FsdpUnit::Impl::make_communicators() {
     }
   }
   if (has_post_forward_mesh()) {
-    const std::vector<std::int64_t> members(post_forward_ranks.begin(), post_forward_ranks.end());
-    post_forward_comm = all_gather_comm.subgroup(members, all_gather_comm.label());
+    std::vector<std::int64_t> members;
+    for (const auto i : post_forward_ranks) members.push_back(shard_comm.ranks()[static_cast<std::size_t>(i)]);
+    post_forward_comm = separate_communicator(mesh, members, shard_comm.label(), "post_forward");
   }
-  if (axes.replicate >= 0) all_reduce_comm = mesh.communicator(axes.replicate);
-  if (!all_gather_comm.asynchronous()) return;
-  // Collectives of one communicator run in order. Separate communicators let gathers run beside reductions, and the
-  // model's own collectives beside the all-reduces over replicas.
-  all_gather_comm = duplicate(all_gather_comm);
-  if (all_reduce_comm) all_reduce_comm = duplicate(all_reduce_comm);
+  if (axes.replicate >= 0)
+    all_reduce_comm = separate_in_background(mesh, mesh.communicator(axes.replicate), "all_reduce");
 }
 
 bool FsdpUnit::Impl::is_fresh(const Parameter& p, const DTensor& parameter) const {
