@@ -2,6 +2,7 @@
 // operations of this rank. CUDA and NCCL are stubs.
 #include "comm/nccl/watchdog.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -27,6 +28,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventQuery(cudaEvent_t) { return event_state; }
 const char* cudaGetErrorString(cudaError_t) { return "a stand-in's error"; }
 ncclResult_t ncclCommAbort(ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclCommDestroy(ncclComm_t) { return ncclSuccess; }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* state) { return *state = comm_state, ncclSuccess; }
 const char* ncclGetErrorString(ncclResult_t) { return "a stand-in's result"; }
 const char* ncclGetLastError(ncclComm_t) { return ""; }
@@ -38,7 +41,7 @@ namespace {
 const std::string kLast = "; last of rank 1: all_gather #1, aten::mm, all_reduce #2";
 
 // A watchdog of rank 1 in its second collective. It lives as long as the process.
-Watchdog& watching(std::chrono::milliseconds timeout) {
+Watchdog& watching(std::chrono::milliseconds timeout, bool enqueued = true) {
   static const std::string mm = "aten::mm";
   const auto record = std::make_shared<RankRecord>(1, 2);
   record->note(CollectiveKind::all_gather, 1, nullptr);
@@ -50,7 +53,16 @@ Watchdog& watching(std::chrono::milliseconds timeout) {
   auto* watchdog = all.emplace_back(new Watchdog(Communicator(backend), timeout));
   const auto comm = reinterpret_cast<ncclComm_t>(&comm_of_test);
   watchdog->open(comm);
-  watchdog->watch(std::make_shared<Event>(), comm, "all_reduce #2 (sum, Float [4]) on {0, 1}");
+  CollectiveCall call;
+  call.kind = CollectiveKind::all_reduce;
+  call.dtype = at::kFloat;
+  call.sequence = 2;
+  const auto operation =
+      std::make_shared<Operation>(std::make_shared<EventPool>(), CallDescription(call, at::ones({4}), {}),
+                                  std::make_shared<GroupName>(GroupName{"", {0, 1}}));
+  operation->comm = comm;
+  operation->state = enqueued ? Operation::State::enqueued : Operation::State::waiting;
+  watchdog->watch(operation);
   return *watchdog;
 }
 
@@ -65,6 +77,17 @@ TEST(Watchdog, TimeoutReportsLastOperations) {
   EXPECT_EXIT(wait_for(std::chrono::milliseconds(1)), testing::ExitedWithCode(1),
               std::string("rank 1: timeout after 1 ms: waits in all_reduce #2 \\(sum, Float \\[4\\]\\) on \\{0, 1\\}") +
                   kLast + "\n");
+}
+
+// NCCL blocks the host in the first call of a communicator until its peers are connected.
+TEST(Watchdog, TimeoutIncludesCallsThatAreNotEnqueued) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto blocked = [] {
+    event_state = cudaSuccess;
+    watching(std::chrono::milliseconds(1), /*enqueued=*/false);
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+  };
+  EXPECT_EXIT(blocked(), testing::ExitedWithCode(1), "rank 1: timeout after 1 ms: waits in all_reduce #2 ");
 }
 
 // std::chrono::milliseconds::max() would overflow as nanoseconds.

@@ -1,6 +1,5 @@
-// Collectives run on a separate CUDA stream, which waits for the work that the caller has queued. Work::wait makes the
-// caller's stream wait for it; the host does not block. recordStream keeps the memory from being reused early. CPU
-// tensors (hashes, colors) are staged on the device; they are ready when the call returns.
+// Collectives and messages of GPU tensors go over NCCL, those of CPU tensors (hashes, headers, colors) over the CPU
+// communicator, where they wait for nothing that is queued on the GPU.
 #include "comm/nccl/backend.h"
 
 #include <ATen/ATen.h>
@@ -10,85 +9,50 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <numeric>
-#include <optional>
-#include <thread>
+#include <tuple>
 
 #include "comm/composite/reduce_by_exchange.h"
-#include "comm/error_messages.h"
 #include "comm/nccl/error_checks.h"
+#include "comm/nccl/messages.h"
+#include "comm/nccl/nccl_comm.h"
 #include "comm/nccl/staging.h"
 #include "comm/nccl/types.h"
-#include "comm/nccl/watchdog.h"
-#include "comm/waiting/gil_release.h"
 #include "internal/aten_scopes.h"
 
 namespace dtensor::nccl {
 namespace {
 
-// Shared by the communicators of this rank.
-struct Device {
-  Communicator cpu;
-  int index;
-  Watchdog* watchdog;  // never destroyed
-};
-
-class StreamWork final : public Work::Impl {
- public:
-  StreamWork(std::shared_ptr<Event> event, const Device& device)
-      : event_(std::move(event)), device_(device.index), watchdog_(device.watchdog) {}
-  void wait() override {
-    watchdog_->check();
-    const auto stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device_));
-    check(cudaStreamWaitEvent(stream.stream(), event_->get(), 0), "cudaStreamWaitEvent");
+// Reorders a list of n tensors for each member: all members' first tensors, all second ones, ...
+std::vector<at::Tensor> by_tensor(at::TensorList list, std::size_t n) {
+  std::vector<at::Tensor> out;
+  for (std::size_t k = 0; k < n; ++k) {
+    for (std::size_t i = k; i < list.size(); i += n) out.push_back(list[i]);
   }
-  bool done() override {
-    watchdog_->check();
-    return event_->is_complete();
+  return out;
+}
+
+class Grouped {
+ public:
+  Grouped() { check(ncclGroupStart(), "ncclGroupStart"); }
+  void end() { open_ = false, check(ncclGroupEnd(), "ncclGroupEnd"); }
+  ~Grouped() {
+    if (open_) ncclGroupEnd();
   }
 
  private:
-  std::shared_ptr<Event> event_;
-  int device_;
-  Watchdog* watchdog_;
+  bool open_ = true;
 };
-
-// The NCCL id of a new communicator of these world ranks. The first member creates it and sends it to the others.
-ncclUniqueId shared_id(const Communicator& cpu, const std::vector<std::int64_t>& members) {
-  constexpr int kTag = kMessageTags - 1;
-  ncclUniqueId id{};
-  const at::Tensor bytes = at::from_blob(&id, {sizeof id}, at::kByte);
-  if (cpu.rank() != members[0]) {
-    cpu.recv(bytes, static_cast<int>(members[0]), kTag).wait();
-    return id;
-  }
-  check(ncclGetUniqueId(&id), "ncclGetUniqueId");
-  for (std::size_t i = 1; i < members.size(); ++i) cpu.send(bytes, static_cast<int>(members[i]), kTag).wait();
-  return id;
-}
-
-bool on_cpu(at::TensorList list) {
-  bool any = false, all = true;
-  for (const auto& t : list) (t.is_cpu() ? any : all) = t.is_cpu();
-  TORCH_CHECK(!any || all, "nccl: tensors on the CPU and on a GPU in one call");
-  return any;
-}
 
 class NcclBackend final : public CommBackend {
  public:
-  NcclBackend(std::shared_ptr<Device> device, std::vector<std::int64_t> ranks, int me, std::string label)
-      : CommBackend(me, std::move(ranks)),
+  // `host` has the same members.
+  NcclBackend(std::shared_ptr<Device> device, std::shared_ptr<CommBackend> host, const std::string& label)
+      : CommBackend(host->rank(), host->ranks()),
         device_(std::move(device)),
-        label_(std::move(label)),
-        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, static_cast<c10::DeviceIndex>(device_->index))) {
-    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device_->index));
-    const GilRelease others_may_run;
-    check(ncclCommInitRank(&comm_, size(), shared_id(device_->cpu, this->ranks()), rank()), "ncclCommInitRank");
-    device_->watchdog->open(comm_);
-  }
-
-  // close() defers the abort of the NCCL communicator while its work is running.
-  ~NcclBackend() override { device_->watchdog->close(comm_); }
+        host_(std::move(host)),
+        group_(std::make_shared<GroupName>(GroupName{label, ranks()})) {}
 
   const char* name() const override { return "nccl"; }
   bool asynchronous() const override { return true; }
@@ -97,184 +61,225 @@ class NcclBackend final : public CommBackend {
   }
 
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override {
-    const auto adjacent = have_equal_numel(outputs) ? Adjacent::outputs : Adjacent::none;
-    const auto enqueue = [&](at::TensorList out, at::TensorList in) {
-      if (adjacent == Adjacent::none) return send_recv_pairs(out, [&](int) { return in[0]; });
-      check(ncclAllGather(in[0].const_data_ptr(), out[0].data_ptr(), in[0].nbytes(), ncclInt8, comm_, stream()),
-            "ncclAllGather");
-    };
-    return run(call, outputs, input, enqueue, adjacent);
+    return all_gather_list(call, outputs, input);
+  }
+
+  Work all_gather_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
+    if (inputs[0].is_cpu()) return host_->all_gather_list(on_host(call), outputs, inputs);
+    const auto n = static_cast<std::size_t>(size());
+    return run(call, by_tensor(outputs, inputs.size()), inputs, n, 1, [&](at::TensorList out, at::TensorList in) {
+      for (std::size_t k = 0; k < in.size(); ++k) {
+        const auto of_all = out.slice(k * n, n);
+        if (have_equal_numel(of_all)) {
+          check(ncclAllGather(in[k].const_data_ptr(), of_all[0].data_ptr(), in[k].nbytes(), ncclInt8, nccl(), stream()),
+                "ncclAllGather");
+        } else {
+          send_recv_pairs(of_all, [&](int) { return in[k]; });
+        }
+      }
+    });
   }
 
   Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
-    return run(call, outputs, inputs,
+    if (inputs[0].is_cpu()) return host_->all_to_all(on_host(call), outputs, inputs);
+    return run(call, outputs, inputs, 1, 1,
                [&](at::TensorList out, at::TensorList in) { send_recv_pairs(out, [&](int i) { return in[i]; }); });
   }
 
   Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override {
-    if (!supports_reduction(call.dtype, call.op))
-      return reduce_scatter_via_all_to_all(*this, call, output, inputs, device()), Work();
-    const Reduction r = nccl_reduction(call.dtype, call.op);
-    const auto adjacent = have_equal_numel(inputs) ? Adjacent::inputs : Adjacent::none;
-    const auto enqueue = [&](at::TensorList out, at::TensorList in) {
-      if (adjacent == Adjacent::inputs) {
-        return check(ncclReduceScatter(in[0].const_data_ptr(), out[0].data_ptr(), out[0].numel() * r.count, r.type,
-                                       r.op, comm_, stream()),
-                     "ncclReduceScatter");
-      }
-      check(ncclGroupStart(), "ncclGroupStart");
-      for (int i = 0; i < size(); ++i) {
-        void* target = i == rank() ? out[0].data_ptr() : nullptr;
-        check(ncclReduce(in[i].const_data_ptr(), target, in[i].numel() * r.count, r.type, r.op, i, comm_, stream()),
-              "ncclReduce");
-      }
-      check(ncclGroupEnd(), "ncclGroupEnd");
-    };
-    return run(call, output, inputs, enqueue, adjacent);
+    if (output.is_cpu()) return host_->reduce_scatter(on_host(call), output, inputs);
+    if (supports_reduction(call.dtype, call.op)) return reduce_scatter_list(call, output, inputs);
+    return reduce_scatter_via_all_to_all(*this, call, output, inputs, output.device()), Work();
   }
 
-  Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
-    if (!supports_reduction(call.dtype, call.op))
-      return all_reduce_via_all_to_all(*this, call, tensor, device()), Work();
+  Work reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
+    if (outputs[0].is_cpu()) return host_->reduce_scatter_list(on_host(call), outputs, inputs);
+    if (!supports_reduction(call.dtype, call.op)) return CommBackend::reduce_scatter_list(call, outputs, inputs);
     const Reduction r = nccl_reduction(call.dtype, call.op);
-    return run(call, tensor, tensor, [&](at::TensorList out, at::TensorList in) {
-      check(ncclAllReduce(in[0].const_data_ptr(), out[0].data_ptr(), in[0].numel() * r.count, r.type, r.op, comm_,
-                          stream()),
-            "ncclAllReduce");
+    const auto n = static_cast<std::size_t>(size());
+    return run(call, outputs, by_tensor(inputs, outputs.size()), 1, n, [&](at::TensorList out, at::TensorList in) {
+      for (std::size_t k = 0; k < out.size(); ++k) reduce_parts(r, out[k], in.slice(k * n, n));
     });
   }
 
+  Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override {
+    if (tensor.is_cpu()) return host_->all_reduce(on_host(call), tensor);
+    if (supports_reduction(call.dtype, call.op)) return all_reduce_all(call, tensor, tensor);
+    return all_reduce_via_all_to_all(*this, call, tensor, tensor.device()), Work();
+  }
+
+  Work all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) override {
+    if (output.is_cpu()) return host_->all_reduce(on_host(call), output, input);
+    if (supports_reduction(call.dtype, call.op)) return all_reduce_all(call, output, input);
+    return CommBackend::all_reduce(call, output, input);
+  }
+
+  Work all_reduce_list(const CollectiveCall& call, at::TensorList tensors) override {
+    if (tensors[0].is_cpu()) return host_->all_reduce_list(on_host(call), tensors);
+    if (supports_reduction(call.dtype, call.op)) return all_reduce_all(call, tensors, tensors);
+    return CommBackend::all_reduce_list(call, tensors);
+  }
+
   Work broadcast(const CollectiveCall& call, const at::Tensor& tensor) override {
-    return run(call, tensor, tensor, [&](at::TensorList out, at::TensorList in) {
-      check(ncclBroadcast(in[0].const_data_ptr(), out[0].data_ptr(), in[0].nbytes(), ncclInt8, call.peer, comm_,
+    if (tensor.is_cpu()) return host_->broadcast(on_host(call), tensor);
+    return run(call, tensor, tensor, 1, 1, [&](at::TensorList out, at::TensorList in) {
+      check(ncclBroadcast(in[0].const_data_ptr(), out[0].data_ptr(), in[0].nbytes(), ncclInt8, call.peer, nccl(),
                           stream()),
             "ncclBroadcast");
     });
   }
 
-  // NCCL requires the send and receive of a message to the same rank in one group, so a send stores it until the
-  // receive.
   Work send(const CollectiveCall& call, const at::Tensor& tensor) override {
-    if (call.peer == rank()) {
-      return run(call, {}, tensor, [&](at::TensorList, at::TensorList in) {
-        const c10::cuda::CUDAStreamGuard on_ours(stream_);
-        to_self_.push_back(in[0].clone());
-      });
-    }
-    return run(call, {}, tensor, [&](at::TensorList, at::TensorList in) {
-      check(ncclSend(in[0].const_data_ptr(), in[0].nbytes(), ncclInt8, call.peer, comm_, stream()), "ncclSend");
-    });
+    if (tensor.is_cpu()) return host_->send(on_host(call), tensor);
+    if (call.peer == rank()) return send_to_self(call.tag, tensor);
+    return messages(call).post(call, {}, tensor);
   }
 
   Work recv(const CollectiveCall& call, const at::Tensor& tensor) override {
-    if (call.peer == rank()) {
-      TORCH_CHECK(!to_self_.empty(), "nccl: expected a send before the receive of a message from this rank to itself");
-      const at::Tensor message = to_self_.front();
-      TORCH_CHECK(message.sizes() == tensor.sizes() && message.scalar_type() == tensor.scalar_type(),
-                  "nccl: expected an output of ", message.scalar_type(), ' ', message.sizes(), ", got ",
-                  tensor.scalar_type(), ' ', tensor.sizes());
-      to_self_.pop_front();
-      return run(call, tensor, {}, [&](at::TensorList out, at::TensorList) {
-        const c10::cuda::CUDAStreamGuard on_ours(stream_);
-        out[0].copy_(message);
-      });
-    }
-    return run(call, tensor, {}, [&](at::TensorList out, at::TensorList) {
-      check(ncclRecv(out[0].data_ptr(), out[0].nbytes(), ncclInt8, call.peer, comm_, stream()), "ncclRecv");
-    });
+    if (tensor.is_cpu()) return host_->recv(on_host(call), tensor);
+    if (call.peer == rank()) return recv_from_self(call.tag, tensor);
+    return messages(call).post(call, tensor, {});
   }
 
-  // The only call that blocks the host, besides those with CPU tensors.
-  void barrier(const CollectiveCall& call) override {
-    const NoMeshScopeGuard regular;
-    const at::Tensor one = at::ones({1}, at::TensorOptions().dtype(at::kInt).device(device()));
-    CollectiveCall as_sum = call;
-    as_sum.dtype = at::kInt;
-    Work work = all_reduce(as_sum, one);
-    const GilRelease others_may_run;
-    while (!work.done()) std::this_thread::yield();
-  }
+  void barrier(const CollectiveCall& call) override { host_->barrier(on_host(call)); }
 
   std::shared_ptr<CommBackend> subgroup(at::IntArrayRef members, const std::string& label) override {
-    std::vector<std::int64_t> world_ranks;
-    for (auto m : members) world_ranks.push_back(ranks()[m]);
-    const auto me = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
-    return std::make_shared<NcclBackend>(device_, std::move(world_ranks), me, label);
+    auto host = host_->subgroup(members, label);
+    host->set_record(shared_record());
+    return std::make_shared<NcclBackend>(device_, std::move(host), label);
   }
 
   void abort(const std::string& reason) override {
     const std::string text = "rank " + std::to_string(ranks()[rank()]) + " aborted: " + reason;
-    device_->cpu.abort(text);
+    host_->abort(reason);
     device_->watchdog->fail(text);
   }
-  std::string failure() override { return backend_of(device_->cpu)->failure(); }
+  std::string failure() override { return host_->failure(); }
 
  private:
-  // Which list of tensors NCCL requires in one contiguous buffer.
-  enum class Adjacent : std::uint8_t { none, outputs, inputs };
+  struct MessageToSelf {
+    MessageToSelf(at::Tensor values, const std::shared_ptr<EventPool>& events, c10::cuda::CUDAStream from)
+        : tensor(std::move(values)), ready(events), stream(from) {}
+    at::Tensor tensor;
+    Event ready;
+    c10::cuda::CUDAStream stream;
+  };
 
-  c10::Device device() const { return {c10::kCUDA, static_cast<c10::DeviceIndex>(device_->index)}; }
-  cudaStream_t stream() const { return stream_.stream(); }
+  // The calls of `host_` have their own numbers.
+  CollectiveCall on_host(CollectiveCall call) const {
+    call.sequence = host_->next_sequence(call.kind);
+    return call;
+  }
+
+  ncclComm_t nccl() const { return comm_->get(); }
+  cudaStream_t stream() const { return comm_->stream().stream(); }
 
   template <class GiveTo>
   void send_recv_pairs(at::TensorList out, GiveTo&& give_to) {
-    check(ncclGroupStart(), "ncclGroupStart");
     for (int i = 0; i < size(); ++i) {
       const at::Tensor give = give_to(i);
       if (give.numel() > 0)
-        check(ncclSend(give.const_data_ptr(), give.nbytes(), ncclInt8, i, comm_, stream()), "ncclSend");
+        check(ncclSend(give.const_data_ptr(), give.nbytes(), ncclInt8, i, nccl(), stream()), "ncclSend");
       if (out[i].numel() > 0)
-        check(ncclRecv(out[i].data_ptr(), out[i].nbytes(), ncclInt8, i, comm_, stream()), "ncclRecv");
-    }
-    check(ncclGroupEnd(), "ncclGroupEnd");
-  }
-
-  void uses(at::TensorList list) const {
-    for (const auto& t : list) {
-      if (t.numel() > 0) c10::cuda::CUDACachingAllocator::recordStream(t.storage().data_ptr(), stream_);
+        check(ncclRecv(out[i].data_ptr(), out[i].nbytes(), ncclInt8, i, nccl(), stream()), "ncclRecv");
     }
   }
 
-  // Packs, enqueues `enqueue(outputs, inputs)` after the caller's stream, and unpacks.
-  template <class Enqueue>
-  Work run(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs, const Enqueue& enqueue,
-           Adjacent adjacent = Adjacent::none) {
-    const LocalBelowAutogradGuard scope;
-    const c10::cuda::CUDAGuard guard(device());
-    const bool cpu = on_cpu(outputs.empty() ? inputs : outputs);
-    const auto in = staged_tensors(inputs, device(), /*filled=*/true, adjacent == Adjacent::inputs);
-    const auto out = staged_tensors(outputs, device(), /*filled=*/false, adjacent == Adjacent::outputs);
-    Event before;
-    check(cudaEventRecord(before.get(), c10::cuda::getCurrentCUDAStream(device().index()).stream()), "cudaEventRecord");
-    check(cudaStreamWaitEvent(stream(), before.get(), 0), "cudaStreamWaitEvent");
-    {
-      const auto calls = device_->watchdog->enter();
-      enqueue(out, in);
+  void reduce_parts(const Reduction& r, const at::Tensor& output, at::TensorList of_all) {
+    if (have_equal_numel(of_all)) {
+      return check(ncclReduceScatter(of_all[0].const_data_ptr(), output.data_ptr(), output.numel() * r.count, r.type,
+                                     r.op, nccl(), stream()),
+                   "ncclReduceScatter");
     }
-    uses(in);
-    uses(out);
-    {
-      const c10::cuda::CUDAStreamGuard on_ours(stream_);
-      std::optional<GilRelease> others_may_run;
-      if (cpu) others_may_run.emplace();
-      for (std::size_t i = 0; i < out.size(); ++i) {
-        if (!out[i].is_same(outputs[i])) outputs[i].copy_(out[i]);  // blocks if the target is on the CPU
+    for (int i = 0; i < size(); ++i) {
+      void* target = i == rank() ? output.data_ptr() : nullptr;
+      check(ncclReduce(of_all[i].const_data_ptr(), target, of_all[i].numel() * r.count, r.type, r.op, i, nccl(),
+                       stream()),
+            "ncclReduce");
+    }
+  }
+
+  Work all_reduce_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+    const Reduction r = nccl_reduction(call.dtype, call.op);
+    return run(call, outputs, inputs, 1, 1, [&](at::TensorList out, at::TensorList in) {
+      for (std::size_t k = 0; k < in.size(); ++k) {
+        check(ncclAllReduce(in[k].const_data_ptr(), out[k].data_ptr(), in[k].numel() * r.count, r.type, r.op, nccl(),
+                            stream()),
+              "ncclAllReduce");
       }
-      if (!cpu) uses(outputs);
+    });
+  }
+
+  // NCCL requires both ends of a message of a rank to itself in one group, so the message is stored until the receive.
+  Work send_to_self(int tag, const at::Tensor& tensor) {
+    const LocalBelowAutogradGuard scope;
+    const c10::cuda::CUDAGuard guard(device_->index);
+    const auto stream = c10::cuda::getCurrentCUDAStream(device_->index);
+    auto& message = to_self_[tag].emplace_back(tensor.clone(), device_->events, stream);
+    check(cudaEventRecord(message.ready.get(), stream.stream()), "cudaEventRecord");
+    return {};
+  }
+
+  Work recv_from_self(int tag, const at::Tensor& tensor) {
+    auto& sent = to_self_[tag];
+    TORCH_CHECK(!sent.empty(), "nccl: expected a send before the receive of a message from this rank to itself");
+    const auto& message = sent.front();
+    TORCH_CHECK(message.tensor.sizes() == tensor.sizes() && message.tensor.scalar_type() == tensor.scalar_type(),
+                "nccl: expected an output of ", message.tensor.scalar_type(), ' ', message.tensor.sizes(), ", got ",
+                tensor.scalar_type(), ' ', tensor.sizes());
+    const LocalBelowAutogradGuard scope;
+    const c10::cuda::CUDAGuard guard(device_->index);
+    const auto stream = c10::cuda::getCurrentCUDAStream(device_->index);
+    check(cudaStreamWaitEvent(stream.stream(), message.ready.get(), 0), "cudaStreamWaitEvent");
+    tensor.copy_(message.tensor);
+    if (stream != message.stream && tensor.numel() > 0)
+      c10::cuda::CUDACachingAllocator::recordStream(message.tensor.storage().data_ptr(), stream);
+    sent.pop_front();
+    return {};
+  }
+
+  MessageQueue& messages(const CollectiveCall& call) {
+    auto& queue = messages_[{call.kind == CollectiveKind::send, call.peer, call.tag}];
+    if (queue == nullptr) {
+      queue = std::make_shared<MessageQueue>(device_, *host_, group_, call);
+      queue->start();
     }
-    auto after = std::make_shared<Event>();
-    check(cudaEventRecord(after->get(), stream()), "cudaEventRecord");
-    const std::string where =
-        describe(call, outputs, inputs) + " on " + describe_group(call.label ? *call.label : label_, ranks());
-    device_->watchdog->watch(after, comm_, where);
-    return Work(std::make_shared<StreamWork>(std::move(after), *device_));
+    return *queue;
+  }
+
+  // The first collective on the GPU creates the NCCL communicator: every member makes that call. The first member
+  // creates the id.
+  void connect_once() {
+    if (comm_ != nullptr) return;
+    ncclUniqueId id{};
+    if (rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    CollectiveCall call;
+    call.kind = CollectiveKind::broadcast;
+    call.peer = 0;
+    host_->broadcast(on_host(call), at::from_blob(&id, {sizeof id}, at::kByte)).wait();
+    comm_ = connect(device_, id, size(), rank(), *group_);
+  }
+
+  // Stages the tensors (staging.h), and calls enqueue(outputs, inputs) in a group of NCCL calls.
+  template <class Enqueue>
+  Work run(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs, std::size_t output_row,
+           std::size_t input_row, const Enqueue& enqueue) {
+    connect_once();
+    auto work = std::make_shared<StreamCall>(device_, call, group_, outputs, inputs, output_row, input_row);
+    work->launch(*comm_, [&](at::TensorList out, at::TensorList in) {
+      Grouped calls;
+      enqueue(out, in);
+      calls.end();
+    });
+    return work_of(std::move(work));
   }
 
   std::shared_ptr<Device> device_;
-  std::string label_;
-  c10::cuda::CUDAStream stream_;
-  ncclComm_t comm_ = nullptr;
-  std::deque<at::Tensor> to_self_;
+  std::shared_ptr<CommBackend> host_;
+  std::shared_ptr<const GroupName> group_;
+  std::shared_ptr<NcclComm> comm_;                                                // null before the first collective
+  std::map<std::tuple<bool, int, int>, std::shared_ptr<MessageQueue>> messages_;  // by direction, peer and tag
+  std::map<int, std::deque<MessageToSelf>> to_self_;                              // by tag
 };
 
 }  // namespace
@@ -283,8 +288,10 @@ std::shared_ptr<CommBackend> make_world_backend(const Communicator& cpu, int dev
   check(cudaSetDevice(device), "cudaSetDevice");
   std::vector<std::int64_t> ranks(cpu.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto shared = std::make_shared<Device>(Device{cpu, device, new Watchdog(cpu, options.timeout)});
-  auto backend = std::make_shared<NcclBackend>(std::move(shared), std::move(ranks), cpu.rank(), "");
+  auto shared =
+      std::make_shared<Device>(Device{static_cast<c10::DeviceIndex>(device), new Watchdog(cpu, options.timeout)});
+  const auto host = backend_of(cpu.subgroup(ranks));
+  auto backend = std::make_shared<NcclBackend>(std::move(shared), host, "");
   backend->set_record(backend_of(cpu)->shared_record());
   return backend;
 }

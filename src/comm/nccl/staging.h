@@ -1,4 +1,4 @@
-// Prepares tensors for NCCL: contiguous, on the device, and in one buffer for its collectives.
+// Prepares tensors for NCCL: contiguous, and in one buffer for its collectives.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@ namespace dtensor::nccl {
 // select the same NCCL call. Memory layouts may differ between members.
 bool have_equal_numel(at::TensorList list);
 
-// Contiguous tensors on `device` for `list`, in one buffer if `adjacent` (requires have_equal_numel). Returns the
-// original tensors where they already qualify, else new ones, with their values if `filled`.
-std::vector<at::Tensor> staged_tensors(at::TensorList list, c10::Device device, bool filled, bool adjacent);
+// Contiguous tensors for `list`. Each row of `row` tensors is in one buffer if its tensors have equal numbers of
+// elements. Returns the original tensors where they already qualify, else new ones, with their values if `filled`.
+std::vector<at::Tensor> staged_tensors(at::TensorList list, std::size_t row, bool filled);
 
 }  // namespace dtensor::nccl

@@ -1,4 +1,4 @@
-// One thread per rank polls the oldest pending collective.
+// One thread per rank polls the pending operations.
 #include "comm/nccl/watchdog.h"
 
 #include <algorithm>
@@ -33,24 +33,48 @@ void stop_at_exit() {
   std::_Exit(1);  // the launcher ends the other processes; their own watchdogs report
 }
 
-bool is_complete(const Event& event) {
-  try {
-    return event.is_complete();
-  } catch (const CommError&) {  // the device failed, so nothing is running
-    return true;
-  }
+// The communicator's operations have run, so the host does not wait here. ncclCommAbort would drop what peers still
+// read.
+void destroy(ncclComm_t comm) {
+  ncclCommFinalize(comm);
+  ncclCommDestroy(comm);
 }
 
 }  // namespace
 
-Event::Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
-Event::~Event() { cudaEventDestroy(event_); }
+EventPool::~EventPool() {
+  for (cudaEvent_t event : free_) cudaEventDestroy(event);
+}
+
+cudaEvent_t EventPool::take() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      cudaEvent_t event = free_.back();
+      free_.pop_back();
+      return event;
+    }
+  }
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  return event;
+}
+
+void EventPool::give(cudaEvent_t event) {
+  std::lock_guard lock(mutex_);
+  free_.push_back(event);
+}
 
 bool Event::is_complete() const {
   const cudaError_t state = cudaEventQuery(event_);
   if (state == cudaErrorNotReady) return false;
   nccl::check(state, "a collective on the GPU");
   return true;
+}
+
+std::string Operation::text() const {
+  const auto& label = description.call().label;
+  return description.str() + " on " + describe_group(label ? *label : group->label, group->ranks);
 }
 
 Watchdog::Watchdog(Communicator cpu, std::chrono::milliseconds timeout)
@@ -64,19 +88,11 @@ void Watchdog::open(ncclComm_t comm) {
   open_.insert(comm);
 }
 
-void Watchdog::close(ncclComm_t comm) {
+void Watchdog::close(ncclComm_t comm, std::shared_ptr<const void> with) {
   std::lock_guard lock(mutex_);
   if (open_.count(comm) == 0) return;  // aborted after a failure
-  const bool busy = std::any_of(watched_.begin(), watched_.end(),
-                                [&](const Watched& w) { return w.comm == comm && !is_complete(*w.event); });
-  if (busy) {
-    watched_.push_back({nullptr, comm, "", std::chrono::steady_clock::now()});
-    condition_.notify_one();
-    return;
-  }
-  std::erase_if(watched_, [&](const Watched& w) { return w.comm == comm; });
-  open_.erase(comm);
-  ncclCommAbort(comm);
+  closing_.push_back({comm, std::move(with)});
+  condition_.notify_one();
 }
 
 std::shared_lock<std::shared_timed_mutex> Watchdog::enter() {
@@ -86,15 +102,23 @@ std::shared_lock<std::shared_timed_mutex> Watchdog::enter() {
 }
 
 void Watchdog::check() {
+  if (!failed_) return;
   std::lock_guard lock(mutex_);
-  if (!failure_.empty()) throw CommError(failure_);
+  throw CommError(failure_);
 }
 
-void Watchdog::watch(std::shared_ptr<Event> event, ncclComm_t comm, std::string text) {
+void Watchdog::check_ranks() {
+  check();
+  if (const std::string reported = backend_of(cpu_)->failure(); !reported.empty()) throw CommError(reported + last());
+}
+
+void Watchdog::throw_timeout(const std::string& text) const { throw CommError(timeout_text(text) + last()); }
+
+void Watchdog::watch(std::shared_ptr<const Operation> operation) {
   std::lock_guard lock(mutex_);
-  if (open_.count(comm) == 0) return;  // aborted after a failure, which wait() throws
-  watched_.push_back({std::move(event), comm, std::move(text), std::chrono::steady_clock::now()});
-  condition_.notify_one();
+  if (!failure_.empty()) return;  // wait() throws it
+  watched_.push_back(std::move(operation));
+  if (watched_.size() == 1) condition_.notify_one();
 }
 
 void Watchdog::fail(const std::string& text) {
@@ -102,45 +126,69 @@ void Watchdog::fail(const std::string& text) {
     std::lock_guard lock(mutex_);
     if (!failure_.empty()) return;
     failure_ = text + last();  // prevents further calls
+    failed_ = true;
   }
   std::unique_lock calls(calls_, kCallEnds);
   if (!calls.owns_lock()) end_process(cpu_.rank(), text + last());
   std::lock_guard lock(mutex_);
   for (ncclComm_t comm : open_) ncclCommAbort(comm);
   open_.clear();
+  closing_.clear();
   watched_.clear();
 }
 
 std::string Watchdog::last() const { return describe_recent_calls(cpu_.rank(), &backend_of(cpu_)->record()); }
 
+std::string Watchdog::timeout_text(const std::string& text) const {
+  return "timeout after " + std::to_string(timeout_.count()) + " ms: waits in " + text;
+}
+
 std::string Watchdog::find_failure() {
   std::lock_guard lock(mutex_);
-  while (!watched_.empty()) {
-    const Watched& oldest = watched_.front();
-    if (oldest.event == nullptr) {
-      open_.erase(oldest.comm);
-      ncclCommAbort(oldest.comm);
-      watched_.pop_front();
-      continue;
-    }
+  for (ncclComm_t comm : open_) {
     ncclResult_t state = ncclSuccess;
-    ncclCommGetAsyncError(oldest.comm, &state);
-    if (state != ncclSuccess && state != ncclInProgress)
-      return std::string(ncclGetErrorString(state)) + " in " + oldest.text;
-    if (!oldest.event->is_complete()) {
-      if (std::chrono::steady_clock::now() - oldest.since < timeout_) return "";
-      return "timeout after " + std::to_string(timeout_.count()) + " ms: waits in " + oldest.text;
-    }
-    watched_.pop_front();
+    ncclCommGetAsyncError(comm, &state);
+    if (state == ncclSuccess || state == ncclInProgress) continue;
+    const auto of = std::find_if(watched_.begin(), watched_.end(), [&](const auto& o) { return o->comm == comm; });
+    return std::string(ncclGetErrorString(state)) + " in " + (of == watched_.end() ? "NCCL" : (*of)->text());
   }
-  return "";
+  return find_timeout();
+}
+
+// Forgets complete operations. Those of one communicator complete in order.
+std::string Watchdog::find_timeout() {
+  const auto now = std::chrono::steady_clock::now();
+  std::set<ncclComm_t> pending;
+  std::string late;
+  std::erase_if(watched_, [&](const std::shared_ptr<const Operation>& operation) {
+    const ncclComm_t comm = operation->comm;
+    const bool queued = comm != nullptr && pending.count(comm) != 0;
+    if (!queued && operation->is_complete()) return true;
+    pending.insert(comm);
+    if (late.empty() && now - operation->since >= timeout_) late = timeout_text(operation->text());
+    return false;
+  });
+  return late;
+}
+
+std::vector<Watchdog::Closing> Watchdog::take_idle() {
+  std::lock_guard lock(mutex_);
+  std::vector<Closing> idle;
+  std::erase_if(closing_, [&](Closing& closing) {
+    const auto of_it = [&](const auto& operation) { return operation->comm == closing.comm; };
+    if (std::any_of(watched_.begin(), watched_.end(), of_it)) return false;
+    open_.erase(closing.comm);
+    idle.push_back(std::move(closing));
+    return true;
+  });
+  return idle;
 }
 
 void Watchdog::loop() {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      condition_.wait(lock, [&] { return !watched_.empty(); });
+      condition_.wait(lock, [&] { return !watched_.empty() || !closing_.empty(); });
     }
     std::this_thread::sleep_for(kPollInterval);
     std::lock_guard working(exit_mutex);
@@ -151,6 +199,7 @@ void Watchdog::loop() {
         fail(reported);
       } else {
         text = find_failure();
+        for (const Closing& closing : take_idle()) destroy(closing.comm);
       }
     } catch (const std::exception& e) {
       text = e.what();
