@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
+#include <nccl.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -12,11 +13,13 @@
 #include "support/idle_backend.h"
 
 extern "C" cudaError_t cudaGetDeviceCount(int* count) { return *count = 3, cudaSuccess; }
+extern "C" ncclResult_t ncclGetVersion(int* version) { return *version = 23000, ncclSuccess; }
 
 namespace dtensor::nccl {
 namespace {
 
 std::atomic<int> devices_used{0};  // One bit for each device.
+std::atomic<int> own_streams{0};
 
 }  // namespace
 
@@ -25,6 +28,11 @@ std::shared_ptr<CommBackend> make_world_backend(const Communicator& cpu, int dev
   auto backend = std::make_shared<test::NoopBackend>(cpu.rank(), cpu.ranks());
   backend->set_record(backend_of(cpu)->shared_record());
   return backend;
+}
+
+void run_on_own_stream(int, const std::function<void()>& body) {
+  ++own_streams;
+  body();
 }
 
 namespace {
@@ -70,6 +78,16 @@ TEST(NcclLaunch, RefusesMoreRanksThanGpus) {
   EXPECT_EQ(out.status, 2);
   EXPECT_EQ(out.ranks, 0);
   EXPECT_EQ(out.error, "nccl: expected one GPU per rank, got 4 ranks and 3 GPUs\n");
+}
+
+TEST(NcclLaunch, RanksShareGpusIfNcclPermitsIt) {
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  const auto out = launched({"--ranks", "4"});
+  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  EXPECT_EQ(out.status, 0) << out.error;
+  EXPECT_EQ(out.ranks, 4);
+  EXPECT_EQ(out.devices, 0b111);
+  EXPECT_EQ(own_streams, 4);
 }
 
 }  // namespace

@@ -296,4 +296,10 @@ std::shared_ptr<CommBackend> make_world_backend(const Communicator& cpu, int dev
   return backend;
 }
 
+void run_on_own_stream(int device, const std::function<void()>& body) {
+  const auto stream = std::make_shared<StreamPool>(static_cast<c10::DeviceIndex>(device))->take();
+  const c10::cuda::CUDAStreamGuard guard(*stream);
+  body();
+}
+
 }  // namespace dtensor::nccl

@@ -2,6 +2,7 @@
 // (ids over MPI), or a thread of a single process. Registers itself when the library is loaded.
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 #include "comm/error_messages.h"
 #include "comm/launch/launchers.h"
@@ -31,6 +32,15 @@ int local_device(int devices) {
   return local != nullptr ? std::atoi(local) % devices : 0;
 }
 
+// Whether NCCL lets ranks share a GPU, for tests on few GPUs.
+bool can_share_devices() {
+  constexpr int kFirstVersion = 23000;
+  const char* enabled = first_of({"NCCL_MULTI_RANK_GPU_ENABLE"});
+  int version = 0;
+  return enabled != nullptr && std::string_view(enabled) == "1" && ncclGetVersion(&version) == ncclSuccess &&
+         version >= kFirstVersion;
+}
+
 int refuse(const LauncherEnvironment& environment, const std::string& why) {
   if (environment.rank == 0) std::fprintf(stderr, "nccl: %s\n", why.c_str());
   return 2;
@@ -47,13 +57,18 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
     return over(argc, argv, body, options, environment);
   }
   const int ranks = environment.threads > 0 ? environment.threads : devices;
-  if (ranks > devices) {
+  if (ranks > devices && !can_share_devices()) {
     return refuse(environment, "expected one GPU per rank, got " + std::to_string(ranks) + " ranks and " +
                                    std::to_string(devices) + " GPUs");
   }
   try {
-    run_local(
-        ranks, [&](Communicator cpu) { fn(nccl_communicator(cpu, cpu.rank(), options)); }, options);
+    const auto body = [&](const Communicator& cpu) {
+      const int device = cpu.rank() % devices;
+      const Communicator world = nccl_communicator(cpu, device, options);
+      // On a common stream, a rank would wait for the work of another rank that is queued behind its own.
+      ranks > devices ? run_on_own_stream(device, [&] { fn(world); }) : fn(world);
+    };
+    run_local(ranks, body, options);
     return 0;
   } catch (...) {
     print_failure(0, current_exception_text(), current_exception_trace());
