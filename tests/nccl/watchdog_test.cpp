@@ -18,7 +18,8 @@ namespace {
 
 std::atomic<cudaError_t> event_state{cudaErrorNotReady};
 std::atomic<ncclResult_t> comm_state{ncclSuccess};
-int comm_of_test = 0;  // Its address stands for a communicator.
+std::atomic<bool> only_idle_fails{false};
+int comm_of_test = 0, idle_comm = 0;  // Their addresses stand for communicators.
 
 }  // namespace
 
@@ -30,7 +31,10 @@ const char* cudaGetErrorString(cudaError_t) { return "a stand-in's error"; }
 ncclResult_t ncclCommAbort(ncclComm_t) { return ncclSuccess; }
 ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
 ncclResult_t ncclCommDestroy(ncclComm_t) { return ncclSuccess; }
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* state) { return *state = comm_state, ncclSuccess; }
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+  const bool idle = comm == reinterpret_cast<ncclComm_t>(&idle_comm);
+  return *state = only_idle_fails && !idle ? ncclSuccess : comm_state.load(), ncclSuccess;
+}
 const char* ncclGetErrorString(ncclResult_t) { return "a stand-in's result"; }
 const char* ncclGetLastError(ncclComm_t) { return ""; }
 }
@@ -124,6 +128,17 @@ TEST(Watchdog, DeviceAndCommunicatorErrorsReportLastOperations) {
               std::string("rank 1: a stand-in's result in all_reduce #2 .*") + kLast);
   EXPECT_EXIT(fails(cudaErrorUnknown, ncclSuccess), testing::ExitedWithCode(1),
               std::string("rank 1: a collective on the GPU: a stand-in's error") + kLast);
+}
+
+// The pending operation waits for a peer that has lost another communicator.
+TEST(Watchdog, ErrorsOfIdleCommunicatorsAreReported) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto fails = [] {
+    only_idle_fails = true, comm_state = ncclRemoteError;
+    watching(std::chrono::minutes(1)).open(reinterpret_cast<ncclComm_t>(&idle_comm));
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+  };
+  EXPECT_EXIT(fails(), testing::ExitedWithCode(1), std::string("rank 1: a stand-in's result in NCCL") + kLast);
 }
 
 TEST(Watchdog, AbortOfAnotherRankIsThrownWithLastOperations) {
