@@ -18,6 +18,9 @@ inline void note(const std::string& what) {
 // Number of this thread's next collectives that throw when they are waited for.
 inline thread_local int delayed_failures = 0;
 
+// Number of communicators that this thread has made of others.
+inline thread_local int delayed_subgroups = 0;
+
 class LateWork final : public Work::Impl {
  public:
   explicit LateWork(std::function<void()> run) : run_(std::move(run)) {}
@@ -69,6 +72,7 @@ class DelayedBackend final : public CommBackend {
   Work recv(const CollectiveCall& call, const at::Tensor& t) override { return inner_.recv(t, call.peer, call.tag); }
   void barrier(const CollectiveCall&) override { inner_.barrier(); }
   std::shared_ptr<CommBackend> subgroup(at::IntArrayRef members, const std::string& label) override {
+    ++delayed_subgroups;
     return std::make_shared<DelayedBackend>(inner_.subgroup(members, label));
   }
   void abort(const std::string& reason) override { inner_.abort(reason); }

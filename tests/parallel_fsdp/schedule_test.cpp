@@ -38,6 +38,21 @@ TEST(FsdpSchedule, AllReduceOverReplicasRunsInTheBackground) {
   });
 }
 
+// The number of communicators, which use memory of a device, does not grow with the model.
+TEST(FsdpSchedule, UnitsShareTheirCommunicators) {
+  run_local(4, [](Communicator world) {
+    const auto communicators_of = [&](int layers) {
+      const auto mesh = init_device_mesh(delayed(world), at::kCPU, {2, 2}, {"replicate", "shard"});
+      Tower tower(layers);
+      delayed_subgroups = 0;
+      tower.shard(mesh);
+      tower.loss(distribute_tensor(input(), mesh, {Shard(0), Shard(0)})).backward();
+      return delayed_subgroups;
+    };
+    EXPECT_EQ(communicators_of(2), communicators_of(6));
+  });
+}
+
 // Without units: two collectives of gradients of unsharded parameters, which end before backward() returns.
 TEST(FsdpSchedule, UnshardedParametersAreReducedInTheBackground) {
   run_local(2, [](Communicator world) {
