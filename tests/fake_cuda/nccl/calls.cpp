@@ -1,0 +1,144 @@
+// NCCL's collectives, messages and groups. A call checks its arguments and adds a launch to its stream. On a
+// nonblocking communicator it may return ncclInProgress, as NCCL's does; then the launch is added by a later
+// ncclCommGetAsyncError, and what the caller adds to the stream before that is out of order.
+#include <c10/util/StringUtil.h>
+
+#include "fake_cuda/device/threads.h"
+#include "fake_cuda/nccl/errors.h"
+#include "fake_cuda/nccl/state.h"
+
+namespace dtensor::test::fake_cuda {
+namespace {
+
+thread_local int group_depth = 0;
+thread_local std::vector<std::shared_ptr<Launch>> group;
+
+// What an operation reads or writes: pointer, number of elements.
+struct Buffer {
+  const void* data;
+  std::size_t count;
+  bool write;
+};
+
+std::vector<Buffer> buffers_of(const Operation& o, const ncclComm& comm) {
+  const auto n = comm.clique->members.size();
+  const bool root = o.peer == comm.rank;
+  std::vector<Buffer> list;
+  const auto reads = [&](std::size_t count) { list.push_back({o.in, count, false}); };
+  const auto writes = [&](std::size_t count) { list.push_back({o.out, count, true}); };
+  if (o.call != Call::recv && (o.call != Call::broadcast || root))
+    reads(o.count * (o.call == Call::reduce_scatter ? n : 1));
+  if (o.call != Call::send && (o.call != Call::reduce || root)) writes(o.count * (o.call == Call::all_gather ? n : 1));
+  return list;
+}
+
+ncclResult_t check_operation(const Operation& o, const ncclComm& comm, const CUstream_st& stream) {
+  const auto n = static_cast<int>(comm.clique->members.size());
+  const bool has_peer = o.is_message() || o.call == Call::broadcast || o.call == Call::reduce;
+  if (has_peer && (o.peer < 0 || o.peer >= n))
+    return refuse(ncclInvalidArgument, c10::str(describe(o), ": expected a rank in [0, ", n, ")"));
+  if (stream.device != comm.device)
+    return refuse(ncclInvalidUsage,
+                  c10::str(describe(o), ": expected a stream of device ", comm.device, ", got ", name_of(stream)));
+  for (const Buffer& b : buffers_of(o, comm)) {
+    const auto bytes = b.count * size_of(o.dtype);
+    if (bytes > 0 && Memory::instance().find(b.data, bytes, comm.device) == nullptr) {
+      return refuse(ncclInvalidArgument,
+                    c10::str(describe(o), ": expected ", bytes, " bytes of allocated memory on device ", comm.device));
+    }
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t launch_group() {
+  ncclResult_t result = ncclSuccess;
+  for (const auto& launch : std::exchange(group, {})) {
+    ncclComm& comm = *launch->comm;
+    if (comm.blocking || !Simulator::instance().one_in(4)) {
+      submit(launch);
+    } else {
+      comm.deferred.push_back(launch);
+      result = ncclInProgress;
+    }
+  }
+  return result;
+}
+
+ncclResult_t call(ncclComm_t comm, cudaStream_t given, const Operation& operation) {
+  auto& simulator = Simulator::instance();
+  const auto lock = simulator.lock();
+  if (const auto bad = check_usable(comm, describe(operation)); bad != ncclSuccess) return bad;
+  CUstream_st& stream = given != nullptr ? *given : simulator.stream(comm->device, 0);
+  if (const auto bad = check_operation(operation, *comm, stream); bad != ncclSuccess) return bad;
+  auto mine = std::find_if(group.begin(), group.end(), [&](const auto& l) { return l->comm == comm; });
+  if (mine == group.end()) mine = group.insert(mine, std::make_shared<Launch>(Launch{comm, &stream, {}}));
+  if ((*mine)->stream != &stream)
+    return refuse(ncclInvalidUsage, describe(operation) + ": expected one stream for the calls of a group");
+  (*mine)->operations.push_back(operation);
+  return group_depth > 0 ? ncclSuccess : launch_group();
+}
+
+}  // namespace
+
+void submit(const std::shared_ptr<Launch>& launch) {
+  auto& simulator = Simulator::instance();
+  simulator.start_operation(*launch->stream);
+  for (const Operation& o : launch->operations) {
+    for (const Buffer& b : buffers_of(o, *launch->comm)) {
+      const auto bytes = b.count * size_of(o.dtype);
+      if (bytes == 0) continue;
+      const auto block = Memory::instance().find(b.data, bytes, launch->comm->device);
+      if (block == nullptr) {
+        simulator.report(describe(o) + ": its memory was freed before the operation was launched");
+        continue;
+      }
+      Memory::instance().access(*block, *launch->stream, b.data, bytes, b.write, describe(o));
+      launch->blocks.push_back(block);
+    }
+  }
+  launch->left = launch->operations.size();
+  launch->comm->launches.push_back(launch.get());
+  simulator.push(*launch->stream, {Item::Kind::launch, nullptr, launch});
+}
+
+extern "C" {
+
+ncclResult_t ncclGroupStart() { return ++group_depth, ncclSuccess; }
+
+ncclResult_t ncclGroupEnd() {
+  const auto lock = Simulator::instance().lock();
+  if (group_depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
+  return --group_depth > 0 ? ncclSuccess : launch_group();
+}
+
+ncclResult_t ncclAllReduce(const void* in, void* out, std::size_t count, ncclDataType_t dtype, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
+  return call(comm, stream, {Call::all_reduce, in, out, count, dtype, op});
+}
+ncclResult_t ncclReduce(const void* in, void* out, std::size_t count, ncclDataType_t dtype, ncclRedOp_t op, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
+  return call(comm, stream, {Call::reduce, in, out, count, dtype, op, root});
+}
+ncclResult_t ncclReduceScatter(const void* in, void* out, std::size_t recvcount, ncclDataType_t dtype, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
+  return call(comm, stream, {Call::reduce_scatter, in, out, recvcount, dtype, op});
+}
+ncclResult_t ncclAllGather(const void* in, void* out, std::size_t sendcount, ncclDataType_t dtype, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return call(comm, stream, {Call::all_gather, in, out, sendcount, dtype});
+}
+ncclResult_t ncclBroadcast(const void* in, void* out, std::size_t count, ncclDataType_t dtype, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
+  return call(comm, stream, {Call::broadcast, in, out, count, dtype, ncclSum, root});
+}
+ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t dtype, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return call(comm, stream, {Call::send, in, nullptr, count, dtype, ncclSum, peer});
+}
+ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t dtype, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return call(comm, stream, {Call::recv, nullptr, out, count, dtype, ncclSum, peer});
+}
+
+}  // extern "C"
+}  // namespace dtensor::test::fake_cuda
