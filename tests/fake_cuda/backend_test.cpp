@@ -58,12 +58,12 @@ TEST(NcclBackend, ListsEqualThoseOfOtherBackends) {
     const int me = world.rank(), n = world.size();
     const auto value = [](int rank, int k) { return static_cast<float>(10 * rank + k); };
     const auto length = [](int rank, int k) { return k == 1 ? std::int64_t{1} + rank : std::int64_t{3}; };
-    std::vector<at::Tensor> mine, all, parts, sums, whole;
+    std::vector<at::Tensor> mine, all, parts, sums, full;
     for (int k = 0; k < 3; ++k) {
       const at::Tensor wide = at::full({length(me, k), 2}, value(me, k), gpu(world));
       mine.push_back(k == 2 ? wide.select(1, 1) : wide.select(1, 0).contiguous());
       sums.push_back(at::empty({length(me, k)}, gpu(world)));
-      whole.push_back(at::full({3}, value(me, k), gpu(world)));
+      full.push_back(at::full({3}, value(me, k), gpu(world)));
     }
     for (int i = 0; i < n; ++i) {
       for (int k = 0; k < 3; ++k) {
@@ -73,7 +73,7 @@ TEST(NcclBackend, ListsEqualThoseOfOtherBackends) {
     }
     Work gathered = world.all_gather_list(all, mine);
     Work scattered = world.reduce_scatter_list(sums, parts, ReduceOp::sum);
-    Work reduced = world.all_reduce_list(whole, ReduceOp::sum);
+    Work reduced = world.all_reduce_list(full, ReduceOp::sum);
     gathered.wait(), scattered.wait(), reduced.wait();
     for (int k = 0; k < 3; ++k) {
       for (int i = 0; i < n; ++i) {
@@ -82,7 +82,7 @@ TEST(NcclBackend, ListsEqualThoseOfOtherBackends) {
       }
       const float sum = static_cast<float>(30 + 3 * k);
       EXPECT_TRUE(at::equal(sums[k].cpu(), at::full({length(me, k)}, sum + static_cast<float>(3 * me))));
-      EXPECT_TRUE(at::equal(whole[k].cpu(), at::full({3}, sum)));
+      EXPECT_TRUE(at::equal(full[k].cpu(), at::full({3}, sum)));
     }
   });
 }
