@@ -18,12 +18,12 @@ TEST(NcclTypes, FloatingPointMinAndMaxAreUnsupported) {
   EXPECT_TRUE(supports_reduction(at::kBool, ReduceOp::max));
 }
 
-TEST(NcclTypes, Int16AndComplexProductsAreUnsupported) {
+TEST(NcclTypes, Int16AndComplexProductsAndAveragesAreUnsupported) {
   for (const auto op : {ReduceOp::sum, ReduceOp::max, ReduceOp::product}) {
     EXPECT_FALSE(supports_reduction(at::kShort, op));
     EXPECT_FALSE(supports_reduction(at::kUInt16, op));
   }
-  EXPECT_FALSE(supports_reduction(at::kComplexFloat, ReduceOp::product));
+  for (const auto op : {ReduceOp::avg, ReduceOp::product}) EXPECT_FALSE(supports_reduction(at::kComplexFloat, op));
   EXPECT_TRUE(supports_reduction(at::kComplexFloat, ReduceOp::sum));
 }
 
@@ -33,8 +33,7 @@ TEST(NcclTypes, EverySupportedReductionHasANcclType) {
        {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kBool, at::kByte, at::kChar, at::kShort, at::kUInt16,
         at::kInt, at::kUInt32, at::kLong, at::kUInt64, at::kComplexFloat, at::kComplexDouble}) {
     for (const auto op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min, ReduceOp::product}) {
-      const bool complex_order = c10::isComplexType(dtype) && (op == ReduceOp::max || op == ReduceOp::min);
-      if (supports_reduction(dtype, op) && !complex_order) EXPECT_NO_THROW(nccl_reduction(dtype, op)) << dtype;
+      if (supports_reduction(dtype, op)) EXPECT_NO_THROW(nccl_reduction(dtype, op)) << dtype;
     }
   }
 }

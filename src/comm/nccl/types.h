@@ -21,12 +21,12 @@ inline ncclRedOp_t nccl_op(ReduceOp op) {
   return kOps[static_cast<int>(op)];
 }
 
-// Whether NCCL supports the reduction with ATen's values. It has no 16-bit integers and no complex products, and its
-// max and min of floating-point numbers ignore NaN.
+// Whether NCCL supports the reduction with ATen's values. It has no 16-bit integers and no complex numbers, of which
+// only sums are sums of the parts, and its max and min of floating-point numbers ignore NaN.
 inline bool supports_reduction(at::ScalarType dtype, ReduceOp op) {
   const bool order = op == ReduceOp::max || op == ReduceOp::min;
   if (dtype == at::kShort || dtype == at::kUInt16) return false;
-  if (c10::isComplexType(dtype)) return op != ReduceOp::product;
+  if (c10::isComplexType(dtype)) return op == ReduceOp::sum;
   return !order || !c10::isFloatingType(dtype);
 }
 
