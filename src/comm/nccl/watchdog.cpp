@@ -15,15 +15,19 @@ namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{50};
 constexpr std::chrono::seconds kCallEnds{5};  // a longer NCCL call waits for a peer
+constexpr std::chrono::seconds kDestroyEnds{2};
 
 // CUDA must not be called during process exit.
 std::mutex exit_mutex;
+auto& destroyed = *new std::condition_variable;  // never destroyed: threads may outlive static objects
 bool exiting = false;
+int destroying = 0;  // communicators
 
 void stop_at_exit() {
   [[maybe_unused]] static const int once = std::atexit([] {
-    std::lock_guard lock(exit_mutex);
+    std::unique_lock lock(exit_mutex);
     exiting = true;
+    destroyed.wait_for(lock, kDestroyEnds, [] { return destroying == 0; });
   });
 }
 
@@ -33,11 +37,16 @@ void stop_at_exit() {
   std::_Exit(1);  // the launcher ends the other processes; their own watchdogs report
 }
 
-// The communicator's operations have run, so the host does not wait here. ncclCommAbort would drop what peers still
-// read.
-void destroy(ncclComm_t comm) {
-  ncclCommFinalize(comm);
-  ncclCommDestroy(comm);
+// The communicator's operations have run. Its end may wait for that of its peers on this host, so a thread of its own
+// waits. ncclCommAbort would not, but drops what peers still read. Requires exit_mutex.
+void destroy(ncclComm_t comm, std::shared_ptr<const void> with) {
+  ++destroying;
+  std::thread([comm, with = std::move(with)] {
+    ncclCommFinalize(comm);
+    ncclCommDestroy(comm);
+    std::lock_guard lock(exit_mutex);
+    if (--destroying == 0) destroyed.notify_all();
+  }).detach();
 }
 
 }  // namespace
@@ -199,7 +208,7 @@ void Watchdog::loop() {
         fail(reported);
       } else {
         text = find_failure();
-        for (const Closing& closing : take_idle()) destroy(closing.comm);
+        for (Closing& closing : take_idle()) destroy(closing.comm, std::move(closing.with));
       }
     } catch (const std::exception& e) {
       text = e.what();
