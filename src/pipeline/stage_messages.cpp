@@ -60,13 +60,14 @@ at::DimVector strides_there(const at::Tensor& tensor, const at::Tensor& local) {
   return is_dense(local) ? at::DimVector(tensor.strides()) : c10::contiguous_strides(tensor.sizes());
 }
 
-// Appends for a tensor: defined, requires_grad, dtype, sizes and strides, placements (empty for a regular tensor),
-// local sizes and strides.
+// Appends for a tensor: defined, requires_grad, dtype, device type, sizes and strides, placements (empty for a regular
+// tensor), local sizes and strides.
 void describe(Numbers& header, const at::Tensor& tensor, const at::Tensor& local) {
   header.push_back(tensor.defined());
   if (!tensor.defined()) return;
   header.push_back(tensor.requires_grad());
   header.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
+  header.push_back(static_cast<std::int64_t>(local.device().type()));
   append(header, tensor.sizes());
   append(header, strides_there(tensor, local));
   append(header, is_dtensor(tensor) ? to_string(DTensor(tensor).placements()) : "");
@@ -163,10 +164,10 @@ std::pair<Tensors, MicrobatchState> StageMessages::receive(int peer, int channel
     if (read.number() == 0) continue;
     const bool wants_gradient = read.number() != 0;
     const auto dtype = static_cast<at::ScalarType>(read.number());
+    const auto device = static_cast<c10::DeviceType>(read.number());
     const Numbers sizes = read.list(), strides = read.list();
     const std::string placements = read.text();
     const Numbers local_sizes = read.list(), local_strides = read.list();
-    const auto device = slice_ ? slice_.device_type() : c10::DeviceType::CPU;
     tensor = at::empty_strided(local_sizes, local_strides, at::TensorOptions(dtype).device(device));
     axis_comm_.recv(tensor, peer).wait();
     if (!placements.empty()) tensor = DTensor::from_local(tensor, slice_, parse_placements(placements), sizes, strides);
