@@ -138,7 +138,7 @@ inline void require(const at::Tensor& actual, const at::Tensor& expected, const 
               ": ", c.str());
   TORCH_CHECK(actual.scalar_type() == c.dtype, what, " is ", actual.scalar_type(), ": ", c.str());
   const double tolerance = c.dtype == at::kDouble ? 1e-9 : c.dtype == at::kFloat ? 2e-4 : 6e-2;
-  const auto found = actual.to(expected.scalar_type());
+  const auto found = actual.to(expected.device(), expected.scalar_type());
   // Partial results are rounded to half types before they are added, so the error scales with the largest value.
   const bool half = c.dtype == at::kBFloat16 || c.dtype == at::kHalf;
   const double largest = half && expected.numel() > 0 ? expected.abs().max().item<double>() : 1;

@@ -92,6 +92,7 @@ struct Trial {
   bool recompute = false, frozen = false;
   double dropout = 0, scale = 1;  // Dropout needs DTensors: regular tensors of all ranks share one generator.
   std::uint64_t seed = 1;
+  c10::DeviceType device = at::kCPU;
   int world_size() const {
     return ranks * (inside == StageParallelism::nothing ? 1 : inside == StageParallelism::hsdp ? 4 : 2);
   }
@@ -123,18 +124,19 @@ inline void place(Model& model, int layer, const DeviceMesh& slice, StageParalle
   }
 }
 
-inline at::Tensor on_slice(const at::Tensor& regular, const DeviceMesh& slice, StageParallelism inside) {
-  if (!slice) return regular;
+inline at::Tensor on_slice(const at::Tensor& regular, const DeviceMesh& slice, StageParallelism inside,
+                           c10::DeviceType device) {
+  if (!slice) return regular.to(device);
   if (inside == StageParallelism::hsdp) return distribute_tensor(regular, slice, {Shard(0), Shard(0)});
   const bool split = inside == StageParallelism::fsdp || inside == StageParallelism::replicate;
   return distribute_tensor(regular, slice, {split ? Placement(Shard(0)) : Placement(Replicate())});
 }
 
 inline DeviceMesh mesh_of(const Trial& trial, const Communicator& world) {
-  if (trial.inside == StageParallelism::nothing) return init_device_mesh(world, at::kCPU, {trial.ranks}, {"pp"});
+  if (trial.inside == StageParallelism::nothing) return init_device_mesh(world, trial.device, {trial.ranks}, {"pp"});
   if (trial.inside != StageParallelism::hsdp)
-    return init_device_mesh(world, at::kCPU, {trial.ranks, 2}, {"pp", "inner"});
-  return init_device_mesh(world, at::kCPU, {trial.ranks, 2, 2}, {"pp", "outer", "inner"});
+    return init_device_mesh(world, trial.device, {trial.ranks, 2}, {"pp", "inner"});
+  return init_device_mesh(world, trial.device, {trial.ranks, 2, 2}, {"pp", "outer", "inner"});
 }
 
 // One target is ignored.
@@ -172,6 +174,7 @@ inline void run_trial(const Trial& trial, const Reference& reference, const Comm
     std::vector<at::Tensor> own;
     for (int i = 0; i < layers; ++i) {
       if (stage_of[static_cast<std::size_t>(i)] != stage) continue;
+      for (at::Tensor* p : model.parameters_of(i)) *p = p->to(trial.device);
       place(model, i, pipe.stage_mesh(), trial.inside);
       for (at::Tensor* p : model.parameters_of(i)) own.push_back(*p);
     }
@@ -182,9 +185,9 @@ inline void run_trial(const Trial& trial, const Reference& reference, const Comm
   }
   std::vector<Tensors> inputs, target_parts;
   for (const auto& part : pipeline::microbatches(x, trial.microbatches))
-    inputs.push_back({on_slice(part, pipe.stage_mesh(), trial.inside)});
+    inputs.push_back({on_slice(part, pipe.stage_mesh(), trial.inside, trial.device)});
   for (const auto& part : pipeline::microbatches(targets, trial.microbatches))
-    target_parts.push_back({on_slice(part, pipe.stage_mesh(), trial.inside)});
+    target_parts.push_back({on_slice(part, pipe.stage_mesh(), trial.inside, trial.device)});
   const auto result = pipe.step(inputs, target_parts, {.loss_scale = trial.scale});
   EXPECT_NEAR(result.loss.item<double>(), reference.loss, 1e-9) << trial.str();
   if (trial.dropout == 0) {
@@ -200,7 +203,8 @@ inline void run_trial(const Trial& trial, const Reference& reference, const Comm
         EXPECT_FALSE(p->grad().defined()) << trial.str();
       } else {
         ASSERT_TRUE(p->grad().defined()) << trial.str() << " layer " << i;
-        expect_close(p->grad(), expected, trial.str() + c10::str(" layer ", i));
+        const at::Tensor gradient = is_dtensor(p->grad()) ? DTensor(p->grad()).full_tensor() : p->grad();
+        expect_close(gradient.cpu(), expected, trial.str() + c10::str(" layer ", i));
       }
     }
   }

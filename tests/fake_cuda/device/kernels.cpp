@@ -183,8 +183,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("unfold", &at::native::unfold);
   m.impl("set_.source_Tensor", &at::native::set_tensor_);
-  // The composite kernel reads the ends of groups on the host; devices with grouped products have a kernel.
-  m.impl("_grouped_mm", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+  // Operators with a composite kernel, which would be used instead of the fallback, and kernels for the CPU and CUDA.
+  for (const char* name : {"_grouped_mm", "native_layer_norm", "native_group_norm"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>()); }
 

@@ -1,5 +1,5 @@
 // Creation, state and end of the simulated NCCL's communicators. A creation is complete when all members have called
-// it, and so is the end, except for aborts: they drop the operations that have not run, and wait for nobody.
+// it, and so is the end, except for aborts: they drop the operations that have not run, and wait for no other rank.
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
