@@ -170,16 +170,30 @@ TEST(NcclBackend, ConnectingEndsWhenAnotherRankFails) {
   });
 }
 
-TEST(NcclBackend, WaitsEndWhenAnotherRankFails) {
-  const auto errors = errors_of_ranks(2, {}, [](const Communicator& world) {
+// A call that rank 1 does not join, after it has joined an earlier one.
+void expect_end(const std::function<Work(const Communicator&, const at::Tensor&)>& start) {
+  std::string seen;
+  const auto errors = errors_of_ranks(2, {}, [&](const Communicator& world) {
     const at::Tensor tensor = at::ones({4}, gpu(world));
     world.all_reduce(tensor, ReduceOp::sum).wait();
     TORCH_CHECK(world.rank() == 0, "out of data");
-    Work work = world.recv(tensor, 1);
-    work.wait();
-    FAIL() << "no error";
+    try {
+      Work work = start(world, tensor);
+      while (!work.done()) std::this_thread::yield();
+      work.wait();
+    } catch (const CommError& error) {
+      seen = error.what();
+      throw;
+    }
   });
   expect_error(errors, {"out of data"});
+  EXPECT_NE(seen.find("out of data"), std::string::npos) << seen;
+}
+
+TEST(NcclBackend, WaitsEndWhenAnotherRankFails) {
+  expect_end([](const Communicator& world, const at::Tensor& t) { return world.all_reduce(t, ReduceOp::sum); });
+  expect_end([](const Communicator& world, const at::Tensor& t) { return world.recv(t, 1); });
+  expect_end([](const Communicator& world, const at::Tensor& t) { return world.send(t, 1); });
 }
 
 }  // namespace
