@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/nccl/error_checks.h"
+#include "comm/waiting/gil_release.h"
 
 namespace dtensor::nccl {
 namespace {
@@ -34,6 +35,7 @@ void MessageQueue::start() {
 
 Work MessageQueue::post(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
   auto message = std::make_shared<StreamCall>(device_, call, group_, outputs, inputs);
+  const GilRelease others_may_run;  // a thread with the GIL must not wait for mutex_
   std::lock_guard lock(mutex_);
   if (comm_ != nullptr) {
     launch(*message);

@@ -176,13 +176,17 @@ bool StreamCall::done() {
 // Memory returns to the stream on which it was allocated, the caller's. If that does not wait for the call, the
 // allocator must.
 void StreamCall::release(const c10::cuda::CUDAStream& ready) {
-  std::lock_guard lock(mutex_);
-  for (auto* list : {&outputs_, &inputs_, &staged_outputs_, &staged_inputs_}) {
-    for (const at::Tensor& t : *list) {
-      if (ready != caller_ && t.numel() > 0)
-        c10::cuda::CUDACachingAllocator::recordStream(t.storage().data_ptr(), *stream_);
+  std::vector<at::Tensor> lists[4];  // freed without the lock
+  {
+    std::lock_guard lock(mutex_);
+    std::size_t i = 0;
+    for (auto* list : {&outputs_, &inputs_, &staged_outputs_, &staged_inputs_}) lists[i++].swap(*list);
+  }
+  if (ready == caller_) return;
+  for (const auto& list : lists) {
+    for (const at::Tensor& t : list) {
+      if (t.numel() > 0) c10::cuda::CUDACachingAllocator::recordStream(t.storage().data_ptr(), *stream_);
     }
-    list->clear();
   }
 }
 
