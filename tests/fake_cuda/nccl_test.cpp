@@ -60,7 +60,7 @@ TEST(FakeNccl, CrossingSendsAreADeadlock) {
                                   ok(ncclRecv(take.data(), 4, ncclFloat, 1 - rank, comm, stream));
                                   ok(cudaStreamSynchronize(stream));
                                 },
-                                {1, kShort});
+                                {1, kShort, false});
   expect_error(errors,
                {"deadlock", "cycle: 0 -> 1 -> 0", "rank 0 waits in cudaStreamSynchronize", "rank 1 waits in",
                 "ncclSend of 4 Float32 to rank 1 on communicator", "ncclSend of 4 Float32 to rank 0", "before 1 more"});
@@ -75,14 +75,14 @@ TEST(FakeNccl, MissingRankIsADeadlock) {
                                     ok(ncclAllReduce(x.data(), x.data(), 4, ncclFloat, ncclSum, comm, stream));
                                   ok(cudaStreamSynchronize(stream));
                                 },
-                                {1, kShort});
+                                {1, kShort, false});
   expect_error(errors, {"deadlock", "rank 0 waits in cudaStreamSynchronize", "ncclAllReduce of 4 Float32, sum"});
 }
 
 // Two communicators on one stream each, in different orders.
 TEST(FakeNccl, OrderOfCommunicatorsIsADeadlock) {
   const auto first = new_id(), second = new_id();
-  const auto errors = errors_of_devices(2, {1, kShort}, [&](int rank) {
+  const auto errors = errors_of_devices(2, {1, kShort, false}, [&](int rank) {
     ncclComm_t comms[2] = {world(first, 2, rank), world(second, 2, rank)};
     const Floats x(4);
     for (const int i : {rank, 1 - rank})
@@ -138,7 +138,7 @@ TEST(FakeNccl, HostMemoryAndWrongRanksAreRefused) {
 }
 
 TEST(FakeNccl, AbortDropsQueuedOperations) {
-  expect_none(errors_on(2, [](ncclComm_t comm, int rank, cudaStream_t stream) {
+  const auto aborts = [](ncclComm_t comm, int rank, cudaStream_t stream) {
     const Floats x(4, static_cast<float>(rank));
     order(nullptr, stream);
     if (rank == 0) ok(ncclAllReduce(x.data(), x.data(), 4, ncclFloat, ncclSum, comm, stream));
@@ -146,7 +146,28 @@ TEST(FakeNccl, AbortDropsQueuedOperations) {
     ok(cudaStreamSynchronize(stream));  // The other rank never called.
     EXPECT_EQ(x.data()[0], static_cast<float>(rank));
     EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 4, ncclFloat, ncclSum, comm, stream), ncclInvalidArgument);
-  }));
+  };
+  expect_none(errors_on(2, aborts, {1, kShort, false}));
+}
+
+// Each rank sends to the other on a communicator of its own, and both receive later. The operations could run, but the
+// first call of a communicator blocks the host.
+TEST(FakeNccl, FirstMessageBlocksTheHost) {
+  for (const bool connects : {false, true}) {
+    const auto first = new_id(), second = new_id();
+    const auto errors = errors_of_devices(2, {1, kShort, connects}, [&](int rank) {
+      ncclComm_t comms[2] = {world(first, 2, rank), world(second, 2, rank)};
+      const cudaStream_t streams[2] = {new_stream(), new_stream()};
+      const Floats give(4), take(4);
+      for (cudaStream_t stream : streams) order(nullptr, stream);
+      ok(ncclSend(give.data(), 4, ncclFloat, 1 - rank, comms[rank], streams[rank]));
+      ok(ncclRecv(take.data(), 4, ncclFloat, 1 - rank, comms[1 - rank], streams[1 - rank]));
+      ok(cudaDeviceSynchronize());
+    });
+    if (!connects) expect_none(errors);
+    if (connects)
+      expect_error(errors, {"deadlock", "rank 0 waits in the first call of ncclSend of 4 Float32 to rank 1"});
+  }
 }
 
 TEST(FakeNccl, SplitOrdersMembersByKey) {

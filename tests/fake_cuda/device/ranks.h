@@ -14,6 +14,8 @@ namespace dtensor::test::fake_cuda {
 struct Schedule {
   std::uint64_t seed = 1;
   std::chrono::milliseconds patience{2000};  // without progress, until ranks that all wait are a deadlock
+  // As NCCL, block the host in the first call that uses two ranks, until both have called.
+  bool connects_in_calls = true;
 };
 
 // Runs `body(rank)` on `ranks` threads. Returns the errors: exceptions, deadlocks, mismatches, races and memory that is

@@ -3,6 +3,9 @@
 // ncclCommGetAsyncError, and what the caller adds to the stream before that is out of order.
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "fake_cuda/device/threads.h"
 #include "fake_cuda/nccl/errors.h"
 #include "fake_cuda/nccl/state.h"
@@ -50,11 +53,20 @@ ncclResult_t check_operation(const Operation& o, const ncclComm& comm, const CUs
   return ncclSuccess;
 }
 
-ncclResult_t launch_group() {
+// Waits for the connections of blocking communicators, then adds the launches to their streams.
+ncclResult_t launch_group(Simulator::Lock& lock) {
+  auto& simulator = Simulator::instance();
+  const auto launches = std::exchange(group, {});
+  for (const auto& launch : launches) announce(*launch);
   ncclResult_t result = ncclSuccess;
-  for (const auto& launch : std::exchange(group, {})) {
+  for (const auto& launch : launches) {
     ncclComm& comm = *launch->comm;
-    if (comm.blocking || !Simulator::instance().one_in(4)) {
+    const auto ready = [&] { return is_connected(*launch) || comm.gone; };
+    const auto what = [&] { return "the first call of " + describe(launch->operations[0]); };
+    if (comm.blocking && !ready() && simulator.wait_until(lock, what(), ready) == Outcome::failed)
+      return refuse(ncclRemoteError, simulator.failure());
+    if (comm.gone) return refuse(ncclInvalidUsage, describe(launch->operations[0]) + ": the communicator was aborted");
+    if (comm.blocking || (ready() && !simulator.one_in(4))) {
       submit(launch);
     } else {
       comm.deferred.push_back(launch);
@@ -66,7 +78,7 @@ ncclResult_t launch_group() {
 
 ncclResult_t call(ncclComm_t comm, cudaStream_t given, const Operation& operation) {
   auto& simulator = Simulator::instance();
-  const auto lock = simulator.lock();
+  auto lock = simulator.lock();
   if (const auto bad = check_usable(comm, describe(operation)); bad != ncclSuccess) return bad;
   CUstream_st& stream = given != nullptr ? *given : simulator.stream(comm->device, 0);
   if (const auto bad = check_operation(operation, *comm, stream); bad != ncclSuccess) return bad;
@@ -75,10 +87,33 @@ ncclResult_t call(ncclComm_t comm, cudaStream_t given, const Operation& operatio
   if ((*mine)->stream != &stream)
     return refuse(ncclInvalidUsage, describe(operation) + ": expected one stream for the calls of a group");
   (*mine)->operations.push_back(operation);
-  return group_depth > 0 ? ncclSuccess : launch_group();
+  return group_depth > 0 ? ncclSuccess : launch_group(lock);
+}
+
+std::tuple<int, int, Call> connection(const Operation& o, int rank) {
+  return o.is_message() ? std::tuple(rank, o.peer, o.call) : std::tuple(rank, -1, Call::all_reduce);
 }
 
 }  // namespace
+
+bool connects_in_calls = true;
+
+void announce(const Launch& launch) {
+  for (const Operation& o : launch.operations) launch.comm->clique->calls.insert(connection(o, launch.comm->rank));
+}
+
+bool is_connected(const Launch& launch) {
+  if (!connects_in_calls) return true;
+  const auto& [clique, me] = std::pair(launch.comm->clique, launch.comm->rank);
+  return std::all_of(launch.operations.begin(), launch.operations.end(), [&](const Operation& o) {
+    const auto other = o.call == Call::send ? Call::recv : Call::send;
+    if (o.is_message()) return clique->calls.count({o.peer, me, other}) > 0;
+    for (int rank = 0; rank < static_cast<int>(clique->members.size()); ++rank) {
+      if (clique->calls.count(connection(o, rank)) == 0) return false;
+    }
+    return true;
+  });
+}
 
 void submit(const std::shared_ptr<Launch>& launch) {
   auto& simulator = Simulator::instance();
@@ -106,9 +141,9 @@ extern "C" {
 ncclResult_t ncclGroupStart() { return ++group_depth, ncclSuccess; }
 
 ncclResult_t ncclGroupEnd() {
-  const auto lock = Simulator::instance().lock();
+  auto lock = Simulator::instance().lock();
   if (group_depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
-  return --group_depth > 0 ? ncclSuccess : launch_group();
+  return --group_depth > 0 ? ncclSuccess : launch_group(lock);
 }
 
 ncclResult_t ncclAllReduce(const void* in, void* out, std::size_t count, ncclDataType_t dtype, ncclRedOp_t op,

@@ -67,7 +67,9 @@ void complete_split(const Clique& parent, std::vector<Clique::Member>& calls) {
 // Whether the communicator has nothing in progress.
 bool settled(ncclComm& comm) {
   if (!comm.ready()) return false;
-  if (!comm.deferred.empty() && Simulator::instance().one_in(2)) {
+  const bool connected =
+      std::all_of(comm.deferred.begin(), comm.deferred.end(), [](const auto& l) { return is_connected(*l); });
+  if (connected && Simulator::instance().one_in(2)) {
     for (const auto& launch : std::exchange(comm.deferred, {})) submit(launch);
   }
   if (!comm.finalized) return comm.deferred.empty();

@@ -9,7 +9,9 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "fake_cuda/device/memory.h"
@@ -54,6 +56,8 @@ struct Clique {
     bool called = false;
   };
   std::map<std::size_t, std::vector<Member>> splits = {};
+  // Calls that members have made at least once: rank, peer (-1: a collective), and send or receive.
+  std::set<std::tuple<int, int, Call>> calls = {};
 };
 
 // Moves the data of one operation of this launch that can run, chosen at random. Returns false if there is none.
@@ -72,6 +76,11 @@ std::size_t size_of(ncclDataType_t dtype);
 
 // Adds a launch to its stream, and checks its accesses.
 void submit(const std::shared_ptr<Launch>& launch);
+
+// NCCL connects two ranks in the first call that uses both. Such a call ends when the other ranks have called too.
+extern bool connects_in_calls;  // false: they are connected from the start
+void announce(const Launch& launch);
+bool is_connected(const Launch& launch);
 
 }  // namespace dtensor::test::fake_cuda
 
