@@ -132,12 +132,14 @@ class NcclBackend final : public CommBackend {
   Work send(const CollectiveCall& call, const at::Tensor& tensor) override {
     if (tensor.is_cpu()) return host_->send(on_host(call), tensor);
     if (call.peer == rank()) return send_to_self(call.tag, tensor);
+    if (tensor.numel() == 0) return {};
     return messages(call).post(call, {}, tensor);
   }
 
   Work recv(const CollectiveCall& call, const at::Tensor& tensor) override {
     if (tensor.is_cpu()) return host_->recv(on_host(call), tensor);
     if (call.peer == rank()) return recv_from_self(call.tag, tensor);
+    if (tensor.numel() == 0) return {};
     return messages(call).post(call, tensor, {});
   }
 

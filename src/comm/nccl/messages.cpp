@@ -1,7 +1,6 @@
 #include "comm/nccl/messages.h"
 
 #include <ATen/ATen.h>
-#include <c10/cuda/CUDAGuard.h>
 
 #include <thread>
 #include <utility>
@@ -53,6 +52,7 @@ void MessageQueue::connect() {
     const auto comm = connected();
     std::lock_guard lock(mutex_);
     comm_ = comm;
+    // The first message connects the transports of both ends, for which NCCL blocks this thread.
     for (const auto& message : pending_) launch(*message);
     return pending_.clear();
   } catch (...) {
@@ -64,7 +64,6 @@ void MessageQueue::connect() {
   pending_.clear();
 }
 
-// A first message connects the transports of both ends, for which NCCL blocks the calling thread.
 std::shared_ptr<NcclComm> MessageQueue::connected() {
   const auto wait_for_id = [&] {  // a wait() would count as a wait of the rank's own thread
     while (!id_arrived_.done()) {
@@ -76,27 +75,19 @@ std::shared_ptr<NcclComm> MessageQueue::connected() {
   if (!sends()) wait_for_id();
   auto comm = nccl::connect(device_, *id_, 2, sends() ? kSender : kReceiver, *group_);
   if (sends()) wait_for_id();
-  const c10::cuda::CUDAGuard guard(device_->index);
-  const c10::cuda::CUDAStreamGuard on_stream(comm->stream());
-  const auto calls = device_->watchdog->enter();
-  transfer(*comm, at::zeros({1}, at::TensorOptions(at::kByte).device(at::Device(at::kCUDA, device_->index))));
   return comm;
 }
 
-void MessageQueue::launch(StreamCall& call) const {
-  call.launch(*comm_, [&](at::TensorList outputs, at::TensorList inputs) {
-    transfer(*comm_, sends() ? inputs[0] : outputs[0]);
+void MessageQueue::launch(StreamCall& message) const {
+  const auto stream = comm_->stream().stream();
+  message.launch(*comm_, [&](at::TensorList outputs, at::TensorList inputs) {
+    if (sends()) {
+      check(ncclSend(inputs[0].const_data_ptr(), inputs[0].nbytes(), ncclInt8, kReceiver, comm_->get(), stream),
+            "ncclSend");
+    } else {
+      check(ncclRecv(outputs[0].data_ptr(), outputs[0].nbytes(), ncclInt8, kSender, comm_->get(), stream), "ncclRecv");
+    }
   });
-}
-
-void MessageQueue::transfer(const NcclComm& comm, const at::Tensor& tensor) const {
-  if (tensor.numel() == 0) return;
-  const auto stream = comm.stream().stream();
-  if (sends()) {
-    check(ncclSend(tensor.const_data_ptr(), tensor.nbytes(), ncclInt8, kReceiver, comm.get(), stream), "ncclSend");
-  } else {
-    check(ncclRecv(tensor.data_ptr(), tensor.nbytes(), ncclInt8, kSender, comm.get(), stream), "ncclRecv");
-  }
 }
 
 }  // namespace dtensor::nccl

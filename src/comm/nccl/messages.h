@@ -20,14 +20,14 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
                const CollectiveCall& first);
   // Connects in the background: the host waits neither for the peer nor for its first message.
   void start();
+  // Not for empty tensors.
   Work post(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs);
 
  private:
   bool sends() const { return first_.kind == CollectiveKind::send; }
   void connect();
   std::shared_ptr<NcclComm> connected();
-  void launch(StreamCall& call) const;
-  void transfer(const NcclComm& comm, const at::Tensor& tensor) const;
+  void launch(StreamCall& message) const;
 
   std::shared_ptr<Device> device_;
   std::shared_ptr<const GroupName> group_;
