@@ -139,8 +139,8 @@ void expect_text(const std::exception& error, const std::string& text) {
 TEST(NcclBackend, ConnectingEndsAfterTheTimeout) {
   errors_of_devices(1, {}, [](int) {
     run_local(1, [](const Communicator& cpu) {
-      const auto device =
-          std::make_shared<nccl::Device>(nccl::Device{0, new nccl::Watchdog(cpu, std::chrono::milliseconds(100))});
+      const auto device = std::make_shared<nccl::Device>(
+          nccl::Device{0, nccl::WatchdogPtr(new nccl::Watchdog(cpu, std::chrono::milliseconds(100)))});
       try {
         nccl::connect(device, new_id(), 2, 0, {"tp", {0, 1}});
         FAIL() << "no error";
@@ -156,8 +156,8 @@ TEST(NcclBackend, ConnectingEndsWhenAnotherRankFails) {
     std::string seen;
     const auto body = [&](const Communicator& cpu) {
       if (cpu.rank() == 1) throw std::runtime_error("out of data");
-      const auto device =
-          std::make_shared<nccl::Device>(nccl::Device{0, new nccl::Watchdog(cpu, std::chrono::minutes(1))});
+      const auto device = std::make_shared<nccl::Device>(
+          nccl::Device{0, nccl::WatchdogPtr(new nccl::Watchdog(cpu, std::chrono::minutes(1)))});
       try {
         nccl::connect(device, new_id(), 2, 0, {"", {0, 1}});
       } catch (const CommError& error) {

@@ -290,8 +290,8 @@ std::shared_ptr<CommBackend> make_world_backend(const Communicator& cpu, int dev
   check(cudaSetDevice(device), "cudaSetDevice");
   std::vector<std::int64_t> ranks(cpu.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto shared =
-      std::make_shared<Device>(Device{static_cast<c10::DeviceIndex>(device), new Watchdog(cpu, options.timeout)});
+  auto shared = std::make_shared<Device>(
+      Device{static_cast<c10::DeviceIndex>(device), WatchdogPtr(new Watchdog(cpu, options.timeout))});
   const auto host = backend_of(cpu.subgroup(ranks));
   auto backend = std::make_shared<NcclBackend>(std::move(shared), host, "");
   backend->set_record(backend_of(cpu)->shared_record());

@@ -32,7 +32,7 @@ class StreamPool : public std::enable_shared_from_this<StreamPool> {
 // Shared by the communicators of this rank.
 struct Device {
   c10::DeviceIndex index;
-  Watchdog* watchdog;  // never destroyed
+  WatchdogPtr watchdog;
   std::shared_ptr<EventPool> events = std::make_shared<EventPool>();
   std::shared_ptr<StreamPool> streams = std::make_shared<StreamPool>(index);
 };

@@ -89,7 +89,15 @@ std::string Operation::text() const {
 Watchdog::Watchdog(Communicator cpu, std::chrono::milliseconds timeout)
     : cpu_(std::move(cpu)), timeout_(clamp_timeout(timeout)) {
   stop_at_exit();
-  std::thread([this] { loop(); }).detach();  // lives as long as the process
+  std::thread([this] {
+    if (loop()) delete this;
+  }).detach();
+}
+
+void Watchdog::release() {
+  std::lock_guard lock(mutex_);
+  released_ = true;
+  condition_.notify_one();
 }
 
 void Watchdog::open(ncclComm_t comm) {
@@ -193,15 +201,17 @@ std::vector<Watchdog::Closing> Watchdog::take_idle() {
   return idle;
 }
 
-void Watchdog::loop() {
+bool Watchdog::loop() {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      condition_.wait(lock, [&] { return !watched_.empty() || !closing_.empty(); });
+      const auto pending = [&] { return !watched_.empty() || !closing_.empty(); };
+      condition_.wait(lock, [&] { return released_ || pending(); });
+      if (!pending()) return true;
     }
     std::this_thread::sleep_for(kPollInterval);
     std::lock_guard working(exit_mutex);
-    if (exiting) return;
+    if (exiting) return false;
     std::string text;
     try {
       if (const std::string reported = backend_of(cpu_)->failure(); !reported.empty()) {

@@ -77,6 +77,9 @@ class Watchdog {
   // `cpu` reports aborts of other ranks. Each error message ends with the recent calls from its record.
   Watchdog(Communicator cpu, std::chrono::milliseconds timeout);
 
+  // Its thread frees it when nothing is pending. The last call.
+  void release();
+
   // Asynchronous errors of open communicators end the process.
   void open(ncclComm_t comm);
   // Destroys the communicator when its operations have run, now or later, and then frees `with`.
@@ -102,7 +105,7 @@ class Watchdog {
     ncclComm_t comm;
     std::shared_ptr<const void> with;
   };
-  void loop();
+  bool loop();  // whether the watchdog was released; else the process exits
   std::string find_failure();  // ends the process if not empty
   std::string find_timeout();
   std::vector<Closing> take_idle();
@@ -119,6 +122,12 @@ class Watchdog {
   std::set<ncclComm_t> open_;
   std::string failure_;
   std::atomic<bool> failed_{false};
+  bool released_ = false;
 };
+
+struct ReleaseWatchdog {
+  void operator()(Watchdog* watchdog) const { watchdog->release(); }
+};
+using WatchdogPtr = std::unique_ptr<Watchdog, ReleaseWatchdog>;
 
 }  // namespace dtensor::nccl
