@@ -92,6 +92,27 @@ TEST(FakeNccl, OrderOfCommunicatorsIsADeadlock) {
   expect_error(errors, {"deadlock", "cycle: 0 -> 1 -> 0"});
 }
 
+// Operations of two communicators in different orders, on streams of their own, need both a place on the device.
+TEST(FakeNccl, OperationsNeedAPlaceOnTheDevice) {
+  for (const int concurrent : {1, 2}) {
+    const auto first = new_id(), second = new_id();
+    const auto errors = errors_of_devices(2, {1, kShort, false, concurrent}, [&](int rank) {
+      ncclComm_t comms[2] = {world(first, 2, rank), world(second, 2, rank)};
+      const cudaStream_t streams[2] = {new_stream(), new_stream()};
+      const Floats x(4), y(4);
+      float* const data[2] = {x.data(), y.data()};
+      for (cudaStream_t stream : streams) order(nullptr, stream);
+      for (const int i : {rank, 1 - rank}) {
+        ok(ncclAllReduce(data[i], data[i], 4, ncclFloat, ncclSum, comms[i], streams[i]));
+        for (int k = 0; i == rank && k < 20; ++k) cudaStreamQuery(streams[i]);  // starts it
+      }
+      ok(cudaDeviceSynchronize());
+    });
+    if (concurrent == 1) expect_error(errors, {"deadlock", "cycle: 0 -> 1 -> 0", "not started"});
+    if (concurrent == 2) expect_none(errors);
+  }
+}
+
 TEST(FakeNccl, DifferentCallsAreReported) {
   using Calls = std::vector<std::function<ncclResult_t(float*, ncclComm_t, cudaStream_t)>>;
   const Calls calls = {[](float* x, auto c, auto s) { return ncclAllReduce(x, x, 4, ncclFloat, ncclSum, c, s); },

@@ -40,6 +40,7 @@ Program fsdp_program(std::uint64_t seed) {
   how.replicas_only = draw.coin();
   how.stored = draw.integer(0, 3) == 0 ? Stored::by_placements : Stored::in_units;
   how.options.reshard_after_forward = draw.coin();
+  how.options.cpu_offload = how.stored == Stored::in_units && draw.integer(0, 3) == 0;
   how.options.prefetch_bytes = one_of<std::optional<std::int64_t>>(draw, {std::nullopt, 0, 400, 100000});
   return {name_of("FSDP", shape, seed), count(shape), [=](const Communicator& world) {
             expect_trains(mesh_of(world, shape, {"replicate", "shard"}), how);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstdlib>
 
 #include "fake_cuda/calls.h"
@@ -11,14 +12,13 @@
 namespace dtensor::test::fake_cuda {
 namespace {
 
-// DTENSOR_SCHEDULES=N runs N programs of each kind.
-std::uint64_t schedules() {
-  const char* number = std::getenv("DTENSOR_SCHEDULES");
-  return number != nullptr ? std::strtoull(number, nullptr, 10) : 20;
-}
-
+// DTENSOR_SCHEDULES=FIRST:COUNT runs programs of each kind with these seeds.
 void run_programs(Program (*program)(std::uint64_t)) {
-  for (std::uint64_t seed = 1; seed <= schedules() && !::testing::Test::HasFailure(); ++seed) {
+  unsigned long long first = 1, count = 20;
+  if (const char* asked = std::getenv("DTENSOR_SCHEDULES")) {
+    ASSERT_EQ(std::sscanf(asked, "%llu:%llu", &first, &count), 2) << "expected FIRST:COUNT, got " << asked;
+  }
+  for (std::uint64_t seed = first; seed < first + count && !::testing::Test::HasFailure(); ++seed) {
     const Program drawn = program(seed);
     SCOPED_TRACE(drawn.name);
     expect_none(errors_of_ranks(drawn.ranks, {seed}, drawn.run));

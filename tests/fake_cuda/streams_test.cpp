@@ -162,6 +162,23 @@ TEST(FakeStreams, CommunicationIsOrderedWithKernels) {
   }
 }
 
+// A copy from pinned memory reads it later, so the host must not overwrite it before a wait.
+TEST(FakeStreams, CopiesFromPinnedMemoryRunInTheBackground) {
+  for (const bool waits : {true, false}) {
+    int wrong = 0;
+    for (std::uint64_t seed = 0; seed < 50; ++seed) {
+      expect_none(errors_of_devices(1, {seed}, [&](int) {
+        const auto host = at::ones({4}).pin_memory();
+        const auto x = host.to(at::kCUDA, /*non_blocking=*/true);
+        if (waits) ok(cudaStreamSynchronize(nullptr));
+        host.fill_(7);
+        if (x.sum().item<float>() != 4) ++wrong;
+      }));
+    }
+    EXPECT_EQ(wrong > 0, !waits);
+  }
+}
+
 TEST(FakeStreams, MixedDevicesAreRefused) {
   expect_none(errors_on_one([] {
     const auto x = at::ones({4}, on_device());

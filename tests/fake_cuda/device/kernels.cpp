@@ -11,6 +11,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/library.h>
 
+#include <cstring>
 #include <utility>
 
 #include "fake_cuda/device/memory.h"
@@ -148,8 +149,29 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::opt
   return self;
 }
 
-// The host waits for copies to the CPU.
-at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool) {
+// Whether a copy runs in the background: between a device and pinned memory, of bytes in one piece.
+bool is_asynchronous(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  if (!non_blocking || current_kernel != nullptr || from.is_cuda() == to.is_cuda()) return false;
+  const at::Tensor& host = from.is_cuda() ? to : from;
+  return host.is_pinned() && from.is_contiguous() && to.is_contiguous() && from.sizes() == to.sizes() &&
+         from.scalar_type() == to.scalar_type() && from.numel() > 0 && !from.is_neg() && !from.is_conj();
+}
+
+// Keeps the memory, but no tensor of a device: its end would need the lock, which the copy has.
+void copy_later(const at::Tensor& from, const at::Tensor& to) {
+  const Kernel order("aten::copy_", {{from, false}, {to, true}});
+  auto& simulator = Simulator::instance();
+  const auto lock = simulator.lock();
+  const at::Tensor &device = from.is_cuda() ? from : to, host = from.is_cuda() ? to : from;
+  const auto block = Memory::instance().find(device.const_data_ptr(), device.nbytes(), device.get_device());
+  const auto copy = [block, host, source = from.const_data_ptr(), target = to.mutable_data_ptr(),
+                     bytes = from.nbytes()] { std::memcpy(target, source, bytes); };
+  simulator.push(current_stream(device.get_device()), {Item::Kind::copy, nullptr, nullptr, copy});
+}
+
+// The host waits for other copies to the CPU.
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
+  if (is_asynchronous(self, to, non_blocking)) return copy_later(self, to), to;
   const Kernel kernel("aten::copy_", {{self, false}, {to, true}});
   on_host(to).copy_(self.is_neg() || self.is_conj() ? on_host(self.resolve_conj().resolve_neg()) : on_host(self));
   if (to.is_cpu()) kernel.complete();

@@ -9,7 +9,6 @@
 
 #include "dtensor/launch.h"
 #include "fake_cuda/device/simulator.h"
-#include "fake_cuda/nccl/state.h"
 
 namespace dtensor::test::fake_cuda {
 namespace {
@@ -21,8 +20,7 @@ std::string text_of(const std::exception& e) {
 
 std::vector<std::string> errors_of(const Schedule& schedule, const std::function<void()>& run) {
   auto& simulator = Simulator::instance();
-  simulator.begin(schedule.seed, schedule.patience);
-  connects_in_calls = schedule.connects_in_calls;
+  simulator.begin(schedule);
   std::vector<std::string> errors;
   try {
     run();

@@ -16,6 +16,8 @@ struct Schedule {
   std::chrono::milliseconds patience{2000};  // without progress, until ranks that all wait are a deadlock
   // As NCCL, block the host in the first call that uses two ranks, until both have called.
   bool connects_in_calls = true;
+  // NCCL operations that a device runs at a time. Each takes processors of a device until all ranks have started it.
+  int concurrent = 8;
 };
 
 // Runs `body(rank)` on `ranks` threads. Returns the errors: exceptions, deadlocks, mismatches, races and memory that is

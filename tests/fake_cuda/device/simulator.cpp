@@ -13,6 +13,7 @@ namespace {
 constexpr std::size_t kPoolSize = 32;  // streams of each priority, as in c10
 constexpr std::size_t kMaxErrors = 20;
 constexpr std::chrono::milliseconds kPollInterval{20};
+constexpr int kManyQueries = 100;
 constexpr std::chrono::seconds kLongestPause{60};  // without a step, while some rank computes or waits elsewhere
 
 }  // namespace
@@ -63,7 +64,7 @@ void Simulator::note_activity() {
 }
 
 void Simulator::push(CUstream_st& stream, Item item) {
-  if (this_rank_ != nullptr) this_rank_->idle = false;
+  if (this_rank_ != nullptr) this_rank_->idle = false, this_rank_->queries = 0;
   if (stream.queue.empty()) busy_.push_back(&stream);
   stream.queue.push_back(std::move(item));
   note_activity();
@@ -89,6 +90,9 @@ bool Simulator::step(CUstream_st& stream) {
       break;
     case Item::Kind::wait:
       if (!head.record->done) return false;
+      break;
+    case Item::Kind::copy:
+      head.copy();
       break;
     case Item::Kind::launch:
       if (head.launch->left > 0) return match(*head.launch);
@@ -137,7 +141,8 @@ Outcome Simulator::poll(const std::string& what, c10::function_ref<bool()> done)
   }
   const bool is_done = done();
   if (this_rank_ != nullptr) {
-    this_rank_->idle = !is_done;
+    this_rank_->queries = is_done ? 0 : this_rank_->queries + 1;
+    this_rank_->idle = this_rank_->queries > kManyQueries;
     if (!is_done) this_rank_->what = what;
     if (!is_done && !advance()) check_progress();
     if (!is_done && failed_) return Outcome::failed;
@@ -164,14 +169,19 @@ void Simulator::report(const std::string& text) {
 void Simulator::check_progress() {
   const bool all_idle = std::all_of(ranks_.begin(), ranks_.end(), [](const RankThread* r) { return r->idle; });
   const auto pause = std::chrono::steady_clock::now() - last_activity_;
-  if (failed_ || pause < (all_idle ? patience_ : kLongestPause)) return;
+  if (failed_ || pause < (all_idle ? schedule_.patience : kLongestPause)) return;
   fail(describe_deadlock());
 }
 
-void Simulator::begin(std::uint64_t seed, std::chrono::milliseconds patience) {
+bool Simulator::start_launch(int device) {
+  int& running = devices_[static_cast<std::size_t>(device)].running;
+  return running < schedule_.concurrent && ++running > 0;
+}
+
+void Simulator::begin(const Schedule& schedule) {
   const Lock held = lock();
-  random_.seed(seed);
-  patience_ = patience;
+  random_.seed(schedule.seed);
+  schedule_ = schedule;
   failed_ = false;
   errors_.clear();
   for (Device& device : devices_) device.next[0] = device.next[1] = 0;
@@ -199,7 +209,7 @@ std::vector<std::string> Simulator::end() {
 Simulator::RankScope::RankScope(int rank) {
   auto& simulator = instance();
   const Lock held = simulator.lock();
-  this_rank_ = new RankThread{rank, false, ""};
+  this_rank_ = new RankThread{rank, false, "", 0};
   simulator.ranks_.push_back(this_rank_);
   simulator.note_activity();
 }
@@ -222,6 +232,7 @@ std::string Simulator::describe_queues() const {
       if (head.kind == Item::Kind::launch) text += describe(*head.launch);
       if (head.kind == Item::Kind::wait) text += "waits for an event of " + name_of(*head.record->stream);
       if (head.kind == Item::Kind::record) text += "records an event";
+      if (head.kind == Item::Kind::copy) text += "copies";
       if (stream->queue.size() > 1) text += c10::str(", before ", stream->queue.size() - 1, " more");
     }
   }

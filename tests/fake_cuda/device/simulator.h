@@ -1,14 +1,14 @@
-// Devices whose streams are queues. Event records, waits for events and NCCL operations are queued; a step completes
-// one queue head that can run, chosen by a seeded generator. Kernels run on the host when their stream is empty. One
-// lock protects everything; functions require it unless stated otherwise.
+// Devices whose streams are queues. Event records, waits for events, NCCL operations and asynchronous copies are
+// queued; a step completes one queue head that can run, chosen by a seeded generator. Kernels run on the host when
+// their stream is empty. One lock protects everything; functions require it unless stated otherwise.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
 #include <cuda_runtime_api.h>
 
-#include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fake_cuda/device/clock.h"
+#include "fake_cuda/device/ranks.h"
 
 namespace dtensor::test::fake_cuda {
 
@@ -31,9 +32,10 @@ struct Record {
 };
 
 struct Item {
-  enum class Kind { record, wait, launch } kind;
+  enum class Kind { record, wait, launch, copy } kind;
   std::shared_ptr<Record> record = {};
   std::shared_ptr<Launch> launch = {};
+  std::function<void()> copy = {};  // between the device and pinned memory; runs with the lock
 };
 
 // The state of a wait or a query.
@@ -72,12 +74,16 @@ class Simulator {
   void fail(const std::string& text);
   const char* failure() const { return failure_.empty() ? "" : failure_.back().c_str(); }
   bool failed() const { return failed_; }
+  const Schedule& schedule() const { return schedule_; }
   // Notes an error that does not end the run.
   void report(const std::string& text);
 
-  // Start and end of a run of ranks; these take the lock. `patience`: time without a step until ranks that all wait
-  // are a deadlock. `end` completes what can run and returns the errors.
-  void begin(std::uint64_t seed, std::chrono::milliseconds patience);
+  // A device runs a limited number of NCCL operations at a time. Whether it has room for another one, which it starts.
+  bool start_launch(int device);
+  void end_launch(int device) { --devices_[static_cast<std::size_t>(device)].running; }
+
+  // Start and end of a run of ranks; these take the lock. `end` completes what can run and returns the errors.
+  void begin(const Schedule& schedule);
   std::vector<std::string> end();
 
   // Marks the calling thread as the main thread of a rank.
@@ -96,11 +102,13 @@ class Simulator {
     std::vector<int> released;  // indices of destroyed streams
     std::vector<int> pool[2];   // by priority
     std::size_t next[2] = {0, 0};
+    int running = 0;  // NCCL operations
   };
   struct RankThread {
     int rank;
-    bool idle;  // in a wait, or its last call was a query without success
+    bool idle;  // in a wait, or its last calls were many queries without success
     std::string what;
+    int queries = 0;  // without success, since its last other call
   };
 
   Simulator();
@@ -119,8 +127,8 @@ class Simulator {
   std::vector<Device> devices_;
   std::vector<CUstream_st*> busy_;  // streams with a queue
   std::vector<RankThread*> ranks_;
-  std::chrono::milliseconds patience_{2000};
-  std::chrono::steady_clock::time_point last_activity_;
+  Schedule schedule_;
+  std::chrono::steady_clock::time_point last_activity_ = {};
   bool failed_ = false;
   std::deque<std::string> failure_;  // all runs: callers keep pointers to the texts
   std::vector<std::string> errors_;

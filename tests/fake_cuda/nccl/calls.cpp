@@ -96,14 +96,12 @@ std::tuple<int, int, Call> connection(const Operation& o, int rank) {
 
 }  // namespace
 
-bool connects_in_calls = true;
-
 void announce(const Launch& launch) {
   for (const Operation& o : launch.operations) launch.comm->clique->calls.insert(connection(o, launch.comm->rank));
 }
 
 bool is_connected(const Launch& launch) {
-  if (!connects_in_calls) return true;
+  if (!Simulator::instance().schedule().connects_in_calls) return true;
   const auto& [clique, me] = std::pair(launch.comm->clique, launch.comm->rank);
   return std::all_of(launch.operations.begin(), launch.operations.end(), [&](const Operation& o) {
     const auto other = o.call == Call::send ? Call::recv : Call::send;

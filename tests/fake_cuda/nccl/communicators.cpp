@@ -21,6 +21,11 @@ bool is_blocking(const ncclConfig_t* config) {
   return config == nullptr || config->blocking == NCCL_CONFIG_UNDEF_INT || config->blocking != 0;
 }
 
+ncclComm* new_communicator(ncclComm comm) {
+  static auto& all = *new std::vector<std::unique_ptr<ncclComm>>;
+  return all.emplace_back(std::make_unique<ncclComm>(std::move(comm))).get();
+}
+
 std::shared_ptr<Clique> new_clique(std::size_t size) {
   auto clique = std::make_shared<Clique>();
   clique->id = ids++;
@@ -134,7 +139,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId i
   if (duplicate && std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") == nullptr)
     return refuse(ncclInvalidUsage,
                   c10::str("duplicate GPU: two ranks of a communicator use device ", current_device()));
-  *comm = new ncclComm{.device = current_device(), .blocking = is_blocking(config)};
+  *comm = new_communicator({.device = current_device(), .blocking = is_blocking(config)});
   join_clique(**comm, clique, rank);
   const ncclComm& made = **comm;
   if (made.ready()) by_unique_id.erase(id.internal);
@@ -152,7 +157,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
   auto& calls = comm->clique->splits[number];
   calls.resize(comm->clique->members.size());
   const bool blocking = config == nullptr ? comm->blocking : is_blocking(config);
-  *newcomm = color == NCCL_SPLIT_NOCOLOR ? nullptr : new ncclComm{.blocking = blocking};
+  *newcomm = color == NCCL_SPLIT_NOCOLOR ? nullptr : new_communicator({.blocking = blocking});
   calls[static_cast<std::size_t>(comm->rank)] = {color, key, *newcomm, true};
   if (std::all_of(calls.begin(), calls.end(), [](const auto& m) { return m.called; })) {
     complete_split(*comm->clique, calls);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "fake_cuda/nccl/state.h"
 
@@ -19,12 +20,10 @@ constexpr const char* kOps[] = {"sum", "product", "max", "min", "average"};
 bool reduces(Call call) { return call <= Call::reduce_scatter; }
 bool has_root(Call call) { return call == Call::reduce || call == Call::broadcast; }
 
-// The launch of this member whose operations can run: the oldest of its communicator, at the head of its stream.
+// The launch of this member whose operations can run.
 Launch* active_launch(const ncclComm* comm) {
-  if (comm == nullptr || comm->launches.empty()) return nullptr;
-  Launch* launch = comm->launches.front();
-  const auto& queue = launch->stream->queue;
-  return !queue.empty() && queue.front().launch.get() == launch ? launch : nullptr;
+  return comm != nullptr && !comm->launches.empty() && comm->launches.front()->running ? comm->launches.front()
+                                                                                       : nullptr;
 }
 
 template <class Wanted>
@@ -135,8 +134,10 @@ bool match_collective(Launch& mine) {
 
 std::size_t Operation::bytes() const { return count * size_of(dtype); }
 
+// A launch starts when it is the oldest of its communicator, at the head of its stream.
 bool match(Launch& launch) {
-  if (launch.comm == nullptr || active_launch(launch.comm) != &launch) return false;
+  if (launch.comm == nullptr || launch.comm->launches.front() != &launch) return false;
+  if (!launch.running) return launch.running = Simulator::instance().start_launch(launch.stream->device);
   if (match_collective(launch)) return true;
   const auto n = launch.operations.size(), start = Simulator::instance().random() % n;
   for (std::size_t i = 0; i < n; ++i) {
@@ -147,6 +148,7 @@ bool match(Launch& launch) {
 }
 
 void finish(Launch& launch) {
+  if (std::exchange(launch.running, false)) Simulator::instance().end_launch(launch.stream->device);
   if (launch.comm != nullptr) std::erase(launch.comm->launches, &launch);
   launch.comm = nullptr;
   launch.left = 0;
@@ -171,6 +173,7 @@ std::string describe(const Launch& launch) {
   text += c10::str(" on communicator ", clique.id, " of devices ", c10::Join(", ", clique.devices), " (rank ",
                    launch.comm->rank, ")");
   if (launch.comm->launches.front() != &launch) text += ", behind an older operation of that communicator";
+  if (!launch.running) text += ", not started";
   return text;
 }
 

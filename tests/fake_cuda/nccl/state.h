@@ -40,6 +40,7 @@ struct Launch {
   CUstream_st* stream = nullptr;
   std::vector<Operation> operations;
   std::size_t left = 0;                             // operations that are not done
+  bool running = false;                             // it has started on its device
   std::vector<std::shared_ptr<Block>> blocks = {};  // keep the memory until the end
 };
 
@@ -78,7 +79,6 @@ std::size_t size_of(ncclDataType_t dtype);
 void submit(const std::shared_ptr<Launch>& launch);
 
 // NCCL connects two ranks in the first call that uses both. Such a call ends when the other ranks have called too.
-extern bool connects_in_calls;  // false: they are connected from the start
 void announce(const Launch& launch);
 bool is_connected(const Launch& launch);
 
