@@ -144,6 +144,12 @@ void add_file_flags(CLI::App& app, Options& o) {
       "for fsdp: print the predicted and measured memory of rank 0 (with pp: of one rank of each pipeline rank)");
   app.add_option("--memory-plot", o.memory_plot,
                  "write the memory of rank 0 by kind during the last step to this SVG file");
+  app.add_flag("--dry-run", o.dry_run,
+               "compute the memory and communication of a rank without GPUs, peers or arithmetic, and end");
+  app.add_option("--dry-run-json", o.dry_run_json, "with --dry-run: write the report to this JSON file");
+  app.add_option("--memory-limit", o.memory_limit,
+                 "with --dry-run: memory of a rank in GB; status 1 if it is too small")
+      ->check(CLI::PositiveNumber);
   app.add_option("--trace", o.trace, "write a Chrome trace of operators and collectives to this JSON file");
 }
 
@@ -247,6 +253,12 @@ void check_pipeline(const CLI::App& app, const Options& o) {
   }
 }
 
+void check_dry_run(const Options& o) {
+  if (!o.dry_run_json.empty() && !o.dry_run) throw UsageError("--dry-run-json needs --dry-run");
+  if (o.memory_limit > 0 && !o.dry_run) throw UsageError("--memory-limit needs --dry-run");
+  if (o.dry_run && o.mesh && o.mesh->pp > 1) throw UsageError("--dry-run does not support pp");
+}
+
 void check_optimizer(const CLI::App& app, const Options& o) {
   for (const char* flag : {"--shampoo-frequency", "--shampoo-start", "--shampoo-eps", "--shampoo-grafting"}) {
     if (o.optimizer != "shampoo" && app.count(flag) > 0) {
@@ -310,6 +322,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
   resolve_sizes(options);
   check_pipeline(app, options);
   check_sequence(app, options);
+  check_dry_run(options);
   check_optimizer(app, options);
   if (options.experts) {
     check_experts(app, *options.experts);

@@ -79,6 +79,9 @@ struct Options : RunFlags {
   std::int64_t vocabulary = 0;                    // The tokenizer's; 0: the model's.
   std::int64_t end_of_document = kEndOfDocument;  // The tokenizer's end-of-text token.
   std::string memory_plot = {}, trace = {};
+  bool dry_run = false;
+  std::string dry_run_json = {};
+  double memory_limit = 0;                  // Of --dry-run, in GB (1e9 bytes); 0: none.
   std::optional<ExpertFlags> experts = {};  // None: a dense model.
 };
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "dtensor/dry_run.h"
 #include "dtensor/tensor.h"
 #include "hash.h"
 
@@ -136,7 +137,21 @@ at::Tensor documents_of(const at::Tensor& ids, std::int64_t end) {
   return documents;
 }
 
+namespace {
+
+// A batch of a dry run, which needs no tokens: one document for each row.
+Batch empty_batch(const BatchShape& shape) {
+  const at::Tensor ids = at::zeros({shape.batch, shape.sequence}, at::kLong);
+  if (!shape.documents) return {ids, ids.clone()};
+  const at::Tensor documents = at::full({shape.batch, shape.sequence}, shape.sequence, at::kLong);
+  documents.select(1, 0).zero_();
+  return {ids, ids.clone(), documents};
+}
+
+}  // namespace
+
 Batch Corpus::batch(std::uint64_t seed, std::int64_t step, const BatchShape& shape) const {
+  if (dtensor::is_dry_run()) return empty_batch(shape);
   at::Tensor ids = at::empty({shape.batch, shape.sequence}, at::kLong), targets = at::empty_like(ids);
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(shape.sequence) + 1);
   for (std::int64_t b = 0; b < shape.batch; ++b) {

@@ -8,6 +8,7 @@
 
 #include "compare.h"
 #include "device_flag.h"
+#include "dry_run.h"
 #include "dtensor/launch.h"
 #include "load.h"
 #include "output.h"
@@ -194,6 +195,7 @@ void check_files(const Options& options) {
   check_run_files(options);
   check_writable("--memory-plot", options.memory_plot);
   check_writable("--trace", options.trace);
+  check_writable("--dry-run-json", options.dry_run_json);
   check_writable("--schedule-plot", options.schedule_plot);
   if (options.experts) check_writable("--load-plot", options.experts->load_plot);
 }
@@ -204,6 +206,7 @@ int run(Kind program, int argc, char** argv) {
   if (exit_status) return dtensor::finish_output(*exit_status);
   check_files(options);
   const Corpus corpus = read_corpus(options);
+  if (options.dry_run) return dtensor::finish_output(report_dry_run(options, corpus));
   Outcome outcome;
   std::optional<TerminationSignals> signals;  // Without a folder to save to, signals end the program as usual.
   if (!options.save.empty()) signals.emplace();

@@ -18,6 +18,7 @@
 #include "dtensor/comm.h"
 #include "dtensor/events.h"
 #include "dtensor/export.h"
+#include "dtensor/memory_kind.h"
 #include "dtensor/mesh.h"
 #include "dtensor/named_tensors.h"
 #include "dtensor/placement.h"
@@ -130,6 +131,8 @@ class DTENSOR_API MemoryTimeline {
   };
   // Live memory at the peak by module and phase, largest first. Memory from before the start is not included.
   std::vector<Holder> holders_at_peak() const;
+  // Live memory at the peak by what it is used for. Memory from before the start is not included.
+  MemoryByKind peak_by_kind() const;
   // All samples in order of time.
   const std::vector<Sample>& samples() const;
   std::string csv() const;  // Columns: seconds,bytes,phase,module.

@@ -9,11 +9,13 @@
 #include <tuple>
 
 #include "comm/error_messages.h"
+#include "internal/simulated.h"
 
 namespace dtensor {
 namespace {
 
 bool same_view(const at::Tensor& a, const at::Tensor& b) {
+  if (is_simulated(a) || is_simulated(b)) return a.is_same(b);
   return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
@@ -27,7 +29,7 @@ struct Extent {
 using Extents = c10::SmallVector<Extent, 32>;
 
 void add_extent(Extents& extents, const at::Tensor& tensor, bool output) {
-  if (tensor.numel() == 0) return;
+  if (tensor.numel() == 0 || is_simulated(tensor)) return;
   const auto* begin = static_cast<const char*>(output ? tensor.mutable_data_ptr() : tensor.const_data_ptr());
   const bool dense = tensor.is_contiguous() || tensor.is_non_overlapping_and_dense();
   extents.push_back({begin, begin + (dense ? tensor.nbytes() : tensor.element_size()), &tensor, output});

@@ -17,6 +17,7 @@
 #include "dtensor/comm_backend.h"
 #include "internal/aten_scopes.h"
 #include "internal/dispatch_modes.h"
+#include "internal/memory_kind.h"
 #include "scope/checked.h"
 
 namespace dtensor {
@@ -226,6 +227,8 @@ Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
 }
 
 at::Tensor Communicator::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
+  std::optional<MemoryKindScope> kind;
+  if (MemoryKindScope::current() == MemoryKind::activation) kind.emplace(MemoryKind::communication);
   if (options.device().is_cpu()) return pooled_empty(sizes, c10::typeMetaToScalarType(options.dtype()));
   const at::AutoDispatchBelowADInplaceOrView below;
   const NoMeshScopeGuard regular;

@@ -10,6 +10,7 @@
 #include "comm/memory/packed.h"
 #include "dtensor/comm_backend.h"
 #include "internal/aten_scopes.h"
+#include "internal/simulated.h"
 
 namespace dtensor {
 namespace {
@@ -67,7 +68,7 @@ Work with_resolved_outputs(const Communicator& comm, at::TensorList outputs, boo
 void mark_outputs_written(at::TensorList outputs) {
   for (const auto& t : outputs) {
     if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
-    if (t.has_storage() && !t._is_zerotensor()) t.mutable_data_ptr();
+    if (t.has_storage() && !t._is_zerotensor() && !is_simulated(t)) t.mutable_data_ptr();
   }
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "dtensor/chart.h"
+#include "internal/memory_kind.h"
 #include "scope/module_scope.h"
 
 namespace dtensor {
@@ -21,7 +22,7 @@ namespace dtensor {
 using DebugInfo = c10::ThreadLocalDebugInfo;
 
 // Locks a mutex, since threads of a backward pass report concurrently.
-struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
+struct MemoryTimeline::State : c10::MemoryReportingInfoBase, MemoryKindListener {
   explicit State(std::int64_t r) : resolution(r) {}
 
   void reportMemoryUsage(void* ptr, std::int64_t change, std::size_t /*allocated*/, std::size_t /*reserved*/,
@@ -51,25 +52,36 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
 
   // The holders at the peak are copied when memory is first freed after it.
   void record_peak_holders() {
-    if (std::exchange(is_at_peak, false)) peak_holders = holders;
+    if (std::exchange(is_at_peak, false)) peak_holders = holders, peak_kinds = by_kind;
   }
 
   // Freed memory is attributed to its allocation, by address. Memory from before the start is ignored.
   void attribute(void* ptr, std::int64_t change, const ModuleAndPhase& place) {
     if (change > 0) {
-      const MemoryBlock made{change, {place.module, place.phase}};
+      const MemoryBlock made{change, {place.module, place.phase}, MemoryKindScope::current()};
       const auto [block, fresh] = blocks.try_emplace(ptr, made);
-      if (!fresh) holders[block->second.by] -= block->second.bytes;  // its release on another thread was not reported
+      if (!fresh) forget(block->second);  // its release on another thread was not reported
       block->second = made;
       holders[made.by] += change;
+      by_kind[static_cast<std::size_t>(made.kind)] += change;
       return;
     }
     const auto block = blocks.find(ptr);
     if (block == blocks.end()) return;
-    holders[block->second.by] -= block->second.bytes;
+    forget(block->second);
     blocks.erase(block);
   }
   bool memoryProfilingEnabled() const override { return true; }
+
+  void set_kind(const void* ptr, MemoryKind kind) override {
+    if (outer != nullptr) outer->set_kind(ptr, kind);
+    const std::lock_guard lock(mutex);
+    const auto block = blocks.find(const_cast<void*>(ptr));
+    if (block == blocks.end()) return;
+    by_kind[static_cast<std::size_t>(block->second.kind)] -= block->second.bytes;
+    block->second.kind = kind;
+    by_kind[static_cast<std::size_t>(kind)] += block->second.bytes;
+  }
 
   void open(const std::shared_ptr<State>& self) {
     below = DebugInfo::current();
@@ -93,12 +105,18 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase {
   struct MemoryBlock {
     std::int64_t bytes;
     BlockOwner by;
+    MemoryKind kind;
   };
+  void forget(const MemoryBlock& block) {
+    holders[block.by] -= block.bytes;
+    by_kind[static_cast<std::size_t>(block.kind)] -= block.bytes;
+  }
   Sample peak;
   bool is_at_peak = false;  // no memory was freed since the peak
   bool peak_noted = true;   // whether samples contain the peak
   std::unordered_map<void*, MemoryBlock> blocks;
   std::map<BlockOwner, std::int64_t> holders, peak_holders;
+  MemoryByKind by_kind = {}, peak_kinds = {};
   std::vector<Sample> samples;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   State* outer = nullptr;  // kept alive by `below`
@@ -153,6 +171,11 @@ std::vector<MemoryTimeline::Holder> MemoryTimeline::holders_at_peak() const {
   }
   std::stable_sort(list.begin(), list.end(), [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
   return list;
+}
+
+MemoryByKind MemoryTimeline::peak_by_kind() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->is_at_peak ? state_->by_kind : state_->peak_kinds;
 }
 
 namespace {

@@ -10,6 +10,7 @@
 #include "dtensor/named_tensors.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
+#include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
 #include "optim/parameter_lists.h"
 
@@ -119,6 +120,7 @@ void SlotOptimizer::add_parameters(std::size_t group, const std::vector<at::Tens
 
 void SlotOptimizer::step() {
   const LocalNoGradGuard scope;
+  const MemoryKindScope states(MemoryKind::optimizer_state);
   std::vector<Entry*> active;
   for (Entry& entry : entries_) {
     if (entry.parameter.grad().defined()) active.push_back(&entry);

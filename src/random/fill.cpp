@@ -14,6 +14,8 @@
 #include <cmath>
 #include <limits>
 
+#include "internal/simulated.h"
+
 namespace dtensor {
 namespace {
 
@@ -215,7 +217,7 @@ void fill(const at::Tensor& local, const GlobalRegion& region, RandomKey key, co
   const auto sizes = region.local_sizes();
   TORCH_CHECK(local.sizes().equals(sizes), "expected a local tensor of sizes ", at::IntArrayRef(sizes),
               " for its region, got ", local.sizes());
-  if (local.numel() == 0) return;
+  if (local.numel() == 0 || is_simulated(local)) return;
   const auto dense = local.is_contiguous() ? local : at::empty(local.sizes(), local.options());
   if (!fill_dense(dense, region, key, distribution)) {
     const auto on_cpu = at::empty(local.sizes(), local.options().device(at::kCPU));

@@ -19,6 +19,7 @@
 #include "dtensor/events.h"
 #include "internal/aten_scopes.h"
 #include "internal/dispatch_modes.h"
+#include "internal/memory_kind.h"
 #include "placement/stride_order.h"
 
 namespace dtensor {
@@ -192,6 +193,7 @@ void install_gradient_pipeline_slow(DTensorImpl& impl) {
                         std::make_move_iterator(there.end()));
   }
   meta->hooks_.push_back(std::make_unique<LeafGradientPipeline>(impl));
+  set_memory_kind(impl.local(), MemoryKind::parameter);
 }
 
 const ParameterSpecs& TensorHooks::specs(const DTensorImpl& parameter) {
@@ -245,6 +247,7 @@ void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
     const at::NoGradGuard no_grad;
     sum.add_(gradient);
   }
+  if (const auto* impl = dtensor_or_null(sum)) set_memory_kind(impl->local(), MemoryKind::gradient);
   notify(parameter);
 }
 

@@ -27,6 +27,17 @@ int launch_threads(int ranks, const std::function<void(Communicator)>& fn, RunOp
   return 1;
 }
 
+int run_simulation(const SimulatedRank& which, const std::function<void(Communicator)>& fn) {
+  const SimulationMain run = simulation_main();
+  if (run == nullptr) throw LaunchError("--dtensor-simulate: this build of dtensor has no dry runs");
+  try {
+    return run(which, fn);
+  } catch (...) {
+    print_failure(which.rank, current_exception_text(), current_exception_trace());
+  }
+  return 1;
+}
+
 std::string started_as(const LauncherEnvironment& e) {
   if (e.launcher.empty()) return "started as one process, but ";
   return "started by " + e.launcher + " as " + std::to_string(e.size) + " processes, but ";
@@ -90,6 +101,7 @@ int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, R
   try {
     environment = launcher_environment();
     const LaunchFlags flags = parse_launch_flags(argc, argv);
+    if (flags.simulated.ranks > 0) return finish_output(run_simulation(flags.simulated, fn));
     environment.threads = flags.ranks != 0 ? flags.ranks : static_cast<int>(flags.mesh);
     if (const ProcessMain run = choose(flags, environment)) {
       const auto checked_fn = [&](const Communicator& world) {

@@ -11,6 +11,7 @@ namespace dtensor {
 namespace {
 
 constexpr int kMaxRanks = 4096;  // per process
+constexpr int kMaxSimulatedRanks = 1 << 20;
 
 std::int64_t positive(std::string_view text, std::string_view flag) {
   const auto value = number(text);
@@ -62,6 +63,43 @@ std::optional<std::string_view> value_of(std::string_view flag, int argc, const 
   return argv[++i];
 }
 
+// "N" or "N:r".
+void parse_simulated(std::string_view text, SimulatedRank& which) {
+  const auto colon = std::min(text.find(':'), text.size());
+  const auto ranks = number(text.substr(0, colon));
+  const auto rank = colon == text.size() ? std::optional(0) : number(text.substr(colon + 1));
+  if (!ranks || !rank || *ranks < 1 || *ranks > kMaxSimulatedRanks || *rank < 0 || *rank >= *ranks) {
+    throw LaunchError("--dtensor-simulate: expected RANKS or RANKS:RANK with at most " +
+                      std::to_string(kMaxSimulatedRanks) + " ranks and a rank below them, got \"" + std::string(text) +
+                      "\"");
+  }
+  which.ranks = *ranks, which.rank = *rank;
+}
+
+double parse_simulated_number(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc{} && end == text.data() + text.size()) return value;
+  throw LaunchError("--dtensor-simulate-number: expected a number, got \"" + std::string(text) + "\"");
+}
+
+// Programs that refuse unknown flags can be run with the environment variables.
+SimulatedRank simulated_rank(int argc, const char* const* argv) {
+  SimulatedRank which;
+  if (const auto text = environment_variable("DTENSOR_SIMULATE"); !text.empty()) parse_simulated(text, which);
+  if (const auto text = environment_variable("DTENSOR_SIMULATE_NUMBER"); !text.empty()) {
+    which.number = parse_simulated_number(text);
+  }
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    if (const auto ranks = value_of("--dtensor-simulate", argc, argv, i))
+      parse_simulated(*ranks, which);
+    else if (const auto text = value_of("--dtensor-simulate-number", argc, argv, i)) {
+      which.number = parse_simulated_number(*text);
+    }
+  }
+  return which;
+}
+
 // Throws if only one variable is set or the numbers are inconsistent: otherwise every process would run as a single
 // one.
 std::optional<LauncherEnvironment> from(const char* launcher, const char* rank, const char* size, bool mpi) {
@@ -100,6 +138,8 @@ std::optional<int> number(std::string_view text) {
 
 LaunchFlags parse_launch_flags(int argc, const char* const* argv) {
   LaunchFlags flags;
+  flags.simulated = simulated_rank(argc, argv);
+  if (flags.simulated.ranks > 0) return flags;
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     if (const auto ranks = value_of("--ranks", argc, argv, i)) {
       flags.ranks = static_cast<int>(positive(*ranks, "--ranks"));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "dtensor/comm.h"
@@ -31,6 +32,17 @@ DTENSOR_API ProcessMain socket_main();
 // Registered by the CUDA library (include/dtensor/launch.h); null without it.
 ProcessMain nccl_main();
 DTENSOR_API void register_nccl_main(ProcessMain main);
+
+// The dry run that the command line requests (include/dtensor/dry_run.h).
+struct SimulatedRank {
+  int ranks = 0, rank = 0;
+  std::optional<double> number;  // --dtensor-simulate-number
+};
+
+// Runs fn as that rank, prints the report and returns the exit status. Registered by src/dry_run.
+using SimulationMain = int (*)(const SimulatedRank& which, const std::function<void(Communicator)>& fn);
+SimulationMain simulation_main();
+DTENSOR_API void register_simulation_main(SimulationMain main);
 
 // Flushes standard output before the process exits without doing so. Skipped while another thread is printing.
 DTENSOR_API void flush_standard_output();

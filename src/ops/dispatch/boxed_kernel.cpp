@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "comm/event_listeners.h"
+#include "internal/simulated.h"
 #include "ops/cache/decision_cache.h"
 #include "ops/checks/call_fingerprint.h"
 #include "ops/checks/inspect_state.h"
@@ -161,7 +162,8 @@ void throw_wrong_thread(const OpEntry& entry, const MeshInfo& mesh) {
 }
 
 bool any_operator_observer() {
-  return is_listening(Event::Kind::op) || recording_explanations() || is_caching_results() || checked_calls();
+  return is_listening(Event::Kind::op) || recording_explanations() || is_caching_results() || checked_calls() ||
+         is_simulating();
 }
 
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {

@@ -11,6 +11,7 @@
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
 #include "internal/parameter_swap.h"
+#include "internal/simulated.h"
 #include "optim/grad_norm/norm_group.h"
 #include "optim/grad_norm/power_sums.h"
 #include "optim/parameter_lists.h"
@@ -38,6 +39,9 @@ std::vector<at::Tensor> without_partials(std::vector<at::Tensor> tensors) {
   for (std::size_t k = 0; k < positions.size(); ++k) tensors[positions[k]] = reduced[k];
   return tensors;
 }
+
+// Whether the host can read the values without waiting for a device.
+bool has_values_on_host(const at::Tensor& tensor) { return tensor.is_cpu() && !is_simulated(tensor); }
 
 using optim::CountedBy;
 using optim::NormGroup;
@@ -157,7 +161,7 @@ at::Tensor exchange(const Known& known, const NormGroup& group) {
     const auto held = at::cat({all.narrow(0, sums.size(0), kinds + 1).clamp_min(1), at::ones({1}, all.options())});
     sums = sums / held.index_select(0, at::tensor(known.kinds, at::kLong).to(all.device()));
   }
-  if (group.has_regular_tensors() && all.is_cpu())
+  if (group.has_regular_tensors() && has_values_on_host(all))
     check_sums(known.regular, all.narrow(0, all.size(0) - 2, 2), comm.size());
   return known.common.defined() ? sums + known.common : sums;
 }
@@ -171,7 +175,7 @@ at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
   at::Tensor all = known.added;
   if (group.has_regular_tensors()) all = at::cat({all, at::stack({known.regular, known.regular.neg()})});
   comm.all_reduce(all, ReduceOp::max).wait();
-  if (group.has_regular_tensors() && all.is_cpu()) check_ends(known.regular, all.narrow(0, count, 2));
+  if (group.has_regular_tensors() && has_values_on_host(all)) check_ends(known.regular, all.narrow(0, count, 2));
   const at::Tensor largest = all.narrow(0, 0, count);
   return known.common.defined() ? at::maximum(largest, known.common) : largest;
 }
@@ -198,23 +202,23 @@ at::Tensor total_norm(at::TensorList tensors, at::TensorList described, const No
   const double p = options.norm_type;
   const at::Tensor powers = powers_of(tensors, described, group, p);
   const at::TensorOptions result(result_type(described));
-  const at::Tensor total = powers.is_cpu() ? at::scalar_tensor(total_on_host(powers, p), result)
-                                           : total_of(powers, p).to(result.device(powers.device()));
-  TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(total.item<double>()), "get_total_norm: the norm of order ",
+  const at::Tensor total = has_values_on_host(powers) ? at::scalar_tensor(total_on_host(powers, p), result)
+                                                      : total_of(powers, p).to(result.device(powers.device()));
+  TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(item_or(total, 0.0)), "get_total_norm: the norm of order ",
               p, " of ", tensors.size(), " tensors is not finite: ", total.item<double>());
   return total;
 }
 
 at::Tensor factor_of(const at::Tensor& norm, double max_norm) {
   constexpr double kEpsilon = 1e-6;  // as in torch.nn.utils.clip_grad_norm_
-  if (!norm.is_cpu()) return at::clamp_max(max_norm / (norm + kEpsilon), 1.0);
+  if (!has_values_on_host(norm)) return at::clamp_max(max_norm / (norm + kEpsilon), 1.0);
   const double ratio = max_norm / (norm.item<double>() + kEpsilon);
   return at::scalar_tensor(ratio > 1 ? 1.0 : ratio, norm.options());  // keeps NaN
 }
 
 void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, double max_norm) {
   const at::Tensor factor = factor_of(norm, max_norm);
-  if (factor.is_cpu() && factor.item<double>() == 1) return;
+  if (has_values_on_host(factor) && factor.item<double>() == 1) return;
   std::vector<at::Tensor> here, elsewhere;
   for (const at::Tensor& g : gradients) (optim::device_of_data(g) == factor.device() ? here : elsewhere).push_back(g);
   if (!here.empty()) at::_foreach_mul_(here, factor);

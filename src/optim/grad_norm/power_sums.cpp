@@ -5,6 +5,8 @@
 
 #include <limits>
 
+#include "internal/simulated.h"
+
 #pragma GCC optimize("O3")  // vectorizes the sums over lanes
 
 namespace dtensor::optim {
@@ -68,7 +70,7 @@ double powers(const T* x, std::int64_t n, double p) {
 
 // Returns false if the loops do not support the tensor.
 bool small_powers(const at::Tensor& t, double p, double& result) {
-  if (!t.is_cpu() || t.numel() > kSmallNumel || !t.is_non_overlapping_and_dense()) return false;
+  if (!t.is_cpu() || t.numel() > kSmallNumel || !t.is_non_overlapping_and_dense() || is_simulated(t)) return false;
   switch (t.scalar_type()) {
     case at::kFloat:
       result = powers(t.const_data_ptr<float>(), t.numel(), p);
@@ -100,7 +102,7 @@ bool needs_double(const at::Tensor& local, double norm, double p) {
 // ATen accumulates in float unless the dtype is double. If float is not enough for the powers, computes the norm again
 // in double, as the loops do. Only for tensors in host memory.
 at::Tensor wide_norm(const at::Tensor& local, const at::Tensor& norm, double p) {
-  if (!norm.is_cpu() || std::isinf(p) || norm.scalar_type() == at::kDouble) return norm;
+  if (!norm.is_cpu() || std::isinf(p) || norm.scalar_type() == at::kDouble || is_simulated(norm)) return norm;
   if (!needs_double(local, norm.item<double>(), p)) return norm;
   const auto wide = local.is_complex() ? at::kComplexDouble : at::kDouble;
   return at::linalg_vector_norm(local, p, c10::nullopt, /*keepdim=*/false, wide);

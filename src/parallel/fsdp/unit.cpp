@@ -7,6 +7,7 @@
 
 #include "dtensor/events.h"
 #include "internal/separate_communicator.h"
+#include "internal/memory_kind.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
@@ -164,10 +165,12 @@ void FsdpUnit::Impl::make_views() {
 // created once; later copies replace the memory of their storage, if no other tensor refers to it.
 void FsdpUnit::Impl::allocate_flat_buffer() {
   const c10::InferenceMode off(false);  // the tensors are reused in training steps
+  const MemoryKindScope gathered(MemoryKind::gathered);
   auto fresh = all_gather_comm.empty({flat_bytes}, at::TensorOptions(at::kByte).device(mesh.device_type()));
   if (freed_buffer.defined()) {
     flat = std::exchange(freed_buffer, at::Tensor());
-    fill_storage(*flat.storage().unsafeGetStorageImpl(), std::move(fresh.storage().mutable_data_ptr()));
+    fill_storage(*flat.storage().unsafeGetStorageImpl(),
+                 std::move(fresh.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
   } else {
     flat = std::move(fresh);
     make_views();
@@ -288,6 +291,7 @@ void FsdpUnit::Impl::reshard_after_forward_to_mesh() {
   finish_gather();  // unshard() may have started it
   {
     const auto mine = post_forward_shards_of(flat)[static_cast<std::size_t>(post_forward_comm.rank())];
+    const MemoryKindScope gathered(MemoryKind::gathered);
     post_forward_shard = post_forward_comm.empty(mine.sizes(), mine.options());
     post_forward_shard.copy_(mine);
   }

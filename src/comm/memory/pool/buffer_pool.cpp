@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "comm/memory/pool/available_memory.h"
+#include "internal/simulated.h"
 
 namespace dtensor {
 namespace {
@@ -205,6 +206,9 @@ at::Tensor pooled_empty(at::IntArrayRef sizes, at::ScalarType dtype) {
   for (auto size : sizes) {
     TORCH_CHECK(size >= 0, "pooled_empty: a negative size in ", sizes);
     TORCH_CHECK(!__builtin_mul_overflow(bytes, size, &bytes), "pooled_empty: too many bytes for sizes ", sizes);
+  }
+  if (is_simulating() && should_simulate(dtype, bytes)) {
+    return simulated_empty_strided(sizes, c10::contiguous_strides(sizes), dtype);
   }
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                        allocator()->allocate(static_cast<std::size_t>(bytes)),

@@ -1,0 +1,98 @@
+#include "comm/simulated/backend.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "internal/aten_scopes.h"
+#include "internal/simulated.h"
+
+namespace dtensor {
+namespace {
+
+// `to` receives `from` of a peer, which may have other sizes than this rank's.
+void receive(const at::Tensor& to, const at::Tensor& from) {
+  if (is_simulated(to) || to.is_same(from)) return;
+  if (is_simulated(from)) return forget_values(to);
+  const LocalBelowAutogradGuard regular;
+  to.sizes().equals(from.sizes()) ? void(to.copy_(from)) : void(to.zero_());
+}
+
+void receive_zeros(const at::Tensor& to) {
+  const LocalBelowAutogradGuard regular;
+  if (!is_simulated(to)) to.zero_();
+}
+
+}  // namespace
+
+// `tensor` becomes the sum of as many equal tensors as there are members.
+void SimulatedBackend::sum_equal(const CollectiveCall& call, const at::Tensor& tensor) const {
+  if (call.op != ReduceOp::sum || is_simulated(tensor) || tensor.scalar_type() == at::kBool) return;
+  const LocalBelowAutogradGuard regular;
+  tensor.mul_(size());
+}
+
+Work SimulatedBackend::all_gather(const CollectiveCall& /*call*/, at::TensorList outputs, const at::Tensor& input) {
+  for (const auto& output : outputs) receive(output, input);
+  return {};
+}
+
+Work SimulatedBackend::reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) {
+  return reduce_scatter_list(call, output, inputs);
+}
+
+Work SimulatedBackend::all_reduce(const CollectiveCall& call, const at::Tensor& tensor) {
+  sum_equal(call, tensor);
+  return {};
+}
+
+Work SimulatedBackend::all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) {
+  receive(output, input);
+  return all_reduce(call, output);
+}
+
+Work SimulatedBackend::all_to_all(const CollectiveCall& /*call*/, at::TensorList outputs, at::TensorList inputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) receive(outputs[i], inputs[i]);
+  return {};
+}
+
+Work SimulatedBackend::all_gather_list(const CollectiveCall& /*call*/, at::TensorList outputs, at::TensorList inputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) receive(outputs[i], inputs[i % inputs.size()]);
+  return {};
+}
+
+Work SimulatedBackend::reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+  const auto own = inputs.slice(static_cast<std::size_t>(rank()) * outputs.size(), outputs.size());
+  for (std::size_t k = 0; k < outputs.size(); ++k) {
+    receive(outputs[k], own[k]);
+    sum_equal(call, outputs[k]);
+  }
+  return {};
+}
+
+Work SimulatedBackend::all_reduce_list(const CollectiveCall& call, at::TensorList tensors) {
+  for (const auto& tensor : tensors) sum_equal(call, tensor);
+  return {};
+}
+
+Work SimulatedBackend::broadcast(const CollectiveCall& call, const at::Tensor& tensor) {
+  if (call.peer != rank()) receive_zeros(tensor);
+  return {};
+}
+
+Work SimulatedBackend::recv(const CollectiveCall& /*call*/, const at::Tensor& tensor) {
+  receive_zeros(tensor);
+  return {};
+}
+
+std::shared_ptr<CommBackend> SimulatedBackend::subgroup(at::IntArrayRef members, const std::string& /*label*/) {
+  std::vector<std::int64_t> world;
+  world.reserve(members.size());
+  for (const auto member : members) world.push_back(ranks()[static_cast<std::size_t>(member)]);
+  const auto own = std::find(members.begin(), members.end(), rank());
+  auto group = std::make_shared<SimulatedBackend>(static_cast<int>(own - members.begin()), std::move(world));
+  group->set_record(shared_record());
+  return group;
+}
+
+}  // namespace dtensor

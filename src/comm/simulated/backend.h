@@ -1,0 +1,38 @@
+// Communicators of a dry run: one rank without peers. Collectives return at once. Tensors without values need no work;
+// real ones get the values that they would have if all peers sent what this rank sends.
+#pragma once
+
+#include "dtensor/comm_backend.h"
+
+namespace dtensor {
+
+class SimulatedBackend final : public CommBackend {
+ public:
+  using CommBackend::CommBackend;
+  const char* name() const override { return "simulated"; }
+  bool supports(c10::DeviceType device) const override { return device == c10::kCPU; }
+
+  Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override;
+  Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override;
+  Work all_reduce(const CollectiveCall& call, const at::Tensor& tensor) override;
+  Work all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) override;
+  Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override;
+  Work all_gather_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override;
+  Work reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override;
+  Work all_reduce_list(const CollectiveCall& call, at::TensorList tensors) override;
+  Work broadcast(const CollectiveCall& call, const at::Tensor& tensor) override;
+  Work send(const CollectiveCall& /*call*/, const at::Tensor& /*tensor*/) override { return {}; }
+  Work recv(const CollectiveCall& call, const at::Tensor& tensor) override;
+  void barrier(const CollectiveCall& /*call*/) override {}
+
+  std::shared_ptr<CommBackend> subgroup(at::IntArrayRef members, const std::string& label) override;
+  void abort(const std::string& reason) override { reason_ = reason; }
+  std::string failure() override { return reason_; }
+
+ private:
+  void sum_equal(const CollectiveCall& call, const at::Tensor& tensor) const;
+
+  std::string reason_;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,58 @@
+// Runs one rank with simulated tensors and collectives, and reports what it needs.
+#include "dtensor/dry_run.h"
+
+#include <cstdio>
+
+#include "comm/launch/launchers.h"
+#include "dry_run/state.h"
+#include "internal/simulated.h"
+#include "internal/simulated_rank.h"
+
+namespace dtensor {
+
+bool is_dry_run() { return is_simulating(); }
+
+DryRunReport StepRecorder::report(const Communicator& world) const {
+  DryRunReport report;
+  report.rank = world.rank();
+  report.ranks = world.size();
+  report.peak = memory_.peak();
+  report.peak_by_kind = memory_.peak_by_kind();
+  report.holders = memory_.holders_at_peak();
+  for (const auto& [key, count] : collectives_.counts()) {
+    CommCount& sum = report.collectives[{key.kind, key.axis}];
+    sum.calls += count.calls;
+    sum.bytes += count.bytes;
+  }
+  return report;
+}
+
+DryRunReport dry_run(const DryRunOptions& options, const std::function<void(Communicator)>& fn) {
+  TORCH_CHECK(options.ranks >= 1, "dry_run: expected at least 1 rank, got ", options.ranks);
+  TORCH_CHECK(options.rank >= 0 && options.rank < options.ranks, "dry_run: expected a rank in [0, ", options.ranks,
+              "), got ", options.rank);
+  DryRunReport report;
+  const auto state = std::make_shared<dry::State>();
+  state->number = options.number;
+  run_simulated_rank(options.ranks, options.rank, [&](const Communicator& world) {
+    const dry::SimulationScope simulated(state);
+    const StepRecorder recorder;
+    fn(world);
+    report = recorder.report(world);
+  });
+  report.operators = state->operators;
+  return report;
+}
+
+namespace {
+
+int run_and_print(const SimulatedRank& which, const std::function<void(Communicator)>& fn) {
+  const auto report = dry_run({.ranks = which.ranks, .rank = which.rank, .number = which.number}, fn);
+  std::fputs(report.table().c_str(), stdout);
+  return 0;
+}
+
+const bool registered = (register_simulation_main(&run_and_print), true);
+
+}  // namespace
+}  // namespace dtensor

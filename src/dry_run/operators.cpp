@@ -1,0 +1,268 @@
+// Operators on tensors without memory. A fallback kernel of a dispatch key above all backends receives every operator
+// of the thread. Composite operators run as usual: what they call comes back here. An operator with a kernel of its own
+// is not run if an operand has no values: its results get their sizes from the meta kernel or from the sharding rule.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <unordered_map>
+
+#include "dry_run/operator_counts.h"
+#include "dry_run/state.h"
+#include "dtensor/debug.h"
+#include "internal/simulated.h"
+#include "sharding_prop/operators/native_kernel.h"
+#include "sharding_prop/propagate.h"
+#include "tensor/impl/dtensor_impl.h"
+
+namespace dtensor::dry {
+namespace {
+
+using torch::jit::Stack;
+
+enum class Kind : std::uint8_t {
+  pass,     // runs as usual: composite operators, views
+  factory,  // allocates a tensor without values
+  read,     // returns a number
+  resize,
+  write,    // only writes operands, in place
+  compute,  // returns new tensors, or writes out= tensors
+};
+
+bool is_named(const c10::OperatorHandle& op, std::initializer_list<const char*> names) {
+  return std::find(names.begin(), names.end(), op.schema().name()) != names.end();
+}
+
+bool only_writes(const OpInfo& info) {
+  const auto written = [](const ReturnInfo& value) { return value.write; };
+  return info.mutates && !info.has_out && std::all_of(info.returns.begin(), info.returns.end(), written);
+}
+
+Kind kind_of(const OpInfo& info) {
+  const auto& op = info.op;
+  if (is_named(op, {"aten::empty", "aten::empty_strided"})) return Kind::factory;
+  if (is_named(op, {"aten::_local_scalar_dense"})) return Kind::read;
+  if (is_named(op, {"aten::resize_"})) return Kind::resize;
+  if (is_named(op, {"aten::copy_"})) return Kind::write;  // composite, but reads the data
+  const bool composite = native_kernel(op, c10::DispatchKey::CPU) == nullptr;
+  if (composite || info.gives_view || is_named(op, {"aten::set_"})) return Kind::pass;
+  return only_writes(info) ? Kind::write : Kind::compute;
+}
+
+struct Operator {
+  explicit Operator(const c10::OperatorHandle& op) : info(op), kind(kind_of(info)) {}
+  OpInfo info;
+  Kind kind;
+};
+
+// By schema, which lives as long as the operator.
+const Operator& operator_of(const c10::OperatorHandle& op) {
+  static thread_local std::unordered_map<const void*, std::unique_ptr<Operator>> known;
+  auto& entry = known[&op.schema()];
+  if (entry == nullptr) entry = std::make_unique<Operator>(op);
+  return *entry;
+}
+
+template <class F>
+void for_each_tensor(const c10::IValue& value, const F& fn) {
+  if (value.isTensor()) return fn(value.toTensor());
+  if (!value.isList()) return;
+  const auto items = value.toListRef();
+  for (const auto& item : items) {
+    if (item.isTensor()) fn(item.toTensor());
+  }
+}
+
+bool any_simulated(c10::ArrayRef<c10::IValue> args) {
+  bool found = false;
+  for (const auto& value : args) for_each_tensor(value, [&](const at::Tensor& t) { found = found || is_simulated(t); });
+  return found;
+}
+
+void add_operand(OpCall& call, const at::Tensor& tensor, int arg, int list_index) {
+  Operand& operand = call.operands.emplace_back();
+  operand.arg = arg;
+  operand.list_index = list_index;
+  operand.defined = tensor.defined();
+  if (!operand.defined) return;
+  operand.wrapped_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  operand.sizes = tensor.sizes();
+  operand.strides = tensor.strides();
+  operand.strided = tensor.layout() == at::kStrided;
+  operand.dtype = tensor.scalar_type();
+}
+
+OpCall describe(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  OpCall call;
+  call.info = &info;
+  call.args = args;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const int arg = static_cast<int>(i);
+    if (info.args[i].kind == ArgKind::tensor) {
+      add_operand(call, args[i].isTensor() ? args[i].toTensor() : at::Tensor(), arg, -1);
+    } else if (info.args[i].kind == ArgKind::tensor_list && args[i].isList()) {
+      int position = 0;
+      for (const c10::IValue& item : args[i].toListRef()) {
+        add_operand(call, item.isTensor() ? item.toTensor() : at::Tensor(), arg, position++);
+      }
+    }
+  }
+  return call;
+}
+
+[[noreturn]] void throw_unknown(const c10::OperatorHandle& op, const char* what) {
+  const std::string module = ModuleScope::path();
+  TORCH_CHECK(false, op.operator_name(), module.empty() ? "" : " in " + module, ": ", what,
+              " depends on values of a tensor, which a dry run does not compute. Skip this where "
+              "dtensor::is_dry_run() is true; for a floating-point number that is read, set DryRunOptions::number "
+              "(--dtensor-simulate-number)");
+}
+
+at::Tensor result_of(const c10::OperatorHandle& op, const OutputMeta& meta) {
+  if (!meta.defined) return {};
+  if (meta.from_local) throw_unknown(op, "the size of a result");
+  return simulated_empty_strided(meta.sizes, meta.strides, meta.dtype);
+}
+
+void resize(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  forget_values(tensor);
+  const auto bytes = at::detail::computeStorageNbytes(sizes, strides, tensor.element_size(),
+                                                      static_cast<std::size_t>(tensor.storage_offset()));
+  grow_simulated_storage(*tensor.storage().unsafeGetStorageImpl(), bytes);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+}
+
+void forget_written(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i].mutated) for_each_tensor(args[i], [](const at::Tensor& t) { forget_values(t); });
+  }
+}
+
+// The results of one return, or of the list that is the only return.
+c10::IValue result_of_return(const OpCall& call, std::size_t r, c10::ArrayRef<c10::IValue> args) {
+  const OpInfo& info = *call.info;
+  const ReturnInfo& value = info.returns[r];
+  if (value.write) {
+    const c10::IValue& written = args[static_cast<std::size_t>(value.arg)];
+    if (r < call.outputs.size() && written.isTensor() && call.outputs[r].defined && !call.outputs[r].from_local &&
+        !written.toTensor().sizes().equals(call.outputs[r].sizes)) {
+      resize(written.toTensor(), call.outputs[r].sizes, call.outputs[r].strides);
+    }
+    return written;
+  }
+  if (!value.is_tensor) throw_unknown(info.op, "its result");
+  if (!value.is_list) return result_of(info.op, call.outputs.at(r));
+  std::vector<at::Tensor> list;
+  for (const OutputMeta& meta : call.outputs) list.push_back(result_of(info.op, meta));
+  return list;
+}
+
+void compute(const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<c10::IValue> args = torch::jit::last(stack, info.args.size());
+  std::vector<c10::IValue> results;
+  {
+    OpCall call = describe(info, args);
+    const c10::impl::ExcludeDispatchKeyGuard as_usual(kSimulatedKey);
+    infer_outputs(call);
+    for (std::size_t r = 0; r < info.returns.size(); ++r) results.push_back(result_of_return(call, r, args));
+    forget_written(info, args);
+  }
+  torch::jit::drop(stack, info.args.size());
+  for (auto& result : results) stack.push_back(std::move(result));
+}
+
+void write(const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<c10::IValue> args = torch::jit::last(stack, info.args.size());
+  forget_written(info, args);
+  std::vector<c10::IValue> results;
+  for (const ReturnInfo& value : info.returns) results.push_back(args[static_cast<std::size_t>(value.arg)]);
+  torch::jit::drop(stack, info.args.size());
+  for (auto& result : results) stack.push_back(std::move(result));
+}
+
+void read(const c10::OperatorHandle& op, Stack& stack) {
+  const auto tensor = torch::jit::pop(stack).toTensor();
+  const auto* state = current_state();
+  if (state == nullptr || !state->number || !tensor.is_floating_point()) throw_unknown(op, "a number that is read");
+  stack.emplace_back(at::Scalar(*state->number));
+}
+
+bool is_on_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  const auto& device = args[static_cast<std::size_t>(info.device_arg)];
+  return device.isNone() || device.toDevice().is_cpu();
+}
+
+// Returns false if the tensor is to be real.
+bool make_factory_result(const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<c10::IValue> args = torch::jit::last(stack, info.args.size());
+  if (!is_on_cpu(info, args)) return false;
+  Stack meta(args.begin(), args.end());
+  meta[static_cast<std::size_t>(info.device_arg)] = c10::Device(c10::kMeta);
+  {
+    const c10::impl::ExcludeDispatchKeyGuard as_usual(kSimulatedKey);
+    info.op.callBoxed(meta);
+  }
+  const at::Tensor like = meta.back().toTensor();
+  if (like.layout() != at::kStrided || !should_simulate(like.scalar_type(), static_cast<std::int64_t>(like.nbytes()))) {
+    return false;
+  }
+  torch::jit::drop(stack, info.args.size());
+  stack.emplace_back(simulated_empty_strided(like.sizes(), like.strides(), like.scalar_type()));
+  return true;
+}
+
+void resize_operand(const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<c10::IValue> args = torch::jit::last(stack, info.args.size());
+  const at::Tensor tensor = args[0].toTensor();
+  const auto like = at::empty({0}, tensor.options().device(at::kMeta));
+  like.resize_(args[1].toDimVector(), args[2].toOptional<at::MemoryFormat>());
+  resize(tensor, like.sizes(), like.strides());
+  torch::jit::drop(stack, info.args.size());
+  stack.emplace_back(tensor);
+}
+
+void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSimulatedKey);
+  if (keys.has(kDTensorKey)) return op.redispatchBoxed(below, stack);
+  const Operator& known = operator_of(op);
+  const OpInfo& info = known.info;
+  if (known.kind == Kind::factory && make_factory_result(info, *stack)) return;
+  if (known.kind == Kind::pass || known.kind == Kind::factory) return op.redispatchBoxed(below, stack);
+  const c10::ArrayRef<c10::IValue> args = torch::jit::last(*stack, info.args.size());
+  const bool simulated = any_simulated(args);
+  const OperatorCounter counter(op, args);
+  if (!simulated) {
+    op.redispatchBoxed(below, stack);
+  } else if (known.kind == Kind::read) {
+    read(op, *stack);
+  } else if (known.kind == Kind::resize) {
+    resize_operand(info, *stack);
+  } else {
+    known.kind == Kind::write ? write(info, *stack) : compute(info, *stack);
+  }
+  counter.count(*stack);
+}
+
+void register_fallback() {
+  // Never destroyed. The handle is volatile so that it is stored and leak checkers find it.
+  static c10::RegistrationHandleRAII* volatile handle =
+      new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerFallback(
+          kSimulatedKey, c10::KernelFunction::makeFromBoxedFunction<&simulate>(), "dtensor: operators of a dry run"));
+  (void)handle;
+}
+
+c10::DispatchKeySet registered_key() {
+  register_fallback();
+  return c10::DispatchKeySet(kSimulatedKey);
+}
+
+}  // namespace
+
+SimulationScope::SimulationScope(StatePtr state)
+    : scope_(std::move(state), Recompute::unchanged, /*watched=*/true), key_(registered_key()) {}
+
+State* current_state() {
+  const auto* state = ScopedValue<StatePtr>::current();
+  return state == nullptr ? nullptr : state->get();
+}
+
+}  // namespace dtensor::dry

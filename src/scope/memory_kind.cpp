@@ -1,0 +1,34 @@
+#include "internal/memory_kind.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+namespace dtensor {
+namespace {
+
+thread_local MemoryKind current_kind = MemoryKind::activation;
+
+}  // namespace
+
+MemoryKindScope::MemoryKindScope(MemoryKind kind) : outer_(current_kind) { current_kind = kind; }
+MemoryKindScope::~MemoryKindScope() { current_kind = outer_; }
+MemoryKind MemoryKindScope::current() { return current_kind; }
+
+const char* to_string(MemoryKind kind) {
+  constexpr std::array<const char*, kMemoryKinds> kNames = {"parameters", "gradients",   "optimizer states",
+                                                            "gathered",   "activations", "communication"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+// Simulated memory is identified by its context, since it has no address.
+void set_memory_kind(const at::Tensor& local, MemoryKind kind) {
+  auto* state = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
+  if (state == nullptr || !local.defined() || !local.has_storage()) return;
+  auto* listener = dynamic_cast<MemoryKindListener*>(state);
+  if (listener == nullptr) return;
+  const auto& memory = local.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  listener->set_kind(memory.get() != nullptr ? memory.get() : memory.get_context(), kind);
+}
+
+}  // namespace dtensor

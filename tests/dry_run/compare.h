@@ -1,0 +1,32 @@
+// A dry run of examples/train beside the same steps on thread ranks.
+#pragma once
+
+#include <string>
+
+#include "dtensor/dry_run.h"
+#include "train/program.h"
+#include "train/run.h"
+
+namespace dry {
+
+struct Reports {
+  dtensor::DryRunReport predicted, measured;
+};
+
+inline Reports compare(train::Options options, const train::Corpus& corpus, int rank) {
+  options.device = "cpu";
+  if (options.experts) options.experts->show_load = false;
+  Reports reports;
+  const auto ranks = static_cast<int>(options.mesh->size());
+  dtensor::run_local(ranks, [&](const dtensor::Communicator& world) {
+    const dtensor::StepRecorder recorder;
+    train::train_on_mesh(world, options, corpus, {});
+    if (world.rank() == rank) reports.measured = recorder.report(world);
+  });
+  reports.predicted =
+      dtensor::dry_run({.ranks = ranks, .rank = rank, .number = 1},
+                       [&](const dtensor::Communicator& world) { train::train_on_mesh(world, options, corpus, {}); });
+  return reports;
+}
+
+}  // namespace dry
