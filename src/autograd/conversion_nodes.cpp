@@ -9,6 +9,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/autograd_node.h"
 #include "internal/dispatch_modes.h"
+#include "internal/simulated.h"
 #include "mesh/content_hash.h"
 #include "placement/shard_map.h"
 #include "placement/stride_order.h"
@@ -167,7 +168,7 @@ namespace {
 at::Tensor moved_local(at::Tensor moved, const DTensorImpl& tensor) {
   const at::AutoDispatchBelowADInplaceOrView below;
   moved = moved.to(tensor.spec()->dtype);
-  if (moved.is_alias_of(tensor.local())) moved = copied(moved);
+  if (shares_storage(moved, tensor.local())) moved = copied(moved);
   return to_stride_order(std::move(moved), *tensor.spec());
 }
 
@@ -241,7 +242,7 @@ at::Tensor distribute_regular_tensor(const at::Tensor& tensor, const c10::intrus
   auto result = redistribute_tensors({wrap_local(full, std::move(replicated))}, {std::move(placements)})[0];
   auto* impl = dtensor_or_null(result);
   // Thread ranks may pass the same tensor object, so each needs its own memory.
-  if (impl->local().defined() && impl->local().is_alias_of(tensor)) {
+  if (impl->local().defined() && shares_storage(impl->local(), tensor)) {
     at::AutoDispatchBelowADInplaceOrView guard;
     impl->reset(impl->spec(), impl->local().clone());
   }

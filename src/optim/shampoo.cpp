@@ -7,6 +7,7 @@
 
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
+#include "internal/simulated.h"
 #include "optim/blocks/block_exchange.h"
 #include "optim/blocks/matrix_functions.h"
 #include "optim/blocks/updates.h"
@@ -63,7 +64,7 @@ bool take_roots(Preconditioner& p, std::int64_t t, const ShampooOptions& o) {
   const double correction = o.beta2 == 1 ? 1 : 1 - std::pow(o.beta2, static_cast<double>(t));
   std::vector<at::Tensor> roots;
   for (const at::Tensor& factor : p.factors) {
-    if (!factor.isfinite().all().item<bool>()) return false;
+    if (!item_or(factor.isfinite().all(), true)) return false;
     try {
       roots.push_back(optim::inverse_root(factor / correction, p.order(), o.eps));
     } catch (const c10::LinAlgError&) {

@@ -13,6 +13,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/bucketed_all_to_all.h"
 #include "internal/dispatch_modes.h"
+#include "internal/simulated.h"
 #include "redistribute/edges/edge.h"
 #include "redistribute/execute.h"
 #include "redistribute/result_buffers.h"
@@ -29,7 +30,7 @@ bool arrived(const Pending& p) { return !p.packed || p.next == p.plan->edges.siz
 ReduceOp op_of(const Pending& p) { return edge_of(p).from[std::countr_zero(edge_of(p).axes)].reduce_op(); }
 EdgeCall call_of(const Pending& p) {
   return EdgeCall(edge_of(p), as_mesh_impl(*p.from->mesh), p.geometry, p.current, p.current.scalar_type(),
-                  !p.current.is_alias_of(p.given));
+                  !shares_storage(p.current, p.given));
 }
 std::vector<EdgeCall> calls_of(const Group& group) {
   std::vector<EdgeCall> calls;

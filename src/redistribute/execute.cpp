@@ -8,6 +8,7 @@
 #include "dtensor/comm_backend.h"
 #include "internal/aten_scopes.h"
 #include "internal/dispatch_modes.h"
+#include "internal/simulated.h"
 #include "redistribute/edges/edge.h"
 
 namespace dtensor {
@@ -45,7 +46,7 @@ at::Tensor run_edges(const RedistributePlan& plan, const at::Tensor& local, cons
   const TensorGeometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(c10::elementSize(type))};
   at::Tensor current = resolve_conj_and_neg(local.to(type));
   for (const Edge& edge : plan.edges) {
-    current = run(EdgeCall(edge, as_mesh_impl(*from.mesh), geometry, current, own, !current.is_alias_of(local)));
+    current = run(EdgeCall(edge, as_mesh_impl(*from.mesh), geometry, current, own, !shares_storage(current, local)));
     if (type != own && &edge == &*last) current = current.to(own);
   }
   return current;

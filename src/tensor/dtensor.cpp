@@ -7,6 +7,7 @@
 
 #include "autograd/conversion_nodes.h"
 #include "internal/materialized_views.h"
+#include "internal/simulated.h"
 #include "mesh/mesh_impl.h"
 #include "ops/dispatch/boxed_kernel.h"
 #include "placement/shard_map.h"
@@ -23,7 +24,7 @@ namespace {
 
 // Kernels and collectives access memory. Wrapper subclasses of Python and sparse tensors have no memory of their own.
 void check_has_memory(const at::Tensor& tensor, const char* caller) {
-  if (tensor.is_meta() || is_dtensor(tensor) || tensor._is_zerotensor()) return;
+  if (tensor.is_meta() || is_dtensor(tensor) || tensor._is_zerotensor() || is_simulated(tensor)) return;
   const auto* impl = tensor.unsafeGetTensorImpl();
   const bool has_memory = impl->has_storage() && (tensor.numel() == 0 || impl->unsafe_storage().data() != nullptr);
   TORCH_CHECK_TYPE(has_memory, caller, ": expected a tensor with memory of its own, got a ", tensor.layout(),

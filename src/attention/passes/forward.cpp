@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "attention/passes/key_value_exchange.h"
+#include "internal/simulated.h"
 
 namespace dtensor::attention_impl {
 namespace {
@@ -41,7 +42,7 @@ class Merger {
   bool loses_sums(const Tile& tile, std::int64_t head, const TileResult& part) const {
     const auto rows = [&](const at::Tensor& t) { return rows_of(t.narrow(1, head, part.out.size(1)), tile.q); };
     const auto have = top_.defined() ? rows(lse_) + rows(top_) : rows(lse_);
-    return exceeds_log_precision(part.lse).logical_and_(part.lse.ge(have - kNegligible)).any().item<bool>();
+    return item_or(exceeds_log_precision(part.lse).logical_and_(part.lse.ge(have - kNegligible)).any(), false);
   }
 
   void add(const Tile& tile, std::int64_t head, const TileResult& part, bool first) {
@@ -72,7 +73,7 @@ class Merger {
     comm.all_reduce_list({out_, share}, ReduceOp::sum).wait();
     out_.div_(share.masked_fill(nothing, 1).unsqueeze_(3));
     lse_ = top + share.log();
-    if (!top_.ne(0).any().item<bool>()) top_ = at::Tensor();
+    if (!item_or(top_.ne(0).any(), false)) top_ = at::Tensor();
   }
 
   Forward finish(const at::Tensor& sinks, at::ScalarType type) {

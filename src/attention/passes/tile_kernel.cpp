@@ -7,6 +7,8 @@
 
 #include <limits>
 
+#include "internal/simulated.h"
+
 namespace dtensor::attention_impl {
 namespace {
 
@@ -207,7 +209,7 @@ at::Tensor exceeds_log_precision(const at::Tensor& numbers) {
 }
 
 Inputs tile_gradients(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
-  const bool with_row_max = rows.top.defined() && rows.top.ne(0).any().item<bool>();
+  const bool with_row_max = rows.top.defined() && item_or(rows.top.ne(0).any(), false);
   return by_flash(scores, in) && !with_row_max ? flash_backward(scores, tile, in, rows)
                                                : math_backward(scores, tile, in, rows);
 }
@@ -215,7 +217,7 @@ Inputs tile_gradients(const Scores& scores, const Tile& tile, const Inputs& in, 
 bool mask_sees(const Scores& scores, const Tile& tile) {
   const auto part = mask_part(scores, tile);
   if (!part.defined()) return true;
-  return (part.scalar_type() == at::kBool ? part : part.ne(kNothing)).any().item<bool>();
+  return item_or((part.scalar_type() == at::kBool ? part : part.ne(kNothing)).any(), true);
 }
 
 }  // namespace dtensor::attention_impl

@@ -20,6 +20,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/dispatch_modes.h"
 #include "internal/memory_kind.h"
+#include "internal/simulated.h"
 #include "placement/stride_order.h"
 
 namespace dtensor {
@@ -82,7 +83,7 @@ DTensor owned(const DTensor& gradient, const DTensor& leaf, const at::Tensor& gi
   const auto& spec = *impl->spec();
   const auto& local = impl->local();
   if (!local.defined()) return gradient;
-  const bool shared = !sole && (!is_dtensor(given) || local.is_alias_of(dtensor_or_null(given)->local()));
+  const bool shared = !sole && (!is_dtensor(given) || shares_storage(local, dtensor_or_null(given)->local()));
   const auto strides = leaf.is_non_overlapping_and_dense() ? leaf.strides().vec()
                                                            : at::infer_dense_strides(gradient.sizes(), spec.strides);
   if (!shared && gradient.strides() == strides) {

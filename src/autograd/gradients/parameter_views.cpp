@@ -9,6 +9,7 @@
 #include "autograd/conversion_nodes.h"
 #include "autograd/gradients/leaf_gradient.h"
 #include "dtensor/hooks.h"
+#include "internal/simulated.h"
 #include "placement/stride_order.h"
 #include "redistribute/execute.h"
 
@@ -27,7 +28,7 @@ bool is_cast(const DTensorImpl& impl, const DTensorImpl& parameter) { return imp
 bool reads_otherwise(const DTensorImpl& result, const DTensorImpl& operand) {
   if (result.is_conj() != operand.is_conj() || result.is_neg() != operand.is_neg()) return true;
   return is_cast(result, operand) && result.local().defined() && operand.local().defined() &&
-         result.local().is_alias_of(operand.local());
+         shares_storage(result.local(), operand.local());
 }
 
 // Whether the tensor (or the one that it is a device copy of) still has the parameter's values. A cast must be of the

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "moe/counting.h"
+#include "internal/simulated.h"
 #include "moe/dispatch/permute.h"
 #include "moe/local_function.h"
 #include "moe/row_kernels.h"
@@ -196,7 +197,7 @@ at::Tensor unpermute_tokens(const at::Tensor& rows, const at::Tensor& position, 
 
 at::Tensor add_unpermuted_tokens(const at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
                                  const at::Tensor& weight, at::TensorList keep) {
-  const bool seen = std::any_of(keep.begin(), keep.end(), [&](const auto& t) { return t.is_alias_of(base); });
+  const bool seen = std::any_of(keep.begin(), keep.end(), [&](const auto& t) { return shares_storage(t, base); });
   if (seen || moe::needs_graph(base, rows, weight) || !base.is_contiguous()) {
     return base + unpermute_tokens(rows, position, weight);
   }

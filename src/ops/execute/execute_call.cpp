@@ -8,6 +8,7 @@
 #include "autograd/gradients/leaf_gradient.h"
 #include "autograd/gradients/parameter_views.h"
 #include "autograd/materialized_view.h"
+#include "internal/simulated.h"
 #include "ops/checks/index_bounds.h"
 #include "ops/checks/inspect_state.h"
 #include "ops/dispatch/for_each_tensor.h"
@@ -192,7 +193,7 @@ void wrap_results(const ExecutionFrame& frame, Stack& stack, std::size_t first) 
 bool is_result(const Stack& stack, std::size_t first, const at::Tensor& local) {
   bool found = false;
   for (std::size_t r = first; r < stack.size(); ++r) {
-    for_each_tensor(stack[r], [&](const at::Tensor& result) { found = found || result.is_alias_of(local); });
+    for_each_tensor(stack[r], [&](const at::Tensor& result) { found = found || shares_storage(result, local); });
   }
   return found;
 }

@@ -7,6 +7,7 @@
 #include "autograd/gradients/parameter_views.h"
 #include "autograd/materialized_view.h"
 #include "dtensor/events.h"
+#include "internal/simulated.h"
 #include "ops/execute/call_frame.h"
 #include "redistribute/batched.h"
 #include "redistribute/execute.h"
@@ -65,7 +66,7 @@ at::Tensor input_for(const ExecutionFrame& frame, std::size_t index) {
       "). Redistribute the base first, so that the viewed dimension is not sharded, or write to the base.");
   auto result = action.plan.empty() ? local : moved_input(frame, index, local);
   // A clone keeps the local call from writing to the original operand or to memory that it shares.
-  if (action.mutated && action.write_back && result.is_alias_of(local)) result = result.clone();
+  if (action.mutated && action.write_back && shares_storage(result, local)) result = result.clone();
   return result;
 }
 

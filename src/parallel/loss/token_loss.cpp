@@ -6,6 +6,8 @@
 
 #include <ATen/ATen.h>
 
+#include "internal/simulated.h"
+
 namespace dtensor {
 namespace {
 
@@ -38,7 +40,7 @@ at::Tensor largest(const ClassShard& shard, const at::Tensor& logits) {
 at::Tensor check_targets(const LossTerms& terms, const at::Tensor& targets) {
   const at::Tensor valid = targets.ne(terms.options.ignore_index);
   const at::Tensor wrong = targets.lt(0).logical_or_(targets.ge(terms.shard.count)).logical_and_(valid);
-  TORCH_CHECK_INDEX(!wrong.any().item<bool>(), "cross_entropy: expected a class index in [0, ", terms.shard.count,
+  TORCH_CHECK_INDEX(!item_or(wrong.any(), false), "cross_entropy: expected a class index in [0, ", terms.shard.count,
                     ") or ignore_index ", terms.options.ignore_index, ", got ",
                     targets.masked_select(wrong)[0].item<std::int64_t>());
   return valid;

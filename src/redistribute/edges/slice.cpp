@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "redistribute/edges/edge.h"
+#include "internal/simulated.h"
 #include "redistribute/result_buffers.h"
 
 namespace dtensor {
@@ -12,7 +13,7 @@ at::Tensor run_slice(const EdgeCall& call) {
   if (call.local.sizes() == at::IntArrayRef(sizes)) return call.local;
   if (call.wanted.numel() == 0) return result_buffer(sizes, call.local);
   at::Tensor part = read_part(call.local, call.held, call.wanted);
-  return call.owned && part.is_alias_of(call.local) ? copied(part) : part;
+  return call.owned && shares_storage(part, call.local) ? copied(part) : part;
 }
 
 }  // namespace dtensor

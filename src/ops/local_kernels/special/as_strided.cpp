@@ -11,6 +11,7 @@
 
 #include "autograd/materialized_view.h"
 #include "comm/memory/strided_runs.h"
+#include "internal/simulated.h"
 #include "ops/local_kernels/special/special_kernel.h"
 #include "placement/stride_order.h"
 #include "redistribute/execute.h"
@@ -126,7 +127,7 @@ at::Tensor view_of_full(const at::Tensor& base, const Strided& want) {
   auto view =
       make_dtensor(intern_spec(spec->mesh, replicate, want.sizes, want.strides, spec->dtype), part, want.offset);
   auto* result = as_dtensor(view.unsafeGetTensorImpl());
-  const bool moved = full.defined() ? !full.is_alias_of(impl->local()) : !find_plan(*impl->spec(), replicate)->empty();
+  const bool moved = full.defined() ? !shares_storage(full, impl->local()) : !find_plan(*impl->spec(), replicate)->empty();
   moved ? result->detach_view_from(*impl) : result->set_view_base(*impl);
   return view;
 }

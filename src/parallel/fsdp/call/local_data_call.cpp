@@ -13,6 +13,7 @@
 
 #include "dtensor/hooks.h"
 #include "internal/autograd_node.h"
+#include "internal/simulated.h"
 #include "parallel/fsdp/schedule.h"
 #include "parallel/mesh_slice.h"
 
@@ -174,7 +175,7 @@ void LocalCall::keep_memory_of(at::TensorList outputs) {
   for (const auto& output : outputs) {
     if (!output.defined() || is_dtensor(output) || !output.has_storage()) continue;
     for (const auto& unit : units_) {
-      if (unit->is_gathered() && output.is_alias_of(unit->flat)) unit->aliased_by_output = true;
+      if (unit->is_gathered() && shares_storage(output, unit->flat)) unit->aliased_by_output = true;
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "dtensor/hooks.h"
+#include "internal/simulated.h"
 #include "parallel/fsdp/gradients/reduction.h"
 #include "parallel/fsdp/schedule.h"
 
@@ -43,7 +44,7 @@ void reduce_alone(const DTensor& parameter, const DTensor& gradient) {
   if (reduced.requires_grad()) return accumulate_gradient(parameter, DTensor(reduced.clone()).redistribute(goal));
   const auto local = reduced.to_local().to(parameter.mesh().device_type());
   // Not a DTensor operator, because whether memory is shared may differ between ranks.
-  accumulate_gradient(parameter, local.is_alias_of(gradient.to_local()) ? local.clone() : local, goal);
+  accumulate_gradient(parameter, shares_storage(local, gradient.to_local()) ? local.clone() : local, goal);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "dtensor/events.h"
 #include "dtensor/hooks.h"
+#include "internal/simulated.h"
 
 namespace dtensor::fsdp {
 namespace {
@@ -87,7 +88,7 @@ at::Tensor local_to_reduce(const Unit& unit, const Parameter& p, const DTensor& 
   auto local = (as_is ? gradient : with_equivalent_placements(p, gradient).redistribute(wanted)).to_local();
   if (C10_UNLIKELY(local.is_conj() || local.is_neg())) return local.resolve_conj().resolve_neg();
   if (p.sharded && op_on_shards(unit, wanted)) return local;
-  if (!local.is_alias_of(gradient.to_local())) return local;
+  if (!shares_storage(local, gradient.to_local())) return local;
   local = gradient.to_local();
   const std::size_t handles = 1 + (gradient.is_same(arriving) ? kHandlesOfHook : 0);
   return owns_memory_alone(gradient, handles, local, 2) ? local : local.clone();
