@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <stdexcept>
 
 #include "output.h"
 #include "program.h"
@@ -18,9 +19,14 @@ dtensor::DryRunReport dry_run(Options options, const Corpus& corpus) {
   options.steps = 2;
   options.device = "cpu";
   if (options.experts) options.experts->show_load = false;
-  // The loss and the norm are for the log: any finite number serves.
-  return dtensor::dry_run({.ranks = static_cast<int>(ranks), .rank = 0, .number = 1},
-                          [&](const dtensor::Communicator& world) { train_on_mesh(world, options, corpus, {}); });
+  try {
+    // The loss and the norm are for the log: any finite number serves.
+    return dtensor::dry_run(
+        {.ranks = static_cast<int>(ranks), .rank = 0, .number = 1},
+        [&](const dtensor::Communicator& world) { train_on_mesh(world, options, corpus, {}); });
+  } catch (const c10::Error& error) {
+    throw std::runtime_error(error.what_without_backtrace());
+  }
 }
 
 int report_dry_run(const Options& options, const Corpus& corpus) {

@@ -142,7 +142,13 @@ std::string layout_str(const MeshLayout& layout, c10::DeviceType device) {
   for (std::int64_t d = 0; d < layout.ndim(); ++d) {
     out << ", " << (layout.names.empty() ? std::to_string(d) : layout.names[d]) << "=" << layout.shape[d];
   }
-  out << ", ranks=" << at::IntArrayRef(layout.ranks) << ")";
+  const at::IntArrayRef ranks(layout.ranks);
+  constexpr std::size_t kListed = 64;
+  if (ranks.size() <= kListed) {
+    out << ", ranks=" << ranks << ")";
+  } else {
+    out << ", ranks=[" << ranks[0] << ", " << ranks[1] << ", ..., " << ranks.back() << "])";
+  }
   return out.str();
 }
 

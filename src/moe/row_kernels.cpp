@@ -10,6 +10,8 @@
 #include <array>
 #include <cstring>
 
+#include "internal/simulated.h"
+
 namespace dtensor::moe {
 namespace {
 
@@ -182,6 +184,7 @@ at::Tensor permute_kernel(const at::Tensor& x, const at::Tensor& position, std::
   if (!x.is_cpu()) return rows_of_entries(x, entry_of_row(position, kept), position.size(1));
   const auto from = x.contiguous(), positions = position.contiguous();
   auto result = rows_to_fill(positions, kept, x.size(1), x.options());
+  if (is_simulated(x)) return forget_values(result), result;
   const auto bytes = static_cast<std::int64_t>(x.size(1) * x.element_size());
   const auto choices = position.size(1);
   const auto* place = positions.const_data_ptr<std::int64_t>();
@@ -201,6 +204,7 @@ void unpermute_on_cpu(const at::Tensor& result, const at::Tensor& rows, const at
                       const at::Tensor& weight, bool adds) {
   const auto from = rows.contiguous(), positions = position.contiguous();
   const auto factor = in_sum_type(weight, rows);
+  if (is_simulated(rows)) return forget_values(result);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "unpermute_tokens", [&] {
     using Sum = at::opmath_type<scalar_t>;
     unpermute_loop(Extent(position, rows), from.const_data_ptr<scalar_t>(), positions.const_data_ptr<std::int64_t>(),
@@ -257,6 +261,10 @@ std::pair<at::Tensor, at::Tensor> unpermute_backward_kernel(const at::Tensor& gr
   const auto g = grad.contiguous(), from = rows.contiguous(), positions = position.contiguous();
   const auto factor = weight.to(sum_type(rows)).contiguous();
   auto d_rows = rows_to_fill(positions, rows.size(0), rows.size(1), rows.options()), d_weight = at::empty_like(factor);
+  if (is_simulated(rows) || is_simulated(grad)) {
+    forget_values(d_rows), forget_values(d_weight);
+    return {d_rows, d_weight.to(weight.scalar_type())};
+  }
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "combine_rows_backward", [&] {
     using Sum = at::opmath_type<scalar_t>;
     unpermute_backward_loop(Extent(position, rows), g.const_data_ptr<scalar_t>(), from.const_data_ptr<scalar_t>(),

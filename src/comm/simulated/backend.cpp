@@ -52,7 +52,7 @@ Work SimulatedBackend::all_reduce(const CollectiveCall& call, const at::Tensor& 
 }
 
 Work SimulatedBackend::all_to_all(const CollectiveCall& /*call*/, at::TensorList outputs, at::TensorList inputs) {
-  for (std::size_t i = 0; i < outputs.size(); ++i) receive(outputs[i], inputs[i]);
+  for (const auto& output : outputs) receive(output, inputs[static_cast<std::size_t>(rank())]);
   return {};
 }
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "internal/simulated.h"
 #include "moe/counting.h"
 #include "moe/dispatch/permute.h"
 #include "moe/routing/router_parts.h"
@@ -27,11 +28,18 @@ class TokenChoice final : public RoutingStrategy {
  public:
   Choice choose(const at::Tensor& scores, const RouterOptions& o, const TokenLayout&,
                 const at::Tensor& bias) const override {
+    if (is_simulated(scores)) return {.experts = balanced(scores.size(0), o)};
     auto choice = bias.defined() ? scores + bias : scores;
     if (o.groups > 1) choice = only_best_groups(choice, o);
     return {.experts = std::get<1>(choice.topk(o.top_k, 1))};
   }
   const char* name() const override { return "TokenChoice"; }
+
+ private:
+  // The choices of a dry run, which has no scores: as many tokens for each expert.
+  static at::Tensor balanced(std::int64_t tokens, const RouterOptions& o) {
+    return at::arange(tokens * o.top_k, at::kLong).remainder_(o.experts).view({tokens, o.top_k});
+  }
 };
 
 class ExpertChoice final : public RoutingStrategy {
