@@ -3,11 +3,15 @@
 
 #include "data.h"
 #include "dtensor/dry_run.h"
+#include "dtensor/fully_shard.h"
 
 namespace train {
 
-// Two steps of rank 0 without its peers: the first creates the states of the optimizer, so the second has the peak.
-dtensor::DryRunReport dry_run(Options options, const Corpus& corpus);
+// The second of two steps of rank 0 without its peers; the first creates the states of the optimizer.
+dtensor::DryRunReport dry_run(const Options& options, const Corpus& corpus);
+
+// The memory that rank 0 of `ranks` will measure, by what it is used for; not for pipelines.
+dtensor::FsdpMemory predict_memory(const Options& options, const Corpus& corpus, int ranks);
 
 // Prints the report, and writes it to --dry-run-json. Returns the exit status: 1 if the peak exceeds --memory-limit.
 int report_dry_run(const Options& options, const Corpus& corpus);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -33,7 +34,8 @@ struct OperatorCount {
   std::int64_t bytes = 0;  // Read and written.
 };
 
-// What one rank of a program needs. A dry run predicts it; StepRecorder measures it in a real run.
+// What one rank of a program needs since the last StepRecorder::begin_step(), or since the start. A dry run predicts
+// it; StepRecorder measures it in a real run.
 struct DTENSOR_API DryRunReport {
   // The rank and the number of ranks.
   int rank = 0;
@@ -41,6 +43,8 @@ struct DTENSOR_API DryRunReport {
   // The moment of the highest memory, and the live bytes of each kind then.
   MemoryTimeline::Sample peak;
   MemoryByKind peak_by_kind = {};
+  // The peak before that step, for instance while the model was placed.
+  MemoryTimeline::Sample peak_before;
   // The live memory at the peak by module and phase, largest first.
   std::vector<MemoryTimeline::Holder> holders;
   // Collectives by kind and mesh axis.
@@ -48,23 +52,30 @@ struct DTENSOR_API DryRunReport {
   // Operators by name. Only a dry run counts them.
   std::map<std::string, OperatorCount> operators;
 
-  // Whether the peak is at most `bytes`.
-  bool fits(std::int64_t bytes) const { return peak.bytes <= bytes; }
-  // For a terminal, and for other programs.
+  // Whether both peaks are at most `bytes`.
+  bool fits(std::int64_t bytes) const { return peak.bytes <= bytes && peak_before.bytes <= bytes; }
+  // For a terminal, with a limit in bytes, and for other programs.
   std::string table(std::optional<std::int64_t> limit = {}) const;
   std::string json() const;
 };
 
-// Measures memory and collectives of this thread's rank during its lifetime.
+// Measures memory and collectives of this thread's rank during its lifetime. A dry run has one.
 class DTENSOR_API StepRecorder {
  public:
-  StepRecorder() = default;
-  // What was measured so far.
+  StepRecorder();
+  ~StepRecorder();
+  StepRecorder(const StepRecorder&) = delete;
+  StepRecorder& operator=(const StepRecorder&) = delete;
+
+  // A step begins: the report counts from here. Call it after the first step of training, which creates the states of
+  // the optimizer. No effect if no recorder exists on this thread.
+  static void begin_step();
+  // What was measured since then.
   DryRunReport report(const Communicator& world) const;
 
  private:
-  MemoryTimeline memory_{std::int64_t{1} << 62};  // keeps the peak only
-  CommDebugMode collectives_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 // Runs `fn` as one rank of `options.ranks`, without the others. Tensors on the CPU of more than 4096 bytes (integers:

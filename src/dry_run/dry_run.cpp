@@ -12,14 +12,37 @@ namespace dtensor {
 
 bool is_dry_run() { return is_simulating(); }
 
+struct StepRecorder::State {
+  MemoryTimeline memory{std::int64_t{1} << 62};  // keeps the peak only
+  CommDebugMode collectives;
+  MemoryTimeline::Sample before = {};
+  std::optional<ScopedValue<State*>> current;
+};
+
+StepRecorder::StepRecorder() : state_(std::make_unique<State>()) {
+  state_->current.emplace(state_.get(), Recompute::unchanged);
+}
+StepRecorder::~StepRecorder() = default;
+
+void StepRecorder::begin_step() {
+  const auto* current = ScopedValue<State*>::current();
+  if (current == nullptr) return;
+  State& state = **current;
+  if (state.memory.peak().bytes > state.before.bytes) state.before = state.memory.peak();
+  state.memory.reset_peak();
+  state.collectives.reset();
+  if (auto* simulated = dry::current_state()) simulated->operators.clear();
+}
+
 DryRunReport StepRecorder::report(const Communicator& world) const {
   DryRunReport report;
   report.rank = world.rank();
   report.ranks = world.size();
-  report.peak = memory_.peak();
-  report.peak_by_kind = memory_.peak_by_kind();
-  report.holders = memory_.holders_at_peak();
-  for (const auto& [key, count] : collectives_.counts()) {
+  report.peak = state_->memory.peak();
+  report.peak_by_kind = state_->memory.peak_by_kind();
+  report.peak_before = state_->before;
+  report.holders = state_->memory.holders_at_peak();
+  for (const auto& [key, count] : state_->collectives.counts()) {
     CommCount& sum = report.collectives[{key.kind, key.axis}];
     sum.calls += count.calls;
     sum.bytes += count.bytes;

@@ -41,8 +41,12 @@ std::string DryRunReport::table(std::optional<std::int64_t> limit) const {
     text +=
         fmt::format("    {:<16} {:>10}\n", to_string(static_cast<MemoryKind>(kind)), bytes_text(peak_by_kind[kind]));
   }
+  if (peak_before.bytes > 0) {
+    text += fmt::format("  {:<18} {:>10}  in {}\n", "before this step", bytes_text(peak_before.bytes),
+                        place(peak_before.module, peak_before.phase));
+  }
   if (limit) {
-    const auto missing = peak.bytes - *limit;
+    const auto missing = std::max(peak.bytes, peak_before.bytes) - *limit;
     text += fmt::format("  {:<18} {:>10}  {}\n", "limit", bytes_text(*limit),
                         missing > 0 ? "does NOT fit: " + bytes_text(missing) + " too much" : "fits");
   }
@@ -66,6 +70,7 @@ std::string DryRunReport::json() const {
   nlohmann::ordered_json out = {{"rank", rank}, {"ranks", ranks}, {"peak_bytes", peak.bytes}};
   out["peak_module"] = peak.module;
   out["peak_phase"] = phase_name(peak.phase);
+  out["peak_bytes_before"] = peak_before.bytes;
   for (std::size_t kind = 0; kind < kMemoryKinds; ++kind) {
     out["peak_by_kind"][to_string(static_cast<MemoryKind>(kind))] = peak_by_kind[kind];
   }

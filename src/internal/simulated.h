@@ -43,8 +43,7 @@ void grow_simulated_storage(c10::StorageImpl& storage, std::size_t bytes);
 // a.is_alias_of(b), which reads data pointers.
 inline bool shares_storage(const at::Tensor& a, const at::Tensor& b) {
   if (!is_simulated(a) && !is_simulated(b)) return a.is_alias_of(b);
-  return a.has_storage() && b.has_storage() &&
-         a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
+  return a.has_storage() && b.has_storage() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
 
 // tensor.item<T>(), or `assumed` if the value does not exist. For decisions of the library that a dry run makes as a

@@ -6,12 +6,14 @@
 
 #include "dtensor/nn.h"
 #include "dtensor/tensor.h"
+#include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
 
 namespace dtensor::nn {
 namespace {
 
 at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
+  const MemoryKindScope kind(MemoryKind::parameter);
   if (is_dtensor(tensor)) {
     TORCH_CHECK(DTensor(tensor).mesh() == mesh, "distribute: expected a tensor on ", mesh.str(), ", got one on ",
                 DTensor(tensor).mesh().str());

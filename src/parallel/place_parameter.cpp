@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "dtensor/tensor.h"
+#include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
 #include "parallel/mesh_slice.h"
 
@@ -63,6 +64,7 @@ DTensor lifted(const DTensor& tensor, const DeviceMesh& mesh, const std::string&
 
 at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t axis, Placement placement,
                   const std::string& name) {
+  const MemoryKindScope kind(MemoryKind::parameter);
   const Placements full(at(mesh.ndim()));
   if (tensor.is_meta()) {
     return dtensor::empty(tensor.sizes(), mesh, combined(full, mesh, axis, placement), tensor.scalar_type());

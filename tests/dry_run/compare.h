@@ -4,6 +4,7 @@
 #include <string>
 
 #include "dtensor/dry_run.h"
+#include "train/dry_run.h"
 #include "train/program.h"
 #include "train/run.h"
 
@@ -17,15 +18,18 @@ inline Reports compare(train::Options options, const train::Corpus& corpus, int 
   options.device = "cpu";
   if (options.experts) options.experts->show_load = false;
   Reports reports;
+  const auto after_step = [](const train::StepRecord& record) {
+    if (record.step == 0) dtensor::StepRecorder::begin_step();
+  };
   const auto ranks = static_cast<int>(options.mesh->size());
   dtensor::run_local(ranks, [&](const dtensor::Communicator& world) {
     const dtensor::StepRecorder recorder;
-    train::train_on_mesh(world, options, corpus, {});
+    train::train_on_mesh(world, options, corpus, after_step);
     if (world.rank() == rank) reports.measured = recorder.report(world);
   });
-  reports.predicted =
-      dtensor::dry_run({.ranks = ranks, .rank = rank, .number = 1},
-                       [&](const dtensor::Communicator& world) { train::train_on_mesh(world, options, corpus, {}); });
+  reports.predicted = dtensor::dry_run(
+      {.ranks = ranks, .rank = rank, .number = 1},
+      [&](const dtensor::Communicator& world) { train::train_on_mesh(world, options, corpus, after_step); });
   return reports;
 }
 

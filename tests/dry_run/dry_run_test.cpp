@@ -1,4 +1,5 @@
-// A dry run predicts what the run on thread ranks does: number and bytes of collectives exactly, and the peak of memory.
+// A dry run predicts what the run on thread ranks does: number and bytes of collectives exactly, and the peak of
+// memory.
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>
@@ -15,6 +16,9 @@ const train::Corpus& corpus() {
   return text;
 }
 
+// Bytes that a kernel of LibTorch allocates and frees inside, at these sizes. A dry run does not see them.
+constexpr double kKernelTemporaries = 1 << 17;
+
 bool coin() { return *rc::gen::arbitrary<bool>(); }
 
 train::MeshShape any_mesh() {
@@ -23,6 +27,7 @@ train::MeshShape any_mesh() {
                                                            {.shard = 4},
                                                            {.tp = 2},
                                                            {.replicate = 2},
+                                                           {.cp = 2},
                                                            {.shard = 2, .tp = 2},
                                                            {.replicate = 2, .shard = 2}});
 }
@@ -45,15 +50,18 @@ Options any_options() {
   options.grad_accum = coin() ? 1 : 2;
   options.optimizer = *rc::gen::elementOf(std::vector<std::string>{"adamw", "sgd", "muon"});
   options.dropout = coin() ? 0 : 0.1;
+  options.predict_tokens = coin() ? 1 : 2;
+  if (coin()) options.experts.emplace().balance = "forced";  // a dry run cannot know the choice of a router
   return options;
 }
 
 std::string text(const Options& o) {
-  return c10::str("mesh ", o.mesh->str(), " batch ", o.batch, " seq ", o.seq, " hidden ", o.hidden, " layers ", o.layers,
-                  " ", to_string(o.dtype), " ", o.parallel, o.bf16 ? " bf16" : "", " reshard ", o.reshard,
+  return c10::str("mesh ", o.mesh->str(), " batch ", o.batch, " seq ", o.seq, " hidden ", o.hidden, " layers ",
+                  o.layers, " ", to_string(o.dtype), " ", o.parallel, o.bf16 ? " bf16" : "", " reshard ", o.reshard,
                   o.loss_parallel ? " loss-parallel" : "", o.sequence_parallel ? " sequence-parallel" : "",
                   o.checkpoint_activations ? " checkpoint" : "", o.rope ? " rope" : "", " kv ", o.kv_heads, " accum ",
-                  o.grad_accum, " ", o.optimizer, " dropout ", o.dropout);
+                  o.grad_accum, " ", o.optimizer, " dropout ", o.dropout, " predict ", o.predict_tokens,
+                  o.experts ? " experts" : "");
 }
 
 using Counted = std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
@@ -64,15 +72,38 @@ Counted counted(const dtensor::DryRunReport& report) {
   return all;
 }
 
+// A block that is recomputed is used before and after the unit of its experts, so both are gathered together.
+TEST(DryRun, PredictsGatheredUnitsOfRecomputedExperts) {
+  Options options;
+  options.mesh = train::MeshShape{.shard = 2, .tp = 2};
+  options.steps = 2, options.batch = 8, options.seq = 64, options.device = "cpu";
+  options.bf16 = options.checkpoint_activations = options.sequence_parallel = true;
+  options.experts.emplace().ep = 2;
+  dtensor::FsdpMemory measured;
+  dtensor::run_local(4, [&](const dtensor::Communicator& world) {
+    train::MemoryUse memory;
+    train::train_on_mesh(world, options, corpus(), {}, &memory);
+    if (world.rank() == 0) measured = memory.measured;
+  });
+  const auto predicted = train::predict_memory(options, corpus(), 4);
+  EXPECT_EQ(predicted.parameters, measured.parameters);
+  EXPECT_EQ(predicted.gradients, measured.gradients);
+  EXPECT_EQ(predicted.optimizer, measured.optimizer);
+  EXPECT_EQ(predicted.gathered, measured.gathered);
+  EXPECT_EQ(predicted.unreduced, measured.unreduced);
+}
+
 RC_GTEST_PROP(DryRun, PredictsCollectivesAndPeakOfTrain, ()) {
   const auto options = any_options();
   const auto rank = *rc::gen::inRange(0, static_cast<int>(options.mesh->size()));
   const auto [predicted, measured] = compare(options, corpus(), rank);
-  RC_LOG() << "rank " << rank << " " << text(options) << "\npredicted\n" << predicted.table() << "measured\n" << measured.table();
+  RC_LOG() << "rank " << rank << " " << text(options) << "\npredicted\n"
+           << predicted.table() << "measured\n"
+           << measured.table();
   RC_ASSERT(counted(predicted) == counted(measured));
-  const double ratio = static_cast<double>(predicted.peak.bytes) / static_cast<double>(measured.peak.bytes);
-  RC_ASSERT(ratio >= 0.99);
-  RC_ASSERT(ratio <= 1.03);
+  const auto real = static_cast<double>(measured.peak.bytes), dry = static_cast<double>(predicted.peak.bytes);
+  RC_ASSERT(dry >= 0.99 * real - kKernelTemporaries);
+  RC_ASSERT(dry <= 1.03 * real);
 }
 
 }  // namespace

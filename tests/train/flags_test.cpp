@@ -181,6 +181,9 @@ std::vector<Row> rows_of_both() {
       {"--grad-accum", {"2"}, more("pp"), {"--mesh", "pp=2", "--layers", "4", "--microbatches", "2"}},
       {"--memory", {}, says("pp 1"), kOnStages},
       {"--memory-plot", {in_folder("staged.svg")}, writes("staged.svg", "gathered units"), kOnStages},
+      {"--dry-run", {}, says("dry run: the second step of rank 0 of 2"), kOnShard},
+      {"--dry-run-json", {in_folder("dry_run.json")}, writes("dry_run.json", "peak_bytes"), {"--dry-run"}},
+      {"--memory-limit", {"0.00001"}, says("does NOT fit"), {"--dry-run"}},
       {"--trace", {in_folder("trace.json")}, writes("trace.json", "traceEvents")},
       {"--trace", {in_folder("actions.json")}, writes("actions.json", "1RECV_F0"), kOnStages},
   };
@@ -326,6 +329,8 @@ TEST(FlagsOfPrograms, UsageErrorsAreOneLineWithTheProgramName) {
       {Kind::dense, {"--sequence-placement", "zigzag"}, "train: --sequence-placement needs a --mesh with cp"},
       {Kind::dense, {"--mesh", "cp=x"}, "train: --mesh: expected NAME=SIZE with a size of at least 1, got 'cp=x'"},
       {Kind::experts, {"--memory", "--parallel", "plain"}, "moe: --memory needs --parallel fsdp"},
+      {Kind::dense, {"--memory-limit", "1"}, "train: --memory-limit needs --dry-run"},
+      {Kind::dense, {"--mesh", "pp=2", "--dry-run"}, "train: --dry-run does not support pp"},
       {Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", "3"}, "train: --reshard-after-forward 3 does not"},
       {Kind::dense,
        {"--parallel", "plain", "--reshard-after-forward", "false"},

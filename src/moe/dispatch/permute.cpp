@@ -9,8 +9,8 @@
 
 #include <numeric>
 
-#include "moe/counting.h"
 #include "internal/simulated.h"
+#include "moe/counting.h"
 #include "moe/dispatch/permute.h"
 #include "moe/local_function.h"
 #include "moe/row_kernels.h"

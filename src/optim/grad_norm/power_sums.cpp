@@ -124,11 +124,12 @@ void add_norms(const std::vector<at::Tensor>& locals, const Positions& positions
 
 at::Tensor power_sums(const std::vector<at::Tensor>& locals, double p, c10::Device device) {
   at::Tensor small = at::zeros({static_cast<std::int64_t>(locals.size())}, at::kDouble);
-  auto* values = small.mutable_data_ptr<double>();
+  auto* values = is_simulated(small) ? nullptr : small.mutable_data_ptr<double>();
   Positions halves, others;
   for (std::size_t i = 0; i < locals.size(); ++i) {
     const at::Tensor& local = locals[i];
-    if (!local.defined() || local.numel() == 0 || small_powers(local, p, values[i])) continue;
+    if (!local.defined() || local.numel() == 0) continue;
+    if (values != nullptr && small_powers(local, p, values[i])) continue;
     (is_half(local) ? halves : others).push_back(static_cast<std::int64_t>(i));
   }
   at::Tensor sums = small.to(device);

@@ -9,6 +9,7 @@
 
 #include "dtensor/hooks.h"
 #include "internal/aten_scopes.h"
+#include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
 #include "parallel/fsdp/schedule.h"
 
@@ -126,6 +127,7 @@ Placements without_shards(Placements placements, const Axes& axes) {
 
 at::Tensor place(const std::string& name, const at::Tensor& tensor, const DeviceMesh& mesh, const Axes& axes,
                  const FsdpOptions& options) {
+  const MemoryKindScope kind(MemoryKind::parameter);
   const auto home = options.cpu_offload ? mesh.offloaded() : mesh;
   TORCH_CHECK(tensor.defined(), "fully_shard: expected a defined parameter '", name, "'");
   auto dim = dim_to_shard(name, tensor, options);

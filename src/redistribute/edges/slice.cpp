@@ -2,8 +2,8 @@
 // not keep a large buffer alive.
 #include <ATen/ATen.h>
 
-#include "redistribute/edges/edge.h"
 #include "internal/simulated.h"
+#include "redistribute/edges/edge.h"
 #include "redistribute/result_buffers.h"
 
 namespace dtensor {
