@@ -10,13 +10,23 @@ std::int64_t number_at(const LocalArgs& args, const char* name, std::size_t plac
   return list[list.size() == 1 ? 0 : place];
 }
 
-at::Tensor padded_rows(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value) {
-  const auto rows = fetched.narrow(dim, piece.from, piece.length);
-  if (piece.before == 0 && piece.after == 0) return rows;
-  std::vector<std::int64_t> amounts(static_cast<std::size_t>(2 * (fetched.dim() - dim)), 0);
-  amounts[amounts.size() - 2] = piece.before;
-  amounts[amounts.size() - 1] = piece.after;
+at::Tensor resized(const at::Tensor& rows, std::int64_t dim, std::int64_t before, std::int64_t after,
+                   const at::Scalar& value) {
+  if (before == 0 && after == 0) return rows;
+  std::vector<std::int64_t> amounts(static_cast<std::size_t>(2 * (rows.dim() - dim)), 0);
+  amounts[amounts.size() - 2] = before;
+  amounts[amounts.size() - 1] = after;
   return at::constant_pad_nd(rows, amounts, value);
+}
+
+at::Tensor padded_rows(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value) {
+  return resized(fetched.narrow(dim, piece.from, piece.length), dim, piece.before, piece.after, value);
+}
+
+at::Tensor sum_but_channels(const at::Tensor& grad) {
+  std::vector<std::int64_t> dims{0};
+  for (std::int64_t d = 2; d < grad.dim(); ++d) dims.push_back(d);
+  return grad.sum(dims);
 }
 
 at::Tensor joined(const std::vector<at::Tensor>& parts, std::int64_t dim) {

@@ -14,9 +14,13 @@ using Piece = HaloExchange::Piece;
 // The number of an int[] argument for spatial dimension `place`. A list of one number applies to all dimensions.
 std::int64_t number_at(const LocalArgs& args, const char* name, std::size_t place);
 
+// Adds rows of `value` before and after; negative numbers remove rows.
+at::Tensor resized(const at::Tensor& rows, std::int64_t dim, std::int64_t before, std::int64_t after,
+                   const at::Scalar& value = 0);
 // The rows of a piece, padded with `value` where its windows extend beyond the tensor.
 at::Tensor padded_rows(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value = 0);
 at::Tensor joined(const std::vector<at::Tensor>& parts, std::int64_t dim);
+at::Tensor sum_but_channels(const at::Tensor& grad);              // the gradient of a convolution's bias
 at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec);  // undefined if `spec` is null
 
 // The exchanges for all spatial dimensions (2 and later) along which a convolution's `operand` is sharded, to compute

@@ -45,12 +45,7 @@ Segments indexed_rows(const Segments& rows, const Window& window, std::int64_t n
     if (s.length == 0) continue;
     const Range range = clipped(span_of(s, window), n);
     if (range.begin == range.end) continue;
-    const bool meets = !all.empty() && range.begin <= all.back().offset + all.back().length;
-    if (!meets) {
-      all.push_back({range.begin, range.end - range.begin});
-    } else {
-      all.back().length = std::max(all.back().length, range.end - all.back().offset);
-    }
+    append_range(all, {range.begin, range.end - range.begin});
   }
   return all;
 }
@@ -74,17 +69,37 @@ std::vector<HaloExchange::Piece> pieces_of(const Segments& rows, const Segments&
 
 }  // namespace
 
+Segment window_span(const Segment& rows, const Window& window) {
+  const Range range = span_of(rows, window);
+  return {range.begin, range.end - range.begin};
+}
+
+void append_range(Segments& segments, const Segment& range) {
+  if (range.length == 0) return;
+  if (segments.empty() || range.offset > segments.back().offset + segments.back().length) {
+    segments.push_back(range);
+  } else {
+    segments.back().length = std::max(segments.back().length, range.offset + range.length - segments.back().offset);
+  }
+}
+
+HaloExchange::HaloExchange(const Communicator& members, std::int64_t dim, std::vector<Segments> held,
+                           std::vector<Segments> fetched)
+    : members_(members), dim_(dim), held_(std::move(held)), fetched_(std::move(fetched)) {}
+
+HaloExchange::HaloExchange(const Communicator& members, std::int64_t dim, std::vector<Segments> held,
+                           const std::vector<Segments>& rows, const Window& window, std::int64_t n)
+    : members_(members), dim_(dim), held_(std::move(held)) {
+  for (const Segments& of_member : rows) fetched_.push_back(indexed_rows(of_member, window, n));
+  if (!window.mirrored) pieces_ = pieces_of(rows[static_cast<std::size_t>(members_.rank())], fetched(), window, n);
+}
+
 HaloExchange::HaloExchange(const MeshImpl& mesh, const TensorSpec& operand, const TensorSpec& result, std::int64_t dim,
                            const Window& window)
-    : members_(mesh.communicator(shard_axes(&operand, dim))), dim_(dim) {
-  const AxisMask axes = shard_axes(&operand, dim);
-  const auto n = operand.sizes[static_cast<std::size_t>(dim)];
-  held_ = segments_of_ranks(operand, dim, axes);
-  const auto rows = segments_of_ranks(result, dim, axes);
-  for (const Segments& of_member : rows) fetched_.push_back(indexed_rows(of_member, window, n));
-  const auto me = static_cast<std::size_t>(members_.rank());
-  if (!window.mirrored) pieces_ = pieces_of(rows[me], fetched_[me], window, n);
-}
+    : HaloExchange(mesh.communicator(shard_axes(&operand, dim)), dim,
+                   segments_of_ranks(operand, dim, shard_axes(&operand, dim)),
+                   segments_of_ranks(result, dim, shard_axes(&operand, dim)), window,
+                   operand.sizes[static_cast<std::size_t>(dim)]) {}
 
 const Segments& HaloExchange::fetched() const { return fetched_[static_cast<std::size_t>(members_.rank())]; }
 

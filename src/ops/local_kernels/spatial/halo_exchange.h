@@ -19,11 +19,22 @@ struct Window {
   bool mirrored = false, transposed = false;
 };
 
+// The range of operand rows that the windows of these result rows span, including padding.
+Segment window_span(const Segment& rows, const Window& window);
+// Adds a range to ascending segments without overlaps. It begins at or after the begin of the last segment.
+void append_range(Segments& segments, const Segment& range);
+
 class HaloExchange {
  public:
   // Both tensors are sharded along `dim` by the same mesh axes. Sizes may differ.
   HaloExchange(const MeshImpl& mesh, const TensorSpec& operand, const TensorSpec& result, std::int64_t dim,
                const Window& window);
+  // `held`: the operand rows of each member. `fetched`: the rows that each member reads, in ascending order.
+  HaloExchange(const Communicator& members, std::int64_t dim, std::vector<Segments> held,
+               std::vector<Segments> fetched);
+  // `rows`: the result rows of each member; `n`: the number of operand rows.
+  HaloExchange(const Communicator& members, std::int64_t dim, std::vector<Segments> held,
+               const std::vector<Segments>& rows, const Window& window, std::int64_t n);
 
   // Consecutive rows of the result, and the rows that they read.
   struct Piece {
@@ -32,7 +43,7 @@ class HaloExchange {
     std::int64_t before, after;  // non-negative rows of padding on either side; 0 if transposed
     std::int64_t row, begin;     // first row in the global result, and in the global operand
   };
-  const std::vector<Piece>& pieces() const { return pieces_; }  // empty if mirrored
+  const std::vector<Piece>& pieces() const { return pieces_; }  // empty unless a window is given, or if mirrored
   std::int64_t dim() const { return dim_; }
   const Segments& fetched() const;  // the rows that this rank reads
 

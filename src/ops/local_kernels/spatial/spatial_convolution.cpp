@@ -1,5 +1,6 @@
 // Convolutions with sharded spatial dimensions. Each rank fetches the input rows that its shard of the result depends
-// on and runs the ATen operator on them. In backward it sends the gradients of fetched rows back to their owners.
+// on and runs the ATen operator on them. In backward it fetches the gradients of the windows that reach its input rows,
+// so neither input rows nor gradients of other ranks' rows are sent.
 #include "ops/local_kernels/spatial/spatial_convolution.h"
 
 #include <c10/core/WrapDimMinimal.h>
@@ -25,42 +26,43 @@ at::Tensor run_over_pieces(const HaloExchanges& halos, std::size_t next, const a
   return joined(parts, dim);
 }
 
-// The gradients of weight and bias, summed over all pieces.
-struct Gradients {
-  at::Tensor weight, bias;
-
-  void add(const at::Tensor& of_weight, const at::Tensor& of_bias) {
-    if (of_weight.defined()) weight = weight.defined() ? weight.add_(of_weight) : of_weight;
-    if (of_bias.defined()) bias = bias.defined() ? bias.add_(of_bias) : of_bias;
-  }
+// This rank's input rows and their gradient (undefined if it is not requested).
+struct Rows {
+  at::Tensor input, gradient;
 };
 
-// The gradient of the fetched rows; undefined if it is not requested.
-at::Tensor run_backward_over_pieces(
-    const HaloExchanges& halos, std::size_t next, const at::Tensor& grad, const at::Tensor& fetched,
-    const std::function<at::Tensor(const at::Tensor& grad, const at::Tensor& input)>& run) {
-  if (next == halos.size()) return run(grad, fetched);
-  at::Tensor sum;
-  const auto dim = halos[next].dim();
-  for (const Piece& piece : halos[next].pieces()) {
-    const auto part = run_backward_over_pieces(halos, next + 1, grad.narrow(dim, piece.first, piece.rows),
-                                               padded_rows(fetched, dim, piece), run);
-    if (!part.defined()) continue;
-    if (!sum.defined()) sum = at::zeros_like(fetched);
-    sum.narrow(dim, piece.from, piece.length).add_(part.narrow(dim, piece.before, piece.length));
+// Calls `run` for each piece of the input rows, with the result's gradients of the windows that reach them, from
+// `fetched`. The piece of the input is padded or cropped to the rows of these windows.
+void run_backward_over_pieces(const LocalArgs& args, const HaloExchanges& halos, std::size_t next, const Rows& rows,
+                              const at::Tensor& fetched,
+                              const std::function<at::Tensor(const at::Tensor& grad, const Rows& rows)>& run) {
+  if (next == halos.size()) {
+    if (const auto gradient = run(fetched, rows); gradient.defined()) rows.gradient.copy_(gradient);
+    return;
   }
-  return sum;
+  const auto dim = halos[next].dim();
+  const auto i = static_cast<std::size_t>(dim - 2);
+  const auto stride = number_at(args, "stride", i);
+  const auto span = number_at(args, "dilation", i) * (args.tensor("weight").size(dim) - 1) + 1;
+  for (const Piece& piece : halos[next].pieces()) {
+    if (piece.length == 0) continue;
+    const auto begin = piece.begin * stride - number_at(args, "padding", i);
+    const auto before = piece.row - begin, after = (piece.length - 1) * stride + span - before - piece.rows;
+    const Rows part{rows.input.narrow(dim, piece.first, piece.rows),
+                    rows.gradient.defined() ? rows.gradient.narrow(dim, piece.first, piece.rows) : at::Tensor()};
+    run_backward_over_pieces(args, halos, next + 1, {resized(part.input, dim, before, after), part.gradient},
+                             fetched.narrow(dim, piece.from, piece.length),
+                             [&](const at::Tensor& grad, const Rows& inner) {
+                               const auto gradient = run(grad, inner);
+                               return gradient.defined() ? resized(gradient, dim, -before, -after) : gradient;
+                             });
+  }
 }
 
 std::vector<std::int64_t> spatial_dims_of(const TensorSpec& spec) {
   std::vector<std::int64_t> spatial_dims;
   for (std::int64_t d = 2; d < std::ssize(spec.sizes); ++d) spatial_dims.push_back(d);
   return spatial_dims;
-}
-
-// A zero gradient of the fetched rows, for a rank with nothing to compute.
-at::Tensor zeros_like_fetched(const at::Tensor& fetched, const TensorSpec& gradient) {
-  return at::zeros(fetched.sizes(), fetched.options().dtype(gradient.dtype));
 }
 
 }  // namespace
@@ -85,24 +87,23 @@ void convolve_sharded_spatial(LocalCall& call, std::int64_t groups) {
 
 void convolve_sharded_spatial_backward(LocalCall& call, std::int64_t groups) {
   const LocalArgs args(call);
-  const auto grad = args.tensor("grad_output"), weight = args.tensor("weight");
-  const auto halos = halo_exchanges_of_convolution(call, args, *args.spec("input"), *args.spec("grad_output"));
-  const auto fetched = fetch_halo(halos, args.tensor("input"));
-  Gradients sums{zeros_of(call, call.outputs[1]), zeros_of(call, call.outputs[2])};
-  at::Tensor shares;
-  if (grad.numel() > 0 && weight.numel() > 0) {
+  const auto grad = args.tensor("grad_output"), input = args.tensor("input");
+  const auto halos = halo_exchanges_of_convolution(call, args, *args.spec("grad_output"), *args.spec("input"),
+                                                   /*transposed=*/true);
+  const auto fetched = fetch_halo(halos, grad);
+  const at::Tensor of_input = zeros_of(call, call.outputs[0]), of_weight = zeros_of(call, call.outputs[1]);
+  if (input.numel() > 0 && fetched.numel() > 0 && args.tensor("weight").numel() > 0) {
     Stack stack = convolution_piece_arguments(call, args, halos, groups);
-    if (!args.value("bias_sizes").isNone()) stack[index_of(call, "bias_sizes")] = std::vector{grad.size(1)};
-    shares = run_backward_over_pieces(halos, 0, grad, fetched, [&](const at::Tensor& of_rows, const at::Tensor& input) {
-      const Stack piece = run_piece(call, stack, {{"grad_output", of_rows}, {"input", input}});
-      sums.add(piece[1].toTensor(), piece[2].toTensor());
-      return piece[0].toTensor();
-    });
+    stack[index_of(call, "bias_sizes")] = c10::IValue();
+    stack[index_of(call, "output_mask")] = std::vector<bool>{of_input.defined(), of_weight.defined(), false};
+    run_backward_over_pieces(
+        args, halos, 0, {input, of_input}, fetched, [&](const at::Tensor& of_rows, const Rows& rows) {
+          const Stack piece = run_piece(call, stack, {{"grad_output", of_rows}, {"input", rows.input}});
+          if (of_weight.defined()) of_weight.add_(piece[1].toTensor());
+          return piece[0].toTensor();
+        });
   }
-  if (call.outputs[0]) {
-    shares = reduce_halo(halos, shares.defined() ? shares : zeros_like_fetched(fetched, *call.outputs[0]));
-  }
-  set_results(call, {call.outputs[0] ? shares : at::Tensor(), sums.weight, sums.bias});
+  set_results(call, {of_input, of_weight, call.outputs[2] ? sum_but_channels(grad) : at::Tensor()});
 }
 
 void pad_split(LocalCall& call) {

@@ -57,12 +57,6 @@ void run_backward_over_pieces(
   }
 }
 
-at::Tensor sum_but_channels(const at::Tensor& grad) {
-  std::vector<std::int64_t> dims{0};
-  for (std::int64_t d = 2; d < grad.dim(); ++d) dims.push_back(d);
-  return grad.sum(dims);
-}
-
 }  // namespace
 
 void conv_transpose_sharded_spatial(LocalCall& call, std::int64_t groups) {
