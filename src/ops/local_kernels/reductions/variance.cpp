@@ -1,5 +1,5 @@
 // Moments over sharded dimensions: variances, layer norm, batch norm.
-#include "ops/local_kernels/local_args.h"
+#include "ops/local_kernels/reductions/moments.h"
 #include "redistribute/part_views.h"
 
 namespace dtensor {
@@ -9,11 +9,6 @@ namespace {
 // combined in double by the pairwise update of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for
 // computing sample variances", 1979), which is exact for uneven and empty shards. This takes two all_reduces of one
 // value per output element.
-
-struct VarianceAccumulator {
-  at::Tensor mean;     // double (complex double for complex inputs)
-  at::Tensor squares;  // sum of squared deviations from the mean, double
-};
 
 double count_of(at::IntArrayRef sizes, at::IntArrayRef dims) {
   double count = 1;
@@ -25,7 +20,7 @@ VarianceAccumulator local_moments(const at::Tensor& self, at::IntArrayRef dims, 
   // Computed in double: the rounding error of a float mean, times the difference of the ranks' means, would enter
   // `squares`.
   const auto x = self.to(self.is_complex() ? at::kComplexDouble : at::kDouble);
-  if (count == 0) {
+  if (count == 0 || x.numel() == 0) {
     const auto zero = at::sum(x, dims, keepdim);
     return {zero, zero.abs()};
   }
@@ -33,8 +28,8 @@ VarianceAccumulator local_moments(const at::Tensor& self, at::IntArrayRef dims, 
   return {mean, variance * count};
 }
 
-// The global moments, on every rank of `axes`. `count` is the global number of elements per mean. Two small
-// all_reduces.
+}  // namespace
+
 VarianceAccumulator global_variance(const LocalCall& call, const at::Tensor& self, at::IntArrayRef dims, double count,
                                     bool keepdim, AxisMask axes) {
   const double own_count = count_of(self.sizes(), dims);
@@ -43,6 +38,8 @@ VarianceAccumulator global_variance(const LocalCall& call, const at::Tensor& sel
   const auto shift = (own.mean - mean).abs().square();
   return {mean, all_reduce(call.mesh, own.squares + shift * own_count, ReduceOp::sum, axes)};
 }
+
+namespace {
 
 template <bool root>
 void variance(LocalCall& call) {

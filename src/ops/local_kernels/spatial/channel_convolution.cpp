@@ -1,5 +1,4 @@
-// Convolutions and group norms on a shard of the channels or groups: the ATen operator with local counts in place of
-// global ones.
+// Convolutions on a shard of the channels or groups: the ATen operator with local counts in place of global ones.
 #include "ops/local_kernels/local_args.h"
 #include "ops/local_kernels/spatial/spatial_convolution.h"
 
@@ -43,28 +42,12 @@ void convolution_backward(LocalCall& call) {
   call.info.op.callBoxed(call.stack);
 }
 
-// Replaces the arguments N, C, HxW and group by local values.
-void group_norm(LocalCall& call) {
-  if (return_zeros_if_empty(call)) return;
-  const LocalArgs args(call);
-  const auto input = args.tensor("input");
-  const auto channels = input.size(1);
-  std::int64_t spatial_numel = 1;
-  for (std::int64_t d = 2; d < input.dim(); ++d) spatial_numel *= input.size(d);
-  set_argument(call, "group", args.integer("group") * channels / args.integer("C"));
-  set_argument(call, "N", input.size(0));
-  set_argument(call, "C", channels);
-  set_argument(call, "HxW", spatial_numel);
-  call.info.op.callBoxed(call.stack);
-}
-
 }  // namespace
 
 void add_convolution_kernels(LocalKernels& kernels) {
   kernels.emplace("skip_empty", skip_empty);
   kernels.emplace("convolution_local", convolution);
   kernels.emplace("convolution_backward_local", convolution_backward);
-  kernels.emplace("group_norm_local", group_norm);
   kernels.emplace("pad_split", pad_split);
   kernels.emplace("flip_split", flip_split);
 }

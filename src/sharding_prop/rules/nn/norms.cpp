@@ -161,12 +161,14 @@ std::vector<OutputMeta> group_norm_gradients(const OpArgs& op) {
 }  // namespace
 
 void add_norm_rules(RuleBook& book) {
-  // Batch, groups, channels of a group. A local kernel passes the counts of the part.
-  book.rule("aten::native_group_norm", "n(gc!)S!, (gc), (gc) -> n(gc)S, ng, ng")
-      .sharded_by_kernel("ng", "group_norm_local")
+  // Batch, groups, channels of a group. A local kernel passes the counts of the part, and reduces the moments where
+  // spatial dimensions are sharded.
+  book.rule("aten::native_group_norm", "n(gc!)S, (gc), (gc) -> n(gc)S, ng, ng")
+      .sharded_by_kernel("ngS", "group_norm_sharded")
+      .kernel_gives_replicate()
       .outputs(group_norm_outputs);
-  book.rule("aten::native_group_norm_backward", "n(gc!)S!, n(gc)S, ng, ng, (gc) -> n(gc)S, (gc), (gc)")
-      .sharded_by_kernel("ng", "group_norm_local")
+  book.rule("aten::native_group_norm_backward", "n(gc!)S, n(gc)S, ng, ng, (gc) -> n(gc)S, (gc), (gc)")
+      .sharded_by_kernel("ngS", "group_norm_backward_sharded")
       .linear({0})
       .takes_saved_results()
       .outputs(group_norm_gradients);

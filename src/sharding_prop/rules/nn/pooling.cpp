@@ -186,39 +186,61 @@ void add_pooling(RuleBook& book) {
   }
 }
 
-// Only padded dimensions are unsharded.
 void add_padding(RuleBook& book) {
-  const Rule pad = Rule("X[padded!]* -> X[padded]")
+  const auto pad = [](const std::string& kernel) {
+    return elastic(Rule("X[padded]* -> X[padded]")
                        .dims("padded", padded_by("padding"))
-                       .sharded_by_kernel("X", kSkipEmpty)
-                       .linear({0});
-  for (const char* kind : {"reflection_pad", "replication_pad"}) {
+                       .sharded_by_kernel("X", kernel)
+                       .sharded_by_kernel("padded", kernel)
+                       .linear({0}),
+                   "padded");
+  };
+  for (const std::string kind : {"reflection_pad", "replication_pad"}) {
     for (const char* dims : {"1d", "2d", "3d"}) {
-      const std::string name = std::string("aten::") + kind + dims;
-      book.rule(name, pad).outputs(padded_outputs);
-      book.rule(name + "_backward", pad).outputs([](const OpArgs& op) {
+      const std::string name = "aten::" + kind + dims;
+      book.rule(name, pad(kind + "_split")).outputs(padded_outputs);
+      book.rule(name + "_backward", pad(kind + "_split_backward")).outputs([](const OpArgs& op) {
         return std::vector{suggested_on_cpu(op, op.sizes(1), 1)};
       });
     }
   }
 }
 
-// Nearest-neighbor variants move elements; the others compute weighted sums, which are rounded for uint8.
-void add_resampling(RuleBook& book) {
-  const std::pair<const char*, std::size_t> kinds[] = {
-      {"nearest1d", 1},    {"nearest2d", 2},       {"nearest3d", 3},       {"linear1d", 1},       {"bilinear2d", 2},
-      {"bicubic2d", 2},    {"trilinear3d", 3},     {"lanczos2d", 2},       {"bilinear2d_aa", 2},  {"bicubic2d_aa", 2},
-      {"lanczos2d_aa", 2}, {"nearest_exact1d", 1}, {"nearest_exact2d", 2}, {"nearest_exact3d", 3}};
-  for (const auto& [kind, count] : kinds) {
-    const bool picks = std::string_view(kind).starts_with("nearest");
-    for (const char* prefix : {"aten::upsample_", "aten::_upsample_"}) {
-      const std::string name = std::string(prefix) + kind;
-      if (picks)
-        book.rule(name, spatial_rule(count).linear({0}));
-      else
-        add_rounding(book, name, spatial_rule(count));
-      book.rule(name + "_backward", spatial_rule(count).linear({0})).local_size("input_size");
+// Nearest-neighbor variants move elements; the others compute weighted sums, which are rounded for integers. Kernels
+// for sharded spatial dimensions do not round.
+void add_interpolation(RuleBook& book, const std::string& kind, std::size_t count, const char* kernel) {
+  const bool picks = kind.starts_with("nearest");
+  const auto forward = kernel != nullptr ? windowed_spatial_dims(count, kernel) : spatial_rule(count);
+  const auto backward =
+      kernel != nullptr ? windowed_spatial_dims(count, (std::string(kernel) + "_backward").c_str()) : forward;
+  for (const char* prefix : {"aten::upsample_", "aten::_upsample_"}) {
+    const std::string name = prefix + kind;
+    if (picks) {
+      book.rule(name, Rule(forward).linear({0}));
+    } else if (kernel == nullptr) {
+      add_rounding(book, name, forward);
+    } else {
+      const auto rounding = [count, linear = Rule(forward).linear({0})](const OpArgs& call) {
+        return c10::isIntegralType(call.dtype(0), true) ? spatial_rule(count) : linear;
+      };
+      book.rule(name, rounding, Rule(forward).linear({0}).str() + ", linear and split in fractions");
     }
+    book.rule(name + "_backward", Rule(backward).linear({0})).local_size("input_size");
+  }
+}
+
+void add_resampling(RuleBook& book) {
+  for (const std::size_t count : {1, 2, 3}) {
+    const std::string dims = std::to_string(count) + "d";
+    add_interpolation(book, "nearest" + dims, count, "nearest_split");
+    add_interpolation(book, "nearest_exact" + dims, count, "nearest_exact_split");
+  }
+  add_interpolation(book, "linear1d", 1, "linear_split");
+  add_interpolation(book, "bilinear2d", 2, "linear_split");
+  add_interpolation(book, "trilinear3d", 3, "linear_split");
+  add_interpolation(book, "bicubic2d", 2, "cubic_split");
+  for (const char* kind : {"lanczos2d", "bilinear2d_aa", "bicubic2d_aa", "lanczos2d_aa"}) {
+    add_interpolation(book, kind, 2, nullptr);
   }
 }
 
@@ -262,15 +284,21 @@ void add_spatial_rules(RuleBook& book) {
   add_padding(book);
   add_resampling(book);
   add_grids(book);
-  // Channels and spatial dimensions are converted into each other, so only batches may be sharded.
-  const auto batches = [&](const char* op, const char* text) -> Rule& {
-    return book.rule(op, text).sharded_by_kernel("...", kSkipEmpty).linear({0});
-  };
-  for (const char* op : {"aten::pixel_shuffle", "aten::pixel_unshuffle"}) {
-    batches(op, "...___ -> ...___").outputs(shuffled_outputs);
+  // Channels and spatial dimensions are converted into each other, so channels are unsharded. The kernel fetches the
+  // rows of shards that do not consist of full blocks.
+  for (const std::string op : {"pixel_shuffle", "pixel_unshuffle"}) {
+    const std::string kernel = op + "_split";
+    book.rule("aten::" + op,
+              elastic(Rule("..._hw -> ..._hw").sharded_by_kernel("...", kernel).sharded_by_kernel("hw", kernel), "hw"))
+        .linear({0})
+        .outputs(shuffled_outputs);
   }
-  batches("aten::im2col", "...___ -> ...__").outputs(im2col_outputs);
-  batches("aten::col2im", "...__ -> ...___").outputs(col2im_outputs);
+  // Windows are in row-major order, so shards of rows are shards of windows.
+  const auto windows = [](const char* text, const char* kernel) {
+    return elastic(Rule(text).sharded_by_kernel("...", kernel).sharded_by_kernel("h", kernel), "h").linear({0});
+  };
+  book.rule("aten::im2col", windows("..._h_ -> ..._h", "im2col_split")).outputs(im2col_outputs);
+  book.rule("aten::col2im", windows("..._h -> ..._h_", "col2im_split")).outputs(col2im_outputs);
   book.rule("aten::native_channel_shuffle", "nc!S -> ncS").structural({0});
   book.rule("aten::channel_shuffle", "nc!S -> ncS").structural({0}).outputs([](const OpArgs& call) {
     return std::vector{suggested_on_cpu(call, call.sizes(0))};

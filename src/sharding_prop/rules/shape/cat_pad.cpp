@@ -17,7 +17,12 @@ void add_moves(RuleBook& book) {
       .sharded_by_kernel("flipped", "flip_split")
       .dims("flipped", flipped)
       .outputs([](const OpArgs& op) { return std::vector{preserved_meta(op)}; });
-  book.rule("aten::roll", "X[dims!] -> X[dims]").structural({0});
+  // Without dimensions it shifts the flattened tensor.
+  const auto roll = [](const OpArgs& op) {
+    Rule rule = Rule("X[dims] -> X[dims]").structural({0});
+    return op.integers("dims").empty() ? rule.unsharded("dims") : rule.sharded_by_kernel("dims", "roll_split");
+  };
+  book.rule("aten::roll", roll, "X[dims] -> X[dims], split if dims are given");
   book.rule("aten::repeat", "... -> ...").structural({0});
   book.rule(
       "aten::constant_pad_nd",
