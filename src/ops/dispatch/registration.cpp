@@ -72,6 +72,10 @@ void register_composites(Handles& handles) {
                      KernelFunction::makeFromUnboxedRuntimeFunction(&tensor_split_special), handles);
   register_composite("aten::scaled_dot_product_attention", "",
                      KernelFunction::makeFromUnboxedRuntimeFunction(&attention_special), handles);
+  register_composite("aten::_convolution_double_backward", "",
+                     KernelFunction::makeFromUnboxedRuntimeFunction(&convolution_double_backward_special), handles);
+  register_composite("aten::_pad_circular", "", KernelFunction::makeFromUnboxedRuntimeFunction(&pad_circular_special),
+                     handles);
   const auto copied = KernelFunction::makeFromBoxedFunction<&write_to_out>();
   register_composite("aten::matmul", "out", copied, handles);
   for (const char* overload : {"out", "out_tol_tensor", "atol_rtol_tensor_out", "atol_rtol_float_out"}) {

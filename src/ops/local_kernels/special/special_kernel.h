@@ -13,6 +13,7 @@ SpecialKernel find_special(const OpInfo& op);
 void as_strided_special(const OpEntry& entry, torch::jit::Stack& stack);
 void resize_special(const OpEntry& entry, torch::jit::Stack& stack);
 void factory_out_special(const OpEntry& entry, torch::jit::Stack& stack);
+void fourier_special(const OpEntry& entry, torch::jit::Stack& stack);
 void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack);
 
 // Runs an out= overload by its functional overload, and copies the result to `out`, which is resized if necessary.
@@ -21,6 +22,12 @@ void run_functional_and_copy(const c10::OperatorHandle& op, torch::jit::Stack& s
 // Kernels for composite operators, which autograd would otherwise decompose. They are registered at the autograd key.
 at::Tensor linear_special(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::Tensor& where, std::int64_t dim);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_double_backward_special(
+    const std::optional<at::Tensor>& of_input, const std::optional<at::Tensor>& of_weight,
+    const std::optional<at::Tensor>& of_bias, const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& input,
+    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+    at::IntArrayRef output_padding, std::int64_t groups, std::array<bool, 3> mask);
+at::Tensor pad_circular_special(const at::Tensor& self, at::IntArrayRef pad);
 at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const std::optional<at::Tensor>& mask, double dropout, bool causal,
                              std::optional<double> scale, bool gqa);
