@@ -28,8 +28,8 @@ class DTENSOR_API MemoryKindListener {
   virtual void set_kind(const void* block, MemoryKind kind) = 0;
 };
 
-// The memory of a local tensor is of this kind from now on, whatever the scope of its allocation. Costs one test without
-// a listener.
+// The memory of a local tensor is of this kind from now on, whatever the scope of its allocation. Costs one test
+// without a listener.
 DTENSOR_API void set_memory_kind(const at::Tensor& local, MemoryKind kind);
 
 }  // namespace dtensor

@@ -105,7 +105,7 @@ class Watchdog {
     ncclComm_t comm;
     std::shared_ptr<const void> with;
   };
-  bool loop();  // whether the watchdog was released; else the process exits
+  bool loop();                 // whether the watchdog was released; else the process exits
   std::string find_failure();  // ends the process if not empty
   std::string find_timeout();
   std::vector<Closing> take_idle();

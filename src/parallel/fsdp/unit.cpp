@@ -6,8 +6,8 @@
 #include <c10/core/InferenceMode.h>
 
 #include "dtensor/events.h"
-#include "internal/separate_communicator.h"
 #include "internal/memory_kind.h"
+#include "internal/separate_communicator.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {

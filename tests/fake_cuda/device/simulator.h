@@ -78,7 +78,7 @@ class Simulator {
   // Notes an error that does not end the run.
   void report(const std::string& text);
 
-  // A device runs a limited number of NCCL operations at a time. Whether it has room for another one, which it starts.
+  // A device runs a limited number of NCCL operations at a time. Whether it can take another one, which it starts.
   bool start_launch(int device);
   void end_launch(int device) { --devices_[static_cast<std::size_t>(device)].running; }
 
