@@ -124,12 +124,10 @@ class Call {
     }
     const bool backward = std::string_view(name) == "grad_output";
     if (tensor.numel() == 0) return at::empty(backward ? before : after, tensor.options());
-    stack_[index_of(call_, name)] = tensor;
     if (pads_ && backward) stack_[index_of(call_, "self")] = at::empty(before, tensor.options());
     if (!pads_) stack_[index_of(call_, "output_size")] = std::vector(after.begin() + first_, after.end());
     if (!pads_ && backward) stack_[index_of(call_, "input_size")] = std::vector(before.begin(), before.end());
-    run_piece(call_, stack_);
-    return stack_.back().toTensor();
+    return run_piece(call_, stack_, {{name, tensor}}).back().toTensor();
   }
 
  private:

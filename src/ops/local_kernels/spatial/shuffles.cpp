@@ -13,10 +13,8 @@ Stack arguments_of(const LocalCall& call) {
   return Stack(arguments.begin(), arguments.end());
 }
 
-at::Tensor run_on(const LocalCall& call, Stack stack, const at::Tensor& self) {
-  stack[index_of(call, "self")] = self;
-  run_piece(call, stack);
-  return stack.back().toTensor();
+at::Tensor run_on(const LocalCall& call, const Stack& stack, const at::Tensor& self) {
+  return run_piece(call, stack, {{"self", self}}).back().toTensor();
 }
 
 void run_regular(LocalCall& call) {
