@@ -2,7 +2,7 @@
 
 #include "bind.h"
 #include "internal/aten_scopes.h"
-#include "internal/mpi_handle.h"
+#include "internal/ranks/mpi_handle.h"
 
 namespace dtensor::python {
 namespace {

@@ -1,6 +1,6 @@
 // The module dtensor._C binds the public headers. The Python part of the package is in python/dtensor.
 #include "bind.h"
-#include "internal/gil_hooks.h"
+#include "internal/ranks/gil_hooks.h"
 
 namespace dtensor::python {
 namespace {

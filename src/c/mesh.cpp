@@ -5,7 +5,7 @@
 
 #include "c/handles.h"
 #include "c/status.h"
-#include "internal/mpi_handle.h"
+#include "internal/ranks/mpi_handle.h"
 
 namespace dtensor::c {
 namespace {

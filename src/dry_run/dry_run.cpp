@@ -5,8 +5,8 @@
 
 #include "comm/launch/launchers.h"
 #include "dry_run/state.h"
+#include "internal/ranks/simulated_rank.h"
 #include "internal/simulated.h"
-#include "internal/simulated_rank.h"
 
 namespace dtensor {
 

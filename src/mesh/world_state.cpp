@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "internal/separate_communicator.h"
+#include "internal/ranks/separate_communicator.h"
 #include "mesh/mesh_impl.h"
 
 namespace dtensor {

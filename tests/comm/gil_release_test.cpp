@@ -1,5 +1,5 @@
 // Ranks that hold a language lock during a call, as Python's GIL: a rank that waits must release it.
-#include "internal/gil_hooks.h"
+#include "internal/ranks/gil_hooks.h"
 
 #include <gtest/gtest.h>
 

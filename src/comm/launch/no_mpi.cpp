@@ -2,7 +2,7 @@
 #include <c10/util/Exception.h>
 
 #include "comm/launch/launchers.h"
-#include "internal/mpi_handle.h"
+#include "internal/ranks/mpi_handle.h"
 
 namespace dtensor {
 

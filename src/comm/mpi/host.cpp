@@ -7,7 +7,7 @@
 #include "comm/p2p/job/process.h"
 #include "comm/waiting/no_timeout.h"
 #include "dtensor/mpi.h"
-#include "internal/mpi_handle.h"
+#include "internal/ranks/mpi_handle.h"
 
 namespace dtensor {
 namespace mpi {

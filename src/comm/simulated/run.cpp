@@ -9,7 +9,7 @@
 #include "comm/record/rank_record.h"
 #include "comm/simulated/backend.h"
 #include "dtensor/inspect.h"
-#include "internal/simulated_rank.h"
+#include "internal/ranks/simulated_rank.h"
 
 namespace dtensor {
 

@@ -1,7 +1,7 @@
 // The wait hooks: set once by a language binding, null in C++ programs.
 #include "comm/waiting/gil_release.h"
 
-#include "internal/gil_hooks.h"
+#include "internal/ranks/gil_hooks.h"
 
 namespace dtensor {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "dtensor/events.h"
 #include "internal/memory_kind.h"
-#include "internal/separate_communicator.h"
+#include "internal/ranks/separate_communicator.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
