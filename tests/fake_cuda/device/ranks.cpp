@@ -18,9 +18,9 @@ std::string text_of(const std::exception& e) {
   return error != nullptr ? error->what_without_backtrace() : e.what();
 }
 
-std::vector<std::string> errors_of(const Schedule& schedule, const std::function<void()>& run) {
+std::vector<std::string> errors_of(int ranks, const Schedule& schedule, const std::function<void()>& run) {
   auto& simulator = Simulator::instance();
-  simulator.begin(schedule);
+  simulator.begin(schedule, ranks);
   std::vector<std::string> errors;
   try {
     run();
@@ -37,7 +37,7 @@ std::vector<std::string> errors_of(const Schedule& schedule, const std::function
 std::vector<std::string> errors_of_devices(int ranks, const Schedule& schedule, const std::function<void(int)>& body) {
   std::mutex mutex;
   std::vector<std::string> thrown;
-  auto errors = errors_of(schedule, [&] {
+  auto errors = errors_of(ranks, schedule, [&] {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < ranks; ++rank) {
       threads.emplace_back([&, rank] {
@@ -59,7 +59,7 @@ std::vector<std::string> errors_of_devices(int ranks, const Schedule& schedule, 
 
 std::vector<std::string> errors_of_ranks(int ranks, const Schedule& schedule,
                                          const std::function<void(const Communicator&)>& body) {
-  return errors_of(schedule, [&] {
+  return errors_of(ranks, schedule, [&] {
     run_local(ranks, [&](const Communicator& cpu) {
       const Simulator::RankScope scope(cpu.rank());
       body(nccl_communicator(cpu, cpu.rank()));

@@ -60,11 +60,11 @@ CUstream_st& Simulator::pool_stream(int device, bool high_priority) {
 
 void Simulator::note_activity() {
   last_activity_ = std::chrono::steady_clock::now();
+  for (RankThread* rank : ranks_) rank->idle = false, rank->queries = 0;
   changed_.notify_all();
 }
 
 void Simulator::push(CUstream_st& stream, Item item) {
-  if (this_rank_ != nullptr) this_rank_->idle = false, this_rank_->queries = 0;
   if (stream.queue.empty()) busy_.push_back(&stream);
   stream.queue.push_back(std::move(item));
   note_activity();
@@ -167,7 +167,8 @@ void Simulator::report(const std::string& text) {
 }
 
 void Simulator::check_progress() {
-  const bool all_idle = std::all_of(ranks_.begin(), ranks_.end(), [](const RankThread* r) { return r->idle; });
+  const bool all_idle =
+      to_start_ == 0 && std::all_of(ranks_.begin(), ranks_.end(), [](const RankThread* r) { return r->idle; });
   const auto pause = std::chrono::steady_clock::now() - last_activity_;
   if (failed_ || pause < (all_idle ? schedule_.patience : kLongestPause)) return;
   fail(describe_deadlock());
@@ -178,8 +179,9 @@ bool Simulator::start_launch(int device) {
   return running < schedule_.concurrent && ++running > 0;
 }
 
-void Simulator::begin(const Schedule& schedule) {
+void Simulator::begin(const Schedule& schedule, int ranks) {
   const Lock held = lock();
+  to_start_ = ranks;
   random_.seed(schedule.seed);
   schedule_ = schedule;
   failed_ = false;
@@ -211,6 +213,7 @@ Simulator::RankScope::RankScope(int rank) {
   const Lock held = simulator.lock();
   this_rank_ = new RankThread{rank, false, "", 0};
   simulator.ranks_.push_back(this_rank_);
+  --simulator.to_start_;
   simulator.note_activity();
 }
 

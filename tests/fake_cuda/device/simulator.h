@@ -61,6 +61,8 @@ class Simulator {
   void push(CUstream_st& stream, Item item);
   // Counts an operation of the stream: its clock then is that of the operation.
   std::uint64_t start_operation(CUstream_st& stream);
+  // After a change that others may wait for. Ranks are idle again when they have seen it.
+  void note_activity();
   // Blocks this thread until `done`, and completes steps meanwhile.
   Outcome wait_until(Lock& lock, const std::string& what, c10::function_ref<bool()> done);
   // Completes a random number of steps, then asks `done`.
@@ -83,7 +85,7 @@ class Simulator {
   void end_launch(int device) { --devices_[static_cast<std::size_t>(device)].running; }
 
   // Start and end of a run of ranks; these take the lock. `end` completes what can run and returns the errors.
-  void begin(const Schedule& schedule);
+  void begin(const Schedule& schedule, int ranks);
   std::vector<std::string> end();
 
   // Marks the calling thread as the main thread of a rank.
@@ -106,16 +108,15 @@ class Simulator {
   };
   struct RankThread {
     int rank;
-    bool idle;  // in a wait, or its last calls were many queries without success
+    bool idle;  // in a wait, or made many queries without success, since the last activity
     std::string what;
-    int queries = 0;  // without success, since its last other call
+    int queries = 0;  // without success, since the last activity
   };
 
   Simulator();
   bool advance();
   bool step(CUstream_st& stream);
   void pop(CUstream_st& stream);
-  void note_activity();
   void check_progress();
   std::string describe_deadlock() const;
   std::string describe_queues() const;
@@ -127,6 +128,7 @@ class Simulator {
   std::vector<Device> devices_;
   std::vector<CUstream_st*> busy_;  // streams with a queue
   std::vector<RankThread*> ranks_;
+  int to_start_ = 0;  // ranks
   Schedule schedule_;
   std::chrono::steady_clock::time_point last_activity_ = {};
   bool failed_ = false;

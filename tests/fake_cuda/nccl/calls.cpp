@@ -98,6 +98,7 @@ std::tuple<int, int, Call> connection(const Operation& o, int rank) {
 
 void announce(const Launch& launch) {
   for (const Operation& o : launch.operations) launch.comm->clique->calls.insert(connection(o, launch.comm->rank));
+  Simulator::instance().note_activity();
 }
 
 bool is_connected(const Launch& launch) {

@@ -40,6 +40,7 @@ void join_clique(ncclComm& comm, const std::shared_ptr<Clique>& clique, int rank
   clique->members[static_cast<std::size_t>(rank)] = &comm;
   clique->devices[static_cast<std::size_t>(rank)] = comm.device;
   ++clique->joined;
+  Simulator::instance().note_activity();
 }
 
 ncclResult_t result_of(Outcome outcome) {
@@ -83,6 +84,7 @@ bool settled(ncclComm& comm) {
 
 void leave(ncclComm& comm) {
   if (!std::exchange(comm.finalized, true)) ++comm.clique->leaving;
+  Simulator::instance().note_activity();
 }
 
 }  // namespace
