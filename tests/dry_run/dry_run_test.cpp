@@ -50,7 +50,10 @@ Options any_options() {
   options.optimizer = *rc::gen::elementOf(std::vector<std::string>{"adamw", "sgd", "muon"});
   options.dropout = coin() ? 0 : 0.1;
   options.predict_tokens = coin() ? 1 : 2;
-  if (coin()) options.experts.emplace().balance = "forced";  // a dry run cannot know the choice of a router
+  if (coin()) {
+    options.experts.emplace().balance = "forced";  // a dry run cannot know the choice of a router
+    options.batch = 8;  // each piece has rows for all ranks, since peers send what this one sends
+  }
   return options;
 }
 
