@@ -92,7 +92,7 @@ class DTENSOR_API Communicator {
   Work all_reduce_list(at::TensorList tensors, ReduceOp op) const;
   Work broadcast(const at::Tensor& tensor, int root) const;  // in place
   // Messages between two members match in the order of the calls, for each tag separately. A tag outside
-  // [0, kMessageTags) is an error on every backend. NCCL has no tags: it matches all messages of a pair in call order.
+  // [0, kMessageTags) is an error on every backend.
   Work send(const at::Tensor& tensor, int peer, int tag = 0) const;
   Work recv(const at::Tensor& tensor, int peer, int tag = 0) const;
   void barrier() const;

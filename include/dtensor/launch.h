@@ -26,8 +26,8 @@ DTENSOR_API int finish_output(int status);
 // NCCL communicators, for programs that link dtensor::cuda. launch() uses them automatically.
 
 // A communicator of the same ranks as `cpu` (thread ranks or MPI processes). It moves tensors of CUDA device `device`
-// of each rank with NCCL, and stages small CPU tensors on that device. `cpu` exchanges the NCCL ids of this
-// communicator and its subgroups. Collective.
+// of each rank with NCCL. `cpu` moves CPU tensors, and exchanges the NCCL ids of this communicator and its subgroups.
+// Collective.
 DTENSOR_API Communicator nccl_communicator(const Communicator& cpu, int device, RunOptions options = {});
 
 }  // namespace dtensor
