@@ -231,6 +231,7 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   const bool simulated = any_simulated(args);
   const OperatorCounter counter(op, args);
   if (!simulated) {
+    const c10::impl::ExcludeDispatchKeyGuard as_usual(kSimulatedKey);  // what the kernel allocates, it reads
     op.redispatchBoxed(below, stack);
   } else if (known.kind == Kind::read) {
     read(op, *stack);

@@ -42,8 +42,9 @@ std::string printed(Words words, train::Kind kind) {
   argv.push_back(nullptr);
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
-  EXPECT_EQ(train::run_program(kind, static_cast<int>(words.size()), argv.data()), 0);
-  testing::internal::GetCapturedStderr();
+  const int status = train::run_program(kind, static_cast<int>(words.size()), argv.data());
+  const auto errors = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(status, 0) << errors;
   return testing::internal::GetCapturedStdout();
 }
 

@@ -13,11 +13,11 @@ namespace {
 std::atomic<int> cpu_calls = 0;
 
 TORCH_LIBRARY(there, m) {
-  for (const char* name : {"only", "both", "kept_backward"}) m.def(c10::str(name, "(Tensor x) -> Tensor").c_str());
-  for (const char* name : {"only", "both", "kept_backward"}) {
+  for (const char* name : {"only", "both", "kept"}) m.def(c10::str(name, "(Tensor x) -> Tensor").c_str());
+  for (const char* name : {"only", "both", "kept"}) {
     m.impl(name, c10::DispatchKey::PrivateUse1, [](const at::Tensor& x) { return x * 2; });
   }
-  for (const char* name : {"both", "kept_backward"}) {
+  for (const char* name : {"both", "kept"}) {
     m.impl(name, c10::DispatchKey::CPU, [](const at::Tensor& x) -> at::Tensor {
       ++cpu_calls;
       TORCH_CHECK(false, "the CPU kernel refuses sizes ", x.sizes());
@@ -25,9 +25,9 @@ TORCH_LIBRARY(there, m) {
   }
 }
 
-std::string error_with_uneven_parts(const char* name) {
+std::string error_with_uneven_parts(const char* name, const Rule& rule = Rule("m -> m").no_meta()) {
   const std::string op = c10::str("there::", name);
-  RuleBook::get().rule(op, Rule("m -> m").no_meta());
+  RuleBook::get().rule(op, rule);
   std::string error;
   on_device_mesh({2}, [&](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::ones({5}), mesh, {Shard(0)});
@@ -50,9 +50,8 @@ TEST(OtherDevice, CpuKernelsCheckUnevenCalls) {
 
 TEST(OtherDevice, KernelsOfTheDeviceOnlyAreNotRefused) { EXPECT_EQ(error_with_uneven_parts("only"), "no error"); }
 
-// What the operator saved for its backward is not checked.
-TEST(OtherDevice, BackwardPassesAreNotCheckedOnTheCpu) {
-  EXPECT_EQ(error_with_uneven_parts("kept_backward"), "no error");
+TEST(OtherDevice, CallsWithSavedResultsAreNotCheckedOnTheCpu) {
+  EXPECT_EQ(error_with_uneven_parts("kept", Rule("m -> m").no_meta().takes_saved_results()), "no error");
 }
 
 }  // namespace

@@ -115,7 +115,7 @@ std::vector<Row> rows_of_both() {
       {"--ranks", {"2"}, says("2 thread ranks")},
       {"--backend", {"nccl"}, says("nccl")},
       {"--device", {"cuda"}, says("--device cuda: no GPU")},  // With a GPU: scripts/gpu_check.sh.
-      {"--peak-tflops", {"0.001"}, says("of 0.001 (MFU)")},
+      {"--peak-tflops", {"0.001"}, says("of 0.001 (MFU of PaLM)")},
       {"--model", {"gpt-153m"}, loss_at_once, {"--hidden", "16", "--layers", "1"}},
       {"--hidden", {"32"}, loss_at_once},
       {"--layers", {"2"}, loss_at_once},
