@@ -33,7 +33,9 @@ TEST(NcclTypes, EverySupportedReductionHasANcclType) {
        {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kBool, at::kByte, at::kChar, at::kShort, at::kUInt16,
         at::kInt, at::kUInt32, at::kLong, at::kUInt64, at::kComplexFloat, at::kComplexDouble}) {
     for (const auto op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min, ReduceOp::product}) {
-      if (supports_reduction(dtype, op)) EXPECT_NO_THROW(nccl_reduction(dtype, op)) << dtype;
+      if (supports_reduction(dtype, op)) {
+        EXPECT_NO_THROW(nccl_reduction(dtype, op)) << dtype;
+      }
     }
   }
 }

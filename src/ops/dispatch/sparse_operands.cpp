@@ -58,8 +58,8 @@ void register_sparse_mixing(Handles& handles) {
   auto& dispatcher = c10::Dispatcher::singleton();
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-  for (const auto [key, on_cpu] : {std::pair(DispatchKey::SparseMeta, DispatchKey::SparseCPU),
-                                   std::pair(DispatchKey::SparseCsrMeta, DispatchKey::SparseCsrCPU)}) {
+  for (const auto& [key, on_cpu] : {std::pair(DispatchKey::SparseMeta, DispatchKey::SparseCPU),
+                                    std::pair(DispatchKey::SparseCsrMeta, DispatchKey::SparseCsrCPU)}) {
     const auto kernel = [] { return c10::KernelFunction::makeFromBoxedFunction<&mixed_with_sparse>(); };
     handles.push_back(dispatcher.registerFallback(key, kernel(), "dtensor: sparse tensors among DTensors"));
     for (const auto& name : dispatcher.getAllOpNames()) {

@@ -33,7 +33,7 @@ at::Tensor aligned(const at::Tensor& t) {
 struct Grouped {
   at::Tensor a, b, ends;
   at::DimVector sizes;  // of the result
-  std::int64_t along_a, along_b, along_result, groups_a, groups_b, groups_result;
+  std::int64_t along_a = -1, along_b = -1, along_result = -1, groups_a = -1, groups_b = -1, groups_result = -1;
 };
 
 Grouped read(const LocalCall& call, const LocalArgs& args) {
