@@ -42,6 +42,8 @@ std::string cut_to_terminal(std::string line, int descriptor) {
 Progress::Progress(std::int64_t steps) : steps_(steps), terminal_(isatty(STDERR_FILENO) == 1) {}
 
 void Progress::show(const StepRecord& record) {
+  std::int64_t received = 0;
+  for (const auto& [axis, bytes] : record.moved) received += bytes;
   const std::int64_t done = record.step + 1;
   smooth_seconds_ = smooth_seconds_ == 0 ? record.seconds : 0.9 * smooth_seconds_ + 0.1 * record.seconds;
   const bool last = done == steps_;
@@ -51,7 +53,7 @@ void Progress::show(const StepRecord& record) {
   const std::string line = fmt::format("step {:>{}}/{} [{:<{}}] loss {:.4f}  {:.0f} tokens/s  received {}", done,
                                        std::to_string(steps_).size(), steps_, bar, kWidth, record.loss,
                                        static_cast<double>(record.tokens) / std::max(smooth_seconds_, 1e-9),
-                                       received_bytes_text(record.moved));
+                                       bytes_text(static_cast<double>(received)));
   const std::string shown =
       terminal_ ? "\r\033[K" + cut_to_terminal(line, STDERR_FILENO) + (last ? "\n" : "") : line + "\n";
   std::fputs(shown.c_str(), stderr);
