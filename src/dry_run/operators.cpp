@@ -10,6 +10,7 @@
 #include "dry_run/state.h"
 #include "dtensor/debug.h"
 #include "internal/simulated.h"
+#include "ops/dispatch/for_each_tensor.h"
 #include "sharding_prop/operators/native_kernel.h"
 #include "sharding_prop/propagate.h"
 #include "tensor/impl/dtensor_impl.h"
@@ -62,16 +63,6 @@ const Operator& operator_of(const c10::OperatorHandle& op) {
   return *entry;
 }
 
-template <class F>
-void for_each_tensor(const c10::IValue& value, const F& fn) {
-  if (value.isTensor()) return fn(value.toTensor());
-  if (!value.isList()) return;
-  const auto items = value.toListRef();
-  for (const auto& item : items) {
-    if (item.isTensor()) fn(item.toTensor());
-  }
-}
-
 bool any_simulated(c10::ArrayRef<c10::IValue> args) {
   bool found = false;
   for (const auto& value : args) for_each_tensor(value, [&](const at::Tensor& t) { found = found || is_simulated(t); });
@@ -95,17 +86,9 @@ OpCall describe(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   OpCall call;
   call.info = &info;
   call.args = args;
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    const int arg = static_cast<int>(i);
-    if (info.args[i].kind == ArgKind::tensor) {
-      add_operand(call, args[i].isTensor() ? args[i].toTensor() : at::Tensor(), arg, -1);
-    } else if (info.args[i].kind == ArgKind::tensor_list && args[i].isList()) {
-      int position = 0;
-      for (const c10::IValue& item : args[i].toListRef()) {
-        add_operand(call, item.isTensor() ? item.toTensor() : at::Tensor(), arg, position++);
-      }
-    }
-  }
+  for_each_operand(info, args, [&](std::size_t arg, int position, const c10::IValue& value) {
+    add_operand(call, value.isTensor() ? value.toTensor() : at::Tensor(), static_cast<int>(arg), position);
+  });
   return call;
 }
 
