@@ -52,7 +52,7 @@ class Unit {
   std::vector<at::Tensor> full_;
 };
 
-class FullySharded final : public Training {
+class FullySharded final : public ManualTraining {
  public:
   FullySharded(const dtensor::Communicator& world, const train::Options& options)
       : world_(world), heads_(train::gpt_config(options).heads) {

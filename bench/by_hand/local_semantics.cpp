@@ -41,6 +41,9 @@ class LocalSemantics final : public Training {
     const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {world.size()}, {"shard"});
     for (auto& layer : model_.layers) dtensor::fully_shard(*layer, mesh);
     dtensor::fully_shard(model_, mesh);
+    parameters_ = model_.parameters();
+    optimizer_.emplace(parameters_, dtensor::AdamWOptions{
+                                        .beta1 = kBeta1, .beta2 = kBeta2, .eps = kEps, .weight_decay = kWeightDecay});
   }
 
  private:
@@ -52,29 +55,17 @@ class LocalSemantics final : public Training {
     world_.all_reduce(mean, dtensor::ReduceOp::avg).wait();
     return mean.item<double>();
   }
-  std::vector<at::Tensor> parameters() override { return locals(model_.parameters()); }
-  std::vector<at::Tensor> gradients() override {
-    std::vector<at::Tensor> all;
-    for (const auto& p : model_.parameters()) all.push_back(p.grad());
-    return locals(all);
-  }
-  double total_norm(const std::vector<at::Tensor>& gradients) override {
-    const at::Tensor squares = at::stack(at::_foreach_norm(gradients)).square().sum();
-    world_.all_reduce(squares, dtensor::ReduceOp::sum).wait();
-    return std::sqrt(squares.item<double>());
-  }
-  void zero_grad() override {
-    for (auto& p : model_.parameters()) p.mutable_grad().reset();
-  }
-  static std::vector<at::Tensor> locals(const std::vector<at::Tensor>& tensors) {
-    const at::NoGradGuard no_grad;
-    std::vector<at::Tensor> all;
-    for (const auto& t : tensors) all.push_back(dtensor::DTensor(t).to_local());
-    return all;
+  void update(double clip, double lr) override {
+    dtensor::clip_grad_norm_(parameters_, clip);
+    optimizer_->set_lr(lr);
+    optimizer_->step();
+    optimizer_->zero_grad();
   }
 
   dtensor::Communicator world_;
   Transformer model_;
+  std::vector<at::Tensor> parameters_;
+  std::optional<dtensor::AdamW> optimizer_;
 };
 
 }  // namespace

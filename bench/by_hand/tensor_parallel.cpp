@@ -58,7 +58,7 @@ struct Gather : torch::autograd::Function<Gather> {
   }
 };
 
-class TensorParallel final : public Training {
+class TensorParallel final : public ManualTraining {
  public:
   TensorParallel(const dtensor::Communicator& world, const train::Options& options)
       : world_(world), heads_(train::gpt_config(options).heads / world.size()) {

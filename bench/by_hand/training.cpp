@@ -37,38 +37,29 @@ Weights make_weights(const train::Options& options) {
   return weights;
 }
 
-namespace {
-
-struct AdamW {
-  std::vector<at::Tensor> first, second, steps;
-
-  void step(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& gradients, double lr) {
-    for (const auto& p : parameters) {
-      if (first.size() == parameters.size()) break;
-      first.push_back(at::zeros_like(p)), second.push_back(at::zeros_like(p)),
-          steps.push_back(at::zeros({}, at::kFloat));
-    }
-    at::_foreach_add_(steps, 1);
-    at::_fused_adamw_(parameters, gradients, first, second, {}, steps, lr, 0.9, 0.95, 0.1, 1e-8, false, false);
+void ManualTraining::update(double clip, double lr) {
+  const auto values = parameters(), slices = gradients();
+  const double norm = total_norm(slices);
+  if (norm > clip) at::_foreach_mul_(slices, clip / (norm + 1e-6));
+  for (const auto& p : values) {
+    if (first_.size() == values.size()) break;
+    first_.push_back(at::zeros_like(p)), second_.push_back(at::zeros_like(p));
+    steps_.push_back(at::zeros({}, at::kFloat));
   }
-};
-
-}  // namespace
+  at::_foreach_add_(steps_, 1);
+  at::_fused_adamw_(values, slices, first_, second_, {}, steps_, lr, kBeta1, kBeta2, kWeightDecay, kEps, false, false);
+  zero_grad();
+}
 
 Losses Training::run(const train::Options& o, const train::Corpus& corpus) {
   using Clock = std::chrono::steady_clock;
   Losses losses;
-  AdamW adamw;
   for (std::int64_t step = 0; step < o.steps; ++step) {
     const auto begin = Clock::now();
     losses.loss.push_back(forward_backward(corpus.batch(o.seed, step, {o.batch, o.seq})));
     const at::NoGradGuard no_grad;
-    const auto slices = gradients();
-    const double norm = total_norm(slices);
-    if (norm > o.clip) at::_foreach_mul_(slices, o.clip / (norm + 1e-6));
     const double reached = o.warmup == 0 ? 1.0 : static_cast<double>(step + 1) / static_cast<double>(o.warmup);
-    adamw.step(parameters(), slices, o.lr * std::min(1.0, reached));
-    zero_grad();
+    update(o.clip, o.lr * std::min(1.0, reached));
     losses.seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
   }
   return losses;

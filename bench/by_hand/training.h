@@ -31,21 +31,35 @@ struct Losses {
   std::vector<double> loss, seconds;  // Of each step.
 };
 
-// A training loop with AdamW and clipping; subclasses implement the steps of a kind of parallelism.
+// A training loop.
 class Training {
  public:
   virtual ~Training() = default;
   Losses run(const train::Options& options, const train::Corpus& corpus);
 
  protected:
-  // Forward and backward of the global batch. Returns the mean loss on every rank; gradients() returns the gradients.
+  // Forward and backward of the global batch. Returns the mean loss on every rank.
   virtual double forward_backward(const train::Batch& batch) = 0;
-  // The tensors that this rank updates.
+  // Clips the gradients to a total norm, and makes a step of AdamW.
+  virtual void update(double clip, double lr) = 0;
+};
+
+// Updates local tensors by ATen's operators; subclasses implement a kind of parallelism.
+class ManualTraining : public Training {
+ protected:
+  void update(double clip, double lr) final;
+  // The tensors that this rank updates, and their gradients.
   virtual std::vector<at::Tensor> parameters() = 0;
   virtual std::vector<at::Tensor> gradients() = 0;
   virtual double total_norm(const std::vector<at::Tensor>& gradients) = 0;
   virtual void zero_grad() = 0;
+
+ private:
+  std::vector<at::Tensor> first_, second_, steps_;
 };
+
+// AdamW's options of both.
+inline constexpr double kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kWeightDecay = 0.1;
 
 // Fully sharded: one flat buffer for each block, gathered for forward and for backward, and reduced after backward.
 std::unique_ptr<Training> fully_sharded(const dtensor::Communicator& world, const train::Options& options);
