@@ -12,7 +12,7 @@ TOPICS = {
     "Parallel modules": "parallelize fully_shard loss attention checkpoint_activations hooks named_tensors nn",
     "Mixture of experts": "moe moe/layer moe/router moe/experts moe/dispatch",
     "Pipelines": "pipeline pipeline_schedule",
-    "Distributed graphs and grids": "halo grid_halo",
+    "Distributed graphs and grids": "halo",
     "Language models": "nn/decoder",
     "Optimizers": "optim optim/optimizer optim/adamw optim/sgd optim/adagrad optim/muon optim/shampoo optim/clip grad_scaler torch_optimizer",
     "Random numbers, data and checkpoints": "random data checkpoint",

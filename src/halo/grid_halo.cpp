@@ -1,13 +1,12 @@
 // Ghost layers of grids: each dimension is a GraphHalo, whose rows are the layers. Dimensions follow one another, so
 // that later ones exchange the ghosts of earlier ones, which gives corners.
-#include "dtensor/grid_halo.h"
+#include "dtensor/halo.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 
-#include "dtensor/halo.h"
 #include "internal/shard_segments.h"
 
 namespace dtensor {

@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/dtensor.h"
-#include "dtensor/grid_halo.h"
+#include "dtensor/halo.h"
 #include "internal/shard_segments.h"
 #include "support/errors.h"
 #include "support/ranks.h"

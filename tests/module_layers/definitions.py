@@ -18,7 +18,6 @@ MODULES = {
     "events": "comm",
     "fully_shard": "parallel",
     "grad_scaler": "parallel",
-    "grid_halo": "halo",
     "hooks": "autograd",
     "inspect": "ops",
     "launch": "comm",
