@@ -25,9 +25,10 @@ DTENSOR_API int finish_output(int status);
 
 // NCCL communicators, for programs that link dtensor::cuda. launch() uses them automatically.
 
-// A communicator of the same ranks as `cpu` (thread ranks or MPI processes). It moves tensors of CUDA device `device`
-// of each rank with NCCL. `cpu` moves CPU tensors, and exchanges the NCCL ids of this communicator and its subgroups.
-// Collective.
-DTENSOR_API Communicator nccl_communicator(const Communicator& cpu, int device, RunOptions options = {});
+// A communicator of the same ranks as `cpu` (thread ranks, or processes, such as those of from_mpi). It moves tensors
+// of CUDA device `device` of each rank with NCCL. -1: the local rank, which is the number of the rank among those of
+// `cpu` on its host, modulo the visible devices. `cpu` moves CPU tensors, and exchanges the NCCL ids of this
+// communicator and its subgroups. Throws c10::Error if there is no device. Collective.
+DTENSOR_API Communicator nccl_communicator(const Communicator& cpu, int device = -1, RunOptions options = {});
 
 }  // namespace dtensor

@@ -1,5 +1,9 @@
 // One rank of a launched program on a GPU: a process of torchrun or Slurm (NCCL ids over sockets), a process of mpirun
 // (ids over MPI), or a thread of a single process. Registers itself when the library is loaded.
+#include <ATen/ATen.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -14,28 +18,30 @@ namespace dtensor {
 namespace nccl {
 namespace {
 
-const char* first_of(std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return value;
-  }
-  return nullptr;
-}
-
 int device_count() {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-// The GPU of this process: its rank on this host, modulo the visible GPUs; 0 if the launcher sets no local rank.
-int local_device(int devices) {
-  const char* local = first_of({"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"});
-  return local != nullptr ? std::atoi(local) % devices : 0;
+// The GPU of this rank: its number among the ranks of its host, modulo the visible GPUs. Collective.
+int local_device(const Communicator& cpu) {
+  const int devices = device_count();
+  TORCH_CHECK(devices > 0, "nccl_communicator: rank ", cpu.rank(), " has no GPU that CUDA can use");
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  const auto host = static_cast<std::int64_t>(std::hash<std::string_view>()(name));
+  std::vector<at::Tensor> hosts;
+  for (int rank = 0; rank < cpu.size(); ++rank) hosts.push_back(at::empty({1}, at::kLong));
+  cpu.all_gather(hosts, at::full({1}, host, at::kLong)).wait();
+  const auto same = [&](const at::Tensor& other) { return other.item<std::int64_t>() == host; };
+  const auto before = std::count_if(hosts.begin(), hosts.begin() + cpu.rank(), same);
+  return static_cast<int>(before % devices);
 }
 
 // Whether NCCL lets ranks share a GPU, for tests on few GPUs.
 bool can_share_devices() {
   constexpr int kFirstVersion = 23000;
-  const char* enabled = first_of({"NCCL_MULTI_RANK_GPU_ENABLE"});
+  const char* enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   int version = 0;
   return enabled != nullptr && std::string_view(enabled) == "1" && ncclGetVersion(&version) == ncclSuccess &&
          version >= kFirstVersion;
@@ -53,7 +59,7 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
   if (environment.mpi || environment.size > 1) {
     const ProcessMain over = environment.mpi ? mpi_main() : socket_main();
     if (over == nullptr) return refuse(environment, "started by mpirun, but this build has no MPI");
-    const auto body = [&](Communicator cpu) { fn(nccl_communicator(cpu, local_device(devices), options)); };
+    const auto body = [&](Communicator cpu) { fn(nccl_communicator(cpu, -1, options)); };
     return over(argc, argv, body, options, environment);
   }
   const int ranks = environment.threads > 0 ? environment.threads : devices;
@@ -82,7 +88,7 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
 }  // namespace nccl
 
 Communicator nccl_communicator(const Communicator& cpu, int device, RunOptions options) {
-  return Communicator(nccl::make_world_backend(cpu, device, options));
+  return Communicator(nccl::make_world_backend(cpu, device < 0 ? nccl::local_device(cpu) : device, options));
 }
 
 }  // namespace dtensor

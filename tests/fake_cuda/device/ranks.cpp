@@ -62,7 +62,7 @@ std::vector<std::string> errors_of_ranks(int ranks, const Schedule& schedule,
   return errors_of(ranks, schedule, [&] {
     run_local(ranks, [&](const Communicator& cpu) {
       const Simulator::RankScope scope(cpu.rank());
-      body(nccl_communicator(cpu, cpu.rank()));
+      body(nccl_communicator(cpu));  // all on one host: device r for rank r
     });
   });
 }
