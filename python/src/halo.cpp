@@ -4,8 +4,9 @@
 #include "bind.h"
 
 namespace dtensor::python {
+namespace {
 
-void bind_halo(py::module_& module) {
+void bind_graph_halo(py::module_& module) {
   py::class_<GraphHalo>(module, "GraphHalo",
                         "Which rows each rank sends to which: send_lists[i] are the rows of this rank (int64 [n]) that "
                         "rank i of `ranks`\n"
@@ -29,6 +30,9 @@ void bind_halo(py::module_& module) {
            "number of times. Collective.")
       .def("reduce", &GraphHalo::reduce, py::arg("rows"), ReleaseGil(),
            "The adjoint of exchange: adds the ghosts of rows [owned + ghosts, ...] to the owners' rows. Collective.");
+}
+
+void bind_partition(py::module_& module) {
   py::class_<GraphPart>(module, "GraphPart", "The part of a graph that one rank computes.")
       .def_readonly("nodes", &GraphPart::nodes, "Owned nodes of the graph, ascending.")
       .def_readonly("ghosts", &GraphPart::ghosts, "Nodes of other ranks, in the order of GraphHalo.exchange.")
@@ -45,6 +49,13 @@ void bind_halo(py::module_& module) {
              py::arg("ranks"), ReleaseGil(),
              "The rank of each node, int64 [nodes], by METIS: few edges between ranks. Collective.");
   module.def("is_metis_available", &is_metis_available, "Whether this build of the library has METIS.");
+}
+
+}  // namespace
+
+void bind_halo(py::module_& module) {
+  bind_graph_halo(module);
+  bind_partition(module);
 }
 
 }  // namespace dtensor::python

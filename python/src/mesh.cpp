@@ -129,17 +129,7 @@ py::object slice(const py::object& self, const std::variant<std::string, std::ve
   return with_root(self, mesh[std::get<std::vector<std::string>>(names)]);
 }
 
-}  // namespace
-
-void bind_mesh(py::module_& module) {
-  py::class_<DeviceMesh> mesh(
-      module, "DeviceMesh", py::dynamic_attr(),
-      "An n-dimensional array of ranks with named dimensions. `mesh`: world ranks, nested lists or an integer tensor.");
-  mesh.def(py::init(&from_ranks), py::arg("device_type"), py::arg("mesh"), py::arg("mesh_dim_names") = py::none());
-  mesh.def(py::init(&mesh_of), py::arg("mesh"),
-           "A copy, or the equivalent of a mesh of torch.distributed.device_mesh.");
-  accept_as<DeviceMesh>([](py::handle value) { return is_torch_mesh(value); });
-  bind_values(mesh);
+void bind_parts(py::class_<DeviceMesh>& mesh) {
   mesh.def("__getitem__", &slice, "The sub-mesh along the named dimensions that contains this rank.")
       .def(
           "_flatten",
@@ -161,6 +151,20 @@ void bind_mesh(py::module_& module) {
           },
           py::arg("mesh_dim") = py::none(), ReleaseGil(),
           "The communicator of a dimension, or of all ranks of the mesh.");
+}
+
+}  // namespace
+
+void bind_mesh(py::module_& module) {
+  py::class_<DeviceMesh> mesh(
+      module, "DeviceMesh", py::dynamic_attr(),
+      "An n-dimensional array of ranks with named dimensions. `mesh`: world ranks, nested lists or an integer tensor.");
+  mesh.def(py::init(&from_ranks), py::arg("device_type"), py::arg("mesh"), py::arg("mesh_dim_names") = py::none());
+  mesh.def(py::init(&mesh_of), py::arg("mesh"),
+           "A copy, or the equivalent of a mesh of torch.distributed.device_mesh.");
+  accept_as<DeviceMesh>([](py::handle value) { return is_torch_mesh(value); });
+  bind_values(mesh);
+  bind_parts(mesh);
   module.def(
       "init_device_mesh",
       [](const std::string& device, const std::vector<std::int64_t>& shape,

@@ -77,10 +77,7 @@ void bind_options(py::module_& module) {
       });
 }
 
-}  // namespace
-
-void bind_parallel(py::module_& module) {
-  bind_options(module);
+void bind_units(py::module_& module) {
   py::class_<FsdpUnit>(module, "FsdpUnit", "Parameters that are gathered and reduced in one collective.")
       .def("unshard", &FsdpUnit::unshard, ReleaseGil())
       .def("reshard", &FsdpUnit::reshard)
@@ -109,6 +106,9 @@ void bind_parallel(py::module_& module) {
   module.def("fully_shard", &shard, ReleaseGil());
   module.def(
       "reduce_gradients", [](const std::vector<at::Tensor>& tensors) { reduce_gradients(tensors); }, ReleaseGil());
+}
+
+void bind_scopes(py::module_& module) {
   bind_scope<NoGradientSync>(module, "NoGradientSync",
                              "While open, backward passes accumulate gradients unreduced; the next one outside reduces "
                              "them.")
@@ -118,6 +118,14 @@ void bind_parallel(py::module_& module) {
                             "While open, backward passes skip only the all-reduce over replicas (HSDP).")
       .def(py::init(
           [] { return ScopeContextManager<NoReplicaSync>([] { return std::make_unique<NoReplicaSync>(); }); }));
+}
+
+}  // namespace
+
+void bind_parallel(py::module_& module) {
+  bind_options(module);
+  bind_units(module);
+  bind_scopes(module);
   module.def(
       "linear_cross_entropy",
       [](const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets, std::int64_t ignore_index,
