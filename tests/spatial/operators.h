@@ -20,7 +20,7 @@ struct SpatialOperator {
   std::function<at::Tensor(const Tensors&)> run;
 };
 
-constexpr int kSpatialKinds = 17;
+constexpr int kSpatialKinds = 19;
 
 struct Range {
   std::int64_t smallest, largest;
@@ -94,6 +94,17 @@ inline SpatialOperator pooling(Draw& draw, Range range, bool average) {
           }};
 }
 
+inline SpatialOperator adaptive_average(Draw& draw, Range range) {
+  const auto dims = draw.integer(1, 3);
+  const Shape sizes = spatial_sizes(draw, dims, range), target = drawn(draw, dims, 1, 7);
+  return {
+      text_of("adaptive_avg_pool", {target}), dims, {image_of(draw, draw.integer(1, 2), sizes)}, [=](const Tensors& t) {
+        return dims == 1   ? at::adaptive_avg_pool1d(t[0], target)
+               : dims == 2 ? at::adaptive_avg_pool2d(t[0], target)
+                           : at::adaptive_avg_pool3d(t[0], target);
+      }};
+}
+
 inline SpatialOperator padding(Draw& draw, Range range, const char* mode) {
   const auto dims = draw.integer(1, 3);
   const Shape sizes = spatial_sizes(draw, dims, range);
@@ -135,6 +146,20 @@ inline SpatialOperator upsampling(Draw& draw, Range range) {
           dims,
           {image_of(draw, draw.integer(1, 2), sizes)},
           [=](const Tensors& t) { return upsampled(t[0], mode, target, align); }};
+}
+
+inline SpatialOperator antialiased(Draw& draw, Range range) {
+  const Shape sizes = spatial_sizes(draw, 2, range);
+  // With one column, ATen ignores the weights of rows.
+  const Shape target{draw.integer(1, 2 * sizes[0]), draw.integer(2, 2 * sizes[1] + 1)};
+  const bool cubic = draw.coin(), align = draw.coin();
+  return {text_of("antialiased upsample", {{cubic}, target, {align}}),
+          2,
+          {image_of(draw, draw.integer(1, 2), sizes)},
+          [=](const Tensors& t) {
+            return cubic ? at::_upsample_bicubic2d_aa(t[0], target, align)
+                         : at::_upsample_bilinear2d_aa(t[0], target, align);
+          }};
 }
 
 inline SpatialOperator roll(Draw& draw, Range range) {
@@ -233,8 +258,12 @@ inline SpatialOperator spatial_operator(Draw& draw, int kind, std::int64_t small
       return windows(draw, range, draw.coin());
     case 14:
       return fourier(draw, range);
+    case 15:
+      return adaptive_average(draw, range);
+    case 16:
+      return antialiased(draw, range);
     default:
-      return norm(draw, range, kind - 15);
+      return norm(draw, range, kind - 17);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "ops/local_kernels/exchanged_pieces.h"
 #include "ops/local_kernels/spatial/row_taps.h"
@@ -71,7 +72,53 @@ TapsOfRow cubic_in(const Resampled& r) {
   };
 }
 
+// The filters of antialiased interpolation: their support, and their value at a distance.
+struct Triangle {
+  static constexpr double kSupport = 1;
+  template <class Real>
+  static Real at(Real x) {
+    return std::max<Real>(0, 1 - std::abs(x));
+  }
+};
+struct Cubic {
+  static constexpr double kSupport = 2;
+  template <class Real>
+  static Real at(Real x) {
+    constexpr Real kA = -0.5;  // as Pillow and ATen
+    x = std::abs(x);
+    if (x < 1) return ((kA + 2) * x - (kA + 3)) * x * x + 1;
+    return x < 2 ? (((x - 5) * x + 8) * x - 4) * kA : 0;
+  }
+};
+
+// Weights that sum to 1. Rows of the result at the edges have fewer taps; the others have weight 0.
+template <class Real, class Filter>
+TapsOfRow antialiased_in(const Resampled& r) {
+  const auto ratio = at::native::area_pixel_compute_scale<Real>(r.before, r.after, r.align_corners, r.scale);
+  const Real stretch = std::max<Real>(ratio, 1), support = static_cast<Real>(Filter::kSupport) * stretch;
+  const auto count = static_cast<std::int64_t>(std::ceil(support)) * 2 + 1;
+  return [=](std::int64_t row) {
+    const Real center = ratio * (static_cast<Real>(row) + Real(0.5));
+    const auto begin = std::max(static_cast<std::int64_t>(center - support + Real(0.5)), std::int64_t{0});
+    const auto end = std::min(static_cast<std::int64_t>(center + support + Real(0.5)), r.before);
+    Taps taps;
+    Real sum = 0;
+    for (std::int64_t t = 0; t < count; ++t) {
+      const auto from = begin + t;
+      const Real weight = from < end ? Filter::at((static_cast<Real>(from) - center + Real(0.5)) / stretch) : Real(0);
+      taps.push_back({std::min(from, r.before - 1), weight});
+      sum += weight;
+    }
+    for (Tap& tap : taps) tap.weight /= sum;
+    return taps;
+  };
+}
+
 // Positions and weights are computed in the dtype that ATen computes them in.
+template <class Filter>
+TapsOfRow antialiased(const Resampled& r) {
+  return r.type == at::kDouble ? antialiased_in<double, Filter>(r) : antialiased_in<float, Filter>(r);
+}
 TapsOfRow linear(const Resampled& r) { return r.type == at::kDouble ? linear_in<double>(r) : linear_in<float>(r); }
 TapsOfRow cubic(const Resampled& r) { return r.type == at::kDouble ? cubic_in<double>(r) : cubic_in<float>(r); }
 
@@ -113,6 +160,12 @@ class Call {
   // Runs the ATen operator on the dimensions that are not in `sharded`; along those the sizes are `tensor`'s. `tensor`
   // is the argument `name`.
   at::Tensor run_unsharded(const std::vector<std::int64_t>& sharded, const char* name, const at::Tensor& tensor) {
+    // ATen's antialiased kernels ignore the vertical weights if rows have one element.
+    if (!pads_ && tensor.size(-1) == 1 && sharded.back() == tensor.dim() - 1) {
+      auto sizes = tensor.sizes().vec();
+      sizes.back() = 2;
+      return run_unsharded(sharded, name, tensor.expand(sizes).contiguous()).narrow(-1, 0, 1).contiguous();
+    }
     at::DimVector before(tensor.sizes()), after(tensor.sizes());
     for (std::int64_t d = first_; d < input_.dim(); ++d) {
       if (std::find(sharded.begin(), sharded.end(), d) != sharded.end()) {
@@ -224,6 +277,8 @@ void add_resampling_kernels(LocalKernels& kernels) {
   add("nearest_exact_split", resample<nearest_exact>, resample_backward<nearest_exact>);
   add("linear_split", resample<linear>, resample_backward<linear>);
   add("cubic_split", resample<cubic>, resample_backward<cubic>);
+  add("linear_aa_split", resample<antialiased<Triangle>>, resample_backward<antialiased<Triangle>>);
+  add("cubic_aa_split", resample<antialiased<Cubic>>, resample_backward<antialiased<Cubic>>);
   kernels.emplace("roll_split", roll_split);
 }
 

@@ -21,6 +21,19 @@ Rule windowed_spatial_dims(std::size_t count, const char* kernel) {
       "S");
 }
 
+// The windows of adaptive pooling follow from the sizes. Each rank adds its rows to the averages, which are Partial.
+Rule adaptive_average(std::size_t count) {
+  return Rule("N S -> N S=_; S = " + std::to_string(count))
+      .sharded_by_kernel("N", "adaptive_avg_split")
+      .sharded_by_kernel("S", "adaptive_avg_split")
+      .linear({0});
+}
+Rule adaptive_average_backward(std::size_t count) {
+  return Rule("N S=_, N S -> N S; S = " + std::to_string(count))
+      .sharded_by_kernel("N", "adaptive_avg_split_backward")
+      .sharded_by_kernel("S", "adaptive_avg_split_backward");
+}
+
 // Kernels that round their results to integers are linear only for floating-point dtypes.
 RuleFunction linear_in_fractions(const Rule& rule) {
   return [rule, linear = Rule(rule).linear({0})](const OpArgs& call) {
@@ -151,16 +164,16 @@ void add_pooling(RuleBook& book) {
     add_rounding(book, std::string("aten::") + op, windowed_spatial_dims(count, "avg_pool_split"));
   }
   add_rounding(book, "aten::avg_pool1d", spatial_rule(1));
-  book.rule("aten::adaptive_avg_pool1d", spatial_rule(1).linear({0}));
+  book.rule("aten::adaptive_avg_pool1d", adaptive_average(1));
   book.rule("aten::max_pool2d_with_indices", windowed_spatial_dims(2, "max_pool_split"));
   book.rule("aten::max_pool3d_with_indices", windowed_spatial_dims(3, "max_pool_split")).outputs(max_pool3d_outputs);
   book.rule("aten::adaptive_max_pool2d", spatial_rule(2));
   book.rule("aten::adaptive_max_pool3d", spatial_rule(3));
   for (const char* op : {"aten::_adaptive_avg_pool2d", "aten::adaptive_avg_pool2d"}) {
-    book.rule(op, spatial_rule(2).linear({0})).outputs(suggested_output_size);
+    book.rule(op, adaptive_average(2)).outputs(suggested_output_size);
   }
   for (const char* op : {"aten::_adaptive_avg_pool3d", "aten::adaptive_avg_pool3d"}) {
-    book.rule(op, spatial_rule(3).linear({0})).outputs(output_size);
+    book.rule(op, adaptive_average(3)).outputs(output_size);
   }
   book.rule("aten::max_unpool2d", spatial_rule(2)).outputs(unpooled_outputs);
   book.rule("aten::max_unpool3d", spatial_rule(3)).outputs(unpooled_outputs);
@@ -175,9 +188,9 @@ void add_pooling(RuleBook& book) {
     add_gradients(book, spatial_rule(count).sharded_by_kernel("N", kernel).kernel(kernel), count,
                   {adaptive.c_str(), fractional.c_str()});
   }
-  add_gradients(book, spatial_rule(2), 2, {"_adaptive_avg_pool2d_backward"});
-  add_gradients(book, spatial_rule(3), 3, {"_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward"},
-                contiguous_gradient);
+  add_gradients(book, adaptive_average_backward(2), 2, {"_adaptive_avg_pool2d_backward"});
+  add_gradients(book, adaptive_average_backward(3), 3,
+                {"_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward"}, contiguous_gradient);
   // The samples are [batch, channel, spatial dimensions].
   for (const char* count : {"2", "3"}) {
     book.rule(std::string("aten::fractional_max_pool") + count + "d",
@@ -239,9 +252,9 @@ void add_resampling(RuleBook& book) {
   add_interpolation(book, "bilinear2d", 2, "linear_split");
   add_interpolation(book, "trilinear3d", 3, "linear_split");
   add_interpolation(book, "bicubic2d", 2, "cubic_split");
-  for (const char* kind : {"lanczos2d", "bilinear2d_aa", "bicubic2d_aa", "lanczos2d_aa"}) {
-    add_interpolation(book, kind, 2, nullptr);
-  }
+  add_interpolation(book, "bilinear2d_aa", 2, "linear_aa_split");
+  add_interpolation(book, "bicubic2d_aa", 2, "cubic_aa_split");
+  for (const char* kind : {"lanczos2d", "lanczos2d_aa"}) add_interpolation(book, kind, 2, nullptr);
 }
 
 // The kernel computes the gradients of grid and input together, so the gradient of the grid is always returned.
