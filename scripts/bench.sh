@@ -25,6 +25,9 @@ echo "== Attention over a sharded sequence: ranks with one thread each against o
 for strategy in ring ulysses; do "$bench/bench_attention" --ranks 2 --strategy $strategy; done
 "$bench/bench_attention" --ranks 2 --strategy ring --placement contiguous
 echo
+echo "== Images whose rows are sharded: ranks with one thread each against one thread"
+for ranks in 2 4; do "$bench/bench_images" --ranks $ranks; done
+echo
 echo "== Collectives and memory of a training step against their formula"
 "$bench/bench_costs"
 echo

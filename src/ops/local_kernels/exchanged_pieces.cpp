@@ -12,15 +12,22 @@ std::int64_t number_at(const LocalArgs& args, const char* name, std::size_t plac
 
 at::Tensor resized(const at::Tensor& rows, std::int64_t dim, std::int64_t before, std::int64_t after,
                    const at::Scalar& value) {
-  if (before == 0 && after == 0) return rows;
+  const auto begin = std::max<std::int64_t>(-before, 0), end = rows.size(dim) - std::max<std::int64_t>(-after, 0);
+  const auto kept = rows.narrow(dim, begin, end - begin);
+  if (before <= 0 && after <= 0) return kept;
   std::vector<std::int64_t> amounts(static_cast<std::size_t>(2 * (rows.dim() - dim)), 0);
-  amounts[amounts.size() - 2] = before;
-  amounts[amounts.size() - 1] = after;
-  return at::constant_pad_nd(rows, amounts, value);
+  amounts[amounts.size() - 2] = std::max<std::int64_t>(before, 0);
+  amounts[amounts.size() - 1] = std::max<std::int64_t>(after, 0);
+  return at::constant_pad_nd(kept, amounts, value);
 }
 
 at::Tensor padded_rows(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value) {
   return resized(fetched.narrow(dim, piece.from, piece.length), dim, piece.before, piece.after, value);
+}
+
+at::Tensor padded_rows(const at::Tensor& fetched, const HaloExchange& exchange, const Piece& piece,
+                       const at::Scalar& value) {
+  return exchange.pieces().size() == 1 ? fetched : padded_rows(fetched, exchange.dim(), piece, value);
 }
 
 at::Tensor sum_but_channels(const at::Tensor& grad) {
@@ -38,6 +45,11 @@ at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec) {
   return at::zeros(spec->local_sizes, at::TensorOptions(spec->dtype).device(at::Device(call.mesh.device)));
 }
 
+at::Tensor empty_of(const LocalCall& call, const SpecPtr& spec) {
+  if (!spec) return {};
+  return at::empty(spec->local_sizes, at::TensorOptions(spec->dtype).device(at::Device(call.mesh.device)));
+}
+
 torch::jit::Stack run_piece(const LocalCall& call, torch::jit::Stack arguments,
                             std::initializer_list<std::pair<const char*, at::Tensor>> of_piece) {
   for (const auto& [name, tensor] : of_piece) arguments[index_of(call, name)] = tensor;
@@ -46,8 +58,21 @@ torch::jit::Stack run_piece(const LocalCall& call, torch::jit::Stack arguments,
   return arguments;
 }
 
-at::Tensor fetch_halo(const HaloExchanges& halos, at::Tensor local) {
-  for (const auto& exchange : halos) local = exchange.fetch_halo(local);
+at::Tensor fetch_halo(const HaloExchanges& halos, const at::Tensor& local, const at::Scalar& value) {
+  std::vector<HaloExchange::Margin> margins;
+  for (const auto& exchange : halos) {
+    if (exchange.pieces().size() != 1) continue;
+    margins.push_back({exchange.dim(), exchange.pieces()[0].before, exchange.pieces()[0].after});
+  }
+  return fetch_halo(halos, local, margins, value);
+}
+
+at::Tensor fetch_halo(const HaloExchanges& halos, at::Tensor local, at::ArrayRef<HaloExchange::Margin> margins,
+                      const at::Scalar& value) {
+  // The last exchange adds all margins, since the others would send them.
+  for (const auto& exchange : halos) {
+    local = &exchange == &halos.back() ? exchange.fetch_halo(local, margins, value) : exchange.fetch_halo(local);
+  }
   return local;
 }
 

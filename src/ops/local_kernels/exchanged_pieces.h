@@ -14,14 +14,18 @@ using Piece = HaloExchange::Piece;
 // The number of an int[] argument for spatial dimension `place`. A list of one number applies to all dimensions.
 std::int64_t number_at(const LocalArgs& args, const char* name, std::size_t place);
 
-// Adds rows of `value` before and after; negative numbers remove rows.
+// Adds rows of `value` before and after; negative numbers remove rows. A view if none are added.
 at::Tensor resized(const at::Tensor& rows, std::int64_t dim, std::int64_t before, std::int64_t after,
                    const at::Scalar& value = 0);
 // The rows of a piece, padded with `value` where its windows extend beyond the tensor.
 at::Tensor padded_rows(const at::Tensor& fetched, std::int64_t dim, const Piece& piece, const at::Scalar& value = 0);
+// The same of what fetch_halo(halos, ...) returned for `exchange`.
+at::Tensor padded_rows(const at::Tensor& fetched, const HaloExchange& exchange, const Piece& piece,
+                       const at::Scalar& value = 0);
 at::Tensor joined(const std::vector<at::Tensor>& parts, std::int64_t dim);
 at::Tensor sum_but_channels(const at::Tensor& grad);              // the gradient of a convolution's bias
 at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec);  // undefined if `spec` is null
+at::Tensor empty_of(const LocalCall& call, const SpecPtr& spec);  // the same without values
 
 // The exchanges for all spatial dimensions (2 and later) along which a convolution's `operand` is sharded, to compute
 // `result` (or its gradient). `transposed`: the operand is the input of a transposed convolution.
@@ -37,7 +41,11 @@ torch::jit::Stack convolution_piece_arguments(const LocalCall& call, const Local
 torch::jit::Stack run_piece(const LocalCall& call, torch::jit::Stack arguments,
                             std::initializer_list<std::pair<const char*, at::Tensor>> of_piece);
 
-at::Tensor fetch_halo(const HaloExchanges& halos, at::Tensor local);
+// The rows that this rank reads. Along a dimension with one piece, they include its padding of `value`.
+at::Tensor fetch_halo(const HaloExchanges& halos, const at::Tensor& local, const at::Scalar& value = 0);
+// The same with other margins.
+at::Tensor fetch_halo(const HaloExchanges& halos, at::Tensor local, at::ArrayRef<HaloExchange::Margin> margins,
+                      const at::Scalar& value);
 at::Tensor reduce_halo(const HaloExchanges& halos, at::Tensor shares);
 
 }  // namespace dtensor

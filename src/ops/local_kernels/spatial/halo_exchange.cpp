@@ -85,13 +85,16 @@ void append_range(Segments& segments, const Segment& range) {
 
 HaloExchange::HaloExchange(const Communicator& members, std::int64_t dim, std::vector<Segments> held,
                            std::vector<Segments> fetched)
-    : members_(members), dim_(dim), held_(std::move(held)), fetched_(std::move(fetched)) {}
+    : members_(members), dim_(dim), held_(std::move(held)), fetched_(std::move(fetched)) {
+  find_messages();
+}
 
 HaloExchange::HaloExchange(const Communicator& members, std::int64_t dim, std::vector<Segments> held,
                            const std::vector<Segments>& rows, const Window& window, std::int64_t n)
     : members_(members), dim_(dim), held_(std::move(held)) {
   for (const Segments& of_member : rows) fetched_.push_back(indexed_rows(of_member, window, n));
   if (!window.mirrored) pieces_ = pieces_of(rows[static_cast<std::size_t>(members_.rank())], fetched(), window, n);
+  find_messages();
 }
 
 HaloExchange::HaloExchange(const MeshImpl& mesh, const TensorSpec& operand, const TensorSpec& result, std::int64_t dim,
@@ -100,6 +103,12 @@ HaloExchange::HaloExchange(const MeshImpl& mesh, const TensorSpec& operand, cons
                    segments_of_ranks(operand, dim, shard_axes(&operand, dim)),
                    segments_of_ranks(result, dim, shard_axes(&operand, dim)), window,
                    operand.sizes[static_cast<std::size_t>(dim)]) {}
+
+void HaloExchange::find_messages() {
+  for (std::size_t m = 0; m < held_.size(); ++m) {
+    sends_ |= total_length(intersection(held_[m], fetched_[m])) < total_length(fetched_[m]);
+  }
+}
 
 const Segments& HaloExchange::fetched() const { return fetched_[static_cast<std::size_t>(members_.rank())]; }
 
@@ -117,30 +126,50 @@ HaloExchange::Parts HaloExchange::exchange(const at::Tensor& local, const std::v
   const Region held = region(local, from[me]), wanted = region(local, to[me]);
   Parts parts;
   std::vector<at::Tensor> outputs, inputs;
-  for (std::size_t m = 0; m < from.size(); ++m) {
+  for (std::size_t m = 0; sends_ && m < from.size(); ++m) {
     inputs.push_back(read_part(local, held, intersection(held, region(local, m == me ? Segments() : to[m]))));
     const Region received = intersection(region(local, m == me ? Segments() : from[m]), wanted);
     outputs.push_back(at::empty(received.sizes(), local.options()));
-    parts.emplace_back(received, outputs.back());
+    if (m != me) parts.emplace_back(received, outputs.back());
   }
-  members_.all_to_all(outputs, inputs).wait();
+  if (sends_) members_.all_to_all(outputs, inputs).wait();
   const Region own = intersection(held, wanted);
-  parts[me] = {own, read_part(local, held, own)};
+  parts.emplace(parts.begin(), own, read_part(local, held, own));
   return parts;
 }
 
-at::Tensor HaloExchange::fetch_halo(const at::Tensor& local) const {
-  const Region wanted = region(local, fetched_[static_cast<std::size_t>(members_.rank())]);
-  const at::Tensor result = at::empty(wanted.sizes(), local.options());
-  for (const auto& [part, rows] : exchange(local, held_, fetched_)) write_part(result, wanted, part, rows);
-  return result;
+at::Tensor HaloExchange::fetch_halo(const at::Tensor& local, at::ArrayRef<Margin> margins,
+                                    const at::Scalar& value) const {
+  const auto me = static_cast<std::size_t>(members_.rank());
+  const auto is_none = [](const Margin& m) { return m.before == 0 && m.after == 0; };
+  if (!sends_ && fetched_[me] == held_[me] && std::all_of(margins.begin(), margins.end(), is_none)) return local;
+  const Region wanted = region(local, fetched_[me]);
+  auto sizes = wanted.sizes();
+  for (const Margin& m : margins) sizes[static_cast<std::size_t>(m.dim)] += m.before + m.after;
+  const at::Tensor padded = at::empty(sizes, local.options());
+  at::Tensor rows = padded;
+  for (const Margin& m : margins) {
+    const auto end = rows.size(m.dim) - m.after;
+    if (m.before > 0) rows.narrow(m.dim, 0, m.before).fill_(value);
+    if (m.after > 0) rows.narrow(m.dim, end, m.after).fill_(value);
+    rows = rows.narrow(m.dim, m.before, end - m.before);
+  }
+  for (const auto& [part, values] : exchange(local, held_, fetched_)) write_part(rows, wanted, part, values);
+  return padded;
 }
 
 at::Tensor HaloExchange::reduce_halo(const at::Tensor& shares) const {
-  const Region held = region(shares, held_[static_cast<std::size_t>(members_.rank())]);
-  const at::Tensor sum = at::zeros(held.sizes(), shares.options());
-  for (const auto& [part, rows] : exchange(shares, fetched_, held_)) {
-    if (rows.numel() > 0) write_part(sum, held, part, read_part(sum, held, part) + rows);
+  const auto me = static_cast<std::size_t>(members_.rank());
+  const Region held = region(shares, held_[me]);
+  const Parts parts = exchange(shares, fetched_, held_);
+  const auto& [own, own_shares] = parts.front();
+  // Rows that this rank does not read itself start at 0.
+  const bool reads_all = own.sizes() == held.sizes();
+  const at::Tensor sum = reads_all ? own_shares.contiguous() : at::zeros(held.sizes(), shares.options());
+  if (!reads_all) write_part(sum, held, own, own_shares);
+  for (auto part = parts.begin() + 1; part != parts.end(); ++part) {
+    const auto& [where, rows] = *part;
+    if (rows.numel() > 0) write_part(sum, held, where, read_part(sum, held, where) + rows);
   }
   return sum;
 }

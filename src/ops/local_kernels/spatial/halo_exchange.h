@@ -47,16 +47,23 @@ class HaloExchange {
   std::int64_t dim() const { return dim_; }
   const Segments& fetched() const;  // the rows that this rank reads
 
-  // The operand rows that this rank reads, from itself and others, in ascending order.
-  // Collective over all ranks that share the dimension, including ranks without rows.
-  at::Tensor fetch_halo(const at::Tensor& local) const;
-  // Sums all ranks' contributions to the rows that they fetched, and returns the sums of this rank's own rows.
-  // Collective.
+  // Rows to add before and after those of a dimension.
+  struct Margin {
+    std::int64_t dim, before, after;
+  };
+  // The operand rows that this rank reads, from itself and others, in ascending order, with margins of `value`; `local`
+  // itself if no rows are added and no rank reads rows of another. Collective over all ranks that share the dimension,
+  // including ranks without rows.
+  at::Tensor fetch_halo(const at::Tensor& local, at::ArrayRef<Margin> margins = {}, const at::Scalar& value = 0) const;
+  // Sums all ranks' contributions to the rows that they fetched, and returns the sums of this rank's own rows; may
+  // alias `shares`. Collective.
   at::Tensor reduce_halo(const at::Tensor& shares) const;
 
  private:
+  void find_messages();
   Region region(const at::Tensor& local, const Segments& rows) const;
-  // What this rank receives from each member, and has itself, of its part of `to`; `from`: the rows of each member.
+  // What this rank has itself of its part of `to`, then what it receives from each member; `from`: the rows of each
+  // member.
   using Parts = std::vector<std::pair<Region, at::Tensor>>;
   Parts exchange(const at::Tensor& local, const std::vector<Segments>& from, const std::vector<Segments>& to) const;
 
@@ -64,6 +71,7 @@ class HaloExchange {
   std::int64_t dim_;
   std::vector<Segments> held_, fetched_;  // of each member
   std::vector<Piece> pieces_;
+  bool sends_ = false;  // whether a rank reads rows of another
 };
 
 }  // namespace dtensor

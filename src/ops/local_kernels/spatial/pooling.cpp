@@ -69,7 +69,7 @@ void run_over_pieces(const HaloExchanges& halos, const Pool& pool, const std::ve
     for (const auto& t : results) parts.push_back(t.narrow(exchange.dim(), piece.first, piece.rows));
     auto inner = begins;
     inner.push_back(piece.row * pool.stride[i] - pool.padding[i]);
-    run_over_pieces(halos, pool, parts, padded_rows(fetched, exchange.dim(), piece, value), value, inner, run);
+    run_over_pieces(halos, pool, parts, padded_rows(fetched, exchange, piece, value), value, inner, run);
   }
 }
 
@@ -110,7 +110,7 @@ void avg_pool_split(LocalCall& call) {
   if (halos.empty()) return return_zeros_if_empty(call) ? void() : call.info.op.callBoxed(call.stack);
   const auto type = accumulate_type(self.scalar_type());
   const auto fetched = fetch_halo(halos, self).to(type);
-  const auto sums = zeros_of(call, call.outputs[0]).to(type);
+  const auto sums = empty_of(call, call.outputs[0]).to(type);
   if (sums.numel() > 0) {
     const Stack stack = piece_arguments(call, args, pool, halos);
     run_over_pieces(halos, pool, {sums}, fetched, 0, {},
@@ -195,6 +195,12 @@ at::Tensor flat_index(const std::vector<at::Tensor>& coordinates, at::IntArrayRe
   return flat;
 }
 
+// Whether flat indices of a rank differ from global ones by a constant.
+bool shards_leading_dim(const HaloExchanges& halos, const Pool& pool) {
+  return halos.size() == 1 && halos[0].dim() == pool.dim(0);
+}
+std::int64_t elements_of_row(at::IntArrayRef plane) { return c10::multiply_integers(plane.slice(1)); }
+
 at::Scalar below_all(at::ScalarType type) {
   if (at::isIntegralType(type, false)) return reduce_identity(type, ReduceOp::max);
   return -std::numeric_limits<double>::infinity();
@@ -206,13 +212,19 @@ void max_pool_split(LocalCall& call) {
   const Pool pool(call, args, self.dim());
   const auto halos = exchanges(call, pool, args.spec("self"), call.outputs[0].get());
   if (halos.empty()) return return_zeros_if_empty(call) ? void() : call.info.op.callBoxed(call.stack);
-  const auto fetched = fetch_halo(halos, self);
-  const auto values = zeros_of(call, call.outputs[0]), indices = zeros_of(call, call.outputs[1]);
+  const auto lowest = below_all(self.scalar_type());
+  const auto fetched = fetch_halo(halos, self, lowest);
+  const auto values = empty_of(call, call.outputs[0]), indices = empty_of(call, call.outputs[1]);
   const auto plane = pool.spatial_sizes(args.global_sizes("self"));
   const PieceKernel run = [&, stack = piece_arguments(call, args, pool, halos)](
                               const auto& results, const at::Tensor& rows, const Begins& begins) {
     const Stack piece = run_piece(call, stack, {{"self", rows}});
     results[0].copy_(piece[0].toTensor());
+    if (shards_leading_dim(halos, pool) && begins[0] >= 0) {
+      results[1].copy_(piece[1].toTensor());
+      results[1].add_(begins[0] * elements_of_row(plane));
+      return;
+    }
     auto found = coordinates(piece[1].toTensor(), pool.spatial_sizes(rows.sizes()));
     for (std::size_t k = 0; k < halos.size(); ++k) {
       const auto i = pool.spatial_index(halos[k].dim());
@@ -222,8 +234,7 @@ void max_pool_split(LocalCall& call) {
     }
     results[1].copy_(flat_index(found, plane));
   };
-  if (values.numel() > 0)
-    run_over_pieces(halos, pool, {values, indices}, fetched, below_all(self.scalar_type()), {}, run);
+  if (values.numel() > 0) run_over_pieces(halos, pool, {values, indices}, fetched, lowest, {}, run);
   set_results(call, {values, indices});
 }
 
@@ -242,6 +253,30 @@ void check_within_windows(const at::Tensor& within) {
   TORCH_CHECK_INDEX(within.all().item<bool>(), "the gradient of a pooling: an index lies outside of its window");
 }
 
+// Flat global indices as flat indices into the fetched rows.
+at::Tensor fetched_index(const at::Tensor& indices, const HaloExchanges& halos, const Pool& pool,
+                         at::IntArrayRef plane) {
+  if (shards_leading_dim(halos, pool) && halos[0].fetched().size() == 1) {
+    const auto& rows = halos[0].fetched()[0];
+    const auto flat = indices - rows.offset * elements_of_row(plane);
+    const auto [lowest, highest] = at::aminmax(flat);
+    check_within_windows(lowest.ge(0).logical_and(highest.lt(rows.length * elements_of_row(plane))));
+    return flat;
+  }
+  auto within = indices.ge(0).logical_and_(indices.lt(c10::multiply_integers(plane)));
+  auto found = coordinates(indices, plane);
+  std::vector<std::int64_t> sizes = plane.vec();
+  for (const auto& exchange : halos) {
+    const auto i = pool.spatial_index(exchange.dim());
+    const auto index = to_local_index(found[i], exchange.fetched());
+    within.logical_and_(index.own);
+    found[i] = index.local;
+    sizes[i] = total_length(exchange.fetched());
+  }
+  check_within_windows(within);
+  return flat_index(found, sizes);
+}
+
 void max_pool_split_backward(LocalCall& call) {
   const LocalArgs args(call);
   const auto self = args.tensor("self"), grad = args.tensor("grad_output");
@@ -250,18 +285,7 @@ void max_pool_split_backward(LocalCall& call) {
   if (halos.empty()) return run_if_within_planes(call, pool.kernel.size());
   const auto shares = zeros_of_fetched(self, halos, accumulate_type(grad.scalar_type()));
   if (grad.numel() > 0) {
-    const auto plane = pool.spatial_sizes(args.global_sizes("self"));
-    const auto indices = args.tensor("indices");
-    auto within = indices.ge(0).logical_and_(indices.lt(c10::multiply_integers(plane)));
-    auto found = coordinates(indices, plane);
-    for (const auto& exchange : halos) {
-      auto& rows = found[pool.spatial_index(exchange.dim())];
-      const auto index = to_local_index(rows, exchange.fetched());
-      within.logical_and_(index.own);
-      rows = index.local;
-    }
-    check_within_windows(within);
-    const auto flat = flat_index(found, pool.spatial_sizes(shares.sizes()));
+    const auto flat = fetched_index(args.tensor("indices"), halos, pool, pool.spatial_sizes(args.global_sizes("self")));
     const auto first = static_cast<std::int64_t>(self.dim() - pool.count);
     shares.flatten(first).scatter_add_(first, flat.flatten(first), grad.to(shares.scalar_type()).flatten(first));
   }

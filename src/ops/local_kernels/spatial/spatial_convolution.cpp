@@ -21,42 +21,67 @@ at::Tensor run_over_pieces(const HaloExchanges& halos, std::size_t next, const a
   std::vector<at::Tensor> parts;
   const auto dim = halos[next].dim();
   for (const Piece& piece : halos[next].pieces()) {
-    parts.push_back(run_over_pieces(halos, next + 1, padded_rows(fetched, dim, piece), run));
+    parts.push_back(run_over_pieces(halos, next + 1, padded_rows(fetched, halos[next], piece), run));
   }
   return joined(parts, dim);
 }
 
-// This rank's input rows and their gradient (undefined if it is not requested).
-struct Rows {
-  at::Tensor input, gradient;
+// Rows of zeros around a piece of the result's gradient, and the padding of a convolution of the piece of the input
+// whose windows are the rows of both.
+struct Surroundings {
+  std::int64_t before, after, padding;
 };
 
-// Calls `run` for each piece of the input rows, with the result's gradients of the windows that reach them, from
-// `fetched`. The piece of the input is padded or cropped to the rows of these windows.
-void run_backward_over_pieces(const LocalArgs& args, const HaloExchanges& halos, std::size_t next, const Rows& rows,
-                              const at::Tensor& fetched,
-                              const std::function<at::Tensor(const at::Tensor& grad, const Rows& rows)>& run) {
-  if (next == halos.size()) {
-    if (const auto gradient = run(fetched, rows); gradient.defined()) rows.gradient.copy_(gradient);
-    return;
-  }
-  const auto dim = halos[next].dim();
-  const auto i = static_cast<std::size_t>(dim - 2);
+Surroundings surroundings_of(const LocalArgs& args, const HaloExchange& exchange, const Piece& piece) {
+  if (piece.length == 0) return {0, 0, 0};
+  const auto i = static_cast<std::size_t>(exchange.dim() - 2);
   const auto stride = number_at(args, "stride", i);
-  const auto span = number_at(args, "dilation", i) * (args.tensor("weight").size(dim) - 1) + 1;
-  for (const Piece& piece : halos[next].pieces()) {
-    if (piece.length == 0) continue;
-    const auto begin = piece.begin * stride - number_at(args, "padding", i);
-    const auto before = piece.row - begin, after = (piece.length - 1) * stride + span - before - piece.rows;
-    const Rows part{rows.input.narrow(dim, piece.first, piece.rows),
-                    rows.gradient.defined() ? rows.gradient.narrow(dim, piece.first, piece.rows) : at::Tensor()};
-    run_backward_over_pieces(args, halos, next + 1, {resized(part.input, dim, before, after), part.gradient},
-                             fetched.narrow(dim, piece.from, piece.length),
-                             [&](const at::Tensor& grad, const Rows& inner) {
-                               const auto gradient = run(grad, inner);
-                               return gradient.defined() ? resized(gradient, dim, -before, -after) : gradient;
-                             });
+  const auto span = number_at(args, "dilation", i) * (args.tensor("weight").size(exchange.dim()) - 1) + 1;
+  // How far the first window reaches beyond the first input row, and the last window beyond the last row.
+  const auto first = piece.row - (piece.begin * stride - number_at(args, "padding", i));
+  const auto last = (piece.length - 1) * stride + span - first - piece.rows;
+  const auto missing = std::max<std::int64_t>(last, 0) - first;
+  const auto before = missing > 0 ? (missing + stride - 1) / stride : 0, padding = first + before * stride;
+  const auto windows = (piece.rows + 2 * padding - span) / stride + 1;
+  return {before, windows - before - piece.length, padding};
+}
+
+at::Tensor fetch_gradient(const LocalArgs& args, const HaloExchanges& halos, const at::Tensor& grad) {
+  std::vector<HaloExchange::Margin> margins;
+  for (const auto& exchange : halos) {
+    if (exchange.pieces().size() != 1) continue;
+    const auto around = surroundings_of(args, exchange, exchange.pieces()[0]);
+    margins.push_back({exchange.dim(), around.before, around.after});
   }
+  return fetch_halo(halos, grad, margins, 0);
+}
+
+// The gradient of a piece of the input, undefined if it is not requested.
+using GradientOfPiece = std::function<at::Tensor(const at::Tensor& input, const at::Tensor& grad,
+                                                 const std::vector<std::int64_t>& padding)>;
+
+// Calls `run` for each piece of the input rows with the result's gradients of the windows that reach them, and joins
+// the gradients of the pieces.
+at::Tensor run_backward_over_pieces(const LocalArgs& args, const HaloExchanges& halos, std::size_t next,
+                                    const at::Tensor& input, const at::Tensor& fetched,
+                                    std::vector<std::int64_t> padding, const GradientOfPiece& run) {
+  if (next == halos.size()) return run(input, fetched, padding);
+  const auto dim = halos[next].dim();
+  std::vector<at::Tensor> parts;
+  for (const Piece& piece : halos[next].pieces()) {
+    const auto rows = input.narrow(dim, piece.first, piece.rows);
+    if (piece.length == 0) {  // no window reaches these rows
+      parts.push_back(at::zeros(rows.sizes(), rows.options()));
+      continue;
+    }
+    const auto [before, after, reach] = surroundings_of(args, halos[next], piece);
+    padding[static_cast<std::size_t>(dim - 2)] = reach;
+    const bool padded = halos[next].pieces().size() == 1;
+    const auto grad = padded ? fetched : resized(fetched.narrow(dim, piece.from, piece.length), dim, before, after);
+    parts.push_back(run_backward_over_pieces(args, halos, next + 1, rows, grad, padding, run));
+    if (!parts.back().defined()) parts.pop_back();
+  }
+  return parts.empty() ? at::Tensor() : joined(parts, dim);
 }
 
 std::vector<std::int64_t> spatial_dims_of(const TensorSpec& spec) {
@@ -75,8 +100,10 @@ void convolve_sharded_spatial(LocalCall& call, std::int64_t groups) {
   const LocalArgs args(call);
   const auto halos = halo_exchanges_of_convolution(call, args, *args.spec("input"), *call.outputs[0]);
   const auto fetched = fetch_halo(halos, args.tensor("input"));
-  auto result = zeros_of(call, call.outputs[0]);
-  if (result.numel() > 0 && args.tensor("weight").numel() > 0) {
+  at::Tensor result;
+  if (c10::multiply_integers(call.outputs[0]->local_sizes) == 0 || args.tensor("weight").numel() == 0) {
+    result = zeros_of(call, call.outputs[0]);
+  } else {
     Stack stack = convolution_piece_arguments(call, args, halos, groups);
     result = run_over_pieces(halos, 0, fetched, [&](const at::Tensor& input) {
       return run_piece(call, stack, {{"input", input}}).back().toTensor();
@@ -90,18 +117,23 @@ void convolve_sharded_spatial_backward(LocalCall& call, std::int64_t groups) {
   const auto grad = args.tensor("grad_output"), input = args.tensor("input");
   const auto halos = halo_exchanges_of_convolution(call, args, *args.spec("grad_output"), *args.spec("input"),
                                                    /*transposed=*/true);
-  const auto fetched = fetch_halo(halos, grad);
-  const at::Tensor of_input = zeros_of(call, call.outputs[0]), of_weight = zeros_of(call, call.outputs[1]);
-  if (input.numel() > 0 && fetched.numel() > 0 && args.tensor("weight").numel() > 0) {
+  const auto fetched = fetch_gradient(args, halos, grad);
+  const at::Tensor of_weight = zeros_of(call, call.outputs[1]);
+  at::Tensor of_input;
+  if (input.numel() == 0 || fetched.numel() == 0 || args.tensor("weight").numel() == 0) {
+    of_input = zeros_of(call, call.outputs[0]);
+  } else {
     Stack stack = convolution_piece_arguments(call, args, halos, groups);
     stack[index_of(call, "bias_sizes")] = c10::IValue();
-    stack[index_of(call, "output_mask")] = std::vector<bool>{of_input.defined(), of_weight.defined(), false};
-    run_backward_over_pieces(
-        args, halos, 0, {input, of_input}, fetched, [&](const at::Tensor& of_rows, const Rows& rows) {
-          const Stack piece = run_piece(call, stack, {{"grad_output", of_rows}, {"input", rows.input}});
-          if (of_weight.defined()) of_weight.add_(piece[1].toTensor());
-          return piece[0].toTensor();
-        });
+    stack[index_of(call, "output_mask")] = std::vector<bool>{call.outputs[0] != nullptr, of_weight.defined(), false};
+    const auto run = [&](const at::Tensor& rows, const at::Tensor& of_rows, const std::vector<std::int64_t>& padding) {
+      stack[index_of(call, "padding")] = padding;
+      const Stack piece = run_piece(call, stack, {{"grad_output", of_rows}, {"input", rows}});
+      if (of_weight.defined()) of_weight.add_(piece[1].toTensor());
+      return piece[0].toTensor();
+    };
+    const auto padding = stack[index_of(call, "padding")].toIntVector();
+    of_input = run_backward_over_pieces(args, halos, 0, input, fetched, padding, run);
   }
   set_results(call, {of_input, of_weight, call.outputs[2] ? sum_but_channels(grad) : at::Tensor()});
 }

@@ -37,7 +37,7 @@ void run_over_pieces(const LocalArgs& args, const HaloExchanges& halos, const at
     if (piece.length == 0) continue;
     auto inner = offsets;
     inner.emplace_back(dim, piece.begin * number_at(args, "stride", i) - number_at(args, "padding", i) - piece.row);
-    run_over_pieces(args, halos, out.narrow(dim, piece.first, piece.rows), padded_rows(fetched, dim, piece), inner,
+    run_over_pieces(args, halos, out.narrow(dim, piece.first, piece.rows), padded_rows(fetched, exchange, piece), inner,
                     run);
   }
 }
@@ -53,7 +53,7 @@ void run_backward_over_pieces(
     for (const auto& t : input_and_gradient) {
       parts.push_back(t.defined() ? t.narrow(dim, piece.first, piece.rows) : t);
     }
-    run_backward_over_pieces(halos, next + 1, parts, padded_rows(fetched, dim, piece), run);
+    run_backward_over_pieces(halos, next + 1, parts, padded_rows(fetched, halos[next], piece), run);
   }
 }
 
