@@ -15,6 +15,10 @@ const std::string& attention_call_name();
 // Throws with the values if sizes, types or options are inconsistent. The same on all ranks.
 void check_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options);
 
+// Whether tiles of these operands have a flash kernel, if no mask applies. CPU: any floating type. CUDA: half types
+// with equally many features for keys and values, a multiple of 8 up to 256.
+bool has_flash_kernel(const at::Tensor& q, const at::Tensor& v);
+
 // The mesh axes that shard the sequence of the operands; 0 if no operand is a DTensor.
 AxisMask sequence_axes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
@@ -35,8 +39,9 @@ struct CachedForward {
   std::function<void(const at::Tensor& out, const at::Tensor& lse)> keep = {};
 };
 
-// At least one operand is a DTensor on a CPU mesh; regular tensors count as Replicate. `text`, if given, receives the
-// strategies and their costs. `shown`: dispatch modes see the operator of one device. Collective over the mesh.
+// At least one operand is a DTensor on a CPU mesh, or on a CUDA mesh with operands that have a flash kernel; regular
+// tensors count as Replicate. `text`, if given, receives the strategies and their costs. `shown`: dispatch modes see
+// the operator of one device. Collective over the mesh.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
                   AttentionStrategy strategy, std::string* text, const CachedForward& kept = {}, bool shown = false);
 

@@ -99,6 +99,9 @@ Program context_parallel_program(std::uint64_t seed) {
   c.keys = c.queries = draw.integer(8, 40);
   c.heads = 8;
   c.groups = one_of<std::int64_t>(draw, {2, 8});
+  // Half types with 8 features have a flash kernel, so keys pass around; others gather them.
+  c.dtype = one_of<at::ScalarType>(draw, {at::kDouble, at::kHalf, at::kBFloat16});
+  c.features = c.values = one_of<std::int64_t>(draw, {4, 8, 8});
   c.options.causal = draw.coin();
   if (draw.coin()) c.options.window = draw.integer(1, 12);
   c.strategy = static_cast<AttentionStrategy>(draw.integer(0, 3));

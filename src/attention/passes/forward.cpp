@@ -38,11 +38,11 @@ class Merger {
   }
 
   // Whether a row's log-sum-exp is too far from zero for float precision and not negligible against the accumulated
-  // one.
-  bool loses_sums(const Tile& tile, std::int64_t head, const TileResult& part) const {
+  // one: a 0-dim bool.
+  at::Tensor loses_sums(const Tile& tile, std::int64_t head, const TileResult& part) const {
     const auto rows = [&](const at::Tensor& t) { return rows_of(t.narrow(1, head, part.out.size(1)), tile.q); };
     const auto have = top_.defined() ? rows(lse_) + rows(top_) : rows(lse_);
-    return item_or(exceeds_log_precision(part.lse).logical_and_(part.lse.ge(have - kNegligible)).any(), false);
+    return exceeds_log_precision(part.lse).logical_and_(part.lse.ge(have - kNegligible)).any();
   }
 
   void add(const Tile& tile, std::int64_t head, const TileResult& part, bool first) {
@@ -73,7 +73,7 @@ class Merger {
     comm.all_reduce_list({out_, share}, ReduceOp::sum).wait();
     out_.div_(share.masked_fill(nothing, 1).unsqueeze_(3));
     lse_ = top + share.log();
-    if (!item_or(top_.ne(0).any(), false)) top_ = at::Tensor();
+    if (top_.is_cpu() && !item_or(top_.ne(0).any(), false)) top_ = at::Tensor();
   }
 
   Forward finish(const at::Tensor& sinks, at::ScalarType type) {
@@ -133,7 +133,15 @@ void attend(const Scores& scores, const Tile& tile, const Inputs& in, Merger& me
     if (some.mask.defined() && some.mask.size(1) > 1) some.mask = some.mask.narrow(1, g * share, count * share);
     const Inputs part{in.q.narrow(1, g * share, count * share), in.k.narrow(1, g, count), in.v.narrow(1, g, count)};
     auto found = attend_tile(some, tile, part);
-    if (merger.loses_sums(tile, g * share, found)) found = attend_tile_with_row_max(some, tile, part);
+    if (in.q.is_cpu()) {
+      const bool loses = item_or(merger.loses_sums(tile, g * share, found), false);
+      if (loses) found = attend_tile_with_row_max(some, tile, part);
+    } else if (!first && !found.top.defined()) {
+      at::_assert_async(
+          merger.loses_sums(tile, g * share, found).logical_not(),
+          "attention: a row's scores exceed 1000, so blocks of keys cannot be merged in float32; scale the "
+          "queries, or use AttentionStrategyScope(ulysses)");
+    }
     merger.add(tile, g * share, found, first);
   }
 }

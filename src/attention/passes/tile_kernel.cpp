@@ -7,6 +7,7 @@
 
 #include <limits>
 
+#include "attention/dtensor_attention.h"
 #include "internal/simulated.h"
 
 namespace dtensor::attention_impl {
@@ -16,8 +17,12 @@ constexpr double kNothing = -std::numeric_limits<double>::infinity();
 constexpr double kFar = 1e3;  // above it, a float log-sum-exp has an error of more than 6e-5
 constexpr std::int64_t kScoresAtOnce = std::int64_t{1} << 20;  // elements of a part of the score matrix
 
-bool by_flash(const Scores& scores, const Inputs& in) {
-  return scores.dropout == 0 && in.q.size(3) == in.v.size(3) && in.q.size(3) > 0;
+// CUDA's flash kernel takes no bias, and its causal mask is that of equal lengths.
+bool by_flash(const Scores& scores, const Tile& tile, const Inputs& in) {
+  if (scores.dropout > 0 || !has_flash_kernel(in.q, in.v) || in.q.size(3) != in.v.size(3)) return false;
+  if (in.q.is_cpu()) return true;
+  if (scores.mask.defined() || tile.mask_kind == TileMask::masked) return false;
+  return tile.mask_kind != TileMask::causal || tile.q.length == tile.kv.length;
 }
 
 // [1, 1, l, s]
@@ -75,6 +80,11 @@ FlashBias flash_bias(const Scores& scores, const Tile& tile, const at::Tensor& q
 }
 
 TileResult flash_forward(const Scores& scores, const Tile& tile, const Inputs& in) {
+  if (!in.q.is_cpu()) {
+    const bool causal = tile.mask_kind == TileMask::causal;
+    const auto result = at::_scaled_dot_product_flash_attention(in.q, in.k, in.v, 0.0, causal, false, scores.scale);
+    return {std::get<0>(result), std::get<1>(result)};
+  }
   const auto [causal, bias] = flash_bias(scores, tile, in.q);
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, causal, bias, scores.scale);
   // The kernel returns 0 for rows without visible keys.
@@ -82,7 +92,17 @@ TileResult flash_forward(const Scores& scores, const Tile& tile, const Inputs& i
   return {out, lse};
 }
 
+// The forward kernel's other results are not used without dropout and packed sequences.
+Inputs flash_backward_on_device(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
+  const auto none = at::empty({0}, in.q.options().dtype(at::kLong));
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_backward(
+      rows.grad, in.q, in.k, in.v, rows.out, rows.lse.contiguous(), {}, {}, tile.q.length, tile.kv.length, 0.0,
+      tile.mask_kind == TileMask::causal, none, none, scores.scale);
+  return {dq, dk, dv};
+}
+
 Inputs flash_backward(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
+  if (!in.q.is_cpu()) return flash_backward_on_device(scores, tile, in, rows);
   const auto [causal, bias] = flash_bias(scores, tile, in.q);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       rows.grad, in.q, in.k, in.v, rows.out, rows.lse, 0.0, causal, bias, scores.scale);
@@ -193,11 +213,20 @@ Inputs math_backward(const Scores& scores, const Tile& tile, const Inputs& in, c
 
 }  // namespace
 
+bool has_flash_kernel(const at::Tensor& q, const at::Tensor& v) {
+  if (q.device().is_cpu()) return q.size(3) > 0;
+  constexpr std::int64_t kUnit = 8, kMost = 256;
+  const auto features = q.size(3);
+  const bool half = q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16;
+  return half && features == v.size(3) && features % kUnit == 0 && features > 0 && features <= kMost;
+}
+
 at::ScalarType accumulate_type(at::ScalarType type) { return at::toOpMathType(type); }
 
 TileResult attend_tile(const Scores& scores, const Tile& tile, const Inputs& in) {
-  return by_flash(scores, in) ? flash_forward(scores, tile, in)
-                              : math_forward(scores, tile, in, /*with_row_max=*/false);
+  // On a device the host does not read whether the maximum of a row matters.
+  return by_flash(scores, tile, in) ? flash_forward(scores, tile, in)
+                                    : math_forward(scores, tile, in, /*with_row_max=*/!in.q.is_cpu());
 }
 
 TileResult attend_tile_with_row_max(const Scores& scores, const Tile& tile, const Inputs& in) {
@@ -209,14 +238,14 @@ at::Tensor exceeds_log_precision(const at::Tensor& numbers) {
 }
 
 Inputs tile_gradients(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
-  const bool with_row_max = rows.top.defined() && item_or(rows.top.ne(0).any(), false);
-  return by_flash(scores, in) && !with_row_max ? flash_backward(scores, tile, in, rows)
-                                               : math_backward(scores, tile, in, rows);
+  const bool with_row_max = rows.top.defined() && (!in.q.is_cpu() || item_or(rows.top.ne(0).any(), false));
+  return by_flash(scores, tile, in) && !with_row_max ? flash_backward(scores, tile, in, rows)
+                                                     : math_backward(scores, tile, in, rows);
 }
 
 bool mask_sees(const Scores& scores, const Tile& tile) {
   const auto part = mask_part(scores, tile);
-  if (!part.defined()) return true;
+  if (!part.defined() || !part.is_cpu()) return true;
   return item_or((part.scalar_type() == at::kBool ? part : part.ne(kNothing)).any(), true);
 }
 

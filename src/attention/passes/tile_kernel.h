@@ -57,7 +57,7 @@ struct RowState {
 // Gradients of q, k and v of this tile.
 Inputs tile_gradients(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows);
 
-// Whether the mask lets any query of the tile attend to any key.
+// Whether the mask lets any query of the tile attend to any key. On a device: true, since reading would synchronize.
 bool mask_sees(const Scores& scores, const Tile& tile);
 
 }  // namespace dtensor::attention_impl

@@ -190,7 +190,48 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   Memory::instance().record_stream(self.storage().data(), static_cast<int>(stream.id()));
 }
 
+// CUDA's flash kernels by those of the CPU.
+using FlashResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt, at::Tensor,
+                               at::Tensor, at::Tensor>;
+at::Tensor on_device(const at::Tensor& t, const at::Tensor& like) {
+  const at::Tensor result = at::empty_like(t, like.options().dtype(t.scalar_type()));
+  on_host(result).copy_(t);
+  return result;
+}
+
+FlashResult flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout, bool causal, bool,
+                  std::optional<double> scale) {
+  TORCH_CHECK(!causal || q.size(2) == k.size(2), "CUDA's flash kernel aligns a causal mask at the last key");
+  const Kernel kernel("aten::_scaled_dot_product_flash_attention", {{q, false}, {k, false}, {v, false}});
+  const auto [out, lse] =
+      at::_scaled_dot_product_flash_attention_for_cpu(on_host(q), on_host(k), on_host(v), dropout, causal, {}, scale);
+  return {on_device(out, q), on_device(lse, q), {}, {}, q.size(2), k.size(2), {}, {}, {}};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
+    const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+    const at::Tensor& lse, const at::Tensor&, const at::Tensor&, c10::SymInt, c10::SymInt, double dropout, bool causal,
+    const at::Tensor&, const at::Tensor&, std::optional<double> scale) {
+  TORCH_CHECK(lse.is_contiguous() && lse.scalar_type() == at::kFloat && grad.scalar_type() == q.scalar_type() &&
+                  out.scalar_type() == q.scalar_type(),
+              "CUDA's flash kernel: expected a contiguous log-sum-exp in float and equal types");
+  const Kernel kernel("aten::_scaled_dot_product_flash_attention_backward",
+                      {{grad, false}, {q, false}, {k, false}, {v, false}, {out, false}, {lse, false}});
+  const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      on_host(grad), on_host(q), on_host(k), on_host(v), on_host(out), on_host(lse), dropout, causal, {}, scale);
+  return {on_device(dq, q), on_device(dk, q), on_device(dv, q)};
+}
+
+// The host does not wait for the value.
+void assert_async(const at::Tensor& condition, c10::string_view text) {
+  const Kernel kernel("aten::_assert_async", {{condition, false}});
+  TORCH_CHECK(*on_host(condition).const_data_ptr<bool>(), text);
+}
+
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("_assert_async.msg", &assert_async);
+  m.impl("_scaled_dot_product_flash_attention", &flash);
+  m.impl("_scaled_dot_product_flash_attention_backward", &flash_backward);
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("resize_", &resize_);

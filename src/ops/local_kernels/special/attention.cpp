@@ -29,8 +29,7 @@ namespace {
 using attention_impl::attend;
 using attention_impl::CachedForward;
 
-// The common mesh of the tensors if it is a CPU mesh, otherwise null. The context-parallel algorithms need the
-// log-sum-exp of the CPU's flash kernel; on other devices the kernels' rules gather keys.
+// The common mesh of the tensors, otherwise null.
 const MeshInfo* one_mesh(std::initializer_list<const at::Tensor*> tensors) {
   const MeshInfo* mesh = nullptr;
   for (const auto* t : tensors) {
@@ -40,8 +39,12 @@ const MeshInfo* one_mesh(std::initializer_list<const at::Tensor*> tensors) {
     if (mesh != nullptr && mesh != its) return nullptr;
     mesh = its;
   }
-  const bool cpu = mesh != nullptr && mesh->device == c10::kCPU && mesh->compute_mesh() == nullptr;
-  return cpu ? mesh : nullptr;
+  return mesh != nullptr && mesh->compute_mesh() == nullptr ? mesh : nullptr;
+}
+
+// The context-parallel algorithms need the log-sum-exp of a flash kernel. Without one, the kernels' rules gather keys.
+bool has_kernel(const MeshInfo& mesh, const at::Tensor& q, const at::Tensor& v) {
+  return mesh.device == c10::kCPU || (mesh.device == c10::kCUDA && attention_impl::has_flash_kernel(q, v));
 }
 
 const OpEntry& entry_of_attention() {
@@ -135,10 +138,12 @@ at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Te
 bool takes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
            double dropout, bool causal, bool gqa) {
   const bool masked = mask && mask->defined();
-  if (one_mesh({&q, &k, &v, masked ? &*mask : &q}) == nullptr || !at::globalContext().userEnabledFlashSDP())
-    return false;
+  const auto* mesh = one_mesh({&q, &k, &v, masked ? &*mask : &q});
+  if (mesh == nullptr || !at::globalContext().userEnabledFlashSDP()) return false;
   if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4 || q.numel() == 0 || k.numel() == 0 || v.numel() == 0) return false;
-  if (!q.is_floating_point() || q.scalar_type() != k.scalar_type() || q.scalar_type() != v.scalar_type()) return false;
+  if (!has_kernel(*mesh, q, v) || !q.is_floating_point() || q.scalar_type() != k.scalar_type() ||
+      q.scalar_type() != v.scalar_type())
+    return false;
   if (q.size(0) != k.size(0) || k.size(0) != v.size(0) || k.size(1) != v.size(1) || k.size(2) != v.size(2))
     return false;
   if (q.size(3) != k.size(3) || (gqa ? q.size(1) % k.size(1) != 0 : q.size(1) != k.size(1))) return false;
@@ -193,8 +198,8 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   }
   attention_impl::check_call(q, k, v, options);
   const bool learned_mask = options.mask.defined() && options.mask.requires_grad() && at::GradMode::is_enabled();
-  const bool ours = one_mesh({&q, &k, &v}) != nullptr &&
-                    one_mesh({&q, &k, &v, &options.mask, &options.sinks, &options.row_cu_seqlens}) != nullptr;
+  const auto* mesh = one_mesh({&q, &k, &v, &options.mask, &options.sinks, &options.row_cu_seqlens});
+  const bool ours = mesh != nullptr && one_mesh({&q, &k, &v}) != nullptr && has_kernel(*mesh, q, v);
   if (!ours || learned_mask || q.numel() == 0) {
     return attention_impl::reference_attention(q, k, v, options);
   }
