@@ -24,6 +24,8 @@ const char* category(dtensor::Event::Kind kind) {
       return "redistribution";
     case dtensor::Event::Kind::collective:
       return "collective";
+    case dtensor::Event::Kind::wait:
+      return "wait";
   }
   return "?";
 }

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
+
 #include "dtensor/comm.h"
 #include "dtensor/debug.h"
 #include "dtensor/export.h"
@@ -25,6 +27,42 @@ struct DryRunOptions {
   // The result of item() and of other reads of a floating-point number whose value a dry run does not know, such as a
   // loss for a log. Without a value, such a read is an error.
   std::optional<double> number = {};
+  // Whether DryRunReport::trace is recorded.
+  bool trace = false;
+  // Whether collectives run in the background, as NCCL's do: FSDP then gathers the next unit during the current one.
+  bool asynchronous = false;
+};
+
+// What a rank did in a step, in order. estimate_step() (dtensor/estimate.h) computes its time.
+struct DTENSOR_API StepTrace {
+  // What an event takes time for.
+  enum class Kind : std::uint8_t {
+    product,      // matrix products and convolutions
+    attention,    // scaled dot product attention
+    norm,         // normalizations and softmax: several passes over a row
+    elementwise,  // all other operators
+    collective,   // the start of a collective
+    wait,         // the first wait for its results
+    mark,         // StepRecorder::mark()
+  };
+  // One event.
+  struct Event {
+    Kind kind = Kind::elementwise;
+    at::ScalarType dtype = at::kFloat;  // of an operator's first tensor
+    std::int32_t name = 0;              // index into `names`: the operator, collective or mark
+    std::int32_t group = -1;            // of collectives and waits: index into `groups`; -1 for send and recv
+    std::int64_t flops = 0;             // of an operator
+    std::int64_t bytes = 0;             // read and written by an operator; received by a collective from other ranks
+    std::int64_t start = -1;            // of a wait: index of its collective in `events`
+  };
+  // The members of a collective.
+  struct Group {
+    std::string axis;                 // name of the mesh dimension
+    std::vector<std::int64_t> ranks;  // world ranks
+  };
+  std::vector<Event> events;
+  std::vector<std::string> names;
+  std::vector<Group> groups;
 };
 
 // The calls of one operator on local tensors.
@@ -51,6 +89,8 @@ struct DTENSOR_API DryRunReport {
   std::map<std::pair<std::string, std::string>, CommCount> collectives;
   // Operators by name. Only a dry run counts them.
   std::map<std::string, OperatorCount> operators;
+  // The events of the step, if DryRunOptions::trace is set.
+  StepTrace trace = {};
 
   // Whether both peaks are at most `bytes`.
   bool fits(std::int64_t bytes) const { return peak.bytes <= bytes && peak_before.bytes <= bytes; }
@@ -70,6 +110,8 @@ class DTENSOR_API StepRecorder {
   // A step begins: the report counts from here. Call it after the first step of training, which creates the states of
   // the optimizer. No effect if no recorder exists on this thread.
   static void begin_step();
+  // Adds a mark to the trace, which divides the estimated time (StepEstimate::marks). No effect without a trace.
+  static void mark(const std::string& name);
   // What was measured since then.
   DryRunReport report(const Communicator& world) const;
 

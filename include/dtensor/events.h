@@ -19,10 +19,15 @@ namespace dtensor {
 // Part of a training step.
 enum class Phase : std::uint8_t { forward, backward };
 
-// An operator, a collective or a redistribution of this rank.
+// An operator, a collective, a redistribution or a wait of this rank.
 struct Event {
   // The type of the event.
-  enum class Kind : std::uint8_t { op, redistribute, collective };
+  enum class Kind : std::uint8_t {
+    op,
+    redistribute,
+    collective,
+    wait,  // the first wait for a collective's results: its name, axis, ranks and sequence number, and no bytes
+  };
   // The type and the name.
   Kind kind = Kind::op;
   std::string name;        // operator, plan text or collective

@@ -37,13 +37,33 @@ std::string profiled_name(const CollectiveCall& call, std::int64_t bytes) {
   return c10::str("dtensor::", to_string(call.kind), "(", axis, bytes, " bytes)");
 }
 
+// A collective that emits an event when it is first waited for.
+class ReportedWork final : public Work::Impl {
+ public:
+  ReportedWork(Work work, Event event) : work_(std::move(work)), event_(std::move(event)) {
+    event_->kind = Event::Kind::wait;
+    event_->bytes = 0;
+  }
+  void wait() override {
+    if (event_) event_->begin = std::chrono::steady_clock::now();
+    work_.wait();
+    if (event_) emit_event(*std::exchange(event_, std::nullopt));
+  }
+  bool done() override { return work_.done(); }
+
+ private:
+  Work work_;
+  std::optional<Event> event_;
+};
+
 // Runs the backend's call without dispatch modes, and emits an event if there is a listener.
 template <class Run>
 auto report(const CommBackend& backend, const CollectiveCall& call, std::int64_t bytes, Run&& run) {
   const DisableDispatchModesGuard hidden;
   at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
   if (C10_UNLIKELY(profiled.isActive())) profiled.before(profiled_name(call, bytes));
-  if (!is_listening(Event::Kind::collective)) return run();
+  const bool reports_wait = is_listening(Event::Kind::wait);
+  if (!is_listening(Event::Kind::collective) && !reports_wait) return run();
   Event event;
   event.kind = Event::Kind::collective;
   event.name = to_string(call.kind);
@@ -53,6 +73,9 @@ auto report(const CommBackend& backend, const CollectiveCall& call, std::int64_t
   if (!message) event.ranks = backend.ranks(), event.sequence = call.sequence;
   event.begin = std::chrono::steady_clock::now();
   auto result = run();
+  if constexpr (std::is_same_v<decltype(result), Work>) {
+    if (reports_wait) result = Work(std::make_shared<ReportedWork>(std::move(result), event));
+  }
   emit_event(std::move(event));
   return result;
 }

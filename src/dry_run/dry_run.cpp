@@ -31,7 +31,15 @@ void StepRecorder::begin_step() {
   if (state.memory.peak().bytes > state.before.bytes) state.before = state.memory.peak();
   state.memory.reset_peak();
   state.collectives.reset();
-  if (auto* simulated = dry::current_state()) simulated->operators.clear();
+  auto* simulated = dry::current_state();
+  if (simulated == nullptr) return;
+  simulated->operators.clear();
+  if (simulated->trace) simulated->trace->clear();
+}
+
+void StepRecorder::mark(const std::string& name) {
+  auto* simulated = dry::current_state();
+  if (simulated != nullptr && simulated->trace) simulated->trace->add({.kind = StepTrace::Kind::mark}, name);
 }
 
 DryRunReport StepRecorder::report(const Communicator& world) const {
@@ -50,6 +58,18 @@ DryRunReport StepRecorder::report(const Communicator& world) const {
   return report;
 }
 
+namespace {
+
+// Adds the collectives and waits of this thread to the trace, if there is one.
+std::optional<EventListener> listen(const std::shared_ptr<dry::State>& state) {
+  if (!state->trace) return std::nullopt;
+  return std::optional<EventListener>(
+      std::in_place, [state](const Event& event) { state->trace->add(event); },
+      EventListener::Kinds{Event::Kind::collective, Event::Kind::wait});
+}
+
+}  // namespace
+
 DryRunReport dry_run(const DryRunOptions& options, const std::function<void(Communicator)>& fn) {
   TORCH_CHECK(options.ranks >= 1, "dry_run: expected at least 1 rank, got ", options.ranks);
   TORCH_CHECK(options.rank >= 0 && options.rank < options.ranks, "dry_run: expected a rank in [0, ", options.ranks,
@@ -57,13 +77,17 @@ DryRunReport dry_run(const DryRunOptions& options, const std::function<void(Comm
   DryRunReport report;
   const auto state = std::make_shared<dry::State>();
   state->number = options.number;
-  run_simulated_rank(options.ranks, options.rank, [&](const Communicator& world) {
+  if (options.trace) state->trace.emplace();
+  const SimulatedRanks which{options.ranks, options.rank, options.asynchronous};
+  run_simulated_rank(which, [&](const Communicator& world) {
     const dry::SimulationScope simulated(state);
+    const auto listener = listen(state);
     const StepRecorder recorder;
     fn(world);
     report = recorder.report(world);
   });
   report.operators = state->operators;
+  if (state->trace) report.trace = state->trace->take();
   return report;
 }
 

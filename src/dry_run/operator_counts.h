@@ -4,6 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "dtensor/dry_run.h"
+
 namespace dtensor::dry {
 
 class OperatorCounter {
@@ -14,7 +16,7 @@ class OperatorCounter {
 
  private:
   const c10::OperatorHandle& op_;
-  std::int64_t flops_ = 0, bytes_ = 0;
+  StepTrace::Event event_;
 };
 
 }  // namespace dtensor::dry

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "dry_run/trace.h"
 #include "dtensor/dry_run.h"
 #include "internal/scoped_value.h"
 
@@ -16,6 +17,7 @@ namespace dtensor::dry {
 struct State {
   std::optional<double> number;  // DryRunOptions::number
   std::map<std::string, OperatorCount> operators;
+  std::optional<TraceRecorder> trace;  // if it is recorded
 };
 using StatePtr = std::shared_ptr<State>;
 

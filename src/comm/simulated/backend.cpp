@@ -92,6 +92,7 @@ std::shared_ptr<CommBackend> SimulatedBackend::subgroup(at::IntArrayRef members,
   const auto own = std::find(members.begin(), members.end(), rank());
   auto group = std::make_shared<SimulatedBackend>(static_cast<int>(own - members.begin()), std::move(world));
   group->set_record(shared_record());
+  group->set_asynchronous(asynchronous_);
   return group;
 }
 

@@ -11,6 +11,8 @@ class SimulatedBackend final : public CommBackend {
   using CommBackend::CommBackend;
   const char* name() const override { return "simulated"; }
   bool supports(c10::DeviceType device) const override { return device == c10::kCPU; }
+  bool asynchronous() const override { return asynchronous_; }
+  void set_asynchronous(bool asynchronous) { asynchronous_ = asynchronous; }
 
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override;
   Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override;
@@ -33,6 +35,7 @@ class SimulatedBackend final : public CommBackend {
   void sum_equal(const CollectiveCall& call, const at::Tensor& tensor) const;
 
   std::string reason_;
+  bool asynchronous_ = false;
 };
 
 }  // namespace dtensor

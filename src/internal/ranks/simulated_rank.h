@@ -7,7 +7,13 @@
 
 namespace dtensor {
 
-// Runs fn on a thread of its own as `rank` of `ranks`, with the communicator of all ranks. Rethrows what it throws.
-void run_simulated_rank(int ranks, int rank, const std::function<void(Communicator)>& fn);
+// The rank that runs, of how many, and whether collectives run in the background.
+struct SimulatedRanks {
+  int ranks = 1, rank = 0;
+  bool asynchronous = false;
+};
+
+// Runs fn on a thread of its own with the communicator of all ranks. Rethrows what it throws.
+void run_simulated_rank(const SimulatedRanks& which, const std::function<void(Communicator)>& fn);
 
 }  // namespace dtensor
