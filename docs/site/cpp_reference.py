@@ -16,7 +16,7 @@ TOPICS = {
     "Language models": "nn/decoder",
     "Optimizers": "optim optim/optimizer optim/adamw optim/sgd optim/adagrad optim/muon optim/shampoo optim/clip grad_scaler torch_optimizer",
     "Random numbers, data and checkpoints": "random data checkpoint",
-    "Debugging and plots": "dry_run debug memory_kind inspect events chart",
+    "Debugging and plots": "dry_run estimate debug memory_kind inspect events chart",
     "Operators and backends of your own": "rule comm_backend",
 }
 NO_PAGE = {"dtensor", "export"}  # one includes the others, one defines a macro

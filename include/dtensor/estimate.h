@@ -1,0 +1,142 @@
+// Estimated time of a training step on given hardware, from the trace of a dry run, and the search for the fastest
+// layout that fits into memory. Nothing here runs ranks or reads tensors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtensor/dry_run.h"
+#include "dtensor/export.h"
+#include "dtensor/pipeline_schedule.h"
+
+namespace dtensor {
+
+// Measured or assumed speed of one rank and of its links. A JSON table; `plan calibrate` measures one.
+struct DTENSOR_API HardwareModel {
+  // A rate that calls of this size reach. Between two points the rate is interpolated over the logarithm of the size.
+  struct Point {
+    double size = 0;  // FLOPs of a product or attention, bytes of another operator
+    double rate = 0;  // FLOP/s or bytes/s
+  };
+  // Links between ranks whose numbers divided by `ranks` are equal, such as the 8 GPUs of a node.
+  struct Level {
+    std::string name;
+    std::int64_t ranks = 1;
+    double latency = 0;    // seconds of one message
+    double bandwidth = 0;  // bytes/s that one rank receives
+  };
+
+  std::string name;
+  // By kind and dtype ("product bfloat16", "elementwise"); a name without the dtype serves all other dtypes.
+  std::map<std::string, std::vector<Point>> rates;
+  double operator_seconds = 0;               // of each operator, in addition
+  std::map<std::string, double> peak_flops;  // FLOP/s of one rank by dtype, for the utilization
+  double memory_bytes = 0;                   // of one rank; 0: unknown
+  bool asynchronous = false;                 // whether collectives run beside operators
+  std::vector<Level> levels;                 // innermost first; the last one connects all ranks
+
+  // Reads the table of a file. Throws c10::Error with the path and what is missing.
+  static HardwareModel read(const std::string& path);
+  static HardwareModel parse(const std::string& json);
+  std::string json() const;
+
+  // Seconds of an operator: operator_seconds + flops / rate (bytes / rate if it has none), and at least the time to
+  // read and write its operands.
+  double seconds(const StepTrace::Event& op) const;
+  // Seconds of a collective of these world ranks, by the sum of latencies and the largest quotient of bytes and
+  // bandwidth over the levels. `bytes`: received by a rank. The links of all members below a level share what the
+  // level moves, except for all_to_all.
+  double seconds(const std::string& collective, const std::vector<std::int64_t>& ranks, std::int64_t bytes) const;
+};
+
+// Estimated seconds of one rank's step.
+struct StepEstimate {
+  double seconds = 0;        // of the step
+  double compute = 0;        // of operators
+  double communication = 0;  // of collectives, whether or not they are hidden
+  double exposed = 0;        // while the rank waits for collectives: seconds = compute + exposed
+  // Operators by kind, collectives and exposed time by mesh axis, and the time from each mark to the next by its name.
+  std::map<std::string, double> compute_by_kind, communication_by_axis, exposed_by_axis;
+  std::vector<std::pair<std::string, double>> marks;
+};
+// Replays the trace: operators one after the other; collectives of one axis one after the other, beside the operators
+// if `hardware.asynchronous`. A collective starts when the operators before it have ended.
+DTENSOR_API StepEstimate estimate_step(const StepTrace& trace, const HardwareModel& hardware);
+
+// Estimated seconds of a pipeline's step.
+struct PipelineEstimate {
+  double seconds = 0;  // of the step, with what a stage does outside of actions
+  double bubble = 0;   // idle share of the ranks during the actions
+};
+// Simulates the schedule with the mean times of the marks of each stage that are named as actions are ("0F0", "0B0";
+// the number of the stage in a name is not read). `message_seconds`: of an activation to the next stage.
+DTENSOR_API PipelineEstimate estimate_pipeline(const pipeline::Schedule& schedule,
+                                               const std::vector<StepEstimate>& stages, double message_seconds);
+
+// A way to run a training step.
+struct DTENSOR_API ParallelLayout {
+  // Sizes of the mesh axes; `ep` ranks of those share the experts of a layer.
+  std::int64_t pp = 1, replicate = 1, shard = 1, cp = 1, tp = 1, ep = 1;
+  std::int64_t microbatches = 1;  // of a pipeline or of gradient accumulation
+  bool recompute = false;         // of the activations of each block
+  bool bf16 = false;              // computation in bfloat16
+  std::string schedule = "1f1b";  // of a pipeline
+  std::int64_t ranks() const { return pp * replicate * shard * cp * tp; }
+  std::string str() const;  // "pp=2,shard=4,tp=2 microbatches=8 recompute bf16"
+  friend bool operator==(const ParallelLayout&, const ParallelLayout&) = default;
+};
+
+// Which layouts are tried: all products of axis sizes that equal `ranks`, with each of the other values.
+struct LayoutSpace {
+  std::int64_t ranks = 1;
+  // Largest size of an axis; 1: not used.
+  std::int64_t max_pp = 1, max_replicate = 1 << 20, max_shard = 1 << 20, max_cp = 1, max_tp = 8, max_ep = 1;
+  std::vector<std::int64_t> microbatches = {1};
+  std::vector<bool> recompute = {false, true}, bf16 = {true};
+  std::vector<std::string> schedules = {"1f1b"};
+};
+DTENSOR_API std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space);
+
+// What a program needs in a layout.
+struct LayoutCost {
+  double seconds = 0;           // of a step; 0: not computed
+  std::int64_t peak_bytes = 0;  // of memory of one rank
+  std::string largest;          // what of the memory is largest, for people
+  std::string explanation;      // where the time goes, for people
+};
+// The program to plan.
+struct PlannedProgram {
+  // Why the program cannot run in this layout, such as heads that tp does not divide; empty: it can.
+  std::function<std::string(const ParallelLayout&)> reject;
+  // Cheap lower bounds of seconds and memory. Layouts are tried in the order of the bounds.
+  std::function<LayoutCost(const ParallelLayout&)> bound;
+  // The cost by dry runs. May throw c10::Error.
+  std::function<LayoutCost(const ParallelLayout&)> cost;
+};
+struct SearchLimits {
+  std::int64_t memory_bytes = 0;  // of a rank
+  std::size_t most_runs = 1000;   // layouts whose cost is computed
+};
+struct PlannedLayout {
+  ParallelLayout layout;
+  LayoutCost cost;
+  std::string problem;  // why it was not chosen; empty: it fits
+};
+// The result of a search.
+struct DTENSOR_API LayoutPlan {
+  std::vector<PlannedLayout> fitting;            // fastest first
+  std::vector<PlannedLayout> too_large;          // least memory first
+  std::map<std::string, std::int64_t> rejected;  // number of layouts by reason
+  std::int64_t slower = 0;  // layouts whose bound is above the time of the fastest, or beyond SearchLimits::most_runs
+  // One screen: the fastest layouts and where their time goes, the nearest that do not fit and why.
+  std::string table(const SearchLimits& limits) const;
+};
+// Computes the costs of the layouts whose bounds allow them to be the fastest.
+DTENSOR_API LayoutPlan search_layouts(const std::vector<ParallelLayout>& layouts, const PlannedProgram& program,
+                                      const SearchLimits& limits);
+
+}  // namespace dtensor

@@ -1,0 +1,155 @@
+// Enumerates layouts, and computes the costs of those that may be the fastest.
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "dtensor/estimate.h"
+
+namespace dtensor {
+
+std::string ParallelLayout::str() const {
+  std::string text;
+  const std::pair<const char*, std::int64_t> axes[] = {
+      {"pp", pp}, {"replicate", replicate}, {"shard", shard}, {"cp", cp}, {"tp", tp}, {"ep", ep}};
+  for (const auto& [name, size] : axes) {
+    if (size > 1) text += fmt::format("{}{}={}", text.empty() ? "" : ",", name, size);
+  }
+  if (text.empty()) text = "one rank";
+  if (microbatches > 1) text += fmt::format(" microbatches={}", microbatches);
+  if (pp > 1) text += " " + schedule;
+  return text + (recompute ? " recompute" : "") + (bf16 ? " bf16" : "");
+}
+
+namespace {
+
+std::vector<std::int64_t> divisors(std::int64_t n, std::int64_t most) {
+  std::vector<std::int64_t> all;
+  for (std::int64_t d = 1; d <= std::min(n, most); ++d) {
+    if (n % d == 0) all.push_back(d);
+  }
+  return all;
+}
+
+// Calls fn with the layout for each mesh.
+template <class Fn>
+void for_each_mesh(const LayoutSpace& space, const Fn& fn) {
+  ParallelLayout mesh;
+  for (const auto pp : divisors(space.ranks, space.max_pp)) {
+    for (const auto tp : divisors(space.ranks / pp, space.max_tp)) {
+      for (const auto cp : divisors(space.ranks / pp / tp, space.max_cp)) {
+        const auto data = space.ranks / pp / tp / cp;
+        for (const auto shard : divisors(data, space.max_shard)) {
+          if (data / shard > space.max_replicate) continue;
+          for (const auto ep : divisors(space.ranks / pp, space.max_ep)) {
+            mesh.pp = pp, mesh.replicate = data / shard, mesh.shard = shard, mesh.cp = cp, mesh.tp = tp, mesh.ep = ep;
+            fn(mesh);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space) {
+  TORCH_CHECK(space.ranks >= 1, "enumerate_layouts: expected at least 1 rank, got ", space.ranks);
+  std::vector<ParallelLayout> all;
+  for_each_mesh(space, [&](ParallelLayout layout) {
+    const auto schedules = layout.pp > 1 ? space.schedules : std::vector<std::string>{"1f1b"};
+    for (const auto& schedule : schedules) {
+      for (const auto microbatches : space.microbatches) {
+        for (const bool recompute : space.recompute) {
+          for (const bool bf16 : space.bf16) {
+            layout.schedule = schedule, layout.microbatches = microbatches;
+            layout.recompute = recompute, layout.bf16 = bf16;
+            all.push_back(layout);
+          }
+        }
+      }
+    }
+  });
+  return all;
+}
+
+namespace {
+
+std::string gigabytes(std::int64_t bytes) { return fmt::format("{:.1f} GB", static_cast<double>(bytes) / 1e9); }
+
+std::string too_large(const LayoutCost& cost, const SearchLimits& limits) {
+  return fmt::format("needs {} of {}{}", gigabytes(cost.peak_bytes), gigabytes(limits.memory_bytes),
+                     cost.largest.empty() ? "" : ": " + cost.largest);
+}
+
+void add(LayoutPlan& plan, PlannedLayout entry, const SearchLimits& limits) {
+  const bool fits = limits.memory_bytes == 0 || entry.cost.peak_bytes <= limits.memory_bytes;
+  if (!fits) entry.problem = too_large(entry.cost, limits);
+  (fits ? plan.fitting : plan.too_large).push_back(std::move(entry));
+}
+
+// Layouts that the program accepts, in the order of their bounds.
+std::vector<PlannedLayout> bounded(const std::vector<ParallelLayout>& layouts, const PlannedProgram& program,
+                                   LayoutPlan& plan) {
+  std::vector<PlannedLayout> accepted;
+  for (const auto& layout : layouts) {
+    const std::string reason = program.reject(layout);
+    reason.empty() ? void(accepted.push_back({layout, program.bound(layout), {}})) : void(++plan.rejected[reason]);
+  }
+  std::stable_sort(accepted.begin(), accepted.end(),
+                   [](const auto& a, const auto& b) { return a.cost.seconds < b.cost.seconds; });
+  return accepted;
+}
+
+}  // namespace
+
+LayoutPlan search_layouts(const std::vector<ParallelLayout>& layouts, const PlannedProgram& program,
+                          const SearchLimits& limits) {
+  LayoutPlan plan;
+  double fastest = std::numeric_limits<double>::infinity();
+  std::size_t runs = 0;
+  for (auto& entry : bounded(layouts, program, plan)) {
+    const bool may_fit = limits.memory_bytes == 0 || entry.cost.peak_bytes <= limits.memory_bytes;
+    if (may_fit && (entry.cost.seconds >= fastest || runs == limits.most_runs)) {
+      ++plan.slower;
+      continue;
+    }
+    if (may_fit) {
+      ++runs;
+      try {
+        entry.cost = program.cost(entry.layout);
+      } catch (const c10::Error& error) {
+        ++plan.rejected[error.what_without_backtrace()];
+        continue;
+      }
+    }
+    add(plan, entry, limits);
+    if (!plan.fitting.empty()) fastest = std::min(fastest, plan.fitting.back().cost.seconds);
+  }
+  std::stable_sort(plan.fitting.begin(), plan.fitting.end(),
+                   [](const auto& a, const auto& b) { return a.cost.seconds < b.cost.seconds; });
+  std::stable_sort(plan.too_large.begin(), plan.too_large.end(),
+                   [](const auto& a, const auto& b) { return a.cost.peak_bytes < b.cost.peak_bytes; });
+  return plan;
+}
+
+std::string LayoutPlan::table(const SearchLimits& limits) const {
+  constexpr std::size_t kShown = 8, kTooLarge = 4;
+  std::string text = fmt::format("{} layouts fit, {} do not, {} are slower by their bounds\n", fitting.size(),
+                                 too_large.size(), slower);
+  for (std::size_t i = 0; i < std::min(kShown, fitting.size()); ++i) {
+    const auto& [layout, cost, problem] = fitting[i];
+    text += fmt::format("  {:<3} {:>10.4g} s {:>9}  {}\n", i == 0 ? "->" : "", cost.seconds, gigabytes(cost.peak_bytes),
+                        layout.str());
+  }
+  if (!fitting.empty()) text += "the fastest: " + fitting.front().cost.explanation + "\n";
+  if (limits.memory_bytes > 0 && !too_large.empty()) text += "do not fit:\n";
+  for (std::size_t i = 0; i < std::min(kTooLarge, too_large.size()); ++i) {
+    text += fmt::format("  {}: {}\n", too_large[i].layout.str(), too_large[i].problem);
+  }
+  if (!rejected.empty()) text += "not possible:\n";
+  for (const auto& [reason, count] : rejected) text += fmt::format("  {} layouts: {}\n", count, reason);
+  return text;
+}
+
+}  // namespace dtensor

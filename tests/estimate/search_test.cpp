@@ -1,0 +1,80 @@
+// The search finds the fastest layout that fits, and explains the others.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <set>
+
+#include "dtensor/estimate.h"
+
+namespace estimate {
+namespace {
+
+using namespace dtensor;
+
+TEST(Layouts, AreAllProductsOfAxes) {
+  const auto all = enumerate_layouts({.ranks = 16, .max_pp = 16, .max_tp = 16, .recompute = {false}});
+  std::set<std::string> seen;
+  for (const auto& layout : all) {
+    EXPECT_EQ(layout.ranks(), 16);
+    EXPECT_TRUE(seen.insert(layout.str()).second) << layout.str();
+  }
+  EXPECT_EQ(all.size(), 35u);  // 4 factors of two on 4 axes: 7 choose 3
+  EXPECT_EQ(enumerate_layouts({.ranks = 6, .max_tp = 2, .recompute = {false, true}}).size(), 2u * (4 + 2));
+}
+
+// Cheap and deterministic stand-ins for dry runs.
+double mixed(const ParallelLayout& l, unsigned seed) {
+  return 1 + static_cast<double>((std::hash<std::string>{}(l.str()) + seed) * 2654435761u % 1000) / 100;
+}
+
+RC_GTEST_PROP(Search, FindsTheFastestThatFits, ()) {
+  const auto seed = *rc::gen::arbitrary<unsigned>();
+  const auto all = enumerate_layouts({.ranks = 32, .max_pp = 4});
+  const SearchLimits limits{.memory_bytes = *rc::gen::inRange<std::int64_t>(1, 12) * 1'000'000'000};
+  const auto memory = [&](const ParallelLayout& l) { return static_cast<std::int64_t>(1e9 * mixed(l, seed + 1)); };
+  std::size_t runs = 0;
+  const PlannedProgram program{
+      .reject = [](const auto& l) { return l.tp == 8 ? std::string("tp=8 does not divide 12 heads") : ""; },
+      .bound =
+          [&](const auto& l) {
+            return LayoutCost{0.9 * mixed(l, seed), memory(l) / 2, "", ""};
+          },
+      .cost =
+          [&](const auto& l) {
+            return ++runs, LayoutCost{mixed(l, seed), memory(l), "parameters", "why"};
+          }};
+  const auto plan = search_layouts(all, program, limits);
+  double best = 1e9;
+  for (const auto& layout : all) {
+    if (layout.tp != 8 && memory(layout) <= limits.memory_bytes) best = std::min(best, mixed(layout, seed));
+  }
+  RC_ASSERT(plan.fitting.empty() == (best == 1e9));
+  if (!plan.fitting.empty()) RC_ASSERT(plan.fitting.front().cost.seconds == best);
+  RC_ASSERT(plan.rejected.size() == 1u);
+  const auto seen = plan.fitting.size() + plan.too_large.size() + static_cast<std::size_t>(plan.slower);
+  RC_ASSERT(seen + static_cast<std::size_t>(plan.rejected.begin()->second) == all.size());
+  if (!plan.fitting.empty()) RC_ASSERT(runs < seen);
+}
+
+TEST(Search, TableNamesWhatDoesNotFit) {
+  const PlannedProgram program{.reject = [](const auto&) { return ""; },
+                               .bound =
+                                   [](const auto&) {
+                                     return LayoutCost{1, 1, "", ""};
+                                   },
+                               .cost =
+                                   [](const auto& l) {
+                                     if (l.tp == 2) TORCH_CHECK(false, "tp=2 does not run");
+                                     return LayoutCost{2, l.recompute ? 50'000'000'000 : 90'000'000'000,
+                                                       "activations 60.0 GB", "all in products"};
+                                   }};
+  const SearchLimits limits{.memory_bytes = 80'000'000'000};
+  const auto table = search_layouts(enumerate_layouts({.ranks = 2, .max_replicate = 1}), program, limits).table(limits);
+  EXPECT_NE(table.find("->           2 s   50.0 GB  shard=2 recompute bf16"), std::string::npos) << table;
+  EXPECT_NE(table.find("shard=2 bf16: needs 90.0 GB of 80.0 GB: activations 60.0 GB"), std::string::npos) << table;
+  EXPECT_NE(table.find("2 layouts: tp=2 does not run"), std::string::npos) << table;
+  EXPECT_NE(table.find("the fastest: all in products"), std::string::npos) << table;
+}
+
+}  // namespace
+}  // namespace estimate
