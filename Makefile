@@ -7,13 +7,14 @@ JOBS := $(shell nproc)
 # Inputs of the configuration, besides CMake's own files, whose changes CMake detects.
 INPUTS := $(shell { cat CMakePresets.json; echo "$$LIBTORCH|$$CMAKE_PREFIX_PATH|$$XDG_CACHE_HOME"; } | sha256sum | cut -c1-16)
 
-.PHONY: help setup configure build demo test bench gpu-check docs install clean format format-check tidy
+.PHONY: help setup configure build demo test bench calibrate gpu-check docs install clean format format-check tidy
 help:
 	@echo 'make setup           installs packages and LibTorch where they are missing'
 	@echo 'make build           builds everything into $(BUILD)'
 	@echo 'make demo            trains a tiny transformer on one device and on a mesh, and compares the curves'
 	@echo 'make test            runs all tests'
 	@echo 'make bench           measures ratios to plain ATen, memcpy and, where it is installed, PyTorch'
+	@echo 'make calibrate       measures this machine and writes $(BUILD)/hardware.json for the search of layouts'
 	@echo 'make gpu-check       runs what needs a GPU: collectives, kernels, recorded calls, training, speed'
 	@echo 'make docs            builds the docs site in $(BUILD)/docs/html'
 	@echo 'make install PREFIX=...   installs the library for find_package(dtensor CONFIG)'
@@ -39,6 +40,10 @@ test: build
 
 bench: build
 	@scripts/bench.sh $(BUILD)
+
+calibrate: configure
+	@cmake --build --preset $(PRESET) --target plan
+	@$(BUILD)/examples/plan calibrate --out $(BUILD)/hardware.json
 
 # On a machine with a GPU; no more is built than is run.
 gpu-check:

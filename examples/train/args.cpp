@@ -8,6 +8,7 @@
 #include <iostream>
 
 #include "device_flag.h"
+#include "search.h"
 
 namespace train {
 
@@ -147,8 +148,12 @@ void add_file_flags(CLI::App& app, Options& o) {
   app.add_flag("--dry-run", o.dry_run,
                "compute the memory and communication of a rank without GPUs, peers or arithmetic, and end");
   app.add_option("--dry-run-json", o.dry_run_json, "with --dry-run: write the report to this JSON file");
+  app.add_option("--plan-search", o.plan_search,
+                 "estimate the time of the layouts of --ranks ranks on this hardware table, and end");
+  app.add_option("--plan-out", o.plan_out, "with --plan-search: write the fastest layout to this JSON file");
+  app.add_option("--plan", o.plan, "run in the layout of this file")->excludes("--mesh");
   app.add_option("--memory-limit", o.memory_limit,
-                 "with --dry-run: memory of a rank in GB; status 1 if it is too small")
+                 "with --dry-run or --plan-search: memory of a rank in GB; status 1 if it is too small")
       ->check(CLI::PositiveNumber);
   app.add_option("--trace", o.trace, "write a Chrome trace of operators and collectives to this JSON file");
 }
@@ -255,7 +260,10 @@ void check_pipeline(const CLI::App& app, const Options& o) {
 
 void check_dry_run(const Options& o) {
   if (!o.dry_run_json.empty() && !o.dry_run) throw UsageError("--dry-run-json needs --dry-run");
-  if (o.memory_limit > 0 && !o.dry_run) throw UsageError("--memory-limit needs --dry-run");
+  if (!o.plan_out.empty() && o.plan_search.empty()) throw UsageError("--plan-out needs --plan-search");
+  if (o.memory_limit > 0 && !o.dry_run && o.plan_search.empty()) {
+    throw UsageError("--memory-limit needs --dry-run or --plan-search");
+  }
   if (o.dry_run && o.mesh && o.mesh->pp > 1) throw UsageError("--dry-run does not support pp");
 }
 
@@ -319,6 +327,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
   check_given(app);
   if (app.count("--mesh") > 0) options.mesh = parse_mesh(mesh);
   options.dtype = parse_dtype(dtype);
+  options = read_plan(std::move(options));
   resolve_sizes(options);
   check_pipeline(app, options);
   check_sequence(app, options);

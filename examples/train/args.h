@@ -81,7 +81,8 @@ struct Options : RunFlags {
   std::string memory_plot = {}, trace = {};
   bool dry_run = false;
   std::string dry_run_json = {};
-  double memory_limit = 0;                  // Of --dry-run, in GB (1e9 bytes); 0: none.
+  std::string plan = {}, plan_search = {}, plan_out = {};  // A layout to run; a hardware table; a file for the layout.
+  double memory_limit = 0;                  // Of --dry-run and --plan-search, in GB (1e9 bytes); 0: none.
   std::optional<ExpertFlags> experts = {};  // None: a dense model.
 };
 

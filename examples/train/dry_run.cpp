@@ -13,24 +13,23 @@ namespace train {
 namespace {
 
 // Two steps of rank 0. The loss and the norm are for the log: any finite number serves.
-dtensor::DryRunReport run(Options options, const Corpus& corpus, int ranks, const OnStep& on_step, MemoryUse* memory) {
+dtensor::DryRunReport run(Options options, const Corpus& corpus, dtensor::DryRunOptions how, const OnStep& on_step,
+                          MemoryUse* memory) {
   options.steps = 2;
   options.device = "cpu";
   options.load = options.save = options.resume = "";
   options.save_every = options.keep = 0;
   if (options.experts) options.experts->show_load = false;
   try {
-    return dtensor::dry_run({.ranks = ranks, .rank = 0, .number = 1}, [&](const dtensor::Communicator& world) {
-      train_on_mesh(world, options, corpus, on_step, memory);
-    });
+    how.number = 1;
+    return dtensor::dry_run(
+        how, [&](const dtensor::Communicator& world) { train_on_mesh(world, options, corpus, on_step, memory); });
   } catch (const c10::Error& error) {
     throw std::runtime_error(error.what_without_backtrace());
   }
 }
 
-}  // namespace
-
-dtensor::DryRunReport dry_run(const Options& options, const Corpus& corpus) {
+dtensor::DryRunReport run_second_step(const Options& options, const Corpus& corpus, dtensor::DryRunOptions how) {
   const auto ranks = static_cast<int>(options.mesh ? options.mesh->size() : options.ranks.value_or(1));
   const auto shape = fit_mesh(options, ranks);
   check_heads(options);
@@ -38,12 +37,23 @@ dtensor::DryRunReport dry_run(const Options& options, const Corpus& corpus) {
   const auto after_step = [](const StepRecord& record) {
     if (record.step == 0) dtensor::StepRecorder::begin_step();
   };
-  return run(options, corpus, ranks, after_step, nullptr);
+  how.ranks = ranks;
+  return run(options, corpus, how, after_step, nullptr);
+}
+
+}  // namespace
+
+dtensor::DryRunReport dry_run(const Options& options, const Corpus& corpus) {
+  return run_second_step(options, corpus, {});
+}
+
+dtensor::DryRunReport trace_step(const Options& options, const Corpus& corpus, bool asynchronous) {
+  return run_second_step(options, corpus, {.trace = true, .asynchronous = asynchronous});
 }
 
 dtensor::FsdpMemory predict_memory(const Options& options, const Corpus& corpus, int ranks) {
   MemoryUse memory;
-  run(options, corpus, ranks, {}, &memory);
+  run(options, corpus, {.ranks = ranks}, {}, &memory);
   return memory.measured;
 }
 

@@ -15,6 +15,7 @@
 #include "plot.h"
 #include "run.h"
 #include "run_output.h"
+#include "search.h"
 #include "signals.h"
 #include "stages.h"
 #include "trace.h"
@@ -198,6 +199,7 @@ void check_files(const Options& options) {
   check_writable("--memory-plot", options.memory_plot);
   check_writable("--trace", options.trace);
   check_writable("--dry-run-json", options.dry_run_json);
+  check_writable("--plan-out", options.plan_out);
   check_writable("--schedule-plot", options.schedule_plot);
   if (options.experts) check_writable("--load-plot", options.experts->load_plot);
 }
@@ -209,6 +211,7 @@ int run(Kind program, int argc, char** argv) {
   check_files(options);
   const Corpus corpus = read_corpus(options);
   if (options.dry_run) return dtensor::finish_output(report_dry_run(options, corpus));
+  if (!options.plan_search.empty()) return dtensor::finish_output(report_search(options, corpus));
   Outcome outcome;
   std::optional<TerminationSignals> signals;  // Without a folder to save to, signals end the program as usual.
   if (!options.save.empty()) signals.emplace();

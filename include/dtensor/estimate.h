@@ -77,16 +77,21 @@ struct PipelineEstimate {
 DTENSOR_API PipelineEstimate estimate_pipeline(const pipeline::Schedule& schedule,
                                                const std::vector<StepEstimate>& stages, double message_seconds);
 
+// Which activations of a block are computed again in backward: all, or all but the results of matrix products and of
+// attention.
+enum class Recomputation : std::uint8_t { none, selective, full };
+DTENSOR_API const char* to_string(Recomputation recomputation);
+
 // A way to run a training step.
 struct DTENSOR_API ParallelLayout {
   // Sizes of the mesh axes; `ep` ranks of those share the experts of a layer.
   std::int64_t pp = 1, replicate = 1, shard = 1, cp = 1, tp = 1, ep = 1;
   std::int64_t microbatches = 1;  // of a pipeline or of gradient accumulation
-  bool recompute = false;         // of the activations of each block
+  Recomputation recompute = Recomputation::none;
   bool bf16 = false;              // computation in bfloat16
   std::string schedule = "1f1b";  // of a pipeline
   std::int64_t ranks() const { return pp * replicate * shard * cp * tp; }
-  std::string str() const;  // "pp=2,shard=4,tp=2 microbatches=8 recompute bf16"
+  std::string str() const;  // "pp=2,shard=4,tp=2 microbatches=8 recompute=full bf16"
   friend bool operator==(const ParallelLayout&, const ParallelLayout&) = default;
 };
 
@@ -96,7 +101,8 @@ struct LayoutSpace {
   // Largest size of an axis; 1: not used.
   std::int64_t max_pp = 1, max_replicate = 1 << 20, max_shard = 1 << 20, max_cp = 1, max_tp = 8, max_ep = 1;
   std::vector<std::int64_t> microbatches = {1};
-  std::vector<bool> recompute = {false, true}, bf16 = {true};
+  std::vector<Recomputation> recompute = {Recomputation::none, Recomputation::full};
+  std::vector<bool> bf16 = {true};
   std::vector<std::string> schedules = {"1f1b"};
 };
 DTENSOR_API std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space);
@@ -131,7 +137,8 @@ struct DTENSOR_API LayoutPlan {
   std::vector<PlannedLayout> fitting;            // fastest first
   std::vector<PlannedLayout> too_large;          // least memory first
   std::map<std::string, std::int64_t> rejected;  // number of layouts by reason
-  std::int64_t slower = 0;  // layouts whose bound is above the time of the fastest, or beyond SearchLimits::most_runs
+  std::int64_t slower = 0;                       // layouts whose bound is above the time of the fastest
+  std::int64_t not_tried = 0;                    // layouts beyond SearchLimits::most_runs
   // One screen: the fastest layouts and where their time goes, the nearest that do not fit and why.
   std::string table(const SearchLimits& limits) const;
 };

@@ -8,6 +8,11 @@
 
 namespace dtensor {
 
+const char* to_string(Recomputation recomputation) {
+  constexpr const char* kNames[] = {"none", "selective", "full"};
+  return kNames[static_cast<std::size_t>(recomputation)];
+}
+
 std::string ParallelLayout::str() const {
   std::string text;
   const std::pair<const char*, std::int64_t> axes[] = {
@@ -18,7 +23,8 @@ std::string ParallelLayout::str() const {
   if (text.empty()) text = "one rank";
   if (microbatches > 1) text += fmt::format(" microbatches={}", microbatches);
   if (pp > 1) text += " " + schedule;
-  return text + (recompute ? " recompute" : "") + (bf16 ? " bf16" : "");
+  if (recompute != Recomputation::none) text += fmt::format(" recompute={}", to_string(recompute));
+  return text + (bf16 ? " bf16" : "");
 }
 
 namespace {
@@ -60,7 +66,7 @@ std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space) {
     const auto schedules = layout.pp > 1 ? space.schedules : std::vector<std::string>{"1f1b"};
     for (const auto& schedule : schedules) {
       for (const auto microbatches : space.microbatches) {
-        for (const bool recompute : space.recompute) {
+        for (const auto recompute : space.recompute) {
           for (const bool bf16 : space.bf16) {
             layout.schedule = schedule, layout.microbatches = microbatches;
             layout.recompute = recompute, layout.bf16 = bf16;
@@ -110,8 +116,12 @@ LayoutPlan search_layouts(const std::vector<ParallelLayout>& layouts, const Plan
   std::size_t runs = 0;
   for (auto& entry : bounded(layouts, program, plan)) {
     const bool may_fit = limits.memory_bytes == 0 || entry.cost.peak_bytes <= limits.memory_bytes;
-    if (may_fit && (entry.cost.seconds >= fastest || runs == limits.most_runs)) {
+    if (may_fit && entry.cost.seconds >= fastest) {
       ++plan.slower;
+      continue;
+    }
+    if (may_fit && runs == limits.most_runs) {
+      ++plan.not_tried;
       continue;
     }
     if (may_fit) {
@@ -119,7 +129,8 @@ LayoutPlan search_layouts(const std::vector<ParallelLayout>& layouts, const Plan
       try {
         entry.cost = program.cost(entry.layout);
       } catch (const c10::Error& error) {
-        ++plan.rejected[error.what_without_backtrace()];
+        const std::string message = error.what_without_backtrace();
+        ++plan.rejected[message.substr(0, message.find('\n'))];
         continue;
       }
     }
@@ -135,8 +146,9 @@ LayoutPlan search_layouts(const std::vector<ParallelLayout>& layouts, const Plan
 
 std::string LayoutPlan::table(const SearchLimits& limits) const {
   constexpr std::size_t kShown = 8, kTooLarge = 4;
-  std::string text = fmt::format("{} layouts fit, {} do not, {} are slower by their bounds\n", fitting.size(),
-                                 too_large.size(), slower);
+  std::string text =
+      fmt::format("{} layouts fit, {} do not, {} are slower by their bounds", fitting.size(), too_large.size(), slower);
+  text += not_tried > 0 ? fmt::format(", {} were not tried after {} runs\n", not_tried, limits.most_runs) : "\n";
   for (std::size_t i = 0; i < std::min(kShown, fitting.size()); ++i) {
     const auto& [layout, cost, problem] = fitting[i];
     text += fmt::format("  {:<3} {:>10.4g} s {:>9}  {}\n", i == 0 ? "->" : "", cost.seconds, gigabytes(cost.peak_bytes),

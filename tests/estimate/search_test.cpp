@@ -12,14 +12,19 @@ namespace {
 using namespace dtensor;
 
 TEST(Layouts, AreAllProductsOfAxes) {
-  const auto all = enumerate_layouts({.ranks = 16, .max_pp = 16, .max_tp = 16, .recompute = {false}});
+  const auto all = enumerate_layouts({.ranks = 16, .max_pp = 16, .max_tp = 16, .recompute = {Recomputation::none}});
   std::set<std::string> seen;
   for (const auto& layout : all) {
     EXPECT_EQ(layout.ranks(), 16);
     EXPECT_TRUE(seen.insert(layout.str()).second) << layout.str();
   }
   EXPECT_EQ(all.size(), 35u);  // 4 factors of two on 4 axes: 7 choose 3
-  EXPECT_EQ(enumerate_layouts({.ranks = 6, .max_tp = 2, .recompute = {false, true}}).size(), 2u * (4 + 2));
+  EXPECT_EQ(enumerate_layouts({
+                                  .ranks = 6,
+                                  .max_tp = 2,
+                              })
+                .size(),
+            2u * (4 + 2));
 }
 
 // Cheap and deterministic stand-ins for dry runs.
@@ -65,12 +70,13 @@ TEST(Search, TableNamesWhatDoesNotFit) {
                                .cost =
                                    [](const auto& l) {
                                      if (l.tp == 2) TORCH_CHECK(false, "tp=2 does not run");
-                                     return LayoutCost{2, l.recompute ? 50'000'000'000 : 90'000'000'000,
-                                                       "activations 60.0 GB", "all in products"};
+                                     return LayoutCost{
+                                         2, l.recompute == Recomputation::full ? 50'000'000'000 : 90'000'000'000,
+                                         "activations 60.0 GB", "all in products"};
                                    }};
   const SearchLimits limits{.memory_bytes = 80'000'000'000};
   const auto table = search_layouts(enumerate_layouts({.ranks = 2, .max_replicate = 1}), program, limits).table(limits);
-  EXPECT_NE(table.find("->           2 s   50.0 GB  shard=2 recompute bf16"), std::string::npos) << table;
+  EXPECT_NE(table.find("->           2 s   50.0 GB  shard=2 recompute=full bf16"), std::string::npos) << table;
   EXPECT_NE(table.find("shard=2 bf16: needs 90.0 GB of 80.0 GB: activations 60.0 GB"), std::string::npos) << table;
   EXPECT_NE(table.find("2 layouts: tp=2 does not run"), std::string::npos) << table;
   EXPECT_NE(table.find("the fastest: all in products"), std::string::npos) << table;

@@ -1,0 +1,308 @@
+#include "decoder_cost.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "dtensor/fully_shard.h"
+#include "dtensor/hooks.h"
+#include "dtensor/moe.h"
+#include "dtensor/optim.h"
+#include "stage_model.h"
+
+namespace plan {
+
+using namespace dtensor;
+
+namespace {
+
+std::int64_t rank_rows(const Workload& work, const ParallelLayout& layout) {
+  return work.batch / (layout.replicate * layout.shard);
+}
+
+// One rank of a stage during a step: the microbatches in flight, and the optimizer.
+class StageStep {
+ public:
+  StageStep(const Workload& work, const ParallelLayout& layout, const Communicator& world, StageModel::Part part)
+      : work_(work),
+        layout_(layout),
+        part_(part),
+        mesh_(init_device_mesh(world, at::kCPU, {layout.replicate, layout.shard, layout.cp, layout.tp},
+                               {"replicate", "shard", "cp", "tp"})),
+        model_(work.model, part) {
+    model_.distribute(mesh_, layout);
+    model_.reset();
+    AdamW::Group group{.parameters = {}, .options = {}, .names = {}};
+    for (const auto& [name, tensor] : model_.named_parameters()) {
+      group.names.push_back(name);
+      group.parameters.push_back(*tensor);
+    }
+    parameters_ = group.parameters;
+    optimizer_ = std::make_unique<AdamW>(std::vector{std::move(group)});
+  }
+
+  void run(const std::vector<pipeline::Action>& actions) {
+    std::int64_t left = std::count_if(actions.begin(), actions.end(), is_backward);
+    for (const auto& action : actions) {
+      StepRecorder::mark(to_string(action));
+      if (!is_backward(action)) {
+        forward(action.microbatch);
+        continue;
+      }
+      std::optional<NoGradientSync> later;
+      if (--left > 0) later.emplace();
+      backward(action.microbatch);
+    }
+    StepRecorder::mark("update");
+    clip_grad_norm_(parameters_, 1.0);
+    optimizer_->step();
+    optimizer_->zero_grad();
+  }
+
+ private:
+  static bool is_backward(const pipeline::Action& action) { return action.kind == pipeline::ActionKind::backward; }
+
+  std::int64_t rows() const { return rank_rows(work_, layout_) / layout_.microbatches; }
+
+  at::Tensor ids() const {
+    const auto local = at::zeros({rows(), work_.sequence / layout_.cp}, at::kLong);
+    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), Shard(1), Replicate()},
+                               {rows() * layout_.replicate * layout_.shard, work_.sequence});
+  }
+
+  // Activations or their gradients between two stages.
+  at::Tensor activations() const {
+    const auto local = at::empty({rows(), work_.sequence / layout_.cp / layout_.tp, work_.model.hidden},
+                                 layout_.bf16 ? at::kBFloat16 : at::kFloat);
+    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), Shard(1), Shard(1)},
+                               {rows() * layout_.replicate * layout_.shard, work_.sequence, work_.model.hidden});
+  }
+
+  void forward(int microbatch) {
+    const ComputeScope scope(model_.named_parameters());
+    const at::Tensor input = part_.first ? ids() : activations().detach().requires_grad_();
+    outputs_[microbatch] = model_.forward(input, part_.last ? ids() : at::Tensor(), layout_.recompute);
+  }
+
+  void backward(int microbatch) {
+    const at::Tensor output = std::move(outputs_.extract(microbatch).mapped());
+    part_.last ? output.backward() : output.backward(activations());
+  }
+
+  const Workload& work_;
+  const ParallelLayout& layout_;
+  StageModel::Part part_;
+  DeviceMesh mesh_;
+  StageModel model_;
+  std::vector<at::Tensor> parameters_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::map<int, at::Tensor> outputs_;
+};
+
+}  // namespace
+
+DryRunReport run_stage(const Workload& work, const ParallelLayout& layout, int stage, std::int64_t blocks,
+                       int microbatches, bool asynchronous) {
+  const auto schedule = pipeline::make_schedule(layout.schedule, static_cast<int>(layout.pp), microbatches);
+  const auto& actions = schedule.ranks[static_cast<std::size_t>(stage)];
+  const auto first = pipeline::make_schedule("gpipe", 1, 1).ranks[0];
+  const DryRunOptions options{
+      .ranks = static_cast<int>(layout.ranks() / layout.pp), .number = 1, .trace = true, .asynchronous = asynchronous};
+  return dry_run(options, [&](const Communicator& world) {
+    StageStep step(work, layout, world, {blocks, stage == 0, stage + 1 == layout.pp});
+    step.run(first);  // creates the states of the optimizer
+    StepRecorder::begin_step();
+    step.run(actions);
+  });
+}
+
+ModelSize size_of(const Workload& work) {
+  const auto& c = work.model;
+  ModelSize size;
+  auto config = c;
+  config.tensor = at::TensorOptions(at::kFloat).device(at::kMeta);
+  nn::Decoder model(config);
+  for (const auto& [name, tensor] : model.named_parameters()) {
+    const auto count = static_cast<double>(tensor->numel());
+    size.parameters += count;
+    const bool packed = tensor->dim() == 3;
+    if (packed) size.expert_parameters += count;
+    if (tensor->dim() < 2 || name == "embed.weight") continue;
+    const auto& router = c.experts ? c.experts->router : RouterOptions();
+    size.active_weights +=
+        packed ? count * static_cast<double>(router.top_k) / static_cast<double>(router.experts) : count;
+  }
+  const auto pairs = static_cast<double>(c.layers * c.heads * c.checked().head_size * work.sequence);
+  size.flops_per_token = 6 * size.active_weights + 12 * pairs;
+  size.causal_flops_per_token = 6 * size.active_weights + 6 * pairs;
+  return size;
+}
+
+double utilization(double flops_per_token, const Workload& work, const ParallelLayout& layout,
+                   const HardwareModel& hardware, double seconds) {
+  const auto peak = hardware.peak_flops.find(layout.bf16 ? "bfloat16" : "float32");
+  if (peak == hardware.peak_flops.end() || seconds <= 0) return 0;
+  const auto tokens = static_cast<double>(work.batch * work.sequence);
+  return flops_per_token * tokens / seconds / static_cast<double>(layout.ranks()) / peak->second;
+}
+
+namespace {
+
+// One stage: its time and its memory by kind.
+struct StageResult {
+  StepEstimate time;
+  double peak = 0;
+  std::array<double, kMemoryKinds> by_kind = {};
+};
+
+// a + share * (b - a), for each number.
+StageResult between(const StageResult& a, const StageResult& b, double share) {
+  const auto mix = [&](double x, double y) { return x + share * (y - x); };
+  const auto mix_all = [&](std::map<std::string, double> x, const std::map<std::string, double>& y) {
+    for (const auto& [name, value] : y) x[name] = mix(x[name], value);
+    return x;
+  };
+  StageResult r = a;
+  r.peak = mix(a.peak, b.peak);
+  for (std::size_t k = 0; k < kMemoryKinds; ++k) r.by_kind[k] = mix(a.by_kind[k], b.by_kind[k]);
+  r.time.seconds = mix(a.time.seconds, b.time.seconds);
+  r.time.compute = mix(a.time.compute, b.time.compute);
+  r.time.communication = mix(a.time.communication, b.time.communication);
+  r.time.exposed = mix(a.time.exposed, b.time.exposed);
+  r.time.compute_by_kind = mix_all(a.time.compute_by_kind, b.time.compute_by_kind);
+  r.time.exposed_by_axis = mix_all(a.time.exposed_by_axis, b.time.exposed_by_axis);
+  r.time.communication_by_axis = mix_all(a.time.communication_by_axis, b.time.communication_by_axis);
+  for (std::size_t m = 0; m < r.time.marks.size(); ++m) {
+    r.time.marks[m].second = mix(a.time.marks[m].second, b.time.marks[m].second);
+  }
+  return r;
+}
+
+class DecoderCost {
+ public:
+  DecoderCost(const Workload& work, const HardwareModel& hardware, bool exact)
+      : work_(work), hardware_(hardware), exact_(exact), size_(size_of(work)) {}
+
+  std::string reject(const ParallelLayout& l) const {
+    const auto& c = work_.model;
+    const auto divides = [](const char* what, std::int64_t size, std::int64_t by, const char* axis) {
+      return size % by == 0 ? std::string() : fmt::format("{} {} is not a multiple of {}", what, size, axis);
+    };
+    const auto& router = c.experts ? c.experts->router : RouterOptions();
+    for (const auto& reason : {divides("the heads of keys", c.checked().kv_heads, l.tp, "tp"),
+                               divides("the sequence", work_.sequence, l.cp * l.tp, "cp x tp"),
+                               divides("the batch", work_.batch, l.replicate * l.shard, "replicate x shard"),
+                               c.experts ? divides("the number of experts", router.experts, l.ep, "ep") : ""}) {
+      if (!reason.empty()) return reason;
+    }
+    if (rank_rows(work_, l) % l.microbatches != 0) return "the sequences of a rank are not a multiple of microbatches";
+    if (l.pp > c.layers) return "more stages than layers";
+    if (l.pp > 1 && l.microbatches < l.pp) return "fewer microbatches than stages";
+    if (!c.experts && l.ep > 1) return "no experts for ep";
+    return "";
+  }
+
+  LayoutCost bound(const ParallelLayout& l) const {
+    double rate = 0;
+    for (const auto& [name, curve] : hardware_.rates) {
+      for (const auto& point : curve) rate = name.starts_with("product") ? std::max(rate, point.rate) : rate;
+    }
+    const auto tokens = static_cast<double>(work_.batch * work_.sequence);
+    const double passes = l.recompute == Recomputation::full ? 4.0 / 3 : 1, ranks = static_cast<double>(l.ranks());
+    const double bubble = static_cast<double>(l.pp - 1) / static_cast<double>(l.microbatches);
+    const double dense =
+        (size_.parameters - size_.expert_parameters) / static_cast<double>(l.shard * l.cp * l.tp * l.pp);
+    const double sparse = size_.expert_parameters / ranks;
+    LayoutCost cost;
+    cost.seconds = size_.causal_flops_per_token * tokens * passes * (1 + bubble) / ranks / rate;
+    cost.peak_bytes = static_cast<std::int64_t>(16 * (dense + sparse));  // float: parameter, gradient, two states
+    cost.largest = fmt::format("parameters, gradients and states alone, {:.1f} GB", 16e-9 * (dense + sparse));
+    return cost;
+  }
+
+  LayoutCost cost(const ParallelLayout& l) const {
+    std::vector<StageResult> kinds;  // first, middle and last stage
+    for (const int stage : representatives(l)) kinds.push_back(measure(l, stage));
+    std::vector<StepEstimate> stages;
+    for (int s = 0; s < l.pp; ++s) stages.push_back(kinds[kind_of(l, s)].time);
+    const auto schedule = pipeline::make_schedule(l.schedule, static_cast<int>(l.pp), static_cast<int>(l.microbatches));
+    const auto step = estimate_pipeline(schedule, stages, message_seconds(l));
+    const auto& most =
+        *std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.peak < b.peak; });
+    LayoutCost result;
+    result.seconds = step.seconds;
+    result.peak_bytes = static_cast<std::int64_t>(most.peak);
+    const auto largest = std::max_element(most.by_kind.begin(), most.by_kind.end()) - most.by_kind.begin();
+    result.largest = fmt::format("{} {:.1f} GB", to_string(static_cast<MemoryKind>(largest)),
+                                 1e-9 * most.by_kind[static_cast<std::size_t>(largest)]);
+    result.explanation = explain(l, kinds[kinds.size() / 2].time, step);
+    return result;
+  }
+
+ private:
+  static std::vector<int> representatives(const ParallelLayout& l) {
+    std::set<int> stages{0, static_cast<int>(l.pp) / 2, static_cast<int>(l.pp) - 1};
+    return {stages.begin(), stages.end()};
+  }
+  static std::size_t kind_of(const ParallelLayout& l, int stage) {
+    const auto kinds = representatives(l).size();
+    return stage == 0 ? 0 : stage + 1 == l.pp ? kinds - 1 : 1;
+  }
+
+  double message_seconds(const ParallelLayout& l) const {
+    if (l.pp == 1) return 0;
+    const auto rows = rank_rows(work_, l) / l.microbatches;
+    const auto bytes = rows * work_.sequence / l.cp / l.tp * work_.model.hidden * (l.bf16 ? 2 : 4);
+    return hardware_.seconds("send", {0, l.ranks() / l.pp}, bytes);
+  }
+
+  StageResult run(const ParallelLayout& l, int stage, std::int64_t blocks) const {
+    // The first stage has the most microbatches in flight; time is extrapolated from a few.
+    const auto enough = stage == 0 && l.pp > 1 ? l.pp + 1 : 3;
+    const auto microbatches = static_cast<int>(std::min(l.microbatches, enough));
+    const auto report = run_stage(work_, l, stage, blocks, microbatches, hardware_.asynchronous);
+    StageResult result{estimate_step(report.trace, hardware_), static_cast<double>(report.peak.bytes), {}};
+    for (std::size_t k = 0; k < kMemoryKinds; ++k) result.by_kind[k] = static_cast<double>(report.peak_by_kind[k]);
+    return result;
+  }
+
+  StageResult measure(const ParallelLayout& l, int stage) const {
+    constexpr std::int64_t kFew = 2;
+    const auto blocks = (work_.model.layers + l.pp - 1) / l.pp;
+    if (exact_ || blocks <= kFew + 1) return run(l, stage, blocks);
+    return between(run(l, stage, kFew), run(l, stage, kFew + 1), static_cast<double>(blocks - kFew));
+  }
+
+  std::string explain(const ParallelLayout& l, const StepEstimate& stage, const PipelineEstimate& step) const {
+    std::string text = "operators";
+    for (const auto& [kind, seconds] : stage.compute_by_kind) {
+      text += fmt::format(" {} {:.0f}%", kind, 100 * seconds / stage.seconds);
+    }
+    text += "; waits";
+    for (const auto& [axis, seconds] : stage.exposed_by_axis) {
+      text += fmt::format(" {} {:.0f}%", axis, 100 * seconds / stage.seconds);
+    }
+    if (l.pp > 1) text += fmt::format("; bubble {:.0f}%", 100 * step.bubble);
+    return text + fmt::format("; MFU {:.1f}% (12LdS), {:.1f}% (6LdS)",
+                              100 * utilization(size_.flops_per_token, work_, l, hardware_, step.seconds),
+                              100 * utilization(size_.causal_flops_per_token, work_, l, hardware_, step.seconds));
+  }
+
+  Workload work_;
+  HardwareModel hardware_;
+  bool exact_;
+  ModelSize size_;
+};
+
+}  // namespace
+
+PlannedProgram planned_decoder(const Workload& work, const HardwareModel& hardware, bool exact) {
+  const auto cost = std::make_shared<const DecoderCost>(work, hardware, exact);
+  return {[cost](const ParallelLayout& l) { return cost->reject(l); },
+          [cost](const ParallelLayout& l) { return cost->bound(l); },
+          [cost](const ParallelLayout& l) { return cost->cost(l); }};
+}
+
+}  // namespace plan

@@ -1,0 +1,187 @@
+#include "program.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "calibrate.h"
+#include "decoder_cost.h"
+#include "dtensor/launch.h"
+#include "llm/hf_config.h"
+#include "train/args.h"
+#include "train/output.h"
+
+namespace plan {
+namespace {
+
+using train::UsageError;
+
+struct Options {
+  std::string preset, model, hardware = "h100", out, mesh;
+  std::int64_t batch = 0, sequence = 8192, ep = 1, most_runs = 40;
+  double memory_limit = 0;  // GB; 0: the hardware's
+  bool exact = false;
+  dtensor::LayoutSpace space{.max_pp = 16, .microbatches = {1, 2, 4, 8, 16, 32, 64}};
+  std::string recompute = "any", precision = "bf16";
+  int calibrated_ranks = 2;
+};
+
+std::string data_folder(const char* kind) { return std::string(DTENSOR_PLAN_DATA) + "/" + kind; }
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void add_search(CLI::App& app, Options& o) {
+  auto* preset = app.add_option("--preset", o.preset,
+                                "a model: " + fmt::format("{}", fmt::join(names_in(data_folder("presets")), ", ")))
+                     ->check(CLI::IsMember(names_in(data_folder("presets"))));
+  app.add_option("--model", o.model, "a folder with the config.json of transformers")->excludes(preset);
+  app.add_option(
+         "--hardware", o.hardware,
+         fmt::format("{}, or a table that `plan calibrate` wrote", fmt::join(names_in(data_folder("hardware")), ", ")))
+      ->capture_default_str();
+  app.add_option("--ranks", o.space.ranks, "number of ranks")->check(CLI::Range(1, 1 << 20))->required();
+  app.add_option("--batch", o.batch, "sequences in a step over all ranks")->check(CLI::Range(1, 1 << 24))->required();
+  app.add_option("--seq", o.sequence, "tokens a sequence")->check(CLI::Range(1, 1 << 24))->capture_default_str();
+  app.add_option("--memory-limit", o.memory_limit, "memory of a rank in GB; default: the hardware's")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--max-pp", o.space.max_pp, "most pipeline stages")
+      ->check(CLI::Range(1, 1 << 10))
+      ->capture_default_str();
+  app.add_option("--max-tp", o.space.max_tp, "most ranks of tensor parallelism")
+      ->check(CLI::Range(1, 1 << 10))
+      ->capture_default_str();
+  app.add_option("--max-cp", o.space.max_cp, "most ranks that split a sequence")
+      ->check(CLI::Range(1, 1 << 10))
+      ->capture_default_str();
+  app.add_option("--ep", o.ep, "ranks that split the experts")->check(CLI::Range(1, 1 << 12))->capture_default_str();
+  app.add_option("--microbatches", o.space.microbatches, "numbers of microbatches to try")->delimiter(',');
+  app.add_option("--schedule", o.space.schedules, "pipeline schedules to try")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"gpipe", "1f1b"}));
+  app.add_option("--recompute", o.recompute, "none, selective (keeps products and attention), full or any")
+      ->check(CLI::IsMember({"none", "selective", "full", "any"}));
+  app.add_option("--precision", o.precision, "bf16, float32 or any")->check(CLI::IsMember({"bf16", "float32", "any"}));
+  app.add_option("--mesh", o.mesh, "only this mesh, e.g. pp=8,shard=8,tp=8");
+  app.add_option("--most-runs", o.most_runs, "layouts that are dry-run at most")->capture_default_str();
+  app.add_flag("--exact", o.exact, "run all blocks of a stage instead of extrapolating from 2 and 3");
+  app.add_option("--out", o.out, "write the chosen layout to this JSON file");
+}
+
+dtensor::HardwareModel read_hardware(const std::string& name) {
+  const auto known = data_folder("hardware") + "/" + name + ".json";
+  return dtensor::HardwareModel::read(std::filesystem::exists(known) ? known : name);
+}
+
+std::vector<dtensor::ParallelLayout> candidates(Options o) {
+  using dtensor::Recomputation;
+  o.space.recompute = {};
+  for (const auto kind : {Recomputation::none, Recomputation::selective, Recomputation::full}) {
+    if (o.recompute == "any" || o.recompute == to_string(kind)) o.space.recompute.push_back(kind);
+  }
+  o.space.bf16 = o.precision == "any" ? std::vector<bool>{true, false} : std::vector<bool>{o.precision == "bf16"};
+  std::optional<train::MeshShape> mesh;
+  if (!o.mesh.empty()) {
+    mesh = train::parse_mesh(o.mesh);
+    if (mesh->size() != o.space.ranks) {
+      throw UsageError(
+          fmt::format("--mesh {} has {} ranks, but --ranks is {}", mesh->str(), mesh->size(), o.space.ranks));
+    }
+    o.space.max_pp = mesh->pp, o.space.max_cp = mesh->cp, o.space.max_tp = mesh->tp;
+  }
+  auto all = enumerate_layouts(o.space);
+  std::erase_if(all, [&](const auto& l) {
+    return mesh && std::tuple(l.pp, l.replicate, l.shard, l.cp, l.tp) !=
+                       std::tuple(mesh->pp, mesh->replicate, mesh->shard, mesh->cp, mesh->tp);
+  });
+  for (auto& layout : all) layout.ep = o.ep;
+  return all;
+}
+
+std::string json_of(const Options& o, const dtensor::PlannedLayout& best) {
+  const auto& l = best.layout;
+  const nlohmann::ordered_json json = {
+      {"model", o.preset.empty() ? o.model : o.preset},
+      {"ranks", l.ranks()},
+      {"batch", o.batch},
+      {"seq", o.sequence},
+      {"mesh",
+       {{"pp", l.pp}, {"replicate", l.replicate}, {"shard", l.shard}, {"cp", l.cp}, {"tp", l.tp}, {"ep", l.ep}}},
+      {"microbatches", l.microbatches},
+      {"schedule", l.schedule},
+      {"recompute", to_string(l.recompute)},
+      {"bf16", l.bf16},
+      {"seconds", best.cost.seconds},
+      {"peak_bytes", best.cost.peak_bytes},
+      {"explanation", best.cost.explanation}};
+  return json.dump(1) + "\n";
+}
+
+int search(const Options& o) {
+  if (o.preset.empty() == o.model.empty()) throw UsageError("expected --preset or --model");
+  const auto hardware = read_hardware(o.hardware);
+  const auto family = llm::read_family(o.preset.empty() ? o.model : data_folder("presets") + "/" + o.preset);
+  const Workload work{family.config, o.batch, o.sequence};
+  const dtensor::SearchLimits limits{
+      .memory_bytes = static_cast<std::int64_t>(o.memory_limit > 0 ? o.memory_limit * 1e9 : hardware.memory_bytes),
+      .most_runs = static_cast<std::size_t>(o.most_runs)};
+  const auto all = candidates(o);
+  const auto plan = search_layouts(all, planned_decoder(work, hardware, o.exact), limits);
+  const auto size = size_of(work);
+  fmt::print("{:.1f} billion parameters, {} ranks, {} sequences of {} tokens, {}: {} layouts\n{}",
+             1e-9 * size.parameters, o.space.ranks, o.batch, o.sequence, hardware.name, all.size(), plan.table(limits));
+  if (plan.fitting.empty()) return 1;
+  const auto& best = plan.fitting.front();
+  fmt::print("{:.0f} tokens/s of each rank\n",
+             static_cast<double>(o.batch * o.sequence) / best.cost.seconds / static_cast<double>(o.space.ranks));
+  if (!o.out.empty()) train::write_file(o.out, json_of(o, best));
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  Options o;
+  CLI::App app("Estimates the time and memory of training steps, and finds the fastest layout that fits.", "plan");
+  app.require_subcommand(1);
+  auto* searching = app.add_subcommand("search", "rank the layouts of a model");
+  add_search(*searching, o);
+  auto* calibrating = app.add_subcommand("calibrate", "measure this machine and write its table");
+  calibrating->add_option("--out", o.out, "the table")->required();
+  calibrating->add_option("--ranks", o.calibrated_ranks, "thread ranks")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what());
+  }
+  if (*searching) return search(o);
+  train::write_file(o.out, calibrate(o.calibrated_ranks).json() + "\n");
+  return 0;
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv) {
+  try {
+    return dtensor::finish_output(run(argc, argv));
+  } catch (const UsageError& error) {
+    return train::report_usage_error("plan", error.what());
+  } catch (const c10::Error& error) {
+    return train::report_usage_error("plan", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    std::cerr << "plan: " << error.what() << "\n";
+    return 1;
+  }
+}
+
+}  // namespace plan

@@ -1,0 +1,96 @@
+// Costs of decoders: extrapolated runs equal full ones, and memory and time follow the layout as they must.
+#include <gtest/gtest.h>
+
+#include "plan/decoder_cost.h"
+
+namespace plan {
+namespace {
+
+using namespace dtensor;
+
+Workload small_model(std::int64_t layers) {
+  nn::DecoderConfig config;
+  config.vocabulary = 4096, config.hidden = 1024, config.layers = layers, config.ffn = 2048, config.heads = 16;
+  config.kv_heads = 8;
+  config.ropes = {{.size = 64}};
+  return {config.checked(), 32, 1024};
+}
+
+HardwareModel hardware() {
+  HardwareModel h;
+  h.rates = {{"product", {{1, 1e14}}}, {"attention", {{1, 1e14}}}, {"norm", {{1, 1e12}}}, {"elementwise", {{1, 1e12}}}};
+  h.operator_seconds = 1e-6;
+  h.asynchronous = true;
+  h.peak_flops = {{"bfloat16", 1e14}};
+  h.levels = {{"node", 8, 1e-6, 1e11}, {"rack", 1 << 20, 1e-5, 1e10}};
+  return h;
+}
+
+const std::vector<ParallelLayout>& some_layouts() {
+  static const std::vector<ParallelLayout> all = {
+      {.shard = 8, .bf16 = true},
+      {.shard = 4, .tp = 2, .recompute = Recomputation::full, .bf16 = true},
+      {.replicate = 2, .shard = 2, .cp = 2, .microbatches = 4, .bf16 = true},
+      {.pp = 2, .shard = 2, .tp = 2, .microbatches = 4, .recompute = Recomputation::full, .bf16 = true},
+      {.pp = 2, .shard = 4, .microbatches = 4}};
+  return all;
+}
+
+TEST(DecoderCost, ExtrapolationEqualsTheFullRun) {
+  const auto work = small_model(12);
+  for (const auto& layout : some_layouts()) {
+    const auto fast = planned_decoder(work, hardware()).cost(layout);
+    const auto full = planned_decoder(work, hardware(), /*exact=*/true).cost(layout);
+    EXPECT_NEAR(fast.seconds / full.seconds, 1, 0.02) << layout.str();
+    EXPECT_NEAR(static_cast<double>(fast.peak_bytes) / static_cast<double>(full.peak_bytes), 1, 0.02) << layout.str();
+  }
+}
+
+TEST(DecoderCost, BoundsAreBelowTheCosts) {
+  const auto work = small_model(6);
+  const auto program = planned_decoder(work, hardware());
+  for (const auto& layout : some_layouts()) {
+    ASSERT_EQ(program.reject(layout), "") << layout.str();
+    const auto bound = program.bound(layout), cost = program.cost(layout);
+    EXPECT_LE(bound.seconds, cost.seconds) << layout.str();
+    EXPECT_LE(bound.peak_bytes, cost.peak_bytes) << layout.str();
+    EXPECT_GT(bound.seconds, 0.2 * cost.seconds) << layout.str();
+    EXPECT_NE(cost.explanation.find("MFU"), std::string::npos);
+  }
+}
+
+// The products of a step without recomputation are 6 FLOPs for each active weight and token, besides attention.
+TEST(DecoderCost, FlopsOfAStepAreThoseOfTheFormula) {
+  const auto work = small_model(4);
+  const ParallelLayout layout{.shard = 8, .bf16 = true};
+  double flops = 0, products = 0;
+  for (const auto& event : run_stage(work, layout, 0, 4, 1, true).trace.events) {
+    flops += static_cast<double>(event.flops);
+    if (event.kind == StepTrace::Kind::product) products += static_cast<double>(event.flops);
+  }
+  const double tokens = static_cast<double>(work.batch * work.sequence) / 8;
+  EXPECT_NEAR(products / (6 * size_of(work).active_weights * tokens), 1, 1e-6);
+  // A fused kernel computes the scores once more in backward: 7 products instead of 6.
+  const double pairs = size_of(work).causal_flops_per_token - 6 * size_of(work).active_weights;
+  EXPECT_NEAR((flops - products) / (pairs * tokens * 7 / 6), 1, 1e-6);
+}
+
+TEST(DecoderCost, RecomputationTradesTimeForMemory) {
+  const auto program = planned_decoder(small_model(8), hardware());
+  const auto keep = program.cost({.shard = 8, .bf16 = true});
+  const auto recompute = program.cost({.shard = 8, .recompute = Recomputation::full, .bf16 = true});
+  EXPECT_LT(recompute.peak_bytes, keep.peak_bytes);
+  EXPECT_GT(recompute.seconds, 1.15 * keep.seconds);
+  EXPECT_LT(recompute.seconds, 1.45 * keep.seconds);
+}
+
+TEST(DecoderCost, ImpossibleLayoutsHaveAReason) {
+  const auto program = planned_decoder(small_model(4), hardware());
+  EXPECT_NE(program.reject({.tp = 16}).find("heads of keys 8 is not a multiple of tp"), std::string::npos);
+  EXPECT_NE(program.reject({.shard = 64}).find("batch 32 is not a multiple"), std::string::npos);
+  EXPECT_NE(program.reject({.pp = 4, .microbatches = 2}).find("fewer microbatches than stages"), std::string::npos);
+  EXPECT_NE(program.reject({.shard = 8, .ep = 2}).find("no experts"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace plan
