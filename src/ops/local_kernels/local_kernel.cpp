@@ -3,6 +3,7 @@
 
 namespace dtensor {
 
+void add_aligned_row_kernels(LocalKernels& kernels);
 void add_convolution_kernels(LocalKernels& kernels);
 void add_embedding_kernels(LocalKernels& kernels);
 void add_adaptive_pooling_kernels(LocalKernels& kernels);
@@ -26,11 +27,26 @@ void add_softmax_kernels(LocalKernels& kernels);
 LocalKernel find_local_kernel(std::string_view name) {
   static const LocalKernels kernels = [] {
     LocalKernels all;
-    for (auto* add :
-         {add_adaptive_pooling_kernels, add_convolution_kernels, add_embedding_kernels, add_group_norm_kernels,
-          add_grouped_product_kernels, add_linalg_kernels, add_loss_kernels, add_variance_kernels, add_norm_kernels,
-          add_sort_kernels, add_random_kernels, add_pooling_kernels, add_reduction_kernels, add_resampling_kernels,
-          add_row_kernels, add_scan_kernels, add_segment_kernels, add_shuffle_kernels, add_softmax_kernels}) {
+    for (auto* add : {add_adaptive_pooling_kernels,
+                      add_aligned_row_kernels,
+                      add_convolution_kernels,
+                      add_embedding_kernels,
+                      add_group_norm_kernels,
+                      add_grouped_product_kernels,
+                      add_linalg_kernels,
+                      add_loss_kernels,
+                      add_variance_kernels,
+                      add_norm_kernels,
+                      add_sort_kernels,
+                      add_random_kernels,
+                      add_pooling_kernels,
+                      add_reduction_kernels,
+                      add_resampling_kernels,
+                      add_row_kernels,
+                      add_scan_kernels,
+                      add_segment_kernels,
+                      add_shuffle_kernels,
+                      add_softmax_kernels}) {
       add(all);
     }
     return all;

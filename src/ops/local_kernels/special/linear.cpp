@@ -9,6 +9,7 @@
 
 #include "internal/autograd_node.h"
 #include "internal/dispatch_modes.h"
+#include "internal/kernels/aligned_rows.h"
 #include "ops/local_kernels/special/special_kernel.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -107,7 +108,14 @@ at::Tensor linear_special(const at::Tensor& x, const at::Tensor& weight, const s
 
 Gradients linear_backward_kernel(const at::Tensor& x, const at::Tensor& grad, const at::Tensor& weight,
                                  std::array<bool, 3> mask) {
-  return differentiable(x, grad, weight, mask);
+  const auto outputs = grad.dim() > 0 ? grad.sizes().back() : 0;
+  const auto more = aligned_width(outputs, grad.scalar_type(), grad.device().type()) - outputs;
+  if (more == 0) return differentiable(x, grad, weight, mask);
+  const auto matrix = weight.defined() ? with_aligned_rows(weight) : weight;
+  auto [to_x, to_weight, to_bias] = differentiable(x, at::constant_pad_nd(grad, {0, more}), matrix, mask);
+  if (mask[1]) to_weight = to_weight.narrow(0, 0, outputs);
+  if (mask[2]) to_bias = to_bias.narrow(0, 0, outputs);
+  return {std::move(to_x), std::move(to_weight), std::move(to_bias)};
 }
 
 }  // namespace dtensor

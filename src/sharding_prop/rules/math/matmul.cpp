@@ -67,6 +67,14 @@ Rule addmv(const OpArgs& op) {
   return c10::isIntegralType(op.dtype(1), true) ? rule.nonempty("k") : rule;
 }
 
+// Outputs that may need aligned rows on a rank (internal/kernels/aligned_rows.h) take a local kernel.
+Rule linear(const OpArgs& op) {
+  Rule rule = Rule("...k, nk, +n -> ...n").linear({0, 2}, {1, 2});
+  if (c10::isIntegralType(op.dtype(1), true)) return rule.nonempty("k");
+  const bool is_half = op.dtype(1) == at::kHalf || op.dtype(1) == at::kBFloat16;
+  return is_half && op.sizes(1).size() == 2 && op.sizes(1)[0] % 64 != 0 ? rule.kernel("linear_aligned") : rule;
+}
+
 }  // namespace
 
 void add_product_rules(RuleBook& book) {
@@ -96,7 +104,8 @@ void add_product_rules(RuleBook& book) {
       .values_unused_if_zero("beta");
   book.rule("aten::addr", "+mn, m, n -> mn").linear({0, 1}, {0, 2}).values_unused_if_zero("beta");
   book.rule("aten::ger", "m, n -> mn").linear({0}, {1});
-  biased("aten::linear", Rule("...k, nk, +n -> ...n").linear({0, 2}, {1, 2}), "k");
+  book.rule("aten::linear", linear,
+            "...k, nk, +n -> ...n  [linear {0,2}; linear {1,2}], nonempty for integers, kernel for half types");
   book.rule("aten::linear_backward", "...k, ...n, nk -> ...k@12, nk@01, n@1").linear({0}, {1}, {2});
   book.rule("aten::trace", "i!j! -> ");
   book.rule("aten::_grouped_mm", grouped_mm, "products of groups of rows, columns or both")
