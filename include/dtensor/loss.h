@@ -28,16 +28,18 @@ struct CrossEntropyOptions {
 // Floating-point logits [..., classes] and integer targets [...], both regular tensors or DTensors on one mesh. Half
 // types are computed and returned in float. With `none` the result is [...], zero for ignored tokens. Without a valid
 // token, `mean` is NaN as in PyTorch. A target that is neither a class nor ignore_index is an error on the ranks that
-// store it, which ends the run of all ranks. Targets and weights are copied, so their tensors may be overwritten before
-// backward. On ranks outside the mesh the loss is a handle without data, as the result of an operator is.
-// Differentiable with respect to the logits; double backward is ATen's (create_graph).
+// store it, which ends the run of all ranks; on CUDA it is a device assertion. Targets and weights are copied, so their
+// tensors may be overwritten before backward. On ranks outside the mesh the loss is a handle without data, as the
+// result of an operator is. Differentiable with respect to the logits; double backward is ATen's (create_graph).
 DTENSOR_API at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                      const CrossEntropyOptions& options = {});
 
 // cross_entropy(linear(hidden, weight), targets) in chunks of `chunk` tokens per rank: at most [chunk, classes per
-// rank] logits exist at once, and backward recomputes them. hidden [..., features], weight [classes, features].
-// Differentiable with respect to both; with create_graph all logits of a rank exist at once. Autocast casts both as it
-// casts the operands of linear.
+// rank] logits exist at once, and backward recomputes them. chunk = 0: all logits of the rank, in the dtype of hidden,
+// are kept for backward, which recomputes nothing and overwrites them with their gradient; a second backward recomputes
+// them. hidden [..., features], weight [classes, features]. On a GPU, products of half types have rows of a multiple of
+// 16 bytes for any number of classes. Differentiable with respect to both; with create_graph all logits of a rank exist
+// at once. Autocast casts both as it casts the operands of linear.
 DTENSOR_API at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                             const at::Tensor& targets, const CrossEntropyOptions& options = {},
                                             std::int64_t chunk = 1024);

@@ -98,6 +98,8 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """Mean cross entropy of ``linear(hidden, weight)``, with the logits of at most ``chunk`` tokens in memory at once.
 
+    ``chunk=0`` keeps all logits for backward, in the dtype of ``hidden``: more memory, one product less.
+
     ``hidden`` [..., features], ``weight`` [classes, features], ``targets`` int64 [...]; regular tensors or DTensors.
     ``z_loss``: adds z_loss * logsumexp(logits)^2 of each valid token. Other options are those of
     ``torch.nn.functional.cross_entropy``. Differentiable.

@@ -8,11 +8,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define DTENSOR_HD __host__ __device__ __forceinline__
-#else
-#define DTENSOR_HD inline
-#endif
+#include "internal/kernels/host_device.h"
 
 namespace dtensor {
 

@@ -5,41 +5,9 @@
 
 #include <cstdint>
 
-#include "random/philox.h"
+#include "internal/kernels/host_device.h"
 
 namespace dtensor::dist {
-
-DTENSOR_HD float mul_add(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return __fadd_rn(__fmul_rn(a, b), c);
-#else
-  return a * b + c;
-#endif
-}
-
-DTENSOR_HD double mul_add(double a, double b, double c) {
-#if defined(__CUDA_ARCH__)
-  return __dadd_rn(__dmul_rn(a, b), c);
-#else
-  return a * b + c;
-#endif
-}
-
-DTENSOR_HD std::int32_t float_bits(float x) {
-#if defined(__CUDA_ARCH__)
-  return __float_as_int(x);
-#else
-  return __builtin_bit_cast(std::int32_t, x);
-#endif
-}
-
-DTENSOR_HD float float_of_bits(std::int32_t bits) {
-#if defined(__CUDA_ARCH__)
-  return __int_as_float(bits);
-#else
-  return __builtin_bit_cast(float, bits);
-#endif
-}
 
 // Natural logarithm of a normal number in (0, 1].
 DTENSOR_HD float log_unit(float x) {

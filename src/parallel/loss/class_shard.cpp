@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include "internal/shard_segments.h"
+
 namespace dtensor {
 namespace {
 
@@ -38,13 +40,16 @@ ClassShard class_shard(const DeviceMesh& mesh, std::int64_t count, const Placeme
     if (tokens[static_cast<std::size_t>(axis)].is_shard()) shard.token_axes.push_back(axis);
   }
   if (!mesh.is_member()) return shard;
-  at::NoGradGuard no_grad;
-  const at::Tensor mine = DTensor(arange(count, mesh, class_placements, at::kLong)).to_local();
-  shard.own = mine.numel();
-  shard.first = shard.own > 0 ? mine[0].item<std::int64_t>() : 0;
-  TORCH_CHECK(shard.own == 0 || mine[-1].item<std::int64_t>() - shard.first + 1 == shard.own,
-              "loss: expected consecutive classes on each rank, got placements ", to_string(class_placements), " of ",
-              count, " classes");
+  // From the placements: reading indices from a device would wait for it.
+  const auto segments = shard_segments(count, 0, class_placements, mesh.shape(), *mesh.coordinate());
+  for (const Segment& segment : segments) {
+    if (segment.length == 0) continue;
+    if (shard.own == 0) shard.first = segment.offset;
+    TORCH_CHECK(segment.offset == shard.first + shard.own,
+                "loss: expected consecutive classes on each rank, got placements ", to_string(class_placements), " of ",
+                count, " classes");
+    shard.own += segment.length;
+  }
   return shard;
 }
 

@@ -8,6 +8,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "internal/kernels/aligned_rows.h"
 #include "parallel/loss/class_shard.h"
 #include "parallel/loss/decomposed_loss.h"
 #include "parallel/loss/token_loss.h"
@@ -24,14 +25,16 @@ struct Call {
   ClassShard shard = {};
   std::int64_t chunk = 0;  // tokens; 0: all at once
   bool linear = false;
-  at::Tensor weight = {};   // local [own classes]
-  at::Tensor targets = {};  // local [t]
-  at::Tensor given = {};    // unflattened, maybe a DTensor; for double backward
+  bool keeps_logits = false;  // from forward to backward
+  at::Tensor weight = {};     // local [own classes]
+  at::Tensor targets = {};    // local [t]
+  at::Tensor given = {};      // unflattened, maybe a DTensor; for double backward
   double weight_sum = 0;
   std::vector<std::int64_t> token_sizes = {};  // global
   // After forward:
   TokenState state = {};
   at::Tensor divisor = {}, z_divisor = {};  // 0-dim
+  at::Tensor logits = {};                   // kept; backward overwrites them
 
   LossTerms terms() const { return {options, shard, weight, weight_sum}; }
 };
@@ -48,9 +51,14 @@ at::Tensor rows_of(const at::Tensor& tensor) {
   return local.reshape({c10::multiply_integers(local.sizes().slice(0, local.dim() - 1)), local.size(-1)});
 }
 
+// The head with rows for fast products, or nothing.
+at::Tensor aligned_head(const Call& call, const at::Tensor& head) {
+  return call.linear ? with_aligned_rows(local_part(head)) : at::Tensor();
+}
+
+// [t, classes, then those of aligned rows].
 at::Tensor logits_of(const Call& call, const at::Tensor& rows, const at::Tensor& head) {
-  const at::Tensor logits = call.linear ? at::mm(rows, head.t()) : rows;
-  return logits.to(compute_type(logits.scalar_type()));
+  return call.linear ? at::mm(rows, head.t()) : rows;
 }
 
 std::int64_t step_of(const Call& call, std::int64_t tokens) {
@@ -63,8 +71,9 @@ TokenLoss forward_chunks(Call& call, const at::Tensor& rows, const at::Tensor& h
   // At least one chunk: ranks with the same tokens make the same reductions, including those without tokens.
   for (std::int64_t begin = 0; begin == 0 || begin < tokens; begin += step) {
     const std::int64_t count = std::min(step, tokens - begin);
-    const TokenLoss part = token_loss(call.terms(), logits_of(call, rows.narrow(0, begin, count), head),
-                                      call.targets.narrow(0, begin, count));
+    const at::Tensor logits = logits_of(call, rows.narrow(0, begin, count), head);
+    if (call.keeps_logits) call.logits = logits;
+    const TokenLoss part = token_loss(call.terms(), logits, call.targets.narrow(0, begin, count));
     loss.push_back(part.loss);
     if (part.z.defined()) z.push_back(part.z);
     lse.push_back(part.state.lse);
@@ -117,10 +126,11 @@ struct Gradients {
   at::Tensor rows, head;  // local
 };
 
-// Sums over many chunks in float at least: in a half type, later summands would be lost to rounding.
-void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+// Sums over several chunks in float at least: in a half type, later summands would be lost to rounding.
+void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, bool only_one) {
   if (!sum.defined()) {
-    sum = at::mm(a, b).to(compute_type(a.scalar_type()));
+    sum = at::mm(a, b);
+    if (!only_one) sum = sum.to(compute_type(a.scalar_type()));
   } else if (sum.scalar_type() == a.scalar_type()) {
     sum.addmm_(a, b);
   } else {
@@ -128,7 +138,7 @@ void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   }
 }
 
-Gradients backward_chunks(const Call& call, const at::Tensor& rows, const at::Tensor& head, const Scales& scales) {
+Gradients backward_chunks(Call& call, const at::Tensor& rows, const at::Tensor& head, const Scales& scales) {
   const std::int64_t tokens = rows.size(0), step = step_of(call, tokens);
   Gradients result;
   if (call.linear) result.rows = at::zeros_like(rows);
@@ -136,15 +146,17 @@ Gradients backward_chunks(const Call& call, const at::Tensor& rows, const at::Te
     const std::int64_t count = std::min(step, tokens - begin);
     const auto cut = [&](const at::Tensor& t) { return t.narrow(0, begin, count); };
     const TokenState state{cut(call.state.lse), cut(call.state.valid), cut(call.state.target_weight)};
-    const at::Tensor grad = token_gradient(call.terms(), logits_of(call, cut(rows), head), cut(call.targets), state,
-                                           narrowed(scales.loss, begin, count), narrowed(scales.z, begin, count))
-                                .to(rows.scalar_type());
+    at::Tensor logits = std::exchange(call.logits, {});
+    if (!logits.defined()) logits = logits_of(call, cut(rows), head);
+    const at::Tensor grad = call.linear ? logits : at::empty(logits.sizes(), logits.options());
+    token_gradient(call.terms(), logits, cut(call.targets), state, narrowed(scales.loss, begin, count),
+                   narrowed(scales.z, begin, count), grad);
     if (!call.linear) return {grad, {}};
     at::Tensor piece = cut(result.rows);
     at::mm_out(piece, grad, head);
-    add_product(result.head, grad.t(), cut(rows));
+    add_product(result.head, grad.t(), cut(rows), /*only_one=*/step >= tokens);
   }
-  if (call.linear) result.head = result.head.to(head.scalar_type());
+  if (call.linear) result.head = result.head.narrow(0, 0, call.shard.own).to(head.scalar_type());
   return result;
 }
 
@@ -173,7 +185,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     ctx->save_for_backward({values, head});
     if (call->shard.is_outside_mesh()) return absent_loss(*call, compute_type(values.scalar_type()));
     const at::Tensor rows = rows_of(values);
-    const TokenLoss parts = forward_chunks(*call, rows, call->linear ? local_part(head) : at::Tensor());
+    const TokenLoss parts = forward_chunks(*call, rows, aligned_head(*call, head));
     call->state = parts.state;
     if (call->options.reduction == LossReduction::none) {
       return unreduced(*call, parts, local_part(values).sizes().slice(0, values.dim() - 1));
@@ -187,16 +199,16 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const Call& call = *static_cast<Holder*>(ctx->saved_data["call"].toCapsule().get())->call;
+    Call& call = *static_cast<Holder*>(ctx->saved_data["call"].toCapsule().get())->call;
     const auto saved = ctx->get_saved_variables();
     if (at::GradMode::is_enabled()) {
+      call.logits.reset();
       return gradient_with_graph({saved[0], saved[1], call.given, call.options}, grads[0]);
     }
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     Gradients local;
     if (!call.shard.is_outside_mesh()) {
-      const at::Tensor head = call.linear ? local_part(saved[1]) : at::Tensor();
-      local = backward_chunks(call, rows_of(saved[0]), head, scales_of(call, grads[0]));
+      local = backward_chunks(call, rows_of(saved[0]), aligned_head(call, saved[1]), scales_of(call, grads[0]));
       local.rows = local.rows.view(local_part(saved[0]).sizes());
     }
     variable_list result(3);
@@ -325,11 +337,16 @@ at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor
               "linear_cross_entropy: expected hidden [..., features] and weight [classes, features], got ",
               given_hidden.sizes(), " and ", given_weight.sizes());
   const at::Tensor hidden = as_autocast(given_hidden), weight = as_autocast(given_weight);
-  TORCH_CHECK(chunk > 0, "linear_cross_entropy: expected chunk > 0, got ", chunk);
+  TORCH_CHECK(chunk >= 0, "linear_cross_entropy: expected chunk >= 0, got ", chunk);
   TORCH_CHECK(hidden.scalar_type() == weight.scalar_type(), "linear_cross_entropy: expected equal dtypes, got hidden ",
               hidden.scalar_type(), " and weight ", weight.scalar_type());
   check_sizes(hidden, targets, options, weight.size(0));
-  Call call{.options = options, .chunk = chunk, .linear = true, .token_sizes = targets.sizes().vec()};
+  const bool differentiable = at::GradMode::is_enabled() && (hidden.requires_grad() || weight.requires_grad());
+  Call call{.options = options,
+            .chunk = chunk,
+            .linear = true,
+            .keeps_logits = chunk == 0 && differentiable,
+            .token_sizes = targets.sizes().vec()};
   const DeviceMesh mesh = mesh_of(hidden, weight, targets);
   if (!mesh) return on_one_device(hidden, weight, targets, std::move(call));
   Placements tokens = token_placements(hidden, mesh), classes(tokens.size());

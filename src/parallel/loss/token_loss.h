@@ -28,12 +28,12 @@ struct TokenLoss {
   TokenState state;
 };
 
-// logits [t, own classes] in the type to compute in; targets [t].
+// logits [t, own classes, then any padding] in any floating-point type; targets [t].
 TokenLoss token_loss(const LossTerms& terms, const at::Tensor& logits, const at::Tensor& targets);
 
-// d/d logits of sum_t (scale_t * loss_t + z_scale_t * z_t); the scales are [t] or 0-dim. No communication. May reuse
-// `logits`.
-at::Tensor token_gradient(const LossTerms& terms, const at::Tensor& logits, const at::Tensor& targets,
-                          const TokenState& state, const at::Tensor& scale, const at::Tensor& z_scale);
+// d/d logits of sum_t (scale_t * loss_t + z_scale_t * z_t), into `out`, which may be `logits`; zero in the padding. The
+// scales are [t] or 0-dim. No communication.
+void token_gradient(const LossTerms& terms, const at::Tensor& logits, const at::Tensor& targets,
+                    const TokenState& state, const at::Tensor& scale, const at::Tensor& z_scale, const at::Tensor& out);
 
 }  // namespace dtensor

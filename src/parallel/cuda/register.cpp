@@ -1,0 +1,68 @@
+// Registers the CUDA kernels of cross entropy when the library dtensor_cuda is loaded.
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "parallel/cuda/loss_rows.h"
+#include "parallel/loss/row_kernels.h"
+
+namespace dtensor::loss_rows {
+namespace {
+
+cuda::Type type_of(const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      return cuda::Type::f32;
+    case at::kDouble:
+      return cuda::Type::f64;
+    case at::kHalf:
+      return cuda::Type::f16;
+    case at::kBFloat16:
+      return cuda::Type::bf16;
+    default:
+      TORCH_CHECK(false, "cross_entropy: expected float32, float64, float16 or bfloat16 logits, got ", t.scalar_type());
+  }
+}
+
+cuda::Rows pointers(const Rows& rows) {
+  return {.type = type_of(rows.values),
+          .values = rows.values.const_data_ptr(),
+          .tokens = rows.values.size(0),
+          .stride = rows.values.stride(0),
+          .classes = rows.classes,
+          .targets = rows.targets.const_data_ptr<std::int64_t>(),
+          .weight = rows.weight.defined() ? rows.weight.const_data_ptr() : nullptr,
+          .first = rows.first,
+          .count = rows.count,
+          .ignore_index = rows.ignore_index,
+          .smooths = rows.smooths};
+}
+
+// Runs `launch` on the current stream of the device.
+template <class Launch>
+void run(const Rows& rows, const Launch& launch) {
+  const auto device = rows.values.device();
+  const c10::cuda::CUDAGuard guard(device);
+  const auto* error = launch(pointers(rows), c10::cuda::getCurrentCUDAStream(device.index()).stream());
+  TORCH_CHECK(error == nullptr, "cross_entropy on ", device, ": ", error);
+}
+
+constexpr LossKernels kKernels{
+    [](const Rows& rows, const at::Tensor& top) {
+      run(rows, [&](const auto& r, auto stream) { return cuda::launch_largest(r, top.mutable_data_ptr(), stream); });
+    },
+    [](const Rows& rows, const at::Tensor& top, bool finds_top, const at::Tensor& sums) {
+      run(rows, [&](const auto& r, auto stream) {
+        return cuda::launch_sums(r, top.mutable_data_ptr(), finds_top, sums.mutable_data_ptr(), stream);
+      });
+    },
+    [](const Rows& rows, const at::Tensor& factors, const at::Tensor& out) {
+      run(rows, [&](const auto& r, auto stream) {
+        return cuda::launch_gradient(r, factors.const_data_ptr(), out.mutable_data_ptr(), out.stride(0), out.size(1),
+                                     stream);
+      });
+    }};
+
+const bool registered = (register_loss_kernels(c10::DeviceType::CUDA, kKernels), true);
+
+}  // namespace
+}  // namespace dtensor::loss_rows
