@@ -264,7 +264,6 @@ void check_dry_run(const Options& o) {
   if (o.memory_limit > 0 && !o.dry_run && o.plan_search.empty()) {
     throw UsageError("--memory-limit needs --dry-run or --plan-search");
   }
-  if (o.dry_run && o.mesh && o.mesh->pp > 1) throw UsageError("--dry-run does not support pp");
 }
 
 void check_optimizer(const CLI::App& app, const Options& o) {

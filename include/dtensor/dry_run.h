@@ -91,9 +91,11 @@ struct DTENSOR_API DryRunReport {
   std::map<std::string, OperatorCount> operators;
   // The events of the step, if DryRunOptions::trace is set.
   StepTrace trace = {};
+  // The reports of the other ranks of this rank's pipelines, which a dry run also runs. Their `peers` are empty.
+  std::vector<DryRunReport> peers;
 
-  // Whether both peaks are at most `bytes`.
-  bool fits(std::int64_t bytes) const { return peak.bytes <= bytes && peak_before.bytes <= bytes; }
+  // Whether both peaks of this rank and of its peers are at most `bytes`.
+  bool fits(std::int64_t bytes) const;
   // For a terminal, with a limit in bytes, and for other programs.
   std::string table(std::optional<std::int64_t> limit = {}) const;
   std::string json() const;
@@ -120,8 +122,9 @@ class DTENSOR_API StepRecorder {
   std::unique_ptr<State> state_;
 };
 
-// Runs `fn` as one rank of `options.ranks`, without the others. Tensors on the CPU of more than 4096 bytes (integers:
-// 16 MiB) have sizes, but no memory; operators compute sizes; collectives return at once. Small tensors are real. Where
+// Runs `fn` as one rank of `options.ranks`, without the others. If that rank has a pipeline, `fn` also runs as the
+// other ranks of the pipeline, each on a thread of its own. Tensors on the CPU of more than 4096 bytes (integers: 16
+// MiB) have sizes, but no memory; operators compute sizes; collectives return at once. Small tensors are real. Where
 // ranks exchange real tensors, all send what this rank sends. Rethrows what `fn` throws.
 DTENSOR_API DryRunReport dry_run(const DryRunOptions& options, const std::function<void(Communicator)>& fn);
 

@@ -2,6 +2,7 @@
 #include "dtensor/dry_run.h"
 
 #include <cstdio>
+#include <mutex>
 
 #include "comm/launch/launchers.h"
 #include "dry_run/state.h"
@@ -68,26 +69,38 @@ std::optional<EventListener> listen(const std::shared_ptr<dry::State>& state) {
       EventListener::Kinds{Event::Kind::collective, Event::Kind::wait});
 }
 
+DryRunReport run_one(const Communicator& world, const DryRunOptions& options,
+                     const std::function<void(Communicator)>& fn) {
+  const auto state = std::make_shared<dry::State>();
+  state->number = options.number;
+  if (options.trace) state->trace.emplace();
+  const dry::SimulationScope simulated(state);
+  const auto listener = listen(state);
+  const StepRecorder recorder;
+  fn(world);
+  DryRunReport report = recorder.report(world);
+  report.operators = state->operators;
+  if (state->trace) report.trace = state->trace->take();
+  return report;
+}
+
 }  // namespace
 
 DryRunReport dry_run(const DryRunOptions& options, const std::function<void(Communicator)>& fn) {
   TORCH_CHECK(options.ranks >= 1, "dry_run: expected at least 1 rank, got ", options.ranks);
   TORCH_CHECK(options.rank >= 0 && options.rank < options.ranks, "dry_run: expected a rank in [0, ", options.ranks,
               "), got ", options.rank);
-  DryRunReport report;
-  const auto state = std::make_shared<dry::State>();
-  state->number = options.number;
-  if (options.trace) state->trace.emplace();
+  std::mutex mutex;
+  std::map<int, DryRunReport> reports;
   const SimulatedRanks which{options.ranks, options.rank, options.asynchronous};
   run_simulated_rank(which, [&](const Communicator& world) {
-    const dry::SimulationScope simulated(state);
-    const auto listener = listen(state);
-    const StepRecorder recorder;
-    fn(world);
-    report = recorder.report(world);
+    auto report = run_one(world, options, fn);
+    const std::lock_guard lock(mutex);
+    reports[world.rank()] = std::move(report);
   });
-  report.operators = state->operators;
-  if (state->trace) report.trace = state->trace->take();
+  DryRunReport report = std::move(reports.at(options.rank));
+  reports.erase(options.rank);
+  for (auto& [rank, peer] : reports) report.peers.push_back(std::move(peer));
   return report;
 }
 

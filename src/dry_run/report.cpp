@@ -31,7 +31,14 @@ std::int64_t total_flops(const DryRunReport& report) {
   return flops;
 }
 
+std::int64_t highest_peak(const DryRunReport& report) { return std::max(report.peak.bytes, report.peak_before.bytes); }
+
 }  // namespace
+
+bool DryRunReport::fits(std::int64_t bytes) const {
+  const auto fit = [&](const DryRunReport& report) { return highest_peak(report) <= bytes; };
+  return fit(*this) && std::all_of(peers.begin(), peers.end(), fit);
+}
 
 std::string DryRunReport::table(std::optional<std::int64_t> limit) const {
   std::string text = fmt::format("rank {} of {}\n", rank, ranks);
@@ -45,8 +52,14 @@ std::string DryRunReport::table(std::optional<std::int64_t> limit) const {
     text += fmt::format("  {:<18} {:>10}  in {}\n", "before this step", bytes_text(peak_before.bytes),
                         place(peak_before.module, peak_before.phase));
   }
+  for (const DryRunReport& peer : peers) {
+    text += fmt::format("  {:<18} {:>10}  in {}\n", fmt::format("peak of rank {}", peer.rank),
+                        bytes_text(highest_peak(peer)), place(peer.peak.module, peer.peak.phase));
+  }
   if (limit) {
-    const auto missing = std::max(peak.bytes, peak_before.bytes) - *limit;
+    auto most = highest_peak(*this);
+    for (const DryRunReport& peer : peers) most = std::max(most, highest_peak(peer));
+    const auto missing = most - *limit;
     text += fmt::format("  {:<18} {:>10}  {}\n", "limit", bytes_text(*limit),
                         missing > 0 ? "does NOT fit: " + bytes_text(missing) + " too much" : "fits");
   }
@@ -87,6 +100,7 @@ std::string DryRunReport::json() const {
   for (const auto& [name, count] : operators) {
     out["operators"][name] = {{"calls", count.calls}, {"flops", count.flops}, {"bytes", count.bytes}};
   }
+  for (const DryRunReport& peer : peers) out["peers"].push_back(nlohmann::ordered_json::parse(peer.json()));
   return out.dump(2);
 }
 

@@ -10,6 +10,8 @@
 #include "dtensor/optim/clip.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
+#include "internal/ranks/simulated_rank.h"
+#include "internal/simulated.h"
 #include "object_collectives/object_collectives.h"
 #include "pipeline/grad_norm.h"
 #include "pipeline/step.h"
@@ -123,6 +125,7 @@ Pipeline::Pipeline(const DeviceMesh& mesh, Schedule schedule, LossFunction loss,
   p.last = p.schedule.stages() - 1;
   if (!mesh.is_member()) return;
   p.line = mesh.communicator(p.options.axis);
+  simulate_all_members(p.line);
   p.slice = slice_of(mesh, p.options.axis, p.line.rank());
   p.rank = p.line.rank();
   for (int stage = 0; stage <= p.last; ++stage) {
@@ -243,7 +246,8 @@ at::Tensor Pipeline::Impl::agree(const Step& step, const RngState& before) const
     values[0].copy_(is_dtensor(step.loss()) ? DTensor(step.loss()).full_tensor() : step.loss());
   values[1] = static_cast<double>(step.random_operators());
   line.broadcast(values, schedule.rank_of(last)).wait();
-  set_rng_state(mesh, {before.seed, before.counter + static_cast<std::uint64_t>(values[1].item<double>())});
+  const auto drawn = item_or(values[1], static_cast<double>(step.random_operators()));
+  set_rng_state(mesh, {before.seed, before.counter + static_cast<std::uint64_t>(drawn)});
   return values[0].clone();
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "dry_run/compare.h"
+#include "dtensor/pipeline_schedule.h"
 #include "support/draws.h"
 
 namespace dry {
@@ -30,7 +31,20 @@ train::MeshShape any_mesh() {
                                                            {.replicate = 2},
                                                            {.cp = 2},
                                                            {.shard = 2, .tp = 2},
-                                                           {.replicate = 2, .shard = 2}});
+                                                           {.replicate = 2, .shard = 2},
+                                                           {.pp = 2},
+                                                           {.pp = 4},
+                                                           {.shard = 2, .pp = 2},
+                                                           {.tp = 2, .pp = 2}});
+}
+
+void draw_pipeline(Options& options) {
+  const auto& names = dtensor::pipeline::schedule_names();
+  options.schedule = *rc::gen::elementOf(names);
+  options.microbatches = *rc::gen::elementOf(std::vector<int>{4, 8});
+  options.layers = 7;  // the most expensive schedule has two stages on each of four ranks
+  options.batch = 32;
+  options.grad_accum = 1;
 }
 
 Options any_options() {
@@ -56,16 +70,17 @@ Options any_options() {
     options.experts.emplace().balance = "forced";  // a dry run cannot know the choice of a router
     options.batch = 8;  // each piece has rows for all ranks, since peers send what this one sends
   }
+  if (options.mesh->pp > 1) draw_pipeline(options);
   return options;
 }
 
 std::string text(const Options& o) {
-  return c10::str("mesh ", o.mesh->str(), " batch ", o.batch, " seq ", o.seq, " hidden ", o.hidden, " layers ",
-                  o.layers, " ", to_string(o.dtype), " ", o.parallel, o.bf16 ? " bf16" : "", " reshard ", o.reshard,
-                  o.loss_parallel ? " loss-parallel" : "", o.sequence_parallel ? " sequence-parallel" : "",
-                  o.checkpoint_activations ? " checkpoint" : "", o.rope ? " rope" : "", " kv ", o.kv_heads, " accum ",
-                  o.grad_accum, " ", o.optimizer, " dropout ", o.dropout, " predict ", o.predict_tokens,
-                  o.experts ? " experts" : "");
+  return c10::str("mesh ", o.mesh->str(), " ", o.schedule, " of ", o.microbatches, " batch ", o.batch, " seq ", o.seq,
+                  " hidden ", o.hidden, " layers ", o.layers, " ", to_string(o.dtype), " ", o.parallel,
+                  o.bf16 ? " bf16" : "", " reshard ", o.reshard, o.loss_parallel ? " loss-parallel" : "",
+                  o.sequence_parallel ? " sequence-parallel" : "", o.checkpoint_activations ? " checkpoint" : "",
+                  o.rope ? " rope" : "", " kv ", o.kv_heads, " accum ", o.grad_accum, " ", o.optimizer, " dropout ",
+                  o.dropout, " predict ", o.predict_tokens, o.experts ? " experts" : "");
 }
 
 using Counted = std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;

@@ -330,7 +330,6 @@ TEST(FlagsOfPrograms, UsageErrorsAreOneLineWithTheProgramName) {
       {Kind::dense, {"--mesh", "cp=x"}, "train: --mesh: expected NAME=SIZE with a size of at least 1, got 'cp=x'"},
       {Kind::experts, {"--memory", "--parallel", "plain"}, "moe: --memory needs --parallel fsdp"},
       {Kind::dense, {"--memory-limit", "1"}, "train: --memory-limit needs --dry-run"},
-      {Kind::dense, {"--mesh", "pp=2", "--dry-run"}, "train: --dry-run does not support pp"},
       {Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", "3"}, "train: --reshard-after-forward 3 does not"},
       {Kind::dense,
        {"--parallel", "plain", "--reshard-after-forward", "false"},

@@ -9,6 +9,7 @@
 #include "comm/local/mailbox.h"
 #include "comm/memory/reduce/reduce.h"
 #include "comm/memory/reduce/reduce_tensors.h"
+#include "internal/simulated.h"
 
 namespace dtensor::local {
 namespace {
@@ -61,7 +62,10 @@ class LocalBackend final : public CommBackend {
   Work reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
     const auto n = outputs.size();
     exchange({call, outputs, inputs}, [&] {
-      for (std::size_t k = 0; k < n; ++k) reduce_from_all(call, outputs[k], rank() * n + k);
+      for (std::size_t k = 0; k < n; ++k) {
+        const auto at = rank() * n + k;
+        any_unknown(call, at) ? forget_values(outputs[k]) : reduce_from_all(call, outputs[k], at);
+      }
     });
     return {};
   }
@@ -114,6 +118,13 @@ class LocalBackend final : public CommBackend {
     group_->run_collective(rank(), mine, move_and_settle);
   }
 
+  // Whether tensor `at` of a member has no values (in a dry run), so that the result of a reduction has none.
+  bool any_unknown(const CollectiveCall& call, std::size_t at) const {
+    bool unknown = false;
+    for (int i = 0; i < size() && is_simulating(); ++i) unknown |= is_simulated(read_by_reduction(peer(call, i))[at]);
+    return unknown;
+  }
+
   // Reduces what every member published as inputs[at].
   void reduce_from_all(const CollectiveCall& call, const at::Tensor& output, std::size_t at) {
     if (on_device(output)) {
@@ -132,7 +143,9 @@ class LocalBackend final : public CommBackend {
   // all ranks.
   Work reduce_everywhere(const PublishedCall& mine) {
     if (on_device(mine.outputs)) return reduce_apart(mine);
+    c10::SmallVector<bool, 8> unknown(mine.outputs.size());
     exchange(mine, [&] {
+      for (std::size_t k = 0; k < unknown.size(); ++k) unknown[k] = any_unknown(mine.call, k);
       std::int64_t total = 0, before = 0;
       for (const auto& t : mine.outputs) total += t.numel();
       const ReduceSlice share = reduce_slice_of(total, rank(), size());
@@ -140,10 +153,13 @@ class LocalBackend final : public CommBackend {
         const auto numel = mine.outputs[k].numel();
         const auto begin = std::clamp<std::int64_t>(share.begin - before, 0, numel);
         const auto end = std::clamp<std::int64_t>(share.end - before, 0, numel);
-        if (begin < end) reduce_everywhere(mine.call, k, begin, end);
+        if (begin < end && !unknown[k]) reduce_everywhere(mine.call, k, begin, end);
         before += numel;
       }
     });
+    for (std::size_t k = 0; k < unknown.size(); ++k) {
+      if (unknown[k]) forget_values(mine.outputs[k]);  // no peer reads the tensor any more
+    }
     return {};
   }
 

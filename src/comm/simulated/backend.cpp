@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/simulated/world.h"
 #include "internal/aten_scopes.h"
 #include "internal/simulated.h"
 
@@ -32,7 +33,8 @@ void SimulatedBackend::sum_equal(const CollectiveCall& call, const at::Tensor& t
   tensor.mul_(size());
 }
 
-Work SimulatedBackend::all_gather(const CollectiveCall& /*call*/, at::TensorList outputs, const at::Tensor& input) {
+Work SimulatedBackend::all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) {
+  if (threads_) return threads_->all_gather(call, outputs, input);
   for (const auto& output : outputs) receive(output, input);
   return {};
 }
@@ -42,26 +44,31 @@ Work SimulatedBackend::reduce_scatter(const CollectiveCall& call, const at::Tens
 }
 
 Work SimulatedBackend::all_reduce(const CollectiveCall& call, const at::Tensor& tensor) {
+  if (threads_) return threads_->all_reduce(call, tensor);
   sum_equal(call, tensor);
   return {};
 }
 
 Work SimulatedBackend::all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) {
+  if (threads_) return threads_->all_reduce(call, output, input);
   receive(output, input);
   return all_reduce(call, output);
 }
 
-Work SimulatedBackend::all_to_all(const CollectiveCall& /*call*/, at::TensorList outputs, at::TensorList inputs) {
+Work SimulatedBackend::all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+  if (threads_) return threads_->all_to_all(call, outputs, inputs);
   for (const auto& output : outputs) receive(output, inputs[static_cast<std::size_t>(rank())]);
   return {};
 }
 
-Work SimulatedBackend::all_gather_list(const CollectiveCall& /*call*/, at::TensorList outputs, at::TensorList inputs) {
+Work SimulatedBackend::all_gather_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+  if (threads_) return threads_->all_gather_list(call, outputs, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) receive(outputs[i], inputs[i % inputs.size()]);
   return {};
 }
 
 Work SimulatedBackend::reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+  if (threads_) return threads_->reduce_scatter_list(call, outputs, inputs);
   const auto own = inputs.slice(static_cast<std::size_t>(rank()) * outputs.size(), outputs.size());
   for (std::size_t k = 0; k < outputs.size(); ++k) {
     receive(outputs[k], own[k]);
@@ -71,29 +78,48 @@ Work SimulatedBackend::reduce_scatter_list(const CollectiveCall& call, at::Tenso
 }
 
 Work SimulatedBackend::all_reduce_list(const CollectiveCall& call, at::TensorList tensors) {
+  if (threads_) return threads_->all_reduce_list(call, tensors);
   for (const auto& tensor : tensors) sum_equal(call, tensor);
   return {};
 }
 
 Work SimulatedBackend::broadcast(const CollectiveCall& call, const at::Tensor& tensor) {
+  if (threads_) return threads_->broadcast(call, tensor);
   if (call.peer != rank()) receive_zeros(tensor);
   return {};
 }
 
-Work SimulatedBackend::recv(const CollectiveCall& /*call*/, const at::Tensor& tensor) {
+Work SimulatedBackend::send(const CollectiveCall& call, const at::Tensor& tensor) {
+  return threads_ ? threads_->send(call, tensor) : Work();
+}
+
+Work SimulatedBackend::recv(const CollectiveCall& call, const at::Tensor& tensor) {
+  if (threads_) return threads_->recv(call, tensor);
   receive_zeros(tensor);
   return {};
 }
 
-std::shared_ptr<CommBackend> SimulatedBackend::subgroup(at::IntArrayRef members, const std::string& /*label*/) {
+void SimulatedBackend::barrier(const CollectiveCall& call) {
+  if (threads_) threads_->barrier(call);
+}
+
+std::shared_ptr<CommBackend> SimulatedBackend::subgroup(at::IntArrayRef members, const std::string& label) {
+  if (threads_) return threads_->subgroup(members, label);
   std::vector<std::int64_t> world;
   world.reserve(members.size());
   for (const auto member : members) world.push_back(ranks()[static_cast<std::size_t>(member)]);
   const auto own = std::find(members.begin(), members.end(), rank());
-  auto group = std::make_shared<SimulatedBackend>(static_cast<int>(own - members.begin()), std::move(world));
+  auto group = std::make_shared<SimulatedBackend>(static_cast<int>(own - members.begin()), std::move(world), world_);
   group->set_record(shared_record());
   group->set_asynchronous(asynchronous_);
   return group;
+}
+
+void SimulatedBackend::run_all_members() {
+  if (threads_ || size() == 1) return;
+  world_->start(ranks());
+  threads_ = world_->connect(rank(), ranks());
+  threads_->set_record(shared_record());
 }
 
 }  // namespace dtensor

@@ -1,14 +1,18 @@
 // Communicators of a dry run: one rank without peers. Collectives return at once. Tensors without values need no work;
-// real ones get the values that they would have if all peers sent what this rank sends.
+// real ones get the values that they would have if all peers sent what this rank sends. If all members run
+// (simulate_all_members), they exchange their real tensors as thread ranks.
 #pragma once
 
 #include "dtensor/comm_backend.h"
 
 namespace dtensor {
 
+class SimulatedWorld;
+
 class SimulatedBackend final : public CommBackend {
  public:
-  using CommBackend::CommBackend;
+  SimulatedBackend(int rank, std::vector<std::int64_t> ranks, std::shared_ptr<SimulatedWorld> world)
+      : CommBackend(rank, std::move(ranks)), world_(std::move(world)) {}
   const char* name() const override { return "simulated"; }
   bool supports(c10::DeviceType device) const override { return device == c10::kCPU; }
   bool asynchronous() const override { return asynchronous_; }
@@ -23,17 +27,21 @@ class SimulatedBackend final : public CommBackend {
   Work reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override;
   Work all_reduce_list(const CollectiveCall& call, at::TensorList tensors) override;
   Work broadcast(const CollectiveCall& call, const at::Tensor& tensor) override;
-  Work send(const CollectiveCall& /*call*/, const at::Tensor& /*tensor*/) override { return {}; }
+  Work send(const CollectiveCall& call, const at::Tensor& tensor) override;
   Work recv(const CollectiveCall& call, const at::Tensor& tensor) override;
-  void barrier(const CollectiveCall& /*call*/) override {}
+  void barrier(const CollectiveCall& call) override;
 
   std::shared_ptr<CommBackend> subgroup(at::IntArrayRef members, const std::string& label) override;
+  // Starts the members that do not run yet. From now on, calls are those of thread ranks.
+  void run_all_members();
   void abort(const std::string& reason) override { reason_ = reason; }
   std::string failure() override { return reason_; }
 
  private:
   void sum_equal(const CollectiveCall& call, const at::Tensor& tensor) const;
 
+  std::shared_ptr<SimulatedWorld> world_;
+  std::shared_ptr<CommBackend> threads_;  // if all members run
   std::string reason_;
   bool asynchronous_ = false;
 };

@@ -1,4 +1,4 @@
-// Runs a function as thread ranks: sets up each thread and selects the first of several failures.
+// Runs a function as thread ranks: sets up each thread.
 #include "comm/local/threads/run_local.h"
 
 #include <ATen/Parallel.h>
@@ -14,6 +14,7 @@
 #include "comm/error_messages.h"
 #include "comm/launch/rank_exit.h"
 #include "comm/local/backend.h"
+#include "comm/local/threads/first_failure.h"
 #include "comm/local/threads/thread_pool.h"
 #include "comm/waiting/no_timeout.h"
 #include "dtensor/inspect.h"
@@ -49,40 +50,6 @@ class Profiler {
  private:
   at::RecordFunctionTLS callbacks_ = at::get_record_function_tls_();
   std::shared_ptr<c10::DebugInfoBase> state_;
-};
-
-enum class Origin { own, peer, communication };
-
-// Must be called in an exception handler.
-Origin current_origin() {
-  try {
-    throw;
-  } catch (const PeerError&) {
-    return Origin::peer;
-  } catch (const CommError&) {
-    return Origin::communication;
-  } catch (...) {
-    return Origin::own;
-  }
-}
-
-// The first failure; later ones are its consequences. A PeerError may come before the original exception on another
-// rank, which then replaces it.
-class FirstFailure {
- public:
-  void record_current(int rank) {
-    std::lock_guard lock(mutex_);
-    const Origin origin = current_origin();
-    if (result_.error && !(reported_ && origin == Origin::own)) return;
-    result_ = {rank, std::current_exception()};
-    reported_ = origin == Origin::peer;
-  }
-  RunResult result() const { return result_; }
-
- private:
-  std::mutex mutex_;
-  RunResult result_;
-  bool reported_ = false;  // result_ is a PeerError, so its origin is another rank
 };
 
 }  // namespace
@@ -125,28 +92,9 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
 
 }  // namespace local
 
-namespace {
-
-// Preserves the type where the message can be changed: CommError, and c10::Error with its subclasses.
-[[noreturn]] void rethrow(const local::RunResult& failed) {
-  const std::string who = "rank " + std::to_string(failed.rank);
-  try {
-    std::rethrow_exception(failed.error);
-  } catch (c10::Error& e) {
-    e.add_context("on " + who);
-    throw;
-  } catch (const CommError& e) {
-    throw CommError(who + ": " + e.what());
-  } catch (...) {
-    throw std::runtime_error(who + ": " + current_exception_text());
-  }
-}
-
-}  // namespace
-
 void run_local(int ranks, const std::function<void(Communicator)>& fn, RunOptions options) {
   const auto result = local::run_ranks(ranks, fn, options);
-  if (result.error) rethrow(result);
+  if (result.error) local::rethrow(result);
 }
 
 }  // namespace dtensor
