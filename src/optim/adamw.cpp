@@ -11,9 +11,23 @@ namespace {
 
 using optim::Bucket;
 
-void fused_step(const Bucket& b, const AdamWOptions& o) {
+at::Tensor on_device_of(const Bucket& b, const at::Tensor& number) {
+  return number.to(optim::device_of_data(b.parameters.front()));
+}
+
+void divide(const Bucket& b, const at::Tensor& divisor) {
+  if (divisor.defined()) at::_foreach_div_(b.gradients, on_device_of(b, divisor));
+}
+
+void fused_step(const Bucket& b, const AdamWOptions& o, const at::Tensor& divisor) {
+  std::optional<at::Tensor> scale;
+  if (b.parameters.front().scalar_type() == at::kDouble) {
+    divide(b, divisor);
+  } else if (divisor.defined()) {
+    scale = on_device_of(b, divisor).to(at::kFloat);
+  }
   at::_fused_adamw_(b.parameters, b.gradients, b.slots(0), b.slots(1), {}, b.steps(), o.lr, o.beta1, o.beta2,
-                    o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
+                    o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false, scale);
 }
 
 // Same formula as the fused kernel: p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
@@ -52,8 +66,12 @@ AdamW::AdamW(const std::vector<Group>& groups)
 
 void AdamW::update(const std::vector<Entry*>& active) {
   const auto calls = optim::make_calls(active, [&](std::size_t group) { return options(group).fused; });
-  for (const Bucket& b : calls.fused) fused_step(b, options(b.group));
-  for (const Bucket& b : calls.listed) foreach_step(b, options(b.group));
+  const at::Tensor divisor = std::exchange(divisor_, {});
+  for (const Bucket& b : calls.fused) fused_step(b, options(b.group), divisor);
+  for (const Bucket& b : calls.listed) {
+    divide(b, divisor);
+    foreach_step(b, options(b.group));
+  }
 }
 
 }  // namespace dtensor

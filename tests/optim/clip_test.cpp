@@ -202,5 +202,50 @@ TEST(TotalNorm, HalvesEmptiesAndNonFinite) {
   });
 }
 
+// AdamW that divides the gradients itself equals clipping before the step, within the rounding of the divisor and of
+// the quotient: clipping multiplies by a rounded factor.
+TEST(ClipDivisor, AdamWEqualsClippingBeforeTheStep) {
+  EXPECT_TRUE(rc::check("states and parameters are equal", [] {
+    Draw draw(*rc::gen::arbitrary<std::uint64_t>());
+    const auto dtype = *rc::gen::element(at::kDouble, at::kFloat);
+    const auto items = any_items(draw, dtype);
+    const bool fused = draw.coin();
+    const double max_norm = *rc::gen::element(0.5, 1000.0);
+    std::vector<at::Tensor> gradients;
+    for (const Item& item : items) gradients.push_back(draw.normal(item.full.sizes().vec(), dtype));
+    run_local(4, [&](Communicator world) {
+      const auto meshes = meshes_of(world);
+      const auto run = [&](bool inside) {
+        std::vector<at::Tensor> parameters, found;
+        for (std::size_t i = 0; i < items.size(); ++i) {
+          parameters.push_back(place(items[i], items[i].full, meshes).requires_grad_());
+          parameters[i].mutable_grad() = place(items[i], gradients[i], meshes, false);
+        }
+        AdamW optimizer(parameters, {.lr = 0.1, .fused = fused});
+        if (inside) {
+          std::vector<at::Tensor> given;
+          for (const at::Tensor& p : parameters) given.push_back(p.grad());
+          optimizer.divide_gradients(clip_divisor(max_norm, get_total_norm(given)));
+        } else {
+          clip_grad_norm_(parameters, max_norm);
+        }
+        optimizer.step();
+        for (const at::Tensor& p : parameters) {
+          if (!is_local_member(p)) continue;
+          found.push_back(full_of(p));
+          for (const auto& [name, state] : optimizer.state(p)) found.push_back(full_of(state));
+        }
+        return found;
+      };
+      const auto found = run(true), expected = run(false);
+      ASSERT_EQ(found.size(), expected.size());
+      const double tolerance = dtype == at::kDouble ? 1e-15 : 4e-7;
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(at::allclose(found[i], expected[i], tolerance, tolerance)) << i << " fused " << fused;
+      }
+    });
+  }));
+}
+
 }  // namespace
 }  // namespace dtensor::test

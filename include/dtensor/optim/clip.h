@@ -38,6 +38,10 @@ DTENSOR_API at::Tensor get_grad_norms(at::TensorList parameters, NormOptions opt
 // gradients are replaced by reduced ones. A parameter that is listed twice (tied weights) counts once.
 DTENSOR_API at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptions options = {});
 
+// max(1, (total_norm + 1e-6) / max_norm): the number by which clipping divides gradients, for an optimizer that divides
+// them itself (AdamW::divide_gradients). Undefined if total_norm is, or if the host knows that the number is 1.
+DTENSOR_API at::Tensor clip_divisor(double max_norm, const at::Tensor& total_norm);
+
 // Scales the gradients in place by min(1, max_norm / (total_norm + 1e-6)), as clip_grad_norm_() does, for a given norm.
 // Does nothing if total_norm is undefined (on ranks outside all meshes).
 DTENSOR_API void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm);

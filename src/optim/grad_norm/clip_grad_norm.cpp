@@ -209,8 +209,9 @@ at::Tensor total_norm(at::TensorList tensors, at::TensorList described, const No
   return total;
 }
 
+constexpr double kEpsilon = 1e-6;  // as in torch.nn.utils.clip_grad_norm_
+
 at::Tensor factor_of(const at::Tensor& norm, double max_norm) {
-  constexpr double kEpsilon = 1e-6;  // as in torch.nn.utils.clip_grad_norm_
   if (!has_values_on_host(norm)) return at::clamp_max(max_norm / (norm + kEpsilon), 1.0);
   const double ratio = max_norm / (norm.item<double>() + kEpsilon);
   return at::scalar_tensor(ratio > 1 ? 1.0 : ratio, norm.options());  // keeps NaN
@@ -263,6 +264,12 @@ at::Tensor get_grad_norms(at::TensorList parameters, NormOptions options) {
   const NormGroup group(gradients.described, options.mesh);
   if (group.is_outside_all_meshes()) return {};
   return root(powers_of(gradients.reduced, gradients.described, group, options.norm_type), options.norm_type);
+}
+
+at::Tensor clip_divisor(double max_norm, const at::Tensor& total_norm) {
+  if (!total_norm.defined()) return {};
+  const auto divisor = at::clamp_min((total_norm + kEpsilon) / max_norm, 1.0);
+  return has_values_on_host(divisor) && divisor.item<double>() == 1 ? at::Tensor() : divisor;
 }
 
 void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm) {
