@@ -77,6 +77,8 @@ void add_parallel_flags(CLI::App& app, Options& o) {
          "--mixed-precision", [&o](const std::string& text) { o.bf16 = text == "bf16"; },
          "bf16: compute in bfloat16 (except layer norms and the loss), store and reduce in --dtype")
       ->check(CLI::IsMember({"bf16", "none"}));
+  app.add_flag("--fused-loss", o.fused_loss,
+               "compute logits and loss together, in the dtype of the activations, on classes that stay sharded");
   app.add_flag("--loss-parallel", o.loss_parallel,
                "compute the cross entropy on logits that are sharded by class over tp");
   app.add_flag("--sequence-parallel", o.sequence_parallel,

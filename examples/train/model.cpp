@@ -5,6 +5,7 @@
 
 #include "dtensor/checkpoint_activations.h"
 #include "dtensor/debug.h"
+#include "dtensor/loss.h"
 
 namespace train {
 
@@ -103,6 +104,15 @@ std::vector<at::Tensor> Gpt::run_block(const Block& block, const std::vector<at:
   return out;
 }
 
+std::vector<at::Tensor> Gpt::run_heads(const at::Tensor& x) const {
+  const at::Tensor h = ln_.forward(x);
+  std::vector<at::Tensor> out;
+  if (config_.fused_loss) out = {constrain("out", h), lm_head_.weight};
+  if (!config_.fused_loss) out = {constrain("out", lm_head_.forward(h))};
+  for (const auto& head : further_heads_) out.push_back(config_.fused_loss ? head->weight : head->forward(h));
+  return out;
+}
+
 // The cost of a layer is the number of parameters that a token uses.
 std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
   using Tensors = dtensor::pipeline::Tensors;
@@ -111,14 +121,10 @@ std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
     out.insert(out.end(), in.begin() + 1, in.end());  // The documents.
     return out;
   };
-  const auto head = [this](Tensors in) {
-    const at::Tensor h = ln_.forward(in[0]);
-    if (config_.documents) in.erase(in.begin() + 1);
-    in[0] = constrain("out", lm_head_.forward(h));
-    for (std::size_t d = 0; d < further_heads_.size(); ++d) {
-      in.insert(in.begin() + 1 + static_cast<std::ptrdiff_t>(d), further_heads_[d]->forward(h));
-    }
-    return in;
+  const auto head = [this](const Tensors& in) {
+    auto out = run_heads(in[0]);
+    out.insert(out.end(), in.begin() + (config_.documents ? 2 : 1), in.end());
+    return out;
   };
   const auto hidden = static_cast<double>(config_.hidden);
   std::vector<dtensor::pipeline::Layer> layers{{"wte", embed, hidden}};
@@ -137,7 +143,7 @@ Gpt::Output Gpt::run(const at::Tensor& ids, const at::Tensor& documents) const {
   dtensor::pipeline::Tensors values{ids};
   if (documents.defined()) values.push_back(documents);
   for (const dtensor::pipeline::Layer& layer : layers()) values = layer.forward(values);
-  const auto routers = values.begin() + config_.predict_tokens;
+  const auto routers = values.begin() + loss_operands();
   return {{values.begin(), routers}, {routers, values.end()}};
 }
 
@@ -153,14 +159,32 @@ at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets) {
   return at::cross_entropy_loss(logits.flatten(0, 1).to(narrow ? at::kFloat : logits.scalar_type()), targets.flatten());
 }
 
-at::Tensor token_losses(const std::vector<at::Tensor>& logits, const at::Tensor& targets) {
+namespace {
+
+// The mean over `heads` of loss(head, targets of that head).
+template <class Loss>
+at::Tensor mean_over_heads(std::size_t heads, const at::Tensor& targets, const Loss& loss) {
   constexpr std::int64_t kIgnored = -100;
-  at::Tensor sum = token_loss(logits.front(), targets);
-  for (std::size_t d = 1; d < logits.size(); ++d) {
+  at::Tensor sum = loss(0, targets);
+  for (std::size_t d = 1; d < heads; ++d) {
     const auto shift = static_cast<std::int64_t>(d);
-    sum = sum + token_loss(logits[d], at::constant_pad_nd(targets, {-shift, shift}, kIgnored));
+    sum = sum + loss(d, at::constant_pad_nd(targets, {-shift, shift}, kIgnored));
   }
-  return logits.size() == 1 ? sum : sum / static_cast<double>(logits.size());
+  return heads == 1 ? sum : sum / static_cast<double>(heads);
+}
+
+}  // namespace
+
+at::Tensor token_losses(const std::vector<at::Tensor>& logits, const at::Tensor& targets) {
+  return mean_over_heads(logits.size(), targets,
+                         [&](std::size_t d, const at::Tensor& own) { return token_loss(logits[d], own); });
+}
+
+at::Tensor fused_token_losses(const std::vector<at::Tensor>& operands, const at::Tensor& targets) {
+  return mean_over_heads(operands.size() - 1, targets, [&](std::size_t d, const at::Tensor& own) {
+    const at::Tensor h = operands[0].to(operands[d + 1].scalar_type());
+    return dtensor::linear_cross_entropy(h, operands[d + 1], own, {}, /*chunk=*/0);
+  });
 }
 
 }  // namespace train

@@ -28,6 +28,7 @@ struct GptConfig {
   bool rope = false;                // Rotary positions; without them, no positions.
   bool documents = false;           // Attention does not cross documents.
   std::int64_t predict_tokens = 1;  // One head for each of the next tokens.
+  bool fused_loss = false;          // The loss computes the logits (linear_cross_entropy).
   double layer_norm_eps = 1e-5;
   double dropout = 0;              // On the embedding and on each residual branch.
   bool checkpoint_blocks = false;  // Recomputes each block in backward.
@@ -69,7 +70,9 @@ class Gpt final : public dtensor::nn::Module {
  public:
   explicit Gpt(const GptConfig& config);
   struct Output {
-    std::vector<at::Tensor> logits;         // Of each head, [batch, sequence, vocabulary].
+    // Operands of the loss: logits of each head, [batch, sequence, vocabulary]. With fused_loss: the last activation,
+    // [batch, sequence, hidden], and the weight of each head.
+    std::vector<at::Tensor> logits;
     std::vector<at::Tensor> router_losses;  // Scalars that are added to the mean loss.
   };
   // ids: int64 [batch, sequence]; documents as in Batch, if the model has them.
@@ -78,11 +81,14 @@ class Gpt final : public dtensor::nn::Module {
   // takes the activation, the documents and the accumulated router losses. The heads return their logits and these
   // losses.
   std::vector<dtensor::pipeline::Layer> layers() const;
+  // The number of tensors that the layers give to the loss.
+  std::int64_t loss_operands() const { return config_.predict_tokens + (config_.fused_loss ? 1 : 0); }
   at::Tensor forward(const at::Tensor& ids) const { return run(ids).logits.front(); }
   const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }
 
  private:
   std::vector<at::Tensor> run_block(const Block& block, const std::vector<at::Tensor>& in) const;
+  std::vector<at::Tensor> run_heads(const at::Tensor& x) const;
 
   GptConfig config_;
   dtensor::nn::Embedding wte_;
@@ -100,5 +106,7 @@ at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets);
 // The mean of the heads' losses (multi-token prediction, arXiv:2404.19737, with linear heads). Head d predicts the
 // target d positions later; the last d rows have none and do not count.
 at::Tensor token_losses(const std::vector<at::Tensor>& logits, const at::Tensor& targets);
+// The same from the last activation and the weights of the heads, without logits in at least float.
+at::Tensor fused_token_losses(const std::vector<at::Tensor>& operands, const at::Tensor& targets);
 
 }  // namespace train

@@ -119,9 +119,11 @@ std::int64_t Optimizer::predicted_state_bytes() const {
 }
 
 at::Tensor Optimizer::step(const std::function<void(const at::Tensor&)>& look) {
-  at::Tensor norm =
-      options_.clip > 0 ? dtensor::clip_grad_norm_(parameters_, options_.clip) : gradient_norm(parameters_);
+  auto* adamw = dynamic_cast<dtensor::AdamW*>(rule_.get());  // Clips the gradients while it reads them.
+  const bool clips = options_.clip > 0 && adamw == nullptr;
+  at::Tensor norm = clips ? dtensor::clip_grad_norm_(parameters_, options_.clip) : gradient_norm(parameters_);
   if (look) look(norm);
+  if (options_.clip > 0 && adamw != nullptr) adamw->divide_gradients(dtensor::clip_divisor(options_.clip, norm));
   rule_->set_lr(next_lr());
   rule_->step();
   rule_->zero_grad();

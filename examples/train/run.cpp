@@ -76,6 +76,7 @@ GptConfig gpt_config(const Options& options) {
   config.documents = options.documents;
   config.kv_heads = options.kv_heads;
   config.predict_tokens = options.predict_tokens;
+  config.fused_loss = options.fused_loss;
   if (options.vocabulary > 0 && options.model == "tiny") config.vocabulary = options.vocabulary;
   if (options.experts) config.experts = expert_config(*options.experts, config.hidden);
   return config;
@@ -136,8 +137,13 @@ double run_piece(const Job& job, const Batch& piece, double weight) {
     const dtensor::ComputeScope scope(job.parameters);
     const auto tokens = batch_placements(job.options);
     auto out = job.model.run(placed(job, piece.ids, tokens), placed(job, piece.documents, rows_placements()));
-    for (at::Tensor& logits : out.logits) logits = scope.output(logits);
-    loss = token_losses(out.logits, placed(job, piece.targets, tokens));
+    const auto targets = placed(job, piece.targets, tokens);
+    if (job.options.fused_loss) {
+      loss = fused_token_losses(out.logits, targets);
+    } else {
+      for (at::Tensor& logits : out.logits) logits = scope.output(logits);
+      loss = token_losses(out.logits, targets);
+    }
     if (!out.router_losses.empty()) loss = loss + at::stack(out.router_losses).sum();
   }
   if (job.load != nullptr) job.load->add(job.model);

@@ -52,11 +52,11 @@ pipeline::Schedule schedule_of(const Options& options, int ranks) {
 
 namespace {
 
-// Outputs of the last stage: logits of each head, then the router losses.
-pipeline::LossFunction mean_loss(std::int64_t heads) {
-  return [heads](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
-    const auto routers = outputs.begin() + heads;
-    const at::Tensor loss = token_losses({outputs.begin(), routers}, targets[0]);
+// Outputs of the last stage: operands of the loss, then the router losses.
+pipeline::LossFunction mean_loss(std::int64_t operands, bool fused) {
+  return [operands, fused](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+    const auto routers = outputs.begin() + operands;
+    const at::Tensor loss = (fused ? fused_token_losses : token_losses)({outputs.begin(), routers}, targets[0]);
     if (routers == outputs.end()) return loss;
     return loss + at::stack(std::vector<at::Tensor>(routers, outputs.end())).sum();
   };
@@ -77,7 +77,8 @@ std::vector<int> stages_of(const Gpt& model, const pipeline::Schedule& schedule)
 Stages::Stages(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options)
     : model_(model),
       options_(options),
-      pipeline_(mesh, schedule_of(options, static_cast<int>(mesh.size("pp"))), mean_loss(options.predict_tokens)),
+      pipeline_(mesh, schedule_of(options, static_cast<int>(mesh.size("pp"))),
+                mean_loss(model.loss_operands(), options.fused_loss)),
       stage_of_(stages_of(model, pipeline_.schedule())) {
   const auto& children = model.children();  // wte, blocks, then ln and the heads, which are one layer.
   for (std::size_t i = 0; i < children.size(); ++i) {
@@ -112,7 +113,8 @@ pipeline::StageFunction Stages::stage_function(int stage) const {
     for (const Part& part : parts_) {
       if (on_forward_ && part.stage == stage) on_forward_(*part.module);
     }
-    const auto heads = stage == pipeline_.last_stage() ? options_.predict_tokens : 0;
+    const bool gives_logits = stage == pipeline_.last_stage() && !options_.fused_loss;
+    const auto heads = gives_logits ? options_.predict_tokens : 0;
     for (std::int64_t h = 0; h < heads; ++h) {
       auto& logits = outputs[static_cast<std::size_t>(h)];
       logits = scope.output(logits);

@@ -120,6 +120,7 @@ std::vector<Row> rows_of_both() {
       {"--hidden", {"32"}, loss_at_once},
       {"--layers", {"2"}, loss_at_once},
       {"--loss-parallel", {}, less("tp"), kOnTp},
+      {"--fused-loss", {}, less("tp"), kOnTp},
       {"--parallel", {"plain"}, more("shard"), kOnShard},
       {"--reshard-after-forward", {"false"}, less("shard"), {"--mesh", "shard=2", "--layers", "2"}},
       {"--reshard-after-forward", {"2"}, less("shard"), {"--mesh", "shard=4", "--layers", "2"}},
