@@ -68,7 +68,7 @@ class StageStep {
 
   at::Tensor ids() const {
     const auto local = at::zeros({rows(), work_.sequence / layout_.cp}, at::kLong);
-    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), Shard(1), Replicate()},
+    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), ZigzagShard(1), Replicate()},
                                {rows() * layout_.replicate * layout_.shard, work_.sequence});
   }
 
@@ -76,7 +76,7 @@ class StageStep {
   at::Tensor activations() const {
     const auto local = at::empty({rows(), work_.sequence / layout_.cp / layout_.tp, work_.model.hidden},
                                  layout_.bf16 ? at::kBFloat16 : at::kFloat);
-    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), Shard(1), Shard(1)},
+    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), ZigzagShard(1), Shard(1)},
                                {rows() * layout_.replicate * layout_.shard, work_.sequence, work_.model.hidden});
   }
 
