@@ -13,8 +13,8 @@ namespace train {
 namespace {
 
 // Two steps of rank 0. The loss and the norm are for the log: any finite number serves.
-dtensor::DryRunReport run(Options options, const Corpus& corpus, dtensor::DryRunOptions how, const OnStep& on_step,
-                          MemoryUse* memory) {
+dtensor::DryRunReport simulate(Options options, dtensor::DryRunOptions how,
+                               const std::function<void(const dtensor::Communicator& world, const Options&)>& steps) {
   options.steps = 2;
   options.device = "cpu";
   options.load = options.save = options.resume = "";
@@ -22,8 +22,7 @@ dtensor::DryRunReport run(Options options, const Corpus& corpus, dtensor::DryRun
   if (options.experts) options.experts->show_load = false;
   try {
     how.number = 1;
-    return dtensor::dry_run(
-        how, [&](const dtensor::Communicator& world) { train_on_mesh(world, options, corpus, on_step, memory); });
+    return dtensor::dry_run(how, [&](const dtensor::Communicator& world) { steps(world, options); });
   } catch (const c10::Error& error) {
     throw std::runtime_error(error.what_without_backtrace());
   }
@@ -38,7 +37,9 @@ dtensor::DryRunReport run_second_step(const Options& options, const Corpus& corp
     if (record.step == 0) dtensor::StepRecorder::begin_step();
   };
   how.ranks = ranks;
-  return run(options, corpus, how, after_step, nullptr);
+  return simulate(options, how, [&](const dtensor::Communicator& world, const Options& simulated) {
+    train_on_mesh(world, simulated, corpus, after_step);
+  });
 }
 
 }  // namespace
@@ -51,19 +52,26 @@ dtensor::DryRunReport trace_step(const Options& options, const Corpus& corpus, b
   return run_second_step(options, corpus, {.trace = true, .asynchronous = asynchronous});
 }
 
-dtensor::FsdpMemory predict_memory(const Options& options, const Corpus& corpus, int ranks) {
-  MemoryUse memory;
-  run(options, corpus, {.ranks = ranks}, {}, &memory);
-  return memory.measured;
+std::vector<RankMemory> predict_memory(const Options& options, const Corpus& corpus, int ranks) {
+  std::vector<RankMemory> memory;
+  simulate(options, {.ranks = ranks}, [&](const dtensor::Communicator& world, const Options& simulated) {
+    MemoryUse mine;
+    train_on_mesh(world, simulated, corpus, {}, &mine);
+    if (world.rank() == 0) memory = mine.ranks();
+  });
+  return memory;
+}
+
+int print_dry_run(const dtensor::DryRunReport& report, const std::string& json, double limit) {
+  std::optional<std::int64_t> bytes;
+  if (limit > 0) bytes = static_cast<std::int64_t>(limit * 1e9);
+  fmt::print("dry run: the second step of {}", report.table(bytes));
+  if (!json.empty()) write_file(json, report.json() + "\n");
+  return bytes && !report.fits(*bytes) ? 1 : 0;
 }
 
 int report_dry_run(const Options& options, const Corpus& corpus) {
-  const auto report = dry_run(options, corpus);
-  std::optional<std::int64_t> limit;
-  if (options.memory_limit > 0) limit = static_cast<std::int64_t>(options.memory_limit * 1e9);
-  fmt::print("dry run: the second step of {}", report.table(limit));
-  if (!options.dry_run_json.empty()) write_file(options.dry_run_json, report.json() + "\n");
-  return limit && !report.fits(*limit) ? 1 : 0;
+  return print_dry_run(dry_run(options, corpus), options.dry_run_json, options.memory_limit);
 }
 
 }  // namespace train

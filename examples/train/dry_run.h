@@ -3,7 +3,7 @@
 
 #include "data.h"
 #include "dtensor/dry_run.h"
-#include "dtensor/fully_shard.h"
+#include "memory.h"
 
 namespace train {
 
@@ -13,10 +13,14 @@ dtensor::DryRunReport dry_run(const Options& options, const Corpus& corpus);
 // The same with the trace of the step, for its estimated time. `asynchronous`: collectives run in the background.
 dtensor::DryRunReport trace_step(const Options& options, const Corpus& corpus, bool asynchronous);
 
-// The memory that rank 0 of `ranks` will measure, by what it is used for; not for pipelines.
-dtensor::FsdpMemory predict_memory(const Options& options, const Corpus& corpus, int ranks);
+// The memory that rank 0 of `ranks` will measure, and the ranks of its pipeline.
+std::vector<RankMemory> predict_memory(const Options& options, const Corpus& corpus, int ranks);
 
-// Prints the report, and writes it to --dry-run-json. Returns the exit status: 1 if the peak exceeds --memory-limit.
+// Prints the report of the second step, and writes it to `json` (a path; empty: none). Returns the exit status: 1 if
+// the peak exceeds `limit` (GB; 0: none).
+int print_dry_run(const dtensor::DryRunReport& report, const std::string& json, double limit);
+
+// The same for --dry-run.
 int report_dry_run(const Options& options, const Corpus& corpus);
 
 }  // namespace train

@@ -1,4 +1,4 @@
-// Memory of a rank in a training step, by kind: as fully_shard predicts it, and as measured.
+// Memory of a rank in a training step, by what it is used for, as measured.
 #pragma once
 
 #include <cstdint>
@@ -6,37 +6,37 @@
 #include <string>
 #include <vector>
 
-#include "args.h"
 #include "dtensor/comm.h"
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/mesh.h"
-#include "dtensor/pipeline_schedule.h"
 #include "memory_plot.h"
 
 namespace train {
 
+// Highest bytes of a rank.
+struct RankMemory {
+  std::int64_t rank = 0;
+  std::int64_t parameters = 0, gradients = 0, optimizer = 0;  // Shards.
+  std::int64_t gathered = 0;                                  // Gathered copies of parameters.
+  std::int64_t unreduced = 0;                                 // Gradients that wait for their reduction.
+  std::int64_t total() const { return parameters + gradients + optimizer + gathered + unreduced; }
+  friend bool operator==(const RankMemory&, const RankMemory&) = default;
+};
+
 struct MemoryUse {
-  dtensor::FsdpMemory predicted, measured;  // Bytes.
-  std::int64_t resident_before = 0;         // Peak of this process before and after training.
+  RankMemory measured;
+  std::vector<RankMemory> predicted = {};    // As ranks(); empty if it is not requested.
+  std::vector<RankMemory> of_pipeline = {};  // Of the ranks of this rank's pipeline; empty without a pipeline.
+  std::int64_t resident_before = 0;          // Peak of this process before and after training.
   std::int64_t resident = 0;
   int ranks_here = 1;                      // In this process.
   dtensor::MemoryPoolStats pool = {};      // Of this process, after training.
   bool sampled = false;                    // Whether to sample the last step.
   std::vector<MemorySample> samples = {};  // Memory at each operator of the last step.
 
-  // Of this rank and of the other ranks of its pipeline; empty without a pipeline.
-  struct OfRank {
-    std::int64_t rank = 0;
-    dtensor::FsdpMemory predicted, measured;
-  };
-  std::vector<OfRank> of_pipeline = {};
-
-  // Predicts everything except optimizer states, which the optimizer reports.
-  void predict(const std::vector<dtensor::FsdpUnit>& units, const Options& options);
-  // With stages: `units` of each stage, of which this rank has the stages `own` (possibly none).
-  void predict_in_stages(const std::vector<std::vector<dtensor::FsdpUnit>>& units, const std::vector<int>& own,
-                         const dtensor::pipeline::Schedule& schedule, const Options& options);
+  // of_pipeline, or this rank alone.
+  std::vector<RankMemory> ranks() const { return of_pipeline.empty() ? std::vector{measured} : of_pipeline; }
 
   // Measures this rank, on this thread, until end(). The parameters are distributed; `counts` has one unit of each
   // schedule of units.

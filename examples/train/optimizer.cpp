@@ -66,14 +66,6 @@ std::unique_ptr<dtensor::Optimizer> make(const NamedTensors& parameters, const O
   throw std::invalid_argument("expected optimizer adamw, sgd, shampoo or muon, got " + o.name);
 }
 
-// States with the sizes of their parameter. Shampoo and Muon store those of half types in single precision.
-std::int64_t state_bytes_of(const OptimizerOptions& o, const std::string& name, const at::Tensor& parameter) {
-  const bool muon = o.name == "muon" && is_map(name, parameter);
-  const bool one = o.name == "sgd" || muon || (o.name == "shampoo" && o.shampoo.grafting == "none");
-  const bool wide = parameter.element_size() == 2 && (muon || o.name == "shampoo");
-  return local_bytes(parameter) * (one ? 1 : 2) * (wide ? 2 : 1);
-}
-
 // State that the owner of a block keeps; state() returns it in equal parts.
 bool is_of_block(const std::string& name) { return name.starts_with("factor.") || name.starts_with("root."); }
 
@@ -87,7 +79,7 @@ at::Tensor gradient_norm(const std::vector<at::Tensor>& parameters) {
 
 Optimizer::Optimizer(const NamedTensors& parameters, OptimizerOptions options)
     : options_(std::move(options)), rule_(make(parameters, options_)) {
-  for (const auto& [name, tensor] : parameters) names_.push_back(name), parameters_.push_back(*tensor);
+  for (const auto& [name, tensor] : parameters) parameters_.push_back(*tensor);
 }
 
 double Optimizer::next_lr() const {
@@ -105,15 +97,6 @@ std::int64_t Optimizer::state_bytes() const {
   std::int64_t bytes = shampoo == nullptr ? 0 : shampoo->owned_bytes();
   for (const at::Tensor& p : parameters_) {
     for (const auto& [name, tensor] : rule_->state(p)) bytes += is_of_block(name) ? 0 : local_bytes(tensor);
-  }
-  return bytes;
-}
-
-std::int64_t Optimizer::predicted_state_bytes() const {
-  const auto* shampoo = dynamic_cast<const dtensor::Shampoo*>(rule_.get());
-  std::int64_t bytes = shampoo == nullptr ? 0 : shampoo->predicted_bytes();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    bytes += state_bytes_of(options_, names_[i], parameters_[i]);
   }
   return bytes;
 }

@@ -29,17 +29,14 @@ class Optimizer {
   // with it before any update; if `look` throws, the parameters are unchanged.
   at::Tensor step(const std::function<void(const at::Tensor& norm)>& look = {});
   double next_lr() const;  // For the next step().
-  // State of the parameters on this rank, and the state after every parameter had a step (with Shampoo: and its inverse
-  // roots). The first is collective.
+  // State of the parameters on this rank. Collective.
   std::int64_t state_bytes() const;
-  std::int64_t predicted_state_bytes() const;
   void add_to(dtensor::Checkpoint& checkpoint);
 
  private:
   OptimizerOptions options_;
   std::int64_t steps_done_ = 0;
   std::unique_ptr<dtensor::Optimizer> rule_;
-  std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
 };
 

@@ -77,8 +77,7 @@ std::vector<StepRecord> train_and_show(const dtensor::Communicator& world, const
       world, options, corpus, [&](const StepRecord& record) { output.add(record); },
       options.memory || memory.sampled ? &memory : nullptr);
   output.close();
-  const bool stages = options.mesh && options.mesh->pp > 1;
-  if (options.memory && !stages && shows) memory.predicted = predict_memory(options, corpus, world.size());
+  if (options.memory && shows) memory.predicted = predict_memory(options, corpus, world.size());
   return records;
 }
 

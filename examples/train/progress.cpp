@@ -123,7 +123,7 @@ std::string both(std::int64_t predicted, std::int64_t measured) {
          bytes_text(static_cast<double>(measured));
 }
 
-void add_rows(Table& rows, const dtensor::FsdpMemory& predicted, const dtensor::FsdpMemory& measured) {
+void add_rows(Table& rows, const RankMemory& predicted, const RankMemory& measured) {
   rows.push_back({"memory: parameters", both(predicted.parameters, measured.parameters)});
   rows.push_back({"gradients", both(predicted.gradients, measured.gradients)});
   rows.push_back({"optimizer", both(predicted.optimizer, measured.optimizer)});
@@ -136,11 +136,10 @@ void add_rows(Table& rows, const dtensor::FsdpMemory& predicted, const dtensor::
 
 Table memory_table(const MemoryUse& memory) {
   Table rows;
-  if (memory.of_pipeline.empty()) add_rows(rows, memory.predicted, memory.measured);
-  for (std::size_t part = 0; part < memory.of_pipeline.size(); ++part) {
-    const auto& r = memory.of_pipeline[part];
-    rows.push_back({fmt::format("rank {}", r.rank), fmt::format("pp {}", part)});
-    add_rows(rows, r.predicted, r.measured);
+  const auto measured = memory.ranks();
+  for (std::size_t part = 0; part < measured.size(); ++part) {
+    if (measured.size() > 1) rows.push_back({fmt::format("rank {}", measured[part].rank), fmt::format("pp {}", part)});
+    add_rows(rows, memory.predicted.at(part), measured[part]);
   }
   rows.push_back({"resident", fmt::format("peak {}; grew by {} during training, including activations of {} rank(s)",
                                           bytes_text(static_cast<double>(memory.resident)),

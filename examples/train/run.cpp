@@ -222,7 +222,6 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   const Options& o = job.options;
   Optimizer optimizer(job.model.named_parameters(),
                       {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup, .shampoo = o.shampoo});
-  if (job.memory != nullptr) job.memory->predicted.optimizer = optimizer.predicted_state_bytes();
   RunState state(o, text_of(job), model_flags(o), world_of(job));
   state.parts().add("model", job.model);
   optimizer.add_to(state.parts());
@@ -291,7 +290,6 @@ std::vector<StepRecord> train_in_stages(const dtensor::Communicator& world, cons
   Job job{.options = options, .corpus = corpus, .model = model, .mesh = mesh, .memory = memory, .stages = &stages};
   job.pieces = equal_parts(options.batch, options.grad_accum);
   for (const int stage : stages.own()) job.counts.push_back(units[static_cast<std::size_t>(stage)].front());
-  if (memory != nullptr) memory->predict_in_stages(units, stages.own(), stages.schedule(), options);
   auto records = run_job(job, on_step);
   if (options.schedule_plot.empty()) return records;
   const std::string plot = stages.diagram();
@@ -310,7 +308,6 @@ std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const 
   const auto units = distribute(model, mesh, options);
   if (!units.empty()) job.counts = {units.front()};
   job.pieces = pieces_of_batch(options);
-  if (memory != nullptr) memory->predict(units, options);
   return run_job(job, on_step);
 }
 

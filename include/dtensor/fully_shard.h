@@ -263,17 +263,4 @@ DTENSOR_API std::vector<FsdpUnit> units_of(at::TensorList parameters);
 // changed. Collective: every rank of the parameters' meshes passes the same list.
 DTENSOR_API void reduce_gradients(at::TensorList parameters);
 
-// Peak bytes on this rank in a training step, without activations.
-struct FsdpMemory {
-  std::int64_t parameters = 0;  // shards
-  std::int64_t gradients = 0;   // shards, one set
-  std::int64_t optimizer = 0;   // shards, states_per_parameter sets
-  std::int64_t gathered = 0;    // the current unit, prefetched units and kept units
-  std::int64_t unreduced = 0;   // the gradients of one unit
-  // Sum of all fields.
-  std::int64_t total() const { return parameters + gradients + optimizer + gathered + unreduced; }
-};
-// `units` in the order of their use; the last unit holds what is used at the beginning and at the end of a step.
-DTENSOR_API FsdpMemory predict_memory(const std::vector<FsdpUnit>& units, int states_per_parameter = 2);
-
 }  // namespace dtensor

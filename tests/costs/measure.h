@@ -23,7 +23,7 @@ using Counts = std::map<std::string, Count>;  // key "all_gather shard"; "scalar
 struct Step {
   Counts counts;
   Counts all, by_module;  // including single numbers: from events, and summed from CommDebugMode
-  dtensor::FsdpMemory predicted, measured;
+  train::RankMemory measured;
   dtensor::CacheStats calls;  // operators on DTensors in that step
 };
 
@@ -66,7 +66,7 @@ inline Step measure(train::Options options, const train::Corpus& corpus) {
       calls = dtensor::cache_stats();
     };
     train::train_on_mesh(world, options, corpus, forget, &memory);
-    if (world.rank() == 0) result.predicted = memory.predicted, result.measured = memory.measured;
+    if (world.rank() == 0) result.measured = memory.measured;
   });
   return result;
 }

@@ -5,6 +5,7 @@
 
 #include "dtensor/events.h"
 #include "mesh_run.h"
+#include "train/dry_run.h"
 #include "train/progress.h"
 #include "train/run.h"
 
@@ -129,7 +130,7 @@ TEST(FsdpCollectives, MixedPrecisionGathersAsOftenAndHalfTheBytes) {
   EXPECT_NEAR(narrow.gathered, (2 * matrices + 4 * norms) / 2, c.hidden * 8);
 }
 
-// The output of --memory. Everything except collectives in flight is predicted exactly.
+// The output of --memory.
 TEST(FsdpMemory, IsPredicted) {
   struct Case {
     const char* optimizer;
@@ -151,14 +152,10 @@ TEST(FsdpMemory, IsPredicted) {
       options.steps = 2, options.batch = 2, options.seq = 16;
       train::MemoryUse memory;
       train::train_on_mesh(world, options, train::Corpus::read({}, options.seq), {}, &memory);
-      const auto &predicted = memory.predicted, &measured = memory.measured;
-      EXPECT_GT(measured.parameters, 0);
-      EXPECT_EQ(measured.parameters, predicted.parameters);
-      EXPECT_EQ(measured.gradients, predicted.gradients);
-      EXPECT_EQ(measured.optimizer, predicted.optimizer);
-      EXPECT_EQ(measured.gathered, predicted.gathered);
-      EXPECT_LE(measured.unreduced, predicted.unreduced);
-      EXPECT_LE(measured.total(), predicted.total());
+      EXPECT_GT(memory.measured.parameters, 0);
+      if (world.rank() != 0) return;
+      memory.predicted = train::predict_memory(options, train::Corpus::read({}, options.seq), 2);
+      EXPECT_EQ(memory.predicted, memory.ranks());
       EXPECT_GT(memory.resident, 0);  // Of the process, with other ranks and tests.
       EXPECT_GT(memory.pool.cached_bytes, 0u);
       EXPECT_LE(memory.pool.cached_bytes, memory.pool.limit_bytes);

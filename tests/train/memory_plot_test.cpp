@@ -1,4 +1,4 @@
-// The memory plot shows the memory of a step by kind: known bytes as predicted, and no gathered units where none exist.
+// The memory plot shows the memory of a step by kind: known bytes as counted, and no gathered units where none exist.
 #include "train/memory_plot.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ train::Options options() {
   return o;
 }
 
-std::vector<MemorySample> record(const train::Options& o, train::MeshShape shape, std::int64_t& predicted) {
+std::vector<MemorySample> record(const train::Options& o, train::MeshShape shape, std::int64_t& gathered) {
   std::vector<MemorySample> samples;
   dtensor::run_local(static_cast<int>(shape.size()), [&](const dtensor::Communicator& world) {
     const auto mesh = train::make_mesh(world, shape);
@@ -43,7 +43,7 @@ std::vector<MemorySample> record(const train::Options& o, train::MeshShape shape
       train::token_loss(model.forward(place(batch.ids)), place(batch.targets)).backward();
       if (memory && world.rank() == 0) samples = memory->samples();
     }
-    if (world.rank() == 0) predicted = units.empty() ? 0 : dtensor::predict_memory(units).gathered;
+    if (world.rank() == 0) gathered = units.empty() ? 0 : units[0].stats().peak_gathered_bytes;
   });
   return samples;
 }
@@ -56,10 +56,10 @@ std::int64_t highest(const std::vector<MemorySample>& samples, std::int64_t Memo
 
 TEST(MemoryPlot, ShowsTheMemoryOfAStep) {
   auto o = options();
-  std::int64_t predicted = 0;
-  const auto sharded = record(o, {1, 2, 1}, predicted);
+  std::int64_t gathered = 0;
+  const auto sharded = record(o, {1, 2, 1}, gathered);
   ASSERT_GT(sharded.size(), 20U);
-  EXPECT_EQ(highest(sharded, &MemorySample::gathered), predicted);
+  EXPECT_EQ(highest(sharded, &MemorySample::gathered), gathered);
   EXPECT_EQ(sharded.front().optimizer, 1000);
   EXPECT_EQ(sharded.front().gradients, 0);
   EXPECT_GT(sharded.back().gradients, 0);
@@ -68,11 +68,11 @@ TEST(MemoryPlot, ShowsTheMemoryOfAStep) {
   EXPECT_EQ(sharded.back().phase, dtensor::Phase::backward);
 
   o.reshard = "false";
-  const auto kept = record(o, {1, 2, 1}, predicted);
-  EXPECT_EQ(highest(kept, &MemorySample::gathered), predicted);
+  const auto kept = record(o, {1, 2, 1}, gathered);
+  EXPECT_EQ(highest(kept, &MemorySample::gathered), gathered);
   EXPECT_GT(highest(kept, &MemorySample::gathered), highest(sharded, &MemorySample::gathered));
 
-  const auto replicas = record(options(), {2, 1, 1}, predicted);
+  const auto replicas = record(options(), {2, 1, 1}, gathered);
   EXPECT_EQ(highest(replicas, &MemorySample::gathered), 0);
   EXPECT_GT(replicas.front().parameters, sharded.front().parameters * 3 / 2);
 }

@@ -67,33 +67,4 @@ std::int64_t FsdpUnit::gradient_bytes() const {
 
 std::int64_t FsdpUnit::kept_shard_bytes() const { return impl().post_forward_shard_bytes(); }
 
-FsdpMemory predict_memory(const std::vector<FsdpUnit>& units, int states_per_parameter) {
-  FsdpMemory memory;
-  std::int64_t largest_gathered = 0, largest_gradient = 0, all_gathered = 0, ahead = 0, kept = 0, kept_of_largest = 0;
-  bool all_kept = true;
-  for (std::size_t i = 0; i < units.size(); ++i) {
-    const auto& options = units[i].options();
-    const auto* reshard = std::get_if<bool>(&options.reshard_after_forward);
-    memory.parameters += units[i].shard_bytes();
-    all_gathered += units[i].gathered_bytes();
-    all_kept &= reshard != nullptr && !*reshard;
-    ahead = std::max(ahead, options.prefetch_bytes.value_or(0));
-    if (i + 1 == units.size()) continue;
-    kept += units[i].kept_shard_bytes();
-    if (units[i].gathered_bytes() > largest_gathered) {
-      largest_gathered = units[i].gathered_bytes();
-      kept_of_largest = units[i].kept_shard_bytes();
-    }
-    largest_gradient = std::max(largest_gradient, units[i].gradient_bytes());
-  }
-  memory.gradients = memory.parameters;
-  memory.optimizer = memory.parameters * states_per_parameter;
-  if (units.empty()) return memory;
-  // A unit in use has its gathered copy and no kept share.
-  const auto in_flight = units.back().gathered_bytes() + largest_gathered + ahead;
-  memory.gathered = all_kept ? all_gathered : std::min(all_gathered, in_flight + kept - kept_of_largest);
-  memory.unreduced = units.back().gradient_bytes() + largest_gradient;
-  return memory;
-}
-
 }  // namespace dtensor
