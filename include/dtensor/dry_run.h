@@ -68,7 +68,7 @@ struct DTENSOR_API StepTrace {
 // The calls of one operator on local tensors.
 struct OperatorCount {
   std::int64_t calls = 0;
-  std::int64_t flops = 0;  // Of matrix products and attention: two for a product and a sum. Other operators have none.
+  std::int64_t flops = 0;  // Of matrix products, convolutions and attention, two for a product and a sum; others: 0.
   std::int64_t bytes = 0;  // Read and written.
 };
 

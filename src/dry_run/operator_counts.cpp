@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <functional>
+#include <string>
 #include <unordered_map>
 
 #include "dry_run/state.h"
@@ -21,64 +21,97 @@ std::int64_t bytes_of(const c10::IValue& value) {
   return bytes;
 }
 
-// Of a product [.., m, k] x [.., k, n].
+// Of a product [.., m, k] x [.., k, n]; of grouped ones also [g, m, k] x [k, n] with n in groups.
 std::int64_t product_flops(const at::Tensor& a, const at::Tensor& b) {
-  return a.dim() < 2 || b.dim() < 2 ? 0 : 2 * a.numel() * b.size(-1);
+  if (a.dim() < 2 || b.dim() < 2) return 0;
+  return 2 * a.numel() * b.size(-1) / (a.dim() == 3 && b.dim() == 2 ? std::max<std::int64_t>(a.size(0), 1) : 1);
 }
 
-// Of attention over queries [.., S, E] and keys [.., T, E]: `products` products of S x T x E.
-std::int64_t attention_flops(const at::Tensor& query, const at::Tensor& key, bool causal, std::int64_t products) {
-  const auto all = 2 * products * query.numel() * key.size(-2);
+// Of queries [b, h, s, d] with keys [b, h', t, d] and values [b, h', t, v]. Products with d and with v elements: scores
+// and results in forward, in backward the scores again, and two gradients for each of both. A causal mask hides half.
+std::int64_t attention_flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, bool causal,
+                             bool backward) {
+  const auto scores = query.numel() / std::max<std::int64_t>(query.size(-1), 1) * key.size(-2);
+  const auto all = 2 * scores * (query.size(-1) * (backward ? 3 : 1) + value.size(-1) * (backward ? 2 : 1));
   return causal ? all / 2 : all;
 }
 
-struct Kinds {
-  StepTrace::Kind kind;
-  std::function<std::int64_t(Args)> flops;
-};
-
-// Operators that are not elementwise, by name.
-const std::unordered_map<std::string, Kinds>& known_kinds() {
-  using Kind = StepTrace::Kind;
-  static const auto product = [](std::size_t first) {
-    return [first](Args args) { return product_flops(args[first].toTensor(), args[first + 1].toTensor()); };
-  };
-  static const std::unordered_map<std::string, Kinds> known = [] {
-    std::unordered_map<std::string, Kinds> all;
-    for (const char* name : {"aten::mm", "aten::bmm"}) all[name] = {Kind::product, product(0)};
-    for (const char* name : {"aten::addmm", "aten::baddbmm", "aten::addmm_", "aten::baddbmm_"}) {
-      all[name] = {Kind::product, product(1)};
-    }
-    all["aten::_scaled_dot_product_flash_attention_for_cpu"] = {
-        Kind::attention,
-        [](Args args) { return attention_flops(args[0].toTensor(), args[1].toTensor(), args[4].toBool(), 2); }};
-    all["aten::_scaled_dot_product_flash_attention_for_cpu_backward"] = {
-        Kind::attention,
-        [](Args args) { return attention_flops(args[1].toTensor(), args[2].toTensor(), args[7].toBool(), 5); }};
-    for (const char* name :
-         {"native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward", "_softmax",
-          "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"}) {
-      all[std::string("aten::") + name] = {Kind::norm, {}};
-    }
-    return all;
-  }();
-  return known;
+// The positions to which a convolution applies its weight: those of the result, or of the input if it is transposed.
+std::int64_t positions(const at::Tensor& tensor) {
+  return tensor.dim() < 2 || tensor.size(1) == 0 ? 0 : tensor.numel() / tensor.size(1);
 }
 
-void describe(const std::string& name, Args args, StepTrace::Event& event) {
-  const auto known = known_kinds().find(name);
-  if (known != known_kinds().end()) {
-    event.kind = known->second.kind;
-    if (known->second.flops) event.flops = known->second.flops(args);
-  }
-  const auto* first = std::find_if(args.begin(), args.end(), [](const auto& v) { return v.isTensor(); });
-  if (first != args.end() && first->toTensor().defined()) event.dtype = first->toTensor().scalar_type();
+bool mask_at(const c10::IValue& mask, std::size_t i) { return mask.toBoolList().get(i); }
+
+using Tensor = at::Tensor;
+using Kind = StepTrace::Kind;
+
+// The kind of an operator that is not elementwise, and its FLOPs (null: none), as FlopCounterMode counts them. Except:
+// attention under a causal mask has half; the gradient of the weight of a grouped convolution has no products between
+// groups.
+struct Formula {
+  Kind kind;
+  std::int64_t (*flops)(Args args, const Tensor& result);
+};
+
+const std::unordered_map<std::string, Formula>& formulas() {
+  static const Formula product{Kind::product,
+                               [](Args a, const Tensor&) { return product_flops(a[0].toTensor(), a[1].toTensor()); }};
+  static const Formula added{Kind::product,
+                             [](Args a, const Tensor&) { return product_flops(a[1].toTensor(), a[2].toTensor()); }};
+  static const Formula attention{Kind::attention, [](Args a, const Tensor&) {
+                                   return attention_flops(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(),
+                                                          a[4].toBool(), /*backward=*/false);
+                                 }};
+  static const Formula attention_backward{Kind::attention, [](Args a, const Tensor&) {
+                                            return attention_flops(a[1].toTensor(), a[2].toTensor(), a[3].toTensor(),
+                                                                   a[7].toBool(), /*backward=*/true);
+                                          }};
+  static const Formula convolution{Kind::product, [](Args a, const Tensor& result) {
+                                     return 2 * a[1].toTensor().numel() *
+                                            positions(a[6].toBool() ? a[0].toTensor() : result);
+                                   }};
+  static const Formula convolution_backward{Kind::product, [](Args a, const Tensor&) {
+                                              const std::int64_t gradients = mask_at(a[10], 0) + mask_at(a[10], 1);
+                                              return 2 * gradients * a[2].toTensor().numel() *
+                                                     positions(a[a[7].toBool() ? 1 : 0].toTensor());
+                                            }};
+  static const Formula norm{Kind::norm, nullptr};
+  static const std::unordered_map<std::string, Formula> all = {
+      {"aten::mm", product},
+      {"aten::bmm", product},
+      {"aten::_grouped_mm", product},
+      {"aten::addmm", added},
+      {"aten::addmm_", added},
+      {"aten::baddbmm", added},
+      {"aten::baddbmm_", added},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", attention},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward},
+      {"aten::convolution", convolution},
+      {"aten::convolution_backward", convolution_backward},
+      {"aten::native_layer_norm", norm},
+      {"aten::native_layer_norm_backward", norm},
+      {"aten::_fused_rms_norm", norm},
+      {"aten::_fused_rms_norm_backward", norm},
+      {"aten::_softmax", norm},
+      {"aten::_softmax_backward_data", norm},
+      {"aten::_log_softmax", norm},
+      {"aten::_log_softmax_backward_data", norm}};
+  return all;
 }
 
 }  // namespace
 
 OperatorCounter::OperatorCounter(const c10::OperatorHandle& op, Args args) : op_(op) {
-  describe(op.schema().name(), args, event_);
+  const auto known = formulas().find(op.schema().name());
+  if (known != formulas().end()) {
+    event_.kind = known->second.kind;
+    if (known->second.flops != nullptr) {
+      flops_ = [of = known->second.flops, kept = args.vec()](const at::Tensor& result) { return of(kept, result); };
+    }
+  }
+  const auto* first = std::find_if(args.begin(), args.end(), [](const auto& v) { return v.isTensor(); });
+  if (first != args.end() && first->toTensor().defined()) event_.dtype = first->toTensor().scalar_type();
   for (const c10::IValue& value : args) event_.bytes += bytes_of(value);
 }
 
@@ -86,10 +119,12 @@ void OperatorCounter::count(const torch::jit::Stack& stack) const {
   State* state = current_state();
   if (state == nullptr) return;
   auto event = event_;
-  for (const auto& value : torch::jit::last(stack, op_.schema().returns().size())) event.bytes += bytes_of(value);
+  const Args results = torch::jit::last(stack, op_.schema().returns().size());
+  for (const c10::IValue& value : results) event.bytes += bytes_of(value);
   const std::string& name = op_.schema().name();
   OperatorCount& sum = state->operators[name];
   ++sum.calls;
+  if (flops_) event.flops = flops_(results[0].toTensor());
   sum.flops += event.flops;
   sum.bytes += event.bytes;
   if (state->trace) state->trace->add(event, name);

@@ -4,6 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <functional>
+
 #include "dtensor/dry_run.h"
 
 namespace dtensor::dry {
@@ -17,6 +19,7 @@ class OperatorCounter {
  private:
   const c10::OperatorHandle& op_;
   StepTrace::Event event_;
+  std::function<std::int64_t(const at::Tensor& result)> flops_;  // null: none
 };
 
 }  // namespace dtensor::dry

@@ -44,6 +44,8 @@ Kind kind_of(const OpInfo& info) {
   if (is_named(op, {"aten::_local_scalar_dense"})) return Kind::read;
   if (is_named(op, {"aten::resize_"})) return Kind::resize;
   if (is_named(op, {"aten::copy_"})) return Kind::write;  // composite, but reads the data
+  // Composite, but only their own rules know the sizes: the kernels that they call have no meta kernels.
+  if (is_named(op, {"aten::convolution", "aten::convolution_backward"})) return Kind::compute;
   const bool composite = native_kernel(op, c10::DispatchKey::CPU) == nullptr;
   if (composite || info.gives_view || is_named(op, {"aten::set_"})) return Kind::pass;
   return only_writes(info) ? Kind::write : Kind::compute;
