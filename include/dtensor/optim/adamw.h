@@ -22,9 +22,9 @@ class DTENSOR_API AdamW final : public GroupOptimizer<AdamWOptions> {
   explicit AdamW(std::vector<at::Tensor> parameters, AdamWOptions options = {});
   explicit AdamW(const std::vector<Group>& groups);
 
-  // The next step() divides the gradients in place by this 0-dim tensor (clip_divisor()). Fused kernels do so while
-  // they read them, which saves the pass of clip_grad_norm_() over all gradients; they take the number in float32, so
-  // float64 gradients are divided by a pass of their own. Undefined: does nothing.
+  // The next step() uses the gradients divided by this 0-dim tensor (clip_divisor()); afterwards .grad may be divided
+  // or not. Fused kernels divide while they read, which saves the pass of clip_grad_norm_() over all gradients; they
+  // take the number in float32, so float64 gradients are divided by a pass of their own. Undefined: does nothing.
   void divide_gradients(at::Tensor divisor) { divisor_ = std::move(divisor); }
 
  private:
