@@ -126,7 +126,7 @@ class DTENSOR_API Embedding final : public Module {
 
 // at::layer_norm over the last dimension, of size `size`. x may have a narrower dtype than weight and bias, which mixed
 // precision keeps in float: the result is computed in their dtype and returned in x's, as ATen's CPU kernel does.
-// (ATen's GPU kernel does not accept mixed dtypes.)
+// (ATen's GPU kernel does not accept mixed dtypes. DTensors have a kernel that does; a regular x is copied to float.)
 DTENSOR_API at::Tensor layer_norm(const at::Tensor& x, std::int64_t size, const at::Tensor& weight,
                                   const at::Tensor& bias, double eps);
 

@@ -1,6 +1,7 @@
 // Moments over sharded dimensions: variances, layer norm, batch norm.
 #include "ops/local_kernels/reductions/moments.h"
 #include "redistribute/part_views.h"
+#include "row_norm/kernels.h"
 
 namespace dtensor {
 namespace {
@@ -68,6 +69,9 @@ struct Shape {
   double count;                            // elements of a global row
   AxisMask axes;                           // axes that shard a row
   at::ScalarType type;                     // computation dtype
+
+  // Whether the kernels of row_norm compute this: a half type and full rows.
+  bool takes_rows(const LocalArgs& args) const { return axes == 0 && args.tensor("input").scalar_type() != type; }
 };
 
 Shape shape_of(const LocalArgs& args) {
@@ -97,9 +101,30 @@ at::Tensor own_parameter(const LocalArgs& args, const char* name, const Shape& s
   return parameter.to(s.type);
 }
 
+// Rows [rows, n] of the input or its gradient, and a parameter [n] in float.
+at::Tensor as_rows(const at::Tensor& t, const Shape& s) {
+  const auto n = static_cast<std::int64_t>(s.count);
+  return t.contiguous().view({n > 0 ? t.numel() / n : 0, n});
+}
+at::Tensor as_floats(const at::Tensor& t) { return t.defined() ? t.to(at::kFloat).contiguous().view({-1}) : t; }
+
+// Half-precision input with float parameters, unsharded rows. Returns false if the device has no kernels.
+bool layer_norm_of_rows(LocalCall& call, const LocalArgs& args, const Shape& s) {
+  const auto x = args.tensor("input");
+  const auto* kernels = row_norm::kernels_of(x);
+  if (kernels == nullptr) return false;
+  const auto stats = at::empty(call.outputs[1]->local_sizes, x.options().dtype(at::kFloat));
+  const row_norm::Saved saved{as_rows(x, s), stats, at::empty_like(stats), as_floats(args.tensor("weight"))};
+  const auto y = row_norm::forward(*kernels, saved, as_floats(args.tensor("bias")), args.value("eps").toDouble());
+  const auto type = call.outputs[1]->dtype;
+  set_results(call, {y.view(x.sizes()), saved.mean.to(type), saved.rstd.to(type)});
+  return true;
+}
+
 void layer_norm(LocalCall& call) {
   const LocalArgs args(call);
   const Shape s = shape_of(args);
+  if (s.takes_rows(args) && layer_norm_of_rows(call, args, s)) return;
   const auto x = args.tensor("input").to(s.type);
   const auto [mean, squares] = global_variance(call, x, s.inner, s.count, true, s.axes);
   const auto rstd = (squares / s.count).add_(args.value("eps").toDouble()).rsqrt_();
@@ -124,9 +149,33 @@ at::Tensor grad_input(const LocalCall& call, const at::Tensor& g, const at::Tens
   return (g - means[0]).sub_(xhat * means[1]).mul_(rstd).to(call.outputs[0]->dtype);
 }
 
+bool layer_norm_backward_of_rows(LocalCall& call, const LocalArgs& args, const Shape& s) {
+  const auto x = args.tensor("input");
+  const auto* kernels = row_norm::kernels_of(x);
+  if (kernels == nullptr) return false;
+  const auto mask = args.value("output_mask").toBoolList();
+  const row_norm::Saved saved{as_rows(x, s), as_floats(args.tensor("mean")), as_floats(args.tensor("rstd")),
+                              as_floats(args.tensor("weight"))};
+  const auto grad = as_rows(args.tensor("grad_out"), s);
+  std::vector<at::Tensor> grads(3);
+  if (mask[0]) grads[0] = row_norm::input_gradient(*kernels, saved, grad).view(x.sizes());
+  if (mask[1] || mask[2]) {
+    const auto sums = row_norm::parameter_gradients(*kernels, saved, grad);
+    for (int i = 1; i < 3; ++i) {
+      if (!mask[i]) continue;
+      const auto sum = sums[i - 1].view(call.outputs[i]->local_sizes);
+      grads[i] = reduce_contribution(call, sum, ReduceOp::sum, shard_axes(args.spec("input"), s.outer), i)
+                     .to(call.outputs[i]->dtype);
+    }
+  }
+  set_results(call, std::move(grads));
+  return true;
+}
+
 void layer_norm_backward(LocalCall& call) {
   const LocalArgs args(call);
   const Shape s = shape_of(args);
+  if (s.takes_rows(args) && layer_norm_backward_of_rows(call, args, s)) return;
   const auto mask = args.value("output_mask").toBoolList();
   const auto grad = args.tensor("grad_out").to(s.type);
   const auto rstd = args.tensor("rstd").to(s.type);

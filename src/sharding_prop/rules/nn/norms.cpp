@@ -71,6 +71,31 @@ std::vector<OutputMeta> backward_outputs(const OpArgs& op, int first_parameter) 
   return masked(op, "output_mask", std::move(outputs));
 }
 
+// Half-precision input with float parameters, which not all devices' ATen kernels accept. The local kernel takes them.
+bool has_mixed_types(const OpArgs& op, const char* input) {
+  const auto type = op.dtype(op.operand(input));
+  if (type != c10::ScalarType::Half && type != c10::ScalarType::BFloat16) return false;
+  for (const char* name : {"weight", "bias"}) {
+    const int i = op.operand(name);
+    if (i >= 0 && op.defined(i)) return op.dtype(i) == c10::ScalarType::Float;
+  }
+  return false;
+}
+
+Rule layer_norm(const OpArgs& op) {
+  constexpr const char* kKernel = "layer_norm_sharded";
+  Rule rule = Rule("N D, D, D -> N D, N D=_, N D=_; D = normalized_shape").sharded_by_kernel("D", kKernel);
+  rule.kernel_gives_replicate();
+  return has_mixed_types(op, "input") ? rule.kernel(kKernel) : rule;
+}
+
+Rule layer_norm_backward(const OpArgs& op) {
+  constexpr const char* kKernel = "layer_norm_backward_sharded";
+  Rule rule = Rule("N D, N D, N D=_, N D=_, D, D -> N D, D, D; D = normalized_shape").sharded_by_kernel("D", kKernel);
+  rule.linear({0});
+  return has_mixed_types(op, "input") ? rule.kernel(kKernel) : rule;
+}
+
 bool trains(const OpArgs& op, bool by_name) {
   for (const char* flag : {"training", "train", "update"}) {
     if (op.has_arg(flag)) return op.boolean(flag);
@@ -173,13 +198,11 @@ void add_norm_rules(RuleBook& book) {
       .takes_saved_results()
       .outputs(group_norm_gradients);
   add_batch_norm(book);
-  book.rule("aten::native_layer_norm", "N D, D, D -> N D, N D=_, N D=_; D = normalized_shape")
-      .sharded_by_kernel("D", "layer_norm_sharded")
-      .kernel_gives_replicate()
+  book.rule("aten::native_layer_norm", layer_norm,
+            "N D, D, D -> N D, N D=_, N D=_; D = normalized_shape, local kernel for shards of D and mixed types")
       .outputs(layer_norm_outputs);
-  book.rule("aten::native_layer_norm_backward", "N D, N D, N D=_, N D=_, D, D -> N D, D, D; D = normalized_shape")
-      .sharded_by_kernel("D", "layer_norm_backward_sharded")
-      .linear({0})
+  book.rule("aten::native_layer_norm_backward", layer_norm_backward,
+            "N D, N D, N D=_, N D=_, D, D -> N D, D, D; D = normalized_shape, local kernel as forward")
       .takes_saved_results()
       .outputs([](const OpArgs& op) { return backward_outputs(op, 4); });
   book.rule("aten::_fused_rms_norm", "N D!, D -> N D, N D=_; D = normalized_shape").outputs([](const OpArgs& op) {
