@@ -7,11 +7,12 @@
 #   PARTS         names of the parts to run (default: all)
 #   NCCL_LIBRARY  folder of a libnccl.so.2 of version 2.30 or later, for the part nccl_ranks
 # Parts without timings run in parallel. Writes the log of a part to NAME.log and its figures (JSON lines, rates) to
-# NAME.figures. Prints one line per part at the end. Exit status 1 if a part failed.
+# NAME.figures, with the prediction of docs/design/gpu_speed.md for an H200. Prints one line per part at the end. Exit
+# status 1 if a part failed.
 #
-# With a GPU for 30 minutes: PARTS=probes first (2 minutes: is the head as slow as estimated?), then
-# PARTS="speed_train speed_padded speed_peer speed_again" (8 minutes), PARTS="speed_moe nccl nccl_ranks" (8 minutes),
-# PARTS="threads trains moes examples operators python dispatch" (10 minutes).
+# With a GPU for 30 minutes: PARTS="kernels probes" first (3 minutes: are kernels right, is the head as slow as
+# estimated?), then PARTS="speed_train speed_fused speed_padded speed_peer speed_again" (9 minutes), PARTS="speed_moe nccl
+# nccl_ranks" (8 minutes), PARTS="threads trains moes examples operators python dispatch" (10 minutes).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -22,6 +23,9 @@ peak=${PEAK_TFLOPS:-989}
 text=(--data "$build/tests/data" README.md)
 export DTENSOR_CHECKED=calls RC_PARAMS=${RC_PARAMS:-max_success=20}
 
+# Milliseconds a step. Before padded heads and row kernels: 218.
+declare -A predicted_ms=([speed_train]=149 [speed_fused]=139 [speed_again]=149)
+
 rm -f "$logs"/*.said
 part() {  # NAME command...
   local name=$1 begin code last
@@ -30,7 +34,8 @@ part() {  # NAME command...
   begin=$(date +%s)
   timeout "$limit" "$@" > "$logs/$name.log" 2>&1
   code=$?
-  grep -E '^\{|tokens/s|MFU' "$logs/$name.log" > "$logs/$name.figures"
+  grep -E '^\{|tokens/s|MFU|^\[ .* (OK|FAILED) *\]' "$logs/$name.log" > "$logs/$name.figures"
+  [ -z "${predicted_ms[$name]:-}" ] || echo "{\"predicted_ms_per_step\": ${predicted_ms[$name]}}" >> "$logs/$name.figures"
   last=$(grep -vE '^\s*$' "$logs/$name.log" | tail -n 1 | cut -c1-150)
   [ $code -eq 0 ] || last="FAILED ($code): $last"
   printf '%-12s %s\n' "$name" "$(($(date +%s) - begin)) s: $last" > "$logs/$name.said"
@@ -79,7 +84,8 @@ moe() { "$build/examples/moe" --device cuda --steps 20 --compare "${text[@]}" "$
 trains() {
   train --mesh shard=2 && train --mesh replicate=2,shard=2,tp=2 --sequence-parallel --loss-parallel &&
     train --mesh shard=2,tp=2 --mixed-precision bf16 --checkpoint-activations && train --mesh shard=2 --dtype float64 --dropout 0.1 &&
-    train --mesh pp=2,shard=2 --schedule 1f1b && train --mesh cp=2,shard=2 && train --backend nccl --ranks 1
+    train --mesh shard=2,tp=2 --mixed-precision bf16 --fused-loss && train --mesh pp=2,shard=2 --schedule 1f1b --fused-loss &&
+    train --mesh cp=2,shard=2 && train --backend nccl --ranks 1
 }
 # Two and four ranks on one GPU.
 nccl_ranks() {
@@ -117,6 +123,7 @@ python_tests() { PYTHONPATH="$build/python:tests/python" python3 -m unittest tes
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader || exit 77
 export -f train moe trains moes examples nccl_ranks python_tests speed operators slice
 export build logs limit peak text_words="${text[*]}"
+part kernels "$build/tests/test_gpu" --gtest_filter='GpuLoss.*:GpuNorm.*:GpuRows.*'
 part threads "$build/tests/test_gpu" &
 part nccl env DTENSOR_TEST_BACKEND=nccl "$build/tests/test_gpu" --gtest_filter=-Ranks/Lists.LongTensorsAreNotPacked* & # packs
 for name in trains moes examples operators; do part $name bash -c "text=(\$text_words); $name" & done
@@ -131,6 +138,7 @@ if python3 -c 'import torch' 2> /dev/null; then
   part speed_peer "${peer[@]}"
   part speed_padded "${peer[@]}" --mode fsdp2,compile --vocab 50304
 fi
+part speed_fused bash -c 'text=($text_words); speed train --fused-loss'
 part speed_again bash -c 'text=($text_words); speed train' # the spread
 part speed_moe bash -c 'text=($text_words); speed moe --experts 8 --top-k 2'
 cat "$logs"/*.said
