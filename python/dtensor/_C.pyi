@@ -317,6 +317,45 @@ class PeerError(RuntimeError):
     The ranks can continue. If it leaves run(), run() raises the original exception instead."""
 
 def run(ranks: int, fn: Callable[[], Any], timeout: float) -> list[Any]: ...
+def simulate(ranks: int, fn: Callable[[], Any], rank: int, number: float | None) -> DryRunReport: ...
+
+class DryRunReport:
+    """What one rank of a program needs since the last begin_step(), or since the start."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int:
+        """Highest sum of live tensors."""
+
+    @property
+    def peak_bytes_before(self) -> int:
+        """The peak before that step."""
+
+    @property
+    def peak_by_kind(self) -> dict[str, int]:
+        """Bytes at the peak by kind of memory."""
+
+    @property
+    def collectives(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(calls, bytes received) by (kind, mesh axis)."""
+
+    @property
+    def operators(self) -> dict[str, tuple[int, int, int]]:
+        """(calls, FLOPs, bytes read and written) by name."""
+
+    @property
+    def peers(self) -> list[DryRunReport]:
+        """Reports of the other ranks of this rank's pipelines."""
+
+    def fits(self, bytes: int) -> bool: ...
+    def table(self, limit: int | None = None) -> str: ...
+    def json(self) -> str: ...
+
+def begin_step() -> None: ...
+def is_dry_run() -> bool: ...
 def world() -> Communicator: ...
 def is_thread_rank() -> bool: ...
 def close_world(failure: str) -> int: ...

@@ -27,12 +27,13 @@ for _module in (_tensor, _tensor_protocols, _mesh, _tracing, _distributions, _fl
 from ._api import DTensor, distribute_module, distribute_tensor, redistribute  # noqa: E402
 from ._factories import arange, empty, full, linspace, logspace, ones, rand, randn, zeros  # noqa: E402
 from ._C import Checked, Communicator, DeviceMesh, ImplicitRedistributionScope, MeshScope, NoTimeout, Strict  # noqa: E402
-from ._C import CommError, PeerError  # noqa: E402
+from ._C import CommError, DryRunReport, PeerError  # noqa: E402
 from ._C import GraphHalo, GraphPart, graph_part, is_metis_available, partition_graph  # noqa: E402
 from ._C import attention, attention_strategy, init_device_mesh, visualize_sharding_svg, visualize_sharding_text  # noqa: E402
 from ._local_map import local_map  # noqa: E402
 from ._random import get_rng_state, manual_seed, set_rng_state  # noqa: E402
-from ._world import barrier, is_thread_rank, rank, run, set_timeout, world, world_size  # noqa: E402
+from ._world import barrier, begin_step, is_dry_run, is_thread_rank, rank, run, set_timeout, simulate  # noqa: E402
+from ._world import world, world_size  # noqa: E402
 from .debug import CommDebugMode, EventListener, MemoryTimeline, explain, visualize_sharding  # noqa: E402
 from .experimental import context_parallel, implicit_replication  # noqa: E402
 from .placement_types import (  # noqa: E402

@@ -11,9 +11,9 @@ import traceback
 from typing import Any, Callable
 
 from . import _C
-from ._C import Communicator
+from ._C import Communicator, DryRunReport
 
-__all__ = ["run", "world", "rank", "world_size", "barrier", "is_thread_rank", "set_timeout"]
+__all__ = ["run", "simulate", "begin_step", "is_dry_run", "world", "rank", "world_size", "barrier", "is_thread_rank", "set_timeout"]
 
 
 def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, **kwargs: Any) -> list[Any]:
@@ -27,11 +27,39 @@ def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, 
     ``os.chdir``); share a tensor or module that it modifies between ranks. Threads that ``fn`` starts are not ranks: pass
     them the rank's number, mesh or tensors.
     """
+    return _C.run(ranks, _prepared("run", ranks, fn, *args, **kwargs), timeout)
+
+
+def simulate(
+    ranks: int, fn: Callable[..., Any], *args: Any, rank: int = 0, number: float | None = None, **kwargs: Any
+) -> DryRunReport:
+    """Dry run: runs ``fn(*args, **kwargs)`` as one rank of ``ranks``, without its peers, memory and arithmetic.
+
+    Returns what that rank needs: the peak of its memory by kind, collectives and operators (``table()``, ``json()``,
+    ``fits(bytes)``). Tensors of more than 4096 bytes (integers: 16 MiB) that ``fn`` creates have sizes, but no values.
+    Reading them is a ``RuntimeError`` that names the operator. ``number``: the result of such a read of one
+    floating-point number, such as a loss for a log. If the rank has a pipeline, ``fn`` also runs as its other ranks.
+    """
+    return _C.simulate(ranks, _prepared("simulate", ranks, fn, *args, **kwargs), rank, number)
+
+
+def begin_step() -> None:
+    """A step begins: the report of :func:`simulate` counts from here. Call it after the first step of training, which
+    creates the states of the optimizer. No effect outside a dry run."""
+    _C.begin_step()
+
+
+def is_dry_run() -> bool:
+    """Whether this thread runs in :func:`simulate`: then tensors may have no values."""
+    return _C.is_dry_run()
+
+
+def _prepared(name: str, ranks: int, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[], Any]:
     _unlock_cached_properties()
     _serialize_fx_tracing()
     if not callable(fn):
-        raise TypeError(f"run({ranks}, fn): fn must be callable, got {fn!r}")
-    return _C.run(ranks, functools.partial(fn, *args, **kwargs), timeout)
+        raise TypeError(f"{name}({ranks}, fn): fn must be callable, got {fn!r}")
+    return functools.partial(fn, *args, **kwargs)
 
 
 def _unlock_cached_properties() -> None:

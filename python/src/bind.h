@@ -38,6 +38,7 @@ void bind_placement(py::module_& module);
 void bind_mesh(py::module_& module);
 void bind_tensor(py::module_& module);
 void bind_world(py::module_& module);
+void bind_dry_run(py::module_& module);
 void bind_inspect(py::module_& module);
 void bind_parallel(py::module_& module);
 void bind_optim(py::module_& module);

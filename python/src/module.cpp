@@ -20,6 +20,7 @@ PYBIND11_MODULE(_C, module) {
   bind_placement(module);
   bind_mesh(module);
   bind_world(module);
+  bind_dry_run(module);
   bind_tensor(module);
   bind_inspect(module);
   bind_parallel(module);

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "bind.h"
+#include "dtensor/dry_run.h"
 
 namespace dtensor::python {
 namespace {
@@ -134,6 +135,8 @@ class ThreadRankGuard {
   std::optional<Communicator> former_;
 };
 
+using StartRanks = std::function<void(const std::function<void(const Communicator&)>& fn)>;
+
 // The results of the ranks of a run, or the first error: later errors are its consequences. An exception of a rank
 // replaces the PeerError that it caused on other ranks. Access needs the GIL.
 struct Outcome {
@@ -178,17 +181,16 @@ struct Outcome {
     world.abort("interrupted");
   }
 
-  // Called without the GIL. Python runs signal handlers on its main thread only. If that thread blocked until the ranks
-  // end, Ctrl-C would have no effect.
-  void run_ranks(int ranks, const py::object& fn, const RunOptions& options) {
+  // `start` calls its argument on each rank. Called without the GIL. Python runs signal handlers on its main thread
+  // only. If that thread blocked until the ranks end, Ctrl-C would have no effect.
+  void run_ranks(const py::object& fn, const StartRanks& start) {
     const int threads = at::get_num_threads();
     const at::ThreadLocalState caller;
     auto over = std::async(std::launch::async, [&] {
       const at::ThreadLocalStateGuard profiled_as_caller(caller);
       at::get_num_threads();  // before its first call on a thread, set_num_threads applies to the entire process
       at::set_num_threads(threads);
-      run_local(
-          ranks, [&](const Communicator& world) { run_rank(world, fn); }, options);
+      start([&](const Communicator& world) { run_rank(world, fn); });
     });
     constexpr auto kLook = std::chrono::milliseconds(50);
     while (over.wait_for(kLook) != std::future_status::ready) {
@@ -206,17 +208,17 @@ struct ActiveRunGuard {
   ActiveRunGuard& operator=(const ActiveRunGuard&) = delete;
 };
 
-py::list run(int ranks, const py::object& fn, double timeout) {
+// Throws the first error of a rank, with its number.
+std::vector<py::object> run_ranks(int ranks, const py::object& fn, const StartRanks& start) {
   if (!rank_world) is_process_rank = true;
   Outcome outcome;
   outcome.results.resize(static_cast<std::size_t>(std::max(ranks, 0)));
-  const RunOptions options = options_of(timeout);
   std::exception_ptr other;
   {
     const ActiveRunGuard counted;
     const py::gil_scoped_release no_gil;
     try {
-      outcome.run_ranks(ranks, fn, options);
+      outcome.run_ranks(fn, start);
     } catch (...) {
       other = std::current_exception();
     }
@@ -228,9 +230,23 @@ py::list run(int ranks, const py::object& fn, double timeout) {
     throw std::move(*outcome.error);
   }
   if (other) std::rethrow_exception(other);
+  return std::move(outcome.results);
+}
+
+py::list run(int ranks, const py::object& fn, double timeout) {
+  const RunOptions options = options_of(timeout);
   py::list results;
-  for (auto& result : outcome.results) results.append(std::move(result));
+  for (auto& result : run_ranks(ranks, fn, [&](const auto& of_rank) { run_local(ranks, of_rank, options); })) {
+    results.append(std::move(result));
+  }
   return results;
+}
+
+DryRunReport simulate(int ranks, const py::object& fn, int rank, std::optional<double> number) {
+  DryRunReport report;
+  run_ranks(ranks, fn,
+            [&](const auto& of_rank) { report = dry_run({.ranks = ranks, .rank = rank, .number = number}, of_rank); });
+  return report;
 }
 
 void bind_communicator(py::module_& module) {
@@ -286,6 +302,7 @@ void bind_world(py::module_& module) {
   process_world();
   bind_communicator(module);
   module.def("run", &run, py::arg("ranks"), py::arg("fn"), py::arg("timeout"));
+  module.def("simulate", &simulate, py::arg("ranks"), py::arg("fn"), py::arg("rank"), py::arg("number"));
   module.def("world", &current_world, ReleaseGil());
   module.def(
       "set_timeout", [](double seconds) { process_world().set_timeout(seconds); }, py::arg("seconds"));

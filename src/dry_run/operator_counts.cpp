@@ -44,39 +44,39 @@ std::int64_t positions(const at::Tensor& tensor) {
 bool mask_at(const c10::IValue& mask, std::size_t i) { return mask.toBoolList().get(i); }
 
 using Tensor = at::Tensor;
-using Kind = StepTrace::Kind;
+using EventKind = StepTrace::Kind;
 
 // The kind of an operator that is not elementwise, and its FLOPs (null: none), as FlopCounterMode counts them. Except:
 // attention under a causal mask has half; the gradient of the weight of a grouped convolution has no products between
 // groups.
 struct Formula {
-  Kind kind;
+  EventKind kind;
   std::int64_t (*flops)(Args args, const Tensor& result);
 };
 
 const std::unordered_map<std::string, Formula>& formulas() {
-  static const Formula product{Kind::product,
+  static const Formula product{EventKind::product,
                                [](Args a, const Tensor&) { return product_flops(a[0].toTensor(), a[1].toTensor()); }};
-  static const Formula added{Kind::product,
+  static const Formula added{EventKind::product,
                              [](Args a, const Tensor&) { return product_flops(a[1].toTensor(), a[2].toTensor()); }};
-  static const Formula attention{Kind::attention, [](Args a, const Tensor&) {
+  static const Formula attention{EventKind::attention, [](Args a, const Tensor&) {
                                    return attention_flops(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(),
                                                           a[4].toBool(), /*backward=*/false);
                                  }};
-  static const Formula attention_backward{Kind::attention, [](Args a, const Tensor&) {
+  static const Formula attention_backward{EventKind::attention, [](Args a, const Tensor&) {
                                             return attention_flops(a[1].toTensor(), a[2].toTensor(), a[3].toTensor(),
                                                                    a[7].toBool(), /*backward=*/true);
                                           }};
-  static const Formula convolution{Kind::product, [](Args a, const Tensor& result) {
+  static const Formula convolution{EventKind::product, [](Args a, const Tensor& result) {
                                      return 2 * a[1].toTensor().numel() *
                                             positions(a[6].toBool() ? a[0].toTensor() : result);
                                    }};
-  static const Formula convolution_backward{Kind::product, [](Args a, const Tensor&) {
+  static const Formula convolution_backward{EventKind::product, [](Args a, const Tensor&) {
                                               const std::int64_t gradients = mask_at(a[10], 0) + mask_at(a[10], 1);
                                               return 2 * gradients * a[2].toTensor().numel() *
                                                      positions(a[a[7].toBool() ? 1 : 0].toTensor());
                                             }};
-  static const Formula norm{Kind::norm, nullptr};
+  static const Formula norm{EventKind::norm, nullptr};
   static const std::unordered_map<std::string, Formula> all = {
       {"aten::mm", product},
       {"aten::bmm", product},

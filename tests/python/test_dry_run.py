@@ -1,0 +1,90 @@
+"""dtensor.simulate: one rank of a program without its peers, with the bytes that formulas give."""
+
+import json
+import unittest
+
+import torch
+from torch import nn
+
+import dtensor
+from dtensor import Replicate, Shard
+from dtensor.fsdp import fully_shard
+from dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+WIDTH, LAYERS, ROWS, FSDP, TP = 1024, 3, 16, 8, 8
+FLOAT = 4
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def train(steps=2):
+    mesh = dtensor.init_device_mesh("cpu", (FSDP, TP), mesh_dim_names=("fsdp", "tp"))
+    with torch.device("meta"):
+        model = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+    for layer in model:
+        parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(layer, mesh=mesh["fsdp"])
+    model.to_empty(device="cpu")
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    for step in range(steps):
+        model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 0:
+            dtensor.begin_step()
+    return dtensor.is_dry_run()
+
+
+class DryRun(unittest.TestCase):
+    def test_a_module_on_64_ranks(self):
+        report = dtensor.simulate(FSDP * TP, train, rank=13)
+        own = LAYERS * 2 * WIDTH * 4 * WIDTH // (FSDP * TP) * FLOAT  # parameters of this rank
+        self.assertEqual((report.rank, report.ranks), (13, 64))
+        self.assertEqual(report.peak_by_kind["gathered"], FSDP * own)  # without a root unit, layers stay gathered
+        self.assertGreater(report.peak_bytes, (FSDP + 4) * own)  # also shards, gradients and two moments
+        self.assertEqual(report.collectives["all_gather", "fsdp"], (LAYERS, (FSDP - 1) * own))
+        self.assertEqual(report.collectives["reduce_scatter", "fsdp"][1], (FSDP - 1) * own)
+        products = sum(count[1] for count in report.operators.values())
+        product = 2 * ROWS * WIDTH * 4 * WIDTH // TP
+        self.assertEqual(products, (3 * 2 * LAYERS - 1) * product)  # no gradient of the input
+
+    def test_report(self):
+        report = dtensor.simulate(FSDP * TP, train, 1)
+        self.assertTrue(report.fits(10**12))
+        self.assertFalse(report.fits(report.peak_bytes_before - 1))
+        self.assertIn("does NOT fit", report.table(limit=1000))
+        self.assertEqual(json.loads(report.json())["peak_bytes"], report.peak_bytes)
+        self.assertEqual(report.peers, [])
+
+    def test_values_do_not_exist(self):
+        def read():
+            return torch.randn(4096).sum().item()
+
+        with self.assertRaisesRegex(RuntimeError, "depends on values of a tensor"):
+            dtensor.simulate(4, read)
+        dtensor.simulate(4, read, number=1.0)
+        self.assertFalse(dtensor.is_dry_run())
+
+    def test_exceptions_of_the_program(self):
+        def fail():
+            raise KeyError("own")
+
+        with self.assertRaises(KeyError) as caught:
+            dtensor.simulate(4, fail, rank=3)
+        self.assertIn("own", str(caught.exception))
+        with self.assertRaisesRegex(RuntimeError, "expected a rank in"):
+            dtensor.simulate(4, fail, rank=4)
+        with self.assertRaisesRegex(TypeError, "fn must be callable"):
+            dtensor.simulate(4, None)
+
+
+if __name__ == "__main__":
+    unittest.main()
