@@ -83,7 +83,7 @@ void add_generate(CLI::App& app, SampleOptions& s) {
 }
 
 void add_train(CLI::App& app, TrainOptions& t) {
-  app.add_option("--data", t.data, "text files, folders of them, or JSONL files")->required();
+  app.add_option("--data", t.data, "text files, folders of them, or JSONL files");
   app.add_option("--text-field", t.field, "field of each line of a JSONL file")->capture_default_str();
   app.add_option("--eval", t.eval, "the same, for evaluation");
   app.add_option("--eval-every", t.eval_every, "steps between evaluations; default: only at the end")
@@ -111,6 +111,12 @@ void add_train(CLI::App& app, TrainOptions& t) {
       ->delimiter(',');
   app.add_option("--seed", t.seed, "seed of batches and adapters")->capture_default_str();
   add_run_flags(app, t);
+  app.add_flag("--dry-run", t.dry_run,
+               "report memory and collectives of rank 0 without starting it; needs only config.json of the model");
+  app.add_option("--dry-run-json", t.dry_run_json, "with --dry-run: write the report to this JSON file");
+  app.add_option("--memory-limit", t.memory_limit,
+                 "with --dry-run: memory of a rank in GB; status 1 if it is too small")
+      ->check(CLI::PositiveNumber);
 }
 
 void check(const Options& o) {
@@ -124,6 +130,7 @@ void check_train(const CLI::App& train, const TrainOptions& t) {
   for (const char* flag : {"--lora-alpha", "--lora-targets"}) {
     if (t.lora_rank == 0 && train.count(flag) > 0) throw UsageError(fmt::format("{} needs --lora-rank", flag));
   }
+  if (train && t.data.empty() && !t.dry_run) throw UsageError("--data is required");
   if (t.eval_every > 0 && t.eval.empty()) throw UsageError("--eval-every needs --eval");
 }
 

@@ -46,6 +46,9 @@ struct TrainOptions : train::RunFlags {
   std::int64_t lora_rank = 0;
   double lora_alpha = 0;                  // 0: twice the rank.
   std::vector<std::string> lora_targets;  // Empty: the projections of queries and values.
+  bool dry_run = false;
+  std::string dry_run_json;
+  double memory_limit = 0;  // GB; 0: none.
 };
 
 struct Options {

@@ -99,6 +99,7 @@ int run(int argc, char** argv) {
   std::optional<TrainTexts> texts;
   if (options.command == Command::train) {
     check_lora_targets(options.train, family.config);
+    if (options.train.dry_run) return dtensor::finish_output(report_dry_run(options, family));
     texts = read_texts(options, family);
   }
   std::optional<tokenizer::Tokenizer> tokenizer;

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include "device_flag.h"
+#include "dtensor/dry_run.h"
 #include "dtensor/random.h"
 #include "export.h"
 #include "text.h"
+#include "train/dry_run.h"
 #include "train/plot.h"
 #include "train/run_output.h"
 #include "train/state.h"
@@ -29,6 +31,7 @@ int train_steps(Trainer& trainer, train::RunState& state, train::RunOutput& outp
     const auto record = trainer.step(corpus.batch(o.seed, trainer.steps_done(), {o.batch, o.seq}));
     output.add(record);
     const std::int64_t done = trainer.steps_done();
+    if (done == 1) dtensor::StepRecorder::begin_step();
     if (o.eval_every > 0 && done % o.eval_every == 0 && done < o.steps) judge();
     if (const int signal = state.after(record.step); signal != 0) return signal;
   }
@@ -39,7 +42,7 @@ int train_steps(Trainer& trainer, train::RunState& state, train::RunOutput& outp
 // The flags that change the model without changing names or sizes of its parameters. Without adapters the checkpoint
 // has all parameters.
 std::string model_flags(const Model& model, const dtensor::nn::LoraOptions& lora) {
-  if (lora.rank == 0) return "no --lora-rank";
+  if (lora.rank == 0 || dtensor::is_dry_run()) return "no --lora-rank";
   return fmt::format("--lora-alpha {} over a --model of fingerprint {:016x}", lora.alpha, base_fingerprint(model));
 }
 
@@ -75,7 +78,7 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
       .dtype = options.dtype, .lora = lora_options(o, family.config), .always_mesh = true, .device = device};
   dtensor::manual_seed(init_device_mesh(world, device, {world.size()}), o.seed);
   const Model model = make_model(family, sizes, world, how);
-  load_parameters(model, family, options.model, world);
+  if (!dtensor::is_dry_run()) load_parameters(model, family, options.model, world);
   model.decoder->train();
   Trainer trainer(model, o);
   const train::RunText text{.tokens = static_cast<std::int64_t>(corpus.tokens()),
@@ -90,6 +93,19 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
   if (left == 0 && !options.out.empty())
     export_folder(model, family, options.model, options.out, world, options.asked_dtype);
   return left;
+}
+
+int report_dry_run(const Options& options, const Family& family) {
+  Options o = options;
+  o.device = "cpu", o.out = "";
+  TrainOptions& t = o.train;
+  t.steps = 2, t.eval_every = 0;
+  t.load = t.save = t.resume = t.plot = t.log = t.tensorboard = "";
+  const TrainTexts texts{train::Corpus::of(std::vector<std::int32_t>(static_cast<std::size_t>(t.seq) + 1), t.seq), {}};
+  const auto ranks = static_cast<int>(o.mesh.value_or(MeshSizes{}).ranks());
+  const auto report = dtensor::dry_run({.ranks = ranks, .number = 1},
+                                       [&](const dtensor::Communicator& world) { run_train(o, family, texts, world); });
+  return train::print_dry_run(report, t.dry_run_json, t.memory_limit);
 }
 
 }  // namespace llm

@@ -63,6 +63,10 @@ struct TrainTexts {
 // Tokenizes --data and --eval. Called once in each process, before its ranks start. Throws UsageError.
 TrainTexts read_texts(const Options& options, const Family& family);
 
+// --dry-run: two steps of rank 0 of --mesh on tokens of no text. Prints the report of the second. Returns the exit
+// status: 1 if the peak exceeds --memory-limit.
+int report_dry_run(const Options& options, const Family& family);
+
 // Reads the model, trains, reports progress on rank 0, saves and exports. Returns the signal that stopped the run after
 // it was saved, or 0.
 int run_train(const Options& options, const Family& family, const TrainTexts& texts,
