@@ -36,12 +36,9 @@ DeviceMesh slice_of(const DeviceMesh& mesh, const std::string& axis, std::int64_
 }
 
 bool communicates(const Schedule& schedule) {
-  for (const auto& actions : schedule.ranks) {
-    for (const Action& action : actions) {
-      if (is_communication(action.kind)) return true;
-    }
-  }
-  return false;
+  const auto sends = [](const Action& action) { return is_communication(action.kind); };
+  return std::any_of(schedule.ranks.begin(), schedule.ranks.end(),
+                     [&](const auto& actions) { return std::any_of(actions.begin(), actions.end(), sends); });
 }
 
 // A stage gathers parameters when it uses them and reduces gradients in its last backward of a step.
@@ -118,9 +115,7 @@ Pipeline::Pipeline(const DeviceMesh& mesh, Schedule schedule, LossFunction loss,
               "got the schedule\n",
               p.schedule.str());
   Schedule compute = p.schedule;
-  for (auto& actions : compute.ranks) {
-    std::erase_if(actions, [](const Action& action) { return !is_compute(action.kind); });
-  }
+  for (auto& actions : compute.ranks) std::erase_if(actions, [](const Action& a) { return !is_compute(a.kind); });
   p.evaluation = with_communication(forward_only(compute), kMessagesOnly);
   p.last = p.schedule.stages() - 1;
   if (!mesh.is_member()) return;

@@ -11,6 +11,7 @@
 #include "internal/kernels/aligned_rows.h"
 #include "parallel/loss/class_shard.h"
 #include "parallel/loss/decomposed_loss.h"
+#include "parallel/loss/loss_chunks.h"
 #include "parallel/loss/token_loss.h"
 
 namespace dtensor {
@@ -19,31 +20,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// State of one call, apart from differentiable tensors.
-struct Call {
-  CrossEntropyOptions options;
-  ClassShard shard = {};
-  std::int64_t chunk = 0;  // tokens; 0: all at once
-  bool linear = false;
-  bool keeps_logits = false;  // from forward to backward
-  at::Tensor weight = {};     // local [own classes]
-  at::Tensor targets = {};    // local [t]
-  at::Tensor given = {};      // unflattened, maybe a DTensor; for double backward
-  double weight_sum = 0;
-  std::vector<std::int64_t> token_sizes = {};  // global
-  // After forward:
-  TokenState state = {};
-  at::Tensor divisor = {}, z_divisor = {};  // 0-dim
-  at::Tensor logits = {};                   // kept; backward overwrites them
-
-  LossTerms terms() const { return {options, shard, weight, weight_sum}; }
-};
+using Call = LossCall;
 using CallPtr = std::shared_ptr<Call>;
 using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
-
-at::ScalarType compute_type(at::ScalarType type) {
-  return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
-}
 
 // Local rows [t, last] of a [..., last] tensor.
 at::Tensor rows_of(const at::Tensor& tensor) {
@@ -54,33 +33,6 @@ at::Tensor rows_of(const at::Tensor& tensor) {
 // The head with rows for fast products, or nothing.
 at::Tensor aligned_head(const Call& call, const at::Tensor& head) {
   return call.linear ? with_aligned_rows(local_part(head)) : at::Tensor();
-}
-
-// [t, classes, then those of aligned rows].
-at::Tensor logits_of(const Call& call, const at::Tensor& rows, const at::Tensor& head) {
-  return call.linear ? at::mm(rows, head.t()) : rows;
-}
-
-std::int64_t step_of(const Call& call, std::int64_t tokens) {
-  return call.chunk > 0 ? call.chunk : std::max<std::int64_t>(tokens, 1);
-}
-
-TokenLoss forward_chunks(Call& call, const at::Tensor& rows, const at::Tensor& head) {
-  const std::int64_t tokens = rows.size(0), step = step_of(call, tokens);
-  std::vector<at::Tensor> loss, z, lse, valid, weight;
-  // At least one chunk: ranks with the same tokens make the same reductions, including those without tokens.
-  for (std::int64_t begin = 0; begin == 0 || begin < tokens; begin += step) {
-    const std::int64_t count = std::min(step, tokens - begin);
-    const at::Tensor logits = logits_of(call, rows.narrow(0, begin, count), head);
-    if (call.keeps_logits) call.logits = logits;
-    const TokenLoss part = token_loss(call.terms(), logits, call.targets.narrow(0, begin, count));
-    loss.push_back(part.loss);
-    if (part.z.defined()) z.push_back(part.z);
-    lse.push_back(part.state.lse);
-    valid.push_back(part.state.valid);
-    weight.push_back(part.state.target_weight);
-  }
-  return {at::cat(loss), z.empty() ? at::Tensor() : at::cat(z), {at::cat(lse), at::cat(valid), at::cat(weight)}};
 }
 
 // The reduced loss, on every rank; sets the divisors.
@@ -105,10 +57,6 @@ at::Tensor unreduced(const Call& call, const TokenLoss& parts, at::IntArrayRef l
   return wrapped(call, loss.view(local_sizes), call.shard.tokens, call.token_sizes);
 }
 
-struct Scales {
-  at::Tensor loss, z;  // [t] or 0-dim
-};
-
 Scales scales_of(const Call& call, const at::Tensor& grad) {
   const bool none = call.options.reduction == LossReduction::none;
   const Placements placements = none ? call.shard.tokens : Placements(call.shard.tokens.size());
@@ -116,48 +64,6 @@ Scales scales_of(const Call& call, const at::Tensor& grad) {
   Scales scales{none ? own.reshape({-1}) : own / call.divisor, {}};
   if (call.options.z_loss > 0) scales.z = (none ? scales.loss : own / call.z_divisor) * call.options.z_loss;
   return scales;
-}
-
-at::Tensor narrowed(const at::Tensor& scale, std::int64_t begin, std::int64_t count) {
-  return scale.defined() && scale.dim() > 0 ? scale.narrow(0, begin, count) : scale;
-}
-
-struct Gradients {
-  at::Tensor rows, head;  // local
-};
-
-// Sums over several chunks in float at least: in a half type, later summands would be lost to rounding.
-void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, bool only_one) {
-  if (!sum.defined()) {
-    sum = at::mm(a, b);
-    if (!only_one) sum = sum.to(compute_type(a.scalar_type()));
-  } else if (sum.scalar_type() == a.scalar_type()) {
-    sum.addmm_(a, b);
-  } else {
-    sum.add_(at::mm(a, b));
-  }
-}
-
-Gradients backward_chunks(Call& call, const at::Tensor& rows, const at::Tensor& head, const Scales& scales) {
-  const std::int64_t tokens = rows.size(0), step = step_of(call, tokens);
-  Gradients result;
-  if (call.linear) result.rows = at::zeros_like(rows);
-  for (std::int64_t begin = 0; begin == 0 || begin < tokens; begin += step) {
-    const std::int64_t count = std::min(step, tokens - begin);
-    const auto cut = [&](const at::Tensor& t) { return t.narrow(0, begin, count); };
-    const TokenState state{cut(call.state.lse), cut(call.state.valid), cut(call.state.target_weight)};
-    at::Tensor logits = std::exchange(call.logits, {});
-    if (!logits.defined()) logits = logits_of(call, cut(rows), head);
-    const at::Tensor grad = call.linear ? logits : at::empty(logits.sizes(), logits.options());
-    token_gradient(call.terms(), logits, cut(call.targets), state, narrowed(scales.loss, begin, count),
-                   narrowed(scales.z, begin, count), grad);
-    if (!call.linear) return {grad, {}};
-    at::Tensor piece = cut(result.rows);
-    at::mm_out(piece, grad, head);
-    add_product(result.head, grad.t(), cut(rows), /*only_one=*/step >= tokens);
-  }
-  if (call.linear) result.head = result.head.narrow(0, 0, call.shard.own).to(head.scalar_type());
-  return result;
 }
 
 // Partial on the given axes, otherwise as `placements`.
@@ -206,7 +112,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
       return gradient_with_graph({saved[0], saved[1], call.given, call.options}, grads[0]);
     }
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
-    Gradients local;
+    LossGradients local;
     if (!call.shard.is_outside_mesh()) {
       local = backward_chunks(call, rows_of(saved[0]), aligned_head(call, saved[1]), scales_of(call, grads[0]));
       local.rows = local.rows.view(local_part(saved[0]).sizes());
