@@ -131,6 +131,8 @@ void check_train(const CLI::App& train, const TrainOptions& t) {
     if (t.lora_rank == 0 && train.count(flag) > 0) throw UsageError(fmt::format("{} needs --lora-rank", flag));
   }
   if (train && t.data.empty() && !t.dry_run) throw UsageError("--data is required");
+  if (!t.dry_run_json.empty() && !t.dry_run) throw UsageError("--dry-run-json needs --dry-run");
+  if (t.memory_limit > 0 && !t.dry_run) throw UsageError("--memory-limit needs --dry-run");
   if (t.eval_every > 0 && t.eval.empty()) throw UsageError("--eval-every needs --eval");
 }
 
