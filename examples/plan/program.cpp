@@ -22,7 +22,7 @@ using train::UsageError;
 
 struct Options {
   std::string preset, model, hardware = "h100", out, mesh;
-  std::int64_t batch = 0, sequence = 8192, ep = 1, most_runs = 40;
+  std::int64_t batch = 0, sequence = 8192, ep = 1, most_runs = 200;
   double memory_limit = 0;  // GB; 0: the hardware's
   bool exact = false;
   dtensor::LayoutSpace space{.max_pp = 16, .microbatches = {1, 2, 4, 8, 16, 32, 64}};

@@ -120,7 +120,8 @@ struct PlannedProgram {
   std::function<std::string(const ParallelLayout&)> reject;
   // Cheap lower bounds of seconds and memory. Layouts are tried in the order of the bounds.
   std::function<LayoutCost(const ParallelLayout&)> bound;
-  // The cost by dry runs. May throw c10::Error.
+  // The cost by dry runs. May throw c10::Error. Memory must not grow with recomputation or with microbatches: where a
+  // layout does not fit, those with less of both are not run.
   std::function<LayoutCost(const ParallelLayout&)> cost;
 };
 struct SearchLimits {
@@ -142,7 +143,8 @@ struct DTENSOR_API LayoutPlan {
   // One screen: the fastest layouts and where their time goes, the nearest that do not fit and why.
   std::string table(const SearchLimits& limits) const;
 };
-// Computes the costs of the layouts whose bounds allow them to be the fastest.
+// Computes the costs of the layouts whose bounds allow them to be the fastest, first for the variant of a mesh that
+// needs the least memory.
 DTENSOR_API LayoutPlan search_layouts(const std::vector<ParallelLayout>& layouts, const PlannedProgram& program,
                                       const SearchLimits& limits);
 

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
 
 #include "dtensor/estimate.h"
 
@@ -90,7 +93,7 @@ std::string too_large(const LayoutCost& cost, const SearchLimits& limits) {
 
 void add(LayoutPlan& plan, PlannedLayout entry, const SearchLimits& limits) {
   const bool fits = limits.memory_bytes == 0 || entry.cost.peak_bytes <= limits.memory_bytes;
-  if (!fits) entry.problem = too_large(entry.cost, limits);
+  if (!fits && entry.problem.empty()) entry.problem = too_large(entry.cost, limits);
   (fits ? plan.fitting : plan.too_large).push_back(std::move(entry));
 }
 
@@ -107,36 +110,98 @@ std::vector<PlannedLayout> bounded(const std::vector<ParallelLayout>& layouts, c
   return accepted;
 }
 
+constexpr const char* kDominated = "a variant with less memory does not fit";
+
+// Recomputation of more and more microbatches do not need more memory.
+bool needs_at_most(const ParallelLayout& a, const ParallelLayout& b) {
+  return a.recompute >= b.recompute && a.microbatches >= b.microbatches;
+}
+
+class Search {
+ public:
+  Search(std::vector<PlannedLayout> entries, const PlannedProgram& program, const SearchLimits& limits,
+         LayoutPlan& plan)
+      : entries_(std::move(entries)), program_(program), limits_(limits), plan_(plan), costs_(entries_.size()) {
+    for (std::size_t i = 0; i < entries_.size(); ++i) variants_[mesh_of(entries_[i].layout)].push_back(i);
+  }
+
+  void run() {
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      PlannedLayout entry = entries_[i];
+      if (fits(entry.cost)) {
+        if (entry.cost.seconds >= fastest_) {
+          ++plan_.slower;
+          continue;
+        }
+        const auto cost = cost_of(i);
+        if (!cost && failed_.contains(i)) ++plan_.rejected[failed_.at(i)];
+        if (!cost) continue;
+        entry.cost = *cost;
+        if (!costs_[i]) entry.problem = kDominated;
+      }
+      add(plan_, entry, limits_);
+      if (!plan_.fitting.empty()) fastest_ = std::min(fastest_, plan_.fitting.back().cost.seconds);
+    }
+  }
+
+ private:
+  bool fits(const LayoutCost& cost) const {
+    return limits_.memory_bytes == 0 || cost.peak_bytes <= limits_.memory_bytes;
+  }
+  static std::string mesh_of(ParallelLayout layout) {
+    layout.recompute = Recomputation::none, layout.microbatches = 1;
+    return layout.str() + layout.schedule;
+  }
+
+  // The cost of a variant with less memory if that does not fit, else the own cost. None: it does not run, or too many
+  // have run.
+  std::optional<LayoutCost> cost_of(std::size_t i) {
+    const auto& variants = variants_.at(mesh_of(entries_[i].layout));
+    std::size_t frugal = i;
+    for (const auto other : variants) {
+      if (!needs_at_most(entries_[other].layout, entries_[i].layout)) continue;
+      if (costs_[other] && !fits(*costs_[other])) return costs_[other];
+      if (needs_at_most(entries_[other].layout, entries_[frugal].layout)) frugal = other;
+    }
+    if (const auto& least = computed(frugal); frugal != i && least && !fits(*least)) return least;
+    const bool known = costs_[i].has_value() || failed_.contains(i);
+    if (!known && runs_ == limits_.most_runs) {
+      ++plan_.not_tried;
+      return std::nullopt;
+    }
+    return computed(i);
+  }
+
+  // None if the layout does not run, or if too many have run.
+  const std::optional<LayoutCost>& computed(std::size_t i) {
+    if (costs_[i] || failed_.contains(i) || runs_ == limits_.most_runs) return costs_[i];
+    ++runs_;
+    try {
+      costs_[i] = program_.cost(entries_[i].layout);
+    } catch (const c10::Error& error) {
+      const std::string message = error.what_without_backtrace();
+      failed_[i] = message.substr(0, message.find('\n'));
+    }
+    return costs_[i];
+  }
+
+  std::vector<PlannedLayout> entries_;  // with bounds, in their order
+  const PlannedProgram& program_;
+  const SearchLimits& limits_;
+  LayoutPlan& plan_;
+  std::map<std::string, std::vector<std::size_t>> variants_;  // the entries of a mesh
+  std::vector<std::optional<LayoutCost>> costs_;              // computed ones
+  std::map<std::size_t, std::string> failed_;                 // why an entry does not run
+  double fastest_ = std::numeric_limits<double>::infinity();
+  std::size_t runs_ = 0;
+};
+
 }  // namespace
 
 LayoutPlan search_layouts(const std::vector<ParallelLayout>& layouts, const PlannedProgram& program,
                           const SearchLimits& limits) {
   LayoutPlan plan;
-  double fastest = std::numeric_limits<double>::infinity();
-  std::size_t runs = 0;
-  for (auto& entry : bounded(layouts, program, plan)) {
-    const bool may_fit = limits.memory_bytes == 0 || entry.cost.peak_bytes <= limits.memory_bytes;
-    if (may_fit && entry.cost.seconds >= fastest) {
-      ++plan.slower;
-      continue;
-    }
-    if (may_fit && runs == limits.most_runs) {
-      ++plan.not_tried;
-      continue;
-    }
-    if (may_fit) {
-      ++runs;
-      try {
-        entry.cost = program.cost(entry.layout);
-      } catch (const c10::Error& error) {
-        const std::string message = error.what_without_backtrace();
-        ++plan.rejected[message.substr(0, message.find('\n'))];
-        continue;
-      }
-    }
-    add(plan, entry, limits);
-    if (!plan.fitting.empty()) fastest = std::min(fastest, plan.fitting.back().cost.seconds);
-  }
+  Search(bounded(layouts, program, plan), program, limits, plan).run();
   std::stable_sort(plan.fitting.begin(), plan.fitting.end(),
                    [](const auto& a, const auto& b) { return a.cost.seconds < b.cost.seconds; });
   std::stable_sort(plan.too_large.begin(), plan.too_large.end(),
@@ -156,8 +221,10 @@ std::string LayoutPlan::table(const SearchLimits& limits) const {
   }
   if (!fitting.empty()) text += "the fastest: " + fitting.front().cost.explanation + "\n";
   if (limits.memory_bytes > 0 && !too_large.empty()) text += "do not fit:\n";
-  for (std::size_t i = 0; i < std::min(kTooLarge, too_large.size()); ++i) {
-    text += fmt::format("  {}: {}\n", too_large[i].layout.str(), too_large[i].problem);
+  std::size_t shown = 0;
+  for (const auto& entry : too_large) {
+    if (entry.problem == kDominated || shown++ >= kTooLarge) continue;
+    text += fmt::format("  {}: {}\n", entry.layout.str(), entry.problem);
   }
   if (!rejected.empty()) text += "not possible:\n";
   for (const auto& [reason, count] : rejected) text += fmt::format("  {} layouts: {}\n", count, reason);

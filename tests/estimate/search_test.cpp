@@ -34,9 +34,13 @@ double mixed(const ParallelLayout& l, unsigned seed) {
 
 RC_GTEST_PROP(Search, FindsTheFastestThatFits, ()) {
   const auto seed = *rc::gen::arbitrary<unsigned>();
-  const auto all = enumerate_layouts({.ranks = 32, .max_pp = 4});
+  const auto all = enumerate_layouts({.ranks = 32, .max_pp = 4, .microbatches = {1, 2, 4}});
   const SearchLimits limits{.memory_bytes = *rc::gen::inRange<std::int64_t>(1, 12) * 1'000'000'000};
-  const auto memory = [&](const ParallelLayout& l) { return static_cast<std::int64_t>(1e9 * mixed(l, seed + 1)); };
+  const auto memory = [&](ParallelLayout l) {
+    const auto saved = static_cast<double>(l.microbatches + 2 * static_cast<int>(l.recompute));
+    l.microbatches = 1, l.recompute = Recomputation::none;
+    return static_cast<std::int64_t>(1e9 * (1 + mixed(l, seed + 1) / saved));
+  };
   std::size_t runs = 0;
   const PlannedProgram program{
       .reject = [](const auto& l) { return l.tp == 8 ? std::string("tp=8 does not divide 12 heads") : ""; },
@@ -59,6 +63,25 @@ RC_GTEST_PROP(Search, FindsTheFastestThatFits, ()) {
   const auto seen = plan.fitting.size() + plan.too_large.size() + static_cast<std::size_t>(plan.slower);
   RC_ASSERT(seen + static_cast<std::size_t>(plan.rejected.begin()->second) == all.size());
   if (!plan.fitting.empty()) RC_ASSERT(runs < seen);
+}
+
+// A mesh whose variant with the least memory does not fit takes one run.
+TEST(Search, RunsOneVariantOfAMeshThatDoesNotFit) {
+  std::size_t runs = 0;
+  const PlannedProgram program{.reject = [](const auto&) { return ""; },
+                               .bound =
+                                   [](const auto& l) {
+                                     return LayoutCost{1.0 / static_cast<double>(l.tp), 1, "", ""};
+                                   },
+                               .cost =
+                                   [&](const auto& l) {
+                                     return ++runs, LayoutCost{1, l.tp == 1 ? 1 : 100, "", ""};
+                                   }};
+  const auto all = enumerate_layouts({.ranks = 4, .max_replicate = 1, .microbatches = {1, 2, 4, 8}});
+  const auto plan = search_layouts(all, program, {.memory_bytes = 10});
+  EXPECT_EQ(plan.too_large.size(), 16u);  // tp=4 and tp=2
+  EXPECT_EQ(plan.fitting.size() + static_cast<std::size_t>(plan.slower), 8u);
+  EXPECT_LE(runs, 2u + 2u);
 }
 
 TEST(Search, TableNamesWhatDoesNotFit) {
