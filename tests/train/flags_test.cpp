@@ -89,6 +89,7 @@ struct Row {
   Words common = {};  // Arguments of both runs.
 };
 
+const std::string kHardware = dtensor::test::source_path("examples/plan/hardware/h100.json");
 const Words kOnShard = {"--mesh", "shard=2"}, kOnTp = {"--mesh", "tp=2"};
 const Words kOnCp = {"--mesh", "cp=2", "--cp-strategy", "gather"};
 const Words kOnStages = {"--mesh", "pp=2", "--layers", "4"};
@@ -185,6 +186,9 @@ std::vector<Row> rows_of_both() {
       {"--dry-run", {}, says("dry run: the second step of rank 0 of 2"), kOnShard},
       {"--dry-run-json", {in_folder("dry_run.json")}, writes("dry_run.json", "peak_bytes"), {"--dry-run"}},
       {"--memory-limit", {"0.00001"}, says("does NOT fit"), {"--dry-run"}},
+      {"--plan-search", {kHardware}, says("layouts fit")},
+      {"--plan-out", {in_folder("plan.json")}, writes("plan.json", "mesh"), {"--plan-search", kHardware}},
+      {"--plan", {dtensor::test::source_path("tests/data/plan_tp2.json")}, more("tp"), {"--ranks", "2"}},
       {"--trace", {in_folder("trace.json")}, writes("trace.json", "traceEvents")},
       {"--trace", {in_folder("actions.json")}, writes("actions.json", "1RECV_F0"), kOnStages},
   };
@@ -248,8 +252,7 @@ void expect_each_changes_something(Kind program, const std::vector<Row>& rows) {
   for (const auto& row : rows) {
     const bool logs = row.flag != "--log";
     const auto without = run(program, joined({small(), row.common}));
-    Words flag = {row.flag};
-    flag.insert(flag.end(), row.words.begin(), row.words.end());
+    const Words flag = joined({Words{row.flag}, row.words});
     const auto with = run(program, joined({small(), row.common, flag}), logs);
     EXPECT_EQ(without.status, 0) << row.flag << ": " << without.error;
     EXPECT_TRUE(row.changes(with, without))
