@@ -3,6 +3,7 @@
 
 #include "dtensor/debug.h"
 #include "dtensor/nn.h"
+#include "support/gpu_kernels.h"
 #include "support/norm_rows.h"
 #include "support/ranks.h"
 
@@ -38,8 +39,10 @@ TEST(MixedLayerNorm, KernelsEqualFloat64) {
 }
 
 TEST(MixedLayerNorm, EqualsFloat64OnEveryLayout) {
+  const test::GpuKernelsOnCpu kernels;
   for (const auto& shape : test::mesh_shapes()) {
     test::on_mesh(shape, [&](const DeviceMesh& mesh) {
+      clear_cache();
       test::Draw draw(52);
       for (int round = 0; round < 12; ++round) {
         const test::Shape sizes{draw.integer(1, 4), draw.integer(1, 5), draw.integer(4, 9)};
@@ -75,6 +78,7 @@ TEST(MixedLayerNorm, EqualsFloat64OnEveryLayout) {
 // KB.
 TEST(MixedLayerNorm, MakesNoFloatCopyOfTheRows) {
   test::on_mesh({1}, [](const DeviceMesh& mesh) {
+    const test::GpuKernelsOnCpu kernels;
     const auto leaf = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}).requires_grad_(); };
     const at::Tensor x = leaf(at::randn({64, 1024}).to(at::kBFloat16)), w = leaf(at::randn({1024})),
                      b = leaf(at::randn({1024}));

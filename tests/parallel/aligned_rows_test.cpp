@@ -4,17 +4,12 @@
 
 #include "dtensor/dtensor.h"
 #include "internal/kernels/aligned_rows.h"
+#include "support/gpu_kernels.h"
 #include "support/ranks.h"
 
 namespace {
 
 using namespace dtensor;
-
-// Products on the CPU need aligned rows in this scope, as those of a GPU do.
-struct AlignedRowsOnCpu {
-  AlignedRowsOnCpu() { set_needs_aligned_rows(at::kCPU, true); }
-  ~AlignedRowsOnCpu() { set_needs_aligned_rows(at::kCPU, false); }
-};
 
 // Sizes of the results of at::mm in this scope, on this thread and the threads of autograd.
 class Products {
@@ -85,7 +80,7 @@ TEST(LinearCrossEntropy, AlignedRowsChangeNoResult) {
           std::vector<LinearResult> expected, found;
           run(expected);
           {
-            const AlignedRowsOnCpu aligned;
+            const test::GpuKernelsOnCpu aligned;
             run(found);
           }
           const auto what = c10::str(ranks, " ranks, ", classes, " classes, chunk ", chunk);
@@ -105,7 +100,7 @@ TEST(LinearCrossEntropy, AlignedRowsChangeNoResult) {
 
 TEST(LinearCrossEntropy, AllProductsHaveAlignedRows) {
   test::on_mesh({1}, [](const DeviceMesh& mesh) {
-    const AlignedRowsOnCpu aligned;
+    const test::GpuKernelsOnCpu aligned;
     for (const std::int64_t chunk : {0, 4}) {
       const Products products;
       run_linear(mesh, Replicate(), 129, chunk);
@@ -152,10 +147,10 @@ TEST(Linear, AlignedRowsChangeNoResult) {
           if (where.is_storage() && biased) continue;
           const auto expected = run_layer(mesh, where, biased);
           mesh.communicator().barrier();
-          set_needs_aligned_rows(at::kCPU, true);
+          test::GpuKernelsOnCpu::set(true);
           const auto found = run_layer(mesh, where, biased);
           mesh.communicator().barrier();
-          set_needs_aligned_rows(at::kCPU, false);
+          test::GpuKernelsOnCpu::set(false);
           mesh.communicator().barrier();
           ASSERT_EQ(found.size(), expected.size());
           for (std::size_t i = 0; i < found.size(); ++i) {
@@ -169,7 +164,7 @@ TEST(Linear, AlignedRowsChangeNoResult) {
 
 TEST(Linear, AllProductsHaveAlignedRows) {
   test::on_mesh({1}, [](const DeviceMesh& mesh) {
-    const AlignedRowsOnCpu aligned;
+    const test::GpuKernelsOnCpu aligned;
     const Products products;
     run_layer(mesh, Replicate(), false);
     EXPECT_EQ(products.with_size(192), 2);  // The result and the gradient of the weight.

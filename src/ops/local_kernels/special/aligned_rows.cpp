@@ -3,8 +3,7 @@
 
 #include <ATen/ATen.h>
 
-#include <atomic>
-
+#include "internal/kernels/gpu_kernels.h"
 #include "ops/local_kernels/local_args.h"
 
 namespace dtensor {
@@ -12,20 +11,12 @@ namespace {
 
 constexpr std::int64_t kElements = 64, kBytes = 16;
 
-std::atomic<std::uint64_t> devices{std::uint64_t{1} << static_cast<int>(c10::DeviceType::CUDA)};
-
-std::uint64_t bit_of(c10::DeviceType device) { return std::uint64_t{1} << static_cast<int>(device); }
-
 }  // namespace
 
 std::int64_t aligned_width(std::int64_t width, at::ScalarType dtype, c10::DeviceType device) {
   const auto size = static_cast<std::int64_t>(c10::elementSize(dtype));
-  if (size != 2 || width * size % kBytes == 0 || (devices & bit_of(device)) == 0) return width;
+  if (size != 2 || width * size % kBytes == 0 || !takes_gpu_kernels(device)) return width;
   return (width + kElements - 1) / kElements * kElements;
-}
-
-void set_needs_aligned_rows(c10::DeviceType device, bool needs) {
-  needs ? devices |= bit_of(device) : devices &= ~bit_of(device);
 }
 
 at::Tensor with_aligned_rows(const at::Tensor& matrix) {

@@ -1,4 +1,5 @@
 // Matrix products: contracted factors give Partial(sum), and biases are added once.
+#include "internal/kernels/gpu_kernels.h"
 #include "sharding_prop/rules/rules.h"
 #include "sharding_prop/rules/shared_parts.h"
 
@@ -72,7 +73,8 @@ Rule linear(const OpArgs& op) {
   Rule rule = Rule("...k, nk, +n -> ...n").linear({0, 2}, {1, 2});
   if (c10::isIntegralType(op.dtype(1), true)) return rule.nonempty("k");
   const bool is_half = op.dtype(1) == at::kHalf || op.dtype(1) == at::kBFloat16;
-  return is_half && op.sizes(1).size() == 2 && op.sizes(1)[0] % 64 != 0 ? rule.kernel("linear_aligned") : rule;
+  const bool odd = op.sizes(1).size() == 2 && op.sizes(1)[0] % 64 != 0;
+  return is_half && odd && takes_gpu_kernels(op.device()) ? rule.kernel("linear_aligned") : rule;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Layer, RMS, group and batch norm. The leading dimensions may be sharded; gradients of weight and bias are sums over
 // them. Normalized dimensions are unsharded, except for layer norm, where a local kernel reduces the moments.
+#include "internal/kernels/gpu_kernels.h"
 #include "sharding_prop/rules/rules.h"
 #include "sharding_prop/rules/shared_parts.h"
 
@@ -71,8 +72,9 @@ std::vector<OutputMeta> backward_outputs(const OpArgs& op, int first_parameter) 
   return masked(op, "output_mask", std::move(outputs));
 }
 
-// Half-precision input with float parameters, which not all devices' ATen kernels accept. The local kernel takes them.
+// Half-precision input with float parameters, which ATen's kernels for GPUs refuse. The local kernel takes them.
 bool has_mixed_types(const OpArgs& op, const char* input) {
+  if (!takes_gpu_kernels(op.device())) return false;
   const auto type = op.dtype(op.operand(input));
   if (type != c10::ScalarType::Half && type != c10::ScalarType::BFloat16) return false;
   for (const char* name : {"weight", "bias"}) {
