@@ -2,6 +2,8 @@
 // whether a model fits, and what it communicates.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -10,8 +12,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <c10/core/ScalarType.h>
 
 #include "dtensor/comm.h"
 #include "dtensor/debug.h"

@@ -109,10 +109,10 @@ DTENSOR_API std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& spa
 
 // What a program needs in a layout.
 struct LayoutCost {
-  double seconds = 0;           // of a step; 0: not computed
-  std::int64_t peak_bytes = 0;  // of memory of one rank
-  std::string largest;          // what of the memory is largest, for people
-  std::string explanation;      // where the time goes, for people
+  double seconds = 0;            // of a step; 0: not computed
+  std::int64_t peak_bytes = 0;   // of memory of one rank
+  std::string largest = {};      // what of the memory is largest, for people
+  std::string explanation = {};  // where the time goes, for people
 };
 // The program to plan.
 struct PlannedProgram {

@@ -54,28 +54,24 @@ struct Formula {
   std::int64_t (*flops)(Args args, const Tensor& result);
 };
 
+std::int64_t flops_of_product(Args a, const Tensor&) { return product_flops(a[0].toTensor(), a[1].toTensor()); }
+std::int64_t flops_of_added_product(Args a, const Tensor&) { return product_flops(a[1].toTensor(), a[2].toTensor()); }
+std::int64_t flops_of_attention(Args a, const Tensor&) {
+  return attention_flops(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[4].toBool(), /*backward=*/false);
+}
+std::int64_t flops_of_attention_backward(Args a, const Tensor&) {
+  return attention_flops(a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), a[7].toBool(), /*backward=*/true);
+}
+std::int64_t flops_of_convolution(Args a, const Tensor& result) {
+  return 2 * a[1].toTensor().numel() * positions(a[6].toBool() ? a[0].toTensor() : result);
+}
+std::int64_t flops_of_convolution_backward(Args a, const Tensor&) {
+  const std::int64_t gradients = mask_at(a[10], 0) + mask_at(a[10], 1);
+  return 2 * gradients * a[2].toTensor().numel() * positions(a[a[7].toBool() ? 1 : 0].toTensor());
+}
+
 const std::unordered_map<std::string, Formula>& formulas() {
-  static const Formula product{EventKind::product,
-                               [](Args a, const Tensor&) { return product_flops(a[0].toTensor(), a[1].toTensor()); }};
-  static const Formula added{EventKind::product,
-                             [](Args a, const Tensor&) { return product_flops(a[1].toTensor(), a[2].toTensor()); }};
-  static const Formula attention{EventKind::attention, [](Args a, const Tensor&) {
-                                   return attention_flops(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(),
-                                                          a[4].toBool(), /*backward=*/false);
-                                 }};
-  static const Formula attention_backward{EventKind::attention, [](Args a, const Tensor&) {
-                                            return attention_flops(a[1].toTensor(), a[2].toTensor(), a[3].toTensor(),
-                                                                   a[7].toBool(), /*backward=*/true);
-                                          }};
-  static const Formula convolution{EventKind::product, [](Args a, const Tensor& result) {
-                                     return 2 * a[1].toTensor().numel() *
-                                            positions(a[6].toBool() ? a[0].toTensor() : result);
-                                   }};
-  static const Formula convolution_backward{EventKind::product, [](Args a, const Tensor&) {
-                                              const std::int64_t gradients = mask_at(a[10], 0) + mask_at(a[10], 1);
-                                              return 2 * gradients * a[2].toTensor().numel() *
-                                                     positions(a[a[7].toBool() ? 1 : 0].toTensor());
-                                            }};
+  static const Formula product{EventKind::product, flops_of_product}, added{EventKind::product, flops_of_added_product};
   static const Formula norm{EventKind::norm, nullptr};
   static const std::unordered_map<std::string, Formula> all = {
       {"aten::mm", product},
@@ -85,10 +81,11 @@ const std::unordered_map<std::string, Formula>& formulas() {
       {"aten::addmm_", added},
       {"aten::baddbmm", added},
       {"aten::baddbmm_", added},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu", attention},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward},
-      {"aten::convolution", convolution},
-      {"aten::convolution_backward", convolution_backward},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", {EventKind::attention, flops_of_attention}},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+       {EventKind::attention, flops_of_attention_backward}},
+      {"aten::convolution", {EventKind::product, flops_of_convolution}},
+      {"aten::convolution_backward", {EventKind::product, flops_of_convolution_backward}},
       {"aten::native_layer_norm", norm},
       {"aten::native_layer_norm_backward", norm},
       {"aten::_fused_rms_norm", norm},

@@ -21,10 +21,10 @@ std::int64_t flops_of(const std::function<void()>& fn) {
 struct Convolution {
   std::int64_t groups = 1;
   bool transposed = false;
-  at::DimVector input, weight, stride, dilation;
+  at::DimVector input = {}, weight = {}, stride = {}, dilation = {};
 
   at::Tensor operator()(const at::Tensor& x, const at::Tensor& w) const {
-    const at::DimVector zeros(stride.size(), 0);
+    const std::vector<std::int64_t> zeros(stride.size(), 0);
     return at::convolution(x, w, {}, stride, zeros, dilation, transposed, zeros, groups);
   }
 };

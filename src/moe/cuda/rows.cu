@@ -1,10 +1,8 @@
 // CUDA kernels for row permutations. One thread writes each element of a result, and one block computes each dot
 // product with a fixed reduction tree. So results are deterministic.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 
+#include "internal/kernels/lanes.cuh"
 #include "moe/cuda/rows.h"
 
 namespace dtensor::moe::cuda {
@@ -12,32 +10,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <class T>
-struct SumOf {
-  using type = float;
-};
-template <>
-struct SumOf<double> {
-  using type = double;
-};
-
-__device__ float widen(float v) { return v; }
-__device__ double widen(double v) { return v; }
-__device__ float widen(__half v) { return __half2float(v); }
-__device__ float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
-
-template <class T>
-__device__ T narrow(typename SumOf<T>::type v) {
-  return static_cast<T>(v);
-}
-template <>
-__device__ __half narrow<__half>(float v) {
-  return __float2half_rn(v);
-}
-template <>
-__device__ __nv_bfloat16 narrow<__nv_bfloat16>(float v) {
-  return __float2bfloat16_rn(v);
-}
+using lanes::cuda::narrow;
+using lanes::cuda::SumOf;
+using lanes::cuda::widen;
 
 template <class Word>
 __global__ void permute(std::int64_t entries, std::int64_t choices, std::int64_t words, const Word* x,

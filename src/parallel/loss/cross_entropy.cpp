@@ -5,6 +5,7 @@
 #include "internal/aten_scopes.h"
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -89,7 +90,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
     ctx->save_for_backward({values, head});
-    if (call->shard.is_outside_mesh()) return absent_loss(*call, compute_type(values.scalar_type()));
+    if (call->shard.is_outside_mesh()) return absent_loss(*call, at::toOpMathType(values.scalar_type()));
     const at::Tensor rows = rows_of(values);
     const TokenLoss parts = forward_chunks(*call, rows, aligned_head(*call, head));
     call->state = parts.state;
@@ -161,7 +162,7 @@ void set_weight(Call& call, at::ScalarType type) {
   at::NoGradGuard no_grad;
   // A copy, as for the targets: the caller may overwrite it before backward.
   at::Tensor& weight = call.options.weight;
-  weight = weight.detach().to(compute_type(type), /*non_blocking=*/false, /*copy=*/true);
+  weight = weight.detach().to(at::toOpMathType(type), /*non_blocking=*/false, /*copy=*/true);
   if (const auto& mesh = call.shard.mesh) {  // the same on all ranks; a DTensor may be on another mesh
     weight = distribute_tensor(weight, mesh, Placements(static_cast<std::size_t>(mesh.ndim())));
   } else if (is_dtensor(weight)) {

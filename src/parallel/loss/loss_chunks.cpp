@@ -2,16 +2,12 @@
 #include "parallel/loss/loss_chunks.h"
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 
 #include <algorithm>
 #include <utility>
 
 namespace dtensor {
-
-at::ScalarType compute_type(at::ScalarType type) {
-  return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
-}
-
 namespace {
 
 // [t, classes, then those of aligned rows].
@@ -31,7 +27,7 @@ at::Tensor narrowed(const at::Tensor& scale, std::int64_t begin, std::int64_t co
 void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, bool only_one) {
   if (!sum.defined()) {
     sum = at::mm(a, b);
-    if (!only_one) sum = sum.to(compute_type(a.scalar_type()));
+    if (!only_one) sum = sum.to(at::toOpMathType(a.scalar_type()));
   } else if (sum.scalar_type() == a.scalar_type()) {
     sum.addmm_(a, b);
   } else {

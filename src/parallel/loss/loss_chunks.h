@@ -27,8 +27,6 @@ struct LossCall {
 
   LossTerms terms() const { return {options, shard, weight, weight_sum}; }
 };
-// float for half types, otherwise the type itself.
-at::ScalarType compute_type(at::ScalarType type);
 
 // The terms of the loss of each token. `rows`: logits, or hidden states that `head` maps to them.
 TokenLoss forward_chunks(LossCall& call, const at::Tensor& rows, const at::Tensor& head);
