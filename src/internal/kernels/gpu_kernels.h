@@ -7,8 +7,8 @@
 
 namespace dtensor {
 
-// Default: CUDA only, since ATen's kernels for the CPU need no replacement. Tests set it for the CPU, and then clear
-// the decision cache.
+// Default: every device except the CPU, whose ATen kernels need no replacement. Tests set it for the CPU, and then
+// clear the decision cache.
 DTENSOR_API bool takes_gpu_kernels(c10::DeviceType device);
 DTENSOR_API void set_takes_gpu_kernels(c10::DeviceType device, bool takes);
 

@@ -9,7 +9,7 @@ namespace {
 
 std::uint64_t bit_of(c10::DeviceType device) { return std::uint64_t{1} << static_cast<int>(device); }
 
-std::atomic<std::uint64_t> devices{bit_of(c10::DeviceType::CUDA)};
+std::atomic<std::uint64_t> devices{~bit_of(c10::DeviceType::CPU)};
 
 }  // namespace
 
