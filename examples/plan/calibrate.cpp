@@ -7,11 +7,15 @@
 #include <cmath>
 #include <mutex>
 
+#include "decoder_cost.h"
 #include "dtensor/comm.h"
 #include "dtensor/mesh.h"
 #include "dtensor/nn.h"
+#include "dtensor/optim.h"
 #include "dtensor/parallelize.h"
 #include "dtensor/tensor.h"
+#include "operator_times.h"
+#include "stage_model.h"
 
 namespace plan {
 
@@ -39,6 +43,32 @@ double median_seconds(const Communicator& world, const std::function<void()>& fn
   return times[repeats / 2];
 }
 
+nn::DecoderConfig decoder_config(std::int64_t hidden) {
+  const std::int64_t vocabulary = hidden % 256 == 0 ? 1000 : 4000;  // products of other shapes with as many FLOPs
+  return {.vocabulary = vocabulary, .hidden = hidden, .layers = 2, .ffn = 4 * hidden, .heads = hidden / 32};
+}
+
+// A training step of a decoder on one device, with sequences of 64 tokens.
+Step decoder_step(std::int64_t hidden, std::int64_t tokens, at::ScalarType dtype) {
+  const at::AutoGradMode with_gradients(true);
+  const auto model = std::make_shared<StageModel>(decoder_config(hidden), StageModel::Part{2, true, true});
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, tensor] : model->named_parameters()) {
+    *tensor = at::empty(tensor->sizes(), at::TensorOptions(dtype)).requires_grad_();
+    parameters.push_back(*tensor);
+  }
+  model->reset();
+  const auto optimizer = std::make_shared<AdamW>(parameters);
+  const auto ids = at::zeros({tokens / 64, 64}, at::kLong);
+  return [=] {
+    const at::AutoGradMode enabled(true);
+    model->forward(ids, ids, Recomputation::none).backward();
+    clip_grad_norm_(parameters, 1.0);
+    optimizer->step();
+    optimizer->zero_grad();
+  };
+}
+
 using Curve = std::vector<HardwareModel::Point>;
 
 class Calibration {
@@ -54,10 +84,25 @@ class Calibration {
       norms(dtype, name);
       elementwise(dtype, name);
     }
+    steps();
     collectives();
   }
 
  private:
+  // The operators of training steps of small decoders.
+  void steps() {
+    std::vector<OperatorTime> calls;
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      for (const std::int64_t hidden : {64, 128, 256, 512}) {
+        for (const std::int64_t tokens : {64, 512, 2048}) {
+          const auto more = time_operators([&] { return decoder_step(hidden, tokens, dtype); });
+          calls.insert(calls.end(), more.begin(), more.end());
+        }
+      }
+    }
+    if (world_.rank() == 0) hardware_.rates.merge(rates_of(calls));
+  }
+
   // Rank 0 measures for the table while the others compute the same.
   void point(const std::string& curve, double size, const std::function<void()>& fn) {
     const double seconds = median_seconds(world_, fn);
@@ -90,42 +135,52 @@ class Calibration {
   void elementwise(at::ScalarType dtype, const std::string& name) {
     for (const std::int64_t n : {1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22}) {
       const auto a = at::ones({n}, dtype), b = at::ones({n}, dtype);
-      auto c = at::empty({n}, dtype);
-      point("elementwise" + name, 3.0 * static_cast<double>(a.nbytes()), [&] { at::add_out(c, a, b); });
+      point("elementwise" + name, 3.0 * static_cast<double>(a.nbytes()), [&] { at::add(a, b); });
     }
   }
 
-  // latency + bytes / bandwidth through a small and a large all_gather.
+  // latency + bytes / bandwidth through small and large collectives: the mean of an all_gather and a reduce_scatter.
   void collectives() {
     HardwareModel::Level level{"core", 1 << 20, 0, 1e10};
     if (world_.size() > 1) {
-      const double small = gather_seconds(64), large = gather_seconds(1 << 21);
+      constexpr std::int64_t kSmall = 64, kLarge = 1 << 19;
+      const double small = seconds_of_collectives(kSmall), large = seconds_of_collectives(kLarge);
       const auto others = static_cast<double>(world_.size() - 1);
       level.latency = small / std::ceil(std::log2(world_.size()));
-      level.bandwidth = others * 4 * ((1 << 21) - 64) / std::max(1e-9, large - small);
+      level.bandwidth = others * 4 * (kLarge - kSmall) / std::max(1e-9, large - small);
     }
     if (world_.rank() == 0) hardware_.levels = {level};
   }
 
-  double gather_seconds(std::int64_t elements) {
-    const auto input = at::ones({elements});
-    std::vector<at::Tensor> outputs;
-    for (int r = 0; r < world_.size(); ++r) outputs.push_back(world_.empty({elements}, at::kFloat));
-    return median_seconds(world_, [&] { world_.all_gather(outputs, input).wait(); });
+  double seconds_of_collectives(std::int64_t elements) {
+    const auto part = at::ones({elements});
+    const std::vector<at::Tensor> parts(static_cast<std::size_t>(world_.size()), part);
+    const double gather = median_seconds(world_, [&] {
+      std::vector<at::Tensor> outputs;
+      for (int r = 0; r < world_.size(); ++r) outputs.push_back(world_.empty({elements}, at::kFloat));
+      world_.all_gather(outputs, part).wait();
+    });
+    const double reduce = median_seconds(world_, [&] {
+      auto output = world_.empty({elements}, at::kFloat);
+      world_.reduce_scatter(output, parts, ReduceOp::sum).wait();
+    });
+    return (gather + reduce) / 2;
   }
 
   Communicator world_;
   HardwareModel& hardware_;
 };
 
-// Forward and backward of small layers, whose time is that of the calls.
-void small_steps(const Communicator& world, int steps) {
-  const auto mesh = init_device_mesh(world, at::kCPU, {world.size()}, {"replicate"});
-  nn::Linear a(16, 16, true, at::kFloat), b(16, 16, true, at::kFloat);
-  parallelize(a, mesh, {});
-  parallelize(b, mesh, {});
-  const auto x = distribute_tensor(at::ones({8, 16}), mesh, {Replicate()});
-  for (int i = 0; i < steps; ++i) b.forward(at::gelu(a.forward(x))).square().mean().backward();
+// What a step of a small decoder takes beyond its operators and collectives, for each operator.
+double seconds_of_call(int ranks, const HardwareModel& hardware) {
+  const Workload work{decoder_config(64), 2 * ranks, 32};
+  const ParallelLayout layout{.shard = ranks};
+  auto seconds = measure_steps(work, layout, 51);
+  std::nth_element(seconds.begin(), seconds.begin() + 25, seconds.end());
+  const auto trace = run_stage(work, layout, 0, work.model.layers, 1, hardware.asynchronous).trace;
+  const auto operators = std::count_if(trace.events.begin(), trace.events.end(),
+                                       [](const auto& e) { return e.kind < StepTrace::Kind::collective; });
+  return std::max(0.0, seconds[25] - estimate_step(trace, hardware).seconds) / static_cast<double>(operators);
 }
 
 }  // namespace
@@ -133,23 +188,8 @@ void small_steps(const Communicator& world, int steps) {
 HardwareModel calibrate(int ranks) {
   HardwareModel hardware;
   hardware.name = "this machine";
-  double small = 0;
-  constexpr int kSteps = 200;
-  run_local(ranks, [&](const Communicator& world) {
-    Calibration(world, hardware).run();
-    small_steps(world, 20);
-    const double seconds = seconds_of([&] { small_steps(world, kSteps); });
-    if (world.rank() == 0) small = seconds;
-  });
-  const auto trace = dry_run({.ranks = ranks, .number = 1, .trace = true}, [&](const Communicator& world) {
-                       small_steps(world, 1);
-                       StepRecorder::begin_step();
-                       small_steps(world, 1);
-                     }).trace;
-  const auto estimate = estimate_step(trace, hardware);
-  const auto operators = std::count_if(trace.events.begin(), trace.events.end(),
-                                       [](const auto& e) { return e.kind < StepTrace::Kind::collective; });
-  hardware.operator_seconds = std::max(0.0, small / kSteps - estimate.seconds) / static_cast<double>(operators);
+  run_local(ranks, [&](const Communicator& world) { Calibration(world, hardware).run(); });
+  hardware.operator_seconds = seconds_of_call(ranks, hardware);
   for (const auto& [dtype, curve] : {std::pair("float32", "product"), std::pair("bfloat16", "product bfloat16")}) {
     double best = 0;
     for (const auto& point : hardware.rates[curve]) best = std::max(best, point.rate);

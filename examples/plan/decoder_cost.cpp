@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 
 #include "dtensor/fully_shard.h"
@@ -116,6 +117,25 @@ DryRunReport run_stage(const Workload& work, const ParallelLayout& layout, int s
     StepRecorder::begin_step();
     step.run(actions);
   });
+}
+
+std::vector<double> measure_steps(const Workload& work, const ParallelLayout& layout, int steps) {
+  TORCH_CHECK(layout.pp == 1, "measure_steps: expected a layout without stages, got ", layout.str());
+  std::vector<double> seconds;
+  const auto actions = pipeline::make_schedule("gpipe", 1, static_cast<int>(layout.microbatches)).ranks[0];
+  run_local(static_cast<int>(layout.ranks()), [&](const Communicator& world) {
+    StageStep step(work, layout, world, {work.model.layers, true, true});
+    step.run(actions);
+    for (int i = 0; i < steps; ++i) {
+      world.barrier();
+      const auto begin = std::chrono::steady_clock::now();
+      step.run(actions);
+      world.barrier();
+      if (world.rank() > 0) continue;
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+  });
+  return seconds;
 }
 
 ModelSize size_of(const Workload& work) {

@@ -12,10 +12,10 @@ namespace plan {
 using namespace dtensor;
 
 // Blocks are taken from the end of the model: in models whose first layers are dense, most layers have experts.
-StageModel::StageModel(const nn::DecoderConfig& config, const Part& part) : config_(config), part_(part) {
+StageModel::StageModel(const nn::DecoderConfig& config, const Part& part) : config_(config.checked()), part_(part) {
   config_.layers = part.blocks;
-  const auto kept = std::min<std::ptrdiff_t>(part.blocks, static_cast<std::ptrdiff_t>(config.layer.size()));
-  config_.layer.assign(config.layer.end() - kept, config.layer.end());
+  const auto kept = std::min<std::ptrdiff_t>(part.blocks, static_cast<std::ptrdiff_t>(config_.layer.size()));
+  config_.layer.erase(config_.layer.begin(), config_.layer.end() - kept);
   config_.tensor = at::TensorOptions(at::kFloat).device(at::kMeta);
   if (config_.experts) {  // A dry run knows no scores: tokens go to the experts in turn.
     config_.experts->router.choice = RouterChoice::round_robin;

@@ -31,7 +31,8 @@ struct DTENSOR_API HardwareModel {
   };
 
   std::string name;
-  // By kind and dtype ("product bfloat16", "elementwise"); a name without the dtype serves all other dtypes.
+  // By operator or kind, and dtype ("aten::mm float32", "product bfloat16", "elementwise"). The rate of an operator
+  // goes before that of its kind; a name without the dtype serves all other dtypes.
   std::map<std::string, std::vector<Point>> rates;
   double operator_seconds = 0;               // of each operator, in addition
   std::map<std::string, double> peak_flops;  // FLOP/s of one rank by dtype, for the utilization
@@ -44,9 +45,11 @@ struct DTENSOR_API HardwareModel {
   static HardwareModel parse(const std::string& json);
   std::string json() const;
 
-  // Seconds of an operator: operator_seconds + flops / rate (bytes / rate if it has none), and at least the time to
-  // read and write its operands.
-  double seconds(const StepTrace::Event& op) const;
+  // The name of the rates of an operator or kind.
+  static std::string rate_name(const std::string& op, at::ScalarType dtype);
+  // Seconds of the operator `name`: operator_seconds + flops / rate (bytes / rate if it has none), and at least the
+  // time to read and write its operands.
+  double seconds(const StepTrace::Event& op, const std::string& name = {}) const;
   // Seconds of a collective of these world ranks, by the sum of latencies and the largest quotient of bytes and
   // bandwidth over the levels. `bytes`: received by a rank. The links of all members below a level share what the
   // level moves, except for all_to_all.

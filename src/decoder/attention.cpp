@@ -21,6 +21,9 @@ std::unique_ptr<Norm> norm(const DecoderConfig& c, bool present, std::int64_t si
 }
 
 Rope rope_of(const DecoderConfig& c, std::int64_t layer) {
+  TORCH_CHECK(layer >= 0 && layer < static_cast<std::int64_t>(c.layer.size()), "a decoder block of layer ", layer,
+              ": expected a configuration with that layer, got ", c.layer.size(),
+              " layers; DecoderConfig::checked() sets the defaults");
   const std::int64_t rope = c.layer[static_cast<std::size_t>(layer)].rope;
   return rope < 0 ? Rope({.size = 2}) : Rope(c.ropes[static_cast<std::size_t>(rope)]);
 }

@@ -39,11 +39,16 @@ double rate_at(const Curve& curve, double size) {
   return below.rate * std::pow(above->rate / below.rate, share);
 }
 
-const Curve& curve_of(const HardwareModel& hardware, StepTrace::Kind kind, at::ScalarType dtype) {
-  for (const auto& name : {std::string(kind_name(kind)) + " " + dtype_name(dtype), std::string(kind_name(kind))}) {
-    const auto found = hardware.rates.find(name);
-    if (found != hardware.rates.end() && !found->second.empty()) return found->second;
+const Curve* find_curve(const HardwareModel& hardware, const std::string& name, at::ScalarType dtype) {
+  for (const auto& key : {HardwareModel::rate_name(name, dtype), name}) {
+    const auto found = hardware.rates.find(key);
+    if (found != hardware.rates.end() && !found->second.empty()) return &found->second;
   }
+  return nullptr;
+}
+
+const Curve& curve_of(const HardwareModel& hardware, StepTrace::Kind kind, at::ScalarType dtype) {
+  if (const auto* found = find_curve(hardware, kind_name(kind), dtype)) return *found;
   TORCH_CHECK(false, "hardware table '", hardware.name, "': expected rates of '", kind_name(kind), " ",
               dtype_name(dtype), "' or '", kind_name(kind), "'; measure them with `plan calibrate`");
 }
@@ -115,15 +120,18 @@ std::string HardwareModel::json() const {
   return out.dump(1);
 }
 
-double HardwareModel::seconds(const StepTrace::Event& op) const {
+std::string HardwareModel::rate_name(const std::string& op, at::ScalarType dtype) {
+  return op + " " + dtype_name(dtype);
+}
+
+double HardwareModel::seconds(const StepTrace::Event& op, const std::string& name) const {
   const auto bytes = static_cast<double>(op.bytes), flops = static_cast<double>(op.flops);
-  double time = 0;
-  if (bytes > 0) {
-    const auto moved = op.flops > 0 ? StepTrace::Kind::elementwise : op.kind;
-    time = bytes / rate_at(curve_of(*this, moved, op.dtype), bytes);
-  }
-  if (flops > 0) time = std::max(time, flops / rate_at(curve_of(*this, op.kind, op.dtype), flops));
-  return operator_seconds + time;
+  const auto* own = find_curve(*this, name, op.dtype);
+  const auto time = [&](double size, StepTrace::Kind kind, const Curve* curve) {
+    return size > 0 ? size / rate_at(curve != nullptr ? *curve : curve_of(*this, kind, op.dtype), size) : 0;
+  };
+  if (op.flops == 0) return operator_seconds + time(bytes, op.kind, own);
+  return operator_seconds + std::max(time(flops, op.kind, own), time(bytes, StepTrace::Kind::elementwise, nullptr));
 }
 
 namespace {

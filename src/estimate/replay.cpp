@@ -35,7 +35,7 @@ class Replay {
         marked_at_ = now_;
         return;
       default:
-        const double seconds = hardware_.seconds(event);
+        const double seconds = hardware_.seconds(event, trace_.names[static_cast<std::size_t>(event.name)]);
         now_ += seconds;
         result_.compute += seconds;
         result_.compute_by_kind[kind_name(event.kind)] += seconds;

@@ -32,6 +32,20 @@ TEST(Hardware, RatesAreInterpolated) {
   EXPECT_NEAR(h.seconds({.kind = Kind::norm, .bytes = 1'000'000}), 1e-6 + 1e-3, 1e-9);
 }
 
+TEST(Hardware, TheRateOfAnOperatorGoesBeforeThatOfItsKind) {
+  auto h = hardware(false);
+  h.rates["aten::mm float32"] = {{1, 1e8}}, h.rates["aten::add"] = {{1, 1e7}};
+  EXPECT_NEAR(h.seconds(product(1'000'000), "aten::mm"), 1e-6 + 1e-2, 1e-9);
+  EXPECT_NEAR(h.seconds(product(1'000'000), "aten::bmm"), 1e-6 + 1e-6, 1e-12);
+  EXPECT_NEAR(h.seconds({.kind = Kind::product, .dtype = at::kHalf, .flops = 1'000'000}, "aten::mm"), 2e-6, 1e-12);
+  EXPECT_NEAR(h.seconds({.dtype = at::kHalf, .bytes = 1000}, "aten::add"), 1e-6 + 1e-4, 1e-9);
+  EXPECT_NEAR(h.seconds({.bytes = 1000}, "aten::sub"), 1e-6 + 1e-7, 1e-12);
+  StepTrace trace;
+  trace.names = {"aten::add"};
+  trace.events = {{.bytes = 1000}};
+  EXPECT_NEAR(estimate_step(trace, h).seconds, 1e-6 + 1e-4, 1e-9);
+}
+
 TEST(Hardware, CollectivesUseTheLevelsThatTheyCross) {
   const auto h = hardware(false);
   EXPECT_EQ(h.seconds("all_gather", {3}, 100), 0);
