@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "dtensor/hooks.h"
+#include "internal/aten_scopes.h"
 #include "internal/gradient_hooks.h"
 #include "internal/shard_segments.h"
 #include "moe/local_function.h"
@@ -42,12 +43,22 @@ Communicator communicator_over(const DeviceMesh& mesh, const std::vector<std::st
   return names.empty() ? Communicator() : slice_of(mesh, names).communicator();
 }
 
-// Indices of this rank's tokens, without communication: a local slice of 0, 1, 2, ...
+// Indices of this rank's tokens, [tokens] or [sequences, positions], without communication and without all others.
 at::Tensor token_numbers(const TokenMapping& mapping) {
-  const at::IntArrayRef sizes = at::IntArrayRef(mapping.sizes).slice(0, mapping.sizes.size() - 1);
-  const at::NoGradGuard no_grad;
-  const auto all = arange(c10::multiply_integers(sizes), mapping.mesh, {}, at::kLong).view(sizes);
-  return DTensor(all).redistribute(mapping.tokens).to_local();
+  const LocalNoGradGuard regular;
+  const auto longs = at::TensorOptions(at::kLong).device(mapping.mesh.device_type());
+  const auto coordinate = mapping.mesh.coordinate();
+  if (!coordinate) return at::zeros(std::vector<std::int64_t>(mapping.sizes.size() - 1), longs);  // not a member
+  at::Tensor numbers = at::zeros({}, longs);
+  for (std::size_t d = 0; d + 1 < mapping.sizes.size(); ++d) {
+    std::vector<at::Tensor> here;
+    for (const auto& s : shard_segments(mapping.sizes[d], static_cast<std::int64_t>(d), mapping.tokens,
+                                        mapping.mesh.shape(), *coordinate)) {
+      here.push_back(at::arange(s.offset, s.offset + s.length, longs));
+    }
+    numbers = numbers.unsqueeze(-1) * mapping.sizes[d] + at::cat(here);
+  }
+  return numbers;
 }
 
 void fill_layout(TokenMapping& mapping, bool in_order) {
