@@ -94,8 +94,11 @@ struct DTENSOR_API DryRunReport {
   // The reports of the other ranks of this rank's pipelines, which a dry run also runs. Their `peers` are empty.
   std::vector<DryRunReport> peers;
 
-  // Whether both peaks of this rank and of its peers are at most `bytes`.
+  // The highest of both peaks of this rank and of its peers, and whether it is at most `bytes`.
+  std::int64_t peak_bytes() const;
   bool fits(std::int64_t bytes) const;
+  // What is largest at that peak, by kind and by module: "activations 60.0 GB; 9.1 GB in h.3.mlp, forward".
+  std::string largest() const;
   // For a terminal, with a limit in bytes, and for other programs.
   std::string table(std::optional<std::int64_t> limit = {}) const;
   std::string json() const;

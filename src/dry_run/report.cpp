@@ -1,23 +1,14 @@
 // The report of a dry run as a table and as JSON.
-#define FMT_HEADER_ONLY
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "dtensor/dry_run.h"
+#include "internal/bytes_text.h"
 
 namespace dtensor {
 namespace {
 
 constexpr std::size_t kHolders = 8;  // in the table
-
-std::string bytes_text(std::int64_t bytes) {
-  constexpr std::array kUnits = {"B", "KB", "MB", "GB", "TB"};
-  auto value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  for (; value >= 1000 && unit + 1 < kUnits.size(); ++unit) value /= 1000;
-  return fmt::format("{:.{}f} {}", value, unit == 0 ? 0 : 1, kUnits[unit]);
-}
 
 const char* phase_name(Phase phase) { return phase == Phase::forward ? "forward" : "backward"; }
 
@@ -31,13 +22,34 @@ std::int64_t total_flops(const DryRunReport& report) {
   return flops;
 }
 
+// Of one rank.
 std::int64_t highest_peak(const DryRunReport& report) { return std::max(report.peak.bytes, report.peak_before.bytes); }
+
+const DryRunReport& largest_rank(const DryRunReport& report) {
+  const auto* largest = &report;
+  for (const auto& peer : report.peers) {
+    if (highest_peak(peer) > highest_peak(*largest)) largest = &peer;
+  }
+  return *largest;
+}
 
 }  // namespace
 
-bool DryRunReport::fits(std::int64_t bytes) const {
-  const auto fit = [&](const DryRunReport& report) { return highest_peak(report) <= bytes; };
-  return fit(*this) && std::all_of(peers.begin(), peers.end(), fit);
+std::int64_t DryRunReport::peak_bytes() const { return highest_peak(largest_rank(*this)); }
+
+bool DryRunReport::fits(std::int64_t bytes) const { return peak_bytes() <= bytes; }
+
+std::string DryRunReport::largest() const {
+  const auto& report = largest_rank(*this);
+  if (report.peak_before.bytes > report.peak.bytes) {
+    return fmt::format("before the step, in {}", place(report.peak_before.module, report.peak_before.phase));
+  }
+  const auto kind = std::max_element(report.peak_by_kind.begin(), report.peak_by_kind.end());
+  auto text =
+      fmt::format("{} {}", to_string(static_cast<MemoryKind>(kind - report.peak_by_kind.begin())), bytes_text(*kind));
+  if (report.holders.empty()) return text;
+  const auto& holder = report.holders.front();
+  return text + fmt::format("; {} in {}", bytes_text(holder.bytes), place(holder.module, holder.phase));
 }
 
 std::string DryRunReport::table(std::optional<std::int64_t> limit) const {
@@ -57,9 +69,7 @@ std::string DryRunReport::table(std::optional<std::int64_t> limit) const {
                         bytes_text(highest_peak(peer)), place(peer.peak.module, peer.peak.phase));
   }
   if (limit) {
-    auto most = highest_peak(*this);
-    for (const DryRunReport& peer : peers) most = std::max(most, highest_peak(peer));
-    const auto missing = most - *limit;
+    const auto missing = peak_bytes() - *limit;
     text += fmt::format("  {:<18} {:>10}  {}\n", "limit", bytes_text(*limit),
                         missing > 0 ? "does NOT fit: " + bytes_text(missing) + " too much" : "fits");
   }

@@ -1,13 +1,11 @@
 // Enumerates layouts, and computes the costs of those that may be the fastest.
-#define FMT_HEADER_ONLY
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <limits>
 #include <map>
 #include <optional>
 
 #include "dtensor/estimate.h"
+#include "internal/bytes_text.h"
 
 namespace dtensor {
 
@@ -84,10 +82,8 @@ std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space) {
 
 namespace {
 
-std::string gigabytes(std::int64_t bytes) { return fmt::format("{:.1f} GB", static_cast<double>(bytes) / 1e9); }
-
 std::string too_large(const LayoutCost& cost, const SearchLimits& limits) {
-  return fmt::format("needs {} of {}{}", gigabytes(cost.peak_bytes), gigabytes(limits.memory_bytes),
+  return fmt::format("needs {} of {}{}", bytes_text(cost.peak_bytes), bytes_text(limits.memory_bytes),
                      cost.largest.empty() ? "" : ": " + cost.largest);
 }
 
@@ -172,6 +168,8 @@ class Search {
     return computed(i);
   }
 
+  static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
   // None if the layout does not run, or if too many have run.
   const std::optional<LayoutCost>& computed(std::size_t i) {
     if (costs_[i] || failed_.contains(i) || runs_ == limits_.most_runs) return costs_[i];
@@ -179,8 +177,9 @@ class Search {
     try {
       costs_[i] = program_.cost(entries_[i].layout);
     } catch (const c10::Error& error) {
-      const std::string message = error.what_without_backtrace();
-      failed_[i] = message.substr(0, message.find('\n'));
+      failed_[i] = first_line(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      failed_[i] = first_line(error.what());
     }
     return costs_[i];
   }
@@ -216,8 +215,8 @@ std::string LayoutPlan::table(const SearchLimits& limits) const {
   text += not_tried > 0 ? fmt::format(", {} were not tried after {} runs\n", not_tried, limits.most_runs) : "\n";
   for (std::size_t i = 0; i < std::min(kShown, fitting.size()); ++i) {
     const auto& [layout, cost, problem] = fitting[i];
-    text += fmt::format("  {:<3} {:>10.4g} s {:>9}  {}\n", i == 0 ? "->" : "", cost.seconds, gigabytes(cost.peak_bytes),
-                        layout.str());
+    text += fmt::format("  {:<3} {:>10.4g} s {:>9}  {}\n", i == 0 ? "->" : "", cost.seconds,
+                        bytes_text(cost.peak_bytes), layout.str());
   }
   if (!fitting.empty()) text += "the fastest: " + fitting.front().cost.explanation + "\n";
   if (limits.memory_bytes > 0 && !too_large.empty()) text += "do not fit:\n";
