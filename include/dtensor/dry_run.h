@@ -27,6 +27,10 @@ struct DryRunOptions {
   // The result of item() and of other reads of a floating-point number whose value a dry run does not know, such as a
   // loss for a log. Without a value, such a read is an error.
   std::optional<double> number = {};
+  // The load of the first expert of each mixture of experts in multiples of the mean load, at least 1; the other
+  // experts share the rest equally. An expert gets a token at most once. The first expert is on the first ranks of
+  // `ep`.
+  double expert_load = 1;
   // Whether DryRunReport::trace is recorded.
   bool trace = false;
   // Whether collectives run in the background, as NCCL's do: FSDP then gathers the next unit during the current one.
@@ -61,6 +65,7 @@ struct DTENSOR_API StepTrace {
     std::vector<std::int64_t> ranks;  // world ranks
   };
   std::vector<Event> events;
+  std::vector<MemoryByKind> memory;  // highest live bytes by kind since the previous event
   std::vector<std::string> names;
   std::vector<Group> groups;
 };

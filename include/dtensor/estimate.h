@@ -70,15 +70,22 @@ struct StepEstimate {
 // if `hardware.asynchronous`. A collective starts when the operators before it have ended.
 DTENSOR_API StepEstimate estimate_step(const StepTrace& trace, const HardwareModel& hardware);
 
+// The replayed step of a report with a trace, for each of its ranks by itself: without waits for messages of a
+// pipeline. As a Chrome trace (JSON for chrome://tracing and Perfetto) with rows of operators and waits, marks, and
+// collectives of each mesh axis, and with the memory by kind; and the memory by kind over the time, as SVG.
+DTENSOR_API std::string step_chrome_trace(const DryRunReport& report, const HardwareModel& hardware);
+DTENSOR_API std::string step_memory_svg(const DryRunReport& report, const HardwareModel& hardware);
+
 // Estimated seconds of a pipeline's step.
 struct PipelineEstimate {
   double seconds = 0;  // of the step, with what a stage does outside of actions
   double bubble = 0;   // idle share of the ranks during the actions
 };
-// Simulates the schedule with the mean times of the marks of each stage that are named as actions are ("0F0", "0B0";
-// the number of the stage in a name is not read). `message_seconds`: of an activation to the next stage.
+// Simulates the schedule with the mean times of the marks of each pipeline rank that are named as actions are ("0F0",
+// "0B0"), as Pipeline names them in a dry run. The stages that the marks of a rank name are its stages in the schedule,
+// in this order. `message_seconds`: of an activation to the next stage. Throws c10::Error if marks are missing.
 DTENSOR_API PipelineEstimate estimate_pipeline(const pipeline::Schedule& schedule,
-                                               const std::vector<StepEstimate>& stages, double message_seconds);
+                                               const std::vector<StepEstimate>& ranks, double message_seconds);
 
 // Which activations of a block are computed again in backward: all, or all but the results of matrix products and of
 // attention.
@@ -123,8 +130,8 @@ struct PlannedProgram {
   std::function<std::string(const ParallelLayout&)> reject;
   // Cheap lower bounds of seconds and memory. Layouts are tried in the order of the bounds.
   std::function<LayoutCost(const ParallelLayout&)> bound;
-  // The cost by dry runs. May throw c10::Error. Memory must not grow with recomputation or with microbatches: where a
-  // layout does not fit, those with less of both are not run.
+  // The cost by dry runs. A layout whose run throws counts as rejected, for the first line of the error. Memory must
+  // not grow with recomputation or with microbatches: where a layout does not fit, those with less of both are not run.
   std::function<LayoutCost(const ParallelLayout&)> cost;
 };
 struct SearchLimits {

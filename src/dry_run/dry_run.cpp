@@ -8,13 +8,20 @@
 #include "dry_run/state.h"
 #include "internal/ranks/simulated_rank.h"
 #include "internal/simulated.h"
+#include "internal/simulated_load.h"
 
 namespace dtensor {
 
 bool is_dry_run() { return is_simulating(); }
 
+namespace {
+
+constexpr std::int64_t kPeakOnly = std::int64_t{1} << 62;  // resolution of a timeline that keeps no samples
+
+}  // namespace
+
 struct StepRecorder::State {
-  MemoryTimeline memory{std::int64_t{1} << 62};  // keeps the peak only
+  MemoryTimeline memory{kPeakOnly};
   CommDebugMode collectives;
   MemoryTimeline::Sample before = {};
   std::optional<ScopedValue<State*>> current;
@@ -75,8 +82,11 @@ DryRunReport run_one(const Communicator& world, const DryRunOptions& options,
   state->number = options.number;
   if (options.trace) state->trace.emplace();
   const dry::SimulationScope simulated(state);
+  const ScopedValue<SimulatedExpertLoad> load({options.expert_load}, Recompute::unchanged);
   const auto listener = listen(state);
   const StepRecorder recorder;
+  std::optional<MemoryTimeline> memory;
+  if (state->trace) state->trace->watch(memory.emplace(kPeakOnly));
   fn(world);
   DryRunReport report = recorder.report(world);
   report.operators = state->operators;
@@ -90,6 +100,8 @@ DryRunReport dry_run(const DryRunOptions& options, const std::function<void(Comm
   TORCH_CHECK(options.ranks >= 1, "dry_run: expected at least 1 rank, got ", options.ranks);
   TORCH_CHECK(options.rank >= 0 && options.rank < options.ranks, "dry_run: expected a rank in [0, ", options.ranks,
               "), got ", options.rank);
+  TORCH_CHECK(options.expert_load >= 1, "dry_run: expected an expert_load of at least 1 (the mean load), got ",
+              options.expert_load);
   std::mutex mutex;
   std::map<int, DryRunReport> reports;
   const SimulatedRanks which{options.ranks, options.rank, options.asynchronous};

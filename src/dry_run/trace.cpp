@@ -7,6 +7,9 @@ void TraceRecorder::add(StepTrace::Event event, const std::string& name) {
   if (added) trace_.names.push_back(name);
   event.name = known->second;
   trace_.events.push_back(event);
+  if (memory_ == nullptr) return;
+  trace_.memory.push_back(memory_->peak_by_kind());
+  memory_->reset_peak();
 }
 
 std::int32_t TraceRecorder::group_of(const Event& event) {
@@ -34,6 +37,8 @@ void TraceRecorder::add(const Event& event) {
 
 void TraceRecorder::clear() {
   trace_.events.clear();
+  trace_.memory.clear();
+  if (memory_ != nullptr) memory_->reset_peak();
   started_.clear();
 }
 

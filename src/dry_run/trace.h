@@ -17,6 +17,8 @@ class TraceRecorder {
   void add(StepTrace::Event event, const std::string& name);
   // A collective or a wait.
   void add(const Event& event);
+  // The timeline whose peaks the events have from now on; it must live until the last event.
+  void watch(MemoryTimeline& memory) { memory_ = &memory; }
   // Forgets the events; names and groups stay.
   void clear();
   StepTrace take() { return std::move(trace_); }
@@ -25,6 +27,7 @@ class TraceRecorder {
   std::int32_t group_of(const Event& event);
 
   StepTrace trace_;
+  MemoryTimeline* memory_ = nullptr;
   std::map<std::string, std::int32_t> names_;
   std::map<std::pair<std::string, std::vector<std::int64_t>>, std::int32_t> groups_;
   // Started collectives by name, group and sequence number.

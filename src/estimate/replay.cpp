@@ -1,21 +1,24 @@
 // Replays the trace of a step on a stream of operators and on one stream of collectives for each mesh axis.
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "dtensor/estimate.h"
 #include "estimate/kind_name.h"
+#include "estimate/replay.h"
 
 namespace dtensor {
 namespace {
 
 class Replay {
  public:
-  Replay(const StepTrace& trace, const HardwareModel& hardware)
-      : trace_(trace), hardware_(hardware), ends_(trace.events.size(), -1) {}
+  // With a timeline, the slices and the times of events are added to it.
+  Replay(const StepTrace& trace, const HardwareModel& hardware, ReplayTimeline* timeline = nullptr)
+      : trace_(trace), hardware_(hardware), timeline_(timeline), ends_(trace.events.size(), -1) {}
 
   StepEstimate run() {
     for (std::size_t i = 0; i < trace_.events.size(); ++i) add(i);
-    for (const auto& [axis, end] : busy_until_) wait_until(end, axis);
+    for (const auto& [axis, end] : busy_until_) wait_until(end, axis, -1);
     end_mark();
     result_.seconds = now_;
     return result_;
@@ -24,11 +27,12 @@ class Replay {
  private:
   void add(std::size_t i) {
     const auto& event = trace_.events[i];
+    if (timeline_ != nullptr) timeline_->times.push_back(now_);
     switch (event.kind) {
       case StepTrace::Kind::collective:
         return start(i);
       case StepTrace::Kind::wait:
-        return wait_until(ends_[static_cast<std::size_t>(event.start)], axis_of(event));
+        return wait_until(ends_[static_cast<std::size_t>(event.start)], axis_of(event), event.start);
       case StepTrace::Kind::mark:
         end_mark();
         result_.marks.emplace_back(trace_.names[static_cast<std::size_t>(event.name)], 0);
@@ -36,6 +40,7 @@ class Replay {
         return;
       default:
         const double seconds = hardware_.seconds(event, trace_.names[static_cast<std::size_t>(event.name)]);
+        note(static_cast<std::int64_t>(i), "", now_, now_ + seconds, /*wait=*/false);
         now_ += seconds;
         result_.compute += seconds;
         result_.compute_by_kind[kind_name(event.kind)] += seconds;
@@ -50,9 +55,20 @@ class Replay {
     double& busy = busy_until_[axis];
     busy = std::max(busy, now_) + seconds;
     ends_[i] = busy;
+    note(static_cast<std::int64_t>(i), axis, busy - seconds, busy, /*wait=*/false);
     result_.communication += seconds;
     result_.communication_by_axis[axis] += seconds;
-    if (!hardware_.asynchronous) wait_until(busy, axis);
+    if (!hardware_.asynchronous) wait_until(busy, axis, static_cast<std::int64_t>(i));
+  }
+
+  void note(std::int64_t event, const std::string& stream, double begin, double end, bool wait) const {
+    if (timeline_ == nullptr) return;
+    timeline_->slices.push_back({stream, name_of(event), begin, end, wait, event});
+  }
+
+  std::string name_of(std::int64_t event) const {
+    if (event < 0) return "end of the step";
+    return trace_.names[static_cast<std::size_t>(trace_.events[static_cast<std::size_t>(event)].name)];
   }
 
   // Groups may have thousands of members, and many calls are equal.
@@ -65,8 +81,10 @@ class Replay {
     return per_call;
   }
 
-  void wait_until(double end, const std::string& axis) {
+  // For a collective, by its event.
+  void wait_until(double end, const std::string& axis, std::int64_t event) {
     if (end <= now_) return;
+    note(event, "", now_, end, /*wait=*/true);
     result_.exposed += end - now_;
     result_.exposed_by_axis[axis] += end - now_;
     now_ = end;
@@ -83,6 +101,7 @@ class Replay {
 
   const StepTrace& trace_;
   const HardwareModel& hardware_;
+  ReplayTimeline* timeline_;
   std::vector<double> ends_;  // of collectives, by event
   std::map<std::string, double> busy_until_;
   std::map<std::tuple<std::int32_t, std::int32_t, std::int64_t>, double> known_;
@@ -92,60 +111,87 @@ class Replay {
 
 using pipeline::ActionKind;
 
-std::optional<ActionKind> action_of(const std::string& mark) {
+std::optional<pipeline::Action> action_of(const std::string& mark) {
   const auto letter = mark.find_first_not_of("0123456789");
   if (letter == 0 || letter == std::string::npos) return std::nullopt;
   try {
-    return pipeline::Schedule::parse(mark).ranks.at(0).at(0).kind;
+    return pipeline::Schedule::parse(mark).ranks.at(0).at(0);
   } catch (const c10::Error&) {
     return std::nullopt;
   }
 }
 
-struct StageCost {
-  double forward = 0, backward = 0;  // of a microbatch
-  double outside = 0;                // the rest of the step
+struct RankCost {
+  std::map<std::pair<int, ActionKind>, double> actions;  // mean seconds by stage and kind
+  double outside = 0;                                    // the rest of the step
 };
 
 double mean(const std::vector<double>& values) {
   return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// The first forward pass may gather parameters and the last backward pass reduce gradients: once in a step.
-StageCost cost_of(const StepEstimate& stage) {
-  std::vector<double> forward, backward;
-  for (const auto& [name, seconds] : stage.marks) {
-    const auto kind = action_of(name);
-    if (kind == ActionKind::forward) forward.push_back(seconds);
-    if (kind == ActionKind::backward) backward.push_back(seconds);
+std::vector<int> stages_of(const std::vector<pipeline::Action>& actions) {
+  std::set<int> stages;
+  for (const auto& action : actions) stages.insert(action.stage);
+  return {stages.begin(), stages.end()};
+}
+
+// The first forward pass may gather parameters and the last backward pass reduce gradients: once in a step. The stages
+// of the marks are those of the schedule in the same order.
+RankCost cost_of(const StepEstimate& rank, const std::vector<int>& stages) {
+  std::vector<pipeline::Action> marked;
+  std::map<std::pair<int, ActionKind>, std::vector<double>> times;
+  for (const auto& [name, seconds] : rank.marks) {
+    const auto action = action_of(name);
+    if (!action || !pipeline::is_compute(action->kind)) continue;
+    marked.push_back(*action);
+    times[{action->stage, action->kind}].push_back(seconds);
   }
-  const auto passes = static_cast<double>(forward.size());
-  if (forward.size() > 1) forward.erase(forward.begin());
-  if (backward.size() > 1) backward.pop_back();
-  const StageCost cost{mean(forward), mean(backward)};
-  return {cost.forward, cost.backward, std::max(0.0, stage.seconds - passes * (cost.forward + cost.backward))};
+  const auto names = stages_of(marked);
+  TORCH_CHECK(names.size() == stages.size(), "estimate_pipeline: expected marks of ", stages.size(),
+              " stages (StepRecorder::mark), got marks of ", names.size());
+  RankCost cost{{}, rank.seconds};
+  for (auto& [key, all] : times) {
+    const auto [name, kind] = key;
+    const auto count = static_cast<double>(all.size());
+    if (all.size() > 1) all.erase(kind == ActionKind::forward ? all.begin() : all.end() - 1);
+    const auto place = std::find(names.begin(), names.end(), name) - names.begin();
+    cost.actions[{stages[static_cast<std::size_t>(place)], kind}] = mean(all);
+    cost.outside -= count * mean(all);
+  }
+  cost.outside = std::max(0.0, cost.outside);
+  return cost;
 }
 
 }  // namespace
+
+ReplayTimeline replay(const StepTrace& trace, const HardwareModel& hardware) {
+  ReplayTimeline timeline;
+  timeline.estimate = Replay(trace, hardware, &timeline).run();
+  return timeline;
+}
 
 StepEstimate estimate_step(const StepTrace& trace, const HardwareModel& hardware) {
   return Replay(trace, hardware).run();
 }
 
-PipelineEstimate estimate_pipeline(const pipeline::Schedule& schedule, const std::vector<StepEstimate>& stages,
+PipelineEstimate estimate_pipeline(const pipeline::Schedule& schedule, const std::vector<StepEstimate>& ranks,
                                    double message_seconds) {
-  TORCH_CHECK(static_cast<int>(stages.size()) == schedule.stages(), "estimate_pipeline: expected the times of ",
-              schedule.stages(), " stages, got ", stages.size());
-  std::vector<StageCost> costs;
+  TORCH_CHECK(ranks.size() == schedule.ranks.size(), "estimate_pipeline: expected the times of ", schedule.ranks.size(),
+              " ranks, got ", ranks.size());
+  std::map<std::pair<int, ActionKind>, double> seconds;
   double outside = 0;
-  for (const auto& stage : stages) outside = std::max(outside, costs.emplace_back(cost_of(stage)).outside);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    auto cost = cost_of(ranks[r], stages_of(schedule.ranks[r]));
+    outside = std::max(outside, cost.outside);
+    seconds.merge(cost.actions);
+  }
   const auto cost = [&](const pipeline::Action& action) {
     const bool sends = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
     if (!pipeline::is_compute(action.kind)) return sends ? message_seconds : 0;
-    const auto& stage = costs[static_cast<std::size_t>(action.stage)];
-    if (action.kind == ActionKind::forward) return stage.forward;
-    if (action.kind == ActionKind::backward) return stage.backward;
-    return stage.backward / 2;  // a part of a split backward pass
+    const auto known = seconds.find({action.stage, action.kind});
+    TORCH_CHECK(known != seconds.end(), "estimate_pipeline: expected a mark of the kind of ", to_string(action));
+    return known->second;
   };
   const auto timeline = pipeline::simulate(
       pipeline::with_communication(schedule, {.unsharded_stages = std::nullopt, .reduce_grad = false}), cost);

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "dtensor/debug.h"
+#include "dtensor/dry_run.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/tensor.h"
 #include "internal/scoped_value.h"
@@ -81,10 +82,12 @@ void Step::run() {
   begin_ = Clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin_).count(); };
   for (const Action& action : context_.schedule.ranks[static_cast<std::size_t>(context_.rank)]) {
+    StepRecorder::mark(to_string(action));
     const double begin = seconds();
     failure_.empty() ? attempt(action) : skip(action);
     actions_.push_back({action, begin, seconds()});
   }
+  StepRecorder::mark("end of the schedule");
   messages_.finish();
 }
 

@@ -3,12 +3,15 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <tuple>
 
+#include "internal/scoped_value.h"
 #include "internal/simulated.h"
+#include "internal/simulated_load.h"
 #include "moe/counting.h"
 #include "moe/dispatch/permute.h"
 #include "moe/routing/router_parts.h"
@@ -36,9 +39,23 @@ class TokenChoice final : public RoutingStrategy {
   const char* name() const override { return "TokenChoice"; }
 
  private:
-  // The choices of a dry run, which has no scores: as many tokens for each expert.
+  // The choices of a dry run, which has no scores: the first expert gets DryRunOptions::expert_load times the mean
+  // load, the others get the rest in turn.
   static at::Tensor balanced(std::int64_t tokens, const RouterOptions& o) {
-    return at::arange(tokens * o.top_k, at::kLong).remainder_(o.experts).view({tokens, o.top_k});
+    const auto* load = ScopedValue<SimulatedExpertLoad>::current();
+    const auto in_turn = [](std::int64_t entries, std::int64_t experts) {
+      return at::arange(entries, at::kLong).remainder_(experts);
+    };
+    if (load == nullptr || load->heaviest == 1 || o.experts == 1) {
+      return in_turn(tokens * o.top_k, o.experts).view({tokens, o.top_k});
+    }
+    const double mean = static_cast<double>(tokens * o.top_k) / static_cast<double>(o.experts);
+    const auto heavy = std::min(tokens, static_cast<std::int64_t>(std::llround(load->heaviest * mean)));
+    const auto others = in_turn(tokens * o.top_k - heavy, o.experts - 1) + 1;
+    const auto beside = heavy * (o.top_k - 1);
+    const auto first =
+        at::cat({at::zeros({heavy, 1}, at::kLong), others.slice(0, 0, beside).view({heavy, o.top_k - 1})}, 1);
+    return at::cat({first, others.slice(0, beside).view({tokens - heavy, o.top_k})});
   }
 };
 
