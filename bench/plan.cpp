@@ -58,6 +58,11 @@ int main() {
           [&] { return run(llama, {.shard = 2048, .tp = 8, .recompute = full, .bf16 = true}, hardware); });
   measure("DeepSeek-V3, 512 ranks: shard=512,ep=64",
           [&] { return run(deepseek, {.shard = 512, .ep = 64, .recompute = full, .bf16 = true}, hardware); });
+  const auto large = workload("deepseek-v3", 16384, 4096);
+  measure("DeepSeek-V3, 16384 ranks: pp=16,shard=1024,ep=64", [&] {
+    return run(large, {.pp = 16, .shard = 1024, .ep = 64, .microbatches = 16, .recompute = full, .bf16 = true},
+               hardware);
+  });
   const LayoutSpace llama_space{.ranks = 16384, .max_pp = 16, .microbatches = {1, 2, 4, 8, 16, 32, 64}};
   const LayoutSpace deepseek_space{.ranks = 512, .max_pp = 16, .max_tp = 1, .microbatches = {1, 2, 4, 8, 16, 32}};
   measure("70B, 16384 ranks: search", [&] { return search(llama, llama_space, 1, hardware); });

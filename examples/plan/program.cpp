@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -13,6 +14,7 @@
 #include "dtensor/launch.h"
 #include "llm/hf_config.h"
 #include "train/args.h"
+#include "train/dry_run.h"
 #include "train/output.h"
 
 namespace plan {
@@ -21,8 +23,9 @@ namespace {
 using train::UsageError;
 
 struct Options {
-  std::string preset, model, hardware = "h100", out, mesh;
-  std::int64_t batch = 0, sequence = 8192, ep = 1, most_runs = 200;
+  std::string preset, model, hardware = "h100", out, mesh, trace, plot;
+  std::int64_t batch = 0, sequence = 8192, most_runs = 200;
+  std::vector<std::int64_t> ep = {1, 2, 4, 8, 16, 32, 64};
   double memory_limit = 0;  // GB; 0: the hardware's
   bool exact = false;
   dtensor::LayoutSpace space{.max_pp = 16, .microbatches = {1, 2, 4, 8, 16, 32, 64}};
@@ -62,7 +65,10 @@ void add_search(CLI::App& app, Options& o) {
   app.add_option("--max-cp", o.space.max_cp, "most ranks that split a sequence")
       ->check(CLI::Range(1, 1 << 10))
       ->capture_default_str();
-  app.add_option("--ep", o.ep, "ranks that split the experts")->check(CLI::Range(1, 1 << 12))->capture_default_str();
+  app.add_option("--ep", o.ep, "numbers of ranks that split the experts to try")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 12))
+      ->capture_default_str();
   app.add_option("--microbatches", o.space.microbatches, "numbers of microbatches to try")->delimiter(',');
   app.add_option("--schedule", o.space.schedules, "pipeline schedules to try")
       ->delimiter(',')
@@ -74,6 +80,8 @@ void add_search(CLI::App& app, Options& o) {
   app.add_option("--most-runs", o.most_runs, "layouts that are dry-run at most")->capture_default_str();
   app.add_flag("--exact", o.exact, "run all blocks of a stage instead of extrapolating from 2 and 3");
   app.add_option("--out", o.out, "write the chosen layout to this JSON file");
+  app.add_option("--trace", o.trace, "write a Chrome trace of the first stage's step in this layout to this JSON file");
+  app.add_option("--plot", o.plot, "write the memory by kind over that step to this SVG file");
 }
 
 dtensor::HardwareModel read_hardware(const std::string& name) {
@@ -81,7 +89,8 @@ dtensor::HardwareModel read_hardware(const std::string& name) {
   return dtensor::HardwareModel::read(std::filesystem::exists(known) ? known : name);
 }
 
-std::vector<dtensor::ParallelLayout> candidates(Options o) {
+// A model without experts has no ep.
+std::vector<dtensor::ParallelLayout> candidates(Options o, bool experts) {
   using dtensor::Recomputation;
   o.space.recompute = {};
   for (const auto kind : {Recomputation::none, Recomputation::selective, Recomputation::full}) {
@@ -97,12 +106,13 @@ std::vector<dtensor::ParallelLayout> candidates(Options o) {
     }
     o.space.max_pp = mesh->pp, o.space.max_cp = mesh->cp, o.space.max_tp = mesh->tp;
   }
+  o.space.max_ep = experts ? *std::max_element(o.ep.begin(), o.ep.end()) : 1;
   auto all = enumerate_layouts(o.space);
   std::erase_if(all, [&](const auto& l) {
     return mesh && std::tuple(l.pp, l.replicate, l.shard, l.cp, l.tp) !=
                        std::tuple(mesh->pp, mesh->replicate, mesh->shard, mesh->cp, mesh->tp);
   });
-  for (auto& layout : all) layout.ep = o.ep;
+  std::erase_if(all, [&](const auto& l) { return experts && std::find(o.ep.begin(), o.ep.end(), l.ep) == o.ep.end(); });
   return all;
 }
 
@@ -133,7 +143,7 @@ int search(const Options& o) {
   const dtensor::SearchLimits limits{
       .memory_bytes = static_cast<std::int64_t>(o.memory_limit > 0 ? o.memory_limit * 1e9 : hardware.memory_bytes),
       .most_runs = static_cast<std::size_t>(o.most_runs)};
-  const auto all = candidates(o);
+  const auto all = candidates(o, work.model.experts.has_value());
   const auto plan = search_layouts(all, planned_decoder(work, hardware, o.exact), limits);
   const auto size = size_of(work);
   fmt::print("{:.1f} billion parameters, {} ranks, {} sequences of {} tokens, {}: {} layouts\n{}",
@@ -143,6 +153,12 @@ int search(const Options& o) {
   fmt::print("{:.0f} tokens/s of each rank\n",
              static_cast<double>(o.batch * o.sequence) / best.cost.seconds / static_cast<double>(o.space.ranks));
   if (!o.out.empty()) train::write_file(o.out, json_of(o, best));
+  if (!o.trace.empty() || !o.plot.empty()) {
+    const auto blocks = (work.model.layers + best.layout.pp - 1) / best.layout.pp;
+    const auto microbatches = static_cast<int>(best.layout.microbatches);
+    const auto report = run_stage(work, best.layout, 0, blocks, microbatches, hardware.asynchronous);
+    train::write_step(report, hardware, o.trace, o.plot);
+  }
   return 0;
 }
 

@@ -8,6 +8,7 @@
 #include <iostream>
 
 #include "device_flag.h"
+#include "dry_run.h"
 #include "search.h"
 
 namespace train {
@@ -147,16 +148,7 @@ void add_file_flags(CLI::App& app, Options& o) {
       "for fsdp: print the predicted and measured memory of rank 0 (with pp: of one rank of each pipeline rank)");
   app.add_option("--memory-plot", o.memory_plot,
                  "write the memory of rank 0 by kind during the last step to this SVG file");
-  app.add_flag("--dry-run", o.dry_run,
-               "compute the memory and communication of a rank without GPUs, peers or arithmetic, and end");
-  app.add_option("--dry-run-json", o.dry_run_json, "with --dry-run: write the report to this JSON file");
-  app.add_option("--plan-search", o.plan_search,
-                 "estimate the time of the layouts of --ranks ranks on this hardware table, and end");
-  app.add_option("--plan-out", o.plan_out, "with --plan-search: write the fastest layout to this JSON file");
-  app.add_option("--plan", o.plan, "run in the layout of this file")->excludes("--mesh");
-  app.add_option("--memory-limit", o.memory_limit,
-                 "with --dry-run or --plan-search: memory of a rank in GB; status 1 if it is too small")
-      ->check(CLI::PositiveNumber);
+  add_dry_run_flags(app, o);
   app.add_option("--trace", o.trace, "write a Chrome trace of operators and collectives to this JSON file");
 }
 
@@ -207,6 +199,10 @@ void add_expert_flags(CLI::App& app, ExpertFlags& e) {
       ->capture_default_str();
   app.add_option("--block", e.block, "--expert-backend grouped pads the rows of each expert to a multiple of this")
       ->check(CLI::IsMember({8, 16, 128}));
+  app.add_option("--expert-load", e.load,
+                 "with --dry-run: load of the first expert in multiples of the mean; the others share the rest")
+      ->check(CLI::Range(1.0, 4096.0))
+      ->capture_default_str();
   app.add_flag("--counters", e.counters, "print how often rank 0 took fast paths");
   app.add_option("--load-plot", e.load_plot, "write the load of the experts over the steps to this SVG file");
 }
@@ -225,6 +221,7 @@ void check_experts(const CLI::App& app, const ExpertFlags& e) {
     throw UsageError(fmt::format("--groups {} --top-groups {}: no {} choices of {} experts", e.groups, e.top_groups,
                                  e.top_k, e.experts));
   }
+  if (app.count("--expert-load") > 0 && app.count("--dry-run") == 0) throw UsageError("--expert-load needs --dry-run");
   if (e.block > 0 && e.backend != "grouped") throw UsageError("--block needs --expert-backend grouped");
   if (app.count("--capacity") > 0 && e.dispatcher != "capacity") {
     throw UsageError("--capacity needs --dispatcher capacity");
@@ -257,14 +254,6 @@ void check_pipeline(const CLI::App& app, const Options& o) {
     throw UsageError(o.grad_accum == 1
                          ? "--microbatches: expected at most the number of sequences in a batch"
                          : "--microbatches: expected at most the number of sequences in a part of --grad-accum");
-  }
-}
-
-void check_dry_run(const Options& o) {
-  if (!o.dry_run_json.empty() && !o.dry_run) throw UsageError("--dry-run-json needs --dry-run");
-  if (!o.plan_out.empty() && o.plan_search.empty()) throw UsageError("--plan-out needs --plan-search");
-  if (o.memory_limit > 0 && !o.dry_run && o.plan_search.empty()) {
-    throw UsageError("--memory-limit needs --dry-run or --plan-search");
   }
 }
 

@@ -39,6 +39,7 @@ struct ExpertFlags {
   std::string router = "tokens",
               backend = "automatic";  // router: which side chooses; backend: how experts are multiplied.
   double capacity = 1.25, z_loss = 0, jitter = 0;
+  double load = 1;  // Of the first expert in a dry run, in multiples of the mean.
   std::int64_t groups = 1, top_groups = 1, block = 0;
   bool score_before = false, counters = false;
   bool show_load = true;  // Counts tokens over ranks in each step.
@@ -80,7 +81,7 @@ struct Options : RunFlags {
   std::int64_t end_of_document = kEndOfDocument;  // The tokenizer's end-of-text token.
   std::string memory_plot = {}, trace = {};
   bool dry_run = false;
-  std::string dry_run_json = {};
+  std::string dry_run_json = {}, dry_run_trace = {}, dry_run_plot = {}, hardware = {};  // hardware: a table.
   std::string plan = {}, plan_search = {}, plan_out = {};  // A layout to run; a hardware table; a file for the layout.
   double memory_limit = 0;                  // Of --dry-run and --plan-search, in GB (1e9 bytes); 0: none.
   std::optional<ExpertFlags> experts = {};  // None: a dense model.

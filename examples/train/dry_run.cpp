@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <stdexcept>
 
 #include "output.h"
 #include "program.h"
 #include "run.h"
+#include "search.h"
 
 namespace train {
 namespace {
@@ -37,12 +39,43 @@ dtensor::DryRunReport run_second_step(const Options& options, const Corpus& corp
     if (record.step == 0) dtensor::StepRecorder::begin_step();
   };
   how.ranks = ranks;
+  if (options.experts) how.expert_load = options.experts->load;
   return simulate(options, how, [&](const dtensor::Communicator& world, const Options& simulated) {
     train_on_mesh(world, simulated, corpus, after_step);
   });
 }
 
 }  // namespace
+
+void add_dry_run_flags(CLI::App& app, Options& o) {
+  app.add_flag("--dry-run", o.dry_run,
+               "compute the memory and communication of a rank without GPUs, peers or arithmetic, and end");
+  app.add_option("--dry-run-json", o.dry_run_json, "with --dry-run: write the report to this JSON file");
+  app.add_option("--dry-run-trace", o.dry_run_trace,
+                 "with --hardware: write a Chrome trace of the estimated step to this JSON file");
+  app.add_option("--dry-run-plot", o.dry_run_plot,
+                 "with --hardware: write the memory by kind over the estimated step to this SVG file");
+  app.add_option("--hardware", o.hardware, "with --dry-run: estimate the time of the step on this hardware table");
+  app.add_option("--plan-search", o.plan_search,
+                 "estimate the time of the layouts of --ranks ranks on this hardware table, and end");
+  app.add_option("--plan-out", o.plan_out, "with --plan-search: write the fastest layout to this JSON file");
+  app.add_option("--plan", o.plan, "run in the layout of this file")->excludes("--mesh");
+  app.add_option("--memory-limit", o.memory_limit,
+                 "with --dry-run or --plan-search: memory of a rank in GB; status 1 if it is too small")
+      ->check(CLI::PositiveNumber);
+}
+
+void check_dry_run(const Options& o) {
+  if (!o.dry_run_json.empty() && !o.dry_run) throw UsageError("--dry-run-json needs --dry-run");
+  if (!o.hardware.empty() && !o.dry_run) throw UsageError("--hardware needs --dry-run");
+  if (o.hardware.empty() && !(o.dry_run_trace + o.dry_run_plot).empty()) {
+    throw UsageError("--dry-run-trace and --dry-run-plot need --hardware, a table of `plan calibrate`");
+  }
+  if (!o.plan_out.empty() && o.plan_search.empty()) throw UsageError("--plan-out needs --plan-search");
+  if (o.memory_limit > 0 && !o.dry_run && o.plan_search.empty()) {
+    throw UsageError("--memory-limit needs --dry-run or --plan-search");
+  }
+}
 
 dtensor::DryRunReport dry_run(const Options& options, const Corpus& corpus) {
   return run_second_step(options, corpus, {});
@@ -70,8 +103,23 @@ int print_dry_run(const dtensor::DryRunReport& report, const std::string& json, 
   return bytes && !report.fits(*bytes) ? 1 : 0;
 }
 
+void write_step(const dtensor::DryRunReport& report, const dtensor::HardwareModel& hardware, const std::string& trace,
+                const std::string& plot) {
+  if (!trace.empty()) write_file(trace, step_chrome_trace(report, hardware));
+  if (!plot.empty()) write_file(plot, step_memory_svg(report, hardware));
+}
+
 int report_dry_run(const Options& options, const Corpus& corpus) {
-  return print_dry_run(dry_run(options, corpus), options.dry_run_json, options.memory_limit);
+  if (options.hardware.empty()) {
+    return print_dry_run(dry_run(options, corpus), options.dry_run_json, options.memory_limit);
+  }
+  const auto hardware = dtensor::HardwareModel::read(options.hardware);
+  const auto report = trace_step(options, corpus, hardware.asynchronous);
+  write_step(report, hardware, options.dry_run_trace, options.dry_run_plot);
+  const int status = print_dry_run(report, options.dry_run_json, options.memory_limit);
+  const auto cost = cost_of(report, options, hardware);
+  fmt::print("  estimated step {:.4g} s: {}\n", cost.seconds, cost.explanation);
+  return status;
 }
 
 }  // namespace train

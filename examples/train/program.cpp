@@ -198,6 +198,8 @@ void check_files(const Options& options) {
   check_writable("--memory-plot", options.memory_plot);
   check_writable("--trace", options.trace);
   check_writable("--dry-run-json", options.dry_run_json);
+  check_writable("--dry-run-trace", options.dry_run_trace);
+  check_writable("--dry-run-plot", options.dry_run_plot);
   check_writable("--plan-out", options.plan_out);
   check_writable("--schedule-plot", options.schedule_plot);
   if (options.experts) check_writable("--load-plot", options.experts->load_plot);

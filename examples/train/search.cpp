@@ -10,7 +10,9 @@
 #include "model.h"
 #include "output.h"
 #include "program.h"
+#include "progress.h"
 #include "run.h"
+#include "stages.h"
 
 namespace train {
 
@@ -19,7 +21,9 @@ using dtensor::ParallelLayout;
 
 Options with_layout(Options options, const ParallelLayout& l) {
   options.mesh = MeshShape{.replicate = l.replicate, .shard = l.shard, .tp = l.tp, .pp = l.pp, .cp = l.cp};
-  (l.pp > 1 ? options.microbatches = static_cast<int>(l.microbatches) : options.grad_accum = l.microbatches);
+  options.grad_accum = l.pp > 1 ? 1 : l.microbatches;
+  if (l.pp > 1) options.microbatches = static_cast<int>(l.microbatches);
+  if (options.experts) options.experts->ep = l.ep;
   options.schedule = l.schedule;
   options.checkpoint_activations = l.recompute != dtensor::Recomputation::none;
   options.bf16 = l.bf16;
@@ -27,22 +31,49 @@ Options with_layout(Options options, const ParallelLayout& l) {
   return options;
 }
 
-LayoutCost estimate_layout(const Options& options, const Corpus& corpus, const dtensor::HardwareModel& hardware) {
-  const auto report = trace_step(options, corpus, hardware.asynchronous);
-  const auto time = estimate_step(report.trace, hardware);
-  LayoutCost cost{.seconds = time.seconds, .peak_bytes = std::max(report.peak.bytes, report.peak_before.bytes)};
-  const auto largest = std::max_element(report.peak_by_kind.begin(), report.peak_by_kind.end());
-  const auto kind = static_cast<dtensor::MemoryKind>(largest - report.peak_by_kind.begin());
-  cost.largest = fmt::format("{} {:.1f} MB", dtensor::to_string(kind), 1e-6 * static_cast<double>(*largest));
-  cost.explanation = "operators";
+namespace {
+
+std::string explain(const dtensor::StepEstimate& time, double bubble) {
+  std::string text = "operators";
   for (const auto& [name, seconds] : time.compute_by_kind) {
-    cost.explanation += fmt::format(" {} {:.0f}%", name, 100 * seconds / time.seconds);
+    text += fmt::format(" {} {:.0f}%", name, 100 * seconds / time.seconds);
   }
-  cost.explanation += "; waits";
+  text += "; waits";
   for (const auto& [axis, seconds] : time.exposed_by_axis) {
-    cost.explanation += fmt::format(" {} {:.0f}%", axis, 100 * seconds / time.seconds);
+    text += fmt::format(" {} {:.0f}%", axis, 100 * seconds / time.seconds);
   }
+  return text + (bubble > 0 ? fmt::format("; bubble {:.0f}%", 100 * bubble) : "");
+}
+
+// The largest message of a step: activations or their gradients.
+std::int64_t message_bytes(const dtensor::StepTrace& trace) {
+  std::int64_t bytes = 0;
+  for (const auto& event : trace.events) {
+    const bool message = event.kind == dtensor::StepTrace::Kind::collective && event.group < 0;
+    if (message) bytes = std::max(bytes, event.bytes);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+LayoutCost cost_of(const dtensor::DryRunReport& report, const Options& options,
+                   const dtensor::HardwareModel& hardware) {
+  std::vector<dtensor::StepEstimate> times{estimate_step(report.trace, hardware)};
+  LayoutCost cost{.seconds = times[0].seconds, .peak_bytes = report.peak_bytes(), .largest = report.largest()};
+  double bubble = 0;
+  if (const auto pp = options.mesh ? options.mesh->pp : 1; pp > 1) {
+    for (const auto& peer : report.peers) times.push_back(estimate_step(peer.trace, hardware));
+    const double message = hardware.seconds("send", {0, options.mesh->stage_size()}, message_bytes(report.trace));
+    const auto step = estimate_pipeline(schedule_of(options, static_cast<int>(pp)), times, message);
+    cost.seconds = step.seconds, bubble = step.bubble;
+  }
+  cost.explanation = explain(times[0], bubble);
   return cost;
+}
+
+LayoutCost estimate_layout(const Options& options, const Corpus& corpus, const dtensor::HardwareModel& hardware) {
+  return cost_of(trace_step(options, corpus, hardware.asynchronous), options, hardware);
 }
 
 namespace {
@@ -55,7 +86,24 @@ std::string reject(const Options& o, const ParallelLayout& l) {
   if (o.batch % (l.replicate * l.shard * l.microbatches) != 0) {
     return fmt::format("the batch {} is not a multiple of replicate x shard x microbatches", o.batch);
   }
+  if (o.experts && (o.experts->experts % l.ep != 0 || l.ranks() / l.pp / o.experts->etp % l.ep != 0)) {
+    return fmt::format("the {} experts, or the ranks of a stage beside etp, are not a multiple of ep",
+                       o.experts->experts);
+  }
+  const auto stages = l.pp * (l.schedule == "interleaved" ? 2 : 1);
+  if (l.pp > 1 && o.parallel != "fsdp") return "stages (pp) need --parallel fsdp";
+  if (l.pp > 1 && stages > config.layers + 2) return "more stages than layers";
+  if (l.pp > 1 && l.microbatches < l.pp) return "fewer microbatches than stages";
   return "";
+}
+
+// Parameters of the model without its experts, and those of the experts, which are on all ranks of a stage.
+std::pair<double, double> parameter_counts(GptConfig config) {
+  config.tensor = config.tensor.device(at::kMeta);
+  double dense = 0, sparse = 0;
+  for (const at::Tensor& p : Gpt(config).parameters())
+    (p.dim() == 3 ? sparse : dense) += static_cast<double>(p.numel());
+  return {dense, sparse};
 }
 
 // A step takes at least as long as its FLOPs at the highest rate, and needs the parameters, gradients and states.
@@ -68,10 +116,13 @@ LayoutCost bound(const Options& o, const ParallelLayout& l, const dtensor::Hardw
   const auto tokens = static_cast<double>(o.batch * o.seq), ranks = static_cast<double>(l.ranks());
   const double flops = flops_per_token(config, o.seq, AttentionFlops::causal) * tokens *
                        (l.recompute == dtensor::Recomputation::full ? 4.0 / 3 : 1);
-  const auto share = static_cast<double>(parameter_count(config)) / static_cast<double>(l.shard * l.cp * l.tp * l.pp);
+  const auto [dense, sparse] = parameter_counts(config);
+  const double share = dense / static_cast<double>(l.shard * l.cp * l.tp * l.pp) + sparse / ranks;
+  const double tensors = o.optimizer == "adamw" ? 4 : 2;  // at least: parameter, gradient, two states
+  const double bytes = tensors * share * static_cast<double>(at::elementSize(scalar_type(o.dtype)));
   return {.seconds = flops / ranks / rate,
-          .peak_bytes = static_cast<std::int64_t>(o.optimizer == "adamw" ? 16 * share : 8 * share),
-          .largest = "parameters, gradients and states alone"};
+          .peak_bytes = static_cast<std::int64_t>(bytes),
+          .largest = "parameters, gradients and states alone, " + bytes_text(bytes)};
 }
 
 dtensor::SearchLimits limits_of(const Options& o) {
@@ -83,13 +134,18 @@ dtensor::SearchLimits limits_of(const Options& o) {
 dtensor::LayoutPlan search(const Options& o, const Corpus& corpus, const dtensor::HardwareModel& hardware) {
   dtensor::LayoutSpace space{.ranks = o.ranks.value_or(o.mesh ? static_cast<int>(o.mesh->size()) : 1)};
   space.bf16 = {o.bf16};
-  space.max_cp = 2;
-  space.microbatches = {1, 2, 4};
+  space.max_cp = 2, space.max_pp = 8;
+  if (o.experts) space.max_ep = o.experts->experts;
+  space.microbatches = {1, 2, 4, 8};
+  space.schedules = {"1f1b", "interleaved"};
   const dtensor::PlannedProgram program{
       .reject = [&](const ParallelLayout& l) { return reject(o, l); },
       .bound = [&](const ParallelLayout& l) { return bound(o, l, hardware); },
       .cost = [&](const ParallelLayout& l) { return estimate_layout(with_layout(o, l), corpus, hardware); }};
-  return search_layouts(enumerate_layouts(space), program, limits_of(o));
+  auto layouts = enumerate_layouts(space);
+  const auto ep = o.experts ? o.experts->ep : 0;
+  std::erase_if(layouts, [&](const ParallelLayout& l) { return ep > 0 && l.ep != ep; });
+  return search_layouts(layouts, program, limits_of(o));
 }
 
 int report_search(const Options& o, const Corpus& corpus) {
@@ -99,7 +155,8 @@ int report_search(const Options& o, const Corpus& corpus) {
   if (o.plan_out.empty()) return 0;
   const auto& [l, cost, problem] = plan.fitting.front();
   const nlohmann::ordered_json json = {
-      {"mesh", {{"pp", l.pp}, {"replicate", l.replicate}, {"shard", l.shard}, {"cp", l.cp}, {"tp", l.tp}}},
+      {"mesh",
+       {{"pp", l.pp}, {"replicate", l.replicate}, {"shard", l.shard}, {"cp", l.cp}, {"tp", l.tp}, {"ep", l.ep}}},
       {"microbatches", l.microbatches},
       {"schedule", l.schedule},
       {"recompute", to_string(l.recompute)},
@@ -122,7 +179,8 @@ Options read_plan(Options options) {
                      .replicate = mesh.at("replicate"),
                      .shard = mesh.at("shard"),
                      .cp = mesh.at("cp"),
-                     .tp = mesh.at("tp")};
+                     .tp = mesh.at("tp"),
+                     .ep = mesh.value("ep", 1)};
     l.microbatches = json.at("microbatches");
     l.schedule = json.at("schedule");
     if (json.at("recompute") == "full") l.recompute = dtensor::Recomputation::full;

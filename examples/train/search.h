@@ -9,6 +9,10 @@ namespace train {
 // The options of a run in this layout: mesh, parts of a batch, recomputation and precision.
 Options with_layout(Options options, const dtensor::ParallelLayout& layout);
 
+// The estimated time of a traced step (trace_step) with what it is spent on, and the peak of memory over the ranks.
+dtensor::LayoutCost cost_of(const dtensor::DryRunReport& report, const Options& options,
+                            const dtensor::HardwareModel& hardware);
+
 // The estimated time of the second step of rank 0, and its peak memory.
 dtensor::LayoutCost estimate_layout(const Options& options, const Corpus& corpus,
                                     const dtensor::HardwareModel& hardware);

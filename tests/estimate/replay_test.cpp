@@ -166,5 +166,37 @@ RC_GTEST_PROP(Pipeline, EqualStagesHaveTheBubbleOfTheFormula, ()) {
   RC_ASSERT(std::abs(estimate.bubble - (p - 1.0) / (m + p - 1)) < 1e-9);
 }
 
+// Each rank has two stages, of different times: the names of the marks say which.
+TEST(Pipeline, RanksOfInterleavedSchedulesHaveATimeForEachStage) {
+  const int p = 2, m = 4;
+  std::vector<StepEstimate> ranks(p);
+  double busiest = 0;
+  for (int r = 0; r < p; ++r) {
+    for (const int stage : {r, r + p}) {
+      for (int i = 0; i < m; ++i) {
+        ranks[static_cast<std::size_t>(r)].marks.emplace_back(std::to_string(stage) + "F" + std::to_string(i),
+                                                              1 + stage);
+        ranks[static_cast<std::size_t>(r)].marks.emplace_back(std::to_string(stage) + "B" + std::to_string(i), 2);
+      }
+    }
+    auto& rank = ranks[static_cast<std::size_t>(r)];
+    for (const auto& [name, seconds] : rank.marks) rank.seconds += seconds;
+    busiest = std::max(busiest, rank.seconds);
+  }
+  const auto schedule = pipeline::make_schedule("interleaved", p, m);
+  const auto simulated = pipeline::simulate(
+      pipeline::with_communication(schedule, {.unsharded_stages = std::nullopt, .reduce_grad = false}),
+      [](const pipeline::Action& a) {
+        if (!pipeline::is_compute(a.kind)) return 0.0;
+        return a.kind == pipeline::ActionKind::forward ? 1.0 + a.stage : 2.0;
+      });
+  const auto estimate = estimate_pipeline(schedule, ranks, 0);
+  EXPECT_NEAR(estimate.seconds, simulated.makespan, 1e-9);
+  EXPECT_GT(estimate.seconds, busiest);
+  ranks[1].marks.clear();
+  EXPECT_NE(error([&] { estimate_pipeline(schedule, ranks, 0); }).find("expected marks of 2 stages"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace estimate

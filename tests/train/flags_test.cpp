@@ -90,6 +90,7 @@ struct Row {
 };
 
 const std::string kHardware = dtensor::test::source_path("examples/plan/hardware/h100.json");
+const Words kDryRunWithTimes = {"--dry-run", "--hardware", kHardware};
 const Words kOnShard = {"--mesh", "shard=2"}, kOnTp = {"--mesh", "tp=2"};
 const Words kOnCp = {"--mesh", "cp=2", "--cp-strategy", "gather"};
 const Words kOnStages = {"--mesh", "pp=2", "--layers", "4"};
@@ -186,6 +187,9 @@ std::vector<Row> rows_of_both() {
       {"--dry-run", {}, says("dry run: the second step of rank 0 of 2"), kOnShard},
       {"--dry-run-json", {in_folder("dry_run.json")}, writes("dry_run.json", "peak_bytes"), {"--dry-run"}},
       {"--memory-limit", {"0.00001"}, says("does NOT fit"), {"--dry-run"}},
+      {"--hardware", {kHardware}, says("estimated step"), {"--dry-run"}},
+      {"--dry-run-trace", {in_folder("step.json")}, writes("step.json", "traceEvents"), kDryRunWithTimes},
+      {"--dry-run-plot", {in_folder("step.svg")}, writes("step.svg", "</svg>"), kDryRunWithTimes},
       {"--plan-search", {kHardware}, says("layouts fit")},
       {"--plan-out", {in_folder("plan.json")}, writes("plan.json", "mesh"), {"--plan-search", kHardware}},
       {"--plan", {dtensor::test::source_path("tests/data/plan_tp2.json")}, more("tp"), {"--ranks", "2"}},
@@ -196,6 +200,7 @@ std::vector<Row> rows_of_both() {
 
 std::vector<Row> rows_of_moe() {
   const auto loss_at_once = value("loss", 0);
+  const Changes other_report = [](const Run& a, const Run& b) { return a.out != b.out; };
   return {
       {"--ep", {"1"}, less("ep"), kOnShard},
       {"--etp", {"2"}, says("etp=2"), kOnTp},
@@ -217,6 +222,7 @@ std::vector<Row> rows_of_moe() {
       {"--expert-backend", {"grouped"}, says("3 passes, 264 rows"), {"--counters"}},
       {"--expert-backend", {"loop"}, says("0 passes, 0 rows"), {"--counters", "--expert-backend", "grouped"}},
       {"--block", {"128"}, says("3 passes, 3456 rows"), {"--counters", "--expert-backend", "grouped"}},
+      {"--expert-load", {"4"}, other_report, {"--mesh", "shard=2", "--dry-run"}},
       {"--counters", {}, says("entries counted 3, sorted 3 times")},
       {"--load-plot", {in_folder("load.svg")}, writes("load.svg", "</svg>")},
       {"--load-plot", {in_folder("staged_load.svg")}, writes("staged_load.svg", "layer 3"), kOnStages},
@@ -297,54 +303,6 @@ TEST(FlagsOfPrograms, SavesDuringTraining) {
     train::train_on_mesh(world, o, corpus, [&](const train::StepRecord&) { there.push_back(fs::exists(path)); });
   });
   EXPECT_TRUE(!there.at(0) && there.at(2));  // The second save waits for the first.
-}
-
-TEST(FlagsOfPrograms, UsageErrorsAreOneLineWithTheProgramName) {
-  struct Mistake {
-    Kind program;
-    Words words;
-    const char* message;
-  };
-  const std::vector<Mistake> mistakes = {
-      {Kind::dense, {"--ep", "2"}, "train: The following arguments were not expected"},
-      {Kind::experts, {"--ranks", "2", "--ep", "3"}, "moe: --ep 3 must divide both the ranks (2) and the experts (8)"},
-      {Kind::dense, {"--shampoo-eps", "1"}, "train: --shampoo-eps needs --optimizer shampoo"},
-      {Kind::dense,
-       {"--mesh", "pp=2", "--grad-accum", "2", "--microbatches", "3"},
-       "train: --microbatches: expected at most the number of sequences in a part of --grad-accum"},
-      {Kind::dense, {"--tokenizer", "/nowhere"}, "train: --tokenizer: /nowhere: no such file or folder"},
-      {Kind::experts, {"--etp", "3"}, "moe: --etp: expected 1 or the size of tp (1), got 3"},
-      {Kind::experts, {"--top-k", "9"}, "moe: --top-k: expected at most 8 (--experts), got 9"},
-      {Kind::experts, {"--dispatcher", "equal"}, "moe: --dispatcher equal needs --balance forced"},
-      {Kind::experts, {"--groups", "3"}, "moe: --groups 3 --top-groups 1: no 2 choices of 8 experts"},
-      {Kind::experts, {"--router", "experts", "--balance", "aux"}, "moe: --router experts needs --balance none"},
-      {Kind::experts, {"--router", "experts", "--dispatcher", "capacity"}, "moe: --router experts needs --dispatcher"},
-      {Kind::experts, {"--block", "16"}, "moe: --block needs --expert-backend grouped"},
-      {Kind::experts,
-       {"--expert-backend", "grouped", "--dtype", "float64"},
-       "moe: --expert-backend grouped does not support --dtype float64"},
-      {Kind::experts, {"--capacity", "2"}, "moe: --capacity needs --dispatcher capacity"},
-      {Kind::dense, {"--keep", "2"}, "train: --keep needs --save"},
-      {Kind::dense, {"--resume"}, "train: --resume needs --save, or the name of a folder"},
-      {Kind::dense, {"--resume", "a", "--load", "b"}, "train: expected --resume or --load, got both"},
-      {Kind::dense, {"--kv-heads", "3"}, "train: --kv-heads: expected a divisor of the 4 heads, got 3"},
-      {Kind::dense, {"--predict-tokens", "9"}, "train: --predict-tokens: expected at most 8 (--seq), got 9"},
-      {Kind::dense, {"--rope", "--hidden", "12"}, "train: --rope needs heads of an even size, got 3"},
-      {Kind::dense, {"--sequence-placement", "zigzag"}, "train: --sequence-placement needs a --mesh with cp"},
-      {Kind::dense, {"--mesh", "cp=x"}, "train: --mesh: expected NAME=SIZE with a size of at least 1, got 'cp=x'"},
-      {Kind::experts, {"--memory", "--parallel", "plain"}, "moe: --memory needs --parallel fsdp"},
-      {Kind::dense, {"--memory-limit", "1"}, "train: --memory-limit needs --dry-run"},
-      {Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", "3"}, "train: --reshard-after-forward 3 does not"},
-      {Kind::dense,
-       {"--parallel", "plain", "--reshard-after-forward", "false"},
-       "train: --reshard-after-forward needs"},
-  };
-  for (const auto& m : mistakes) {
-    const auto result = run(m.program, joined({small(), m.words}));
-    EXPECT_EQ(result.status, 2);
-    EXPECT_EQ(result.error.rfind(m.message, 0), 0U) << result.error;
-    EXPECT_EQ(std::count(result.error.begin(), result.error.end(), '\n'), 1) << result.error;
-  }
 }
 
 }  // namespace

@@ -196,4 +196,56 @@ TEST(Usage, EveryBackendCanBeRequired) {
   }
 }
 
+TEST(Usage, ErrorsAreOneLineWithTheProgramName) {
+  struct Mistake {
+    Kind program;
+    Words words;
+    const char* message;
+  };
+  const std::vector<Mistake> mistakes = {
+      {Kind::dense, {"--ep", "2"}, "train: The following arguments were not expected"},
+      {Kind::experts, {"--ranks", "2", "--ep", "3"}, "moe: --ep 3 must divide both the ranks (2) and the experts (8)"},
+      {Kind::dense, {"--shampoo-eps", "1"}, "train: --shampoo-eps needs --optimizer shampoo"},
+      {Kind::dense,
+       {"--mesh", "pp=2", "--grad-accum", "2", "--microbatches", "3"},
+       "train: --microbatches: expected at most the number of sequences in a part of --grad-accum"},
+      {Kind::dense, {"--tokenizer", "/nowhere"}, "train: --tokenizer: /nowhere: no such file or folder"},
+      {Kind::experts, {"--etp", "3"}, "moe: --etp: expected 1 or the size of tp (1), got 3"},
+      {Kind::experts, {"--top-k", "9"}, "moe: --top-k: expected at most 8 (--experts), got 9"},
+      {Kind::experts, {"--dispatcher", "equal"}, "moe: --dispatcher equal needs --balance forced"},
+      {Kind::experts, {"--groups", "3"}, "moe: --groups 3 --top-groups 1: no 2 choices of 8 experts"},
+      {Kind::experts, {"--router", "experts", "--balance", "aux"}, "moe: --router experts needs --balance none"},
+      {Kind::experts, {"--router", "experts", "--dispatcher", "capacity"}, "moe: --router experts needs --dispatcher"},
+      {Kind::experts, {"--block", "16"}, "moe: --block needs --expert-backend grouped"},
+      {Kind::experts,
+       {"--expert-backend", "grouped", "--dtype", "float64"},
+       "moe: --expert-backend grouped does not support --dtype float64"},
+      {Kind::experts, {"--capacity", "2"}, "moe: --capacity needs --dispatcher capacity"},
+      {Kind::dense, {"--keep", "2"}, "train: --keep needs --save"},
+      {Kind::dense, {"--resume"}, "train: --resume needs --save, or the name of a folder"},
+      {Kind::dense, {"--resume", "a", "--load", "b"}, "train: expected --resume or --load, got both"},
+      {Kind::dense, {"--kv-heads", "3"}, "train: --kv-heads: expected a divisor of the 4 heads, got 3"},
+      {Kind::dense, {"--predict-tokens", "9"}, "train: --predict-tokens: expected at most 8 (--seq), got 9"},
+      {Kind::dense, {"--rope", "--hidden", "12"}, "train: --rope needs heads of an even size, got 3"},
+      {Kind::dense, {"--sequence-placement", "zigzag"}, "train: --sequence-placement needs a --mesh with cp"},
+      {Kind::dense, {"--mesh", "cp=x"}, "train: --mesh: expected NAME=SIZE with a size of at least 1, got 'cp=x'"},
+      {Kind::experts, {"--memory", "--parallel", "plain"}, "moe: --memory needs --parallel fsdp"},
+      {Kind::dense, {"--memory-limit", "1"}, "train: --memory-limit needs --dry-run"},
+      {Kind::dense,
+       {"--dry-run", "--dry-run-plot", "a.svg"},
+       "train: --dry-run-trace and --dry-run-plot need --hardware"},
+      {Kind::dense, {"--hardware", "a.json"}, "train: --hardware needs --dry-run"},
+      {Kind::dense, {"--mesh", "shard=2", "--reshard-after-forward", "3"}, "train: --reshard-after-forward 3 does not"},
+      {Kind::dense,
+       {"--parallel", "plain", "--reshard-after-forward", "false"},
+       "train: --reshard-after-forward needs"},
+  };
+  for (const auto& m : mistakes) {
+    const auto result = run(m.program, m.words);
+    EXPECT_EQ(result.status, 2);
+    EXPECT_EQ(result.error.rfind(m.message, 0), 0U) << result.error;
+    EXPECT_EQ(std::count(result.error.begin(), result.error.end(), '\n'), 1) << result.error;
+  }
+}
+
 }  // namespace

@@ -1,0 +1,164 @@
+// The layouts that `plan` finds for small models of the presets' architectures run on thread ranks, and their losses
+// are those of nn::Decoder on one device.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <iostream>
+
+#include "dtensor/fully_shard.h"
+#include "dtensor/hooks.h"
+#include "dtensor/launch.h"
+#include "dtensor/optim.h"
+#include "dtensor/random.h"
+#include "dtensor/tensor.h"
+#include "llm/hf_config.h"
+#include "plan/decoder_cost.h"
+#include "support/draws.h"
+
+namespace plan {
+namespace {
+
+using namespace dtensor;
+
+constexpr std::int64_t kSteps = 3;
+
+// The architecture of a preset with small sizes.
+nn::DecoderConfig small(const std::string& preset) {
+  auto c = llm::read_family(std::string(DTENSOR_PLAN_DATA) + "/presets/" + preset).config;
+  c.vocabulary = 64, c.hidden = 64, c.ffn = 96, c.heads = 8, c.kv_heads = c.latent ? 8 : 4, c.head_size = 8;
+  c.layers = *rc::gen::inRange(1, 4);
+  c.layer.resize(static_cast<std::size_t>(std::min<std::int64_t>(c.layers, static_cast<std::int64_t>(c.layer.size()))));
+  for (auto& layer : c.layer) layer.experts = c.experts.has_value();
+  for (auto& rope : c.ropes) rope = {.size = 8};
+  if (c.latent)
+    c.latent = nn::LatentAttention{.q_rank = 16, .kv_rank = 8, .rope_size = 8, .nope_size = 8, .value_size = 8};
+  if (!c.experts) return c.checked();
+  auto& e = *c.experts;
+  e.ffn = 32, e.shared_ffn = e.shared_ffn > 0 ? 32 : 0;
+  e.router.experts = 8, e.router.top_k = 2, e.router.groups = e.router.top_groups = 1;
+  e.router.choice = RouterChoice::round_robin, e.router.aux_loss = 0;
+  e.balance_rate = 0;
+  return c.checked();
+}
+
+HardwareModel any_hardware() {
+  HardwareModel h;
+  const double rate = *rc::gen::element(1e9, 1e11, 1e13), bandwidth = *rc::gen::element(1e7, 1e9, 1e11);
+  h.rates = {{"product", {{1, rate}}}, {"attention", {{1, rate}}}, {"norm", {{1, 1e10}}}, {"elementwise", {{1, 1e10}}}};
+  h.operator_seconds = *rc::gen::element(0.0, 1e-5);
+  h.asynchronous = *rc::gen::element(false, true);
+  h.levels = {{"node", 8, 1e-6, bandwidth}};
+  if (*rc::gen::element(false, true)) h.levels = {{"node", 4, 1e-6, bandwidth}, {"rack", 8, 1e-5, bandwidth / 16}};
+  return h;
+}
+
+at::Tensor tokens(const Workload& work, std::int64_t step) {
+  const auto count = work.batch * work.sequence;
+  return (at::arange(count, at::kLong) * (step + 7)).remainder(61).view({work.batch, work.sequence});
+}
+
+using Losses = std::vector<double>;
+using State = std::map<std::string, at::Tensor>;
+
+std::unique_ptr<AdamW> optimizer_of(nn::Module& model) {
+  AdamW::Group group{.parameters = {}, .options = {.lr = 1e-2}, .names = {}};
+  for (const auto& [name, tensor] : model.named_parameters()) {
+    group.names.push_back(name), group.parameters.push_back(*tensor);
+  }
+  return std::make_unique<AdamW>(std::vector{std::move(group)});
+}
+
+// On the mesh of the layout; `initial` becomes the full parameters before the first step.
+Losses run(const Communicator& world, const Workload& work, const ParallelLayout& l, State& initial) {
+  const auto mesh =
+      init_device_mesh(world, at::kCPU, {l.replicate, l.shard, l.cp, l.tp}, {"replicate", "shard", "cp", "tp"});
+  StageModel model(work.model, {work.model.layers, true, true});
+  model.distribute(mesh, l);
+  manual_seed(mesh, 5);
+  model.reset();
+  for (const auto& [name, tensor] : model.named_parameters()) {
+    initial[name] = DTensor(tensor->detach()).full_tensor().clone();
+  }
+  const auto optimizer = optimizer_of(model);
+  const auto parts = [&](const at::Tensor& full, std::int64_t m) {
+    const auto rows = work.batch / l.microbatches;
+    return distribute_tensor(full.narrow(0, m * rows, rows), mesh, {Shard(0), Shard(0), ZigzagShard(1), Replicate()});
+  };
+  Losses losses;
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    double sum = 0;
+    for (std::int64_t m = 0; m < l.microbatches; ++m) {
+      std::optional<NoGradientSync> later;
+      if (m + 1 < l.microbatches) later.emplace();
+      const ComputeScope scope(model.named_parameters());
+      const auto loss = model.forward(parts(tokens(work, step), m), parts(tokens(work, step + 1), m), l.recompute) /
+                        static_cast<double>(l.microbatches);
+      loss.backward();
+      sum += DTensor(loss.detach()).full_tensor().item<double>();
+    }
+    optimizer->step(), optimizer->zero_grad();
+    losses.push_back(sum);
+  }
+  return losses;
+}
+
+Losses reference(const Workload& work, const State& initial) {
+  auto config = work.model;
+  config.tensor = at::TensorOptions(at::kFloat);
+  nn::Decoder model(config);
+  for (const auto& [name, tensor] : model.named_parameters()) {
+    const at::NoGradGuard no_grad;
+    tensor->copy_(initial.at(name));
+  }
+  const auto optimizer = optimizer_of(model);
+  Losses losses;
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    const auto logits = model.head(model.hidden(tokens(work, step))).flatten(0, 1);
+    const auto loss = at::cross_entropy_loss(logits, tokens(work, step + 1).flatten());
+    loss.backward();
+    optimizer->step(), optimizer->zero_grad();
+    losses.push_back(loss.item<double>());
+  }
+  return losses;
+}
+
+void found_layout_runs() {
+  const std::string preset =
+      *rc::gen::elementOf(std::vector<std::string>{"llama3-8b", "mixtral-8x7b", "qwen3-235b-a22b", "deepseek-v3"});
+  const Workload work{small(preset), 8, 16};
+  const auto hardware = any_hardware();
+  LayoutSpace space{.ranks = 8, .max_cp = 2, .microbatches = {1, 2}, .bf16 = {false}};
+  space.recompute = {Recomputation::none, Recomputation::selective, Recomputation::full};
+  if (work.model.experts) space.max_ep = 8;
+  const auto program = planned_decoder(work, hardware);
+  auto plan = search_layouts(enumerate_layouts(space), program, {});
+  RC_ASSERT(!plan.fitting.empty());
+  const SearchLimits tight{.memory_bytes = plan.fitting.front().cost.peak_bytes * 7 / 10};
+  if (*rc::gen::element(false, true)) {
+    if (auto small = search_layouts(enumerate_layouts(space), program, tight); !small.fitting.empty()) plan = small;
+  }
+  const auto layout = plan.fitting.front().layout;
+  std::cout << preset << ": " << layout.str() << std::endl;
+  Losses losses;
+  State initial;
+  run_local(8, [&](const Communicator& world) {
+    State mine;
+    auto found = run(world, work, layout, mine);
+    if (world.rank() == 0) losses = std::move(found), initial = std::move(mine);
+  });
+  const auto expected = reference(work, initial);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double apart = std::abs(losses.at(i) - expected[i]) / expected[i];
+    RC_ASSERT(apart < 2e-5 || (RC_LOG() << preset << " " << layout.str() << ": " << losses[i] << " instead of "
+                                        << expected[i] << " in step " << i,
+                               false));
+  }
+}
+
+// RC_PARAMS="max_success=20" runs as many.
+TEST(DecoderRuns, FoundLayoutsEqualOneDevice) {
+  dtensor::test::check_property("the layout of a decoder equals one device", found_layout_runs, 2);
+}
+
+}  // namespace
+}  // namespace plan
