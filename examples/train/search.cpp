@@ -126,7 +126,7 @@ LayoutCost bound(const Options& o, const ParallelLayout& l, const dtensor::Hardw
 }
 
 dtensor::SearchLimits limits_of(const Options& o) {
-  return {.memory_bytes = static_cast<std::int64_t>(o.memory_limit * 1e9)};
+  return {.memory_bytes = static_cast<std::int64_t>(o.memory_limit * 1e9), .most_runs = 100};
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "dtensor/dry_run.h"
 #include "dtensor/mesh.h"
 #include "dtensor/moe.h"
+#include "dtensor/parallelize.h"
 #include "dtensor/tensor.h"
 
 namespace dry {
@@ -29,6 +30,7 @@ DryRunReport run(double load, int rank) {
     o.tensor = at::TensorOptions(at::kFloat).device(at::kMeta);
     MixtureOfExperts layer(o);
     apply_expert_parallel(layer, mesh.view({1, kRanks}, {"edp", "ep"}));
+    parallelize(layer, mesh, {});
     layer.reset();
     StepRecorder::begin_step();
     const auto x = randn({kRanks * kTokens, kHidden}, mesh, {Shard(0)});
@@ -80,6 +82,7 @@ TEST(ExpertLoad, BatchesOfMillionsOfTokensNeedTheirShardsOnly) {
     o.tensor = at::TensorOptions(at::kFloat).device(at::kMeta);
     MixtureOfExperts layer(o);
     apply_expert_parallel(layer, mesh.view({2, 64}, {"edp", "ep"}));
+    parallelize(layer, mesh, {});
     layer.reset();
     layer.forward(randn({64, 1 << 17, kHidden}, mesh, {Shard(0), ZigzagShard(1)}));
   });
