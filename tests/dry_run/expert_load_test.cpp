@@ -33,7 +33,7 @@ DryRunReport run(double load, int rank) {
     parallelize(layer, mesh, {});
     layer.reset();
     StepRecorder::begin_step();
-    const auto x = randn({kRanks * kTokens, kHidden}, mesh, {Shard(0)});
+    const auto x = randn({kRanks * kTokens, kHidden}, mesh, {Shard(0)}).requires_grad_();
     layer.forward(x).sum().backward();
   });
 }
