@@ -120,6 +120,21 @@ bool is_aligned(const void* p, std::int64_t stride) {
          stride * static_cast<std::int64_t>(sizeof(T)) % static_cast<std::int64_t>(alignof(Pack<T>)) == 0;
 }
 
+// Calls fn(null pointer of the element type).
+template <class Fn>
+void with_type(Type type, const Fn& fn) {
+  switch (type) {
+    case Type::f32:
+      return fn(static_cast<float*>(nullptr));
+    case Type::f64:
+      return fn(static_cast<double*>(nullptr));
+    case Type::f16:
+      return fn(static_cast<__half*>(nullptr));
+    case Type::bf16:
+      return fn(static_cast<__nv_bfloat16*>(nullptr));
+  }
+}
+
 inline int blocks_for(std::int64_t rows) { return static_cast<int>(std::clamp<std::int64_t>(rows, 1, 1 << 16)); }
 
 // The error of the last launch, or null.

@@ -11,6 +11,9 @@
 
 namespace dtensor::lanes {
 
+// Element types of kernels.
+enum class Type : std::uint8_t { f32, f64, f16, bf16 };
+
 inline constexpr int kVector = 8, kWarp = 32;
 
 // Combines the lanes of groups of `kGroup` neighbors into the first `lanes / kGroup` elements.

@@ -117,20 +117,7 @@ const char* with_kernel(const Rows& rows, const void* out, std::int64_t out_stri
                                                                               : fn(null, std::false_type());
   };
   if (rows.tokens == 0) return nullptr;
-  switch (rows.type) {
-    case Type::f32:
-      choose(static_cast<float*>(nullptr));
-      break;
-    case Type::f64:
-      choose(static_cast<double*>(nullptr));
-      break;
-    case Type::f16:
-      choose(static_cast<__half*>(nullptr));
-      break;
-    case Type::bf16:
-      choose(static_cast<__nv_bfloat16*>(nullptr));
-      break;
-  }
+  with_type(rows.type, choose);
   return outcome();
 }
 

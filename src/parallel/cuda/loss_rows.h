@@ -5,9 +5,11 @@
 
 #include <cstdint>
 
+#include "internal/kernels/lanes.h"
+
 namespace dtensor::loss_rows::cuda {
 
-enum class Type : std::uint8_t { f32, f64, f16, bf16 };
+using lanes::Type;
 
 // loss_rows::Rows (parallel/loss/row_kernels.h). Strides are in elements. `weight` has the accumulation type (double
 // for f64, else float) and may be null: ones.

@@ -1,30 +1,13 @@
 // Registers the CUDA kernels of cross entropy when the library dtensor_cuda is loaded.
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
+#include "internal/kernels/cuda_launch.h"
 #include "parallel/cuda/loss_rows.h"
 #include "parallel/loss/row_kernels.h"
 
 namespace dtensor::loss_rows {
 namespace {
 
-cuda::Type type_of(const at::Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kFloat:
-      return cuda::Type::f32;
-    case at::kDouble:
-      return cuda::Type::f64;
-    case at::kHalf:
-      return cuda::Type::f16;
-    case at::kBFloat16:
-      return cuda::Type::bf16;
-    default:
-      TORCH_CHECK(false, "cross_entropy: expected float32, float64, float16 or bfloat16 logits, got ", t.scalar_type());
-  }
-}
-
 cuda::Rows pointers(const Rows& rows) {
-  return {.type = type_of(rows.values),
+  return {.type = kernel_type_of<lanes::Type>(rows.values, "cross_entropy", "logits"),
           .values = rows.values.const_data_ptr(),
           .tokens = rows.values.size(0),
           .stride = rows.values.stride(0),
@@ -40,10 +23,7 @@ cuda::Rows pointers(const Rows& rows) {
 // Runs `launch` on the current stream of the device.
 template <class Launch>
 void run(const Rows& rows, const Launch& launch) {
-  const auto device = rows.values.device();
-  const c10::cuda::CUDAGuard guard(device);
-  const auto* error = launch(pointers(rows), c10::cuda::getCurrentCUDAStream(device.index()).stream());
-  TORCH_CHECK(error == nullptr, "cross_entropy on ", device, ": ", error);
+  launch_on_device_of(rows.values, "cross_entropy", [&](auto stream) { return launch(pointers(rows), stream); });
 }
 
 constexpr LossKernels kKernels{

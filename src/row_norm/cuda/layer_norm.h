@@ -5,9 +5,11 @@
 
 #include <cstdint>
 
+#include "internal/kernels/lanes.h"
+
 namespace dtensor::row_norm::cuda {
 
-enum class Type : std::uint8_t { f16, bf16 };
+using lanes::Type;
 
 // row_norm::Saved (row_norm/kernels.h). `weight` may be null: ones.
 struct Rows {

@@ -1,7 +1,5 @@
 // Registers the CUDA kernels of layer norm when the library dtensor_cuda is loaded.
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
+#include "internal/kernels/cuda_launch.h"
 #include "row_norm/cuda/layer_norm.h"
 #include "row_norm/kernels.h"
 
@@ -13,17 +11,14 @@ const float* floats(const at::Tensor& t) { return t.defined() ? t.const_data_ptr
 // Calls launch(rows, stream) for the current stream of the device.
 template <class Launch>
 void run(const Saved& saved, const Launch& launch) {
-  const auto device = saved.x.device();
-  const cuda::Rows rows{.type = saved.x.scalar_type() == at::kHalf ? cuda::Type::f16 : cuda::Type::bf16,
+  const cuda::Rows rows{.type = kernel_type_of<lanes::Type>(saved.x, "layer_norm", "rows"),
                         .rows = saved.x.size(0),
                         .n = saved.x.size(1),
                         .x = saved.x.const_data_ptr(),
                         .mean = saved.mean.mutable_data_ptr<float>(),
                         .rstd = saved.rstd.mutable_data_ptr<float>(),
                         .weight = floats(saved.weight)};
-  const c10::cuda::CUDAGuard guard(device);
-  const auto* error = launch(rows, c10::cuda::getCurrentCUDAStream(device.index()).stream());
-  TORCH_CHECK(error == nullptr, "layer_norm on ", device, ": ", error);
+  launch_on_device_of(saved.x, "layer_norm", [&](auto stream) { return launch(rows, stream); });
 }
 
 constexpr Kernels kKernels{
