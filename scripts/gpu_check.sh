@@ -11,8 +11,9 @@
 # status 1 if a part failed.
 #
 # With a GPU for 30 minutes: PARTS="kernels probes" first (3 minutes: are kernels right, is the head as slow as
-# estimated?), then PARTS="speed_train speed_fused speed_padded speed_peer speed_again" (9 minutes), PARTS="speed_moe nccl
-# nccl_ranks" (8 minutes), PARTS="threads trains moes examples operators python dispatch" (10 minutes).
+# estimated?), then PARTS="speed_train speed_fused speed_without speed_padded speed_peer speed_again" (10 minutes),
+# PARTS="speed_moe nccl nccl_ranks" (8 minutes), PARTS="threads trains moes examples operators python dispatch" (10 minutes).
+# Each part speed_without_KERNEL trains without a kernel of docs/design/gpu_speed.md, between speed_fused and speed_again.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -24,13 +25,16 @@ text=(--data "$build/tests/data" README.md)
 export DTENSOR_CHECKED=calls RC_PARAMS=${RC_PARAMS:-max_success=20}
 
 # Milliseconds a step. Before padded heads and row kernels: 218.
-declare -A predicted_ms=([speed_train]=149 [speed_fused]=139 [speed_again]=149)
+declare -A predicted_ms=([speed_train]=149 [speed_fused]=139 [speed_again]=139)
+# The same without a kernel (DTENSOR_DISABLE_KERNELS).
+declare -A without_ms=([aligned_rows]=202 [layer_norm]=146 [loss]=147)
+for kernel in "${!without_ms[@]}"; do predicted_ms[speed_without_$kernel]=${without_ms[$kernel]}; done
 
 rm -f "$logs"/*.said
 part() {  # NAME command...
   local name=$1 begin code last
   shift
-  [[ " ${PARTS:-$name} " == *" $name "* ]] || return 0
+  [[ " ${PARTS:-$name} " == *" $name "* || ($name == speed_without_* && " ${PARTS:-} " == *" speed_without "*) ]] || return 0
   begin=$(date +%s)
   timeout "$limit" "$@" > "$logs/$name.log" 2>&1
   code=$?
@@ -38,7 +42,7 @@ part() {  # NAME command...
   [ -z "${predicted_ms[$name]:-}" ] || echo "{\"predicted_ms_per_step\": ${predicted_ms[$name]}}" >> "$logs/$name.figures"
   last=$(grep -vE '^\s*$' "$logs/$name.log" | tail -n 1 | cut -c1-150)
   [ $code -eq 0 ] || last="FAILED ($code): $last"
-  printf '%-12s %s\n' "$name" "$(($(date +%s) - begin)) s: $last" > "$logs/$name.said"
+  printf '%-26s %s\n' "$name" "$(($(date +%s) - begin)) s: $last" > "$logs/$name.said"
 }
 
 # Replays the recorded calls, in one process per processor except one. Excluded are calls whose results depend on the
@@ -139,7 +143,10 @@ if python3 -c 'import torch' 2> /dev/null; then
   part speed_padded "${peer[@]}" --mode fsdp2,compile --vocab 50304
 fi
 part speed_fused bash -c 'text=($text_words); speed train --fused-loss'
-part speed_again bash -c 'text=($text_words); speed train' # the spread
+for kernel in "${!without_ms[@]}"; do
+  part speed_without_$kernel env DTENSOR_DISABLE_KERNELS=$kernel bash -c 'text=($text_words); speed train --fused-loss'
+done
+part speed_again bash -c 'text=($text_words); speed train --fused-loss' # the spread
 part speed_moe bash -c 'text=($text_words); speed moe --experts 8 --top-k 2'
 cat "$logs"/*.said
 ! grep -q FAILED "$logs"/*.said

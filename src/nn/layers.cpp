@@ -4,6 +4,7 @@
 #include "dtensor/debug.h"
 #include "dtensor/nn.h"
 #include "dtensor/tensor.h"
+#include "internal/kernels/gpu_kernels.h"
 
 namespace dtensor::nn {
 
@@ -63,8 +64,9 @@ void LayerNorm::reset_parameters() {
 
 at::Tensor layer_norm(const at::Tensor& x, std::int64_t size, const at::Tensor& weight, const at::Tensor& bias,
                       double eps) {
-  const bool mixed = !x.is_cpu() && !is_dtensor(x) && weight.defined() && weight.scalar_type() != x.scalar_type();
-  if (!mixed) return at::layer_norm(x, {size}, weight, bias, eps);
+  const bool mixed = !x.is_cpu() && weight.defined() && weight.scalar_type() != x.scalar_type();
+  if (!mixed || (is_dtensor(x) && takes_gpu_kernel(GpuKernel::layer_norm, x.device().type())))
+    return at::layer_norm(x, {size}, weight, bias, eps);
   return at::layer_norm(x.to(weight.scalar_type()), {size}, weight, bias, eps).to(x.scalar_type());
 }
 

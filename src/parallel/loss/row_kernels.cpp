@@ -6,6 +6,7 @@
 
 #include <array>
 
+#include "internal/kernels/gpu_kernels.h"
 #include "internal/simulated.h"
 
 namespace dtensor::loss_rows {
@@ -74,11 +75,18 @@ std::array<LossKernels, c10::COMPILE_TIME_MAX_DEVICE_TYPES>& registered_kernels(
   return kernels;
 }
 
+// Null if none are registered, or if they are disabled.
+const LossKernels* registered_for(const at::Tensor& values) {
+  const auto device = values.device().type();
+  const auto& kernels = registered_kernels()[static_cast<std::size_t>(device)];
+  return kernels.sums != nullptr && takes_gpu_kernel(GpuKernel::loss, device) ? &kernels : nullptr;
+}
+
 const LossKernels& kernels_of(const at::Tensor& values) {
   if (is_simulated(values)) return kSimulated;
   if (values.is_cpu()) return cpu_loops();
-  const auto& registered = registered_kernels()[static_cast<std::size_t>(values.device().type())];
-  return registered.sums != nullptr ? registered : kAten;
+  const auto* registered = registered_for(values);
+  return registered != nullptr ? *registered : kAten;
 }
 
 at::TensorOptions sum_options(const Rows& rows) {
@@ -91,9 +99,7 @@ void register_loss_kernels(c10::DeviceType device, const LossKernels& kernels) {
   registered_kernels()[static_cast<std::size_t>(device)] = kernels;
 }
 
-bool checks_targets_on_device(const at::Tensor& values) {
-  return registered_kernels()[static_cast<std::size_t>(values.device().type())].sums != nullptr;
-}
+bool checks_targets_on_device(const at::Tensor& values) { return registered_for(values) != nullptr; }
 
 at::Tensor largest(const Rows& rows) {
   auto top = at::empty({rows.values.size(0)}, sum_options(rows));

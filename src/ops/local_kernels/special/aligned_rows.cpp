@@ -15,7 +15,7 @@ constexpr std::int64_t kElements = 64, kBytes = 16;
 
 std::int64_t aligned_width(std::int64_t width, at::ScalarType dtype, c10::DeviceType device) {
   const auto size = static_cast<std::int64_t>(c10::elementSize(dtype));
-  if (size != 2 || width * size % kBytes == 0 || !takes_gpu_kernels(device)) return width;
+  if (size != 2 || width * size % kBytes == 0 || !takes_gpu_kernel(GpuKernel::aligned_rows, device)) return width;
   return (width + kElements - 1) / kElements * kElements;
 }
 

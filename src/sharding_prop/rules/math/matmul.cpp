@@ -74,7 +74,8 @@ Rule linear(const OpArgs& op) {
   if (c10::isIntegralType(op.dtype(1), true)) return rule.nonempty("k");
   const bool is_half = op.dtype(1) == at::kHalf || op.dtype(1) == at::kBFloat16;
   const bool odd = op.sizes(1).size() == 2 && op.sizes(1)[0] % 64 != 0;
-  return is_half && odd && takes_gpu_kernels(op.device()) ? rule.kernel("linear_aligned") : rule;
+  return is_half && odd && takes_gpu_kernel(GpuKernel::aligned_rows, op.device()) ? rule.kernel("linear_aligned")
+                                                                                  : rule;
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ std::vector<OutputMeta> backward_outputs(const OpArgs& op, int first_parameter) 
 
 // Half-precision input with float parameters, which ATen's kernels for GPUs refuse. The local kernel takes them.
 bool has_mixed_types(const OpArgs& op, const char* input) {
-  if (!takes_gpu_kernels(op.device())) return false;
+  if (!takes_gpu_kernel(GpuKernel::layer_norm, op.device())) return false;
   const auto type = op.dtype(op.operand(input));
   if (type != c10::ScalarType::Half && type != c10::ScalarType::BFloat16) return false;
   for (const char* name : {"weight", "bias"}) {
