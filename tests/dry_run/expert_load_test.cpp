@@ -82,7 +82,7 @@ TEST(ExpertLoad, BatchesOfMillionsOfTokensNeedTheirShardsOnly) {
     o.tensor = at::TensorOptions(at::kFloat).device(at::kMeta);
     MixtureOfExperts layer(o);
     apply_expert_parallel(layer, mesh.view({2, 64}, {"edp", "ep"}));
-    parallelize(layer, mesh, {});
+    parallelize(layer, mesh, {}, {.axis = "cp"});
     layer.reset();
     layer.forward(randn({64, 1 << 17, kHidden}, mesh, {Shard(0), ZigzagShard(1)}));
   });
