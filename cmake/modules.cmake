@@ -114,6 +114,10 @@ function(dtensor_module name)
     target_include_directories(${target} SYSTEM PRIVATE ${MPI_CXX_INCLUDE_DIRS})
     target_compile_definitions(${target} PRIVATE OMPI_SKIP_MPICXX
       DTENSOR_MPI_LIBRARY="$<TARGET_SONAME_FILE_NAME:dtensor_mpi>")
+  endif()
+  if(name STREQUAL "comm")
+    target_compile_definitions(${target} PRIVATE
+      DTENSOR_CUDA_LIBRARY="libdtensor_cuda.so.${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}")
     target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
   endif()
   if(name STREQUAL "halo" AND DTENSOR_METIS)

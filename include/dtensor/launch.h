@@ -23,12 +23,11 @@ DTENSOR_API int launch(int argc, char** argv, const std::function<void(Communica
 // written (a full disk, a closed pipe).
 DTENSOR_API int finish_output(int status);
 
-// NCCL communicators, for programs that link dtensor::cuda. launch() uses them automatically.
-
 // A communicator of the same ranks as `cpu` (thread ranks, or processes, such as those of from_mpi). It moves tensors
 // of CUDA device `device` of each rank with NCCL. -1: the local rank, which is the number of the rank among those of
 // `cpu` on its host, modulo the visible devices. `cpu` moves CPU tensors, and exchanges the NCCL ids of this
-// communicator and its subgroups. Throws c10::Error if there is no device. Collective.
+// communicator and its subgroups. Loads libdtensor_cuda.so if the program does not link dtensor::cuda. Throws
+// c10::Error if that fails or there is no device. Collective.
 DTENSOR_API Communicator nccl_communicator(const Communicator& cpu, int device = -1, RunOptions options = {});
 
 }  // namespace dtensor

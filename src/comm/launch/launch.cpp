@@ -58,11 +58,13 @@ ProcessMain choose(const LaunchFlags& flags, const LauncherEnvironment& e) {
     return nullptr;
   }
   const bool want_mpi = flags.backend == "mpi" || (flags.backend.empty() && e.mpi);
-  const bool want_sockets = flags.backend == "socket" || (flags.backend.empty() && !e.mpi && nccl_main() == nullptr);
+  const bool want_sockets =
+      flags.backend == "socket" || (flags.backend.empty() && !e.mpi && nccl_entries().main == nullptr);
   if (want_sockets) return check_size(flags, e), socket_main();
-  const ProcessMain chosen = want_mpi ? mpi_main() : nccl_main();
+  const std::string unavailable = want_mpi ? "" : load_nccl();
+  const ProcessMain chosen = want_mpi ? mpi_main() : nccl_entries().main;
   if (chosen == nullptr) {
-    const std::string lacks = want_mpi ? "this build has no MPI" : "the program does not link dtensor::cuda (NCCL)";
+    const std::string lacks = want_mpi ? "this build has no MPI" : unavailable;
     throw LaunchError(several ? started_as(e) + lacks : "--backend " + flags.backend + ": " + lacks);
   }
   if (several || want_mpi) check_size(flags, e);

@@ -29,9 +29,15 @@ DTENSOR_API ProcessMain mpi_main();
 // Defined in src/comm/socket.
 DTENSOR_API ProcessMain socket_main();
 
-// Registered by the CUDA library (include/dtensor/launch.h); null without it.
-ProcessMain nccl_main();
-DTENSOR_API void register_nccl_main(ProcessMain main);
+// Entries of the CUDA library, which registers them when it is loaded; null without it.
+struct NcclEntries {
+  ProcessMain main = nullptr;
+  Communicator (*communicator)(const Communicator& cpu, int device, RunOptions options) = nullptr;
+};
+const NcclEntries& nccl_entries();
+DTENSOR_API void register_nccl(const NcclEntries& entries);
+// Loads the CUDA library if it is not. Empty, or the reason why it cannot be used.
+std::string load_nccl();
 
 // The dry run that the command line requests (include/dtensor/dry_run.h).
 struct SimulatedRank {

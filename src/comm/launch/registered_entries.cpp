@@ -5,12 +5,12 @@
 
 namespace dtensor {
 namespace {
-std::atomic<ProcessMain> registered{nullptr};
+NcclEntries registered_nccl;  // written while a library is loaded
 std::atomic<SimulationMain> registered_simulation{nullptr};
 }  // namespace
 
-ProcessMain nccl_main() { return registered.load(); }
-void register_nccl_main(ProcessMain main) { registered.store(main); }
+const NcclEntries& nccl_entries() { return registered_nccl; }
+void register_nccl(const NcclEntries& entries) { registered_nccl = entries; }
 
 SimulationMain simulation_main() { return registered_simulation.load(); }
 void register_simulation_main(SimulationMain main) { registered_simulation.store(main); }

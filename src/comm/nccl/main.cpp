@@ -52,6 +52,10 @@ int refuse(const LauncherEnvironment& environment, const std::string& why) {
   return 2;
 }
 
+Communicator communicator(const Communicator& cpu, int device, RunOptions options) {
+  return Communicator(make_world_backend(cpu, device < 0 ? local_device(cpu) : device, options));
+}
+
 int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options,
         const LauncherEnvironment& environment) {
   const int devices = device_count();
@@ -59,7 +63,7 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
   if (environment.mpi || environment.size > 1) {
     const ProcessMain over = environment.mpi ? mpi_main() : socket_main();
     if (over == nullptr) return refuse(environment, "started by mpirun, but this build has no MPI");
-    const auto body = [&](Communicator cpu) { fn(nccl_communicator(cpu, -1, options)); };
+    const auto body = [&](Communicator cpu) { fn(communicator(cpu, -1, options)); };
     return over(argc, argv, body, options, environment);
   }
   const int ranks = environment.threads > 0 ? environment.threads : devices;
@@ -70,7 +74,7 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
   try {
     const auto body = [&](const Communicator& cpu) {
       const int device = cpu.rank() % devices;
-      const Communicator world = nccl_communicator(cpu, device, options);
+      const Communicator world = communicator(cpu, device, options);
       // On a common stream, a rank would wait for the work of another rank that is queued behind its own.
       ranks > devices ? run_on_own_stream(device, [&] { fn(world); }) : fn(world);
     };
@@ -82,13 +86,8 @@ int run(int argc, char** argv, const std::function<void(Communicator)>& fn, RunO
   }
 }
 
-[[maybe_unused]] const bool kRegistered = (register_nccl_main(&run), true);
+[[maybe_unused]] const bool kRegistered = (register_nccl({&run, &communicator}), true);
 
 }  // namespace
 }  // namespace nccl
-
-Communicator nccl_communicator(const Communicator& cpu, int device, RunOptions options) {
-  return Communicator(nccl::make_world_backend(cpu, device < 0 ? nccl::local_device(cpu) : device, options));
-}
-
 }  // namespace dtensor
