@@ -116,6 +116,14 @@ TEST(MoeScopes, ExpertsUnderAutocastEqualLinearLayers) {
   }
 }
 
+// The cache of casts belongs to the process: one rank would clear what another one still uses.
+TEST(MoeScopes, RanksDoNotShareTheCacheOfAutocast) {
+  for (const int ranks : {2, 1}) {
+    run_local(ranks, [&](const Communicator&) { EXPECT_EQ(at::autocast::is_autocast_cache_enabled(), ranks == 1); });
+  }
+  EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
+}
+
 TEST(MoeScopes, LayerTrainsUnderAutocast) {
   run_local(2, [](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});

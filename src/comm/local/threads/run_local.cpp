@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/AutogradState.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -24,8 +25,10 @@ namespace local {
 namespace {
 
 // Fresh autograd state, with backward on the rank's own thread. Autograd's worker threads are shared by all ranks, so
-// two ranks that wait for each other there would deadlock.
-void set_up_thread(int intra_op_threads) {
+// two ranks that wait for each other there would deadlock. The cache of autocast's casts belongs to the process, and a
+// rank that leaves autocast clears it: with several ranks, it would depend on the others which casts a rank repeats.
+void set_up_thread(int ranks, int intra_op_threads) {
+  at::autocast::set_autocast_cache_enabled(ranks == 1);
   c10::AutogradState::set_tls_state(c10::AutogradState(/*grad_mode=*/true, /*inference_mode=*/false,
                                                        /*fw_grad_mode=*/true, /*multithreading_enabled=*/false));
   at::get_num_threads();  // before its first call on a thread, set_num_threads changes the setting of the process
@@ -71,7 +74,7 @@ RunResult run_ranks(int ranks, const std::function<void(Communicator)>& fn, RunO
     const RankThreadScope thread(*world->record(rank));
     const at::ThreadLocalStateGuard left_as_found{at::ThreadLocalState()};  // the next run is another rank
     try {
-      set_up_thread(intra_op);
+      set_up_thread(ranks, intra_op);
       auto backend = make_backend(group, rank);
       backend->set_record(world->record(rank));
       const CheckedFromEnvironment checked;
