@@ -39,8 +39,7 @@ double median_seconds(const Communicator& world, const std::function<void()>& fn
   std::vector<double> times(repeats);
   world.barrier();
   for (double& time : times) time = seconds_of(fn);
-  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(repeats / 2), times.end());
-  return times[repeats / 2];
+  return median(std::move(times));
 }
 
 nn::DecoderConfig decoder_config(std::int64_t hidden) {
@@ -175,12 +174,11 @@ class Calibration {
 double seconds_of_call(int ranks, const HardwareModel& hardware) {
   const Workload work{decoder_config(64), 2 * ranks, 32};
   const ParallelLayout layout{.shard = ranks};
-  auto seconds = measure_steps(work, layout, 51);
-  std::nth_element(seconds.begin(), seconds.begin() + 25, seconds.end());
+  const double seconds = median(measure_steps(work, layout, 51));
   const auto trace = run_stage(work, layout, 0, work.model.layers, 1, hardware.asynchronous).trace;
   const auto operators = std::count_if(trace.events.begin(), trace.events.end(),
                                        [](const auto& e) { return e.kind < StepTrace::Kind::collective; });
-  return std::max(0.0, seconds[25] - estimate_step(trace, hardware).seconds) / static_cast<double>(operators);
+  return std::max(0.0, seconds - estimate_step(trace, hardware).seconds) / static_cast<double>(operators);
 }
 
 }  // namespace

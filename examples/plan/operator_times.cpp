@@ -80,13 +80,13 @@ std::map<std::string, std::vector<OperatorTime>> sizes_of(const std::function<St
   return calls;
 }
 
+}  // namespace
+
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
-
-}  // namespace
 
 std::vector<OperatorTime> time_operators(const std::function<Step()>& make) {
   auto calls = sizes_of(make);

@@ -26,4 +26,7 @@ std::vector<OperatorTime> time_operators(const std::function<Step()>& make);
 // Rates by operator and dtype, as HardwareModel::rates has them. Calls of similar size are one point.
 std::map<std::string, std::vector<dtensor::HardwareModel::Point>> rates_of(const std::vector<OperatorTime>& calls);
 
+// `values` has at least one element.
+double median(std::vector<double> values);
+
 }  // namespace plan

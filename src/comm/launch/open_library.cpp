@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+#include <mutex>
+
 #include "comm/launch/launchers.h"
 #include "dtensor/launch.h"
 
@@ -24,8 +26,10 @@ void* open_library(const std::string& name) {
   return library != nullptr ? library : dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL);
 }
 
-// The library registers its entries when it is loaded.
+// The library registers its entries when it is loaded. Thread ranks may ask at the same time.
 std::string load_nccl() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   if (nccl_entries().main != nullptr) return "";
   if (open_library(DTENSOR_CUDA_LIBRARY) == nullptr) {
     return std::string("NCCL cannot be loaded: ") + dlerror() +

@@ -5,7 +5,7 @@
 
 namespace dtensor {
 namespace {
-NcclEntries registered_nccl;  // written while a library is loaded
+NcclEntries registered_nccl;  // written while a library is loaded, by load_nccl() under its lock
 std::atomic<SimulationMain> registered_simulation{nullptr};
 }  // namespace
 

@@ -10,9 +10,12 @@ namespace {
 
 constexpr int kThreads = 256;
 
+using lanes::cuda::blocks_for;
 using lanes::cuda::narrow;
+using lanes::cuda::outcome;
 using lanes::cuda::SumOf;
 using lanes::cuda::widen;
+using lanes::cuda::with_type;
 
 template <class Word>
 __global__ void permute(std::int64_t entries, std::int64_t choices, std::int64_t words, const Word* x,
@@ -71,28 +74,6 @@ __global__ void count(const std::int64_t* ids, std::int64_t entries, std::int64_
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < entries; i += step) {
     if (ids[i] >= 0 && ids[i] < bins) atomicAdd(counts + ids[i], 1ull);
-  }
-}
-
-int blocks_for(std::int64_t items) { return static_cast<int>(std::clamp<std::int64_t>(items, 1, 1 << 16)); }
-
-const char* outcome() {
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
-
-// Calls fn with a null pointer of the element type.
-template <class Fn>
-void with_type(Type type, const Fn& fn) {
-  switch (type) {
-    case Type::f32:
-      return fn(static_cast<float*>(nullptr));
-    case Type::f64:
-      return fn(static_cast<double*>(nullptr));
-    case Type::f16:
-      return fn(static_cast<__half*>(nullptr));
-    case Type::bf16:
-      return fn(static_cast<__nv_bfloat16*>(nullptr));
   }
 }
 

@@ -5,9 +5,11 @@
 
 #include <cstdint>
 
+#include "internal/kernels/lanes.h"
+
 namespace dtensor::moe::cuda {
 
-enum class Type : std::uint8_t { f32, f64, f16, bf16 };
+using lanes::Type;
 
 struct Extent {
   std::int64_t tokens, choices, width;
