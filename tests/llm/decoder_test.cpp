@@ -56,7 +56,7 @@ TEST(DecoderEdges, BlocksNeedACheckedConfiguration) {
   const nn::DecoderConfig given{.vocabulary = 8, .hidden = 8, .layers = 1, .ffn = 8, .heads = 2};
   const auto error = error_of([&] { nn::DecoderBlock block(given, 0); });
   EXPECT_NE(error.find("DecoderConfig::checked() sets the defaults"), std::string::npos) << error;
-  EXPECT_EQ(error_of([&] { nn::DecoderBlock block(given.checked(), 0); }), "");
+  EXPECT_EQ(error_of([&] { nn::DecoderBlock block(given.checked(), 0); }), "no error");
 }
 
 TEST(DecoderEdges, MismatchedSizesAreNamed) {
