@@ -105,12 +105,15 @@ class StageStep {
 }  // namespace
 
 DryRunReport run_stage(const Workload& work, const ParallelLayout& layout, int stage, std::int64_t blocks,
-                       int microbatches, bool asynchronous) {
+                       int microbatches, bool asynchronous, bool trace_memory) {
   const auto schedule = pipeline::make_schedule(layout.schedule, static_cast<int>(layout.pp), microbatches);
   const auto& actions = schedule.ranks[static_cast<std::size_t>(stage)];
   const auto first = pipeline::make_schedule("gpipe", 1, 1).ranks[0];
-  const DryRunOptions options{
-      .ranks = static_cast<int>(layout.ranks() / layout.pp), .number = 1, .trace = true, .asynchronous = asynchronous};
+  const DryRunOptions options{.ranks = static_cast<int>(layout.ranks() / layout.pp),
+                              .number = 1,
+                              .trace = true,
+                              .trace_memory = trace_memory,
+                              .asynchronous = asynchronous};
   return dry_run(options, [&](const Communicator& world) {
     StageStep step(work, layout, world, {blocks, stage == 0, stage + 1 == layout.pp});
     step.run(first);  // creates the states of the optimizer

@@ -156,7 +156,7 @@ int search(const Options& o) {
   if (!o.trace.empty() || !o.plot.empty()) {
     const auto blocks = (work.model.layers + best.layout.pp - 1) / best.layout.pp;
     const auto microbatches = static_cast<int>(best.layout.microbatches);
-    const auto report = run_stage(work, best.layout, 0, blocks, microbatches, hardware.asynchronous);
+    const auto report = run_stage(work, best.layout, 0, blocks, microbatches, hardware.asynchronous, true);
     train::write_step(report, hardware, o.trace, o.plot);
   }
   return 0;

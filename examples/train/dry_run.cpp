@@ -82,7 +82,8 @@ dtensor::DryRunReport dry_run(const Options& options, const Corpus& corpus) {
 }
 
 dtensor::DryRunReport trace_step(const Options& options, const Corpus& corpus, bool asynchronous) {
-  return run_second_step(options, corpus, {.trace = true, .asynchronous = asynchronous});
+  const bool memory = !(options.dry_run_trace + options.dry_run_plot).empty();
+  return run_second_step(options, corpus, {.trace = true, .trace_memory = memory, .asynchronous = asynchronous});
 }
 
 std::vector<RankMemory> predict_memory(const Options& options, const Corpus& corpus, int ranks) {

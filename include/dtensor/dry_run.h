@@ -33,6 +33,8 @@ struct DryRunOptions {
   double expert_load = 1;
   // Whether DryRunReport::trace is recorded.
   bool trace = false;
+  // Whether StepTrace::memory is recorded with it, which the outputs of estimate.h for people need.
+  bool trace_memory = false;
   // Whether collectives run in the background, as NCCL's do: FSDP then gathers the next unit during the current one.
   bool asynchronous = false;
 };
@@ -65,7 +67,7 @@ struct DTENSOR_API StepTrace {
     std::vector<std::int64_t> ranks;  // world ranks
   };
   std::vector<Event> events;
-  std::vector<MemoryByKind> memory;  // highest live bytes by kind since the previous event
+  std::vector<MemoryByKind> memory;  // highest live bytes by kind since the previous event, if asked for
   std::vector<std::string> names;
   std::vector<Group> groups;
 };

@@ -72,7 +72,8 @@ DTENSOR_API StepEstimate estimate_step(const StepTrace& trace, const HardwareMod
 
 // The replayed step of a report with a trace, for each of its ranks by itself: without waits for messages of a
 // pipeline. As a Chrome trace (JSON for chrome://tracing and Perfetto) with rows of operators and waits, marks, and
-// collectives of each mesh axis, and with the memory by kind; and the memory by kind over the time, as SVG.
+// collectives of each mesh axis, and with the memory by kind if DryRunOptions::trace_memory is set; and the memory by
+// kind over the time, as SVG, which needs it.
 DTENSOR_API std::string step_chrome_trace(const DryRunReport& report, const HardwareModel& hardware);
 DTENSOR_API std::string step_memory_svg(const DryRunReport& report, const HardwareModel& hardware);
 

@@ -86,7 +86,7 @@ DryRunReport run_one(const Communicator& world, const DryRunOptions& options,
   const auto listener = listen(state);
   const StepRecorder recorder;
   std::optional<MemoryTimeline> memory;
-  if (state->trace) state->trace->watch(memory.emplace(kPeakOnly));
+  if (state->trace && options.trace_memory) state->trace->watch(memory.emplace(kPeakOnly));
   fn(world);
   DryRunReport report = recorder.report(world);
   report.operators = state->operators;

@@ -142,6 +142,8 @@ std::string step_chrome_trace(const DryRunReport& report, const HardwareModel& h
 }
 
 std::string step_memory_svg(const DryRunReport& report, const HardwareModel& hardware) {
+  TORCH_CHECK(!report.trace.memory.empty(), "step_memory_svg: expected a report with the memory at each event; set ",
+              "DryRunOptions::trace and trace_memory");
   Chart chart{.panels = {memory_panel(report, hardware)}};
   for (const auto& peer : report.peers) chart.panels.push_back(memory_panel(peer, hardware));
   return to_svg(chart);

@@ -74,7 +74,7 @@ TEST(StepOutput, DurationsOfTheChromeTraceAreThoseOfTheEstimate) {
 
 // The memory of the events has the peak of the report.
 TEST(StepOutput, MemoryHasThePeakOfTheReport) {
-  const auto report = dry_run({.ranks = 4, .trace = true}, train);
+  const auto report = dry_run({.ranks = 4, .trace = true, .trace_memory = true}, train);
   ASSERT_EQ(report.trace.memory.size(), report.trace.events.size());
   const auto total = [](const MemoryByKind& m) { return std::accumulate(m.begin(), m.end(), std::int64_t{0}); };
   const auto highest = std::max_element(report.trace.memory.begin(), report.trace.memory.end(),
@@ -93,6 +93,14 @@ TEST(StepOutput, MemoryHasThePeakOfTheReport) {
   for (const char* text : {"</svg>", "estimated time of the step, ms", "gathered", "activations"}) {
     EXPECT_NE(svg.find(text), std::string::npos) << text;
   }
+}
+
+TEST(StepOutput, MemoryIsRecordedOnlyWhereAskedFor) {
+  const auto report = dry_run({.ranks = 4, .trace = true}, train);
+  EXPECT_FALSE(report.trace.events.empty());
+  EXPECT_TRUE(report.trace.memory.empty());
+  EXPECT_EQ(step_chrome_trace(report, hardware(true)).find("\"memory\""), std::string::npos);
+  EXPECT_THROW(step_memory_svg(report, hardware(true)), c10::Error);
 }
 
 }  // namespace
