@@ -75,6 +75,18 @@ TEST(DecoderCost, FlopsOfAStepAreThoseOfTheFormula) {
   EXPECT_NEAR((flops - products) / (pairs * tokens * 7 / 6), 1, 1e-6);
 }
 
+// Without a matrix of scores, the memory of a step depends on the number of tokens, not on the length of sequences.
+TEST(DecoderCost, LatentAttentionStoresNoScores) {
+  auto work = small_model(2);
+  work.model.kv_heads = work.model.heads;
+  work.model.latent = nn::LatentAttention{.kv_rank = 64, .rope_size = 16, .nope_size = 16, .value_size = 24};
+  work.model.ropes[0].size = 16;
+  const auto bytes = [&] { return static_cast<double>(run_stage(work, {.shard = 8}, 0, 2, 1, true).peak.bytes); };
+  const double before = bytes();
+  work.batch /= 4, work.sequence *= 4;
+  EXPECT_NEAR(bytes() / before, 1, 0.01);
+}
+
 TEST(DecoderCost, RecomputationTradesTimeForMemory) {
   const auto program = planned_decoder(small_model(8), hardware());
   const auto keep = program.cost({.shard = 8, .bf16 = true});
