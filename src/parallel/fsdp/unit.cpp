@@ -16,6 +16,7 @@ namespace {
 using fsdp::Parameter;
 
 constexpr std::int64_t kAlignment = 64;  // bytes; alignment of parameters in the flat buffer
+constexpr int kMostKeptPieces = 256;     // of a parameter between gathers
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -152,19 +153,15 @@ std::vector<at::Tensor> FsdpUnit::Impl::local_parts() const {
 
 void FsdpUnit::Impl::make_views() {
   for (auto& p : parameters) {
-    if (!p.in_flat_buffer) continue;
-    p.full = fsdp::view_of(flat, p.gather_dtype(), p.layout.sizes, p.layout.strides, p.offset);
     p.pieces.clear();
-    if (!p.sharded) continue;
-    for (std::size_t rank = 0; rank < p.layout.pieces.size(); ++rank)
-      p.pieces.push_back(p.layout.shard_view(p.full, rank));
+    if (p.in_flat_buffer) p.full = fsdp::view_of(flat, p.gather_dtype(), p.layout.sizes, p.layout.strides, p.offset);
   }
 }
 
 // Creating a view costs as much as gathering a small parameter, and a unit has one per parameter and rank. They are
-// created once; later copies replace the memory of their storage, if no other tensor refers to it.
+// created once; later copies replace the memory of their storage, if no other tensor refers to it. With thousands of
+// ranks, the pieces of all units would take hundreds of megabytes, so each gather creates its own.
 void FsdpUnit::Impl::allocate_flat_buffer() {
-  const c10::InferenceMode off(false);  // the tensors are reused in training steps
   const MemoryKindScope gathered(MemoryKind::gathered);
   auto fresh = all_gather_comm.empty({flat_bytes}, at::TensorOptions(at::kByte).device(mesh.device_type()));
   if (freed_buffer.defined()) {
@@ -190,6 +187,7 @@ bool FsdpUnit::Impl::holds_views_alone() const {
 
 // If every parameter is empty, zero bytes are gathered, which no rank waits for.
 void FsdpUnit::Impl::start_gather() {
+  const c10::InferenceMode off(false);  // the tensors are reused in training steps
   const at::AutoDispatchBelowADInplaceOrView below;
   const CollectiveTag tag([this] { return local_parts(); });
   const bool from_shares = post_forward_shard.defined() && all_fresh();
@@ -220,6 +218,8 @@ void FsdpUnit::Impl::gather_shards() {
     if (!p.has_original_layout(DTensor(tensor))) continue;
     auto shard = shard_on_device(p, tensor);
     if (p.sharded) {
+      for (std::size_t rank = p.pieces.size(); rank < p.layout.pieces.size(); ++rank)
+        p.pieces.push_back(p.layout.shard_view(p.full, rank));
       inputs.push_back(std::move(shard));
       gathered.push_back(&p);
     } else {
@@ -263,6 +263,8 @@ void FsdpUnit::Impl::finish_gather() {
   }
   work = Work();
   inputs.clear();
+  if (all_gather_comm.size() <= kMostKeptPieces) return;
+  for (auto& p : parameters) p.pieces.clear();
 }
 
 void FsdpUnit::Impl::abandon_gather() {
