@@ -29,6 +29,9 @@ inline bool is_simulated(const at::Tensor& tensor) {
   return storage->_mutable_data_ptr_no_checks().get_deleter() == &release_simulated_block;
 }
 
+// What identifies the memory of a tensor in reports: its address, or that of the block which stands for it.
+const void* reported_address(const at::Tensor& tensor);
+
 // Memory of a dry run. Small tensors are real, so that programs can fill and read numbers, sizes and indices; so are
 // integers up to a larger size, such as the token ids of a batch.
 bool should_simulate(at::ScalarType dtype, std::int64_t bytes);

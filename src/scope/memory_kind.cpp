@@ -4,6 +4,8 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include "internal/simulated.h"
+
 namespace dtensor {
 namespace {
 
@@ -21,14 +23,12 @@ const char* to_string(MemoryKind kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
-// Simulated memory is identified by its context, since it has no address.
 void set_memory_kind(const at::Tensor& local, MemoryKind kind) {
   auto* state = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
   if (state == nullptr || !local.defined() || !local.has_storage()) return;
   auto* listener = dynamic_cast<MemoryKindListener*>(state);
   if (listener == nullptr) return;
-  const auto& memory = local.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  listener->set_kind(memory.get() != nullptr ? memory.get() : memory.get_context(), kind);
+  listener->set_kind(reported_address(local), kind);
 }
 
 }  // namespace dtensor

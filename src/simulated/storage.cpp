@@ -11,7 +11,7 @@ namespace {
 constexpr std::int64_t kRealBytes = 4096;
 constexpr std::int64_t kRealIntegerBytes = std::int64_t{16} << 20;
 
-// The context of a storage's DataPtr. Its address identifies the memory in reports.
+// The context of a storage's DataPtr.
 struct SimulatedBlock {
   std::int64_t bytes = 0;  // as reported
   c10::DataPtr former;     // memory whose values exist no longer, to which the program may have pointers
@@ -50,6 +50,13 @@ void release_simulated_block(void* context) {
   auto* block = static_cast<SimulatedBlock*>(context);
   if (block->bytes > 0) report(block, -block->bytes);
   delete block;
+}
+
+const void* reported_address(const at::Tensor& tensor) {
+  const auto& memory = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  if (!is_simulated(tensor)) return memory.get();
+  const auto* block = static_cast<const SimulatedBlock*>(memory.get_context());
+  return block->former ? block->former.get() : block;
 }
 
 bool should_simulate(at::ScalarType dtype, std::int64_t bytes) {

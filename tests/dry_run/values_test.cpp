@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/dry_run.h"
+#include "dtensor/fully_shard.h"
 #include "dtensor/launch.h"
 #include "dtensor/mesh.h"
+#include "dtensor/nn.h"
 #include "dtensor/tensor.h"
 
 namespace dry {
@@ -87,6 +89,19 @@ TEST(DryRunValues, MemoryIsCountedAndNotAllocated) {
   EXPECT_EQ(report.peak.bytes, 8 * rows * rows);
   EXPECT_EQ(report.operators.at("aten::mm").flops, 2 * rows * rows * rows);
   EXPECT_FALSE(report.fits(80'000'000'000));
+}
+
+// A small shard of a gradient is real memory, to which a collective writes unknown values.
+TEST(DryRunValues, UnknownSmallGradientsAreOfTheirKind) {
+  const auto report = dtensor::dry_run({.ranks = 4}, [](const Communicator& world) {
+    dtensor::nn::Linear linear(64, 8);
+    fully_shard(linear, dtensor::init_device_mesh(world, at::kCPU, {4}, {"dp"}));
+    linear.forward(at::ones({kLarge, 64})).sum().backward();
+    const auto highest = at::empty({std::int64_t{1} << 20});
+  });
+  const auto bytes = [&](dtensor::MemoryKind kind) { return report.peak_by_kind[static_cast<std::size_t>(kind)]; };
+  EXPECT_EQ(bytes(dtensor::MemoryKind::gradient), bytes(dtensor::MemoryKind::parameter));
+  EXPECT_EQ(bytes(dtensor::MemoryKind::gradient), (64 * 8 + 8) / 4 * 4);
 }
 
 TEST(DryRunValues, ImpossibleRequests) {
