@@ -117,7 +117,7 @@ class DTENSOR_API MemoryTimeline {
   MemoryTimeline(const MemoryTimeline&) = delete;
   MemoryTimeline& operator=(const MemoryTimeline&) = delete;
 
-  // Bytes that are allocated now.
+  // Bytes that are allocated now, without those from before the start.
   std::int64_t live() const;
   const Sample& peak() const;  // Since the start or the last reset_peak().
   // Restarts the search for the peak.
@@ -129,9 +129,9 @@ class DTENSOR_API MemoryTimeline {
     Phase phase = Phase::forward;
     std::int64_t bytes = 0;
   };
-  // Live memory at the peak by module and phase, largest first. Memory from before the start is not included.
+  // Live memory at the peak by module and phase, largest first.
   std::vector<Holder> holders_at_peak() const;
-  // Live memory at the peak by what it is used for. Memory from before the start is not included.
+  // Live memory at the peak by what it is used for.
   MemoryByKind peak_by_kind() const;
   // All samples in order of time.
   const std::vector<Sample>& samples() const;

@@ -87,7 +87,7 @@ class MemoryRecord {
 void bind_memory(py::module_& module) {
   py::class_<MemoryRecord>(
       module, "MemoryTimeline",
-      "While open, records what this rank allocates and frees, in bytes relative to its start. The record stays "
+      "While open, records the bytes that this rank allocates, and when it frees them. The record stays "
       "readable afterwards.\nA sample is kept where bytes differ from the last sample by at least resolution bytes.")
       .def(py::init<std::int64_t>(), py::arg("resolution") = 0)
       .def("__enter__",

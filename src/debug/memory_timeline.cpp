@@ -32,7 +32,7 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase, MemoryKindListener 
     const ModuleAndPhase place = current_module_and_phase();
     const std::lock_guard lock(mutex);
     if (change < 0) record_peak_holders();
-    attribute(ptr, change, place);
+    if (!attribute(ptr, change, place)) return;
     live += change;
     const bool highest = live > peak.bytes;
     const bool far = samples.empty() || std::abs(live - samples.back().bytes) >= resolution;
@@ -55,8 +55,8 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase, MemoryKindListener 
     if (std::exchange(is_at_peak, false)) peak_holders = holders, peak_kinds = by_kind;
   }
 
-  // Freed memory is attributed to its allocation, by address. Memory from before the start is ignored.
-  void attribute(void* ptr, std::int64_t change, const ModuleAndPhase& place) {
+  // Freed memory is attributed to its allocation, by address. False: it is from before the start.
+  bool attribute(void* ptr, std::int64_t change, const ModuleAndPhase& place) {
     if (change > 0) {
       const MemoryBlock made{change, {place.module, place.phase}, MemoryKindScope::current()};
       const auto [block, fresh] = blocks.try_emplace(ptr, made);
@@ -64,12 +64,13 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase, MemoryKindListener 
       block->second = made;
       holders[made.by] += change;
       by_kind[static_cast<std::size_t>(made.kind)] += change;
-      return;
+      return true;
     }
     const auto block = blocks.find(ptr);
-    if (block == blocks.end()) return;
+    if (block == blocks.end()) return false;
     forget(block->second);
     blocks.erase(block);
+    return true;
   }
   bool memoryProfilingEnabled() const override { return true; }
 

@@ -47,6 +47,17 @@ TEST(MemoryTimeline, KeepsTheHighestSampleAtAnyResolution) {
 bool has_profiler_state() { return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr; }
 
 // The inner timeline continues, and both leave no state behind.
+// The cycles of an earlier program are freed at any time.
+TEST(MemoryTimeline, IgnoresMemoryFromBeforeTheStart) {
+  at::Tensor old = at::empty({1 << 20});
+  const MemoryTimeline timeline;
+  const auto fresh = at::empty({1 << 10});
+  old.reset();
+  EXPECT_EQ(timeline.live(), fresh.nbytes());
+  const auto more = at::empty({1 << 12});
+  EXPECT_EQ(timeline.peak().bytes, fresh.nbytes() + more.nbytes());
+}
+
 TEST(MemoryTimeline, TimelinesEndInAnyOrder) {
   auto outer = std::make_unique<MemoryTimeline>(), inner = std::make_unique<MemoryTimeline>();
   outer.reset();
