@@ -152,7 +152,7 @@ class EventListener(_Scope):
     def __init__(self, fn: Callable[[str, str, str, int, float], Any]) -> None: ...
 
 class MemoryTimeline(_Scope):
-    """While open, records what this rank allocates and frees, in bytes relative to its start. The record stays readable
+    """While open, records the bytes that this rank allocates, and when it frees them. The record stays readable
     afterwards. A sample is kept where bytes differ from the last sample by at least ``resolution`` bytes.
     """
 
@@ -317,7 +317,50 @@ class PeerError(RuntimeError):
     The ranks can continue. If it leaves run(), run() raises the original exception instead."""
 
 def run(ranks: int, fn: Callable[[], Any], timeout: float) -> list[Any]: ...
-def simulate(ranks: int, fn: Callable[[], Any], rank: int, number: float | None) -> DryRunReport: ...
+def simulate(ranks: int, fn: Callable[[], Any], rank: int, number: float | None, hardware: HardwareModel | None) -> DryRunReport: ...
+
+class HardwareModel:
+    """Rates and links of one rank, from a JSON table (`plan calibrate` measures one)."""
+
+    @staticmethod
+    def read(path: str) -> HardwareModel:
+        """The table of a file."""
+
+    @staticmethod
+    def parse(json: str) -> HardwareModel: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory_bytes(self) -> float:
+        """Of one rank; 0: unknown."""
+
+    def json(self) -> str: ...
+
+class StepEstimate:
+    """Estimated seconds of one rank's step."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the step: compute + exposed."""
+
+    @property
+    def compute(self) -> float:
+        """Of operators."""
+
+    @property
+    def communication(self) -> float:
+        """Of collectives, whether or not they are hidden."""
+
+    @property
+    def exposed(self) -> float:
+        """While the rank waits for collectives."""
+
+    @property
+    def compute_by_kind(self) -> dict[str, float]: ...
+    @property
+    def communication_by_axis(self) -> dict[str, float]: ...
+    @property
+    def exposed_by_axis(self) -> dict[str, float]: ...
 
 class DryRunReport:
     """What one rank of a program needs since the last begin_step(), or since the start."""
@@ -353,6 +396,14 @@ class DryRunReport:
     def fits(self, bytes: int) -> bool: ...
     def table(self, limit: int | None = None) -> str: ...
     def json(self) -> str: ...
+    def estimate(self, hardware: HardwareModel) -> StepEstimate:
+        """The step's time on that hardware, of this rank by itself: without waits for a pipeline's messages."""
+
+    def chrome_trace(self, hardware: HardwareModel) -> str:
+        """The estimated step as JSON for Perfetto."""
+
+    def memory_svg(self, hardware: HardwareModel) -> str:
+        """A plot of the memory over the estimated step."""
 
 def begin_step() -> None: ...
 def is_dry_run() -> bool: ...

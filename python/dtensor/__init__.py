@@ -27,7 +27,7 @@ for _module in (_tensor, _tensor_protocols, _mesh, _tracing, _distributions, _fl
 from ._api import DTensor, distribute_module, distribute_tensor, redistribute  # noqa: E402
 from ._factories import arange, empty, full, linspace, logspace, ones, rand, randn, zeros  # noqa: E402
 from ._C import Checked, Communicator, DeviceMesh, ImplicitRedistributionScope, MeshScope, NoTimeout, Strict  # noqa: E402
-from ._C import CommError, DryRunReport, PeerError  # noqa: E402
+from ._C import CommError, DryRunReport, HardwareModel, PeerError, StepEstimate  # noqa: E402
 from ._C import GraphHalo, GraphPart, graph_part, is_metis_available, partition_graph  # noqa: E402
 from ._C import attention, attention_strategy, init_device_mesh, visualize_sharding_svg, visualize_sharding_text  # noqa: E402
 from ._local_map import local_map  # noqa: E402

@@ -11,7 +11,7 @@ import traceback
 from typing import Any, Callable
 
 from . import _C
-from ._C import Communicator, DryRunReport
+from ._C import Communicator, DryRunReport, HardwareModel
 
 __all__ = ["run", "simulate", "begin_step", "is_dry_run", "world", "rank", "world_size", "barrier", "is_thread_rank", "set_timeout"]
 
@@ -31,7 +31,13 @@ def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, 
 
 
 def simulate(
-    ranks: int, fn: Callable[..., Any], *args: Any, rank: int = 0, number: float | None = None, **kwargs: Any
+    ranks: int,
+    fn: Callable[..., Any],
+    *args: Any,
+    rank: int = 0,
+    number: float | None = None,
+    hardware: HardwareModel | None = None,
+    **kwargs: Any,
 ) -> DryRunReport:
     """Dry run: runs ``fn(*args, **kwargs)`` as one rank of ``ranks``, without its peers, memory and arithmetic.
 
@@ -39,8 +45,9 @@ def simulate(
     ``fits(bytes)``). Tensors of more than 4096 bytes (integers: 16 MiB) that ``fn`` creates have sizes, but no values.
     Reading them is a ``RuntimeError`` that names the operator. ``number``: the result of such a read of one
     floating-point number, such as a loss for a log. If the rank has a pipeline, ``fn`` also runs as its other ranks.
+    ``hardware``: records what ``report.estimate(hardware)`` needs for the time of the step.
     """
-    return _C.simulate(ranks, _prepared("simulate", ranks, fn, *args, **kwargs), rank, number)
+    return _C.simulate(ranks, _prepared("simulate", ranks, fn, *args, **kwargs), rank, number, hardware)
 
 
 def begin_step() -> None:

@@ -1,5 +1,7 @@
-// The report of a dry run (simulate), and steps.
+// The report of a dry run (simulate), the estimated time of its step, and steps.
 #include "dtensor/dry_run.h"
+
+#include "dtensor/estimate.h"
 
 #include "bind.h"
 
@@ -30,9 +32,34 @@ py::dict operators(const DryRunReport& report) {
   return counts;
 }
 
+StepEstimate estimate(const DryRunReport& report, const HardwareModel& hardware) {
+  TORCH_CHECK(!report.trace.events.empty(), "estimate: expected a report of simulate(..., hardware=hardware) whose ",
+              "step runs operators");
+  return estimate_step(report.trace, hardware);
+}
+
+void bind_estimates(py::module_& module) {
+  py::class_<HardwareModel>(module, "HardwareModel",
+                            "Rates and links of one rank, from a JSON table (`plan calibrate` measures one).")
+      .def_static("read", &HardwareModel::read, py::arg("path"), "The table of a file.")
+      .def_static("parse", &HardwareModel::parse, py::arg("json"))
+      .def_readonly("name", &HardwareModel::name)
+      .def_readonly("memory_bytes", &HardwareModel::memory_bytes, "Of one rank; 0: unknown.")
+      .def("json", &HardwareModel::json);
+  py::class_<StepEstimate>(module, "StepEstimate", "Estimated seconds of one rank's step.")
+      .def_readonly("seconds", &StepEstimate::seconds, "Of the step: compute + exposed.")
+      .def_readonly("compute", &StepEstimate::compute, "Of operators.")
+      .def_readonly("communication", &StepEstimate::communication, "Of collectives, whether or not they are hidden.")
+      .def_readonly("exposed", &StepEstimate::exposed, "While the rank waits for collectives.")
+      .def_readonly("compute_by_kind", &StepEstimate::compute_by_kind)
+      .def_readonly("communication_by_axis", &StepEstimate::communication_by_axis)
+      .def_readonly("exposed_by_axis", &StepEstimate::exposed_by_axis);
+}
+
 }  // namespace
 
 void bind_dry_run(py::module_& module) {
+  bind_estimates(module);
   py::class_<DryRunReport>(module, "DryRunReport",
                            "What one rank of a program needs since the last begin_step(), or since the start.")
       .def_readonly("rank", &DryRunReport::rank)
@@ -48,7 +75,11 @@ void bind_dry_run(py::module_& module) {
       .def_readonly("peers", &DryRunReport::peers, "Reports of the other ranks of this rank's pipelines.")
       .def("fits", &DryRunReport::fits, py::arg("bytes"), "Whether this rank and its peers need at most these bytes.")
       .def("table", &DryRunReport::table, py::arg("limit") = py::none(), "For a terminal; `limit` in bytes.")
-      .def("json", &DryRunReport::json, "For other programs.");
+      .def("json", &DryRunReport::json, "For other programs.")
+      .def("estimate", &estimate, py::arg("hardware"),
+           "The step's time on that hardware, of this rank by itself: without waits for a pipeline's messages.")
+      .def("chrome_trace", &step_chrome_trace, py::arg("hardware"), "The estimated step as JSON for Perfetto.")
+      .def("memory_svg", &step_memory_svg, py::arg("hardware"), "A plot of the memory over the estimated step.");
   module.def("begin_step", &StepRecorder::begin_step);
   module.def("is_dry_run", &is_dry_run);
 }

@@ -14,6 +14,7 @@
 
 #include "bind.h"
 #include "dtensor/dry_run.h"
+#include "dtensor/estimate.h"
 
 namespace dtensor::python {
 namespace {
@@ -242,10 +243,12 @@ py::list run(int ranks, const py::object& fn, double timeout) {
   return results;
 }
 
-DryRunReport simulate(int ranks, const py::object& fn, int rank, std::optional<double> number) {
+DryRunReport simulate(int ranks, const py::object& fn, int rank, std::optional<double> number,
+                      const HardwareModel* hardware) {
+  DryRunOptions options{.ranks = ranks, .rank = rank, .number = number};
+  if (hardware != nullptr) options.trace = options.trace_memory = true, options.asynchronous = hardware->asynchronous;
   DryRunReport report;
-  run_ranks(ranks, fn,
-            [&](const auto& of_rank) { report = dry_run({.ranks = ranks, .rank = rank, .number = number}, of_rank); });
+  run_ranks(ranks, fn, [&](const auto& of_rank) { report = dry_run(options, of_rank); });
   return report;
 }
 
@@ -302,7 +305,8 @@ void bind_world(py::module_& module) {
   process_world();
   bind_communicator(module);
   module.def("run", &run, py::arg("ranks"), py::arg("fn"), py::arg("timeout"));
-  module.def("simulate", &simulate, py::arg("ranks"), py::arg("fn"), py::arg("rank"), py::arg("number"));
+  module.def("simulate", &simulate, py::arg("ranks"), py::arg("fn"), py::arg("rank"), py::arg("number"),
+             py::arg("hardware"));
   module.def("world", &current_world, ReleaseGil());
   module.def(
       "set_timeout", [](double seconds) { process_world().set_timeout(seconds); }, py::arg("seconds"));
