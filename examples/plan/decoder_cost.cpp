@@ -299,14 +299,7 @@ class DecoderCost {
   }
 
   std::string explain(const ParallelLayout& l, const StepEstimate& stage, const PipelineEstimate& step) const {
-    std::string text = "operators";
-    for (const auto& [kind, seconds] : stage.compute_by_kind) {
-      text += fmt::format(" {} {:.0f}%", kind, 100 * seconds / stage.seconds);
-    }
-    text += "; waits";
-    for (const auto& [axis, seconds] : stage.exposed_by_axis) {
-      text += fmt::format(" {} {:.0f}%", axis, 100 * seconds / stage.seconds);
-    }
+    std::string text = stage.shares();
     if (l.pp > 1) text += fmt::format("; bubble {:.0f}%", 100 * step.bubble);
     return text + fmt::format("; MFU {:.1f}% (12LdS), {:.1f}% (6LdS)",
                               100 * utilization(size_.flops_per_token, work_, l, hardware_, step.seconds),

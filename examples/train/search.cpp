@@ -33,18 +33,6 @@ Options with_layout(Options options, const ParallelLayout& l) {
 
 namespace {
 
-std::string explain(const dtensor::StepEstimate& time, double bubble) {
-  std::string text = "operators";
-  for (const auto& [name, seconds] : time.compute_by_kind) {
-    text += fmt::format(" {} {:.0f}%", name, 100 * seconds / time.seconds);
-  }
-  text += "; waits";
-  for (const auto& [axis, seconds] : time.exposed_by_axis) {
-    text += fmt::format(" {} {:.0f}%", axis, 100 * seconds / time.seconds);
-  }
-  return text + (bubble > 0 ? fmt::format("; bubble {:.0f}%", 100 * bubble) : "");
-}
-
 // The largest message of a step: activations or their gradients.
 std::int64_t message_bytes(const dtensor::StepTrace& trace) {
   std::int64_t bytes = 0;
@@ -68,7 +56,7 @@ LayoutCost cost_of(const dtensor::DryRunReport& report, const Options& options,
     const auto step = estimate_pipeline(schedule_of(options, static_cast<int>(pp)), times, message);
     cost.seconds = step.seconds, bubble = step.bubble;
   }
-  cost.explanation = explain(times[0], bubble);
+  cost.explanation = times[0].shares() + (bubble > 0 ? fmt::format("; bubble {:.0f}%", 100 * bubble) : "");
   return cost;
 }
 

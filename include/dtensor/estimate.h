@@ -57,7 +57,7 @@ struct DTENSOR_API HardwareModel {
 };
 
 // Estimated seconds of one rank's step.
-struct StepEstimate {
+struct DTENSOR_API StepEstimate {
   double seconds = 0;        // of the step
   double compute = 0;        // of operators
   double communication = 0;  // of collectives, whether or not they are hidden
@@ -65,6 +65,9 @@ struct StepEstimate {
   // Operators by kind, collectives and exposed time by mesh axis, and the time from each mark to the next by its name.
   std::map<std::string, double> compute_by_kind, communication_by_axis, exposed_by_axis;
   std::vector<std::pair<std::string, double>> marks;
+
+  // Where the time goes: "operators product 61% attention 20% norm 3% elementwise 7%; waits shard 9%".
+  std::string shares() const;
 };
 // Replays the trace: operators one after the other; collectives of one axis one after the other, beside the operators
 // if `hardware.asynchronous`. A collective starts when the operators before it have ended.

@@ -355,6 +355,9 @@ class StepEstimate:
     def exposed(self) -> float:
         """While the rank waits for collectives."""
 
+    def shares(self) -> str:
+        """Where the time goes, as text."""
+
     @property
     def compute_by_kind(self) -> dict[str, float]: ...
     @property

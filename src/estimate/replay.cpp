@@ -1,4 +1,7 @@
 // Replays the trace of a step on a stream of operators and on one stream of collectives for each mesh axis.
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -169,6 +172,14 @@ ReplayTimeline replay(const StepTrace& trace, const HardwareModel& hardware) {
   ReplayTimeline timeline;
   timeline.estimate = Replay(trace, hardware, &timeline).run();
   return timeline;
+}
+
+std::string StepEstimate::shares() const {
+  std::string text = "operators";
+  for (const auto& [kind, time] : compute_by_kind) text += fmt::format(" {} {:.0f}%", kind, 100 * time / seconds);
+  text += "; waits";
+  for (const auto& [axis, time] : exposed_by_axis) text += fmt::format(" {} {:.0f}%", axis, 100 * time / seconds);
+  return text;
 }
 
 StepEstimate estimate_step(const StepTrace& trace, const HardwareModel& hardware) {

@@ -12,8 +12,8 @@
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
 #include "llm/hf_config.h"
+#include "plan/any_hardware.h"
 #include "plan/decoder_cost.h"
-#include "support/draws.h"
 
 namespace plan {
 namespace {
@@ -39,17 +39,6 @@ nn::DecoderConfig small(const std::string& preset) {
   e.router.choice = RouterChoice::round_robin, e.router.aux_loss = 0;
   e.balance_rate = 0;
   return c.checked();
-}
-
-HardwareModel any_hardware() {
-  HardwareModel h;
-  const double rate = *rc::gen::element(1e9, 1e11, 1e13), bandwidth = *rc::gen::element(1e7, 1e9, 1e11);
-  h.rates = {{"product", {{1, rate}}}, {"attention", {{1, rate}}}, {"norm", {{1, 1e10}}}, {"elementwise", {{1, 1e10}}}};
-  h.operator_seconds = *rc::gen::element(0.0, 1e-5);
-  h.asynchronous = *rc::gen::element(false, true);
-  h.levels = {{"node", 8, 1e-6, bandwidth}};
-  if (*rc::gen::element(false, true)) h.levels = {{"node", 4, 1e-6, bandwidth}, {"rack", 8, 1e-5, bandwidth / 16}};
-  return h;
 }
 
 at::Tensor tokens(const Workload& work, std::int64_t step) {

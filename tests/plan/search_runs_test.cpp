@@ -7,6 +7,7 @@
 #include <iostream>
 
 #include "dtensor/launch.h"
+#include "plan/any_hardware.h"
 #include "support/data.h"
 #include "support/draws.h"
 #include "support/folder.h"
@@ -18,12 +19,8 @@ namespace plan {
 namespace {
 
 using dtensor::HardwareModel;
+using dtensor::test::one_of;
 using train::Options;
-
-template <class T>
-T one_of(std::initializer_list<T> values) {
-  return *rc::gen::elementOf(std::vector<T>(values));
-}
 
 const train::Corpus& corpus() {
   static const auto text = train::Corpus::read({dtensor::test::data_path("oracles/transformer.json")}, 16);
@@ -57,21 +54,6 @@ Options any_model() {
   o.dtype = one_of({train::Dtype::float64, train::Dtype::float32});
   if (one_of({false, false, true})) any_experts(o);
   return o;
-}
-
-// One node of 8 ranks, or two of 4 with slow links between them. The costs of calls and links decide which layout is
-// the fastest.
-HardwareModel any_hardware() {
-  HardwareModel h;
-  h.name = "test";
-  const double rate = one_of({1e9, 1e11, 1e13});
-  h.rates = {{"product", {{1, rate}}}, {"attention", {{1, rate}}}, {"norm", {{1, 1e10}}}, {"elementwise", {{1, 1e10}}}};
-  h.operator_seconds = one_of({0.0, 1e-6, 1e-5});
-  h.asynchronous = one_of({false, true});
-  const double latency = one_of({0.0, 1e-6, 1e-4}), bandwidth = one_of({1e7, 1e9, 1e11});
-  h.levels = {{"node", 8, latency, bandwidth}};
-  if (one_of({false, true})) h.levels = {{"node", 4, latency, bandwidth}, {"rack", 8, 4 * latency, bandwidth / 16}};
-  return h;
 }
 
 dtensor::LayoutPlan found(const Options& o, const HardwareModel& hardware) {

@@ -207,6 +207,7 @@ class Search(unittest.TestCase):
             report.estimate(HARDWARE[0])
         report = dtensor.simulate(2, lambda: torch.ones(8192).sum(), hardware=HARDWARE[0])
         self.assertGreater(report.estimate(HARDWARE[0]).compute, 8192 * 4 / 1e10)
+        self.assertRegex(report.estimate(HARDWARE[0]).shares(), "operators .*elementwise .*100%")
         self.assertIn("traceEvents", report.chrome_trace(HARDWARE[0]))
         self.assertIn("</svg>", report.memory_svg(HARDWARE[0]))
 

@@ -1,4 +1,4 @@
-// Properties for which rapidcheck's default of 100 draws is too slow.
+// Random draws of rapidcheck, and properties for which its default of 100 draws is too slow.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -6,9 +6,16 @@
 #include <rapidcheck.h>
 
 #include <cstdlib>
+#include <initializer_list>
 #include <sstream>
+#include <vector>
 
 namespace dtensor::test {
+
+template <class T>
+T one_of(std::initializer_list<T> values) {
+  return *rc::gen::elementOf(std::vector<T>(values));
+}
 
 // Fails if one of `draws` fails. RC_PARAMS="max_success=3000" sets another number. `name` is part of the failure's
 // text.

@@ -10,13 +10,9 @@
 
 namespace {
 
+using dtensor::test::one_of;
 using train::MeshShape;
 using train::Options;
-
-template <class T>
-T one_of(std::initializer_list<T> values) {
-  return *rc::gen::elementOf(std::vector<T>(values));
-}
 
 // A mesh of up to 8 ranks.
 MeshShape any_mesh() {
