@@ -77,10 +77,10 @@ at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 }
 
 // Flash kernels expect values of the size of the queries, which latent attention has not; ATen would store all scores.
-// So the values are padded with zeros.
+// So the values are padded with zeros, except for a single query, whose scores are fewer than the values of a cache.
 at::Tensor sdpa(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
                 bool causal, double scale) {
-  const std::int64_t size = v.size(3), missing = q.size(3) - size;
+  const std::int64_t size = v.size(3), missing = q.size(2) > 1 ? q.size(3) - size : 0;
   const at::Tensor values = missing > 0 ? at::constant_pad_nd(v, {0, missing}) : v;
   const at::Tensor y = at::scaled_dot_product_attention(q, k, values, mask, 0.0, causal, scale, q.size(1) != k.size(1));
   return missing > 0 ? y.narrow(3, 0, size) : y;

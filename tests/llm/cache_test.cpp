@@ -3,6 +3,7 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
+#include "dtensor/dry_run.h"
 #include "dtensor/nn/decoder.h"
 #include "support/ranks.h"
 
@@ -88,6 +89,20 @@ TEST(KvCache, CopiesAreIndependent) {
   EXPECT_EQ(two.bytes(), one.bytes());
   const KVCache moved = std::move(two);
   EXPECT_EQ(moved.length(), 4);
+}
+
+// Padding the values of latent attention for a flash kernel would copy the cache at each token.
+TEST(KvCache, ATokenDoesNotCopyTheValues) {
+  for (const std::int64_t tokens : {1, 2}) {
+    const auto report = dry_run({}, [&](const Communicator&) {
+      const Model model(/*latent=*/true);
+      KVCache cache(2, 8);
+      model({1, 2, 3}, cache);
+      StepRecorder::begin_step();
+      model(std::vector<std::int64_t>(static_cast<std::size_t>(tokens), 4), cache);
+    });
+    EXPECT_EQ(report.operators.count("aten::fill_"), tokens == 1 ? 0 : 1) << tokens;  // of the padding
+  }
 }
 
 TEST(KvCache, RefusesOtherSizesUnlessEmpty) {
