@@ -133,7 +133,11 @@ part nccl env DTENSOR_TEST_BACKEND=nccl "$build/tests/test_gpu" --gtest_filter=-
 for name in trains moes examples operators; do part $name bash -c "text=(\$text_words); $name" & done
 part python bash -c python_tests &
 wait
-if [ -n "${NCCL_LIBRARY:-}" ]; then part nccl_ranks bash -c 'text=($text_words); nccl_ranks'; fi
+if [ -n "${NCCL_LIBRARY:-}" ]; then
+  part nccl_ranks bash -c 'text=($text_words); nccl_ranks'
+  # Preloaded, since torch brings its own.
+  part python_ranks env NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 LD_PRELOAD="$NCCL_LIBRARY/libnccl.so.2" bash -c python_tests
+fi
 part dispatch env -u DTENSOR_CHECKED "$build/bench/bench_dispatch" --device cuda --calls 200
 peer=(python3 bench/peers/train_gpu.py --peak-tflops "$peak")
 if python3 -c 'import torch' 2> /dev/null; then part probes python3 bench/peers/gpu_probes.py; fi
