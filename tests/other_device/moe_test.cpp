@@ -1,6 +1,7 @@
 // Mixture of experts on a device other than the CPU: results, and the number of host reads.
 #include <gtest/gtest.h>
 
+#include "internal/kernels/gpu_kernels.h"
 #include "moe/small_layer.h"
 #include "other_device/step.h"
 
@@ -105,6 +106,47 @@ TEST(OtherDevice, PaddedGroupsReadNoCounts) {
     MixtureOfExperts regular(small_options(at::kFloat));
     fill(regular, 3);
     expect_close(got, regular.forward(Draw(7).normal({8, 8}, at::kFloat)).detach(), "y", 1e-5);
+  }
+}
+
+// Automatic: no read on one rank, with and without a loss of the router; one read of the counts without the kernel.
+TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
+  for (const bool disabled : {false, true}) {
+    for (const bool scales : {false, true}) {
+      disable_gpu_kernels(disabled ? "grouped_experts" : "");
+      auto options = small_options(at::kBFloat16);
+      options.shared_ffn = 8;
+      options.router.aux_loss = 0.01;
+      options.scale_expert_gradients = scales;
+      int reads = -1;
+      at::Tensor got, grad;
+      MoeCounters counters;
+      on_device_mesh({1}, [&](const DeviceMesh& mesh) {
+        MixtureOfExperts layer(options);
+        fill(layer, 3);
+        nn::distribute(layer.named_parameters(), mesh,
+                       [](const auto&, const auto&) { return Placements{Replicate()}; });
+        const auto x = distribute_tensor(Draw(7).normal({8, 8}, at::kBFloat16), mesh, {Shard(0)}).requires_grad_();
+        layer.run(x);  // Creates the mappings.
+        const MoeCountersScope counted(counters);
+        fake::host_reads = 0;
+        const auto [y, loss] = layer.run(x);
+        (y.square().sum() + loss).backward();
+        reads = fake::host_reads;
+        got = host_value(y), grad = host_value(x.grad());
+      });
+      EXPECT_EQ(reads, disabled ? 1 : 0) << scales;
+      EXPECT_EQ(counters.aligned_passes, disabled ? 0 : 1);
+      MixtureOfExperts regular(options);
+      fill(regular, 3);
+      const auto x = Draw(7).normal({8, 8}, at::kBFloat16).requires_grad_();
+      const auto [y, loss] = regular.run(x);
+      (y.square().sum() + loss).backward();
+      expect_close(got, y.detach(), "y", 3e-2);
+      const auto scale = x.grad().abs().max();
+      expect_close(grad / scale, x.grad() / scale, "gradient of x", 3e-2);
+      set_takes_gpu_kernels(fake::kDevice, true);
+    }
   }
 }
 

@@ -82,7 +82,8 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWe
     moe::count(&MoeCounters::packed_weights);
     return run_packed(x, rows, cache->get(w), options.activation);
   }
-  if (options.backend == ExpertBackend::grouped) {
+  const bool grouped = !moe::all_equal(rows) && moe::prefers_grouped(x, w, options);
+  if (grouped || options.backend == ExpertBackend::grouped) {
     const NoMeshScopeGuard regular;
     return run_grouped_experts(x, at::tensor(rows, at::kLong).to(x.device()), w, options);
   }

@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "dtensor/moe/experts.h"
+#include "internal/kernels/gpu_kernels.h"
 #include "moe/dispatch/permute.h"
 #include "moe/local_function.h"
 #include "moe/row_kernels.h"
@@ -134,7 +135,33 @@ struct AlignedMmBackward final : Node {
   RegatherWeight again;
 };
 
+// Whether at::_grouped_mm takes a weight [E, N, K] in bfloat16 and its transpose.
+bool has_aligned_rows(const at::Tensor& weight) {
+  constexpr std::int64_t kBytes = 16, kElements = kBytes / 2;
+  return weight.is_contiguous() && weight.size(1) % kElements == 0 && weight.size(2) % kElements == 0 &&
+         reinterpret_cast<std::uintptr_t>(weight.const_data_ptr()) % kBytes == 0;
+}
+
 }  // namespace
+
+namespace moe {
+
+at::ScalarType product_type(const at::Tensor& x) {
+  const auto device = x.device().type();
+  return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
+}
+
+std::int64_t row_alignment(const at::Tensor& x) {
+  return 16 / static_cast<std::int64_t>(c10::elementSize(product_type(x)));
+}
+
+bool prefers_grouped(const at::Tensor& x, const ExpertWeights& w, const ExpertOptions& options) {
+  return options.backend == ExpertBackend::automatic && product_type(x) == at::kBFloat16 &&
+         takes_gpu_kernel(GpuKernel::grouped_experts, x.device().type()) && has_aligned_rows(w.w1) &&
+         has_aligned_rows(w.w2) && (!w.w3.defined() || has_aligned_rows(w.w3));
+}
+
+}  // namespace moe
 
 AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment) {
   TORCH_CHECK(alignment >= 1 && counts.dim() == 1, "align_groups: expected 1-D counts and alignment >= 1, got counts ",
