@@ -3,6 +3,7 @@
 #include <ATen/OpMathType.h>
 
 #include "gpu/gpu.h"
+#include "moe/experts/swiglu.h"
 #include "moe/row_kernels.h"
 #include "support/ranks.h"
 
@@ -65,6 +66,40 @@ TEST_F(GpuRows, EqualTheCpu) {
       const auto gpu = unpermute_backward_kernel(up(x), up(e.rows), up(e.position), up(e.weight));
       expect_near(gpu.first, cpu.first, "gradient of rows");
       expect_near(gpu.second, cpu.second, "gradient of weights");
+    }
+  }
+}
+
+TEST_F(GpuRows, SwigluHasTheBitsOfTheCpu) {
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
+    for (std::uint64_t seed = 0; seed < 25; ++seed) {
+      test::Draw draw(seed);
+      const auto n = draw.integer(1, 100000);
+      const auto gate = draw.normal({n}).mul_(20).to(dtype), up = draw.normal({n}).to(dtype);
+      const auto grad = draw.normal({n}).to(dtype);
+      const auto results = [&](const auto& run, const auto& place) {
+        std::vector<at::Tensor> made{at::empty_like(place(gate)), at::empty_like(place(gate)),
+                                     at::empty_like(place(gate))};
+        run(place(gate), place(up), place(grad), made);
+        return made;
+      };
+      const auto cpu = results(
+          [](const auto& g, const auto& u, const auto& dy, const auto& made) {
+            swiglu_cpu_loops().forward(g, u, made[0]);
+            swiglu_cpu_loops().backward(dy, g, u, made[1], made[2]);
+          },
+          [](const at::Tensor& t) { return t; });
+      const auto gpu = results(
+          [](const auto& g, const auto& u, const auto& dy, const auto& made) {
+            auto leaf = g.detach().requires_grad_(), other = u.detach().requires_grad_();
+            const auto y = swiglu(leaf, other);
+            y.backward(dy);
+            made[0].copy_(y.detach()), made[1].copy_(leaf.grad()), made[2].copy_(other.grad());
+          },
+          [](const at::Tensor& t) { return t.cuda(); });
+      for (std::size_t i = 0; i < cpu.size(); ++i) {
+        EXPECT_TRUE(at::equal(gpu[i].cpu(), cpu[i])) << dtype << " result " << i << " seed " << seed;
+      }
     }
   }
 }
