@@ -27,10 +27,6 @@ inline bool all_equal(at::IntArrayRef rows) {
   return std::all_of(rows.begin(), rows.end(), [&](auto r) { return r == rows[0]; });
 }
 
-// The dtype in which experts multiply the rows `x`: that of autocast if it is enabled.
-at::ScalarType product_type(const at::Tensor& x);
-// The weight gradient of at::_grouped_mm multiplies along the rows, so groups must be aligned to 16 bytes.
-std::int64_t row_alignment(const at::Tensor& x);
 // Whether ExpertBackend::automatic multiplies by at::_grouped_mm, if the host does not know that counts are equal. Its
 // kernel takes bfloat16 and rows of a multiple of 16 bytes.
 bool prefers_grouped(const at::Tensor& x, const ExpertWeights& weights, const ExpertOptions& options);

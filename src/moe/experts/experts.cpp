@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "dtensor/tensor.h"
@@ -103,14 +104,11 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWe
 at::Tensor run_grouped_experts(const at::Tensor& x, const at::Tensor& counts, const ExpertWeights& w,
                                const ExpertOptions& options) {
   check_gate(w, options.activation);
-  const auto least = moe::row_alignment(x), block = options.block > 0 ? options.block : least;
-  TORCH_CHECK(block % least == 0, "experts: block size ", block, ", dtype ", x.scalar_type(),
-              ": expected a multiple of ", least, " rows (16 bytes)");
   if (x.size(0) == 0) {
     const std::vector<std::int64_t> none(static_cast<std::size_t>(counts.size(0)));
     return run_experts(x, none, w, {.activation = options.activation, .backend = ExpertBackend::loop});
   }
-  const auto groups = align_groups(counts, x.size(0), block);
+  const auto groups = align_groups(counts, x.size(0), std::max<std::int64_t>(options.block, 1));
   moe::count(&MoeCounters::aligned_passes);
   moe::count(&MoeCounters::aligned_rows, groups.rows);
   const auto spread = groups.pad(x);
