@@ -1,7 +1,11 @@
 // Mixture of experts on a device other than the CPU: results, and the number of host reads.
 #include <gtest/gtest.h>
 
+#include <span>
+
 #include "internal/kernels/gpu_kernels.h"
+#include "moe/dispatch/permute.h"
+#include "moe/experts/swiglu.h"
 #include "moe/small_layer.h"
 #include "other_device/step.h"
 
@@ -109,11 +113,30 @@ TEST(OtherDevice, PaddedGroupsReadNoCounts) {
   }
 }
 
+std::atomic<int> swiglu_passes;
+
+// The CPU's loops for the fake device, counted.
+struct CountedSwiglu {
+  CountedSwiglu() {
+    moe::register_swiglu_kernels(
+        fake::kDevice, {[](const auto& gate, const auto& up, const auto& out) {
+                          ++swiglu_passes;
+                          moe::swiglu_cpu_loops().forward(gate, up, out);
+                        },
+                        [](const auto& grad, const auto& gate, const auto& up, const auto& d_gate, const auto& d_up) {
+                          ++swiglu_passes;
+                          moe::swiglu_cpu_loops().backward(grad, gate, up, d_gate, d_up);
+                        }});
+  }
+  ~CountedSwiglu() { moe::register_swiglu_kernels(fake::kDevice, {}); }
+};
+
 // Automatic: no read on one rank, with and without a loss of the router; one read of the counts without the kernel.
 TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
+  const CountedSwiglu counted_swiglu;
   for (const bool disabled : {false, true}) {
     for (const bool scales : {false, true}) {
-      disable_gpu_kernels(disabled ? "grouped_experts" : "");
+      disable_gpu_kernels(disabled ? "grouped_experts,swiglu" : "");
       auto options = small_options(at::kBFloat16);
       options.shared_ffn = 8;
       options.router.aux_loss = 0.01;
@@ -129,14 +152,15 @@ TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
         const auto x = distribute_tensor(Draw(7).normal({8, 8}, at::kBFloat16), mesh, {Shard(0)}).requires_grad_();
         layer.run(x);  // Creates the mappings.
         const MoeCountersScope counted(counters);
-        fake::host_reads = 0;
+        fake::host_reads = 0, swiglu_passes = 0;
         const auto [y, loss] = layer.run(x);
         (y.square().sum() + loss).backward();
         reads = fake::host_reads;
         got = host_value(y), grad = host_value(x.grad());
       });
       EXPECT_EQ(reads, disabled ? 1 : 0) << scales;
-      EXPECT_EQ(counters.aligned_passes, disabled ? 0 : 1);
+      EXPECT_EQ(counters.aligned_rows, disabled ? 0 : 16);  // 8 tokens with 2 experts, not padded
+      EXPECT_EQ(swiglu_passes, disabled ? 0 : 2);
       MixtureOfExperts regular(options);
       fill(regular, 3);
       const auto x = Draw(7).normal({8, 8}, at::kBFloat16).requires_grad_();
@@ -147,6 +171,19 @@ TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
       expect_close(grad / scale, x.grad() / scale, "gradient of x", 3e-2);
       set_takes_gpu_kernels(fake::kDevice, true);
     }
+  }
+}
+
+TEST(OtherDevice, EntriesAreSortedByBinAsOnTheCpu) {
+  fake::start();
+  Draw draw(8);
+  for (const std::int64_t bins : {1, 3, 255, 256, 300, 40000}) {
+    auto ids = at::empty({500}, at::kLong);
+    for (auto& id : std::span(ids.mutable_data_ptr<std::int64_t>(), 500)) id = draw.integer(0, bins);
+    const auto expected = sort_by_bin(ids, bins), got = sort_by_bin(ids.to(fake::kDevice), bins);
+    EXPECT_TRUE(at::equal(got.order.cpu(), expected.order)) << bins;
+    EXPECT_TRUE(at::equal(got.position.cpu(), expected.position)) << bins;
+    EXPECT_TRUE(at::equal(got.counts.cpu(), expected.counts)) << bins;
   }
 }
 
