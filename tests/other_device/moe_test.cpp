@@ -174,6 +174,37 @@ TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
   }
 }
 
+// Of a layer in a unit with mixed precision, as in the program moe.
+TEST(OtherDevice, TrainingStepWithExpertsReadsNothingOnOneRank) {
+  auto options = small_options(at::kFloat);
+  options.router.aux_loss = 0.01;
+  int reads = -1;
+  MoeCounters counters;
+  on_device_mesh({1}, [&](const DeviceMesh& mesh) {
+    MixtureOfExperts layer(options);
+    fill(layer, 3);
+    fully_shard(layer, mesh, {.precision = {.param_dtype = at::kBFloat16}});
+    AdamW optimizer(layer.parameters());
+    const auto x = distribute_tensor(Draw(7).normal({8, 8}, at::kBFloat16), mesh, {Shard(0)});
+    for (int step = 0; step < 3; ++step) {
+      counters = {};
+      const MoeCountersScope counted(counters);
+      fake::host_reads = 0;
+      const auto [y, loss] = [&] {
+        const ComputeScope narrow(layer.named_parameters());
+        return layer.run(x);
+      }();
+      (y.square().sum() + loss).backward();
+      clip_grad_norm_(layer.parameters(), 0.5);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    reads = fake::host_reads;
+  });
+  EXPECT_EQ(reads, 0);
+  EXPECT_EQ(counters.aligned_rows, 16);
+}
+
 TEST(OtherDevice, EntriesAreSortedByBinAsOnTheCpu) {
   fake::start();
   Draw draw(8);
