@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 
+#include "dtensor/moe/experts.h"
 #include "gpu/gpu.h"
 #include "moe/experts/swiglu.h"
 #include "moe/row_kernels.h"
@@ -66,6 +67,34 @@ TEST_F(GpuRows, EqualTheCpu) {
       const auto gpu = unpermute_backward_kernel(up(x), up(e.rows), up(e.position), up(e.weight));
       expect_near(gpu.first, cpu.first, "gradient of rows");
       expect_near(gpu.second, cpu.second, "gradient of weights");
+    }
+  }
+}
+
+// Groups of any size, empty ones too: the kernel of at::_grouped_mm asserts what it requires of their sizes.
+TEST_F(GpuRows, GroupsNeedNoPadding) {
+  for (std::uint64_t seed = 0; seed < 25; ++seed) {
+    test::Draw draw(seed);
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(draw.integer(1, 9)));
+    for (auto& r : rows) r = draw.coin() ? draw.integer(0, 300) : draw.integer(0, 3);
+    rows[0] += 1;
+    const auto experts = static_cast<std::int64_t>(rows.size());
+    const auto width = 8 * draw.integer(1, 40), ffn = 8 * draw.integer(1, 40);
+    const auto run = [&](ExpertBackend backend) {
+      test::Draw again(seed);
+      const auto leaf = [&](const std::vector<std::int64_t>& sizes) {
+        return (again.normal(sizes, at::kFloat) / 10).to(at::kBFloat16).cuda().requires_grad_();
+      };
+      const auto x = leaf({c10::sum_integers(rows), width}), w1 = leaf({experts, ffn, width});
+      const auto w2 = leaf({experts, width, ffn}), w3 = leaf({experts, ffn, width});
+      const auto y = run_experts(x, rows, {w1, w2, w3}, {.backend = backend});
+      y.sum().backward();
+      return std::vector<at::Tensor>{y.detach(), x.grad(), w1.grad(), w2.grad(), w3.grad()};
+    };
+    const auto expected = run(ExpertBackend::loop), got = run(ExpertBackend::grouped);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const double scale = 1e-6 + expected[i].abs().max().item<double>();
+      expect_near(got[i] / scale, (expected[i] / scale).cpu(), ("result " + std::to_string(i)).c_str());
     }
   }
 }
