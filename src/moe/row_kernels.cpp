@@ -147,6 +147,11 @@ void register_row_kernels(c10::DeviceType device, const RowKernels& loops) {
   all_row_kernels()[static_cast<std::size_t>(device)] = loops;
 }
 
+bool multiplies_groups(c10::Device device) {
+  bool (*const asks)(c10::Device) = all_row_kernels()[static_cast<std::size_t>(device.type())].multiplies_groups;
+  return asks == nullptr || asks(device);
+}
+
 at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {
   auto counts = at::zeros({bins}, ids.options());
   if (const auto* loops = row_kernels_for(ids)) {

@@ -6,6 +6,7 @@
 #include "internal/kernels/gpu_kernels.h"
 #include "moe/dispatch/permute.h"
 #include "moe/experts/swiglu.h"
+#include "moe/row_kernels.h"
 #include "moe/small_layer.h"
 #include "other_device/step.h"
 
@@ -131,12 +132,17 @@ struct CountedSwiglu {
   ~CountedSwiglu() { moe::register_swiglu_kernels(fake::kDevice, {}); }
 };
 
+enum class Grouped { yes, disabled, no_kernel };
+
 // Automatic: no read on one rank, with and without a loss of the router; one read of the counts without the kernel.
 TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
   const CountedSwiglu counted_swiglu;
-  for (const bool disabled : {false, true}) {
+  for (const auto grouped : {Grouped::yes, Grouped::disabled, Grouped::no_kernel}) {
     for (const bool scales : {false, true}) {
-      disable_gpu_kernels(disabled ? "grouped_experts,swiglu" : "");
+      disable_gpu_kernels(grouped == Grouped::disabled ? "grouped_experts,swiglu" : "");
+      moe::RowKernels kernels;
+      if (grouped == Grouped::no_kernel) kernels.multiplies_groups = [](c10::Device) { return false; };
+      moe::register_row_kernels(fake::kDevice, kernels);
       auto options = small_options(at::kBFloat16);
       options.shared_ffn = 8;
       options.router.aux_loss = 0.01;
@@ -158,9 +164,9 @@ TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
         reads = fake::host_reads;
         got = host_value(y), grad = host_value(x.grad());
       });
-      EXPECT_EQ(reads, disabled ? 1 : 0) << scales;
-      EXPECT_EQ(counters.aligned_rows, disabled ? 0 : 16);  // 8 tokens with 2 experts, not padded
-      EXPECT_EQ(swiglu_passes, disabled ? 0 : 2);
+      EXPECT_EQ(reads, grouped == Grouped::yes ? 0 : 1) << scales;
+      EXPECT_EQ(counters.aligned_rows, grouped == Grouped::yes ? 16 : 0);  // 8 tokens with 2 experts, not padded
+      EXPECT_EQ(swiglu_passes, grouped == Grouped::disabled ? 0 : 2);
       MixtureOfExperts regular(options);
       fill(regular, 3);
       const auto x = Draw(7).normal({8, 8}, at::kBFloat16).requires_grad_();
@@ -170,6 +176,7 @@ TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
       const auto scale = x.grad().abs().max();
       expect_close(grad / scale, x.grad() / scale, "gradient of x", 3e-2);
       set_takes_gpu_kernels(fake::kDevice, true);
+      moe::register_row_kernels(fake::kDevice, {});
     }
   }
 }

@@ -28,8 +28,8 @@ DTENSOR_API bool is_gated(ExpertActivation activation);
 
 // Implementation of the expert computation.
 enum class ExpertBackend : std::uint8_t {
-  automatic,  // batched if all experts have the same number of rows; else grouped for bfloat16 on a GPU (counts are not
-              // copied to the host), loop otherwise
+  automatic,  // batched if all experts have the same number of rows; else grouped for bfloat16 on a GPU with a kernel
+              // for it (counts are not copied to the host), loop otherwise
   loop,       // one matrix product per expert
   batched,    // one batched product; requires equal row counts
   grouped,    // at::_grouped_mm: not float64; D and F multiples of 16 bytes

@@ -67,8 +67,16 @@ void swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::T
   });
 }
 
-const bool registered = (register_row_kernels(c10::DeviceType::CUDA, {permute, unpermute, unpermute_backward, count}),
-                         register_swiglu_kernels(c10::DeviceType::CUDA, {swiglu_forward, swiglu_backward}), true);
+// LibTorch has the kernel for these compute capabilities.
+bool multiplies_groups_on(c10::Device device) {
+  int major = 0;
+  const auto code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index());
+  return code == cudaSuccess && (major == 9 || major == 10);
+}
+
+const bool registered =
+    (register_row_kernels(c10::DeviceType::CUDA, {permute, unpermute, unpermute_backward, count, multiplies_groups_on}),
+     register_swiglu_kernels(c10::DeviceType::CUDA, {swiglu_forward, swiglu_backward}), true);
 
 }  // namespace
 }  // namespace dtensor::moe
