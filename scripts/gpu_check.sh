@@ -12,7 +12,7 @@
 #
 # With a GPU for 30 minutes: PARTS="kernels probes" first (3 minutes: are kernels right, is the head as slow as
 # estimated?), then PARTS="speed_train speed_fused speed_without speed_padded speed_peer speed_again" (10 minutes),
-# PARTS="speed_moe nccl nccl_ranks" (8 minutes), PARTS="threads trains moes examples operators python dispatch" (10 minutes).
+# PARTS="speed_moe speed_moe_without nccl nccl_ranks" (8 minutes), PARTS="threads trains moes examples operators python dispatch" (10 minutes).
 # Each part speed_without_KERNEL trains without a kernel of docs/design/gpu_speed.md, between speed_fused and speed_again.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -28,13 +28,18 @@ export DTENSOR_CHECKED=calls RC_PARAMS=${RC_PARAMS:-max_success=20}
 declare -A predicted_ms=([speed_train]=149 [speed_fused]=139 [speed_again]=139)
 # The same without a kernel (DTENSOR_DISABLE_KERNELS).
 declare -A without_ms=([aligned_rows]=202 [layer_norm]=146 [loss]=147)
+predicted_ms[speed_moe]=140
+# Of the program moe.
+declare -A moe_without_ms=([grouped_experts]=160 [swiglu]=143)
+for kernel in "${!moe_without_ms[@]}"; do predicted_ms[speed_moe_without_$kernel]=${moe_without_ms[$kernel]}; done
 for kernel in "${!without_ms[@]}"; do predicted_ms[speed_without_$kernel]=${without_ms[$kernel]}; done
 
 rm -f "$logs"/*.said
 part() {  # NAME command...
   local name=$1 begin code last
   shift
-  [[ " ${PARTS:-$name} " == *" $name "* || ($name == speed_without_* && " ${PARTS:-} " == *" speed_without "*) ]] || return 0
+  [[ " ${PARTS:-$name} " == *" $name "* || ($name == speed_without_* && " ${PARTS:-} " == *" speed_without "*) ||
+    ($name == speed_moe_without_* && " ${PARTS:-} " == *" speed_moe_without "*) ]] || return 0
   begin=$(date +%s)
   timeout "$limit" "$@" > "$logs/$name.log" 2>&1
   code=$?
@@ -133,7 +138,11 @@ part nccl env DTENSOR_TEST_BACKEND=nccl "$build/tests/test_gpu" --gtest_filter=-
 for name in trains moes examples operators; do part $name bash -c "text=(\$text_words); $name" & done
 part python bash -c python_tests &
 wait
-if [ -n "${NCCL_LIBRARY:-}" ]; then part nccl_ranks bash -c 'text=($text_words); nccl_ranks'; fi
+if [ -n "${NCCL_LIBRARY:-}" ]; then
+  part nccl_ranks bash -c 'text=($text_words); nccl_ranks'
+  # Preloaded, since torch brings its own.
+  part python_ranks env NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 LD_PRELOAD="$NCCL_LIBRARY/libnccl.so.2" bash -c python_tests
+fi
 part dispatch env -u DTENSOR_CHECKED "$build/bench/bench_dispatch" --device cuda --calls 200
 peer=(python3 bench/peers/train_gpu.py --peak-tflops "$peak")
 if python3 -c 'import torch' 2> /dev/null; then part probes python3 bench/peers/gpu_probes.py; fi
@@ -148,5 +157,8 @@ for kernel in "${!without_ms[@]}"; do
 done
 part speed_again bash -c 'text=($text_words); speed train --fused-loss' # the spread
 part speed_moe bash -c 'text=($text_words); speed moe --experts 8 --top-k 2'
+for kernel in "${!moe_without_ms[@]}"; do
+  part speed_moe_without_$kernel env DTENSOR_DISABLE_KERNELS=$kernel bash -c 'text=($text_words); speed moe --experts 8 --top-k 2'
+done
 cat "$logs"/*.said
 ! grep -q FAILED "$logs"/*.said

@@ -194,7 +194,8 @@ void add_expert_flags(CLI::App& app, ExpertFlags& e) {
   app.add_flag("--score-before-experts", e.score_before,
                "multiply tokens by scores before the experts instead of results after them");
   app.add_option("--expert-backend", e.backend,
-                 "automatic, loop (one product per expert) or grouped (one product of padded groups)")
+                 "automatic (grouped for bfloat16 on a GPU, else loop), loop (one product per expert) or grouped "
+                 "(one product of groups)")
       ->check(CLI::IsMember({"automatic", "loop", "grouped"}))
       ->capture_default_str();
   app.add_option("--block", e.block, "--expert-backend grouped pads the rows of each expert to a multiple of this")

@@ -62,7 +62,7 @@ Table counters_table(const dtensor::MoeCounters& c) {
       {"layer passes", fmt::format("{}; entries counted {}, sorted {} times", c.passes, c.histograms, c.sorts)},
       {"kept", fmt::format("choices {}, plans {} times", c.cached_routings, c.cached_plans)},
       {"equal exchanges", fmt::format("{}", c.equal_exchanges)},
-      {"padded groups", fmt::format("{} passes, {} rows", c.aligned_passes, c.aligned_rows)},
+      {"grouped products", fmt::format("{} passes, {} rows", c.aligned_passes, c.aligned_rows)},
       {"without gradients",
        fmt::format("packed weights {}, added in place {} times", c.packed_weights, c.in_place_combines)},
   };

@@ -110,8 +110,11 @@ def init_device_mesh(
     world: Communicator | None = None,
     comm: Any = None,
 ) -> DeviceMesh:
-    """A mesh over the first prod(mesh_shape) ranks, in row-major order. Called by every rank; no communication.
+    """A mesh over the first prod(mesh_shape) ranks, in row-major order. Called by every rank.
 
+    ``device_type`` "cuda": processes communicate over NCCL, and connect at their first such mesh. A rank's GPU is the
+    current device if the program has used CUDA, else its number among the ranks of its host; it becomes the current
+    device. RuntimeError without a GPU, or if dtensor was built without NCCL.
     ``world``: the communicator whose ranks it uses; by default all ranks of the program.
     """
 

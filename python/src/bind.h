@@ -70,6 +70,8 @@ bool is_peer_error(const py::error_already_set& error);
 
 // The communicator of all ranks of the calling thread's program; see world.cpp.
 Communicator current_world();
+// `world` if it moves tensors of the device, else its ranks over NCCL. Collective; called without the GIL.
+Communicator world_on_device(const Communicator& world, c10::DeviceType device);
 
 // A scope of the library as a context manager: constructed on entry, on the entering thread, and destroyed on exit.
 template <class Scope>

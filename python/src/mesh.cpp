@@ -37,7 +37,8 @@ DeviceMesh from_ranks(const std::string& device, const py::object& ranks,
   const at::Tensor rows = all_ranks.contiguous();
   const at::IntArrayRef list(rows.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(rows.numel()));
   const py::gil_scoped_release no_gil;
-  return device_mesh(current_world(), device_type(device), list, rows.sizes(),
+  const auto type = device_type(device);
+  return device_mesh(world_on_device(current_world(), type), type, list, rows.sizes(),
                      names ? std::move(*names) : std::vector<std::string>{});
 }
 
@@ -63,7 +64,8 @@ DeviceMesh init(const std::string& device, const std::vector<std::int64_t>& shap
                 const std::optional<int>& mpi_handle) {
   TORCH_CHECK_VALUE(!world || !mpi_handle, "init_device_mesh: expected `world` or `comm`, got both");
   if (mpi_handle) world = communicator_of_mpi_handle(*mpi_handle);
-  return init_device_mesh(world ? *world : current_world(), device_type(device), shape,
+  const auto type = device_type(device);
+  return init_device_mesh(world_on_device(world ? *world : current_world(), type), type, shape,
                           names ? std::move(*names) : std::vector<std::string>{});
 }
 
@@ -175,7 +177,10 @@ void bind_mesh(py::module_& module) {
       },
       py::arg("device_type"), py::arg("mesh_shape"), py::kw_only(), py::arg("mesh_dim_names") = py::none(),
       py::arg("world") = py::none(), py::arg("comm") = py::none(),
-      "A mesh over the first prod(mesh_shape) ranks, row by row. Called by every rank; no communication.\n\n"
+      "A mesh over the first prod(mesh_shape) ranks, row by row. Called by every rank.\n\n"
+      "`device_type` \"cuda\": processes communicate over NCCL, and connect at their first such mesh. A rank's GPU is\n"
+      "the current device if the program has used CUDA, else its number among the ranks of its host; it becomes the\n"
+      "current device. RuntimeError without a GPU, or if dtensor was built without NCCL.\n\n"
       "`world`: the communicator to take ranks of; by default all ranks that the program was started as.\n"
       "`comm`: a communicator of mpi4py to take ranks of, in place of `world`. Collective over it.");
 }

@@ -13,8 +13,10 @@
 #include <thread>
 
 #include "bind.h"
+#include "dtensor/comm_backend.h"
 #include "dtensor/dry_run.h"
 #include "dtensor/estimate.h"
+#include "dtensor/launch.h"
 
 namespace dtensor::python {
 namespace {
@@ -60,12 +62,23 @@ class ProcessWorld {
     options_ = options_of(seconds);
   }
 
+  // NCCL over the ranks of `world`. That of all ranks is made once, so that all meshes share its streams. Collective.
+  Communicator on_gpus(const Communicator& world) {
+    const std::lock_guard lock(gpus_mutex_);
+    const bool all = is_current(world);
+    if (all && on_gpus_) return *on_gpus_;
+    const Communicator made = nccl_communicator(world, selected_gpu(), options_);
+    if (all) on_gpus_ = made;
+    return made;
+  }
+
   // Returns the exit status. `failure`: this rank's error, which ends the other ranks.
   int close(const std::string& failure) {
     if (forked()) return 0;
     std::unique_lock lock(mutex_);
     if (!started_) return 0;
     clear_cache();
+    on_gpus_.reset();
     ended_ = true;
     failure_ = failure;
     changed_.notify_all();
@@ -76,6 +89,18 @@ class ProcessWorld {
   }
 
  private:
+  // The current device of PyTorch if the program has used CUDA. -1: none, so each rank takes its own.
+  static int selected_gpu() {
+    const py::gil_scoped_acquire gil;
+    const auto cuda = py::module_::import("torch").attr("cuda");
+    return cuda.attr("is_initialized")().cast<bool>() ? cuda.attr("current_device")().cast<int>() : -1;
+  }
+
+  bool is_current(const Communicator& world) {
+    const std::lock_guard lock(mutex_);
+    return world_ && world == *world_;
+  }
+
   // A forked process has the memory, but not the thread that runs launch().
   bool forked() const {
     const pid_t of = process_;
@@ -111,6 +136,8 @@ class ProcessWorld {
   std::thread thread_;
   std::atomic<pid_t> process_{0};  // the process that called start()
   std::optional<Communicator> world_;
+  std::mutex gpus_mutex_;
+  std::optional<Communicator> on_gpus_;
   std::string failure_;
   RunOptions options_;
   // Set when the module is imported. If the program changes its thread count itself, that count is kept.
@@ -299,6 +326,11 @@ Communicator current_world() {
               "this thread is not a rank: run() is active, and its ranks are threads. A thread that a rank starts ",
               "(threading.Thread, ThreadPoolExecutor) is not a rank: pass it the rank's ", "number, mesh or tensors");
   return world;
+}
+
+Communicator world_on_device(const Communicator& world, c10::DeviceType device) {
+  const bool moves = device != c10::DeviceType::CUDA || backend_of(world)->supports(device);
+  return moves || is_dry_run() ? world : process_world().on_gpus(world);
 }
 
 void bind_world(py::module_& module) {

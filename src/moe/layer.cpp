@@ -10,6 +10,7 @@
 #include "moe/dispatch/dispatch_details.h"
 #include "moe/dispatch/permute.h"
 #include "moe/experts/expert_parallel.h"
+#include "moe/row_kernels.h"
 #include "moe/token_mapping.h"
 
 namespace dtensor {
@@ -225,7 +226,7 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
     w.regather3 = moe::regather_function(experts.w3, split);
   }
   if (!options_.scale_expert_gradients) return w;
-  const auto load = pass.routing.counts->of_ranks(pass.mapping.layout.ranks).sum(0);
+  const auto load = pass.routing.counts->on_device(pass.mapping.layout.ranks).sum(0);
   const auto here = w.w1.size(0), first = parallel_ && parallel_->ep ? parallel_->ep.rank() * here : 0;
   const auto mean = load.to(at::kDouble).mean();
   for (auto* each : {&w.w1, &w.w2, &w.w3}) {
@@ -243,8 +244,10 @@ at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPl
   };
   const bool own_tokens = parallel_ && parallel_->etp && !pass.mapping.etp_ranks_share_tokens;
   if (own_tokens) return moe::run_over_etp(rows, plan.host_rows(), parallel_->etp, run);
-  if (options_.experts.backend != ExpertBackend::grouped) return run(rows, plan.host_rows());
-  return run_grouped_experts(rows, plan.counts, weights, options_.experts);
+  const bool equal = !plan.rows.empty() && moe::all_equal(plan.rows);
+  const bool grouped = options_.experts.backend == ExpertBackend::grouped ||
+                       (!equal && plan.counts.defined() && moe::prefers_grouped(rows, weights, options_.experts));
+  return grouped ? run_grouped_experts(rows, plan.counts, weights, options_.experts) : run(rows, plan.host_rows());
 }
 
 std::vector<MixtureOfExperts*> moe_layers(nn::Module& model) {

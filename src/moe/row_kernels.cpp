@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstring>
+#include <limits>
 
 #include "internal/simulated.h"
 
@@ -124,8 +125,16 @@ at::Tensor rows_to_fill(const at::Tensor& position, std::int64_t kept, std::int6
   return all ? at::empty({kept, width}, options) : at::zeros({kept, width}, options);
 }
 
+// The narrowest type for 0 .. `largest`. A GPU's radix sort reads and writes all entries once for each byte of a key.
+at::ScalarType key_type(std::int64_t largest) {
+  if (largest <= std::numeric_limits<std::uint8_t>::max()) return at::kByte;
+  return largest <= std::numeric_limits<std::int16_t>::max() ? at::kShort : at::kLong;
+}
+
 SortedBins sort_with_aten(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept) {
-  const auto [sorted, by_bin] = at::sort(at::clamp_max(ids, counts.size(0)), /*stable=*/true, 0, /*descending=*/false);
+  const auto bins = counts.size(0);
+  const auto keys = at::clamp_max(ids, bins).to(key_type(bins));
+  const auto [sorted, by_bin] = at::sort(keys, /*stable=*/true, 0, /*descending=*/false);
   if (kept < 0) kept = counts.sum().item<std::int64_t>();
   const auto positions = at::arange(ids.numel(), ids.options());
   auto position = at::empty_like(ids).scatter_(0, by_bin, at::where(positions < kept, positions, -1));
@@ -136,6 +145,11 @@ SortedBins sort_with_aten(const at::Tensor& ids, const at::Tensor& counts, std::
 
 void register_row_kernels(c10::DeviceType device, const RowKernels& loops) {
   all_row_kernels()[static_cast<std::size_t>(device)] = loops;
+}
+
+bool multiplies_groups(c10::Device device) {
+  bool (*const asks)(c10::Device) = all_row_kernels()[static_cast<std::size_t>(device.type())].multiplies_groups;
+  return asks == nullptr || asks(device);
 }
 
 at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {

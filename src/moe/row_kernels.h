@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "dtensor/moe/experts.h"
 #include "moe/dispatch/permute.h"
 
 namespace dtensor::moe {
@@ -18,6 +19,8 @@ struct RowKernels {
   void (*unpermute_backward)(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& position,
                              const at::Tensor& weight, const at::Tensor& d_rows, const at::Tensor& d_weight) = nullptr;
   void (*count)(const at::Tensor& ids, const at::Tensor& counts) = nullptr;
+  // Whether at::_grouped_mm has a kernel for bfloat16 on this device, so that it reads no counts. Null: yes.
+  bool (*multiplies_groups)(c10::Device device) = nullptr;
 };
 DTENSOR_API void register_row_kernels(c10::DeviceType device, const RowKernels& loops);
 
@@ -26,8 +29,10 @@ inline bool all_equal(at::IntArrayRef rows) {
   return std::all_of(rows.begin(), rows.end(), [&](auto r) { return r == rows[0]; });
 }
 
-// The weight gradient of at::_grouped_mm multiplies along the rows, so groups must be aligned to 16 bytes.
-inline std::int64_t row_alignment(const at::Tensor& x) { return 16 / static_cast<std::int64_t>(x.element_size()); }
+bool multiplies_groups(c10::Device device);
+// Whether ExpertBackend::automatic multiplies by at::_grouped_mm, if the host does not know that counts are equal. Its
+// kernel takes bfloat16 and rows of a multiple of 16 bytes.
+bool prefers_grouped(const at::Tensor& x, const ExpertWeights& weights, const ExpertOptions& options);
 
 at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins);
 // `kept`: the sum of `counts`; -1: unknown.

@@ -2,7 +2,9 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 
+#include "dtensor/moe/experts.h"
 #include "gpu/gpu.h"
+#include "moe/experts/swiglu.h"
 #include "moe/row_kernels.h"
 #include "support/ranks.h"
 
@@ -65,6 +67,68 @@ TEST_F(GpuRows, EqualTheCpu) {
       const auto gpu = unpermute_backward_kernel(up(x), up(e.rows), up(e.position), up(e.weight));
       expect_near(gpu.first, cpu.first, "gradient of rows");
       expect_near(gpu.second, cpu.second, "gradient of weights");
+    }
+  }
+}
+
+// Groups of any size, empty ones too: the kernel of at::_grouped_mm asserts what it requires of their sizes.
+TEST_F(GpuRows, GroupsNeedNoPadding) {
+  for (std::uint64_t seed = 0; seed < 25; ++seed) {
+    test::Draw draw(seed);
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(draw.integer(1, 9)));
+    for (auto& r : rows) r = draw.coin() ? draw.integer(0, 300) : draw.integer(0, 3);
+    rows[0] += 1;
+    const auto experts = static_cast<std::int64_t>(rows.size());
+    const auto width = 8 * draw.integer(1, 40), ffn = 8 * draw.integer(1, 40);
+    const auto run = [&](ExpertBackend backend) {
+      test::Draw again(seed);
+      const auto leaf = [&](const std::vector<std::int64_t>& sizes) {
+        return (again.normal(sizes, at::kFloat) / 10).to(at::kBFloat16).cuda().requires_grad_();
+      };
+      const auto x = leaf({c10::sum_integers(rows), width}), w1 = leaf({experts, ffn, width});
+      const auto w2 = leaf({experts, width, ffn}), w3 = leaf({experts, ffn, width});
+      const auto y = run_experts(x, rows, {w1, w2, w3}, {.backend = backend});
+      y.sum().backward();
+      return std::vector<at::Tensor>{y.detach(), x.grad(), w1.grad(), w2.grad(), w3.grad()};
+    };
+    const auto expected = run(ExpertBackend::loop), got = run(ExpertBackend::grouped);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const double scale = 1e-6 + expected[i].abs().max().item<double>();
+      expect_near(got[i] / scale, (expected[i] / scale).cpu(), ("result " + std::to_string(i)).c_str());
+    }
+  }
+}
+
+TEST_F(GpuRows, SwigluHasTheBitsOfTheCpu) {
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
+    for (std::uint64_t seed = 0; seed < 25; ++seed) {
+      test::Draw draw(seed);
+      const auto n = draw.integer(1, 100000);
+      const auto gate = draw.normal({n}).mul_(20).to(dtype), up = draw.normal({n}).to(dtype);
+      const auto grad = draw.normal({n}).to(dtype);
+      const auto results = [&](const auto& run, const auto& place) {
+        std::vector<at::Tensor> made{at::empty_like(place(gate)), at::empty_like(place(gate)),
+                                     at::empty_like(place(gate))};
+        run(place(gate), place(up), place(grad), made);
+        return made;
+      };
+      const auto cpu = results(
+          [](const auto& g, const auto& u, const auto& dy, const auto& made) {
+            swiglu_cpu_loops().forward(g, u, made[0]);
+            swiglu_cpu_loops().backward(dy, g, u, made[1], made[2]);
+          },
+          [](const at::Tensor& t) { return t; });
+      const auto gpu = results(
+          [](const auto& g, const auto& u, const auto& dy, const auto& made) {
+            auto leaf = g.detach().requires_grad_(), other = u.detach().requires_grad_();
+            const auto y = swiglu(leaf, other);
+            y.backward(dy);
+            made[0].copy_(y.detach()), made[1].copy_(leaf.grad()), made[2].copy_(other.grad());
+          },
+          [](const at::Tensor& t) { return t.cuda(); });
+      for (std::size_t i = 0; i < cpu.size(); ++i) {
+        EXPECT_TRUE(at::equal(gpu[i].cpu(), cpu[i])) << dtype << " result " << i << " seed " << seed;
+      }
     }
   }
 }

@@ -58,6 +58,7 @@ TEST(Experts, AlignedGroupsPadRowsWithZeros) {
     const auto counts = at::tensor(rows, at::kLong);
     const auto m = counts.sum().item<std::int64_t>();
     const auto x = Draw(3).normal({m, 2}).abs() + 1;
+    EXPECT_TRUE(align_groups(counts, m, 1).pad(x).is_same(x));
     const auto groups = align_groups(counts, m, 4);
     const auto spread = groups.pad(x);
     EXPECT_EQ(spread.size(0) % 4, 0);

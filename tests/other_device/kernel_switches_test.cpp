@@ -81,7 +81,9 @@ TEST(OtherDevice, EachKernelIsDisabledByItsName) {
 
 TEST(OtherDevice, UnknownKernelIsAnError) {
   EXPECT_EQ(error_of([] { disable_gpu_kernels("loss,nrom"); }),
-            "DTENSOR_DISABLE_KERNELS: expected names of aligned_rows, layer_norm, loss, separated by commas, got nrom");
+            "DTENSOR_DISABLE_KERNELS: expected names of aligned_rows, layer_norm, loss, grouped_experts, swiglu, "
+            "separated by "
+            "commas, got nrom");
 }
 
 }  // namespace

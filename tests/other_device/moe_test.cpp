@@ -1,6 +1,12 @@
 // Mixture of experts on a device other than the CPU: results, and the number of host reads.
 #include <gtest/gtest.h>
 
+#include <span>
+
+#include "internal/kernels/gpu_kernels.h"
+#include "moe/dispatch/permute.h"
+#include "moe/experts/swiglu.h"
+#include "moe/row_kernels.h"
 #include "moe/small_layer.h"
 #include "other_device/step.h"
 
@@ -105,6 +111,117 @@ TEST(OtherDevice, PaddedGroupsReadNoCounts) {
     MixtureOfExperts regular(small_options(at::kFloat));
     fill(regular, 3);
     expect_close(got, regular.forward(Draw(7).normal({8, 8}, at::kFloat)).detach(), "y", 1e-5);
+  }
+}
+
+std::atomic<int> swiglu_passes;
+
+// The CPU's loops for the fake device, counted.
+struct CountedSwiglu {
+  CountedSwiglu() {
+    moe::register_swiglu_kernels(
+        fake::kDevice, {[](const auto& gate, const auto& up, const auto& out) {
+                          ++swiglu_passes;
+                          moe::swiglu_cpu_loops().forward(gate, up, out);
+                        },
+                        [](const auto& grad, const auto& gate, const auto& up, const auto& d_gate, const auto& d_up) {
+                          ++swiglu_passes;
+                          moe::swiglu_cpu_loops().backward(grad, gate, up, d_gate, d_up);
+                        }});
+  }
+  ~CountedSwiglu() { moe::register_swiglu_kernels(fake::kDevice, {}); }
+};
+
+enum class Grouped { yes, disabled, no_kernel };
+
+// Automatic: no read on one rank, with and without a loss of the router; one read of the counts without the kernel.
+TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
+  const CountedSwiglu counted_swiglu;
+  for (const auto grouped : {Grouped::yes, Grouped::disabled, Grouped::no_kernel}) {
+    for (const bool scales : {false, true}) {
+      disable_gpu_kernels(grouped == Grouped::disabled ? "grouped_experts,swiglu" : "");
+      moe::RowKernels kernels;
+      if (grouped == Grouped::no_kernel) kernels.multiplies_groups = [](c10::Device) { return false; };
+      moe::register_row_kernels(fake::kDevice, kernels);
+      auto options = small_options(at::kBFloat16);
+      options.shared_ffn = 8;
+      options.router.aux_loss = 0.01;
+      options.scale_expert_gradients = scales;
+      int reads = -1;
+      at::Tensor got, grad;
+      MoeCounters counters;
+      on_device_mesh({1}, [&](const DeviceMesh& mesh) {
+        MixtureOfExperts layer(options);
+        fill(layer, 3);
+        nn::distribute(layer.named_parameters(), mesh,
+                       [](const auto&, const auto&) { return Placements{Replicate()}; });
+        const auto x = distribute_tensor(Draw(7).normal({8, 8}, at::kBFloat16), mesh, {Shard(0)}).requires_grad_();
+        layer.run(x);  // Creates the mappings.
+        const MoeCountersScope counted(counters);
+        fake::host_reads = 0, swiglu_passes = 0;
+        const auto [y, loss] = layer.run(x);
+        (y.square().sum() + loss).backward();
+        reads = fake::host_reads;
+        got = host_value(y), grad = host_value(x.grad());
+      });
+      EXPECT_EQ(reads, grouped == Grouped::yes ? 0 : 1) << scales;
+      EXPECT_EQ(counters.aligned_rows, grouped == Grouped::yes ? 16 : 0);  // 8 tokens with 2 experts, not padded
+      EXPECT_EQ(swiglu_passes, grouped == Grouped::disabled ? 0 : 2);
+      MixtureOfExperts regular(options);
+      fill(regular, 3);
+      const auto x = Draw(7).normal({8, 8}, at::kBFloat16).requires_grad_();
+      const auto [y, loss] = regular.run(x);
+      (y.square().sum() + loss).backward();
+      expect_close(got, y.detach(), "y", 3e-2);
+      const auto scale = x.grad().abs().max();
+      expect_close(grad / scale, x.grad() / scale, "gradient of x", 3e-2);
+      set_takes_gpu_kernels(fake::kDevice, true);
+      moe::register_row_kernels(fake::kDevice, {});
+    }
+  }
+}
+
+// Of a layer in a unit with mixed precision, as in the program moe.
+TEST(OtherDevice, TrainingStepWithExpertsReadsNothingOnOneRank) {
+  auto options = small_options(at::kFloat);
+  options.router.aux_loss = 0.01;
+  int reads = -1;
+  MoeCounters counters;
+  on_device_mesh({1}, [&](const DeviceMesh& mesh) {
+    MixtureOfExperts layer(options);
+    fill(layer, 3);
+    fully_shard(layer, mesh, {.precision = {.param_dtype = at::kBFloat16}});
+    AdamW optimizer(layer.parameters());
+    const auto x = distribute_tensor(Draw(7).normal({8, 8}, at::kBFloat16), mesh, {Shard(0)});
+    for (int step = 0; step < 3; ++step) {
+      counters = {};
+      const MoeCountersScope counted(counters);
+      fake::host_reads = 0;
+      const auto [y, loss] = [&] {
+        const ComputeScope narrow(layer.named_parameters());
+        return layer.run(x);
+      }();
+      (y.square().sum() + loss).backward();
+      clip_grad_norm_(layer.parameters(), 0.5);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    reads = fake::host_reads;
+  });
+  EXPECT_EQ(reads, 0);
+  EXPECT_EQ(counters.aligned_rows, 16);
+}
+
+TEST(OtherDevice, EntriesAreSortedByBinAsOnTheCpu) {
+  fake::start();
+  Draw draw(8);
+  for (const std::int64_t bins : {1, 3, 255, 256, 300, 40000}) {
+    auto ids = at::empty({500}, at::kLong);
+    for (auto& id : std::span(ids.mutable_data_ptr<std::int64_t>(), 500)) id = draw.integer(0, bins);
+    const auto expected = sort_by_bin(ids, bins), got = sort_by_bin(ids.to(fake::kDevice), bins);
+    EXPECT_TRUE(at::equal(got.order.cpu(), expected.order)) << bins;
+    EXPECT_TRUE(at::equal(got.position.cpu(), expected.position)) << bins;
+    EXPECT_TRUE(at::equal(got.counts.cpu(), expected.counts)) << bins;
   }
 }
 

@@ -1,6 +1,10 @@
-"""Meshes on a GPU, whose thread ranks share it. Skipped without a GPU, or where the package was built for another PyTorch."""
+"""Meshes on GPUs: thread ranks that share one, and processes over NCCL. Without a GPU, the error of such a mesh."""
 
 import copy
+import os
+import socket
+import subprocess
+import sys
 import unittest
 
 import torch
@@ -27,6 +31,56 @@ def one_step(model, x):
 
 def full(tensor):
     return (tensor.full_tensor() if isinstance(tensor, dtensor.DTensor) else tensor).detach().cpu()
+
+
+def train_over_nccl():
+    """One of two processes. The step equals that of one CPU, and tensors move over NCCL."""
+    reference, x = network(), torch.randn(6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    model = copy.deepcopy(reference)
+    one_step(reference, x)
+    mesh = dtensor.init_device_mesh("cuda", (2,), mesh_dim_names=("dp",))
+    assert torch.cuda.current_device() == dtensor.rank() % torch.cuda.device_count()
+    assert mesh.communicator().backend == "nccl", mesh.communicator()
+    model.cuda()
+    fully_shard(model, mesh=mesh)
+    one_step(model, dtensor.distribute_tensor(x.cuda(), mesh, [Shard(0)]))
+    for name, parameter in model.named_parameters():
+        assert parameter.is_cuda
+        torch.testing.assert_close(full(parameter), reference.get_parameter(name).detach())
+
+
+def make_mesh():
+    dtensor.init_device_mesh("cuda", (2,), mesh_dim_names=("dp",))
+
+
+def outcomes(function, **variables):
+    """Exit status and output of two processes of a launcher that call a function of this file."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = []
+    for rank in range(2):
+        path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *sys.path])
+        environment = dict(os.environ, DTENSOR_RANK=str(rank), DTENSOR_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+                           MASTER_PORT=str(port), PYTHONPATH=path, **variables)  # fmt: skip
+        started.append(subprocess.Popen([sys.executable, "-c", f"import test_cuda; test_cuda.{function.__name__}()"],
+                                        env=environment, text=True, stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT))  # fmt: skip
+    outputs = [process.communicate(timeout=120)[0] for process in started]
+    return [(process.returncode, output) for process, output in zip(started, outputs)]
+
+
+class Processes(unittest.TestCase):
+    def test_a_mesh_without_a_gpu_is_an_error(self):
+        for status, output in outcomes(make_mesh, CUDA_VISIBLE_DEVICES=""):
+            self.assertNotEqual(status, 0)
+            self.assertRegex(output, "expected a GPU for each rank, but CUDA finds none for rank 0; check nvidia-smi"
+                             "|NCCL cannot be loaded: .*; build dtensor with a CUDA toolkit and NCCL")  # fmt: skip
+
+    @unittest.skipUnless(torch.cuda.device_count() > 1 or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
+                         "needs two GPUs, or NCCL 2.30")  # fmt: skip
+    def test_two_processes_train_over_nccl(self):
+        self.assertEqual(outcomes(train_over_nccl), [(0, "")] * 2)
 
 
 @unittest.skipUnless(torch.cuda.is_available(), "no GPU")

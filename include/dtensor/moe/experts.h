@@ -28,10 +28,11 @@ DTENSOR_API bool is_gated(ExpertActivation activation);
 
 // Implementation of the expert computation.
 enum class ExpertBackend : std::uint8_t {
-  automatic,  // batched if all experts have the same number of rows, else loop
+  automatic,  // batched if all experts have the same number of rows; else grouped for bfloat16 on a GPU with a kernel
+              // for it (counts are not copied to the host), loop otherwise
   loop,       // one matrix product per expert
   batched,    // one batched product; requires equal row counts
-  grouped,    // at::_grouped_mm on aligned groups: not float64; D and F multiples of 16 bytes
+  grouped,    // at::_grouped_mm: not float64; D and F multiples of 16 bytes
 };
 
 // Computes out[rows of e] = x[rows of e] * weight[e]^T for x [M, K] and weight [E, N, K]. An expert without rows is not
@@ -41,11 +42,11 @@ using RegatherWeight = std::function<at::Tensor()>;
 DTENSOR_API at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef rows,
                                   ExpertBackend backend = ExpertBackend::automatic, RegatherWeight again = {});
 
-// Row groups padded so that each starts at a multiple of `alignment` rows, as grouped kernels require. Computed without
+// Row groups padded so that each starts at a multiple of `alignment` rows; 1: no padding and no copy. Computed without
 // copying the counts [E] to the host: sizes depend only on the numbers of rows and groups.
 struct DTENSOR_API AlignedGroups {
   at::Tensor counts;  // [E] int64: rows of each group
-  at::Tensor place;   // [rows] int64: target position of each row
+  at::Tensor place;   // [rows] int64: target position of each row; undefined: its own
   at::Tensor ends;    // [E] int32: end of each group, including padding
   // Number of rows, including padding.
   std::int64_t rows = 0;
@@ -94,8 +95,8 @@ struct ExpertOptions {
   // What each expert computes, and the implementation.
   ExpertActivation activation = ExpertActivation::swiglu;
   ExpertBackend backend = ExpertBackend::automatic;
-  // grouped: rows of each expert are padded with zeros to a multiple of this number (for instance 8, 16 or 128). 0: the
-  // alignment that at::_grouped_mm requires, 16 bytes.
+  // grouped: rows of each expert are padded with zeros to a multiple of this number (for instance 8, 16 or 128). 0: no
+  // padding.
   std::int64_t block = 0;
 };
 

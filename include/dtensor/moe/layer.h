@@ -156,8 +156,8 @@ struct MoeCounters {
   std::int64_t cached_plans = 0;       // the exchange plan came from the cache as well
   std::int64_t equal_exchanges = 0;    // rows were exchanged without counts
   std::int64_t packed_weights = 0;     // experts used packed weights, in two batched products
-  std::int64_t aligned_passes = 0;     // experts used padded groups, without sizes on the host
-  std::int64_t aligned_rows = 0;       // rows of these groups, including padding
+  std::int64_t aligned_passes = 0;     // experts used grouped products, without sizes on the host
+  std::int64_t aligned_rows = 0;       // rows of these products, including padding
   std::int64_t in_place_combines = 0;  // results were added in place to the shared expert's output
 };
 

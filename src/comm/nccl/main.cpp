@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -23,18 +22,23 @@ int device_count() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-// The GPU of this rank: its number among the ranks of its host, modulo the visible GPUs. Collective.
+// The GPU of this rank: its number among the ranks of its host, modulo the visible GPUs. Collective. All ranks throw if
+// one has no GPU.
 int local_device(const Communicator& cpu) {
-  const int devices = device_count();
-  TORCH_CHECK(devices > 0, "nccl_communicator: rank ", cpu.rank(), " has no GPU that CUDA can use");
   char name[256] = {};
   gethostname(name, sizeof(name) - 1);
   const auto host = static_cast<std::int64_t>(std::hash<std::string_view>()(name));
-  std::vector<at::Tensor> hosts;
-  for (int rank = 0; rank < cpu.size(); ++rank) hosts.push_back(at::empty({1}, at::kLong));
-  cpu.all_gather(hosts, at::full({1}, host, at::kLong)).wait();
-  const auto same = [&](const at::Tensor& other) { return other.item<std::int64_t>() == host; };
-  const auto before = std::count_if(hosts.begin(), hosts.begin() + cpu.rank(), same);
+  std::vector<at::Tensor> of_ranks;
+  for (int rank = 0; rank < cpu.size(); ++rank) of_ranks.push_back(at::empty({2}, at::kLong));
+  const std::int64_t devices = device_count();
+  cpu.all_gather(of_ranks, at::tensor({host, devices}, at::kLong)).wait();
+  std::int64_t before = 0;
+  for (int rank = 0; rank < cpu.size(); ++rank) {
+    const auto* of = of_ranks[static_cast<std::size_t>(rank)].const_data_ptr<std::int64_t>();
+    TORCH_CHECK(of[1] > 0, "nccl_communicator: expected a GPU for each rank, but CUDA finds none for rank ", rank,
+                "; check nvidia-smi and CUDA_VISIBLE_DEVICES on its host, or use a mesh of CPUs");
+    if (rank < cpu.rank() && of[0] == host) ++before;
+  }
   return static_cast<int>(before % devices);
 }
 

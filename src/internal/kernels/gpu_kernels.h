@@ -10,8 +10,9 @@
 
 namespace dtensor {
 
-// aligned_rows: padding of matrices (aligned_rows.h). layer_norm: row_norm. loss: cross entropy.
-enum class GpuKernel : std::uint8_t { aligned_rows, layer_norm, loss, kCount };
+// aligned_rows: padding of matrices (aligned_rows.h). layer_norm: row_norm. loss: cross entropy. grouped_experts:
+// experts multiply by at::_grouped_mm. swiglu: the activation of experts.
+enum class GpuKernel : std::uint8_t { aligned_rows, layer_norm, loss, grouped_experts, swiglu, kCount };
 
 // Default: every device except the CPU, whose ATen kernels need no replacement. The environment variable
 // DTENSOR_DISABLE_KERNELS lists kernels that no device takes, for comparisons of speed: "layer_norm,loss".

@@ -58,6 +58,19 @@ __device__ int load(const T* row, std::int64_t from, std::int64_t end, Pack<T>& 
   return count;
 }
 
+// The first `count` elements.
+template <bool kAligned, class T>
+__device__ void store(const Pack<T>& pack, int count, T* to) {
+  if (kAligned && count == kVector) {
+    *reinterpret_cast<Pack<T>*>(to) = pack;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      if (i < count) to[i] = pack.v[i];
+    }
+  }
+}
+
 struct Add {
   template <class S>
   __device__ S operator()(S a, S b) const {

@@ -10,12 +10,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-using lanes::cuda::blocks_for;
-using lanes::cuda::narrow;
-using lanes::cuda::outcome;
-using lanes::cuda::SumOf;
-using lanes::cuda::widen;
-using lanes::cuda::with_type;
+using namespace lanes::cuda;
+using lanes::kVector;
 
 template <class Word>
 __global__ void permute(std::int64_t entries, std::int64_t choices, std::int64_t words, const Word* x,
@@ -28,36 +24,50 @@ __global__ void permute(std::int64_t entries, std::int64_t choices, std::int64_t
   }
 }
 
-template <class T, class Sum>
+template <bool kAligned, class T, class Sum>
 __global__ void unpermute(Extent e, const T* rows, const std::int64_t* position, const Sum* weight, T* out, bool adds) {
   for (std::int64_t t = blockIdx.x; t < e.tokens; t += gridDim.x) {
-    for (std::int64_t d = threadIdx.x; d < e.width; d += blockDim.x) {
-      Sum sum = 0;
+    T* const result = out + t * e.width;
+    for (std::int64_t d = threadIdx.x * kVector; d < e.width; d += kThreads * kVector) {
+      Sum sum[kVector] = {};
       for (std::int64_t entry = t * e.choices; entry < (t + 1) * e.choices; ++entry) {
         if (position[entry] < 0) continue;
         const Sum w = weight != nullptr ? weight[entry] : Sum(1);
-        sum += w * widen(rows[position[entry] * e.width + d]);
+        Pack<T> row;
+        load<kAligned>(rows + position[entry] * e.width, d, e.width, row);
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) sum[i] += w * widen(row.v[i]);
       }
-      T& result = out[t * e.width + d];
-      const T value = narrow<T>(sum);
-      result = adds ? narrow<T>(widen(result) + widen(value)) : value;
+      Pack<T> old;  // empty unless `adds`
+      const int count = load<kAligned>(result, d, adds ? e.width : d, old);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const T value = narrow<T>(sum[i]);
+        old.v[i] = i < count ? narrow<T>(widen(old.v[i]) + widen(value)) : value;
+      }
+      store<kAligned>(old, static_cast<int>(e.width - d < kVector ? e.width - d : kVector), result + d);
     }
   }
 }
 
-template <class T, class Sum>
+template <bool kAligned, class T, class Sum>
 __global__ void unpermute_backward(Extent e, const T* grad, const T* rows, const std::int64_t* position,
                                    const Sum* weight, T* d_rows, Sum* d_weight) {
   __shared__ Sum partial[kThreads];
   for (std::int64_t entry = blockIdx.x; entry < e.tokens * e.choices; entry += gridDim.x) {
     const std::int64_t at = position[entry];
     Sum dot = 0;
-    if (at >= 0) {
-      for (std::int64_t d = threadIdx.x; d < e.width; d += blockDim.x) {
-        const Sum g = widen(grad[entry / e.choices * e.width + d]);
-        dot += widen(rows[at * e.width + d]) * g;
-        d_rows[at * e.width + d] = narrow<T>(weight[entry] * g);
+    for (std::int64_t d = threadIdx.x * kVector; at >= 0 && d < e.width; d += kThreads * kVector) {
+      Pack<T> g, row;
+      const int count = load<kAligned>(grad + entry / e.choices * e.width, d, e.width, g);
+      load<kAligned>(rows + at * e.width, d, e.width, row);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        if (i >= count) continue;
+        dot += widen(row.v[i]) * widen(g.v[i]);
+        g.v[i] = narrow<T>(weight[entry] * widen(g.v[i]));
       }
+      store<kAligned>(g, count, d_rows + at * e.width + d);
     }
     partial[threadIdx.x] = dot;
     __syncthreads();
@@ -109,8 +119,9 @@ const char* launch_unpermute(const Extent& e, Type type, const void* rows, const
   with_type(type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
     using Sum = typename SumOf<T>::type;
-    unpermute<T, Sum>
-        <<<blocks_for(e.tokens), kThreads, 0, stream>>>(e, as<T>(rows), position, as<Sum>(weight), as<T>(out), adds);
+    const bool wide = is_aligned<T>(rows, e.width) && is_aligned<T>(out, e.width);
+    const auto kernel = wide ? &unpermute<true, T, Sum> : &unpermute<false, T, Sum>;
+    kernel<<<blocks_for(e.tokens), kThreads, 0, stream>>>(e, as<T>(rows), position, as<Sum>(weight), as<T>(out), adds);
   });
   return outcome();
 }
@@ -121,7 +132,9 @@ const char* launch_unpermute_backward(const Extent& e, Type type, const void* gr
   with_type(type, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
     using Sum = typename SumOf<T>::type;
-    unpermute_backward<T, Sum><<<blocks_for(e.tokens * e.choices), kThreads, 0, stream>>>(
+    const bool wide = is_aligned<T>(grad, e.width) && is_aligned<T>(rows, e.width) && is_aligned<T>(d_rows, e.width);
+    const auto kernel = wide ? &unpermute_backward<true, T, Sum> : &unpermute_backward<false, T, Sum>;
+    kernel<<<blocks_for(e.tokens * e.choices), kThreads, 0, stream>>>(
         e, as<T>(grad), as<T>(rows), position, as<Sum>(weight), as<T>(d_rows), as<Sum>(d_weight));
   });
   return outcome();

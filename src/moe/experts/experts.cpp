@@ -4,10 +4,12 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "dtensor/tensor.h"
 #include "moe/counting.h"
+#include "moe/experts/swiglu.h"
 #include "moe/local_function.h"
 #include "moe/row_kernels.h"
 
@@ -34,6 +36,13 @@ at::Tensor activate(const at::Tensor& h, ExpertActivation activation) {
       return at::relu(h);
   }
   TORCH_CHECK(false, "unknown activation of an expert");
+}
+
+// activation(gate) * up; without `up` for activations that are not gated.
+at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, ExpertActivation activation) {
+  if (activation == ExpertActivation::swiglu) return moe::swiglu(gate, up);
+  const auto h = activate(gate, activation);
+  return up.defined() ? h * up : h;
 }
 
 void check_gate(const ExpertWeights& w, ExpertActivation activation) {
@@ -82,32 +91,30 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWe
     moe::count(&MoeCounters::packed_weights);
     return run_packed(x, rows, cache->get(w), options.activation);
   }
-  if (options.backend == ExpertBackend::grouped) {
+  const bool grouped = !moe::all_equal(rows) && moe::prefers_grouped(x, w, options);
+  if (grouped || options.backend == ExpertBackend::grouped) {
     const NoMeshScopeGuard regular;
     return run_grouped_experts(x, at::tensor(rows, at::kLong).to(x.device()), w, options);
   }
-  auto h = activate(grouped_mm(x, w.w1, rows, options.backend, w.regather1), options.activation);
-  if (w.w3.defined()) h = h * grouped_mm(x, w.w3, rows, options.backend, w.regather3);
-  return grouped_mm(h, w.w2, rows, options.backend, w.regather2);
+  const auto gate = grouped_mm(x, w.w1, rows, options.backend, w.regather1);
+  const auto up = w.w3.defined() ? grouped_mm(x, w.w3, rows, options.backend, w.regather3) : at::Tensor();
+  return grouped_mm(gated(gate, up, options.activation), w.w2, rows, options.backend, w.regather2);
 }
 
 at::Tensor run_grouped_experts(const at::Tensor& x, const at::Tensor& counts, const ExpertWeights& w,
                                const ExpertOptions& options) {
   check_gate(w, options.activation);
-  const auto least = moe::row_alignment(x), block = options.block > 0 ? options.block : least;
-  TORCH_CHECK(block % least == 0, "experts: block size ", block, ", dtype ", x.scalar_type(),
-              ": expected a multiple of ", least, " rows (16 bytes)");
   if (x.size(0) == 0) {
     const std::vector<std::int64_t> none(static_cast<std::size_t>(counts.size(0)));
     return run_experts(x, none, w, {.activation = options.activation, .backend = ExpertBackend::loop});
   }
-  const auto groups = align_groups(counts, x.size(0), block);
+  const auto groups = align_groups(counts, x.size(0), std::max<std::int64_t>(options.block, 1));
   moe::count(&MoeCounters::aligned_passes);
   moe::count(&MoeCounters::aligned_rows, groups.rows);
   const auto spread = groups.pad(x);
-  auto h = activate(grouped_mm(spread, w.w1, groups, w.regather1), options.activation);
-  if (w.w3.defined()) h = h * grouped_mm(spread, w.w3, groups, w.regather3);
-  return groups.unpad(grouped_mm(h, w.w2, groups, w.regather2));
+  const auto gate = grouped_mm(spread, w.w1, groups, w.regather1);
+  const auto up = w.w3.defined() ? grouped_mm(spread, w.w3, groups, w.regather3) : at::Tensor();
+  return groups.unpad(grouped_mm(gated(gate, up, options.activation), w.w2, groups, w.regather2));
 }
 
 at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vector<ExpertWeights>& experts,

@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "dtensor/moe/experts.h"
+#include "internal/kernels/gpu_kernels.h"
 #include "moe/dispatch/permute.h"
 #include "moe/local_function.h"
 #include "moe/row_kernels.h"
@@ -119,7 +120,7 @@ struct AlignedMmBackward final : Node {
     at::Tensor dx, dw;
     if (task_should_compute_output(0)) dx = at::_grouped_mm(grad, again ? again() : weight.unpack(), groups.ends);
     if (task_should_compute_output(1)) {
-      dw = at::_grouped_mm(grad.t(), x.unpack(), groups.ends);
+      dw = at::_grouped_mm(grad.t(), x.unpack().contiguous(), groups.ends);
       dw.masked_fill_((groups.counts == 0).view({-1, 1, 1}), 0);  // _grouped_mm does not write empty groups
     }
     return {dx, dw};
@@ -134,13 +135,30 @@ struct AlignedMmBackward final : Node {
   RegatherWeight again;
 };
 
+// Whether at::_grouped_mm takes a weight [E, N, K] in bfloat16 and its transpose.
+bool has_aligned_rows(const at::Tensor& weight) {
+  constexpr std::int64_t kBytes = 16, kElements = kBytes / 2;
+  return weight.is_contiguous() && weight.size(1) % kElements == 0 && weight.size(2) % kElements == 0 &&
+         reinterpret_cast<std::uintptr_t>(weight.const_data_ptr()) % kBytes == 0;
+}
+
 }  // namespace
+
+bool moe::prefers_grouped(const at::Tensor& x, const ExpertWeights& w, const ExpertOptions& options) {
+  const auto device = x.device().type();
+  const auto dtype =
+      at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
+  return options.backend == ExpertBackend::automatic && dtype == at::kBFloat16 &&
+         takes_gpu_kernel(GpuKernel::grouped_experts, device) && moe::multiplies_groups(x.device()) &&
+         has_aligned_rows(w.w1) && has_aligned_rows(w.w2) && (!w.w3.defined() || has_aligned_rows(w.w3));
+}
 
 AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment) {
   TORCH_CHECK(alignment >= 1 && counts.dim() == 1, "align_groups: expected 1-D counts and alignment >= 1, got counts ",
               counts.sizes(), ", alignment ", alignment);
   const NoMeshScopeGuard regular;
   const auto ends = counts.cumsum(0);
+  if (alignment == 1) return {counts, {}, ends.to(at::kInt), rows};
   const auto padded_ends = counts.add(alignment - 1).div(alignment, "floor").mul(alignment).cumsum(0);
   const auto row = at::arange(rows, counts.options());
   const auto group = at::bucketize(row, ends, false, /*right=*/true);
@@ -154,9 +172,13 @@ AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int
   return result;
 }
 
-at::Tensor AlignedGroups::pad(const at::Tensor& x) const { return permute_tokens(x, place.unsqueeze(1), rows); }
+at::Tensor AlignedGroups::pad(const at::Tensor& x) const {
+  return place.defined() ? permute_tokens(x, place.unsqueeze(1), rows) : x;
+}
 
-at::Tensor AlignedGroups::unpad(const at::Tensor& y) const { return unpermute_tokens(y, place.unsqueeze(1)); }
+at::Tensor AlignedGroups::unpad(const at::Tensor& y) const {
+  return place.defined() ? unpermute_tokens(y, place.unsqueeze(1)) : y;
+}
 
 at::Tensor grouped_mm(const at::Tensor& rows, const at::Tensor& weights, const AlignedGroups& groups,
                       RegatherWeight gather) {
@@ -184,8 +206,8 @@ at::Tensor grouped_mm(const at::Tensor& input, const at::Tensor& weights, at::In
   auto [x, weight, again] = as_autocast(input, weights, std::move(gather));
   if (backend == ExpertBackend::grouped && x.size(0) > 0) {
     const NoMeshScopeGuard regular;
-    const auto groups = align_groups(at::tensor(rows, at::kLong).to(x.device()), x.size(0), moe::row_alignment(x));
-    return groups.unpad(grouped_mm(groups.pad(x), weight, groups, std::move(again)));
+    const auto groups = align_groups(at::tensor(rows, at::kLong).to(x.device()), x.size(0), /*alignment=*/1);
+    return grouped_mm(x, weight, groups, std::move(again));
   }
   const auto settled = settle(backend, rows);
   at::Tensor result;

@@ -18,7 +18,7 @@ at::Tensor probabilities(const Routing& routing, const RouterOptions& o) {
 
 // E * sum_e f_e P_e, with f the fraction of all entries and P the mean probability.
 at::Tensor switch_loss(const at::Tensor& p, const Routing& routing, const TokenLayout& layout, double tokens) {
-  const auto counts = routing.counts->of_ranks(layout.ranks).sum(0).to(p.device(), p.scalar_type());
+  const auto counts = routing.counts->on_device(layout.ranks).sum(0).to(p.scalar_type());
   const double entries = tokens * static_cast<double>(routing.experts.size(1));
   const auto experts = static_cast<double>(routing.expert_count);
   return (counts * p.sum(0)).sum() * (experts / entries / tokens);

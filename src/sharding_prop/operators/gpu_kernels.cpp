@@ -12,8 +12,8 @@
 namespace dtensor {
 namespace {
 
-constexpr std::array<std::string_view, static_cast<std::size_t>(GpuKernel::kCount)> kNames{"aligned_rows", "layer_norm",
-                                                                                           "loss"};
+constexpr std::array<std::string_view, static_cast<std::size_t>(GpuKernel::kCount)> kNames{
+    "aligned_rows", "layer_norm", "loss", "grouped_experts", "swiglu"};
 
 std::uint64_t bit_of(c10::DeviceType device) { return std::uint64_t{1} << static_cast<int>(device); }
 
