@@ -14,7 +14,6 @@
 
 #include "bind.h"
 #include "dtensor/comm_backend.h"
-#include "dtensor/dry_run.h"
 #include "dtensor/estimate.h"
 #include "dtensor/launch.h"
 
