@@ -127,7 +127,7 @@ python_tests() { PYTHONPATH="$build/python:tests/python" python3 -m unittest tes
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader || exit 77
 export -f train moe trains moes examples nccl_ranks python_tests speed operators slice
 export build logs limit peak text_words="${text[*]}"
-part kernels "$build/tests/test_gpu" --gtest_filter='GpuLoss.*:GpuNorm.*:GpuRows.*'
+part kernels "$build/tests/test_gpu" --gtest_filter='GpuLoss.*:GpuNorm*:GpuRows.*'
 part threads "$build/tests/test_gpu" &
 part nccl env DTENSOR_TEST_BACKEND=nccl "$build/tests/test_gpu" --gtest_filter=-Ranks/Lists.LongTensorsAreNotPacked* & # packs
 for name in trains moes examples operators; do part $name bash -c "text=(\$text_words); $name" & done
