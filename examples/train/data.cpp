@@ -162,11 +162,16 @@ Batch Corpus::batch(std::uint64_t seed, std::int64_t step, const BatchShape& sha
   return {ids, targets, shape.documents ? documents_of(ids, shape.end) : at::Tensor()};
 }
 
+at::Tensor to_device(const at::Tensor& t, c10::DeviceType device) {
+  if (!t.is_cpu() || device == c10::kCPU) return t.to(device);
+  return t.pin_memory().to(device, t.scalar_type(), /*non_blocking=*/true);
+}
+
 at::Tensor place_batch(const at::Tensor& full_tensor, const dtensor::DeviceMesh& mesh,
                        const dtensor::Placements& where) {
   const dtensor::Placements everywhere(static_cast<std::size_t>(mesh.ndim()));
   const auto placed =
-      dtensor::DTensor::from_local(full_tensor.to(mesh.device_type()), mesh, everywhere, full_tensor.sizes());
+      dtensor::DTensor::from_local(to_device(full_tensor, mesh.device_type()), mesh, everywhere, full_tensor.sizes());
   return where == everywhere ? placed : placed.redistribute(where);
 }
 

@@ -75,6 +75,8 @@ class Corpus {
   std::uint64_t fingerprint_ = 0;
 };
 
+// A tensor of a batch on a device. Copied from pinned memory, so that the host does not wait for the device.
+at::Tensor to_device(const at::Tensor& t, c10::DeviceType device);
 // Distributes a tensor of a batch that is equal on all ranks, without a collective.
 at::Tensor place_batch(const at::Tensor& full, const dtensor::DeviceMesh& mesh, const dtensor::Placements& where);
 

@@ -119,19 +119,21 @@ struct Job {
   dtensor::NamedTensors parameters = model.named_parameters();  // Parameters that every step uses.
 };
 
-double to_number(const at::Tensor& scalar) {
-  return dtensor::is_dtensor(scalar) ? dtensor::DTensor(scalar.detach()).full_tensor().item<double>()
-                                     : scalar.item<double>();
+// Its full value as a double, on its device.
+at::Tensor value_of(const at::Tensor& scalar) {
+  const at::Tensor value = scalar.detach();
+  return (dtensor::is_dtensor(value) ? dtensor::DTensor(value).full_tensor() : value).to(at::kDouble);
 }
 
 at::Tensor placed(const Job& job, const at::Tensor& t, const dtensor::Placements& where) {
   if (!t.defined()) return t;
-  return job.batch_mesh ? place_batch(t, job.batch_mesh, where) : t.to(device_type(job.options));
+  return job.batch_mesh ? place_batch(t, job.batch_mesh, where) : to_device(t, device_type(job.options));
 }
 
-// Forward and backward of one part of the batch; returns its contribution to the mean loss.
-double run_piece(const Job& job, const Batch& piece, double weight) {
-  if (job.stages != nullptr) return job.stages->run(piece, weight);
+// Forward and backward of one part of the batch; returns its contribution to the mean loss. Does not read it, so that
+// the host runs ahead of the device.
+at::Tensor run_piece(const Job& job, const Batch& piece, double weight) {
+  if (job.stages != nullptr) return at::scalar_tensor(job.stages->run(piece, weight), at::kDouble);
   at::Tensor loss;
   {
     const dtensor::ComputeScope scope(job.parameters);
@@ -149,18 +151,18 @@ double run_piece(const Job& job, const Batch& piece, double weight) {
   if (job.load != nullptr) job.load->add(job.model);
   if (weight != 1) loss = loss * weight;
   loss.backward();
-  return to_number(loss);
+  return value_of(loss);
 }
 
 dtensor::DeviceMesh mesh_of_draws(const Job& job) { return job.mesh ? job.mesh : job.batch_mesh; }
 dtensor::Communicator world_of(const Job& job) { return job.mesh ? job.mesh.world() : dtensor::Communicator(); }
 
-double run_batch(const Job& job, const Batch& batch) {
+at::Tensor run_batch(const Job& job, const Batch& batch) {
   const dtensor::AttentionStrategyScope strategy(dtensor::parse_attention_strategy(job.options.cp_strategy));
   if (job.pieces.size() == 1) return run_piece(job, batch, 1);
   const auto draws = mesh_of_draws(job);
   const auto random = draws ? get_rng_state(draws) : dtensor::RngState();
-  double loss = 0;
+  at::Tensor loss;
   std::int64_t first = 0;
   for (std::size_t i = 0; i < job.pieces.size(); ++i) {
     const auto count = job.pieces[i];
@@ -169,7 +171,8 @@ double run_batch(const Job& job, const Batch& batch) {
     std::optional<dtensor::NoGradientSync> later;
     if (i + 1 < job.pieces.size()) later.emplace();
     const double weight = static_cast<double>(count) / static_cast<double>(batch.ids.size(0));
-    loss += run_piece(job, batch.narrow(first, count), weight);
+    const at::Tensor part = run_piece(job, batch.narrow(first, count), weight);
+    loss = loss.defined() ? loss + part : part;
     if (job.memory != nullptr) job.memory->measure_now();
     first += count;
   }
@@ -184,7 +187,7 @@ void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
   const auto draws = mesh_of_draws(job);
   const auto random = draws ? get_rng_state(draws) : dtensor::RngState();
   const Batch batch = job.corpus.batch(o.seed, record.step, {o.batch, o.seq, o.documents, o.end_of_document});
-  record.loss = run_batch(job, batch);
+  const at::Tensor loss = run_batch(job, batch);
   if (job.stages != nullptr) std::tie(record.began, record.actions) = job.stages->take_actions();
   if (job.memory != nullptr) job.memory->measure_parameters();
   const auto again = [&] {
@@ -192,7 +195,8 @@ void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
     run_batch(job, batch);
   };
   optimizer.step([&](const at::Tensor& norm) {
-    record.grad_norm = job.stages != nullptr ? job.stages->on_every_rank(norm) : to_number(norm);
+    record.loss = loss.item<double>();
+    record.grad_norm = job.stages != nullptr ? job.stages->on_every_rank(norm) : value_of(norm).item<double>();
     check_step_finite({record.step + 1, record.loss, record.grad_norm}, again, world_of(job));
   });
   if (job.stages != nullptr) return job.stages->update_load_balancers();

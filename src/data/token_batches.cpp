@@ -9,6 +9,7 @@
 #include "dtensor/data.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
+#include "internal/device_copy.h"
 #include "internal/shard_segments.h"
 
 namespace dtensor {
@@ -115,7 +116,7 @@ TokenBatches::Batch TokenBatches::at(std::int64_t step, const DeviceMesh& mesh, 
     }
   }
   const auto wrap = [&](std::vector<std::int64_t>& values) -> at::Tensor {
-    const auto local = at::tensor(values, at::kLong).view({rows, columns}).to(mesh.device_type());
+    const auto local = copy_without_wait(at::tensor(values, at::kLong).view({rows, columns}), mesh.device_type());
     return DTensor::from_local(local, mesh, placements, sizes);
   };
   return {wrap(ids), wrap(targets)};

@@ -123,10 +123,9 @@ std::vector<at::Tensor> Bucket::steps() const {
   std::unordered_map<std::int64_t, at::Tensor> made;
   for (const OptimizerEntry* entry : entries) {
     at::Tensor& number = made[entry->steps];
-    if (!number.defined()) {
-      number = at::scalar_tensor(static_cast<double>(entry->steps), at::TensorOptions(at::kFloat));
-      const auto device = device_of_data(parameters.front());
-      if (!device.is_cpu()) number = number.to(device);
+    if (!number.defined()) {  // Created on the device: the host would wait for a copy.
+      const at::TensorOptions options(device_of_data(parameters.front()));
+      number = at::scalar_tensor(static_cast<double>(entry->steps), options.dtype(at::kFloat));
     }
     result.push_back(number);
   }

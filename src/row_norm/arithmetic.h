@@ -1,5 +1,6 @@
-// The arithmetic of layer norm on a row in float, for host and device: the same bits on both. Sums over a row have the
-// order of internal/kernels/lanes.h for blocks of kWarps; sums over rows add chunks of kRowsOfChunk in ascending order.
+// The arithmetic of layer norm, and of RMS norm with means of zero, on a row in float, for host and device: the same
+// bits on both. Sums over a row have the order of internal/kernels/lanes.h for blocks of kWarps; sums over rows add
+// chunks of kRowsOfChunk in ascending order.
 #pragma once
 
 #include <cmath>

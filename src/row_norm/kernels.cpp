@@ -12,7 +12,8 @@ namespace dtensor::row_norm {
 namespace {
 
 constexpr Kernels kSimulated{[](const Saved& saved, const at::Tensor&, double, const at::Tensor& y) {
-                               for (const auto& t : {saved.mean, saved.rstd, y}) forget_values(t);
+                               if (saved.mean.defined()) forget_values(saved.mean);
+                               forget_values(saved.rstd), forget_values(y);
                              },
                              [](const Saved&, const at::Tensor&, const at::Tensor& result) { forget_values(result); },
                              [](const Saved&, const at::Tensor&, const at::Tensor& partial, const at::Tensor& sums) {

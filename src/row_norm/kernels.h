@@ -1,5 +1,5 @@
-// Layer norm of half-precision rows with float parameters, which ATen's CUDA kernels do not accept. Loops on the CPU,
-// registered kernels on other devices, or ATen operators on a float copy.
+// Layer norm and RMS norm of half-precision rows with float parameters, which ATen's CUDA kernels do not accept. Loops
+// on the CPU, registered kernels on other devices, or ATen operators on a float copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,8 @@
 namespace dtensor::row_norm {
 
 // Operands are contiguous: x, y and gradients of x are [rows, n] in a half type; all others are float. `weight` and
-// `bias` are [n] or undefined: ones and zeros. `mean` and `rstd` have an element for each row.
+// `bias` are [n] or undefined: ones and zeros. `mean` and `rstd` have an element for each row. RMS norm subtracts no
+// mean: `mean` is undefined.
 struct Saved {
   at::Tensor x, mean, rstd, weight;
 };

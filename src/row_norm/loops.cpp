@@ -21,13 +21,14 @@ struct Rows {
       : rows(s.x.size(0)),
         n(s.x.size(1)),
         x(s.x.const_data_ptr<T>()),
-        mean(s.mean.mutable_data_ptr<float>()),
+        mean(s.mean.defined() ? s.mean.mutable_data_ptr<float>() : nullptr),
         rstd(s.rstd.mutable_data_ptr<float>()),
         weight(s.weight.defined() ? s.weight.const_data_ptr<float>() : nullptr) {}
 
+  float mean_of(std::int64_t r) const { return mean != nullptr ? mean[r] : 0.0F; }
   float scale(std::int64_t c) const { return weight != nullptr ? weight[c] : 1.0F; }
   float xhat(std::int64_t r, std::int64_t c) const {
-    return normalized(static_cast<float>(x[r * n + c]), mean[r], rstd[r]);
+    return normalized(static_cast<float>(x[r * n + c]), mean_of(r), rstd[r]);
   }
 };
 
@@ -51,8 +52,8 @@ void forward_loop(const Rows<T>& s, const float* bias, float eps, T* y) {
   each(s.rows, s.n, [&](std::int64_t r) {
     const T* row = s.x + r * s.n;
     const auto at = [&](std::int64_t c) { return static_cast<float>(row[c]); };
-    s.mean[r] = quotient(sum_of(s.n, at), count);
-    const float mean = s.mean[r];
+    if (s.mean != nullptr) s.mean[r] = quotient(sum_of(s.n, at), count);
+    const float mean = s.mean_of(r);
     s.rstd[r] = reciprocal_deviation(sum_of(s.n, [&](std::int64_t c) { return square_of(at(c), mean); }), count, eps);
     for (std::int64_t c = 0; c < s.n; ++c) {
       y[r * s.n + c] = static_cast<T>(dist::mul_add(s.xhat(r, c), s.scale(c), bias != nullptr ? bias[c] : 0.0F));
@@ -68,7 +69,8 @@ void input_gradient_loop(const Rows<T>& s, const T* grad, T* result) {
       return dist::product(static_cast<float>(grad[r * s.n + c]), s.scale(c));
     };
     const auto along = [&](std::int64_t c) { return dist::product(scaled(c), s.xhat(r, c)); };
-    const RowMeans means{quotient(sum_of(s.n, scaled), count), quotient(sum_of(s.n, along), count)};
+    const RowMeans means{s.mean != nullptr ? quotient(sum_of(s.n, scaled), count) : 0.0F,
+                         quotient(sum_of(s.n, along), count)};
     for (std::int64_t c = 0; c < s.n; ++c) {
       result[r * s.n + c] = static_cast<T>(input_gradient(scaled(c), s.xhat(r, c), s.rstd[r], means));
     }

@@ -22,6 +22,22 @@ TEST_F(GpuNorms, LayerNormAcceptsBFloat16Inputs) {
   });
 }
 
+TEST_F(GpuNorms, RmsNormOfBFloat16EqualsFloat64) {
+  const at::Tensor x = Draw(3).normal({6, 32}).to(at::kBFloat16), weight = Draw(4).normal({32}).to(at::kFloat);
+  const at::Tensor exact = x.to(at::kDouble).requires_grad_();
+  const at::Tensor expected = at::rms_norm(exact, {32}, weight.to(at::kDouble), 1e-5);
+  expected.sum().backward();
+  run_local(2, [&](const Communicator& world) {
+    const auto mesh = init_device_mesh(world, at::kCUDA, {2});
+    const at::Tensor split = distribute_tensor(x, mesh, {Shard(0)}).requires_grad_();
+    const at::Tensor y = at::rms_norm(split, {32}, distribute_tensor(weight, mesh, {Replicate()}), 1e-5);
+    y.sum().backward();
+    const auto host = [](const at::Tensor& t) { return DTensor(t.detach()).full_tensor().cpu().to(at::kDouble); };
+    EXPECT_TRUE(at::allclose(host(y), expected.detach(), 2e-2, 2e-2));
+    EXPECT_TRUE(at::allclose(host(split.grad()), exact.grad(), 2e-2, 2e-2));
+  });
+}
+
 // On a GPU the saved statistics have elements in evaluation, unlike on the CPU.
 TEST_F(GpuNorms, BatchNormInEvaluation) {
   const auto there = [](const at::Tensor& t) { return t.cuda(); };

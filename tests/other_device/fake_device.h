@@ -126,10 +126,15 @@ inline const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, s
 // Number of times that the host read device memory, over all threads; a real device would synchronize each time. Copies
 // that implement the device's own kernels do not count.
 inline std::atomic<int> host_reads = 0;
+// Number of copies to the device for which the host would wait: only those from pinned memory are asynchronous, if the
+// caller permits that.
+inline std::atomic<int> blocking_copies = 0;
 inline thread_local bool in_kernel = false;
 
-inline at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool) {
+inline at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
   if (to.is_cpu() && !in_kernel) ++host_reads;
+  const bool is_asynchronous = non_blocking && self.is_pinned();
+  if (self.is_cpu() && self.numel() > 0 && !is_asynchronous && !in_kernel) ++blocking_copies;
   on_host(to).copy_(on_host(self));
   return to;
 }

@@ -80,6 +80,7 @@ TEST(OtherDevice, EachKernelIsDisabledByItsName) {
 }
 
 TEST(OtherDevice, UnknownKernelIsAnError) {
+  const CountedKernels kernels;  // Enables the kernels before the error again.
   EXPECT_EQ(error_of([] { disable_gpu_kernels("loss,nrom"); }),
             "DTENSOR_DISABLE_KERNELS: expected names of aligned_rows, layer_norm, loss, grouped_experts, swiglu, "
             "separated by "

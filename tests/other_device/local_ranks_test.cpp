@@ -79,7 +79,7 @@ TEST(DeviceRanks, DeclaredHostMemoryIsHandledAsCpu) {
     });
     std::_Exit(waits == 0 ? 0 : 1);
   };
-  EXPECT_EXIT(child(), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(child(), testing::ExitedWithCode(0), testing::Eq(""));
 }
 
 }  // namespace

@@ -72,6 +72,7 @@ void register_composites(Handles& handles) {
                      KernelFunction::makeFromUnboxedRuntimeFunction(&tensor_split_special), handles);
   register_composite("aten::scaled_dot_product_attention", "",
                      KernelFunction::makeFromUnboxedRuntimeFunction(&attention_special), handles);
+  register_composite("aten::rms_norm", "", KernelFunction::makeFromUnboxedRuntimeFunction(&rms_norm_special), handles);
   register_composite("aten::_convolution_double_backward", "",
                      KernelFunction::makeFromUnboxedRuntimeFunction(&convolution_double_backward_special), handles);
   register_composite("aten::_pad_circular", "", KernelFunction::makeFromUnboxedRuntimeFunction(&pad_circular_special),

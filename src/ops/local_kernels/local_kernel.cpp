@@ -18,6 +18,7 @@ void add_random_kernels(LocalKernels& kernels);
 void add_reduction_kernels(LocalKernels& kernels);
 void add_pooling_kernels(LocalKernels& kernels);
 void add_resampling_kernels(LocalKernels& kernels);
+void add_rms_norm_kernels(LocalKernels& kernels);
 void add_row_kernels(LocalKernels& kernels);
 void add_segment_kernels(LocalKernels& kernels);
 void add_shuffle_kernels(LocalKernels& kernels);
@@ -42,6 +43,7 @@ LocalKernel find_local_kernel(std::string_view name) {
                       add_pooling_kernels,
                       add_reduction_kernels,
                       add_resampling_kernels,
+                      add_rms_norm_kernels,
                       add_row_kernels,
                       add_scan_kernels,
                       add_segment_kernels,

@@ -10,6 +10,7 @@
 #include "dtensor/named_tensors.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
+#include "internal/device_copy.h"
 #include "internal/parameter_swap.h"
 #include "internal/simulated.h"
 #include "optim/grad_norm/norm_group.h"
@@ -152,14 +153,14 @@ at::Tensor exchange(const Known& known, const NormGroup& group) {
   const std::int64_t kinds = group.slice_copy_count();
   const bool copies = kinds > 0 || group.has_regular_tensors();
   std::vector<at::Tensor> parts{known.added};
-  if (copies) parts.push_back(local_tensors_of(group).to(known.added.device()));
+  if (copies) parts.push_back(copy_without_wait(local_tensors_of(group), known.added.device()));
   if (group.has_regular_tensors()) parts.push_back(at::stack({known.regular, known.regular.square()}));
   const at::Tensor all = parts.size() == 1 ? known.added : at::cat(parts);
   comm.all_reduce(all, ReduceOp::sum).wait();
   at::Tensor sums = parts.size() == 1 ? all : all.narrow(0, 0, known.added.size(0));
   if (copies) {
     const auto held = at::cat({all.narrow(0, sums.size(0), kinds + 1).clamp_min(1), at::ones({1}, all.options())});
-    sums = sums / held.index_select(0, at::tensor(known.kinds, at::kLong).to(all.device()));
+    sums = sums / held.index_select(0, copy_without_wait(at::tensor(known.kinds, at::kLong), all.device()));
   }
   if (group.has_regular_tensors() && has_values_on_host(all))
     check_sums(known.regular, all.narrow(0, all.size(0) - 2, 2), comm.size());

@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "internal/simulated.h"
@@ -89,7 +91,7 @@ bool small_powers(const at::Tensor& t, double p, double& result) {
   }
 }
 
-using Positions = std::vector<std::int64_t>;
+using Positions = std::vector<std::size_t>;
 
 // Whether powers overflow in float for this norm, or underflow although they would count.
 bool needs_double(const at::Tensor& local, double norm, double p) {
@@ -108,34 +110,52 @@ at::Tensor wide_norm(const at::Tensor& local, const at::Tensor& norm, double p) 
   return at::linalg_vector_norm(local, p, c10::nullopt, /*keepdim=*/false, wide);
 }
 
-// Sets the entries of `sums` at these positions with ATen's foreach norm.
-void add_norms(const std::vector<at::Tensor>& locals, const Positions& positions, double p,
-               std::optional<at::ScalarType> dtype, at::Tensor& sums) {
+// Sets the norms at these positions with ATen's foreach norm.
+void find_norms(const std::vector<at::Tensor>& locals, const Positions& positions, double p,
+                std::optional<at::ScalarType> dtype, c10::Device device, std::vector<at::Tensor>& norms) {
   if (positions.empty()) return;
   std::vector<at::Tensor> chosen;
-  for (const std::int64_t i : positions) chosen.push_back(locals[static_cast<std::size_t>(i)]);
-  std::vector<at::Tensor> norms = at::_foreach_norm(chosen, p, dtype);
-  for (std::size_t k = 0; k < norms.size(); ++k) norms[k] = wide_norm(chosen[k], norms[k], p).to(sums.options());
-  const at::Tensor all = at::stack(norms);
-  sums.index_copy_(0, at::tensor(positions).to(sums.device()), std::isinf(p) ? all : all.pow(p));
+  for (const std::size_t i : positions) chosen.push_back(locals[i]);
+  const std::vector<at::Tensor> found = at::_foreach_norm(chosen, p, dtype);
+  for (std::size_t k = 0; k < found.size(); ++k) {
+    norms[positions[k]] = wide_norm(chosen[k], found[k], p).to(device);
+  }
+}
+
+// Zero where there is no norm. Converts all norms at once.
+at::Tensor powers_of(std::vector<at::Tensor> norms, double p) {
+  const auto is_defined = [](const at::Tensor& t) { return t.defined(); };
+  const at::Tensor zero = at::zeros_like(*std::find_if(norms.begin(), norms.end(), is_defined));
+  std::replace_if(norms.begin(), norms.end(), std::not_fn(is_defined), zero);
+  const at::Tensor all = at::stack(norms).to(at::kDouble);
+  return std::isinf(p) ? all : all.pow(p);
 }
 
 }  // namespace
 
 at::Tensor power_sums(const std::vector<at::Tensor>& locals, double p, c10::Device device) {
-  at::Tensor small = at::zeros({static_cast<std::int64_t>(locals.size())}, at::kDouble);
+  const auto count = static_cast<std::int64_t>(locals.size());
+  at::Tensor small = at::zeros({count}, at::kDouble);
   auto* values = is_simulated(small) ? nullptr : small.mutable_data_ptr<double>();
   Positions halves, others;
+  bool any_small = device.is_cpu();
   for (std::size_t i = 0; i < locals.size(); ++i) {
     const at::Tensor& local = locals[i];
     if (!local.defined() || local.numel() == 0) continue;
-    if (values != nullptr && small_powers(local, p, values[i])) continue;
-    (is_half(local) ? halves : others).push_back(static_cast<std::int64_t>(i));
+    if (values != nullptr && small_powers(local, p, values[i])) {
+      any_small = true;
+    } else {
+      (is_half(local) ? halves : others).push_back(i);
+    }
   }
-  at::Tensor sums = small.to(device);
-  add_norms(locals, halves, p, at::kFloat, sums);
-  add_norms(locals, others, p, std::nullopt, sums);
-  return sums;
+  // A copy of zeros to a device would make the host wait.
+  const at::Tensor sums =
+      any_small ? small.to(device) : at::zeros({count}, at::TensorOptions(device).dtype(at::kDouble));
+  if (halves.empty() && others.empty()) return sums;
+  std::vector<at::Tensor> norms(locals.size());
+  find_norms(locals, halves, p, at::kFloat, device, norms);
+  find_norms(locals, others, p, std::nullopt, device, norms);
+  return sums + powers_of(std::move(norms), p);
 }
 
 }  // namespace dtensor::optim

@@ -1,5 +1,5 @@
-// CUDA kernels of layer norm. A block computes a row, and a thread a column of the sums over rows. Sums have the order
-// of the loops on the CPU, so results are deterministic and equal those of the CPU.
+// CUDA kernels of layer norm and RMS norm. A block computes a row, and a thread a column of the sums over rows. Sums
+// have the order of the loops on the CPU, so results are deterministic and equal those of the CPU.
 #include "internal/kernels/lanes.cuh"
 #include "row_norm/arithmetic.h"
 #include "row_norm/cuda/layer_norm.h"
@@ -39,6 +39,7 @@ __device__ void map_rows(const T* a, const T* b, T* out, std::int64_t n, const F
   }
 }
 
+__device__ inline float mean_of(const Rows& s, std::int64_t r) { return s.mean != nullptr ? s.mean[r] : 0.0F; }
 __device__ inline float scale_of(const Rows& s, std::int64_t c) { return s.weight != nullptr ? s.weight[c] : 1.0F; }
 
 template <bool kAligned, class T>
@@ -46,10 +47,12 @@ __global__ void __launch_bounds__(kThreads) forward(Rows s, const float* bias, f
   const auto count = static_cast<float>(s.n);
   for (std::int64_t r = blockIdx.x; r < s.rows; r += gridDim.x) {
     const T* row = static_cast<const T*>(s.x) + r * s.n;
-    const float mean = quotient(sum_of<kAligned>(row, s.n, [](float v, std::int64_t) { return v; }), count);
+    float mean = 0;
+    if (s.mean != nullptr) mean = quotient(sum_of<kAligned>(row, s.n, [](float v, std::int64_t) { return v; }), count);
     const float squares = sum_of<kAligned>(row, s.n, [&](float v, std::int64_t) { return square_of(v, mean); });
     const float rstd = reciprocal_deviation(squares, count, eps);
-    if (threadIdx.x == 0) s.mean[r] = mean, s.rstd[r] = rstd;
+    if (threadIdx.x == 0) s.rstd[r] = rstd;
+    if (threadIdx.x == 0 && s.mean != nullptr) s.mean[r] = mean;
     map_rows<kAligned>(row, row, y + r * s.n, s.n, [&](float v, float, std::int64_t c) {
       return dist::mul_add(normalized(v, mean, rstd), scale_of(s, c), bias != nullptr ? bias[c] : 0.0F);
     });
@@ -61,12 +64,12 @@ __global__ void __launch_bounds__(kThreads) input_gradient_rows(Rows s, const T*
   const auto count = static_cast<float>(s.n);
   for (std::int64_t r = blockIdx.x; r < s.rows; r += gridDim.x) {
     const T *row = static_cast<const T*>(s.x) + r * s.n, *g = grad + r * s.n;
-    const float mean = s.mean[r], rstd = s.rstd[r];
+    const float mean = mean_of(s, r), rstd = s.rstd[r];
     const auto scaled = [&](float v, std::int64_t c) { return dist::product(v, scale_of(s, c)); };
     const auto along = [&](float v, float x, std::int64_t c) {
       return dist::product(scaled(v, c), normalized(x, mean, rstd));
     };
-    const float sum = sum_of<kAligned>(g, s.n, scaled);
+    const float sum = s.mean != nullptr ? sum_of<kAligned>(g, s.n, scaled) : 0.0F;
     const float sum_along = reduce_rows<kWarps, kAligned, T, float>(g, row, s.n, 0.0F, along, Add());
     const RowMeans means{quotient(sum, count), quotient(sum_along, count)};
     map_rows<kAligned>(g, row, result + r * s.n, s.n, [&](float v, float x, std::int64_t c) {
@@ -86,8 +89,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 8
     for (std::int64_t r = chunk * kRowsOfChunk; r < end; ++r) {
       const float g = widen(grad[r * s.n + c]);
-      weight =
-          dist::mul_add(g, normalized(widen(static_cast<const T*>(s.x)[r * s.n + c]), s.mean[r], s.rstd[r]), weight);
+      weight = dist::mul_add(g, normalized(widen(static_cast<const T*>(s.x)[r * s.n + c]), mean_of(s, r), s.rstd[r]),
+                             weight);
       bias += g;
     }
     partial[chunk * s.n + c] = weight;

@@ -11,7 +11,7 @@ namespace dtensor::row_norm::cuda {
 
 using lanes::Type;
 
-// row_norm::Saved (row_norm/kernels.h). `weight` may be null: ones.
+// row_norm::Saved (row_norm/kernels.h). `weight` may be null: ones. So may `mean`: RMS norm.
 struct Rows {
   Type type;
   std::int64_t rows, n;

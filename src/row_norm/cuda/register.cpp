@@ -15,7 +15,7 @@ void run(const Saved& saved, const Launch& launch) {
                         .rows = saved.x.size(0),
                         .n = saved.x.size(1),
                         .x = saved.x.const_data_ptr(),
-                        .mean = saved.mean.mutable_data_ptr<float>(),
+                        .mean = saved.mean.defined() ? saved.mean.mutable_data_ptr<float>() : nullptr,
                         .rstd = saved.rstd.mutable_data_ptr<float>(),
                         .weight = floats(saved.weight)};
   launch_on_device_of(saved.x, "layer_norm", [&](auto stream) { return launch(rows, stream); });

@@ -21,6 +21,8 @@ void run_functional_and_copy(const c10::OperatorHandle& op, torch::jit::Stack& s
 
 // Kernels for composite operators, which autograd would otherwise decompose. They are registered at the autograd key.
 at::Tensor linear_special(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+at::Tensor rms_norm_special(const at::Tensor& x, at::IntArrayRef shape, const std::optional<at::Tensor>& given,
+                            std::optional<double> given_eps);
 std::vector<at::Tensor> tensor_split_special(const at::Tensor& self, const at::Tensor& where, std::int64_t dim);
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_double_backward_special(
     const std::optional<at::Tensor>& of_input, const std::optional<at::Tensor>& of_weight,

@@ -98,6 +98,24 @@ Rule layer_norm_backward(const OpArgs& op) {
   return has_mixed_types(op, "input") ? rule.kernel(kKernel) : rule;
 }
 
+// Half-precision rows on a GPU, by the kernels of row_norm. The caller has checked that the device has them.
+bool is_half_on_gpu(const OpArgs& op) {
+  const auto type = op.dtype(op.operand("input"));
+  const bool half = type == c10::ScalarType::Half || type == c10::ScalarType::BFloat16;
+  return half && takes_gpu_kernel(GpuKernel::layer_norm, op.device());
+}
+
+Rule rms_norm(const OpArgs& op) {
+  Rule rule("N D!, D -> N D, N D=_; D = normalized_shape");
+  return is_half_on_gpu(op) ? rule.kernel("rms_norm_rows") : rule;
+}
+
+Rule rms_norm_backward(const OpArgs& op) {
+  Rule rule("N D!, N D, N D=_, D -> N D, D; D = normalized_shape");
+  rule.linear({0});
+  return is_half_on_gpu(op) ? rule.kernel("rms_norm_backward_rows") : rule;
+}
+
 bool trains(const OpArgs& op, bool by_name) {
   for (const char* flag : {"training", "train", "update"}) {
     if (op.has_arg(flag)) return op.boolean(flag);
@@ -207,11 +225,13 @@ void add_norm_rules(RuleBook& book) {
             "N D, N D, N D=_, N D=_, D, D -> N D, D, D; D = normalized_shape, local kernel as forward")
       .takes_saved_results()
       .outputs([](const OpArgs& op) { return backward_outputs(op, 4); });
-  book.rule("aten::_fused_rms_norm", "N D!, D -> N D, N D=_; D = normalized_shape").outputs([](const OpArgs& op) {
-    return std::vector{dense_meta(op.sizes(0), op.dtype(0)), dense_meta(stats_sizes(op, 0), stats_dtype(op))};
-  });
-  book.rule("aten::_fused_rms_norm_backward", "N D!, N D, N D=_, D -> N D, D; D = normalized_shape")
-      .linear({0})
+  book.rule("aten::_fused_rms_norm", rms_norm,
+            "N D!, D -> N D, N D=_; D = normalized_shape, local kernel for half types")
+      .outputs([](const OpArgs& op) {
+        return std::vector{dense_meta(op.sizes(0), op.dtype(0)), dense_meta(stats_sizes(op, 0), stats_dtype(op))};
+      });
+  book.rule("aten::_fused_rms_norm_backward", rms_norm_backward,
+            "N D!, N D, N D=_, D -> N D, D; D = normalized_shape, local kernel as forward")
       .takes_saved_results()
       .outputs([](const OpArgs& op) { return backward_outputs(op, 3); });
 }
