@@ -2,7 +2,6 @@
 // it into elementwise operators on float copies.
 #include <ATen/ATen.h>
 #include <ATen/ops/_fused_rms_norm_backward_ops.h>
-#include <ATen/ops/rms_norm_native.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -82,10 +81,13 @@ bool takes(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& weight)
 at::Tensor rms_norm_special(const at::Tensor& x, at::IntArrayRef shape, const std::optional<at::Tensor>& given,
                             std::optional<double> given_eps) {
   const at::Tensor weight = given.value_or(at::Tensor());
-  if (!takes(x, shape, weight)) {
-    return at::native::rms_norm_symint(x, c10::fromIntArrayRefSlow(shape), given, given_eps);
-  }
+  static const auto composite = c10::Dispatcher::singleton().findSchemaOrThrow("aten::rms_norm", "");
   static const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_rms_norm", ""));
+  if (!takes(x, shape, weight)) {
+    torch::jit::Stack stack{x, shape.vec(), weight.defined() ? c10::IValue(weight) : c10::IValue(), given_eps};
+    composite.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+    return stack[0].toTensor();
+  }
   const double eps = given_eps.value_or(std::numeric_limits<float>::epsilon());
   torch::jit::Stack stack{x.detach(), shape.vec(), weight.defined() ? c10::IValue(weight.detach()) : c10::IValue(),
                           eps};
