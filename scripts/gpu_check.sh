@@ -11,7 +11,7 @@
 # status 1 if a part failed.
 #
 # With a GPU for 30 minutes: PARTS="kernels probes" first (3 minutes: are kernels right, is the head as slow as
-# estimated?), then PARTS="speed_train speed_fused speed_without speed_padded speed_peer speed_again" (10 minutes),
+# estimated?), then PARTS="speed_train speed_fused speed_without speed_float8 speed_padded speed_peer speed_again" (10 minutes),
 # PARTS="speed_moe speed_moe_without nccl nccl_ranks" (8 minutes), PARTS="threads trains moes examples operators python dispatch" (10 minutes).
 # Each part speed_without_KERNEL trains without a kernel of docs/design/gpu_speed.md, between speed_fused and speed_again.
 set -uo pipefail
@@ -25,7 +25,7 @@ text=(--data "$build/tests/data" README.md)
 export DTENSOR_CHECKED=calls RC_PARAMS=${RC_PARAMS:-max_success=20}
 
 # Milliseconds a step. Before padded heads and row kernels: 218.
-declare -A predicted_ms=([speed_train]=148 [speed_fused]=138 [speed_again]=138)
+declare -A predicted_ms=([speed_train]=148 [speed_fused]=138 [speed_float8]=117 [speed_again]=138)
 # The same without a kernel (DTENSOR_DISABLE_KERNELS).
 declare -A without_ms=([aligned_rows]=201 [layer_norm]=145 [loss]=146)
 predicted_ms[speed_moe]=140
@@ -155,6 +155,7 @@ part speed_fused bash -c 'text=($text_words); speed train --fused-loss'
 for kernel in "${!without_ms[@]}"; do
   part speed_without_$kernel env DTENSOR_DISABLE_KERNELS=$kernel bash -c 'text=($text_words); speed train --fused-loss'
 done
+part speed_float8 bash -c 'text=($text_words); speed train --fused-loss --float8'
 part speed_again bash -c 'text=($text_words); speed train --fused-loss' # the spread
 part speed_moe bash -c 'text=($text_words); speed moe --experts 8 --top-k 2'
 for kernel in "${!moe_without_ms[@]}"; do

@@ -84,6 +84,7 @@ void add_parallel_flags(CLI::App& app, Options& o) {
                "compute the cross entropy on logits that are sharded by class over tp");
   app.add_flag("--sequence-parallel", o.sequence_parallel,
                "split activations between blocks along the sequence over tp");
+  app.add_flag("--float8", o.float8, "multiply in float8 in the blocks");
   app.add_flag("--checkpoint-activations", o.checkpoint_activations, "recompute each block in backward");
   app.add_option("--cp-strategy", o.cp_strategy, "strategy of attention over sequences that cp splits")
       ->check(CLI::IsMember({"auto", "ring", "gather", "ulysses"}))

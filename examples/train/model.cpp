@@ -6,6 +6,7 @@
 #include "dtensor/checkpoint_activations.h"
 #include "dtensor/debug.h"
 #include "dtensor/loss.h"
+#include "dtensor/nn/float8.h"
 
 namespace train {
 
@@ -95,6 +96,8 @@ Gpt::Gpt(const GptConfig& c)
 }
 
 std::vector<at::Tensor> Gpt::run_block(const Block& block, const std::vector<at::Tensor>& in) const {
+  std::optional<dtensor::nn::Float8Scope> float8;
+  if (config_.float8) float8.emplace();
   const auto run = [&block](const std::vector<at::Tensor>& x) {
     return block.forward(x[0], x.size() > 1 ? x[1] : at::Tensor());
   };

@@ -32,6 +32,7 @@ struct GptConfig {
   double layer_norm_eps = 1e-5;
   double dropout = 0;              // On the embedding and on each residual branch.
   bool checkpoint_blocks = false;  // Recomputes each block in backward.
+  bool float8 = false;             // Products of the blocks.
   at::TensorOptions tensor = {};   // Of the parameters.
   std::optional<ExpertConfig> experts = {};
 };

@@ -66,6 +66,7 @@ GptConfig gpt_config(const Options& options) {
   GptConfig config = options.model == "tiny" ? tiny() : gpt_153m();
   config.dropout = options.dropout;
   config.checkpoint_blocks = options.checkpoint_activations;
+  config.float8 = options.float8;
   config.tensor = config.tensor.dtype(scalar_type(options.dtype));
   if (options.hidden > 0) {
     config.hidden = options.hidden;

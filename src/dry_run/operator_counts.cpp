@@ -77,6 +77,7 @@ const std::unordered_map<std::string, Formula>& formulas() {
       {"aten::mm", product},
       {"aten::bmm", product},
       {"aten::_grouped_mm", product},
+      {"aten::_scaled_mm", product},
       {"aten::addmm", added},
       {"aten::addmm_", added},
       {"aten::baddbmm", added},

@@ -3,6 +3,7 @@
 
 #include "dtensor/debug.h"
 #include "dtensor/nn.h"
+#include "dtensor/nn/float8.h"
 #include "dtensor/tensor.h"
 #include "internal/kernels/gpu_kernels.h"
 
@@ -23,7 +24,11 @@ void Linear::reset_parameters() {
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
   const ModuleScope scope(name());
-  return constrain("out", at::linear(constrain("in", x), weight, bias));
+  const at::Tensor in = constrain("in", x);
+  const bool fits = weight.size(0) % 16 == 0 && weight.size(1) % 16 == 0 && in.scalar_type() != at::kDouble;
+  if (!fits || !Float8Scope::is_open()) return constrain("out", at::linear(in, weight, bias));
+  const at::Tensor y = float8_linear(in, weight);
+  return constrain("out", bias.defined() ? y + bias : y);
 }
 
 Embedding::Embedding(std::int64_t count, std::int64_t size, std::int64_t padding_idx, at::TensorOptions options)

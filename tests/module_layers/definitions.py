@@ -26,6 +26,7 @@ MODULES = {
     "mesh_scope": "tensor",
     "mpi": "comm",
     "nn/decoder": "decoder",
+    "nn/float8": "nn",
     "parallelize": "parallel",
     "pipeline_schedule": "pipeline/schedule",
     "rule": "sharding_prop",
