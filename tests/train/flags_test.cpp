@@ -278,7 +278,7 @@ TEST(FlagsOfPrograms, EachFlagOfMoeHasAnEffect) {
 std::set<std::string> flags_in_help(Kind program) {
   const auto help = run(program, {"--help"}, false).out;
   std::set<std::string> flags;
-  const std::regex flag("--[a-z-]+");
+  const std::regex flag("--[a-z0-9-]+");
   for (std::sregex_iterator it(help.begin(), help.end(), flag); it != std::sregex_iterator(); ++it) {
     flags.insert(it->str());
   }
