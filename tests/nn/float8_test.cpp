@@ -93,15 +93,15 @@ TEST(Float8, ScopeChoosesModulesAndIsRestoredByRecomputation) {
   const at::NoGradGuard initial;
   nn::Linear even(32, 16), odd(32, 10);
   const auto x = Draw(7).normal({16, 32}, at::kFloat);
-  const auto plain = even.forward(x), plain_odd = odd.forward(x);
+  const auto from_even = even.forward(x), from_odd = odd.forward(x);
   at::Tensor gradient[2];
   {
     const nn::Float8Scope scope;
-    EXPECT_FALSE(at::equal(even.forward(x), plain));
+    EXPECT_FALSE(at::equal(even.forward(x), from_even));
     EXPECT_TRUE(at::equal(even.forward(x), nn::float8_linear(x, even.weight) + even.bias));
-    EXPECT_TRUE(at::equal(odd.forward(x), plain_odd));
+    EXPECT_TRUE(at::equal(odd.forward(x), from_odd));
   }
-  EXPECT_TRUE(at::equal(even.forward(x), plain));
+  EXPECT_TRUE(at::equal(even.forward(x), from_even));
   const at::AutoGradMode grad(true);
   for (const bool recompute : {false, true}) {
     const auto leaf = x.clone().requires_grad_();

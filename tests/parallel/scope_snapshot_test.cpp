@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "dtensor/dtensor.h"
+#include "dtensor/nn/float8.h"
 #include "support/data.h"
 #include "support/ranks.h"
 
@@ -80,6 +81,11 @@ RestoredScope implicit_redistribution() {
           }};
 }
 
+RestoredScope float8() {
+  return {"Float8Scope", [](const at::Tensor&) { return std::make_shared<nn::Float8Scope>(); },
+          [](const at::Tensor&) { return c10::str(nn::Float8Scope::is_open()); }};
+}
+
 // Slots and unit of a ComputeScope, which computes in bfloat16.
 struct ComputeInBfloat16 {
   explicit ComputeInBfloat16(at::Tensor& weight)
@@ -95,8 +101,8 @@ RestoredScope compute(at::Tensor& weight) {
 }
 
 std::vector<RestoredScope> restored_scopes(at::Tensor& weight) {
-  return {attention_strategy(),      microbatch(),   factories(), plan(), strict(),
-          implicit_redistribution(), compute(weight)};
+  return {attention_strategy(),      microbatch(), factories(),    plan(), strict(),
+          implicit_redistribution(), float8(),     compute(weight)};
 }
 
 // What `scope` shows to the first and the second run of a recomputed function.

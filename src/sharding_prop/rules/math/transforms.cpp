@@ -130,17 +130,19 @@ void add_recurrent(RuleBook& book) {
   }
 }
 
-// With one scale for each operand and nothing to add, as aten::mm. Per-row scales are sharded with the rows; others
-// make the rows unsharded.
+// With one scale for each operand, nothing to add and a result that can be summed, as aten::mm. Per-row scales are
+// sharded with the rows; others make the rows unsharded.
 Rule scaled_mm(const OpArgs& op) {
   const auto is_one = [&](int operand) { return c10::multiply_integers(op.sizes(operand)) == 1; };
-  return is_one(2) && is_one(3) && !op.defined(4) && !op.defined(5) ? Rule("mk, kn, ~, ~, ~, ~ -> mn")
-                                                                    : Rule("mk!, k!n!, m_?, ~, ~, ~ -> mn");
+  const auto& result = op.arg("out_dtype");
+  const bool sums = !result.isNone() && !c10::isFloat8Type(result.toScalarType());
+  return sums && is_one(2) && is_one(3) && !op.defined(4) && !op.defined(5) ? Rule("mk, kn, ~, ~, ~, ~ -> mn")
+                                                                            : Rule("mk!, k!n!, m_?, ~, ~, ~ -> mn");
 }
 
 void add_quantized_products(RuleBook& book) {
   book.rule("aten::_scaled_mm", scaled_mm,
-            "mk, kn, ~, ~, ~, ~ -> mn; with several scales or a bias mk!, k!n!, m_?, ~, ~, ~ -> mn");
+            "mk, kn, ~, ~, ~, ~ -> mn; with several scales, a bias or a float8 result mk!, k!n!, m_?, ~, ~, ~ -> mn");
   book.rule("aten::_int_mm", "mk!, k!n! -> mn");
   book.rule("aten::_weight_int8pack_mm", "mk!, n!k!, ~ -> mn");
   book.replicate("aten::_scaled_mm_v2", "its scales are laid out in blocks");
