@@ -1,6 +1,7 @@
 // The views of a gathered copy are created once; its memory is freed and allocated again.
 #include <gtest/gtest.h>
 
+#include "dtensor/dry_run.h"
 #include "parallel/fsdp/unit.h"
 #include "parallel_fsdp/tower.h"
 
@@ -32,6 +33,22 @@ TEST(FsdpViews, AreReusedWithNewMemory) {
         }
       }
     });
+  }
+}
+
+// All units together would have hundreds of megabytes of them.
+TEST(FsdpViews, PiecesAreNotKeptBeyond256Ranks) {
+  for (const int ranks : {256, 257}) {
+    const auto report = dry_run({.ranks = ranks}, [&](const Communicator& world) {
+      at::Tensor weight = at::ones({2 * 257, 64}).requires_grad_();
+      const auto mesh = init_device_mesh(world, at::kCPU, {ranks}, {"dp"});
+      const auto unit = fully_shard(NamedTensors{{"w", &weight}}, mesh);
+      for (int step = 0; step < 2; ++step) {
+        at::linear(distribute_tensor(at::ones({ranks, 64}), mesh, {Shard(0)}), weight).sum().backward();
+        EXPECT_EQ(parameter_of(weight).pieces.size(), ranks == 256 ? 256 : 0) << ranks;
+      }
+    });
+    EXPECT_GE((report.collectives.at({"all_gather", "dp"}).calls), 4) << ranks;  // forward and backward, twice
   }
 }
 
