@@ -362,11 +362,16 @@ class StepEstimate:
         """Where the time goes, as text."""
 
     @property
-    def compute_by_kind(self) -> dict[str, float]: ...
+    def compute_by_kind(self) -> dict[str, float]:
+        """By product, attention, norm and elementwise."""
+
     @property
-    def communication_by_axis(self) -> dict[str, float]: ...
+    def communication_by_axis(self) -> dict[str, float]:
+        """By mesh axis."""
+
     @property
-    def exposed_by_axis(self) -> dict[str, float]: ...
+    def exposed_by_axis(self) -> dict[str, float]:
+        """By mesh axis."""
 
 class DryRunReport:
     """What one rank of a program needs since the last begin_step(), or since the start."""

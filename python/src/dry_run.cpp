@@ -52,9 +52,9 @@ void bind_estimates(py::module_& module) {
       .def_readonly("communication", &StepEstimate::communication, "Of collectives, whether or not they are hidden.")
       .def_readonly("exposed", &StepEstimate::exposed, "While the rank waits for collectives.")
       .def("shares", &StepEstimate::shares, "Where the time goes, as text.")
-      .def_readonly("compute_by_kind", &StepEstimate::compute_by_kind)
-      .def_readonly("communication_by_axis", &StepEstimate::communication_by_axis)
-      .def_readonly("exposed_by_axis", &StepEstimate::exposed_by_axis);
+      .def_readonly("compute_by_kind", &StepEstimate::compute_by_kind, "By product, attention, norm and elementwise.")
+      .def_readonly("communication_by_axis", &StepEstimate::communication_by_axis, "By mesh axis.")
+      .def_readonly("exposed_by_axis", &StepEstimate::exposed_by_axis, "By mesh axis.");
 }
 
 }  // namespace

@@ -201,6 +201,14 @@ class Search(unittest.TestCase):
             tiny = tiny_models.make(family)
             self.check(family, tiny.model, torch.randint(2, 90, (ROWS, 6), generator=torch.Generator().manual_seed(7)))
 
+    def test_slow_links_take_time(self):
+        _, model, sizes = next(models())
+        report = dtensor.simulate(RANKS, simulated, model.double(), any_input(sizes), LAYOUTS[0], hardware=HARDWARE[0])
+        node, rack = (report.estimate(hardware) for hardware in HARDWARE)
+        self.assertEqual(node.compute, rack.compute)
+        self.assertGreater(rack.exposed, node.exposed)
+        self.assertGreater(rack.communication_by_axis["shard"], 10 * node.communication_by_axis["shard"])
+
     def test_an_estimate_needs_hardware(self):
         report = dtensor.simulate(2, lambda: torch.ones(8).sum())
         with self.assertRaisesRegex(RuntimeError, "expected a report of simulate"):

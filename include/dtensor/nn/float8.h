@@ -22,6 +22,7 @@ DTENSOR_API at::Tensor float8_linear(const at::Tensor& x, const at::Tensor& weig
 class DTENSOR_API Float8Scope {
  public:
   Float8Scope();
+  // Whether one is open on this thread.
   static bool is_open();
 
  private:
