@@ -23,7 +23,6 @@ using torch::autograd::variable_list;
 
 using Call = LossCall;
 using CallPtr = std::shared_ptr<Call>;
-using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
 
 // Local rows [t, last] of a [..., last] tensor.
 at::Tensor rows_of(const at::Tensor& tensor) {
@@ -86,8 +85,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& values, const std::optional<at::Tensor>& weight,
                             CallPtr call) {
     const at::Tensor head = weight.value_or(at::Tensor());
-    at::AutoDispatchBelowADInplaceOrView below;
-    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+    const LocalBelowAutogradGuard local;
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
     ctx->save_for_backward({values, head});
     if (call->shard.is_outside_mesh()) return absent_loss(*call, at::toOpMathType(values.scalar_type()));
@@ -112,7 +110,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
       call.logits.reset();
       return gradient_with_graph({saved[0], saved[1], call.given, call.options}, grads[0]);
     }
-    const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+    const LocalNoGradGuard guard;
     LossGradients local;
     if (!call.shard.is_outside_mesh()) {
       local = backward_chunks(call, rows_of(saved[0]), aligned_head(call, saved[1]), scales_of(call, grads[0]));
@@ -206,7 +204,7 @@ at::Tensor on_one_device(const at::Tensor& values, const std::optional<at::Tenso
 at::Tensor as_autocast(const at::Tensor& operand) {
   const auto device = operand.device().type();
   if (!at::autocast::is_autocast_enabled(device)) return operand;
-  const NoAutocast no_autocast(c10::autocast_dispatch_keyset);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), operand, device);
 }
 
