@@ -69,7 +69,9 @@ void add_search(CLI::App& app, Options& o) {
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 12))
       ->capture_default_str();
-  app.add_option("--microbatches", o.space.microbatches, "numbers of microbatches to try")->delimiter(',');
+  app.add_option("--microbatches", o.space.microbatches, "numbers of microbatches to try")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 24));
   app.add_option("--schedule", o.space.schedules, "pipeline schedules to try")
       ->delimiter(',')
       ->check(CLI::IsMember({"gpipe", "1f1b"}));
@@ -77,7 +79,9 @@ void add_search(CLI::App& app, Options& o) {
       ->check(CLI::IsMember({"none", "selective", "full", "any"}));
   app.add_option("--precision", o.precision, "bf16, float32 or any")->check(CLI::IsMember({"bf16", "float32", "any"}));
   app.add_option("--mesh", o.mesh, "only this mesh, e.g. pp=8,shard=8,tp=8");
-  app.add_option("--most-runs", o.most_runs, "layouts that are dry-run at most")->capture_default_str();
+  app.add_option("--most-runs", o.most_runs, "layouts that are dry-run at most")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   app.add_flag("--exact", o.exact, "run all blocks of a stage instead of extrapolating from 2 and 3");
   app.add_option("--out", o.out, "write the chosen layout to this JSON file");
   app.add_option("--trace", o.trace, "write a Chrome trace of the first stage's step in this layout to this JSON file");

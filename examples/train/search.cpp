@@ -156,6 +156,17 @@ int report_search(const Options& o, const Corpus& corpus) {
   return 0;
 }
 
+namespace {
+
+dtensor::Recomputation recomputation_of(const std::string& word) {
+  using dtensor::Recomputation;
+  if (word == to_string(Recomputation::none)) return Recomputation::none;
+  if (word == to_string(Recomputation::full)) return Recomputation::full;
+  throw UsageError(fmt::format("--plan: expected \"recompute\" to be \"none\" or \"full\", got \"{}\"", word));
+}
+
+}  // namespace
+
 Options read_plan(Options options) {
   if (options.plan.empty()) return options;
   std::ifstream file(options.plan);
@@ -170,8 +181,11 @@ Options read_plan(Options options) {
                      .tp = mesh.at("tp"),
                      .ep = mesh.value("ep", 1)};
     l.microbatches = json.at("microbatches");
+    if (l.microbatches < 1 || l.microbatches > 1 << 16) {
+      throw UsageError(fmt::format("--plan: expected 1 to {} microbatches, got {}", 1 << 16, l.microbatches));
+    }
     l.schedule = json.at("schedule");
-    if (json.at("recompute") == "full") l.recompute = dtensor::Recomputation::full;
+    l.recompute = recomputation_of(json.at("recompute"));
     l.bf16 = json.at("bf16");
     return with_layout(std::move(options), l);
   } catch (const nlohmann::json::exception& error) {

@@ -53,19 +53,68 @@ const Curve& curve_of(const HardwareModel& hardware, StepTrace::Kind kind, at::S
               dtype_name(dtype), "' or '", kind_name(kind), "'; measure them with `plan calibrate`");
 }
 
-void check(const HardwareModel& hardware) {
-  TORCH_CHECK(!hardware.levels.empty(), "hardware table '", hardware.name,
-              "': expected at least one level of links, got none");
-  for (const auto& [name, curve] : hardware.rates) {
-    for (const auto& point : curve) {
-      TORCH_CHECK(point.size > 0 && point.rate > 0, "hardware table '", hardware.name, "', rates of '", name,
-                  "': expected a positive size and rate, got [", point.size, ", ", point.rate, "]");
-    }
+bool is_positive(double number) { return number > 0 && std::isfinite(number); }
+
+// A name of rates that no operator or kind has would be ignored: "prodct bfloat16", "product bf16".
+void check_rate_name(const std::string& name) {
+  const auto end = name.find(' ');
+  const std::string op = name.substr(0, end), dtype = end == std::string::npos ? "other" : name.substr(end + 1);
+  bool is_known = op.find("::") != std::string::npos, is_dtype = dtype == "other";
+  for (const auto kind :
+       {StepTrace::Kind::product, StepTrace::Kind::attention, StepTrace::Kind::norm, StepTrace::Kind::elementwise}) {
+    is_known = is_known || op == kind_name(kind);
   }
-  for (const auto& level : hardware.levels) {
-    TORCH_CHECK(level.bandwidth > 0 && level.latency >= 0 && level.ranks >= 1, "hardware table '", hardware.name,
-                "', level '", level.name, "': expected a positive bandwidth and number of ranks, got ", level.bandwidth,
-                " and ", level.ranks);
+  for (const auto type : {at::kBFloat16, at::kHalf, at::kDouble, at::kFloat}) {
+    is_dtype = is_dtype || dtype == dtype_name(type);
+  }
+  TORCH_CHECK(is_known && is_dtype,
+              "hardware table: expected rates of product, attention, norm, elementwise or an operator such as ",
+              "aten::mm, alone or with bfloat16, float16, float32, float64 or other; got '", name, "'");
+}
+
+void check_rates(const std::string& name, const Curve& curve) {
+  check_rate_name(name);
+  double last = 0;
+  for (const auto& point : curve) {
+    TORCH_CHECK(is_positive(point.size) && is_positive(point.rate) && point.size > last, "hardware table: rates of '",
+                name, "': expected positive rates of increasing sizes, got [", point.size, ", ", point.rate,
+                "] after size ", last);
+    last = point.size;
+  }
+}
+
+void check_levels(const std::vector<HardwareModel::Level>& levels) {
+  TORCH_CHECK(!levels.empty(), "hardware table: expected at least one level of links, got none");
+  std::int64_t inner = 0;
+  for (const auto& level : levels) {
+    TORCH_CHECK(is_positive(level.bandwidth) && level.latency >= 0 && std::isfinite(level.latency),
+                "hardware table: level '", level.name,
+                "': expected a positive bandwidth and a latency of at least 0, got ", level.bandwidth, " and ",
+                level.latency);
+    TORCH_CHECK(level.ranks > inner, "hardware table: level '", level.name, "': expected more ranks than the ", inner,
+                " of the level before, got ", level.ranks);
+    inner = level.ranks;
+  }
+}
+
+void check(const HardwareModel& hardware) {
+  for (const auto& [name, curve] : hardware.rates) check_rates(name, curve);
+  check_levels(hardware.levels);
+  for (const double number : {hardware.memory_bytes, hardware.operator_seconds}) {
+    TORCH_CHECK(number >= 0 && std::isfinite(number),
+                "hardware table: expected memory_bytes and operator_seconds of at least 0, got ", number);
+  }
+  for (const auto& [dtype, flops] : hardware.peak_flops) {
+    TORCH_CHECK(is_positive(flops), "hardware table: peak_flops of ", dtype, ": expected a positive number, got ",
+                flops);
+  }
+}
+
+// A misspelt field would have its default.
+void check_fields(const Json& json, const std::vector<std::string>& known) {
+  for (const auto& [field, value] : json.items()) {
+    TORCH_CHECK(std::find(known.begin(), known.end(), field) != known.end(), "hardware table: expected the fields ",
+                c10::Join(", ", known), "; got '", field, "'");
   }
 }
 
@@ -75,6 +124,7 @@ HardwareModel HardwareModel::parse(const std::string& text) {
   HardwareModel hardware;
   try {
     const Json json = Json::parse(text);
+    check_fields(json, {"name", "rates", "operator_seconds", "peak_flops", "memory_bytes", "asynchronous", "levels"});
     hardware.name = json.at("name");
     for (const auto& [name, points] : json.at("rates").items()) {
       for (const auto& point : points) hardware.rates[name].push_back({point.at(0), point.at(1)});
@@ -84,6 +134,7 @@ HardwareModel HardwareModel::parse(const std::string& text) {
     hardware.memory_bytes = json.value("memory_bytes", 0.0);
     hardware.asynchronous = json.value("asynchronous", false);
     for (const auto& level : json.at("levels")) {
+      check_fields(level, {"name", "ranks", "latency", "bandwidth"});
       hardware.levels.push_back({level.at("name"), level.at("ranks"), level.at("latency"), level.at("bandwidth")});
     }
   } catch (const nlohmann::json::exception& error) {

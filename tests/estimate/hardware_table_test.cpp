@@ -1,0 +1,69 @@
+// Tables of hardware: what is misspelt, unsorted or no number is one error, and nothing of it is read as a default.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+
+#include "dtensor/estimate.h"
+
+namespace dtensor {
+namespace {
+
+std::string error_of(const std::string& json) {
+  try {
+    HardwareModel::parse(json);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "none";
+}
+
+const std::string kTable =
+    R"({"name": "card", "rates": {"product bfloat16": [[1e6, 1e9], [1e9, 1e12]], "product": [[1e6, 1e9]],)"
+    R"( "aten::mm float32": [[1e6, 1e9]], "attention": [[1e6, 1e9]], "norm": [[1e6, 1e9]], "elementwise": [[1e6, 1e9]]},)"
+    R"( "operator_seconds": 1e-6, "peak_flops": {"bfloat16": 1e15}, "memory_bytes": 8e10, "asynchronous": true, "levels":)"
+    R"( [{"name": "node", "ranks": 8, "latency": 1e-6, "bandwidth": 1e11}, {"name": "rack", "ranks": 64, "latency": 1e-5, "bandwidth": 1e10}]})";
+
+// kTable with the first `from` replaced.
+std::string changed(const std::string& from, const std::string& to) {
+  std::string text = kTable;
+  const auto at = text.find(from);
+  TORCH_CHECK(at != std::string::npos, from);
+  return text.replace(at, from.size(), to);
+}
+
+struct Change {
+  const char *from, *to, *error;
+};
+
+TEST(HardwareTable, EachInvalidFieldIsAnError) {
+  EXPECT_EQ(error_of(kTable), "none");
+  for (const auto& [from, to, error] : {
+           Change{"\"operator_seconds\"", "\"operator_second\"", "got 'operator_second'"},
+           Change{"\"memory_bytes\"", "\"memory\"", "got 'memory'"},
+           Change{"\"latency\"", "\"latncy\"", "got 'latncy'"},
+           Change{"product bfloat16", "prodct bfloat16", "got 'prodct bfloat16'"},
+           Change{"product bfloat16", "product bf16", "got 'product bf16'"},
+           Change{"[1e9, 1e12]", "[1e5, 1e12]",
+                  "positive rates of increasing sizes, got [100000, 1e+12] after size 1e+06"},
+           Change{"[1e9, 1e12]", "[1e6, 1e12]", "positive rates of increasing sizes"},
+           Change{"[1e6, 1e9]", "[1e6, 0]", "positive rates of increasing sizes"},
+           Change{"[1e6, 1e9]", "[-1, 1e9]", "positive rates of increasing sizes"},
+           Change{"[1e6, 1e9]", "[1e6]", "not a hardware table"},
+           Change{"[1e6, 1e9]", "[1e6, \"fast\"]", "not a hardware table"},
+           Change{"8e10", "-1", "memory_bytes and operator_seconds of at least 0, got -1"},
+           Change{"1e15", "0", "peak_flops of bfloat16: expected a positive number, got 0"},
+           Change{"\"bandwidth\": 1e11", "\"bandwidth\": 0", "level 'node': expected a positive bandwidth"},
+           Change{"\"latency\": 1e-6", "\"latency\": -1", "level 'node': expected a positive bandwidth"},
+           Change{"\"ranks\": 64", "\"ranks\": 8",
+                  "level 'rack': expected more ranks than the 8 of the level before, got 8"},
+           Change{"\"ranks\": 8", "\"ranks\": 0", "level 'node': expected more ranks than the 0"},
+           Change{"\"name\": \"card\", ", "", "not a hardware table"},
+           Change{"{\"name\": \"card\"", "[", "not a hardware table"},
+       }) {
+    EXPECT_NE(error_of(changed(from, to)).find(error), std::string::npos) << to << ": " << error_of(changed(from, to));
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
