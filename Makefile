@@ -53,6 +53,7 @@ gpu-check:
 	@scripts/gpu_check.sh build/cuda
 
 docs:
+	@SETUP_DOCS=1 scripts/setup.sh
 	@scripts/docs.sh $(BUILD)
 
 install: build

@@ -30,7 +30,8 @@ doxygen "$out/Doxyfile" 2>&1 | { grep 'is not documented' || true; } | { grep -v
 python3 docs/site/cpp_reference.py include/dtensor "$out/source/reference" >> "$out/errors.log"
 python3 docs/site/python_reference.py python/dtensor "$out/source/python_reference" >> "$out/errors.log"
 DTENSOR_DOXYGEN_XML="$out/xml" sphinx-build -q -b html -c docs/site "$out/source" "$out/html" 2>&1 |
-  { grep -v "^Declaration is\|Duplicate C++ declaration" || true; } >> "$out/errors.log"  # namespaces occur on every page
+  { grep -v "^Declaration is\|Duplicate C++ declaration" || true; } >> "$out/errors.log" ||
+  echo "docs: sphinx-build failed" >> "$out/errors.log"  # namespaces occur on every page
 cat "$out/errors.log"
 echo "docs: $out/html/index.html"
 [ ! -s "$out/errors.log" ]

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the missing dependencies of a build: Debian packages and LibTorch. Uses an existing LibTorch (LIBTORCH,
 # CMAKE_PREFIX_PATH, the active Python's torch: see cmake/LocateLibTorch.cmake). Otherwise installs the pinned wheel,
-# without its dependencies, into the user's cache folder, which all clones share. SETUP_PACKAGES=0 installs no packages.
+# without its dependencies, into the user's cache folder, which all clones share. SETUP_PACKAGES=0 installs no packages,
+# SETUP_DOCS=1 also those that build the docs site.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,6 +10,8 @@ torch_version=2.15.0
 cuda_wheels=(nvidia-cuda-runtime==13.2.86 nvidia-cuda-cupti==13.2.86)  # libtorch_cpu.so links both, even without a GPU
 packages=(g++ cmake ninja-build ccache git python3 python3-venv nlohmann-json3-dev libcli11-dev libgtest-dev librapidcheck-dev
   libbenchmark-dev libopenmpi-dev openmpi-bin libxxhash-dev libonig-dev libutf8proc-dev pkg-config)
+docs_packages=(doxygen python3-sphinx python3-breathe python3-myst-parser furo)
+if [ "${SETUP_DOCS:-0}" = 1 ]; then packages+=("${docs_packages[@]}"); fi
 python=${PYTHON:-python3}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/dtensor
 home=$cache/libtorch-$torch_version
@@ -21,7 +24,7 @@ fail() { echo "setup: $*" >&2; exit 1; }
 
 # The stamp contains a hash of the inputs and the folder of the LibTorch that was found. Setup is done if both are still
 # valid.
-inputs() { { cat scripts/setup.sh scripts/cuda_stubs.py cmake/LocateLibTorch.cmake; echo "${LIBTORCH:-}|${CMAKE_PREFIX_PATH:-}|$cache|$python"; } | sha256sum | cut -c1-16; }
+inputs() { { cat scripts/setup.sh scripts/cuda_stubs.py cmake/LocateLibTorch.cmake; echo "${LIBTORCH:-}|${CMAKE_PREFIX_PATH:-}|$cache|$python|${SETUP_DOCS:-0}"; } | sha256sum | cut -c1-16; }
 done_before() {
   [ -e "$stamp" ] || return 1
   local sum root

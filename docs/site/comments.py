@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Doxygen's input filter: comments.py HEADER. Headers have // comments before or behind a declaration; Doxygen needs /// before it.
-A comment also describes the declarations after it that follow without an empty line and have no comment."""
+A comment also describes the declarations after it that follow without an empty line and have no comment. Private sections are left out;
+lines that are indented after an empty comment line are code."""
 import re
 import sys
 
@@ -28,9 +29,37 @@ def marked(text):
     return re.sub(r"`([^`]+)`", lambda m: "<code>" + m[1].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") + "</code>", text)
 
 
+def public(lines):
+    """The lines outside of private sections, which end with the class or at `public:`."""
+    end = None
+    for line in lines:
+        if end and re.match(end, line):
+            end = None
+        private = re.match(r"(\s*)private:", line)
+        if private:
+            end = rf"{private[1]}public:|{private[1][1:]}\}};"
+        if not end:
+            yield line
+
+
+def described_by(comment):
+    """The lines of a comment in Doxygen's form."""
+    code = False
+    for before, line in zip([None] + comment, comment):
+        if line.startswith("  ") and before == "":
+            code = True
+            yield "@code{.cpp}"
+        elif code and line and not line.startswith("  "):
+            code = False
+            yield "@endcode"
+        yield line if code else marked(line)
+    if code:
+        yield "@endcode"
+
+
 def each_declaration(part):
     """Splits `double lr = 1, eps = 2;`, of which Doxygen would describe only the first name."""
-    several = re.match(r"^(\s*(?:const |static |constexpr )*[\w:]+(?:<[\w:]+>)?) (\w+(?: = (?:\{\}|[^,;(){}<>]+))?(?:, \w+(?: = (?:\{\}|[^,;(){}<>]+))?)+);", part[0])
+    several = re.match(r"^(\s*(?:const |static |constexpr )*[\w:]+(?:<[\w:]+>)?) (\w+(?: = (?:\{\}|(?:[^,;(){}<>]|<<)+))?(?:, \w+(?: = (?:\{\}|(?:[^,;(){}<>]|<<)+))?)+);", part[0])
     if len(part) > 1 or not several:
         return [part]
     return [[f"{several[1]} {name};"] for name in several[2].split(", ")]
@@ -39,14 +68,14 @@ def each_declaration(part):
 def main(path):
     lines = open(path).read().split("\n")
     start = next(i for i, line in enumerate(lines) if not line.startswith("//"))
-    out = ["/// @file"] + ["///" + line[2:] for line in lines[:start]]
+    out = ["/// @file"] + [f"/// {line}" for line in described_by([line[2:].removeprefix(" ") for line in lines[:start]])]
     comment, fresh = [], False
-    for part in statements(lines[start:]):
+    for part in statements(list(public(lines[start:]))):
         text = part[0].strip()
         if len(part) == 1 and text.startswith("//"):
             if not fresh:
                 comment = []
-            comment.append(text[2:].strip())
+            comment.append(text[2:].removeprefix(" ").rstrip())
             fresh = True
             continue
         if not text:
@@ -57,7 +86,7 @@ def main(path):
         for declaration in each_declaration(part):
             if described:
                 indent = re.match(r"\s*", part[0])[0]
-                out += [f"{indent}/// {marked(line)}" for line in own]
+                out += [f"{indent}/// {line}" for line in described_by(own)]
             out += declaration
         fresh = False
         if part[-1].rstrip().endswith("{"):

@@ -13,6 +13,7 @@ html_theme = "furo"
 html_title = "dtensor"
 html_static_path = ["static"]
 html_css_files = ["wide.css"]
+html_search_scorer = os.path.join(os.path.dirname(os.path.abspath(__file__)), "static", "scorer.js")
 html_copy_source = False
 highlight_language = "none"
 exclude_patterns = ["site", "readme.md"]

@@ -53,7 +53,7 @@ struct DTENSOR_API StepTrace {
   };
   // One event.
   struct Event {
-    Kind kind = Kind::elementwise;
+    Kind kind = Kind::elementwise;      // what it takes time for
     at::ScalarType dtype = at::kFloat;  // of an operator's first tensor
     std::int32_t name = 0;              // index into `names`: the operator, collective or mark
     std::int32_t group = -1;            // of collectives and waits: index into `groups`; -1 for send and recv
@@ -66,15 +66,15 @@ struct DTENSOR_API StepTrace {
     std::string axis;                 // name of the mesh dimension
     std::vector<std::int64_t> ranks;  // world ranks
   };
-  std::vector<Event> events;
+  std::vector<Event> events;         // in the order of the program
   std::vector<MemoryByKind> memory;  // highest live bytes by kind since the previous event, if asked for
-  std::vector<std::string> names;
-  std::vector<Group> groups;
+  std::vector<std::string> names;    // of operators, collectives and marks, each once
+  std::vector<Group> groups;         // of collectives, each once
 };
 
 // The calls of one operator on local tensors.
 struct OperatorCount {
-  std::int64_t calls = 0;
+  std::int64_t calls = 0;  // On this rank.
   std::int64_t flops = 0;  // Of matrix products, convolutions and attention, two for a product and a sum; others: 0.
   std::int64_t bytes = 0;  // Read and written.
 };

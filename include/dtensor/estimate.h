@@ -24,13 +24,13 @@ struct DTENSOR_API HardwareModel {
   };
   // Links between ranks whose numbers divided by `ranks` are equal, such as the 8 GPUs of a node.
   struct Level {
-    std::string name;
-    std::int64_t ranks = 1;
-    double latency = 0;    // seconds of one message
-    double bandwidth = 0;  // bytes/s that one rank receives
+    std::string name;        // for outputs: "node"
+    std::int64_t ranks = 1;  // number of ranks that it connects
+    double latency = 0;      // seconds of one message
+    double bandwidth = 0;    // bytes/s that one rank receives
   };
 
-  std::string name;
+  std::string name;  // for outputs: "h100"
   // By operator or kind, and dtype ("aten::mm float32", "product bfloat16", "elementwise"). The rate of an operator
   // goes before that of its kind; a name without the dtype serves all other dtypes.
   std::map<std::string, std::vector<Point>> rates;
@@ -58,13 +58,14 @@ struct DTENSOR_API HardwareModel {
 
 // Estimated seconds of one rank's step.
 struct DTENSOR_API StepEstimate {
-  double seconds = 0;        // of the step
-  double compute = 0;        // of operators
-  double communication = 0;  // of collectives, whether or not they are hidden
-  double exposed = 0;        // while the rank waits for collectives: seconds = compute + exposed
-  // Operators by kind, collectives and exposed time by mesh axis, and the time from each mark to the next by its name.
-  std::map<std::string, double> compute_by_kind, communication_by_axis, exposed_by_axis;
-  std::vector<std::pair<std::string, double>> marks;
+  double seconds = 0;                             // of the step
+  double compute = 0;                             // of operators
+  double communication = 0;                       // of collectives, whether or not they are hidden
+  double exposed = 0;                             // while the rank waits for collectives: seconds = compute + exposed
+  std::map<std::string, double> compute_by_kind;  // seconds of operators by the name of their kind
+  std::map<std::string, double> communication_by_axis;  // seconds of collectives by mesh axis
+  std::map<std::string, double> exposed_by_axis;        // seconds of waits for collectives by mesh axis
+  std::vector<std::pair<std::string, double>> marks;    // name, and seconds until the next mark
 
   // Where the time goes: "operators product 61% attention 20% norm 3% elementwise 7%; waits shard 9%".
   std::string shares() const;
@@ -111,7 +112,7 @@ struct DTENSOR_API ParallelLayout {
 
 // Which layouts are tried: all products of axis sizes that equal `ranks`, with each of the other values.
 struct LayoutSpace {
-  std::int64_t ranks = 1;
+  std::int64_t ranks = 1;  // of the mesh
   // Largest size of an axis; 1: not used.
   std::int64_t max_pp = 1, max_replicate = 1 << 20, max_shard = 1 << 20, max_cp = 1, max_tp = 8, max_ep = 1;
   std::vector<std::int64_t> microbatches = {1};
@@ -142,10 +143,11 @@ struct SearchLimits {
   std::int64_t memory_bytes = 0;  // of a rank
   std::size_t most_runs = 1000;   // layouts whose cost is computed
 };
+// A layout of a search with its cost.
 struct PlannedLayout {
-  ParallelLayout layout;
-  LayoutCost cost;
-  std::string problem;  // why it was not chosen; empty: it fits
+  ParallelLayout layout;  // sizes of the mesh and other choices
+  LayoutCost cost;        // its memory and time
+  std::string problem;    // why it was not chosen; empty: it fits
 };
 // The result of a search.
 struct DTENSOR_API LayoutPlan {

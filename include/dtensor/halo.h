@@ -97,9 +97,9 @@ enum class Boundary : std::uint8_t { zero, replicate, reflect, periodic };
 
 // Ghost layers along one dimension.
 struct GhostLayers {
-  std::int64_t dim;
-  std::int64_t before = 0, after = 0;
-  Boundary boundary = Boundary::zero;
+  std::int64_t dim;                    // of the grid
+  std::int64_t before = 0, after = 0;  // numbers of layers before the first and after the last element
+  Boundary boundary = Boundary::zero;  // values of ghosts outside of the grid
 };
 
 // The ghost layers of a grid whose dimensions are sharded. Immutable; a cheap handle.

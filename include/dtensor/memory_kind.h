@@ -18,6 +18,7 @@ enum class MemoryKind : std::uint8_t {
   activation,       // Also temporaries of operators and gradients of activations.
   communication,    // Outputs of collectives that are none of the above.
 };
+// Number of kinds.
 inline constexpr std::size_t kMemoryKinds = 6;
 
 // Bytes by kind, indexed by MemoryKind.

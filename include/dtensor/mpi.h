@@ -36,6 +36,7 @@ DTENSOR_API Communicator from_mpi(MPI_Comm comm, const RunOptions& options = {})
 // The same for a communicator of Fortran (`integer`, or `comm%mpi_val` of mpi_f08) or of mpi4py (`comm.py2f()`).
 DTENSOR_API Communicator from_mpi_fortran(MPI_Fint comm, const RunOptions& options = {});
 
+// The same where both types of handles differ, so that a Fortran handle given to from_mpi compiles.
 template <class Handle>
 requires(std::is_same_v<Handle, MPI_Fint> && !std::is_same_v<MPI_Comm, MPI_Fint>) Communicator
     from_mpi(Handle comm, const RunOptions& options = {}) {

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The C++ blocks of a page of docs/guide as a test: extract.py PAGE.md OUT.cpp
+"""The C++ blocks of a page of docs/guide as a test: extract.py PAGE.md OUT.cpp. Their only header besides those that the page
+includes is dtensor/dtensor.h. Blocks that name a file (`// first.cpp`) are left to run_page.py.
 
 Blocks follow one another in the body of one function, which runs on four thread ranks. A block marked ```cpp global stands before it, and one with
 a main() is a program of its own, which is run with --ranks 4. #line makes the compiler's messages point into the page."""
@@ -8,11 +9,6 @@ import re
 import sys
 
 HEAD = """#include <dtensor/dtensor.h>
-#include <dtensor/pipeline.h>
-#include <gtest/gtest.h>
-#include <torch/library.h>
-
-#include <filesystem>
 
 namespace {
 using namespace dtensor;
@@ -21,7 +17,8 @@ using namespace dtensor;
 
 def blocks(text):
     for match in re.finditer(r"^```(cpp[^\n]*)\n(.*?)^```$", text, re.M | re.S):
-        yield match[1], text.count("\n", 0, match.start(2)) + 1, match[2]
+        if not re.match(r"// \S+\.cpp\n", match[2]):
+            yield match[1], text.count("\n", 0, match.start(2)) + 1, match[2]
 
 
 def main(page, out):
@@ -40,7 +37,7 @@ def main(page, out):
     text = "".join(includes) + HEAD + "".join(others) + "".join(programs)
     text += "void page([[maybe_unused]] const Communicator& world, [[maybe_unused]] const std::string& folder) {\n"
     text += "".join(body) + "}\n}  // namespace\n"
-    text += f"""
+    text += "#include <gtest/gtest.h>\n#include <unistd.h>\n\n#include <filesystem>\n" + f"""
 TEST(Guide, {name}) {{
   const std::string folder = ::testing::TempDir() + "guide_{name}_" + std::to_string(::getpid());
   std::filesystem::create_directories(folder);

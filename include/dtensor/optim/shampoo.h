@@ -22,8 +22,11 @@ enum class Grafting : std::uint8_t {
 //   direction = u x_1 P_1 x_2 P_2 ..., scaled to the length of a; with grafting and t < start: a
 //   W -= lr (direction + weight_decay W)
 struct ShampooOptions {
-  double lr = 1e-2, beta1 = 0.9, beta2 = 0.999, eps = 1e-12,
-         weight_decay = 0;  // beta2 = 1: sum instead of moving average
+  double lr = 1e-2;         // learning rate
+  double beta1 = 0.9;       // decay of the first moments
+  double beta2 = 0.999;     // decay of the factors A; 1: sum instead of moving average
+  double eps = 1e-12;       // added to the factors before their roots
+  double weight_decay = 0;  // decoupled, as AdamW's
   // Grafting method, and decay and epsilon of Adam's second moments.
   Grafting grafting = Grafting::adam;
   double graft_beta2 = 0.999, graft_eps = 1e-8;
