@@ -293,6 +293,13 @@ class Transforms(unittest.TestCase):
         batched, weight = dtensor.run(2, on_rank)[0]
         torch.testing.assert_close(batched[0][0], weight[0].detach())
 
+        def of_parameters():
+            y = fully_shard(net := nn.Linear(4, 3))(rows(0))
+            torch.autograd.grad(y, list(net.parameters()), torch.ones(5, *y.shape), is_grads_batched=True)
+
+        with self.assertRaisesRegex(NotImplementedError, "expected one gradient of parameter '(weight|bias)', got a batch"):
+            dtensor.run(2, of_parameters)
+
 
 if __name__ == "__main__":
     unittest.main()
