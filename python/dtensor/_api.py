@@ -241,7 +241,7 @@ def replace_tensors(module: nn.Module, make: Callable[[str, torch.Tensor], torch
         if parameter is not None:
             made = make(name, parameter)
             if made is not parameter:
-                module._parameters[name] = as_parameter(made, parameter.requires_grad)
+                module._parameters[name] = replacement(made, parameter)
     for name, buffer in module._buffers.items() if buffers else ():
         if buffer is not None:
             module._buffers[name] = make(name, buffer)
@@ -285,6 +285,14 @@ class SharedParameters:
                 f"{name!r} and {other!r} are one tensor, but would be {tensor.placements} on "
                 f"{tensor.device_mesh} and {its.placements} on {its.device_mesh}: place both alike, or untie them first"
             )
+
+
+def replacement(tensor: torch.Tensor, former: torch.Tensor) -> nn.Parameter:
+    """``tensor`` as the parameter that replaces ``former``, with the attributes that a program has set on it."""
+    parameter = as_parameter(tensor, former.requires_grad)
+    if tensor is not former:
+        parameter.__dict__.update(former.__dict__)
+    return parameter
 
 
 def as_parameter(tensor: torch.Tensor, requires_grad: bool = True) -> nn.Parameter:

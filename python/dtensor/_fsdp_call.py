@@ -80,8 +80,10 @@ class _Group:
         local_parameters: list[torch.Tensor] = []
         self._call = _C.FsdpCall(self.slots.parameters(), tensors_in(inputs), self.slots.in_backward(local_parameters))
         local_parameters += self._call.tensors()
-        for tensor in local_parameters:
-            tensor.__class__ = nn.Parameter  # the class of the tensor that it replaces
+        for tensor, owner in zip(local_parameters, self.slots.parameters()):
+            if tensor is not owner:
+                tensor.__class__ = nn.Parameter
+                tensor.__dict__ = owner.__dict__  # attributes that the module or a library sets on the parameter
         self.slots.put(local_parameters)
 
     def watch(self, outputs: Any) -> None:

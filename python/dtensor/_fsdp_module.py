@@ -64,6 +64,10 @@ class FSDPModule:
         finally:
             close_calls(before)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles ``forward``, with the options of ``torch.compile``. The unit gathers and reduces outside of it."""
+        self.forward = torch.compile(self.forward, *args, **kwargs)  # type: ignore[method-assign,attr-defined]
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Restores placements that ``fn`` lost: new data (``to_empty``) has no storage shards."""
         former = [(p, p.placements) for p in self.parameters(recurse) if _C.is_dtensor(p)]  # type: ignore[attr-defined]

@@ -176,6 +176,29 @@ def _adapt_stager(module: ModuleType) -> None:
     module.StateDictStager._offload_tensor = copied
 
 
+def _with_process_group(resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """``resolve(group, tag)`` of the functional collectives, which also takes a mesh of this package, or (mesh, dimension)."""
+
+    def resolve_group(group: Any, *rest: Any, **options: Any) -> Any:
+        mesh, dim = group if isinstance(group, tuple) and len(group) == 2 else (group, None)
+        if isinstance(mesh, _C.DeviceMesh):
+            group = mesh.get_group(dim)
+            if not isinstance(group, torch.distributed.ProcessGroup):
+                raise RuntimeError(
+                    f"a functional collective over {mesh} needs torch.distributed over the same processes: call "
+                    "torch.distributed.init_process_group first, or use mesh.communicator()"
+                )
+        return resolve(group, *rest, **options)
+
+    return resolve_group
+
+
+def _adapt_functional_collectives(module: ModuleType) -> None:
+    for name in ("_resolve_group", "_resolve_group_name", "_expand_group"):
+        if hasattr(module, name):
+            _replace(module, name, _with_process_group)
+
+
 class _Chunk(NamedTuple):
     """A box of the global tensor that this rank stores."""
 
@@ -253,5 +276,6 @@ def install() -> None:
         setattr(group, name, _refuse_nested(name, getattr(group, name)))
     ddp = torch.nn.parallel.DistributedDataParallel
     ddp.__init__ = refuse_ddp(ddp.__init__)  # type: ignore[method-assign]
+    after_import("torch.distributed._functional_collectives", _adapt_functional_collectives)
     after_import("torch.distributed._state_dict_utils", _adapt_state_dict_helpers)
     after_import("torch.distributed.checkpoint._state_dict_stager", _adapt_stager)

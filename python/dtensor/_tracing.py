@@ -1,4 +1,4 @@
-"""Tracers and compilers refuse DTensors with the reason."""
+"""Tracers and compilers refuse DTensors, and forward-mode differentiation refuses thread ranks, with the reason."""
 
 from __future__ import annotations
 
@@ -48,7 +48,26 @@ def _with_short_error(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _refuse_on_thread_ranks(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` enters forward-mode differentiation, whose level belongs to the process: thread ranks would share it."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _C.is_thread_rank() and _C.world().size > 1:
+            raise NotImplementedError(
+                "forward-mode differentiation (torch.func.jvp, jacfwd, hessian, forward_ad.dual_level) has one level for "
+                "all threads of a process, which ranks of dtensor.run share: use reverse mode (vjp, jacrev), or ranks "
+                "that are processes (torchrun, mpirun)"
+            )
+        return fn(*args, **kwargs)
+
+    return call
+
+
 def install() -> None:
     """Changes the tracers of torch. Called once, on import."""
+    forward_ad, transforms = torch.autograd.forward_ad, torch._functorch.eager_transforms
+    forward_ad.enter_dual_level = _refuse_on_thread_ranks(forward_ad.enter_dual_level)
+    transforms.jvp_increment_nesting = _refuse_on_thread_ranks(transforms.jvp_increment_nesting)
     _refuse_to_trace(MetaTensorDescriber)
     torch.cond = _with_short_error(torch.cond)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import _C
-from ._api import as_parameter
+from ._api import replacement
 from ._C import DeviceMesh, Placement, reduce_gradients
 from ._fsdp_call import Slot, Slots, Unit, put_parameter
 from ._fsdp_module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx
@@ -187,7 +187,7 @@ def fully_shard(
     unit, tensors = _C.fully_shard([(name, m._parameters[key]) for name, m, key in slots], full_mesh, options)
     for (_, m, key), tensor in zip(slots, tensors):
         former = m._parameters[key]
-        put_parameter(m, key, as_parameter(tensor, former.requires_grad))
+        put_parameter(m, key, replacement(tensor, former))
         if former is not tensor:
             _sharded_parameters[former] = m._parameters[key]
     for slot_module in {id(slot_module): slot_module for _, slot_module, _ in slots}.values():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from . import _C
-from ._api import as_parameter
+from ._api import as_parameter, replacement
 from ._C import Communicator, DeviceMesh
 
 __all__ = ["MixtureOfExperts", "RoutedExperts", "RoutingStrategy", "apply_expert_parallel", "update_load_balancers"]
@@ -197,7 +197,7 @@ class RoutedExperts(nn.Module):
     def _adopt_parameters(self) -> None:
         for slots, tensors in zip(self._slots(), self._layer.parameters()):
             for (module, key), tensor in zip(slots, tensors):
-                module._parameters[key] = as_parameter(tensor, module._parameters[key].requires_grad)
+                module._parameters[key] = replacement(tensor, module._parameters[key])
 
     def __getstate__(self) -> dict[str, Any]:
         return _without_layer(self)

@@ -6,9 +6,11 @@ DTensors. These optimizers use one fused operator for a group, or are missing in
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, Iterable
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _C
 
@@ -23,6 +25,29 @@ def _python_scalar(name: str, value: Any) -> bool | int | float | str:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"option {name}: expected a number, got {value!r}") from None
+
+
+_compared: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # count of replacements at the last step
+
+
+def _refuse_replaced_parameters(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before a step of any optimizer: it would not train a model whose parameters were replaced after it was made."""
+    swaps = _C.parameter_swap_count()
+    if _compared.get(optimizer, 0) == swaps:
+        return
+    for group in optimizer.param_groups:
+        names = group.get("param_names", range(len(group["params"])))
+        for name, parameter in zip(names, group["params"]):
+            if parameter.grad is None and _C.is_swapped_out(parameter):
+                raise RuntimeError(
+                    f"{type(optimizer).__name__}: parameter {name} of sizes {list(parameter.shape)} was replaced by a "
+                    "DTensor in its model after the optimizer was created, so step() would not train the model; create "
+                    "the optimizer after fully_shard, parallelize_module and distribute_module"
+                )
+    _compared[optimizer] = swaps
+
+
+register_optimizer_step_pre_hook(_refuse_replaced_parameters)
 
 
 def _or(result: Any, former: Any) -> Any:

@@ -129,6 +129,8 @@ void bind_conversions(py::module_& module) {
   module.def("spec_of", [](const at::Tensor& t) { return DTensor(t).spec_str(); });
   module.def("generation_of", [](const at::Tensor& t) { return DTensor(t).generation(); });
   module.def("record_parameter_swap", [](const at::Tensor& former) { record_parameter_swap(former); });
+  module.def("is_swapped_out", [](const at::Tensor& parameter) { return is_swapped_out(parameter); });
+  module.def("parameter_swap_count", &parameter_swap_count);
   module.def("from_local", &from_local, ReleaseGil());
   module.def("to_local", &to_local, ReleaseGil());
   module.def(

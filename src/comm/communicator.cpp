@@ -112,6 +112,11 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
   call.operators = history_->operators();
   call.signature = history_->signature();
   if (call.signature == 0 && checked_calls()) call.signature = CallHistory::kNone;  // others may have called some
+  if (call.signature == 0) {
+    const auto numbers = history_->numbers().take(backend_.get());
+    call.operators = numbers.calls;
+    if (numbers.hash != 0) call.signature = numbers.hash | CallHistory::kOfNumbers;
+  }
   if (call.signature != 0) call.history = history_;
   return call;
 }

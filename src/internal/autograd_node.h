@@ -2,6 +2,7 @@
 // torch::autograd::Function stores only IValues, and a communicator or a mesh is not one.
 #pragma once
 
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
@@ -12,6 +13,9 @@ namespace dtensor {
 
 // A std::shared_ptr in older LibTorch releases, an intrusive_ptr in newer ones.
 using NodePtr = decltype(torch::autograd::Edge::function);
+using WeakNodePtr =
+    std::conditional_t<std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>,
+                       std::weak_ptr<torch::autograd::Node>, c10::weak_intrusive_ptr<torch::autograd::Node>>;
 
 // Creates a NodeType (derived from torch::autograd::Node) and returns a pointer that converts to NodePtr. The caller
 // sets its edges.

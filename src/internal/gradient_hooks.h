@@ -41,6 +41,9 @@ DTENSOR_API void set_reduce_stage(const DTensor& parameter, ReduceStage hook);
 // code that computes with a parameter's local tensor and returns its gradient from a node of its own.
 DTENSOR_API void watch_gradient(const DTensor& leaf);
 
+// The gradient of `leaf` goes where its accumulator sends it, in the placements in which autograd computed it.
+DTENSOR_API void leave_gradient_to_accumulator(const DTensor& leaf);
+
 // Whether backward passes reduce this leaf's gradient. If false, they accumulate it as under NoGradientSync. Default:
 // true.
 DTENSOR_API void set_gradient_sync(const DTensor& parameter, bool on);

@@ -5,6 +5,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <unordered_map>
 
@@ -29,6 +30,7 @@ struct Replaced {
 struct Registry {
   std::mutex mutex;
   std::unordered_map<const c10::TensorImpl*, Replaced> tensors;
+  std::atomic<std::uint64_t> swaps{0};
 };
 
 Registry& registry() {
@@ -57,6 +59,7 @@ const NamedTensors::value_type* successor(const Replaced& tensor, const Slots& s
 void record_parameter_swap(const at::Tensor& former) {
   auto& all = registry();
   const std::lock_guard lock(all.mutex);
+  ++all.swaps;
   std::erase_if(all.tensors, [](const auto& entry) { return entry.second.is_over(); });
   all.tensors.emplace(former.unsafeGetTensorImpl(), Replaced{Weak(former.getIntrusivePtr()), {}});
 }
@@ -69,6 +72,8 @@ void record_parameter_swap(const at::Tensor& former, const at::Tensor& by) {
   std::erase_if(known, [](const Weak& each) { return each.expired(); });
   known.emplace_back(by.getIntrusivePtr());
 }
+
+std::uint64_t parameter_swap_count() { return registry().swaps.load(); }
 
 bool is_swapped_out(const at::Tensor& tensor) {
   auto& all = registry();

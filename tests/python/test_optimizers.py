@@ -61,14 +61,35 @@ class Replaced(unittest.TestCase):
 
             dtensor.distribute_module(net, mesh, hand_written)
 
-        for place in [parallelized, distributed, split]:
-            net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
-            early = dtensor.optim.SGD(net.named_parameters(), lr=0.1)
-            place(net, dtensor.init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)))
-            net(torch.ones(3, 4)).sum().backward()
-            with self.assertRaisesRegex(RuntimeError, "0.weight .*was replaced by a DTensor in its model"):
-                early.step()
-            dtensor.optim.SGD(net.named_parameters(), lr=0.1).step()
+        def sharded(net, mesh):
+            dtensor.fully_shard(net, mesh=mesh)
+
+        def sgd(params):
+            return dtensor.optim.SGD(params, lr=0.1)
+
+        kinds = [sgd, torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adafactor]
+        for place in [parallelized, distributed, split, sharded]:
+            for kind in kinds:
+                net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+                early = kind(net.named_parameters())
+                place(net, dtensor.init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)))
+                net(torch.ones(3, 4)).sum().backward()
+                for _ in range(2):
+                    with self.assertRaisesRegex(RuntimeError, "0.weight .*was replaced by a DTensor in its model"):
+                        early.step()
+                kind(net.named_parameters()).step()
+
+    def test_an_optimizer_that_has_stepped_notices_a_later_replacement(self):
+        net, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (net, other)]
+        for module, optimizer in zip((net, other), optimizers):
+            module(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        dtensor.fully_shard(net, mesh=dtensor.init_device_mesh("cpu", (1,)))
+        with self.assertRaisesRegex(RuntimeError, "was replaced by a DTensor"):
+            optimizers[0].step()
+        optimizers[1].step()
 
 
 class Groups(unittest.TestCase):

@@ -192,6 +192,11 @@ class Refusals(Ranks):
             shard = t.redistribute(placements=[Shard(0)])
             with dtensor.ImplicitRedistributionScope(), self.assertRaisesRegex(RuntimeError, "aten::"):
                 shard.sort(dim=0)
+            for regular in (torch.zeros(4, 4), torch.nn.Parameter(torch.zeros(4, 4)), torch.empty(0)):
+                with self.assertRaisesRegex(RuntimeError, "incompatible tensor type"):
+                    regular.data = t
+                self.assertNotIsInstance(regular, dtensor.DTensor)
+                self.assertFalse(torch._has_compatible_shallow_copy_type(regular, t))
             with self.assertRaises(IndexError):
                 t[7]
             with self.assertRaises(RuntimeError):

@@ -1,5 +1,6 @@
 """Tracing with torch.fx works on all ranks at once; compilers refuse DTensors with instructions."""
 
+import copy
 import time
 import unittest
 
@@ -10,6 +11,82 @@ import dtensor
 from dtensor import Shard
 from layouts import mesh_of
 from small_model import on_mesh
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.second(torch.nn.functional.gelu(self.first(self.norm(x))))
+
+
+class CompiledBlocks(unittest.TestCase):
+    """A block of a unit that is called with regular tensors compiles, since its parameters are regular tensors then."""
+
+    def backend(self, name):
+        try:
+            from torch._dynamo import lookup_backend
+
+            torch.compile(lambda t: t.sin() + 1, backend=name, fullgraph=True)(torch.ones(3))
+            return lookup_backend(name)
+        except Exception as error:
+            self.skipTest(f"backend {name}: {error}")
+
+    def train(self, nets, before=lambda net: None, after=lambda net: None):
+        """Results and gradients of two steps on each rank; the functions may compile parts of a net."""
+
+        def on_rank():
+            net = copy.deepcopy(nets[dtensor.rank()])
+            before(net)
+            for block in net:
+                dtensor.fully_shard(block)
+            dtensor.fully_shard(net)
+            after(net)
+            x = torch.randn(3, 8, generator=torch.Generator().manual_seed(dtensor.rank()))
+            for _ in range(2):
+                net.zero_grad()
+                y = net(x)
+                y.square().sum().backward()
+            return y.detach(), [p.grad.full_tensor() for p in net.parameters()]
+
+        return dtensor.run(len(nets), on_rank)
+
+    def check(self, name, ranks, **tolerances):
+        backend, graphs = self.backend(name), []
+
+        def counting(graph, inputs):
+            graphs.append(graph)
+            return backend(graph, inputs)
+
+        def layer(net):
+            net[0].first.compile(backend=counting, fullgraph=True)
+
+        def wrapped(net):
+            for i in range(2):
+                net[i] = torch.compile(net[i], backend=counting, fullgraph=True)
+
+        def blocks(net):
+            for block in net:
+                block.compile(backend=counting, fullgraph=True)
+
+        nets = [nn.Sequential(Block(), Block())]
+        nets += [copy.deepcopy(nets[0]) for _ in range(ranks - 1)]
+        eager = self.train(nets)
+        for compiled in ({"before": layer}, {"before": wrapped}, {"after": blocks}):
+            torch._dynamo.reset()
+            graphs.clear()
+            torch.testing.assert_close(self.train(nets, **compiled), eager, **tolerances)
+            self.assertTrue(graphs)
+
+    def test_traced_blocks_are_bit_equal_to_eager(self):
+        for name, ranks in (("eager", 2), ("aot_eager", 1)):
+            with self.subTest(name):
+                self.check(name, ranks, rtol=0, atol=0)
+
+    def test_blocks_of_inductor_equal_eager(self):
+        self.check("inductor", 1)
 
 
 class Tracing(unittest.TestCase):

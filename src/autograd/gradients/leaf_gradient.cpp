@@ -211,6 +211,8 @@ void set_gradient_ready_hook(const DTensor& parameter, GradientReadyHook hook) {
   hooks_of(parameter).gradient = std::move(hook);
 }
 void set_reduce_stage(const DTensor& parameter, ReduceStage hook) { hooks_of(parameter).reduce = std::move(hook); }
+void leave_gradient_to_accumulator(const DTensor& leaf) { dtensor_or_null(leaf)->has_gradient_pipeline = true; }
+
 void watch_gradient(const DTensor& leaf) { install_gradient_pipeline(*dtensor_or_null(leaf)); }
 void set_gradient_sync(const DTensor& parameter, bool on) { hooks_of(parameter).syncs = on; }
 

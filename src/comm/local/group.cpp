@@ -87,9 +87,7 @@ std::string Group::describe_mismatch() const {
       world_->failed_before(ranks_) + "ranks disagree on " + describe_group(label ? *label : label_, ranks_) + ": ";
   std::vector<RankCalls> members;
   for (int i = 0; i < size(); ++i) members.push_back(calls_of(ranks_[i], latest(i).call));
-  if (const auto difference = first_difference(members); !difference.empty()) {
-    out += "their operators differ, " + difference + "; ";
-  }
+  out += describe_difference(members);
   for (int i = 0; i < size(); ++i) {
     const PublishedCall& p = latest(i);
     out += (i > 0 ? "; rank " : "rank ") + std::to_string(ranks_[i]) + " called ";

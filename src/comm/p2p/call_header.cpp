@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "comm/error_messages.h"
+#include "comm/record/call_history.h"
 #include "comm/record/caller.h"
 #include "comm/record/hash.h"
 
@@ -101,7 +102,7 @@ bool fits(const CallHeader& mine, const CallHeader& theirs) {
                        static_cast<CollectiveKind>(mine.kind) <= CollectiveKind::recv;
   if (mine.group != theirs.group || mine.dtype != theirs.dtype) return false;
   if (message) return mine.expects == theirs.gives;
-  if (mine.signature != theirs.signature && mine.signature != 0 && theirs.signature != 0) return false;
+  if (!same_operators(mine, theirs)) return false;
   return mine.kind == theirs.kind && mine.op == theirs.op && mine.peer == theirs.peer &&
          mine.sequence == theirs.sequence && mine.gives == theirs.expects && mine.expects == theirs.gives;
 }

@@ -115,13 +115,13 @@ RankCalls unpacked(std::int64_t rank, const CallHeader& header, const PackedHist
 // All members detect different operators from the headers, and then exchange their call histories. This uses a
 // separate channel, since the data of the failed collective are in transit.
 std::string Collective::different_operators(const CallHeader& mine, const std::vector<CallHeader>& theirs) {
-  bool all_reported = mine.signature != 0, differ = false;
+  bool comparable = true, differ = false;
   for (int i = 0; i < group_.size(); ++i) {
     if (i == group_.me) continue;
-    all_reported = all_reported && theirs[i].signature != 0;
-    differ = differ || theirs[i].signature != mine.signature;
+    comparable = comparable && are_comparable(mine, theirs[i]);
+    differ = differ || !same_operators(mine, theirs[i]);
   }
-  if (!all_reported || !differ) return "";
+  if (!comparable || !differ) return "";
   const auto sent = std::make_shared<PackedHistory>(packed_history(call_));
   const auto received = std::make_shared<std::vector<PackedHistory>>(group_.size());
   const int tag = static_cast<int>(group_.id % static_cast<std::uint64_t>(group_.job.max_tag()));
@@ -138,7 +138,7 @@ std::string Collective::different_operators(const CallHeader& mine, const std::v
     const bool me = i == group_.me;
     members.push_back(unpacked(group_.ranks[i], me ? mine : theirs[i], me ? *sent : (*received)[i]));
   }
-  return "their operators differ, " + first_difference(members) + "; ";
+  return describe_difference(members);
 }
 
 void Collective::compare(const std::vector<CallHeader>& mine, const std::vector<CallHeader>& theirs) {

@@ -66,8 +66,8 @@ T& made(std::atomic<T*>& place) {
 
 void CallHistory::add(const OperatorCall& call) {
   const auto number = operators_.load(std::memory_order_relaxed) + 1;
-  const auto signature =
-      std::max<std::uint64_t>(hash_combine(signature_.load(std::memory_order_relaxed), call.hash), kNone + 1);
+  const auto signature = std::max<std::uint64_t>(
+      hash_combine(signature_.load(std::memory_order_relaxed), call.hash) & ~kOfNumbers, kNone + 1);
   Entry& entry = made(entries_)[number % kKept];
   entry.number.store(0, std::memory_order_relaxed);
   entry.text.store(call.text, std::memory_order_release);
@@ -121,15 +121,31 @@ const std::string* CallHistory::module_of_node(std::uint64_t node) const {
                                                                   : nullptr;
 }
 
+namespace {
+
+// The calls with numbers since the communicator's previous collective, numbered from 1.
+std::vector<CallHistory::Line> number_lines(const CollectiveCall& call) {
+  std::vector<CallHistory::Line> lines;
+  const auto last = call.history->numbers().last(call.operators);
+  for (const auto& [hash, text] : last) {
+    lines.push_back({call.operators - last.size() + lines.size() + 1, hash, text});
+  }
+  return lines;
+}
+
+}  // namespace
+
 RankCalls calls_of(std::int64_t rank, const CollectiveCall& call) {
-  return {rank, call.operators, call.signature,
-          call.history ? call.history->lines() : std::vector<CallHistory::Line>()};
+  RankCalls calls{rank, call.operators, call.signature, {}};
+  if (call.history) calls.lines = is_of_numbers(call.signature) ? number_lines(call) : call.history->lines();
+  return calls;
 }
 
 std::string first_difference(const std::vector<RankCalls>& members) {
   std::uint64_t last = 0;
   for (const auto& member : members) last = std::max(last, member.operators);
-  if (std::any_of(members.begin(), members.end(), [](const auto& m) { return m.signature == 0; })) return "";
+  const auto comparable = [&](const RankCalls& member) { return are_comparable(members.front(), member); };
+  if (!std::all_of(members.begin(), members.end(), comparable)) return "";
   const auto oldest = oldest_known(members);
   for (auto number = oldest; number <= last; ++number) {
     const auto variants = operators_at(members, number);
@@ -144,6 +160,18 @@ std::string first_difference(const std::vector<RankCalls>& members) {
     return out;
   }
   return "";
+}
+
+std::string describe_difference(const std::vector<RankCalls>& members) {
+  auto difference = first_difference(members);
+  const auto same = [&](const RankCalls& member) { return same_operators(members.front(), member); };
+  if (difference.empty() && !std::all_of(members.begin(), members.end(), same)) difference = "in an earlier call";
+  if (difference.empty()) return "";
+  if (!is_of_numbers(members.front().signature)) return "their operators differ, " + difference + "; ";
+  return "expected a number or 0-dimensional regular tensor beside DTensors to be equal on all ranks, got a "
+         "difference " +
+         difference + " (calls with numbers since the previous collective). Multiply to_local() by a number of this " +
+         "rank, or make the number a DTensor (DTensor::from_local); ";
 }
 
 }  // namespace dtensor

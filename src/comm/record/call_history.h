@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/record/number_calls.h"
 #include "dtensor/comm_backend.h"
 
 namespace dtensor {
@@ -28,6 +29,8 @@ class CallHistory {
  public:
   static constexpr std::size_t kKept = 128;
   static constexpr std::uint64_t kNone = 1;  // the signature of a rank under Checked that has called no operator
+  // Set in CollectiveCall::signature if it is that of numbers, not of all calls under Checked.
+  static constexpr std::uint64_t kOfNumbers = std::uint64_t{1} << 63;
 
   CallHistory() = default;
   ~CallHistory() { delete entries_.load(), delete nodes_.load(); }
@@ -37,6 +40,9 @@ class CallHistory {
   void add(const OperatorCall& call);
   std::uint64_t operators() const { return operators_.load(std::memory_order_relaxed); }
   std::uint64_t signature() const { return signature_.load(std::memory_order_relaxed); }
+
+  // Compared where Checked has recorded no call.
+  NumberCalls& numbers() const { return numbers_; }
 
   // The number of the next tensor of the mesh, in order of creation; 1 for the first.
   std::uint32_t count_tensor() {
@@ -74,6 +80,7 @@ class CallHistory {
 
   std::atomic<std::uint64_t> operators_{0}, signature_{0};
   std::atomic<std::uint32_t> tensors_{0};
+  mutable NumberCalls numbers_;
   // Allocated on first use: most meshes are never checked, and many programs name no modules.
   std::atomic<Entries*> entries_{nullptr};
   std::atomic<Nodes*> nodes_{nullptr};
@@ -88,13 +95,24 @@ struct RankCalls {
 
 // The calls of this rank, from the counts in `call` and its stored history.
 RankCalls calls_of(std::int64_t rank, const CollectiveCall& call);
-// Whether both ranks have called the same operators; true if one of them is not under Checked.
-inline bool same_operators(const CollectiveCall& a, const CollectiveCall& b) {
-  return a.signature == b.signature || a.signature == 0 || b.signature == 0;
+
+inline bool is_of_numbers(std::uint64_t signature) { return (signature & CallHistory::kOfNumbers) != 0; }
+// Whether two ranks' calls are compared: both are under Checked, or both made equally many calls with numbers. Takes a
+// CollectiveCall, a header of one, or RankCalls.
+template <class Call>
+bool are_comparable(const Call& a, const Call& b) {
+  if (a.signature == 0 || b.signature == 0 || is_of_numbers(a.signature) != is_of_numbers(b.signature)) return false;
+  return !is_of_numbers(a.signature) || a.operators == b.operators;
+}
+template <class Call>
+bool same_operators(const Call& a, const Call& b) {
+  return a.signature == b.signature || !are_comparable(a, b);
 }
 
 // "first in call 17: rank 0 called aten::sum(...) in h.0; ranks 1, 2 called aten::mean(...) in h.0"; empty if all
-// calls are equal.
+// calls are equal, or not all are comparable.
 std::string first_difference(const std::vector<RankCalls>& members);
+// The same as a part of a message, with what to do if numbers differ.
+std::string describe_difference(const std::vector<RankCalls>& members);
 
 }  // namespace dtensor

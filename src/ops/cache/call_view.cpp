@@ -4,7 +4,10 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/UndefinedTensorImpl.h>
 
+#include <cstring>
+
 #include "comm/record/hash.h"
+#include "internal/simulated.h"
 
 namespace dtensor {
 
@@ -18,28 +21,45 @@ void CallKey::regular(const c10::TensorImpl& impl) {
   for (auto stride : impl.strides()) push_back(static_cast<std::uint64_t>(stride));
 }
 
-void CallKey::value(const c10::IValue& value_in, bool values) {
+void CallKey::value(const c10::IValue& value_in) {
   if (value_in.isInt()) {
-    integer(value_in.toInt(), values);
+    integer(value_in.toInt());
   } else if (value_in.isNone()) {
     none();
   } else if (value_in.isBool()) {
-    boolean(value_in.toBool(), values);
-  } else if (value_in.isDouble()) {
-    real(value_in.toDouble(), values);
+    boolean(value_in.toBool());
   } else if (value_in.isList()) {
     const auto items = value_in.toListRef();
     list(items.size());
-    for (const auto& item : items) value(item, values);
-  } else if (value_in.isComplexDouble()) {
-    number(kComplex, std::bit_cast<std::uint64_t>(value_in.toComplexDouble().real()), values);
-    number(kComplex, std::bit_cast<std::uint64_t>(value_in.toComplexDouble().imag()), values);
+    for (const auto& item : items) value(item);
   } else if (value_in.isString()) {
     text(value_in.toStringRef());
   } else if (value_in.isDevice()) {
     device(value_in.toDevice());
+  } else if (value_in.isDouble() || value_in.isComplexDouble()) {
+    scalar(value_in, true);
   } else {
     push_back(kOther);  // generators do not change a decision
+  }
+}
+
+void CallKey::scalar(const c10::IValue& value_in, bool values) {
+  if (value_in.isInt()) {
+    scalar(value_in.toInt(), values);
+  } else if (value_in.isBool()) {
+    scalar(value_in.toBool(), values);
+  } else if (value_in.isDouble()) {
+    scalar(value_in.toDouble(), values);
+  } else if (value_in.isComplexDouble()) {
+    const auto complex = value_in.toComplexDouble();
+    add_scalar(kComplex, std::bit_cast<std::uint64_t>(complex.real()), at::kDouble, values);
+    add_scalar(kComplex, std::bit_cast<std::uint64_t>(complex.imag()), at::kDouble, values);
+  } else if (value_in.isList()) {
+    const auto items = value_in.toListRef();
+    list(items.size());
+    for (const auto& item : items) scalar(item, values);
+  } else {
+    value(value_in);
   }
 }
 
@@ -57,9 +77,9 @@ CallView::CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) : Call
 // The DTensors at the beginning of a long list of which nothing has to be asked but their specs: how many there are.
 // Written without a look at capacities, since a fused step has five hundred.
 std::size_t CallView::add_common_prefix(at::TensorList values) {
-  constexpr std::size_t kLong = 16, kLists = 6;
+  constexpr std::size_t kLists = 6;
   const std::size_t count = values.size(), first = operands.size(), first_word = key.size();
-  if (count < kLong || !device_copies_.empty()) return 0;
+  if (count < kLongList || !device_copies_.empty()) return 0;
   if (key.capacity() < first_word + count) key.reserve(first_word + kLists * count);
   if (operands.capacity() < first + count) operands.reserve(first + kLists * count);
   key.resize_for_overwrite(first_word + count);
@@ -91,6 +111,17 @@ void CallView::add_regular(c10::TensorImpl* impl) {
   if (absent) return key.absent();
   has_regular = has_regular || impl->dim() > 0;
   key.regular(*impl);
+  if (impl->dim() == 0 && compares_numbers_ && !entry_.args[argument].mutated) add_number(*impl);
+}
+
+// The value of a 0-dimensional tensor in host memory.
+void CallView::add_number(const c10::TensorImpl& impl) {
+  const auto size = impl.dtype().itemsize();
+  if (!impl.is_cpu() || !impl.has_storage() || size > sizeof(std::uint64_t) || is_simulating()) return;
+  const auto type = c10::typeMetaToScalarType(impl.dtype());
+  std::uint64_t bits = 0;
+  if (const auto* data = impl.data()) std::memcpy(&bits, data, size);
+  key.numbers.add(bits, type);
 }
 
 // Replaces an operand by its reduced form or its device copy, if it has one.
@@ -105,6 +136,7 @@ void CallView::walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
   const auto tensor = [](const c10::IValue& value) { return value.isTensor() ? value.unsafeToTensorImpl() : nullptr; };
   for (std::size_t i = 0; i < args.size(); ++i) {
     const auto& value = args[i];
+    argument = i;
     switch (entry.args[i].kind) {
       case ArgKind::tensor:
         add(tensor(value));
@@ -115,13 +147,15 @@ void CallView::walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
           break;
         }
         key.list(value.toListRef().size());
+        compares_numbers_ = value.toListRef().size() < kLongList;
         for (const auto& item : value.toListRef()) add(tensor(item));
+        compares_numbers_ = true;
         break;
       case ArgKind::scalar:
-        key.value(value, scalars);
+        key.scalar(value, scalars);
         break;
       default:
-        key.value(value, true);
+        key.value(value);
     }
   }
 }
@@ -181,6 +215,7 @@ void CallView::move_operands_to_device(const OpEntry& entry, c10::ArrayRef<c10::
   }
   if (device_copies_.empty()) return static_cast<void>(operands = former);
   key.clear();
+  key.numbers = {};
   mesh = nullptr;
   mixed = has_regular = has_moved_view = false;
   walk(entry, args);

@@ -9,9 +9,11 @@
 #include <c10/util/SmallVector.h>
 
 #include <bit>
+#include <limits>
 #include <string_view>
 
 #include "autograd/gradients/leaf_gradient.h"
+#include "comm/record/number_calls.h"
 #include "ops/dispatch/operator_entry.h"
 #include "scope/scope_frames.h"
 #include "tensor/impl/dtensor_impl.h"
@@ -22,10 +24,18 @@ namespace dtensor {
 template <class Self>
 class KeyBuilder {
  public:
-  // `values`: whether the key holds the number, or only its kind (which decides type promotion).
-  void integer(std::int64_t value, bool values = true) { number(kInt, static_cast<std::uint64_t>(value), values); }
-  void boolean(bool value, bool values = true) { number(kBool, value ? 1 : 0, values); }
-  void real(double value, bool values) { number(kDouble, std::bit_cast<std::uint64_t>(value), values); }
+  void integer(std::int64_t value) { number(kInt, static_cast<std::uint64_t>(value), true); }
+  void boolean(bool value) { number(kBool, value ? 1 : 0, true); }
+  // Numbers to compute with, which ranks compare. `values`: whether the key holds the number, or only its kind (which
+  // decides type promotion).
+  void scalar(std::int64_t value, bool values) {
+    add_scalar(kInt, static_cast<std::uint64_t>(value), at::kLong, values);
+  }
+  void scalar(bool value, bool values) { add_scalar(kBool, value ? 1 : 0, at::kLong, values); }
+  void scalar(double value, bool values) {
+    if (C10_UNLIKELY(value != value)) value = std::numeric_limits<double>::quiet_NaN();  // of any sign and payload
+    add_scalar(kDouble, std::bit_cast<std::uint64_t>(value), at::kDouble, values);
+  }
   void list(std::size_t count) { word(kList | count << 8); }
   void none() { word(kNone); }
   void absent() { word(kAbsent); }
@@ -36,6 +46,8 @@ class KeyBuilder {
   }
   void spec(const TensorSpec* spec) { word(spec_word(spec)); }
   static std::uint64_t spec_word(const TensorSpec* spec) { return reinterpret_cast<std::uint64_t>(spec); }
+
+  CallNumbers numbers;
 
  protected:
   enum Tag : std::uint64_t {
@@ -51,6 +63,10 @@ class KeyBuilder {
     kDevice,
     kOther
   };
+  void add_scalar(Tag tag, std::uint64_t bits, at::ScalarType type, bool values) {
+    numbers.add(bits, type);
+    number(tag, bits, values);
+  }
   void number(Tag tag, std::uint64_t bits, bool values) {
     word(tag);
     if (values) word(bits);
@@ -62,7 +78,9 @@ class CallKey : public c10::SmallVector<std::uint64_t, 40>, public KeyBuilder<Ca
  public:
   void word(std::uint64_t word) { push_back(word); }
   void regular(const c10::TensorImpl& impl);
-  void value(const c10::IValue& value, bool values);
+  void value(const c10::IValue& value);
+  void scalar(const c10::IValue& value, bool values);
+  using KeyBuilder::scalar;
   std::uint64_t hash() const;
 };
 
@@ -76,15 +94,19 @@ struct CallView {
   bool has_substituted_operand = false;            // `operands` differs from the arguments: one was replaced
   bool mixed = false;                              // DTensors of more than one mesh
   bool has_moved_view = false;  // an operand is a materialized view that may be outdated (autograd/materialized_view.h)
+  std::size_t argument = 0;     // the next one to add
 
-  explicit CallView(const OpEntry& entry) : CallView(entry.rule(), entry.special == nullptr) {}
-  CallView(const OpRule& rule, bool regular) : reads_only(regular && rule.reads_only), scalars(rule.reads_scalars) {}
+  explicit CallView(const OpEntry& entry) : CallView(entry, entry.rule()) {}
+  CallView(const OpEntry& entry, const OpRule& rule)
+      : reads_only(entry.special == nullptr && rule.reads_only), scalars(rule.reads_scalars), entry_(entry) {}
   CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
 
   // Adds a list, which may hold hundreds of tensors.
   void add(at::TensorList values) {
     key.list(values.size());
+    compares_numbers_ = values.size() < kLongList;
     for (const auto& value : values.slice(add_common_prefix(values))) add(value.unsafeGetTensorImpl());
+    compares_numbers_ = true;
   }
 
   // Collects all properties of an operand in one visit. The operands of a long list do not fit into the L1 cache, so a
@@ -111,11 +133,17 @@ struct CallView {
  private:
   std::size_t add_common_prefix(at::TensorList values);
   void add_regular(c10::TensorImpl* impl);
+  void add_number(const c10::TensorImpl& impl);
   DTensorImpl* substitute_operand(DTensorImpl& operand);
   void walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
   DTensorImpl* device_copy_of(DTensorImpl* operand) const;
   void move_operands_to_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
 
+  // Longer lists are visited with as few loads as possible: a fused step has a number for each of its parameters.
+  static constexpr std::size_t kLongList = 16;
+
+  const OpEntry& entry_;
+  bool compares_numbers_ = true;  // whether 0-dimensional tensors that are added count as numbers
   c10::SmallVector<c10::intrusive_ptr<DTensorImpl>, 1> device_copies_;
 };
 

@@ -22,7 +22,9 @@ class KeyMatch : public KeyBuilder<KeyMatch> {
       differ();
     }
   }
-  void value(const c10::IValue& /*value*/, bool /*values*/) { differ(); }  // rare kinds of arguments
+  void value(const c10::IValue& /*value*/) { differ(); }  // rare kinds of arguments
+  void scalar(const c10::IValue& /*value*/, bool /*values*/) { differ(); }
+  using KeyBuilder::scalar;
   void differ() { next_ = end_ = nullptr, differs_ = true; }
   bool is_full() const { return !differs_ && next_ == end_; }
 

@@ -98,9 +98,23 @@ KeptAliveTensors written_unreturned(const OpEntry& entry, const torch::jit::Stac
   return tensors;
 }
 
+void note_special_numbers(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
+  CallKey key;
+  const MeshInfo* mesh = nullptr;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (entry.args[i].kind == ArgKind::scalar) key.scalar(args[i], false);
+    if (mesh != nullptr) continue;
+    for_each_tensor(args[i], [&](const at::Tensor& tensor) {
+      if (auto* impl = dtensor_or_null(tensor); impl != nullptr) mesh = impl->spec()->mesh.get();
+    });
+  }
+  if (mesh != nullptr) note_numbers(entry, *mesh, key.numbers);
+}
+
 // `given` is copied first because the kernel may pop the arguments from the stack before it throws.
 void run_special(const OpEntry& entry, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(checked_calls())) record_special_call_fingerprint(entry, arguments(entry, stack));
+  note_special_numbers(entry, arguments(entry, stack));
   const CallerScope caller(entry.text());
   const auto given = tensors_of(arguments(entry, stack));
   const auto written = written_unreturned(entry, stack);
@@ -119,6 +133,7 @@ void set_storage_error_message(const at::Tensor& result) {
 void begin_call(const OpEntry& entry, const CallView& view) {
   try {
     enter_call(entry, *view.mesh);
+    note_numbers(entry, *view.mesh, view.key.numbers);
   } catch (...) {
     rethrow_with_call(entry.text(), view.operands);
   }

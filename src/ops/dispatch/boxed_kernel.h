@@ -1,6 +1,7 @@
 // The boxed kernel that ATen's dispatcher calls for operators without an unboxed one, and the registration of both.
 #pragma once
 
+#include "comm/record/call_history.h"
 #include "comm/record/rank_record.h"
 #include "mesh/mesh_impl.h"
 #include "ops/cache/cached_call.h"
@@ -29,6 +30,11 @@ inline void enter_call(const OpEntry& entry, const MeshInfo& mesh, const ThreadS
   auto& record = as_mesh_impl(mesh).record();
   if (C10_UNLIKELY(!record.belongs_to_this_thread(thread))) throw_wrong_thread(entry, mesh);
   record.note(entry.text());
+}
+
+// Adds the numbers of a call, which ranks compare (comm/record/number_calls.h).
+inline void note_numbers(const OpEntry& entry, const MeshInfo& mesh, const CallNumbers& numbers) {
+  if (numbers.hash != 0) as_mesh_impl(mesh).history().numbers().add(entry.text(), numbers);
 }
 
 // Registers the kernels. Idempotent and thread-safe. Every public function that creates a DTensor calls it, since a

@@ -66,8 +66,16 @@ void write_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   run_functional_and_copy(op, *stack);
 }
 
+// Whether `tensor.data = from` may copy the metadata of `from` into the tensor object: never from a DTensor to a
+// regular tensor, whose object has no place for a local tensor. ATen compares backends only.
+bool can_take_data(const at::Tensor& tensor, const at::Tensor& from) {
+  return dtensor_or_null(tensor) != nullptr || dtensor_or_null(from) == nullptr;
+}
+
 void register_composites(Handles& handles) {
   using c10::KernelFunction;
+  register_composite("aten::_has_compatible_shallow_copy_type", "",
+                     KernelFunction::makeFromUnboxedRuntimeFunction(&can_take_data), handles);
   register_composite("aten::tensor_split", "tensor_indices_or_sections",
                      KernelFunction::makeFromUnboxedRuntimeFunction(&tensor_split_special), handles);
   register_composite("aten::scaled_dot_product_attention", "",

@@ -46,13 +46,13 @@ void add_argument(View& view, bool value) {
 }
 template <class View>
 void add_argument(View& view, double value) {
-  view.key.real(value, view.scalars);
+  view.key.scalar(value, view.scalars);
 }
 template <class View>
 void add_argument(View& view, const at::Scalar& value) {
-  if (value.isFloatingPoint()) return view.key.real(value.toDouble(), view.scalars);
-  if (value.isIntegral(false)) return view.key.integer(value.toLong(), view.scalars);
-  view.key.value(c10::IValue(value), view.scalars);
+  if (value.isFloatingPoint()) return view.key.scalar(value.toDouble(), view.scalars);
+  if (value.isIntegral(false)) return view.key.scalar(value.toLong(), view.scalars);
+  view.key.scalar(c10::IValue(value), view.scalars);
 }
 template <class View>
 void add_argument(View& view, c10::SymIntArrayRef values) {
@@ -87,7 +87,7 @@ void add_argument(View& view, const std::optional<T>& value) {
   } else if constexpr (std::is_same_v<T, c10::SymInt> || std::is_arithmetic_v<T> || std::is_same_v<T, at::Scalar>) {
     add_argument(view, *value);
   } else {
-    view.key.value(c10::IValue(*value), true);
+    view.key.value(c10::IValue(*value));
   }
 }
 template <class View>
@@ -172,12 +172,13 @@ struct Hit {
   const CachedCall& call;
   Operands operands;
   ThreadState& thread;
+  const CallNumbers& numbers;
 };
 
 // --- results ---
 
 inline at::Tensor wrap(const Hit& hit, std::size_t index, at::Tensor&& local) {
-  const auto& [entry, call, operands, thread] = hit;
+  const auto& [entry, call, operands, thread, numbers] = hit;
   const auto& action = call.outputs[index];
   if (!action.spec || !local.defined()) return action.undefined ? at::Tensor() : std::move(local);
   check_local_sizes(entry, call, *action.spec, local);
@@ -260,13 +261,14 @@ Ret run_local_op(const Hit& hit, std::index_sequence<I...>, Args&... args) {
 // kernel unless all of them are gathered.
 template <class Op, class Ret, class... Args, std::size_t... I>
 C10_NOINLINE Ret run_gathered(const Hit& hit, std::index_sequence<I...> all, Args... args) {
-  const auto& [entry, call, operands, thread] = hit;
+  const auto& [entry, call, operands, thread, numbers] = hit;
   const auto kept = call.shared_from_this();  // hooks may run operators that evict this call from the cache
   const CallerScope caller(entry.text());
   try {
     enter_call(entry, *call.mesh, thread);
     const GatheredOperands gathered(call, operands);
     if (C10_LIKELY(gathered.complete())) {
+      note_numbers(entry, *call.mesh, numbers);
       return run_local_op<Op, Ret>(hit, all, gathered.in_place_of(operand_index<I, Args...>(), args)...);
     }
   } catch (...) {
@@ -290,7 +292,9 @@ struct Kernel<Op, Ret(Args...)> {
       RecentCall recent(*entry, guard, thread, first_of(args...));
       while (recent.next()) {
         (add_argument(recent, args), ...);
-        if (const auto* call = recent.found()) return run_found({*entry, *call, recent.operands(), thread}, args...);
+        if (const auto* call = recent.found()) {
+          return run_found({*entry, *call, recent.operands(), thread, recent.key.numbers}, args...);
+        }
       }
     }
     return run_by_key(args...);
@@ -298,10 +302,10 @@ struct Kernel<Op, Ret(Args...)> {
 
   C10_NOINLINE static Ret run_by_key(Args... args) {
     CallView view(*entry);
-    (add_argument(view, args), ...);
+    ((add_argument(view, args), ++view.argument), ...);
     const auto* call = view.has_substituted_operand ? nullptr : find_simple(*entry, view);
     if (C10_UNLIKELY(call == nullptr)) return run_boxed<Ret, Args...>(*entry, args...);
-    return run_found({*entry, *call, view.operands, thread_state()}, args...);
+    return run_found({*entry, *call, view.operands, thread_state(), view.key.numbers}, args...);
   }
 
   C10_ALWAYS_INLINE static Ret run_found(const Hit& hit, Args... args) {
@@ -310,6 +314,7 @@ struct Kernel<Op, Ret(Args...)> {
     }
     try {
       enter_call(hit.entry, *hit.call.mesh, hit.thread);
+      note_numbers(hit.entry, *hit.call.mesh, hit.numbers);
       return run_local_op<Op, Ret>(hit, std::index_sequence_for<Args...>(), args...);
     } catch (...) {
       rethrow_with_cached_call(hit.entry, hit.call);

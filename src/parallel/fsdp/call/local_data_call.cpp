@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -48,6 +49,32 @@ class UnshardBackward final : public torch::autograd::Node {
   std::vector<UnitParameter> parameters_;
   std::weak_ptr<LocalCall> call_;  // owns this node's outputs
 };
+
+// The gradient accumulator of an unsharded parameter, which therefore is a leaf, as it is on one device. It passes the
+// gradient on to UnshardBackward.
+class UnshardedGradient final : public torch::autograd::Node {
+ public:
+  explicit UnshardedGradient(at::Tensor leaf) : Node(/*sequence_nr=*/UINT64_MAX), leaf_(std::move(leaf)) {}
+
+  std::string name() const override { return "UnshardedGradient"; }
+  variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
+  std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>& tensor_pre_hooks() noexcept override {
+    return torch::autograd::impl::hooks(leaf_);  // hooks that the module registers on the parameter
+  }
+
+ private:
+  at::Tensor leaf_;
+};
+
+NodePtr make_leaf(const at::Tensor& tensor, const NodePtr& unshard, std::uint32_t nr) {
+  tensor.set_requires_grad(true);
+  if (is_dtensor(tensor)) leave_gradient_to_accumulator(DTensor(tensor));
+  auto node = make_node<UnshardedGradient>(tensor);
+  node->add_input_metadata(tensor);
+  node->set_next_edges({{unshard, nr}});
+  torch::autograd::impl::set_grad_accumulator(tensor, WeakNodePtr(NodePtr(node)));
+  return node;
+}
 
 // Pre-hook on the node of a module output: backward reaches the module.
 class BackwardEntered final : public torch::autograd::FunctionPreHook {
@@ -115,6 +142,10 @@ at::Tensor make_unsharded_parameter(const UnitParameter& member) {
 at::Tensor gradient_from_unsharded(const UnitParameter& member, const at::Tensor& gradient) {
   const auto& unit = *member.unit;
   const auto& p = member.parameter();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !gradient.key_set().has(c10::DispatchKey::FuncTorchBatched), "fully_shard: expected one gradient of parameter '",
+      p.name, "', got a batch of them (is_grads_batched = true, torch.func.vmap). Ranks reduce the gradient of a ",
+      "parameter: compute one after the other, or batch gradients of inputs");
   Placements placements = p.unsharded_placements;
   at::Tensor local = gradient;
   if (is_dtensor(gradient)) {
@@ -147,6 +178,9 @@ void LocalCall::enter_forward() {
       open_scope(LocalDataCall{units_.empty() ? DeviceMesh() : units_.front()->mesh}, Recompute::restored);
   watch_inputs();
   const auto parameters = tensors;
+  // Under a transform of torch.func, parameters are constants: its wrappers do not see how they are gathered.
+  const c10::impl::ExcludeDispatchKeyGuard outside_transforms(c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
   bool trains = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].unit == nullptr) continue;
@@ -159,14 +193,14 @@ void LocalCall::enter_forward() {
   }
   // Regardless of grad mode: another module of the unit, or a submodule, may run in another mode.
   if (!trains) return;
-  auto node = make_node<UnshardBackward>(parameters_, weak_from_this());
+  const NodePtr node = make_node<UnshardBackward>(parameters_, weak_from_this());
   unshard_backward_ = node.get();
   node->set_next_edges(torch::autograd::collect_next_edges(parameters));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto nr = node->add_input_metadata(tensors[i]);
     if (parameters_[i].unit == nullptr || !parameters[i].requires_grad()) continue;
     watch_gradient(DTensor(parameters[i]));
-    torch::autograd::impl::set_gradient_edge(tensors[i], {NodePtr(node), nr});
+    accumulators_.push_back(make_leaf(tensors[i], node, nr));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dtensor/fully_shard.h"
+#include "internal/autograd_node.h"
 #include "internal/local_data.h"
 #include "internal/scoped_value.h"
 #include "parallel/fsdp/unit.h"
@@ -50,7 +51,8 @@ class LocalCall : public std::enable_shared_from_this<LocalCall> {
   std::vector<Input> inputs_;
   std::size_t watched_inputs_ = 0, inputs_done_ = 0;
   std::shared_ptr<const void> local_data_call_;        // while forward runs
-  torch::autograd::Node* unshard_backward_ = nullptr;  // what the lent tensors hold; null: nothing requires grad
+  std::vector<NodePtr> accumulators_;                  // of `tensors`, which refer to them weakly
+  torch::autograd::Node* unshard_backward_ = nullptr;  // behind the accumulators; null: nothing requires grad
   int pass_ = -1;
 };
 
