@@ -19,7 +19,7 @@ std::atomic<Fault> fault_of_next_transfer{Fault::none};
 constexpr unsigned kStopSeconds = 5;
 constexpr std::chrono::seconds kSlow{3};  // more than the timeout
 
-// Continued later, so that whoever waits for this process need not kill it.
+// Continued later, so that the launcher need not kill it.
 void stop_this_process() {
   if (fork() == 0) {
     for (int file = 0; file < 3; ++file) ::close(file);
