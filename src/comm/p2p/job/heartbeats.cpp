@@ -29,8 +29,12 @@ class Job::Heartbeats {
     std::condition_variable_any ended;
     const auto interval = std::max(job_.options().timeout / kPerTimeout, std::chrono::milliseconds(1));
     while (!ended.wait_for(lock, end, interval, [&] { return end.stop_requested(); })) {
-      const std::lock_guard sending(job_.mutex_);
-      job_.send_control(kHeartbeat, "");
+      try {
+        const std::lock_guard sending(job_.mutex_);
+        job_.send_control(kHeartbeat, "");
+      } catch (const std::exception&) {  // of the transport; the next wait of this rank throws it, too
+        return;
+      }
     }
   }
 
