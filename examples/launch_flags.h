@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "command_line.h"
 #include "device_flag.h"
 #include "dtensor/launch.h"
 
@@ -19,6 +20,7 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, std::strin
   app.add_option("--backend", backend, "the communication backend (default: detected from the launcher)")
       ->check(CLI::IsMember({"local", "mpi", "nccl", "socket"}));
   if (device != nullptr) device_flag::add(app, *device);
+  app.failure_message(command_line::failure_message);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -3,10 +3,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include <cmath>
 #include <cstdio>
 #include <optional>
 
+#include "command_line.h"
 #include "device_flag.h"
 #include "dtensor/debug_rank.h"
 #include "dtensor/launch.h"
@@ -28,12 +28,8 @@ void add_flags(CLI::App& app, ProgramFlags& asked) {
   app.add_option("--steps", asked.flags.steps, "optimizer steps")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  const auto no_nan = [](const std::string& text) {
-    return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + ": expected a number, got NaN" : std::string();
-  };
   app.add_option("--loss-scale", asked.flags.loss_scale, "compute in half precision with this initial loss scale")
-      ->check(CLI::PositiveNumber)
-      ->check(no_nan);
+      ->check(command_line::positive());
   app.add_flag("--cpu-offload", asked.flags.cpu_offload, "keep parameters, gradients and states in host memory");
   device_flag::add(app, asked.device);
   app.add_flag("--explain", asked.explains, "print candidates, costs and choices of a forward pass");
@@ -59,6 +55,7 @@ int run_program(int argc, char** argv) {
   ProgramFlags asked;
   CLI::App app("Trains a small network and shows what happens inside.", "inside");
   add_flags(app, asked);
+  app.failure_message(command_line::failure_message);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <sstream>
 
+#include "command_line.h"
 #include "device_flag.h"
 
 namespace llm {
@@ -70,7 +71,7 @@ void add_generate(CLI::App& app, SampleOptions& s) {
       ->capture_default_str();
   app.add_option("--temperature", s.temperature,
                  "0: the most likely token; otherwise the token is drawn after dividing the logits by it")
-      ->check(CLI::NonNegativeNumber)
+      ->check(command_line::non_negative())
       ->capture_default_str();
   app.add_option("--top-p", s.top_p, "draw from the most likely tokens whose probabilities sum up to this")
       ->check(CLI::Range(0.0, 1.0))
@@ -93,19 +94,21 @@ void add_train(CLI::App& app, TrainOptions& t) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app.add_option("--seq", t.seq, "tokens a sequence")->check(CLI::Range(2, 1 << 20))->capture_default_str();
-  app.add_option("--lr", t.lr, "largest learning rate")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--lr", t.lr, "largest learning rate")->check(command_line::positive())->capture_default_str();
   app.add_option("--warmup", t.warmup, "steps of linear warm-up")->check(CLI::Range(0, 1 << 30))->capture_default_str();
   app.add_option("--schedule", t.schedule, "learning rate schedule after warm-up: constant, linear, cosine or wsd")
       ->check(CLI::IsMember({"constant", "linear", "cosine", "wsd"}))
       ->capture_default_str();
-  app.add_option("--weight-decay", t.weight_decay, "AdamW's")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--weight-decay", t.weight_decay, "AdamW's")
+      ->check(command_line::non_negative())
+      ->capture_default_str();
   app.add_option("--clip", t.clip, "maximum gradient norm; 0: no clipping")
-      ->check(CLI::NonNegativeNumber)
+      ->check(command_line::non_negative())
       ->capture_default_str();
   app.add_option("--lora-rank", t.lora_rank, "train low-rank adapters of this rank only; 0: all parameters")
       ->check(CLI::Range(0, 1 << 16))
       ->capture_default_str();
-  app.add_option("--lora-alpha", t.lora_alpha, "default: twice the rank")->check(CLI::PositiveNumber);
+  app.add_option("--lora-alpha", t.lora_alpha, "default: twice the rank")->check(command_line::positive());
   app.add_option("--lora-targets", t.lora_targets,
                  "projections with adapters; default: q_proj and v_proj, or q_b_proj and kv_b_proj after a bottleneck")
       ->delimiter(',');
@@ -116,7 +119,7 @@ void add_train(CLI::App& app, TrainOptions& t) {
   app.add_option("--dry-run-json", t.dry_run_json, "with --dry-run: write the report to this JSON file");
   app.add_option("--memory-limit", t.memory_limit,
                  "with --dry-run: memory of a rank in GB; status 1 if it is too small")
-      ->check(CLI::PositiveNumber);
+      ->check(command_line::positive());
 }
 
 void check(const Options& o) {
@@ -174,7 +177,7 @@ Options parse_args(int argc, char** argv, std::optional<int>& exit_status) {
     exit_status = app.exit(help);
     return o;
   } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
+    throw UsageError(command_line::error_text(app, error));
   }
   o.command = *logits ? Command::logits : *generate ? Command::generate : *train ? Command::train : Command::exports;
   for (const CLI::App* command : app.get_subcommands()) train::check_given(*command);

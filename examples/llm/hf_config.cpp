@@ -5,13 +5,13 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "dtensor/checkpoint.h"
+#include "input_file.h"
 #include "names.h"
 #include "rope_config.h"
 #include "usage_error.h"
@@ -24,8 +24,7 @@ using dtensor::nn::Nonlinearity;
 using Json = nlohmann::json;
 
 Json read_json(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  if (!file) throw UsageError(fmt::format("cannot read {}", path.string()));
+  auto file = input_file::open<UsageError>("", path);
   try {
     return Json::parse(file);
   } catch (const Json::exception& error) {

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "input_file.h"
 #include "usage_error.h"
 
 namespace llm {
@@ -32,8 +32,7 @@ class Reader {
       : family_(family), folder_(folder), field_(field), flag_(flag) {}
 
   void add_file(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    if (!in) throw UsageError(fmt::format("{}: cannot read {}", flag_, path.string()));
+    auto in = input_file::open<UsageError>(flag_, path);
     if (path.extension() == ".jsonl") return add_lines(in, path.string());
     add_text({std::istreambuf_iterator<char>(in), {}});
   }

@@ -2,6 +2,7 @@
 // transformer blocks, against the sequence length, on 1, 2 and 4 thread ranks.
 #include <cstdio>
 
+#include "command_line.h"
 #include "cost.h"
 #include "device_flag.h"
 #include "dtensor/launch.h"
@@ -32,6 +33,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(long_sequence::kFewest, long_sequence::kMost))
       ->capture_default_str();
   device_flag::add(app, device);
+  app.failure_message(command_line::failure_message);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

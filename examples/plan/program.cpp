@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "calibrate.h"
+#include "command_line.h"
 #include "decoder_cost.h"
 #include "dtensor/launch.h"
 #include "llm/hf_config.h"
@@ -55,7 +56,7 @@ void add_search(CLI::App& app, Options& o) {
   app.add_option("--batch", o.batch, "sequences in a step over all ranks")->check(CLI::Range(1, 1 << 24))->required();
   app.add_option("--seq", o.sequence, "tokens a sequence")->check(CLI::Range(1, 1 << 24))->capture_default_str();
   app.add_option("--memory-limit", o.memory_limit, "memory of a rank in GB; default: the hardware's")
-      ->check(CLI::PositiveNumber);
+      ->check(command_line::positive());
   app.add_option("--max-pp", o.space.max_pp, "most pipeline stages")
       ->check(CLI::Range(1, 1 << 10))
       ->capture_default_str();
@@ -182,7 +183,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
+    throw UsageError(command_line::error_text(app, error));
   }
   if (*searching) return search(o);
   train::write_file(o.out, calibrate(o.calibrated_ranks).json() + "\n");

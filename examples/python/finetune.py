@@ -7,6 +7,7 @@
 """
 import argparse
 import copy
+import os
 
 import torch
 import transformers
@@ -28,6 +29,8 @@ tiny = transformers.LlamaConfig(vocab_size=256, hidden_size=64, intermediate_siz
 config = transformers.AutoConfig.from_pretrained(flags.model) if flags.model else tiny
 torch.manual_seed(0)
 model = transformers.AutoModelForCausalLM.from_config(config)
+if not os.path.isfile(flags.text):
+    parser.error(f"--text: expected a regular file, got {flags.text}")
 text = open(flags.text).read()
 tokens = torch.tensor(transformers.AutoTokenizer.from_pretrained(flags.model).encode(text) if flags.model else list(text.encode()))
 

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "input_file.h"
 #include "tokenizer/unicode.h"
 
 namespace tokenizer {
@@ -17,8 +17,7 @@ namespace {
 using nlohmann::json;
 
 json read_json(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw Error("cannot be read");
+  auto in = input_file::open<Error>("", path);
   auto value = json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) throw Error("expected a JSON object");
   return value;
@@ -107,8 +106,7 @@ Tokenizer Tokenizer::read(const std::string& path) {
 // The tokenizer.json of GPT-2 with these merges.
 json Tokenizer::from_merges(const std::string& path) {
   constexpr const char* kEnd = "<|endoftext|>";
-  std::ifstream in(path);
-  if (!in) throw Error("cannot be read");
+  auto in = input_file::open<Error>("", path);
   json merges = json::array();
   for (std::string line; std::getline(in, line);) {
     if (!line.empty() && line.back() == '\r') line.pop_back();

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "command_line.h"
 #include "device_flag.h"
 #include "dry_run.h"
 #include "search.h"
@@ -36,7 +37,7 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   device_flag::add(app, o.device);
   app.add_option("--peak-tflops", o.peak_tflops,
                  "peak of all devices together in TFLOP/s; prints the model FLOPs utilization (MFU)")
-      ->check(CLI::PositiveNumber);
+      ->check(command_line::positive());
   app.add_option("--dtype", dtype, "float32, float64 or bfloat16")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}));
   app.add_flag("--compare", o.compare, "also train on one device and compare the loss curves");
@@ -125,17 +126,17 @@ void add_training_flags(CLI::App& app, Options& o) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app.add_option("--shampoo-eps", o.shampoo.eps, "added to the factors before computing roots")
-      ->check(CLI::PositiveNumber)
+      ->check(command_line::positive())
       ->capture_default_str();
   app.add_option("--shampoo-grafting", o.shampoo.grafting, "grafting of the step's length: adam or none")
       ->check(CLI::IsMember({"adam", "none"}))
       ->capture_default_str();
-  app.add_option("--lr", o.lr, "learning rate")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--lr", o.lr, "learning rate")->check(command_line::positive())->capture_default_str();
   app.add_option("--warmup", o.warmup, "steps of linear warm-up")
       ->check(CLI::Range(0, 100'000'000))
       ->capture_default_str();
   app.add_option("--clip", o.clip, "maximum gradient norm; 0: no clipping")
-      ->check(CLI::NonNegativeNumber)
+      ->check(command_line::non_negative())
       ->capture_default_str();
 }
 
@@ -169,7 +170,7 @@ void add_router_flags(CLI::App& app, ExpertFlags& e) {
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_option("--z-loss", e.z_loss, "coefficient of the mean squared logsumexp of the router's logits")
-      ->check(CLI::NonNegativeNumber);
+      ->check(command_line::non_negative());
   app.add_option("--jitter", e.jitter, "multiply the router's inputs by uniform(1 - jitter, 1 + jitter)")
       ->check(CLI::Range(0.0, 1.0));
 }
@@ -189,7 +190,7 @@ void add_expert_flags(CLI::App& app, ExpertFlags& e) {
       ->check(CLI::IsMember({"all-to-all", "all-gather", "capacity", "equal"}))
       ->capture_default_str();
   app.add_option("--capacity", e.capacity, "capacity factor of --dispatcher capacity; 0: no token is dropped")
-      ->check(CLI::NonNegativeNumber)
+      ->check(command_line::non_negative())
       ->capture_default_str();
   add_router_flags(app, e);
   app.add_flag("--score-before-experts", e.score_before,
@@ -303,9 +304,17 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
                      : "Trains a mixture-of-experts language model, written for one device, on any mesh of ranks.",
                to_string(kind));
   add_job_flags(app, options, mesh, dtype);
-  for (const auto add : {add_model_flags, add_parallel_flags, add_pipeline_flags, add_training_flags, add_file_flags}) {
+  using AddFlags = void (*)(CLI::App&, Options&);
+  const std::pair<const char*, AddFlags> groups[] = {{"Model", add_model_flags},
+                                                     {"Parallelism", add_parallel_flags},
+                                                     {"Pipeline", add_pipeline_flags},
+                                                     {"Training", add_training_flags},
+                                                     {"Files and reports", add_file_flags}};
+  for (const auto& [group, add] : groups) {
+    app.option_defaults()->group(group);
     add(app, options);
   }
+  app.option_defaults()->group("Experts");
   if (!dense) add_expert_flags(app, options.experts.emplace());
   try {
     app.parse(argc, argv);
@@ -314,7 +323,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
     exit_status = 0;
     return options;
   } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
+    throw UsageError(command_line::error_text(app, error));
   }
   check_given(app);
   if (app.count("--mesh") > 0) options.mesh = parse_mesh(mesh);

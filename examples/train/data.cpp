@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "dtensor/dry_run.h"
 #include "dtensor/tensor.h"
 #include "hash.h"
+#include "input_file.h"
 
 namespace train {
 namespace fs = std::filesystem;
@@ -28,7 +28,7 @@ std::vector<fs::path> files_under(const fs::path& path) {
 }
 
 void append_file(const fs::path& path, std::string& text) {
-  std::ifstream in(path, std::ios::binary);
+  auto in = input_file::open<UsageError>("--data", path);
   text.append(std::istreambuf_iterator<char>(in), {});
   if (!in) throw UsageError("--data: cannot read " + path.string());
 }

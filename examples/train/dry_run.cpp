@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "command_line.h"
 #include "output.h"
 #include "program.h"
 #include "run.h"
@@ -62,7 +63,7 @@ void add_dry_run_flags(CLI::App& app, Options& o) {
   app.add_option("--plan", o.plan, "run in the layout of this file")->excludes("--mesh");
   app.add_option("--memory-limit", o.memory_limit,
                  "with --dry-run or --plan-search: memory of a rank in GB; status 1 if it is too small")
-      ->check(CLI::PositiveNumber);
+      ->check(command_line::positive());
 }
 
 void check_dry_run(const Options& o) {

@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "dry_run.h"
 #include "flops.h"
+#include "input_file.h"
 #include "model.h"
 #include "output.h"
 #include "program.h"
@@ -169,8 +169,7 @@ dtensor::Recomputation recomputation_of(const std::string& word) {
 
 Options read_plan(Options options) {
   if (options.plan.empty()) return options;
-  std::ifstream file(options.plan);
-  if (!file) throw UsageError("--plan: cannot read " + options.plan + "; --plan-search with --plan-out writes one");
+  auto file = input_file::open<UsageError>("--plan, as --plan-search with --plan-out writes it", options.plan);
   try {
     const auto json = nlohmann::json::parse(file);
     const auto& mesh = json.at("mesh");

@@ -5,10 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <sstream>
 
 #include "dtensor/fully_shard.h"
+#include "input_file.h"
 #include "plan.h"
 
 namespace train {
@@ -27,10 +27,8 @@ pipeline::Schedule schedule_of(const Options& options, int ranks) {
     if (std::find(names.begin(), names.end(), options.schedule) != names.end()) {
       return pipeline::make_schedule(options.schedule, ranks, options.microbatches, options.chunks);
     }
-    std::ifstream file(options.schedule);
-    if (!file)
-      throw UsageError("--schedule: expected the name of a schedule or a readable file, got '" + options.schedule +
-                       "'");
+    const auto file =
+        input_file::open<UsageError>("--schedule: expected the name of a schedule or a file", options.schedule);
     std::ostringstream text;
     text << file.rdbuf();
     auto schedule = pipeline::Schedule::parse(text.str());

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "command_line.h"
 #include "dtensor/launch.h"
 #include "launch_flags.h"
 #include "training.h"
@@ -57,7 +58,7 @@ int main(int argc, char** argv) {
   app.add_option("--mesh", mesh, "ranks along depth, height and width (default: all ranks along depth)")
       ->expected(1, 3)
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(command_line::positive());
   app.add_option("--steps", steps, "steps of gradient descent")->check(CLI::Range(1, 1000));
   app.footer("Exit status: 0; 1 if a result differs from one device by more than 1e-9; 2 for invalid arguments.");
   if (const auto status = launch_flags::parse(app, argc, argv)) return *status;

@@ -109,6 +109,9 @@ class DTENSOR_API CommBackend {
   virtual void abort(const std::string& reason) = 0;
   // The reason of an abort, on this rank or a peer; empty if there was none. Callable from any thread.
   virtual std::string failure() = 0;
+  // While the result lives, waits time out when an awaited process has sent no heartbeat for the timeout, and this
+  // process sends them. The default suspends timeouts: if ranks are threads, all are stopped together.
+  virtual std::shared_ptr<void> send_heartbeats();
 
  private:
   int rank_;

@@ -104,8 +104,13 @@ class _LoadTargets(NamedTuple):
         return cls(state, *_parts(state), set(_open_names(state)))
 
     def put(self, values: dict[str, Any]) -> None:
+        replaced = _lists_for_tuples(self.state)
+        keys_of: dict[int, dict[str, Any]] = {}
         for name in sorted(values, key=lambda name: (len(name), name)):  # by length first, so that lists grow 9, 10
-            _put(self.state, name, _of_value(values[name]))
+            _put(self.state, name, _of_value(values[name]), keys_of)
+        for state, key, former in reversed(replaced):
+            changed = any(old is not new for old, new in zip(former, state[key]))
+            state[key] = _like(former, state[key]) if changed else former
 
 
 Prepared = TypeVar("Prepared")
@@ -193,19 +198,41 @@ def load(
     load_stateful(state_dict, wanted.state)
 
 
-def _put(state: Any, name: str, value: Any) -> None:
-    """Sets the entry that :func:`_flat` calls ``name``; a list grows as needed."""
-    if isinstance(state, list) and name.isdecimal():
-        state.extend([None] * (int(name) + 1 - len(state)))
-    for key in list(state.keys()) if isinstance(state, (dict, MutableMapping)) else range(len(state)):
-        if name == str(key):
-            state[key] = value
-            return
-        child = state[key]
-        if name.startswith(f"{key}.") and isinstance(child, (dict, MutableMapping, list, tuple)):
-            inner = list(child) if isinstance(child, tuple) else child
-            _put(inner, name[len(str(key)) + 1 :], value)
-            state[key] = _like(child, inner) if isinstance(child, tuple) else inner
+def _lists_for_tuples(state: Any) -> list[tuple[Any, Any, tuple[Any, ...]]]:
+    """Replaces the tuples in ``state`` by lists, which can be filled. Returns where they were, outer ones first."""
+    replaced = []
+    for key, value in list(_items(state)):
+        if isinstance(value, tuple):
+            replaced.append((state, key, value))
+            state[key] = list(value)
+        if _is_nested(value):
+            replaced += _lists_for_tuples(state[key])
+    return replaced
+
+
+def _put(state: Any, name: str, value: Any, keys_of: dict[int, dict[str, Any]]) -> None:
+    """Sets the entry that :func:`_flat` calls ``name``; a list grows as needed. ``keys_of`` has the keys of known dictionaries
+    by their texts, so that the time does not depend on the number of entries."""
+    if isinstance(state, list):
+        if name.isdecimal():
+            state.extend([None] * (int(name) + 1 - len(state)))
+    elif id(state) not in keys_of:
+        keys_of[id(state)] = {str(key): key for key in state.keys()}
+
+    def key(text: str) -> Any:
+        if not isinstance(state, list):
+            return keys_of[id(state)].get(text, _NO_KEY)
+        return int(text) if text.isdecimal() and int(text) < len(state) else _NO_KEY
+
+    if (found := key(name)) is not _NO_KEY:
+        state[found] = value
+        return
+    for dot in (i for i, character in enumerate(name) if character == "."):
+        if (found := key(name[:dot])) is not _NO_KEY and _is_nested(state[found]):
+            _put(state[found], name[dot + 1 :], value, keys_of)
+
+
+_NO_KEY = object()  # None may be a key
 
 
 def _like(former: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:

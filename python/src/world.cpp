@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <future>
 #include <map>
 #include <mutex>
@@ -31,6 +32,19 @@ RunOptions options_of(double timeout) {
   options.timeout = timeout < kForever ? std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000))
                                        : std::chrono::milliseconds::max();
   return options;
+}
+
+// os.environ is a copy that Python made when it started. Programs pass it to the processes that they start.
+int copy_mark_to_os_environ(void*) {
+  const char* const mark = std::getenv("DTENSOR_RANK_PROCESS");
+  if (mark == nullptr) return 0;
+  try {
+    py::module_::import("os").attr("environ")["DTENSOR_RANK_PROCESS"] = mark;
+    return 0;
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return -1;
+  }
 }
 
 class ProcessWorld {
@@ -126,6 +140,7 @@ class ProcessWorld {
     world_ = world;
     threads_ = world.size() > 1 ? at::get_num_threads() : 0;  // this process's share of the machine, set by launch()
     changed_.notify_all();
+    Py_AddPendingCall(&copy_mark_to_os_environ, nullptr);  // runs on the main thread, with the GIL
     changed_.wait(lock, [&] { return ended_; });
     if (!failure_.empty()) throw std::runtime_error(failure_);
   }

@@ -90,24 +90,25 @@ Checkpoint::Part tensors_part(std::function<void(StateTensors&)> list) {
           [list](Reading& reading) { list(reading.targets); }};
 }
 
+// Calls `fn` with the name, the name without `begin`, and the value of each value whose name begins so.
+template <class Fn>
+void each_value(const CheckpointValues& values, const std::string& begin, Fn&& fn) {
+  for (auto at = values.lower_bound(begin); at != values.end() && at->first.starts_with(begin); ++at)
+    fn(at->first, at->first.substr(begin.size()), at->second);
+}
+
 // Loads the values with this prefix: those that `values` contains, and others that `takes` accepts. Types are as saved,
 // but integers are converted for entries of type double.
 void load_values(Reading& reading, const std::string& begin, CheckpointValues& values,
                  const std::function<bool(const std::string&)>& takes) {
   CheckpointValues read;
-  for (const auto& [name, value] : reading.loader.values()) {
-    if (!name.starts_with(begin) || reading.known.contains(name)) continue;
-    const std::string own = name.substr(begin.size());
+  each_value(reading.loader.values(), begin, [&](const auto& name, const std::string& own, const auto& value) {
     const auto former = values.find(own);
-    if (former != values.end()) {
-      read.emplace(own, converted(value, former->second).value_or(value));
-    } else if (!takes || takes(own)) {
-      read.emplace(own, value);
-    } else {
-      continue;
-    }
+    const bool listed = former != values.end();
+    if (reading.known.contains(name) || (!listed && takes && !takes(own))) return;
+    read.emplace(own, listed ? converted(value, former->second).value_or(value) : value);
     reading.known.emplace(name, true);
-  }
+  });
   for (const auto& [own, value] : values) {
     if (!read.contains(own) && !reading.allow_missing) reading.problems.missing.push_back(begin + own);
   }
@@ -119,12 +120,10 @@ void load_values(Reading& reading, const std::string& begin, CheckpointValues& v
 // Loads the scalars with this prefix. Every optimizer saves some, at least its learning rates.
 void load_optimizer(Reading& reading, const std::string& begin, Optimizer& optimizer) {
   StateScalars scalars;
-  for (const auto& [name, value] : reading.loader.values()) {
-    if (!name.starts_with(begin) || !reading.known.emplace(name, true).second) continue;
-    if (const auto number = converted(value, double{})) {
-      scalars.emplace_back(name.substr(begin.size()), std::get<double>(*number));
-    }
-  }
+  each_value(reading.loader.values(), begin, [&](const auto& name, const std::string& own, const auto& value) {
+    if (!reading.known.emplace(name, true).second) return;
+    if (const auto number = converted(value, double{})) scalars.emplace_back(own, std::get<double>(*number));
+  });
   try {
     StateTargets targets = optimizer.state_targets(
         scalars, [&](const std::string& name) { return reading.loader.find(begin + name) != nullptr; });

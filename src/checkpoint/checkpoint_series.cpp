@@ -13,6 +13,7 @@
 #include "checkpoint/format/files/folder_lock.h"
 #include "checkpoint/format/files/saved_folder.h"
 #include "dtensor/comm.h"
+#include "internal/ranks/heartbeat_scope.h"
 
 namespace dtensor {
 namespace files {
@@ -186,7 +187,7 @@ struct CheckpointSeries::Impl {
   std::set<std::int64_t> damaged = {};
 
   void settle(std::int64_t step) {
-    const NoTimeout patience;  // all ranks have just synchronized
+    const HeartbeatScope heartbeats(ranks);  // all ranks have just synchronized
     std::string error;
     if (ranks.rank() == 0) error = error_of([&] { files::rotate(root, step, keep, damaged); });
     raise_on_all(ranks, what, error);
@@ -206,7 +207,7 @@ CheckpointSeries::CheckpointSeries(const std::string& root, const Communicator& 
   TORCH_CHECK(keep >= 1, "CheckpointSeries: expected keep >= 1, got ", keep);
   std::string error;
   ranks.barrier();
-  const NoTimeout patience;  // all ranks are here; rank 0 may wait for a lock or a disk
+  const HeartbeatScope heartbeats(ranks);  // all ranks are here; rank 0 may wait for a lock or a disk
   if (ranks.rank() == 0) {
     error = error_of([&] {
       impl_->root = resolve(root);

@@ -10,13 +10,14 @@
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/save.h"
 #include "dtensor/comm.h"
+#include "internal/ranks/heartbeat_scope.h"
 
 namespace dtensor {
 
 void save_state(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
                 const CheckpointValues& values, const SaveOptions& options) {
   files::Saver saver(directory, ranks, tensors, values, options);
-  const NoTimeout patience;  // all ranks are here; reductions may wait for other ranks' writes
+  const HeartbeatScope heartbeats(ranks);  // all ranks are here; reductions may wait for other ranks' writes
   saver.write();
   saver.finish();
 }

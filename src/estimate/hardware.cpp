@@ -1,6 +1,7 @@
 // Times of operators and collectives on given hardware, and its JSON table.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -145,8 +146,11 @@ HardwareModel HardwareModel::parse(const std::string& text) {
 }
 
 HardwareModel HardwareModel::read(const std::string& path) {
-  std::ifstream file(path);
-  TORCH_CHECK(file, "cannot read the hardware table ", path, "; `plan calibrate --out FILE` measures one");
+  std::error_code error;
+  const bool regular = std::filesystem::is_regular_file(path, error);  // reading a device or a pipe may never end
+  std::ifstream file(regular ? path : "");
+  TORCH_CHECK(file, "cannot read the hardware table ", path, ": expected a ", regular ? "readable" : "regular",
+              " file; `plan calibrate --out FILE` measures one");
   std::ostringstream text;
   text << file.rdbuf();
   try {

@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
+#include <set>
 #include <thread>
 
 #include "comm/fixture.h"
@@ -54,6 +57,13 @@ void save_on_signal(const Communicator& world) {
 const std::map<std::string, Body>& cases() {
   static const std::map<std::string, Body> all = {
       {"fine", [](Communicator world) { reduce(world, 4); }},
+      {"child",  // a rank starts this program without a launcher
+       [](Communicator world) {
+         const auto program = std::filesystem::read_symlink("/proc/self/exe").string();
+         const int status = world.rank() == 1 ? std::system((program + " --case fine").c_str()) : 2 << 8;
+         TORCH_CHECK(WEXITSTATUS(status) == 2, "expected status 2, got ", status);
+         world.barrier();
+       }},
       {"throw",
        [](Communicator world) {
          reduce(world, 4);
@@ -171,8 +181,8 @@ int run_case(const char* name, int argc, char** argv) {
   const auto found = cases().find(name);
   if (found == cases().end()) return std::fprintf(stderr, "no case %s\n", name), 2;
   RunOptions options;
-  const bool waits = std::string(name) == "recv" || std::string(name) == "axes";  // must end before the timeout
-  options.timeout = std::chrono::milliseconds(waits ? 60000 : 1500);
+  const std::set<std::string> waits{"recv", "axes", "child"};  // must end before the timeout
+  options.timeout = std::chrono::milliseconds(waits.contains(name) ? 60000 : 1500);
   return launch(argc, argv, found->second, options);
 }
 

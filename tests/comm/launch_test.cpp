@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "comm/fixture.h"
-#include "comm/launch/launch_flags.h"
+#include "comm/launch/launcher_environment.h"
 
 namespace dtensor::test {
 namespace {

@@ -37,6 +37,14 @@ TEST_P(ProcessFailure, SuccessIsStatusZero) {
   EXPECT_EQ(out.output, "");
 }
 
+// It has the variables of the rank's launcher.
+TEST_P(ProcessFailure, ProcessStartedByARankDoesNotJoin) {
+  const ProcessResult out = GetParam().run(3, program, "child");
+  EXPECT_EQ(out.status, 0) << out.output;
+  EXPECT_NE(out.output.find("=1, "), std::string::npos) << out.output;
+  EXPECT_NE(out.output.find("=3), started this process, which is no rank"), std::string::npos) << out.output;
+}
+
 TEST_P(ProcessFailure, ThrowingRankEndsAllWithItsMessage) { ends("throw", {0, 1, 2}, {"the disk is full"}); }
 
 TEST_P(ProcessFailure, RankReturnedEarly) {

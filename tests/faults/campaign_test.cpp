@@ -7,6 +7,7 @@
 #include "faults/calls.h"
 #include "faults/divergence.h"
 #include "faults/errors.h"
+#include "support/folder.h"
 #include "support/mpirun.h"
 
 namespace dtensor::test {
@@ -17,10 +18,13 @@ class Campaign : public ::testing::Test {
   void SetUp() override {
     if (!std::filesystem::exists(program_)) GTEST_SKIP() << "built without MPI";
   }
-  ProcessResult run(int ranks, const std::string& arguments) {
+  ProcessResult start(int ranks, const std::string& arguments) {
     const auto sockets = "bash " + source_path("scripts/processes.sh") + " ";
     const auto launcher = (jobs_++ % 2 == 0 ? "mpirun -n " : sockets) + std::to_string(ranks) + " ";
-    const auto out = run_shell(launcher + program_.string() + " " + arguments);
+    return run_shell(launcher + program_.string() + " " + arguments);
+  }
+  ProcessResult run(int ranks, const std::string& arguments) {
+    const auto out = start(ranks, arguments);
     EXPECT_NE(out.status, 0) << arguments;
     EXPECT_TRUE(out.in_time) << arguments << out.output;
     EXPECT_FALSE(contains(out.output, "timeout after")) << arguments << out.output;
@@ -69,6 +73,31 @@ TEST_F(Campaign, IndexOutOfRangeEndsAllProcessesWithTheReason) {
     const auto line = rank_line(out.output, r);
     EXPECT_TRUE(contains(line, "index 9 is out of bounds for dimension 0 with size 5")) << out.output;
     EXPECT_TRUE(contains(line, "in aten::gather(")) << out.output;
+  }
+}
+
+// Other ranks wait without a limit for a disk, but not for a process that has stopped.
+TEST_F(Campaign, RankThatStopsInACheckpointEndsAll) {
+  const char* calls[] = {"save", "load", "save_async"};
+  for (int i = 0; i < std::min(campaign(2), 6); ++i) {
+    const Folder folder;
+    const auto out = start(3, c10::str("--disk stop ", calls[i % 3], " ", folder / "checkpoint"));
+    EXPECT_NE(out.status, 0);
+    EXPECT_TRUE(out.in_time) << out.output;
+    for (int r : {0, 2}) {
+      const auto line = rank_line(out.output, r);
+      EXPECT_TRUE(contains(line, "timeout after 1500 ms without a heartbeat of rank 1 ("))
+          << calls[i % 3] << out.output;
+    }
+  }
+}
+
+TEST_F(Campaign, RankWithASlowDiskIsAwaited) {
+  const char* calls[] = {"load", "save", "save_async"};
+  for (int i = 0; i < std::min(campaign(2), 6); ++i) {
+    const Folder folder;
+    const auto out = start(2, c10::str("--disk slow ", calls[i % 3], " ", folder / "checkpoint"));
+    EXPECT_EQ(out.status, 0) << calls[i % 3] << out.output;
   }
 }
 

@@ -1,5 +1,6 @@
 // Failing programs for campaign_test.cpp under MPI: `--divergence N`, `--pair A B` and `--index` must end with an
-// error. Each is a separate job, because one failure ends a job. Without arguments, runs programs that do not diverge.
+// error, and so must `--disk stop CALL FOLDER`, but not `--disk slow CALL FOLDER`. Each is a separate job, because one
+// failure ends a job. Without arguments, runs programs that do not diverge.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +8,7 @@
 
 #include "dtensor/launch.h"
 #include "faults/calls.h"
+#include "faults/disk_mpi.h"
 #include "faults/divergence.h"
 
 using namespace dtensor;
@@ -48,14 +50,16 @@ int main(int argc, char** argv) {
   const bool divergence = argc > 2 && std::strcmp(argv[1], "--divergence") == 0;
   const bool pair = argc > 3 && std::strcmp(argv[1], "--pair") == 0;
   const bool index = argc > 1 && std::strcmp(argv[1], "--index") == 0;
+  const bool disk = argc > 4 && std::strcmp(argv[1], "--disk") == 0;
   RunOptions options;
-  options.timeout = std::chrono::seconds(20);
+  options.timeout = std::chrono::milliseconds(disk ? 1500 : 20000);
   return launch(
       argc, argv,
       [&](Communicator world) {
         if (divergence) return run_divergence(world, number(2));
         if (pair) return run_pair(world, number(2), number(3));
         if (index) return run_index(world);
+        if (disk) return test::run_disk_fault(world, argv[2], argv[3], argv[4]);
         run_right_programs(world);
       },
       options);

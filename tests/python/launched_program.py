@@ -1,5 +1,5 @@
 """Run by a launcher with ``python -m``. The argument selects a case: a rank prints and fails, ranks diverge, one rank is
-late, or the program sets its number of threads. The tests compare the end of the output.
+late, the program sets its number of threads, or each rank prints its number. The tests compare the end of the output.
 """
 
 import sys
@@ -27,5 +27,7 @@ if way == "late" and last:
     time.sleep(20)
 if way == "threads":
     print(f"threads {torch.get_num_threads()}")
+if way == "world":
+    print(f"{dtensor.world()}, {x.redistribute(placements=[Shard(0)]).to_local().numel()} elements")
 x.redistribute(placements=[Shard(0)]).full_tensor()
 dtensor.barrier()

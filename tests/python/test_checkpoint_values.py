@@ -67,6 +67,31 @@ class Values(unittest.TestCase):
         dtensor.save(state, self.path)
         dtensor.checkpoint.CheckpointSeries(self.path + "-series").save(state, 1)
 
+    def test_loading_values_looks_at_each_key_once(self):
+        """Not at all keys of a dictionary for each value."""
+        looked = 0
+
+        class Key:
+            def __init__(self, number):
+                self.number = number
+
+            def __str__(self):
+                nonlocal looked
+                looked += 1
+                return f"key.{self.number}"
+
+        def looks(count):
+            nonlocal looked
+            state = {"first": {Key(i): i for i in range(count)}, "second": tuple(range(count))}
+            blank = {"first": {Key(i): 0 for i in range(count)}, "second": (0,) * count}
+            dtensor.save(state, self.path)
+            looked = 0
+            dtensor.load(blank, self.path)
+            self.assertEqual((list(blank["first"].values()), blank["second"]), (list(range(count)), tuple(range(count))))
+            return looked
+
+        self.assertLess(looks(200), 2.1 * looks(100))
+
     def test_none_and_lists_accept_any_saved_value(self):
         losses = [i / 2 for i in range(12)]
         state = {"best": 0.37, "note": "x", "losses": losses, "of": [{"m": 1}, 2, None, 4], "pair": (1, 2.5), "w": torch.ones(2)}

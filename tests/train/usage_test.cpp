@@ -203,7 +203,7 @@ TEST(Usage, ErrorsAreOneLineWithTheProgramName) {
     const char* message;
   };
   const std::vector<Mistake> mistakes = {
-      {Kind::dense, {"--ep", "2"}, "train: The following arguments were not expected"},
+      {Kind::dense, {"--ep", "2"}, "train: unknown arguments: --ep 2"},
       {Kind::experts, {"--ranks", "2", "--ep", "3"}, "moe: --ep 3 must divide both the ranks (2) and the experts (8)"},
       {Kind::dense, {"--shampoo-eps", "1"}, "train: --shampoo-eps needs --optimizer shampoo"},
       {Kind::dense,

@@ -11,6 +11,7 @@
 #include "checkpoint/load/shared_reads.h"
 #include "checkpoint/local_part.h"
 #include "dtensor/comm.h"
+#include "internal/ranks/heartbeat_scope.h"
 
 namespace dtensor::files {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 CheckpointIndex shared_index(const std::string& path, const Communicator& ranks, const std::string& what) {
   std::string text, error, refused;
   ranks.barrier();
-  const NoTimeout patience;  // all ranks are here; they wait for rank 0's disk
+  const HeartbeatScope heartbeats(ranks);  // all ranks are here; they wait for rank 0's disk
   if (ranks.rank() == 0) {
     error = error_of([&] {
       try {
@@ -135,7 +136,7 @@ void Loader::read(const StateTensors& targets, LoadProblems problems) {
   });
   std::vector<Checksum> sums(requests.size());
   Files files;
-  const NoTimeout patience;  // see shared_index()
+  const HeartbeatScope heartbeats(ranks_);  // a disk may be slow on one rank
   for (std::size_t i = 0; i < requests.size(); ++i) {
     if (!parts[i].local.defined()) continue;
     sums[i] = read_part(parts[i], *requests[i].entry, files, reads, i, options_.verify);

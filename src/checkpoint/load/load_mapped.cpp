@@ -15,6 +15,7 @@
 #include "checkpoint/local_part.h"
 #include "dtensor/comm.h"
 #include "dtensor/tensor.h"
+#include "internal/ranks/heartbeat_scope.h"
 #include "name_patterns/name_patterns.h"
 
 namespace dtensor::files {
@@ -135,7 +136,7 @@ void Loader::read_named(const StateTensors& targets, LoadProblems problems) {
     }
   });
   Files files;
-  const NoTimeout patience;  // a slow disk on one rank must not raise timeouts on others
+  const HeartbeatScope heartbeats(ranks_);  // a disk may be slow on one rank
   for (std::size_t i = 0; i < there.size(); ++i) {
     if (there[i].to.defined()) there[i].read(reads, i, files, sums);
   }

@@ -13,6 +13,7 @@
 #include "checkpoint/format/files/saved_folder.h"
 #include "dtensor/comm.h"
 #include "dtensor/tensor.h"
+#include "internal/ranks/heartbeat_scope.h"
 
 namespace dtensor::files {
 namespace {
@@ -64,7 +65,7 @@ Saver::Saver(std::string directory, const Communicator& ranks, const StateTensor
   file_layout_ = make_file_layout(entries_of(manifest_), options_.max_file_bytes);
   tensors_ = by_manifest(manifest_, tensors);
   own_.resize(tensors_.size());
-  const NoTimeout patience;  // all ranks are here; rank 0 may wait for a lock or a disk
+  const HeartbeatScope heartbeats(ranks_);  // all ranks are here; rank 0 may wait for a lock or a disk
   const std::string error = ranks_.rank() == 0 ? begin(directory) : "";
   raise_on_all(ranks_, what_, error);
   temporary_ = broadcast_string(ranks_, temporary_, 0);  // unique to this save
@@ -170,7 +171,7 @@ void Saver::finish(const std::function<void()>& before_waiting) {
     drop();
     throw;
   }
-  const NoTimeout patience;  // all ranks are here; they wait for a disk
+  const HeartbeatScope heartbeats(ranks_);  // all ranks are here; they wait for a disk
   if (before_waiting) before_waiting();
   std::string error = error_of([&] { raise_on_all(ranks_, what_, error_); });
   if (error.empty()) error = error_of([&] { check_sums(); });

@@ -8,6 +8,7 @@
 
 #include "comm/error_messages.h"
 #include "comm/launch/launch_flags.h"
+#include "comm/launch/launcher_environment.h"
 #include "comm/local/threads/run_local.h"
 #include "comm/waiting/no_timeout.h"
 #include "dtensor/inspect.h"
@@ -102,6 +103,8 @@ int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, R
   LauncherEnvironment environment;
   try {
     environment = launcher_environment();
+    if (environment.rank == 0 && !environment.warning.empty())
+      std::fprintf(stderr, "%s\n", environment.warning.c_str());
     const LaunchFlags flags = parse_launch_flags(argc, argv);
     if (flags.simulated.ranks > 0) return finish_output(run_simulation(flags.simulated, fn));
     environment.threads = flags.ranks != 0 ? flags.ranks : static_cast<int>(flags.mesh);
@@ -111,6 +114,7 @@ int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, R
         fn(world);
       };
       options.timeout = clamp_timeout(options.timeout);
+      if (environment.size > 1) mark_rank_process();
       return finish_output(run(argc, argv, checked_fn, options, environment));
     }
     return finish_output(launch_threads(std::max(environment.threads, 1), fn, options));

@@ -1,5 +1,5 @@
-// Parses `--ranks N`, `--mesh a=2,b=2` and `--backend NAME` (also with `=`), and the variables that launchers set. A
-// program may define flags with these names: a `--mesh` file name and unknown `--backend` values are ignored here.
+// Parses `--ranks N`, `--mesh a=2,b=2` and `--backend NAME` (also with `=`). A program may define flags with these
+// names: a `--mesh` file name and unknown `--backend` values are ignored here.
 #include "comm/launch/launch_flags.h"
 
 #include <algorithm>
@@ -100,28 +100,6 @@ SimulatedRank simulated_rank(int argc, const char* const* argv) {
   return which;
 }
 
-// Throws if only one variable is set or the numbers are inconsistent: otherwise every process would run as a single
-// one.
-std::optional<LauncherEnvironment> from(const char* launcher, const char* rank, const char* size, bool mpi) {
-  const auto rank_text = environment_variable(rank), size_text = environment_variable(size);
-  if (rank_text.empty() && size_text.empty()) return std::nullopt;
-  const auto r = number(rank_text), s = number(size_text);
-  if (r && s && *r >= 0 && *r < *s) return LauncherEnvironment{launcher, *r, *s, mpi};
-  const auto setting = [](const char* name, std::string_view text) {
-    return std::string(name) + (text.empty() ? " is not set" : "=" + std::string(text));
-  };
-  throw LaunchError(setting(rank, rank_text) + ", " + setting(size, size_text) +
-                    ": expected a rank below the number of processes, as " + launcher +
-                    " sets them; set both or neither");
-}
-
-// Slurm sets some of these variables in an allocation too, outside of job steps.
-std::optional<LauncherEnvironment> from_slurm() {
-  const char* step = environment_variable("SLURM_STEP_NUM_TASKS").empty() ? "SLURM_NTASKS" : "SLURM_STEP_NUM_TASKS";
-  if (environment_variable("SLURM_PROCID").empty() || environment_variable(step).empty()) return std::nullopt;
-  return from("srun", "SLURM_PROCID", step, !environment_variable("PMIX_RANK").empty());
-}
-
 }  // namespace
 
 std::string environment_variable(const char* name) {
@@ -155,16 +133,6 @@ LaunchFlags parse_launch_flags(int argc, const char* const* argv) {
                       std::to_string(flags.ranks));
   }
   return flags;
-}
-
-// Explicit variables come first, then mpirun, because it may run inside a Slurm allocation. Only Slurm steps count,
-// not allocations: the process of a batch script is a single process.
-LauncherEnvironment launcher_environment() {
-  if (auto e = from("DTENSOR_RANK", "DTENSOR_RANK", "DTENSOR_WORLD_SIZE", false)) return *e;
-  if (auto e = from("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true)) return *e;
-  if (auto e = from("mpirun", "PMI_RANK", "PMI_SIZE", true)) return *e;
-  if (auto e = from("torchrun", "RANK", "WORLD_SIZE", false)) return *e;
-  return from_slurm().value_or(LauncherEnvironment{});
 }
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// What launch() reads from the command line and the environment.
+// What launch() reads from the command line.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,5 @@ struct LaunchFlags {
 };
 
 LaunchFlags parse_launch_flags(int argc, const char* const* argv);
-// Throws LaunchError if the variables of a launcher are inconsistent.
-LauncherEnvironment launcher_environment();
 
 }  // namespace dtensor

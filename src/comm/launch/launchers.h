@@ -15,8 +15,9 @@ struct LauncherEnvironment {
   std::string launcher;  // "mpirun", "torchrun", "srun", "DTENSOR_RANK"; empty: none
   int rank = 0;
   int size = 1;
-  bool mpi = false;  // an MPI runtime is available
-  int threads = 0;   // thread ranks that the command line requests; 0: not given
+  bool mpi = false;          // an MPI runtime is available
+  int threads = 0;           // thread ranks that the command line requests; 0: not given
+  std::string warning = {};  // about launchers inside each other; empty: none
 };
 
 // One process of several, connected. Runs fn and returns the exit status.

@@ -13,6 +13,8 @@ class ThreadLevel {
 
   // Whether this thread may call MPI: under MPI_THREAD_SINGLE and MPI_THREAD_FUNNELED only the one that initialized it.
   bool permits_this_thread() const { return any_thread_ || std::this_thread::get_id() == main_thread_; }
+  // Whether any thread may call MPI at any time, also while another one calls it.
+  bool permits_all_threads() const { return any_thread_ && !serialized_; }
   // Throws CommError where this thread may not call MPI, or MPI has ended.
   void check() const;
   // Under MPI_THREAD_SERIALIZED: held while this thread calls MPI.

@@ -113,6 +113,9 @@ class MpiTransport final : public p2p::Transport {
     int found = 0;
     api().comm_get_attr(api().constants.world, MPI_TAG_UB, &bound, &found);
     max_tag_ = found != 0 ? *static_cast<int*>(bound) : 32767;
+    const int restricted = level_.permits_all_threads() ? 0 : 1;
+    check(api().allreduce(&restricted, &any_restricted_, 1, api().constants.integer, api().constants.max, control_),
+          "MPI_Allreduce");
   }
 
   const char* name() const override { return "mpi"; }
@@ -121,6 +124,7 @@ class MpiTransport final : public p2p::Transport {
   int local_size() const override { return local_size_; }
   int cores() const override { return cores_; }
   int max_tag() const override { return max_tag_; }
+  bool sends_from_any_thread() const override { return any_restricted_ == 0; }
 
   std::unique_ptr<Batch> batch(Channel channel, int tag) override {
     level_.check();
@@ -194,6 +198,7 @@ class MpiTransport final : public p2p::Transport {
   const ThreadLevel& level_ = ThreadLevel::get();
   bool finalize_;
   int rank_ = 0, size_ = 1, max_tag_ = 0, local_size_ = 1, cores_ = 1;
+  int any_restricted_ = 0;  // on some rank, not all threads may call MPI at any time
   MPI_Comm control_{};
   MPI_Comm channels_[4] = {};  // by Channel
   std::mutex mutex_;

@@ -157,6 +157,7 @@ class NcclBackend final : public CommBackend {
     device_->watchdog->fail(text);
   }
   std::string failure() override { return host_->failure(); }
+  std::shared_ptr<void> send_heartbeats() override { return host_->send_heartbeats(); }
 
  private:
   struct MessageToSelf {

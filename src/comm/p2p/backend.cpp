@@ -116,6 +116,7 @@ class ProcessBackend final : public CommBackend {
     group_->job.poll();
     return group_->job.failure();
   }
+  std::shared_ptr<void> send_heartbeats() override { return group_->job.send_heartbeats(); }
 
  private:
   // An error of this rank inside a collective fails all ranks.

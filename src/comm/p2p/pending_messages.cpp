@@ -48,9 +48,10 @@ void MessageBatch::watch(c10::function_ref<std::string()> operation, Clock::time
   if (TerminationWatch::requested())
     throw CommError(job_.ended_by_signal(batch_->missing()) + report(operation) + job_.last());
   const auto now = Clock::now();
-  const bool late = now - begin > job_.options().timeout && !timeouts_suspended();
+  const auto silent = job_.silent(batch_->missing(), begin);
+  const bool late = !silent.empty() && !timeouts_suspended();
   check_exited_peers(operation, now, late);
-  if (late) fail("timeout after " + duration_text(job_.options().timeout), operation);
+  if (late) fail(job_.describe_silence(silent), operation);
   const bool reported = what != WaitReason::data && now - begin > kReportInterval && !timeouts_suspended();
   if (reported && job_.post_wait(operation(), batch_->missing(), sent_tag))
     fail("ranks wait for each other", operation);

@@ -51,6 +51,8 @@ class Transport {
   virtual std::unique_ptr<Batch> batch(Channel channel, int tag) = 0;
   virtual void send_control(int peer, int tag, const std::string& text) = 0;  // does not block; a few kilobytes at most
   virtual std::optional<ControlMessage> poll_control() = 0;                   // the next received message, if any
+  // Whether send_control() sends at once from any thread, on all ranks. Else a message may wait for another thread.
+  virtual bool sends_from_any_thread() const { return true; }
   // The reason why this peer cannot send any more; empty while it can, as far as is known.
   virtual std::string disconnect_reason(int) { return ""; }
   // Called between two tests of a rank that has waited this long, to yield to others. `oversubscribed`: this host has

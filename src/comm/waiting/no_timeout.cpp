@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <atomic>
 
-#include "dtensor/comm.h"
+#include "dtensor/comm_backend.h"
+#include "internal/ranks/heartbeat_scope.h"
 
 namespace dtensor {
 namespace {
@@ -19,5 +20,9 @@ std::chrono::milliseconds clamp_timeout(std::chrono::milliseconds timeout) {
 
 NoTimeout::NoTimeout() { ++suspended; }
 NoTimeout::~NoTimeout() { --suspended; }
+
+std::shared_ptr<void> CommBackend::send_heartbeats() { return std::make_shared<NoTimeout>(); }
+
+HeartbeatScope::HeartbeatScope(const Communicator& ranks) : open_(backend_of(ranks)->send_heartbeats()) {}
 
 }  // namespace dtensor

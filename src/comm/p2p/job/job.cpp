@@ -63,6 +63,7 @@ std::string Job::last() const { return describe_recent_calls(rank_, record_.get(
 
 void Job::handle_control(const ControlMessage& word) {
   Peer& peer = peers_[word.from];
+  peer.heard_at = Clock::now();
   if (word.tag == kLeft) peer.left = true;
   if (word.tag == kFailurePrinted) peer.failure_printed = true;
   if (word.tag == kWaits) peer.wait = Wait::read(word.text);

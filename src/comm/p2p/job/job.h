@@ -73,6 +73,15 @@ class Job {
   bool post_wait(const std::string& operation, const std::vector<std::int64_t>& missing, std::int64_t sent_tag);
   void end_wait();
 
+  // While the result lives, this process sends heartbeats, and silent() expects those of others. If a thread of this
+  // process cannot send them, timeouts are suspended instead.
+  std::shared_ptr<void> send_heartbeats();
+  // The ranks of `awaited` whose wait, which began at `since`, has lasted for the timeout. While heartbeats are sent,
+  // it counts from the last message of the rank. Called repeatedly during the wait, after polling.
+  std::vector<std::int64_t> silent(std::vector<std::int64_t> awaited, std::chrono::steady_clock::time_point since);
+  // The error of these ranks: "timeout after 5 s".
+  std::string describe_silence(const std::vector<std::int64_t>& ranks);
+
   // The beginning of a message about SIGTERM: whether all awaited ranks received it too.
   std::string ended_by_signal(const std::vector<std::int64_t>& missing);
 
@@ -91,8 +100,10 @@ class Job {
     kFailurePrinted = 3,
     kWaits = 4,
     kTerminationRequested = 5,
-    kFailureText = 6
+    kFailureText = 6,
+    kHeartbeat = 7
   };
+  class Heartbeats;
   struct Wait {
     std::uint64_t number = 0;           // number of this wait of the rank; 0: it does not wait
     std::uint64_t refreshes = 0;        // number of reports since that it still waits
@@ -108,6 +119,7 @@ class Job {
     Wait wait;
     std::uint64_t suspected_at = 0;  // refreshes of `wait` when the suspected cycle was first seen
     std::string failure_text;
+    std::chrono::steady_clock::time_point heard_at{};  // when its latest message was handled
   };
   using Cycle = std::vector<std::pair<std::int64_t, std::uint64_t>>;  // ranks and numbers of their waits
   Cycle cycle() const;
@@ -137,6 +149,8 @@ class Job {
   std::uint64_t waits_ = 0;
   Cycle suspected_;
   std::chrono::steady_clock::time_point reported_at_{}, suspected_since_{};
+  std::weak_ptr<void> heartbeats_;                                    // what send_heartbeats() returned
+  std::chrono::steady_clock::time_point looked_at_{}, resumed_at_{};  // of silent()
   const std::thread::id thread_;  // the thread that created this and runs the rank's function
   std::thread::id first_waiting_thread_;
   bool several_threads_ = false;
