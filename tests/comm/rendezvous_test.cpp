@@ -127,12 +127,17 @@ TEST(SocketRendezvous, ServesAnyNumberOfJobsInSequence) {
   }
 }
 
-TEST(SocketRendezvous, TimeoutNamesTheMissingRanksOnAll) {
-  auto ranks = job_at(free_port(), 4, 1500);
+// After 5 s as a line of the log, and after the timeout as the error, on each rank that waits.
+TEST(SocketRendezvous, WaitsAndTimeoutsNameTheMissingRanksOnAll) {
+  auto ranks = job_at(free_port(), 4, 6000);
   ranks.erase(ranks.begin() + 2, ranks.end());
+  testing::internal::CaptureStderr();
   for (const Result& result : meet(ranks)) {
-    EXPECT_NE(result.error.find("rank 0 waited 1 s for ranks 2, 3 of 4 to connect"), std::string::npos) << result.error;
+    EXPECT_NE(result.error.find("rank 0 waited 6 s for ranks 2, 3 of 4 to connect"), std::string::npos) << result.error;
   }
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("rank 0: waits for ranks 2, 3 of 4 to connect (5 s so far)"), std::string::npos) << log;
+  EXPECT_NE(log.find("rank 1: waits with rank 0 for ranks 2, 3 of 4 to connect"), std::string::npos) << log;
 }
 
 TEST(SocketRendezvous, TimeoutNamesTheAddressOfRankZero) {
