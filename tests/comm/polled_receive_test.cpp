@@ -33,7 +33,7 @@ TEST(Polled, MismatchedReceiveBetweenProcesses) {
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
   const auto rank = [&](int me, const std::function<void(const Communicator&)>& body) {
     std::vector<sockets::Peer> met(2);
-    met[static_cast<std::size_t>(1 - me)] = {sockets::Stream(ends[me]), true, 0};
+    met[static_cast<std::size_t>(1 - me)] = {sockets::Stream(ends[me]), true, 0, "a thread"};
     p2p::Job job(sockets::make_transport(me, std::move(met)), {.timeout = std::chrono::seconds(20)});
     body(Communicator(p2p::make_world_backend(job)));
     job.close();

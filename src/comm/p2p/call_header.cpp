@@ -78,20 +78,24 @@ CallHeader::CallHeader(const CollectiveCall& call, std::uint64_t group, const Si
       peer(call.peer),
       gives(gives),
       expects(expects) {
-  if (call.caller != nullptr || call.module != nullptr) caller_text(call).copy(caller, sizeof caller - 1);
+  if (call.caller != nullptr || call.module != nullptr) dtensor::caller_text(call).copy(caller, sizeof caller - 1);
 }
 
 std::string CallHeader::str() const {
+  if (kind < 0 || kind > static_cast<std::int32_t>(CollectiveKind::barrier) || op < 0 ||
+      op > static_cast<std::int32_t>(ReduceOp::product)) {
+    return "a call of unknown kind " + std::to_string(kind) + " and operation " + std::to_string(op);
+  }
   const auto what = static_cast<CollectiveKind>(kind);
   std::string out = std::string(to_string(what)) + " #" + std::to_string(sequence);
-  if (what == CollectiveKind::barrier) return out + caller;
+  if (what == CollectiveKind::barrier) return out + caller_text();
   out += " (";
   if (what == CollectiveKind::all_reduce || what == CollectiveKind::reduce_scatter) {
     out += std::string(reduce_op_name(static_cast<ReduceOp>(op))) + ", ";
   }
   if (what == CollectiveKind::broadcast) out += "root " + std::to_string(peer) + ", ";
   out += std::string(c10::toString(static_cast<at::ScalarType>(dtype))) + ' ';
-  const auto end = std::string(")") + caller;
+  const auto end = std::string(")") + caller_text();
   if (gives == expects || expects.dims == Sizes::kNone) return out + gives.str() + end;
   if (gives.dims == Sizes::kNone) return out + expects.str() + end;
   return out + "gives " + gives.str() + ", expects " + expects.str() + end;

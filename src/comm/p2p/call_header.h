@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "dtensor/comm_backend.h"
@@ -37,6 +38,9 @@ struct CallHeader {
   CallHeader() = default;
   CallHeader(const CollectiveCall& call, std::uint64_t group, const Sizes& gives, const Sizes& expects);
   void record_error(const std::string& text) { text.copy(error, sizeof error - 1); }
+  // The texts of a received header, whose bytes are arbitrary.
+  std::string caller_text() const { return {caller, strnlen(caller, sizeof caller)}; }
+  std::string error_text() const { return {error, strnlen(error, sizeof error)}; }
   // Example: all_reduce #3 (sum, Float, gives [4, 5]).
   std::string str() const;
 };

@@ -3,7 +3,9 @@
 // end in copies between processes).
 #include "comm/p2p/collective.h"
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "comm/error_messages.h"
 #include "comm/memory/copy.h"
@@ -105,8 +107,10 @@ PackedHistory packed_history(const CollectiveCall& call) {
 
 RankCalls unpacked(std::int64_t rank, const CallHeader& header, const PackedHistory& sent) {
   RankCalls calls{rank, header.operators, header.signature, {}};
-  for (int i = 0; i < sent.count; ++i)
-    calls.lines.push_back({sent.lines[i].number, sent.lines[i].signature, sent.lines[i].text});
+  const auto count = std::clamp<std::int64_t>(sent.count, 0, CallHistory::kKept);  // received: arbitrary bytes
+  for (const auto& line : c10::ArrayRef<PackedHistory::Line>(sent.lines, static_cast<std::size_t>(count))) {
+    calls.lines.push_back({line.number, line.signature, std::string(line.text, strnlen(line.text, sizeof line.text))});
+  }
   return calls;
 }
 
@@ -149,7 +153,7 @@ void Collective::compare(const std::vector<CallHeader>& mine, const std::vector<
   if (bad < 0) return;
   std::vector<std::pair<std::int64_t, std::string>> errors;
   for (int i = 0; i < group_.size(); ++i)
-    errors.emplace_back(group_.ranks[i], i == group_.me ? mine[bad].error : theirs[i].error);
+    errors.emplace_back(group_.ranks[i], (i == group_.me ? mine[bad] : theirs[i]).error_text());
   std::string text = failed_before(errors) + "ranks disagree on " +
                      describe_group(call_.label ? *call_.label : group_.label, group_.ranks) + ": ";
   text += different_operators(mine[bad], theirs);

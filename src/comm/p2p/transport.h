@@ -31,6 +31,8 @@ class Batch {
   virtual std::vector<std::int64_t> missing() const = 0;  // peers of incomplete messages, sorted and distinct
 };
 
+inline constexpr std::size_t kLongestControl = 3500;  // bytes, sent at once, without the receiver
+
 // A message on the side channel, on which ranks report that they failed or left.
 struct ControlMessage {
   int from = 0;
@@ -49,11 +51,12 @@ class Transport {
   virtual int cores() const = 0;       // of this host, for this rank
   virtual int max_tag() const = 0;
   virtual std::unique_ptr<Batch> batch(Channel channel, int tag) = 0;
-  virtual void send_control(int peer, int tag, const std::string& text) = 0;  // does not block; a few kilobytes at most
-  virtual std::optional<ControlMessage> poll_control() = 0;                   // the next received message, if any
+  // Does not block. `text` has at most kLongestControl bytes.
+  virtual void send_control(int peer, int tag, const std::string& text) = 0;
+  virtual std::optional<ControlMessage> poll_control() = 0;  // the next received message, if any
   // Whether send_control() sends at once from any thread, on all ranks. Else a message may wait for another thread.
   virtual bool sends_from_any_thread() const { return true; }
-  // The reason why this peer cannot send any more; empty while it can, as far as is known.
+  // The reason why this peer cannot send any more ("has died: ..."); empty while it can, as far as is known.
   virtual std::string disconnect_reason(int) { return ""; }
   // Called between two tests of a rank that has waited this long, to yield to others. `oversubscribed`: this host has
   // more processes than cores.

@@ -24,8 +24,12 @@ void Connection::disconnect(const std::string& why) {
   peer_.stream.reset();
 }
 
+void Connection::reject(const std::string& what) {
+  if (disconnect_reason_.empty()) disconnect_reason_ = "sent " + what + "; it is at " + peer_.address;
+}
+
 void Connection::put(const Frame& frame, std::string owned) {
-  if (!disconnect_reason_.empty()) return;
+  if (!peer_.stream.open()) return;
   Piece piece;
   piece.owned.reserve(sizeof frame + owned.size());
   piece.owned.assign(reinterpret_cast<const char*>(&frame), sizeof frame).append(owned);
@@ -35,7 +39,7 @@ void Connection::put(const Frame& frame, std::string owned) {
 
 void Connection::put(const Frame& frame, const char* data, std::uint64_t size, std::function<void()> sent) {
   put(frame);
-  if (!disconnect_reason_.empty()) return;
+  if (!peer_.stream.open()) return;
   Piece piece;
   piece.data = data;
   piece.size = size;
@@ -44,7 +48,7 @@ void Connection::put(const Frame& frame, const char* data, std::uint64_t size, s
 }
 
 void Connection::flush() {
-  while (!out_.empty() && disconnect_reason_.empty()) {
+  while (!out_.empty() && peer_.stream.open()) {
     iovec parts[kPieces];
     msghdr message{};
     message.msg_iov = parts;
@@ -74,8 +78,8 @@ bool Connection::fill(char* to, std::uint64_t size, std::uint64_t& at) {
     const ssize_t n = ::recv(fd(), to + at, size - at, MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && would_block()) return false;
-    if (n == 0) return disconnect("its connection closed"), false;
-    if (n < 0) return disconnect(std::string("its connection failed: ") + std::strerror(errno)), false;
+    if (n == 0) return disconnect("has died: its connection closed"), false;
+    if (n < 0) return disconnect(std::string("has died: its connection failed: ") + std::strerror(errno)), false;
     at += static_cast<std::uint64_t>(n);
   }
   return true;
@@ -85,7 +89,10 @@ void Connection::drain(const std::function<ReceiveTarget(const Frame&)>& receive
   while (disconnect_reason_.empty()) {
     if (!frame_complete_) {
       if (!fill(reinterpret_cast<char*>(&frame_), sizeof frame_, frame_at_)) return;
+      const std::string error = frame_error(frame_);
+      if (!error.empty()) return reject(error);
       target_ = receive_target(frame_);
+      if (!disconnect_reason_.empty()) return;
       frame_complete_ = true;
       bytes_at_ = 0;
     }

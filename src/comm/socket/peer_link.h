@@ -23,9 +23,12 @@ class Connection {
 
   int fd() const { return peer_.stream.fd(); }
   pid_t readable() const { return peer_.readable; }
+  const std::string& address() const { return peer_.address; }  // empty for this rank itself
   // The reason why nothing can arrive any more; empty while it can.
   const std::string& disconnect_reason() const { return disconnect_reason_; }
   void disconnect(const std::string& why);
+  // The peer does not follow the protocol: nothing more is read from it, but it can still receive the reason.
+  void reject(const std::string& what);
 
   // Queues a frame, followed by `owned` or by the `size` bytes at `data`, which must live until `sent` is called.
   void put(const Frame& frame, std::string owned = {});
@@ -33,7 +36,7 @@ class Connection {
   void flush();
   bool has_pending_output() const { return !out_.empty(); }
 
-  // Reads all available data. Calls `receive_target` once for each frame.
+  // Reads all available data. Calls `receive_target` once for each valid frame; it may disconnect or reject().
   void drain(const std::function<ReceiveTarget(const Frame&)>& receive_target);
 
  private:

@@ -8,15 +8,12 @@
 #include <chrono>
 #include <cstring>
 
-#include "dtensor/comm.h"
-
 namespace dtensor::sockets {
 namespace {
 
 using p2p::Channel;
 using p2p::ControlMessage;
 
-constexpr std::uint64_t kShort = 16384;
 constexpr std::chrono::milliseconds kFinalMessages{500};
 
 template <class Key, class T>
@@ -38,7 +35,7 @@ Engine::Engine(int rank, std::vector<Peer> peers) : rank_(rank), poll_(epoll_cre
     event.data.u32 = static_cast<std::uint32_t>(r);
     if (links_[r].fd() >= 0) epoll_ctl(poll_, EPOLL_CTL_ADD, links_[r].fd(), &event);
   }
-  writing_.resize(links_.size());
+  awaited_.resize(links_.size(), EPOLLIN);
 }
 
 Engine::~Engine() { close(poll_); }
@@ -125,9 +122,12 @@ void Engine::settle() {
 void Engine::flush(int peer) {
   Connection& link = links_[peer];
   link.flush();
-  if (link.has_pending_output() == writing_[peer] || link.fd() < 0) return;
-  writing_[peer] = link.has_pending_output();
-  epoll_event event{writing_[peer] ? EPOLLIN | EPOLLOUT : EPOLLIN, {}};
+  if (link.fd() < 0) return;
+  const std::uint32_t input = link.disconnect_reason().empty() ? std::uint32_t{EPOLLIN} : 0;
+  const std::uint32_t awaited = input | (link.has_pending_output() ? std::uint32_t{EPOLLOUT} : 0);
+  if (awaited == awaited_[peer]) return;
+  awaited_[peer] = awaited;
+  epoll_event event{awaited, {}};
   event.data.u32 = static_cast<std::uint32_t>(peer);
   epoll_ctl(poll_, EPOLL_CTL_MOD, link.fd(), &event);
 }
@@ -143,9 +143,10 @@ void Engine::send_to_self(const MessagePtr& message, const Frame& frame) {
   message->finish();
 }
 
-std::string Engine::size_mismatch(const Frame& frame, const Message& message) {
+std::string Engine::size_mismatch(const Frame& frame, const Message& message) const {
+  const std::string& address = links_[message.peer].address();
   return "a message of " + std::to_string(frame.size) + " bytes from rank " + std::to_string(message.peer) +
-         " does not fit a buffer of " + std::to_string(message.size);
+         (address.empty() ? "" : " (" + address + ")") + " does not fit a buffer of " + std::to_string(message.size);
 }
 
 void Engine::take(const UnexpectedMessage& arrived, const MessagePtr& message) {
@@ -201,7 +202,8 @@ ReceiveTarget Engine::receive_target(int peer, const Frame& frame) {
       return {};
     }
     case Frame::clear_to_send: {
-      const MessagePtr message = take_by_id(offered_, frame.id);
+      const MessagePtr message = take_by_id(offered_, peer, frame.id);
+      if (message == nullptr) return {};
       Frame bytes;
       bytes.kind = Frame::data;
       bytes.size = message->size;
@@ -210,14 +212,21 @@ ReceiveTarget Engine::receive_target(int peer, const Frame& frame) {
       return {};
     }
     case Frame::acknowledge:
-      take_by_id(offered_, frame.id)->finish();
+      if (const MessagePtr message = take_by_id(offered_, peer, frame.id)) message->finish();
       return {};
-    case Frame::data: {
-      const MessagePtr message = take_by_id(accepted_, frame.id);
-      return {message->data, [message] { message->finish(); }};
-    }
+    case Frame::data:
+      return data_target(peer, frame);
   }
-  throw CommError("rank " + std::to_string(rank_) + " received an invalid frame from rank " + std::to_string(peer));
+  return {};  // frame_error() knows all kinds
+}
+
+ReceiveTarget Engine::data_target(int peer, const Frame& frame) {
+  const MessagePtr message = take_by_id(accepted_, peer, frame.id);
+  if (message == nullptr) return {};
+  if (frame.size == message->size) return {message->data, [message] { message->finish(); }};
+  links_[peer].reject("data of " + std::to_string(frame.size) + " bytes for a message of " +
+                      std::to_string(message->size));
+  return {};
 }
 
 ReceiveTarget Engine::eager_target(int peer, const Frame& frame) {
@@ -234,9 +243,12 @@ ReceiveTarget Engine::eager_target(int peer, const Frame& frame) {
           }};
 }
 
-MessagePtr Engine::take_by_id(std::map<std::uint64_t, MessagePtr>& map, std::uint64_t id) {
+MessagePtr Engine::take_by_id(std::map<std::uint64_t, MessagePtr>& map, int peer, std::uint64_t id) {
   const auto at = map.find(id);
-  if (at == map.end()) throw CommError("rank " + std::to_string(rank_) + " received an answer with an unknown id");
+  if (at == map.end() || at->second->peer != peer) {
+    links_[peer].reject("an answer to message " + std::to_string(id) + ", which is not in progress");
+    return nullptr;
+  }
   MessagePtr message = std::move(at->second);
   map.erase(at);
   return message;

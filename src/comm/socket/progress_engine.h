@@ -68,11 +68,11 @@ class Engine {
     std::shared_ptr<std::string> bytes;  // of a short message
   };
 
-  // If output remains, the waiting thread wakes when the peer can receive more.
+  // Also sets what the waiting thread wakes for: input unless the peer was rejected, and space for output that remains.
   void flush(int peer);
   bool has_pending_output();
   void send_to_self(const MessagePtr& message, const Frame& frame);
-  static std::string size_mismatch(const Frame& frame, const Message& message);
+  std::string size_mismatch(const Frame& frame, const Message& message) const;
   // Completes a receive with a message that has arrived or was offered.
   void take(const UnexpectedMessage& arrived, const MessagePtr& message);
   void read_from_sender(const Frame& offer, const MessagePtr& message);
@@ -80,12 +80,14 @@ class Engine {
   ReceiveTarget receive_target(int peer, const Frame& frame);
   // Receives directly into the buffer of a posted receive, or into a new one.
   ReceiveTarget eager_target(int peer, const Frame& frame);
-  MessagePtr take_by_id(std::map<std::uint64_t, MessagePtr>& map, std::uint64_t id);
+  ReceiveTarget data_target(int peer, const Frame& frame);
+  // The message of this peer; rejects the peer and returns null if there is none.
+  MessagePtr take_by_id(std::map<std::uint64_t, MessagePtr>& map, int peer, std::uint64_t id);
 
   int rank_, poll_;
   std::mutex mutex_;
   std::deque<Connection> links_;
-  std::vector<bool> writing_;  // for each link: it waits to write
+  std::vector<std::uint32_t> awaited_;  // for each link: the events of epoll that it waits for
   std::uint64_t ids_ = 0;
   std::map<Key, std::deque<MessagePtr>> posted_receives_;
   std::map<Key, std::deque<UnexpectedMessage>> unexpected_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <thread>
 
 #include "comm/socket/progress_engine.h"
 #include "dtensor/comm.h"
@@ -96,7 +97,10 @@ class SocketTransport final : public p2p::Transport {
     epoll_wait(engine_.poll_fd(), &event, 1, kSleepMilliseconds);
   }
 
-  void finish() override { engine_.settle(); }
+  void finish() override {
+    engine_.settle();
+    allow_memory_reads(false);
+  }
   [[noreturn]] void abort() override {
     engine_.settle();
     std::_Exit(1);

@@ -17,7 +17,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kLongestText = 3500;             // sent at once, without the receiver
 constexpr std::chrono::seconds kGrace{2};              // for the other ranks to print their message
 constexpr std::chrono::milliseconds kOthersText{300};  // for them to announce what they will print
 
@@ -38,7 +37,7 @@ Job::Job(std::unique_ptr<Transport> transport, RunOptions options)
 
 void Job::send_control(Tag tag, const std::string& text) {
   for (int to = 0; to < size_; ++to) {
-    if (to != rank_) transport_->send_control(to, tag, text.substr(0, kLongestText));
+    if (to != rank_) transport_->send_control(to, tag, text.substr(0, kLongestControl));
   }
 }
 
@@ -66,12 +65,23 @@ void Job::handle_control(const ControlMessage& word) {
   peer.heard_at = Clock::now();
   if (word.tag == kLeft) peer.left = true;
   if (word.tag == kFailurePrinted) peer.failure_printed = true;
-  if (word.tag == kWaits) peer.wait = Wait::read(word.text);
+  if (word.tag == kWaits) handle_wait(word.from, Wait::read(word.text));
   if (word.tag == kTerminationRequested) peer.termination_requested = true;
   if (word.tag == kFailureText) peer.failure_text = word.text, peer.failure_announced = true;
   if (word.tag == kFailed && !failed_) {
     failure_ = word.text;
     failed_ = true;
+  }
+}
+
+void Job::handle_wait(int from, Wait wait) {
+  const auto outside = [&](std::int64_t rank) { return rank < 0 || rank >= size_; };
+  const auto bad = std::find_if(wait.missing.begin(), wait.missing.end(), outside);
+  if (bad == wait.missing.end()) {
+    peers_[from].wait = std::move(wait);
+  } else {
+    fail("rank " + std::to_string(from) + " sent a report that it waits for rank " + std::to_string(*bad) + " of " +
+         std::to_string(size_));
   }
 }
 
@@ -83,7 +93,7 @@ void Job::poll() {
     // A rank that has left or printed its failure may disconnect.
     if (from == rank_ || peers_[from].left || peers_[from].failure_printed) continue;
     const std::string why = transport_->disconnect_reason(from);
-    if (!why.empty()) fail("rank " + std::to_string(from) + " has died: " + why);
+    if (!why.empty()) fail("rank " + std::to_string(from) + ' ' + why);
   }
 }
 
@@ -133,7 +143,7 @@ bool Job::is_first_to_print(const std::string& text) {
     bool all_known = true;
     lock.lock();
     for (int r = 0; r < rank_; ++r) {
-      if (peers_[r].failure_announced && peers_[r].failure_text == text.substr(0, kLongestText)) return false;
+      if (peers_[r].failure_announced && peers_[r].failure_text == text.substr(0, kLongestControl)) return false;
       all_known = all_known && peers_[r].failure_announced;
     }
     lock.unlock();

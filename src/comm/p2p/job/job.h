@@ -128,6 +128,7 @@ class Job {
   bool several_threads();
   void send_control(Tag tag, const std::string& text);
   void handle_control(const ControlMessage& word);
+  void handle_wait(int from, Wait wait);
   bool all(std::atomic<bool> Peer::*flag) const;
   void poll_receives();
   std::vector<MessageKey> receiving();

@@ -7,6 +7,7 @@
 
 #include "comm/launch/launch_flags.h"
 #include "comm/record/hash.h"
+#include "comm/socket/rendezvous/secret.h"
 
 namespace dtensor::sockets {
 namespace {
@@ -58,6 +59,7 @@ RendezvousOptions rendezvous_options(const LauncherEnvironment& e, std::chrono::
   }
   options.host = host;
   options.port = port(number);
+  options.secret = job_secret();
   options.job =
       hash_of(number + "|" + environment_variable("TORCHELASTIC_RUN_ID") + "|" +
               environment_variable("TORCHELASTIC_RESTART_COUNT") + "|" + (e.launcher == "srun" ? slurm_job : ""));

@@ -1,10 +1,10 @@
-// The rendezvous address of a job's processes, from the variables that torchrun, Slurm or the user set.
+// The rendezvous address and the secret of a job's processes, from the variables that torchrun, Slurm or the user set.
 #pragma once
 
 #include <chrono>
 
 #include "comm/launch/launchers.h"
-#include "comm/socket/rendezvous/store.h"
+#include "comm/socket/rendezvous/options.h"
 
 namespace dtensor::sockets {
 

@@ -1,172 +1,198 @@
-// Each rank listens on its own TCP port, and on a Unix socket for ranks of its host, and publishes both in the store.
-// The higher rank of a pair connects to the lower one. The listen backlog holds the connection until the lower rank
-// accepts it.
+// Rank 0 listens at the address that the launcher names. Every other rank joins there, and gets the address and token
+// of each rank when all have joined. Then the higher rank of a pair connects to the lower one: over a Unix socket on
+// one host, else over TCP. The listen backlog holds the connection until the lower rank accepts it. All listeners are
+// closed when all ranks are connected.
 #include "comm/socket/rendezvous/rendezvous.h"
 
-#include <sys/prctl.h>
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <c10/util/StringUtil.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
-#include <random>
+#include <optional>
 #include <sstream>
-#include <string>
+#include <thread>
 
+#include "comm/error_messages.h"
+#include "comm/record/hash.h"
+#include "comm/socket/rendezvous/join.h"
+#include "comm/socket/rendezvous/secret.h"
+#include "comm/socket/rendezvous/wait_notice.h"
 #include "dtensor/comm.h"
 
 namespace dtensor::sockets {
+
+void allow_memory_reads(bool allowed) { prctl(PR_SET_PTRACER, allowed ? PR_SET_PTRACER_ANY : 0, 0, 0, 0); }
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
 
-constexpr std::uint64_t kRendezvousMagic = 0x64743a6d65657431;  // "dt:meet1"
+constexpr milliseconds kPoll{100}, kRetry{10};
+constexpr milliseconds kFarewell{2000};  // for ranks that start a little later to get the error of the others
 
-constexpr std::chrono::milliseconds kHello{5000};  // for a new connection to identify itself
-
-// A value at a known address of each process, which another process reads to test whether it can access that memory.
-std::uint64_t cookie = 0;
-
-struct Hello {
-  std::uint64_t magic = kRendezvousMagic;
-  std::uint64_t job = 0;
-  std::int64_t rank = 0;
-  std::int64_t pid = 0;
-  std::uint64_t cookie_address = 0, cookie = 0;
-};
-
-// A rank's entry in the store: host, port, name of its Unix socket, boot id of its host.
-struct Address {
-  std::string host, port, name, boot;
-  std::string str() const { return host + ' ' + port + ' ' + name + ' ' + boot; }
-  static Address parse(const std::string& text) {
-    Address a;
-    std::istringstream(text) >> a.host >> a.port >> a.name >> a.boot;
-    return a;
-  }
-};
-
-std::string boot_id() {
+std::uint64_t own_host_id() {
   std::string id = "unknown";
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  return id + '/' + host;
+  return hash_of(id + '/' + host);
 }
 
 std::string random_name() {
-  std::random_device device;
+  std::uint64_t word = 0;
+  fill_random(&word, sizeof word);
   std::ostringstream text;
-  text << "dtensor-" << getpid() << '-' << std::hex << device() << device();
+  text << "dtensor-" << getpid() << '-' << std::hex << word;
   return text.str();
-}
-
-pid_t readable(const Hello& peer) {
-  std::uint64_t seen = 0;
-  const iovec mine{&seen, sizeof seen}, theirs{reinterpret_cast<void*>(peer.cookie_address), sizeof seen};
-  const auto pid = static_cast<pid_t>(peer.pid);
-  return process_vm_readv(pid, &mine, 1, &theirs, 1, 0) == sizeof seen && seen == peer.cookie ? pid : 0;
 }
 
 class Rendezvous {
  public:
   explicit Rendezvous(const RendezvousOptions& options)
-      : options_(options), store_(options), deadline_(Clock::now() + options.timeout), peers_(options.size) {
-    std::random_device device;
-    cookie = (static_cast<std::uint64_t>(device()) << 32) | device();
-    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // some kernels require this for process_vm_readv
-    tcp_ = listen_tcp(0);
-    unix_ = listen_unix(name_);
-    if (!tcp_.open()) throw CommError(c10::str("rank ", options.rank, " could not listen on any port"));
-  }
+      : options_(options), deadline_(Clock::now() + options.timeout) {}
 
   std::vector<Peer> run() {
-    announce();
-    for (int r = 0; r < options_.rank; ++r) connect_to(r);
-    for (int missing = options_.size - 1 - options_.rank; missing > 0; --missing) accept_one();
-    return std::move(peers_);
+    const std::vector<Member> members = options_.rank == 0 ? gather() : join();
+    const auto here = [&](const Member& m) { return m.host_id == members[options_.rank].host_id; };
+    if (std::count_if(members.begin(), members.end(), here) > 1) allow_memory_reads(true);
+    acceptor_->set_members(members);
+    for (int r = 0; r < options_.rank; ++r) connect_to(r, members);
+    wait_until([&] { return acceptor_->missing().empty(); }, [&] { return acceptor_->missing(); });
+    return std::move(acceptor_->peers());
   }
 
  private:
-  void announce() {
-    store_.put("here/" + std::to_string(options_.rank), "");  // finds the table and this host's address
-    const Address mine{options_.rank == 0 ? options_.host : store_.own_host(), std::to_string(port_of(tcp_)), name_,
-                       boot_};
-    store_.put(key(options_.rank), mine.str());
-  }
-
-  static std::string key(int rank) { return "the address of rank " + std::to_string(rank); }
-
-  void connect_to(int rank) {
-    const Address address = Address::parse(store_.get(key(rank)));
-    Stream stream;
-    if (address.boot == boot_) stream = connect_unix(address.name);
-    if (!stream.open()) stream = connect_tcp(address.host, std::stoi(address.port), left());
-    if (!stream.open() || !greet(std::move(stream), rank, address.boot == boot_)) {
-      throw CommError(c10::str("rank ", options_.rank, " could not connect to rank ", rank, " at ", address.host, ":",
-                               address.port));
+  std::vector<Member> gather() {
+    std::vector<Stream> listeners;
+    for (int port = options_.port; port < options_.port + kPorts && listeners.empty(); ++port) {
+      listeners = listen_tcp(options_.host, port);
     }
+    if (listeners.empty()) {
+      throw CommError(c10::str("rank 0 could not listen on any of the ports ", options_.port, " to ",
+                               options_.port + kPorts - 1, " of ", options_.host));
+    }
+    table_.emplace(options_);
+    table_->set_rank_0(listen_on(std::move(listeners)));
+    wait_until([&] { return table_->complete() || !table_->failure().empty(); }, [&] { return table_->missing(); });
+    if (!table_->failure().empty()) fail(table_->failure());
+    acceptor_->send_to_admitted(table_->table(), true);
+    return table_->members();
   }
 
-  // Both sides send a Hello; other connections to this port are ignored.
-  bool greet(Stream stream, std::int64_t expected, bool same_host) {
-    Hello mine, theirs;
-    mine.job = options_.job;
-    mine.rank = options_.rank;
-    mine.pid = getpid();
-    mine.cookie_address = reinterpret_cast<std::uint64_t>(&cookie);
-    mine.cookie = cookie;
-    stream.set_timeout(expected >= 0 ? left() : std::min(left(), kHello));
-    if (!stream.write_all(&mine, sizeof mine) || !stream.read_all(&theirs, sizeof theirs)) return false;
-    if (theirs.magic != kRendezvousMagic || theirs.job != options_.job) return false;
-    if (expected >= 0 ? theirs.rank != expected : theirs.rank <= options_.rank || theirs.rank >= options_.size)
-      return false;
-    Peer& peers = peers_[theirs.rank];
-    if (peers.stream.open()) return false;
+  std::vector<Member> join() {
+    return join_job(options_, [&](const std::string& own_address) {
+      std::vector<Stream> listeners = listen_tcp(own_address, 0);
+      if (listeners.empty())
+        throw CommError(c10::str("rank ", options_.rank, " could not listen on any port of ", own_address));
+      Member mine = listen_on(std::move(listeners));
+      mine.host[own_address.copy(mine.host, sizeof mine.host - 1)] = 0;
+      return mine;
+    });
+  }
+
+  // Again after a failed attempt to join.
+  Member listen_on(std::vector<Stream> tcp) {
+    Member mine;
+    mine.host_id = own_host_id();
+    mine.pid = static_cast<std::uint32_t>(getpid());
+    mine.port = static_cast<std::uint32_t>(port_of(tcp.front()));
+    const std::string name = random_name();
+    name.copy(mine.name, sizeof mine.name - 1);
+    acceptor_.emplace(options_, table_ ? &*table_ : nullptr);
+    acceptor_->listen(std::move(tcp), false);
+    std::vector<Stream> local;
+    if (Stream listener = listen_unix(name); listener.open()) local.push_back(std::move(listener));
+    acceptor_->listen(std::move(local), true);
+    return mine;
+  }
+
+  // Again if the connection closes before the peer has read its first message, as when it closes those of strangers.
+  void connect_to(int rank, const std::vector<Member>& members) {
+    const Member& peer = members[rank];
+    const bool same_host = peer.host_id == members[options_.rank].host_id;
+    std::string why;
+    do {
+      Stream stream;
+      if (same_host) stream = connect_unix(text_of(peer.name));
+      if (!stream.open()) stream = connect_tcp(text_of(peer.host), static_cast<int>(peer.port), left());
+      if (!stream.open()) {
+        why = "no connection";
+        break;
+      }
+      if (const auto hello = exchange(stream, make_hello(options_.rank, rank, members))) {
+        why = check_hello(*hello, rank, options_.rank, members);
+        if (why.empty()) return keep(std::move(stream), *hello, same_host);
+        break;
+      }
+      why = "it closed the connection";
+      std::this_thread::sleep_for(kRetry);
+    } while (Clock::now() < deadline_);
+    throw CommError(c10::str("rank ", options_.rank, " could not connect to rank ", rank, " at ", text_of(peer.host),
+                             ":", peer.port, ": ", why));
+  }
+
+  std::optional<Hello> exchange(const Stream& stream, const Hello& mine) const {
+    Hello theirs;
+    stream.set_timeout(left());
+    if (!stream.write_all(&mine, sizeof mine)) return std::nullopt;
+    for (WaitNotice notice; !readable_within(stream, std::min(left(), kPoll)) && Clock::now() < deadline_;) {
+      if (!notice.due()) continue;
+      print_notice(options_.rank, c10::str("waits for rank ", mine.to, " to answer", notice.duration()));
+    }
+    if (!stream.read_all(&theirs, sizeof theirs)) return std::nullopt;
+    return theirs;
+  }
+
+  void keep(Stream stream, const Hello& peer, bool same_host) {
     stream.make_nonblocking();
-    peers = {std::move(stream), same_host, same_host ? readable(theirs) : 0};
-    return true;
+    const std::string address = describe_peer(stream);
+    acceptor_->peers()[peer.from] = {std::move(stream), same_host, same_host ? readable(peer) : 0, address};
   }
 
-  void accept_one() {
-    for (;;) {
-      const auto slice = std::chrono::milliseconds(5);
-      Stream stream = accept_within(unix_.open() ? unix_ : tcp_, slice);
-      const bool same_host = stream.open() && unix_.open();
-      if (!stream.open()) stream = accept_within(tcp_, std::chrono::milliseconds(0));
-      if (stream.open() && greet(std::move(stream), -1, same_host)) return;
-      if (left().count() > 1) continue;
-      throw CommError(c10::str("rank ", options_.rank, " waited ", options_.timeout.count() / 1000, " s for rank ",
-                               first_missing_rank(), " to connect"));
+  // Accepts until `done`, and says for which ranks it waits.
+  template <class Done, class Missing>
+  void wait_until(Done done, Missing missing) {
+    for (WaitNotice notice; !done();) {
+      acceptor_->poll(std::min(left(), kPoll));
+      if (done()) return;
+      const bool late = Clock::now() > deadline_;
+      if (!late && !notice.due()) continue;
+      const std::string whom = c10::str(" for ", ranks_text(missing()), " of ", options_.size, " to connect");
+      if (late) fail(c10::str("rank ", options_.rank, " waited ", options_.timeout.count() / 1000, " s", whom));
+      print_notice(options_.rank, "waits" + whom + notice.duration());
+      const std::string text = c10::str("waits with rank ", options_.rank, whom, notice.duration());
+      acceptor_->send_to_admitted(reply(Reply::notice, text), false);
     }
   }
 
-  int first_missing_rank() const {
-    for (int r = options_.rank + 1; r < options_.size; ++r) {
-      if (!peers_[r].stream.open()) return r;
-    }
-    return options_.size;
+  // Ends the job on the ranks that have joined, too.
+  [[noreturn]] void fail(const std::string& why) {
+    const auto end = Clock::now() + kFarewell;
+    acceptor_->send_to_admitted(reply(Reply::error, why), true);
+    const auto all_informed = [&] { return !table_ || table_->failure().empty() || table_->all_seen(); };
+    while ((acceptor_->has_output() || !all_informed()) && Clock::now() < end) acceptor_->poll(kPoll);
+    throw CommError(why);
   }
 
-  std::chrono::milliseconds left() const {
-    const auto time = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now());
-    return std::max(time, std::chrono::milliseconds(1));
+  milliseconds left() const {
+    return std::max(std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now()), milliseconds(1));
   }
 
-  RendezvousOptions options_;
-  Store store_;
-  Clock::time_point deadline_;
-  std::vector<Peer> peers_;
-  std::string name_ = random_name(), boot_ = boot_id();
-  Stream tcp_, unix_;
+  const RendezvousOptions options_;
+  const Clock::time_point deadline_;
+  std::optional<JobTable> table_;  // of rank 0
+  std::optional<PeerAcceptor> acceptor_;
 };
 
 }  // namespace
 
 std::vector<Peer> rendezvous(const RendezvousOptions& options) {
   if (options.size == 1) return std::vector<Peer>(1);
+  if (!options.secret.empty())
+    (void)keyed_digest(options.secret, "");  // an error on each rank if it cannot be computed
   return Rendezvous(options).run();
 }
 
