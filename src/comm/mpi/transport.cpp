@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <thread>
 
@@ -114,6 +115,18 @@ class MpiTransport final : public p2p::Transport {
     api().comm_get_attr(api().constants.world, MPI_TAG_UB, &bound, &found);
     max_tag_ = found != 0 ? *static_cast<int*>(bound) : 32767;
   }
+
+  // Frees the duplicates. Collective, unless MPI has ended.
+  ~MpiTransport() override {
+    if (has_ended()) return;
+    forget_sent();
+    static auto& unsent = *new std::deque<std::pair<std::string, MPI_Request>>;  // MPI may still read them
+    std::move(sending_.begin(), sending_.end(), std::back_inserter(unsent));
+    for (MPI_Comm* comm : {&control_, &channels_[0], &channels_[1], &channels_[2], &channels_[3]})
+      api().comm_free(comm);
+  }
+  MpiTransport(const MpiTransport&) = delete;
+  MpiTransport& operator=(const MpiTransport&) = delete;
 
   const char* name() const override { return "mpi"; }
   int rank() const override { return rank_; }
