@@ -41,7 +41,9 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/dtensorConfig.cmake.in $
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/dtensorConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/dtensorConfig.cmake ${CMAKE_BINARY_DIR}/dtensorConfigVersion.cmake
   ${CMAKE_CURRENT_LIST_DIR}/FindLibTorch.cmake ${CMAKE_CURRENT_LIST_DIR}/LocateLibTorch.cmake DESTINATION ${_package_folder})
-configure_file(${CMAKE_CURRENT_LIST_DIR}/dtensor.pc.in ${CMAKE_BINARY_DIR}/dtensor.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/dtensor.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+foreach(_name dtensor dtensor-c dtensor-fortran)
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/${_name}.pc.in ${CMAKE_BINARY_DIR}/${_name}.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/${_name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()
 install(FILES ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs ${CMAKE_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -11,16 +11,14 @@
 ! while a tensor refers to them. A procedure that returns a handle does not free the object that the variable held.
 module dtensor
   use, intrinsic :: iso_c_binding
-  use, intrinsic :: iso_fortran_env, only: error_unit
   use dtensor_arrays
   use dtensor_c
   implicit none
   private
 
-  public :: dtensor_array, dtensor_view, dtensor_float32, dtensor_float64, dtensor_int32, dtensor_int64
-  integer, parameter, public :: dtensor_ok = 0, dtensor_invalid_argument = 1, dtensor_communication = 2, &
-                                dtensor_out_of_memory = 3, dtensor_internal = 4
-
+  public :: dtensor_array, dtensor_view, dtensor_max_ndim
+  public :: dtensor_float32, dtensor_float64, dtensor_int32, dtensor_int64
+  public :: dtensor_ok, dtensor_invalid_argument, dtensor_communication, dtensor_out_of_memory, dtensor_internal
   ! Handles. Copies refer to the same object; free each object once.
   type, public :: dtensor_mesh
     type(c_ptr) :: handle = c_null_ptr
@@ -35,74 +33,60 @@ module dtensor
     type(c_ptr) :: handle = c_null_ptr
   end type
 
+  interface dtensor_mesh_from_mpi  ! a communicator of 4 or 8 bytes, whatever the default integer is
+    module procedure mesh_from_mpi_int32, mesh_from_mpi_int64
+  end interface
   interface dtensor_free  ! frees the object and clears the handle
     module procedure free_mesh, free_tensor, free_module, free_optimizer
+  end interface
+  interface dtensor_forward  ! of one input and result, or of lists for modules of TorchScript
+    module procedure forward_one, forward_list
   end interface
   interface dtensor_zero_grad  ! of a tensor, or of all parameters of an optimizer
     module procedure zero_grad_tensor, zero_grad_optimizer
   end interface
 
-  public :: dtensor_last_error, dtensor_mesh_from_mpi, dtensor_mesh_of_process, dtensor_mesh_size, dtensor_mesh_rank
+  public :: dtensor_last_error, dtensor_set_timeout, dtensor_mesh_from_mpi, dtensor_mesh_of_process
+  public :: dtensor_mesh_size, dtensor_mesh_rank
   public :: dtensor_from_host, dtensor_increment_version, dtensor_free, dtensor_sizes, dtensor_placements
   public :: dtensor_local, dtensor_redistribute, dtensor_copy_full, dtensor_copy, dtensor_item
-  public :: dtensor_set_requires_grad, dtensor_mse_loss, dtensor_backward, dtensor_grad, dtensor_zero_grad
+  public :: dtensor_set_requires_grad, dtensor_mse_loss, dtensor_l1_loss, dtensor_cross_entropy_loss, dtensor_backward
+  public :: dtensor_grad, dtensor_zero_grad
   public :: dtensor_module_create, dtensor_forward, dtensor_forward_no_grad, dtensor_parameter_count
-  public :: dtensor_parameter_name, dtensor_parameter, dtensor_fully_shard
+  public :: dtensor_parameter_name, dtensor_parameter, dtensor_fully_shard, dtensor_train, dtensor_clip_grad_norm
   public :: dtensor_optimizer_adamw, dtensor_optimizer_sgd, dtensor_step, dtensor_set_lr
   public :: dtensor_checkpoint_save, dtensor_checkpoint_load
 
 contains
 
-  ! Errors and texts.
-
-  function text_of(pointer) result(text)
-    type(c_ptr), intent(in) :: pointer
-    character(len=:), allocatable :: text
-    character(kind=c_char), pointer :: letters(:)
-    integer :: i, length
-    length = 0
-    if (c_associated(pointer)) length = int(c_strlen(pointer))
-    allocate (character(len=length) :: text)
-    if (length == 0) return
-    call c_f_pointer(pointer, letters, [length])
-    do i = 1, length
-      text(i:i) = letters(i)
-    end do
-  end function
-
-  function dtensor_last_error() result(text)
-    character(len=:), allocatable :: text
-    text = text_of(c_last_error())
-  end function
-
-  subroutine finish(code, status)
-    integer(c_int), intent(in) :: code
-    integer, intent(out), optional :: status
-    if (present(status)) then
-      status = code
-    else if (code /= dtensor_ok) then
-      write (error_unit, '(a)') dtensor_last_error()
-      error stop 1
-    end if
-  end subroutine
-
-  function c_text(text)
-    character(len=*), intent(in) :: text
-    character(len=len_trim(text) + 1, kind=c_char) :: c_text
-    c_text = trim(text) // c_null_char
-  end function
-
   ! Meshes.
 
-  subroutine dtensor_mesh_from_mpi(comm, shape, mesh, names, status)
-    integer, intent(in) :: comm, shape(:)
+  ! Waits of meshes that are created later; the default is DTENSOR_TIMEOUT of the environment, or 300 seconds.
+  subroutine dtensor_set_timeout(seconds, status)
+    real(c_double), intent(in) :: seconds
+    integer, intent(out), optional :: status
+    call finish(c_set_timeout(seconds), status)
+  end subroutine
+
+  subroutine mesh_from_mpi_int32(comm, shape, mesh, names, status)
+    integer(c_int32_t), intent(in) :: comm
+    integer, intent(in) :: shape(:)
     type(dtensor_mesh), intent(inout) :: mesh
     character(len=*), intent(in), optional :: names  ! 'dp,tp'
     integer, intent(out), optional :: status
     character(len=:), allocatable :: list
     list = ''
     if (present(names)) list = names
-    call finish(c_mesh_from_mpi(comm, size(shape), int(shape, c_int64_t), c_text(list), mesh%handle), status)
+    call finish(c_mesh_from_mpi(comm, int(size(shape), c_int), int(shape, c_int64_t), c_text(list), mesh%handle), status)
+  end subroutine
+
+  subroutine mesh_from_mpi_int64(comm, shape, mesh, names, status)
+    integer(c_int64_t), intent(in) :: comm
+    integer, intent(in) :: shape(:)
+    type(dtensor_mesh), intent(inout) :: mesh
+    character(len=*), intent(in), optional :: names
+    integer, intent(out), optional :: status
+    call mesh_from_mpi_int32(int(comm, c_int32_t), shape, mesh, names, status)
   end subroutine
 
   subroutine dtensor_mesh_of_process(mesh, status)
@@ -115,14 +99,20 @@ contains
     type(dtensor_mesh), intent(in) :: mesh
     integer, intent(inout) :: ranks
     integer, intent(out), optional :: status
-    call finish(c_mesh_size(mesh%handle, ranks), status)
+    integer(c_int) :: number, code
+    code = c_mesh_size(mesh%handle, number)
+    if (code == dtensor_ok) ranks = number
+    call finish(code, status)
   end subroutine
 
   subroutine dtensor_mesh_rank(mesh, rank, status)
     type(dtensor_mesh), intent(in) :: mesh
     integer, intent(inout) :: rank  ! in [0, ranks)
     integer, intent(out), optional :: status
-    call finish(c_mesh_rank(mesh%handle, rank), status)
+    integer(c_int) :: number, code
+    code = c_mesh_rank(mesh%handle, number)
+    if (code == dtensor_ok) rank = number
+    call finish(code, status)
   end subroutine
 
   subroutine free_mesh(mesh)
@@ -137,7 +127,8 @@ contains
   function described(array) result(host)
     type(dtensor_array), intent(in), target :: array
     type(c_host_array) :: host
-    host = c_host_array(array%address, array%dtype, array%ndim, c_loc(array%sizes), c_loc(array%strides))
+    host = c_host_array(array%address, int(array%dtype, c_int), int(array%ndim, c_int), c_loc(array%sizes), &
+                        c_loc(array%strides))
   end function
 
   subroutine dtensor_from_host(mesh, array, placements, tensor, status)
@@ -171,7 +162,7 @@ contains
     code = c_ndim(tensor%handle, ndim)
     allocate (sizes(ndim))
     do dim = 1, ndim
-      if (code == dtensor_ok) code = c_size(tensor%handle, dim - 1, sizes(dim))
+      if (code == dtensor_ok) code = c_size(tensor%handle, dim - 1_c_int, sizes(dim))
     end do
     call finish(code, status)
   end subroutine
@@ -187,7 +178,7 @@ contains
     call finish(code, status)
   end subroutine
 
-  ! This rank's part, of at most 4 dimensions, without a copy; c_f_pointer makes an array of its address.
+  ! This rank's part, of at most dtensor_max_ndim dimensions, without a copy; c_f_pointer makes an array of its address.
   subroutine dtensor_local(tensor, local, status)
     type(dtensor_tensor), intent(in) :: tensor
     type(dtensor_array), intent(inout) :: local

@@ -5,129 +5,133 @@ module dtensor_arrays
   private
 
   integer, parameter, public :: dtensor_float32 = 0, dtensor_float64 = 1, dtensor_int32 = 2, dtensor_int64 = 3
+  integer, parameter, public :: dtensor_max_ndim = 5  ! of arrays
 
   ! An array, or a section with positive strides, of the program. It refers to the program's memory.
   type, public :: dtensor_array
     type(c_ptr) :: address = c_null_ptr  ! of the first element
     integer :: dtype = 0, ndim = 0
-    integer(c_int64_t) :: sizes(4) = 0, strides(4) = 1  ! strides in elements
+    integer(c_int64_t) :: sizes(dtensor_max_ndim) = 0, strides(dtensor_max_ndim) = 1  ! strides in elements
   end type
 
-  ! dtensor_view(array): describes an array of 1 to 4 dimensions of reals of 4 or 8 bytes. The array has the attribute
-  ! target, so that its address stays valid.
+  ! dtensor_view(array): describes an array of 1 to 5 dimensions of reals or integers of 4 or 8 bytes. The array has the
+  ! attribute target, so that its address stays valid.
   interface dtensor_view
-    module procedure view_r32_1, view_r32_2, view_r32_3, view_r32_4
-    module procedure view_r64_1, view_r64_2, view_r64_3, view_r64_4
+    module procedure view_r32_1, view_r32_2, view_r32_3, view_r32_4, view_r32_5
+    module procedure view_r64_1, view_r64_2, view_r64_3, view_r64_4, view_r64_5
+    module procedure view_i32_1, view_i32_2, view_i32_3, view_i32_4, view_i32_5
+    module procedure view_i64_1, view_i64_2, view_i64_3, view_i64_4, view_i64_5
   end interface
   public :: dtensor_view
 
 contains
 
   ! Elements from one address to another, if the dimension has a second element.
-  integer(c_int64_t) function distance(first, second, bytes)
+  integer(c_int64_t) function distance(first, second, bits)
     type(c_ptr), intent(in) :: first, second
-    integer, intent(in) :: bytes
-    distance = (transfer(second, 0_c_intptr_t) - transfer(first, 0_c_intptr_t)) / bytes
+    integer, intent(in) :: bits
+    distance = (transfer(second, 0_c_intptr_t) - transfer(first, 0_c_intptr_t)) / (bits / 8)
   end function
 
+  ! The functions of one number of dimensions differ in their type only.
   function view_r32_1(array) result(view)
     real(c_float), intent(inout), target :: array(:)
-    type(dtensor_array) :: view
-    view%dtype = dtensor_float32
-    view%ndim = 1
-    view%sizes(:1) = shape(array)
-    if (size(array) == 0) return
-    view%address = c_loc(array(1))
-    if (size(array, 1) > 1) view%strides(1) = distance(view%address, c_loc(array(2)), 4)
+    integer, parameter :: dtype = dtensor_float32
+    include 'dtensor_view_1.inc'
   end function
-
   function view_r32_2(array) result(view)
     real(c_float), intent(inout), target :: array(:,:)
-    type(dtensor_array) :: view
-    view%dtype = dtensor_float32
-    view%ndim = 2
-    view%sizes(:2) = shape(array)
-    if (size(array) == 0) return
-    view%address = c_loc(array(1, 1))
-    if (size(array, 1) > 1) view%strides(1) = distance(view%address, c_loc(array(2, 1)), 4)
-    if (size(array, 2) > 1) view%strides(2) = distance(view%address, c_loc(array(1, 2)), 4)
+    integer, parameter :: dtype = dtensor_float32
+    include 'dtensor_view_2.inc'
   end function
-
   function view_r32_3(array) result(view)
     real(c_float), intent(inout), target :: array(:,:,:)
-    type(dtensor_array) :: view
-    view%dtype = dtensor_float32
-    view%ndim = 3
-    view%sizes(:3) = shape(array)
-    if (size(array) == 0) return
-    view%address = c_loc(array(1, 1, 1))
-    if (size(array, 1) > 1) view%strides(1) = distance(view%address, c_loc(array(2, 1, 1)), 4)
-    if (size(array, 2) > 1) view%strides(2) = distance(view%address, c_loc(array(1, 2, 1)), 4)
-    if (size(array, 3) > 1) view%strides(3) = distance(view%address, c_loc(array(1, 1, 2)), 4)
+    integer, parameter :: dtype = dtensor_float32
+    include 'dtensor_view_3.inc'
   end function
-
   function view_r32_4(array) result(view)
     real(c_float), intent(inout), target :: array(:,:,:,:)
-    type(dtensor_array) :: view
-    view%dtype = dtensor_float32
-    view%ndim = 4
-    view%sizes(:4) = shape(array)
-    if (size(array) == 0) return
-    view%address = c_loc(array(1, 1, 1, 1))
-    if (size(array, 1) > 1) view%strides(1) = distance(view%address, c_loc(array(2, 1, 1, 1)), 4)
-    if (size(array, 2) > 1) view%strides(2) = distance(view%address, c_loc(array(1, 2, 1, 1)), 4)
-    if (size(array, 3) > 1) view%strides(3) = distance(view%address, c_loc(array(1, 1, 2, 1)), 4)
-    if (size(array, 4) > 1) view%strides(4) = distance(view%address, c_loc(array(1, 1, 1, 2)), 4)
+    integer, parameter :: dtype = dtensor_float32
+    include 'dtensor_view_4.inc'
   end function
-
+  function view_r32_5(array) result(view)
+    real(c_float), intent(inout), target :: array(:,:,:,:,:)
+    integer, parameter :: dtype = dtensor_float32
+    include 'dtensor_view_5.inc'
+  end function
   function view_r64_1(array) result(view)
     real(c_double), intent(inout), target :: array(:)
-    type(dtensor_array) :: view
-    view%dtype = dtensor_float64
-    view%ndim = 1
-    view%sizes(:1) = shape(array)
-    if (size(array) == 0) return
-    view%address = c_loc(array(1))
-    if (size(array, 1) > 1) view%strides(1) = distance(view%address, c_loc(array(2)), 8)
+    integer, parameter :: dtype = dtensor_float64
+    include 'dtensor_view_1.inc'
   end function
-
   function view_r64_2(array) result(view)
     real(c_double), intent(inout), target :: array(:,:)
-    type(dtensor_array) :: view
-    view%dtype = dtensor_float64
-    view%ndim = 2
-    view%sizes(:2) = shape(array)
-    if (size(array) == 0) return
-    view%address = c_loc(array(1, 1))
-    if (size(array, 1) > 1) view%strides(1) = distance(view%address, c_loc(array(2, 1)), 8)
-    if (size(array, 2) > 1) view%strides(2) = distance(view%address, c_loc(array(1, 2)), 8)
+    integer, parameter :: dtype = dtensor_float64
+    include 'dtensor_view_2.inc'
   end function
-
   function view_r64_3(array) result(view)
     real(c_double), intent(inout), target :: array(:,:,:)
-    type(dtensor_array) :: view
-    view%dtype = dtensor_float64
-    view%ndim = 3
-    view%sizes(:3) = shape(array)
-    if (size(array) == 0) return
-    view%address = c_loc(array(1, 1, 1))
-    if (size(array, 1) > 1) view%strides(1) = distance(view%address, c_loc(array(2, 1, 1)), 8)
-    if (size(array, 2) > 1) view%strides(2) = distance(view%address, c_loc(array(1, 2, 1)), 8)
-    if (size(array, 3) > 1) view%strides(3) = distance(view%address, c_loc(array(1, 1, 2)), 8)
+    integer, parameter :: dtype = dtensor_float64
+    include 'dtensor_view_3.inc'
   end function
-
   function view_r64_4(array) result(view)
     real(c_double), intent(inout), target :: array(:,:,:,:)
-    type(dtensor_array) :: view
-    view%dtype = dtensor_float64
-    view%ndim = 4
-    view%sizes(:4) = shape(array)
-    if (size(array) == 0) return
-    view%address = c_loc(array(1, 1, 1, 1))
-    if (size(array, 1) > 1) view%strides(1) = distance(view%address, c_loc(array(2, 1, 1, 1)), 8)
-    if (size(array, 2) > 1) view%strides(2) = distance(view%address, c_loc(array(1, 2, 1, 1)), 8)
-    if (size(array, 3) > 1) view%strides(3) = distance(view%address, c_loc(array(1, 1, 2, 1)), 8)
-    if (size(array, 4) > 1) view%strides(4) = distance(view%address, c_loc(array(1, 1, 1, 2)), 8)
+    integer, parameter :: dtype = dtensor_float64
+    include 'dtensor_view_4.inc'
   end function
-
+  function view_r64_5(array) result(view)
+    real(c_double), intent(inout), target :: array(:,:,:,:,:)
+    integer, parameter :: dtype = dtensor_float64
+    include 'dtensor_view_5.inc'
+  end function
+  function view_i32_1(array) result(view)
+    integer(c_int32_t), intent(inout), target :: array(:)
+    integer, parameter :: dtype = dtensor_int32
+    include 'dtensor_view_1.inc'
+  end function
+  function view_i32_2(array) result(view)
+    integer(c_int32_t), intent(inout), target :: array(:,:)
+    integer, parameter :: dtype = dtensor_int32
+    include 'dtensor_view_2.inc'
+  end function
+  function view_i32_3(array) result(view)
+    integer(c_int32_t), intent(inout), target :: array(:,:,:)
+    integer, parameter :: dtype = dtensor_int32
+    include 'dtensor_view_3.inc'
+  end function
+  function view_i32_4(array) result(view)
+    integer(c_int32_t), intent(inout), target :: array(:,:,:,:)
+    integer, parameter :: dtype = dtensor_int32
+    include 'dtensor_view_4.inc'
+  end function
+  function view_i32_5(array) result(view)
+    integer(c_int32_t), intent(inout), target :: array(:,:,:,:,:)
+    integer, parameter :: dtype = dtensor_int32
+    include 'dtensor_view_5.inc'
+  end function
+  function view_i64_1(array) result(view)
+    integer(c_int64_t), intent(inout), target :: array(:)
+    integer, parameter :: dtype = dtensor_int64
+    include 'dtensor_view_1.inc'
+  end function
+  function view_i64_2(array) result(view)
+    integer(c_int64_t), intent(inout), target :: array(:,:)
+    integer, parameter :: dtype = dtensor_int64
+    include 'dtensor_view_2.inc'
+  end function
+  function view_i64_3(array) result(view)
+    integer(c_int64_t), intent(inout), target :: array(:,:,:)
+    integer, parameter :: dtype = dtensor_int64
+    include 'dtensor_view_3.inc'
+  end function
+  function view_i64_4(array) result(view)
+    integer(c_int64_t), intent(inout), target :: array(:,:,:,:)
+    integer, parameter :: dtype = dtensor_int64
+    include 'dtensor_view_4.inc'
+  end function
+  function view_i64_5(array) result(view)
+    integer(c_int64_t), intent(inout), target :: array(:,:,:,:,:)
+    integer, parameter :: dtype = dtensor_int64
+    include 'dtensor_view_5.inc'
+  end function
 end module

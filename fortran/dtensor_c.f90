@@ -1,8 +1,13 @@
-! The functions and types of dtensor/c/dtensor.h for Fortran, one interface for each. The module `dtensor` wraps them.
+! The functions and types of dtensor/c/dtensor.h for Fortran, one interface for each, and what wrappers of them need. The
+! module `dtensor` wraps them.
 module dtensor_c
   use, intrinsic :: iso_c_binding
+  use, intrinsic :: iso_fortran_env, only: error_unit
   implicit none
   public
+
+  integer, parameter :: dtensor_ok = 0, dtensor_invalid_argument = 1, dtensor_communication = 2, &
+                                dtensor_out_of_memory = 3, dtensor_internal = 4
 
   ! struct dtensor_host_array.
   type, bind(c) :: c_host_array
@@ -22,6 +27,10 @@ module dtensor_c
       integer(c_size_t) :: length
     end function
 
+    integer(c_int) function c_set_timeout(seconds) bind(c, name='dtensor_set_timeout')
+      import
+      real(c_double), value :: seconds
+    end function
     integer(c_int) function c_mesh_from_mpi(comm, ndim, shape, names, mesh) bind(c, name='dtensor_mesh_from_mpi')
       import
       integer(c_int), value :: comm, ndim
@@ -115,6 +124,16 @@ module dtensor_c
       type(c_ptr), value :: prediction, goal
       type(c_ptr), intent(inout) :: loss
     end function
+    integer(c_int) function c_l1_loss(prediction, goal, loss) bind(c, name='dtensor_l1_loss')
+      import
+      type(c_ptr), value :: prediction, goal
+      type(c_ptr), intent(inout) :: loss
+    end function
+    integer(c_int) function c_cross_entropy_loss(prediction, goal, loss) bind(c, name='dtensor_cross_entropy_loss')
+      import
+      type(c_ptr), value :: prediction, goal
+      type(c_ptr), intent(inout) :: loss
+    end function
     integer(c_int) function c_backward(tensor, gradient) bind(c, name='dtensor_tensor_backward')
       import
       type(c_ptr), value :: tensor, gradient
@@ -152,6 +171,25 @@ module dtensor_c
       import
       type(c_ptr), value :: layer, x
       type(c_ptr), intent(inout) :: made
+    end function
+    integer(c_int) function c_forward_list(layer, inputs, x, results, made, record) &
+        bind(c, name='dtensor_module_forward_list')
+      import
+      type(c_ptr), value :: layer
+      integer(c_int), value :: inputs, results, record
+      type(c_ptr), intent(in) :: x(*)
+      type(c_ptr), intent(inout) :: made(*)
+    end function
+    integer(c_int) function c_train(layer, on) bind(c, name='dtensor_module_train')
+      import
+      type(c_ptr), value :: layer
+      integer(c_int), value :: on
+    end function
+    integer(c_int) function c_clip_grad_norm(layer, max_norm, norm) bind(c, name='dtensor_module_clip_grad_norm')
+      import
+      type(c_ptr), value :: layer
+      real(c_double), value :: max_norm
+      real(c_double), intent(inout) :: norm
     end function
     integer(c_int) function c_parameter_count(layer, n) bind(c, name='dtensor_module_parameter_count')
       import
@@ -218,4 +256,45 @@ module dtensor_c
       integer(c_int64_t), intent(inout) :: step
     end function
   end interface
+
+contains
+
+  ! Errors and texts.
+
+  function text_of(pointer) result(text)
+    type(c_ptr), intent(in) :: pointer
+    character(len=:), allocatable :: text
+    character(kind=c_char), pointer :: letters(:)
+    integer :: i, length
+    length = 0
+    if (c_associated(pointer)) length = int(c_strlen(pointer))
+    allocate (character(len=length) :: text)
+    if (length == 0) return
+    call c_f_pointer(pointer, letters, [length])
+    do i = 1, length
+      text(i:i) = letters(i)
+    end do
+  end function
+
+  function dtensor_last_error() result(text)
+    character(len=:), allocatable :: text
+    text = text_of(c_last_error())
+  end function
+
+  subroutine finish(code, status)
+    integer(c_int), intent(in) :: code
+    integer, intent(out), optional :: status
+    if (present(status)) then
+      status = code
+    else if (code /= dtensor_ok) then
+      write (error_unit, '(a)') dtensor_last_error()
+      error stop 1
+    end if
+  end subroutine
+
+  function c_text(text)
+    character(len=*), intent(in) :: text
+    character(len=len_trim(text) + 1, kind=c_char) :: c_text
+    c_text = trim(text) // c_null_char
+  end function
 end module

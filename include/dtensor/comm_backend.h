@@ -76,6 +76,13 @@ class DTENSOR_API CommBackend {
   // The number of the next call; messages (send, recv) and collectives are counted separately.
   std::uint64_t next_sequence(CollectiveKind kind);
 
+  // Counts a call that this rank ends with `error` before it communicates. If other members do not end as many calls
+  // so, their next collective is a CommError on every member, instead of a match of different calls.
+  void skip_call(const std::string& error);
+  // The same for all communicators of the rank's run or job, where the backend can; else for this one. Members that
+  // wait for this rank get the CommError at once.
+  virtual void report_failed_call(const std::string& error) { skip_call(error); }
+
   // The recent calls of this rank, shared by all communicators of a rank. Set before the backend is first used: by the
   // code that starts the rank, else by the first Communicator.
   RankRecord& record() const { return *record_; }

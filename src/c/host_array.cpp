@@ -7,6 +7,19 @@
 
 namespace dtensor::c {
 
+namespace {
+
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 59;  // their bytes are below 2^63
+
+void check_stride(int dim, std::int64_t size, std::int64_t stride) {
+  std::int64_t extent = 0;
+  TORCH_CHECK_VALUE(stride >= 0, "expected a stride >= 0 of dimension ", dim, ", got ", stride);
+  TORCH_CHECK_VALUE(!__builtin_mul_overflow(size, stride, &extent) && extent <= kMaxElements, "expected dimension ",
+                    dim, " to extend over at most 2^59 elements, got ", size, " indices of stride ", stride);
+}
+
+}  // namespace
+
 at::ScalarType scalar_type(dtensor_dtype dtype) {
   switch (dtype) {
     case DTENSOR_FLOAT32:
@@ -36,10 +49,10 @@ void check_host_array(const dtensor_host_array& array) {
   for (int dim = 0; dim < array.ndim; ++dim) {
     const std::int64_t size = array.sizes[dim];
     TORCH_CHECK_VALUE(size >= 0, "expected a size >= 0 of dimension ", dim, ", got ", size);
-    TORCH_CHECK_VALUE(!__builtin_mul_overflow(count, size, &count), "expected sizes of fewer than 2^63 elements");
+    TORCH_CHECK_VALUE(!__builtin_mul_overflow(count, size, &count) && count <= kMaxElements,
+                      "expected sizes of at most 2^59 elements");
     if (array.strides == nullptr) continue;
-    TORCH_CHECK_VALUE(array.strides[dim] >= 0, "expected a stride >= 0 of dimension ", dim, ", got ",
-                      array.strides[dim]);
+    check_stride(dim, size, array.strides[dim]);
   }
   TORCH_CHECK_VALUE(count == 0 || array.data != nullptr, "expected the address of ", count,
                     " elements, got a null pointer");

@@ -75,7 +75,8 @@ at::DimVector agree_host_strides(const Communicator& ranks, const at::Tensor& lo
   std::int64_t step = 1;
   for (const std::size_t dim : order) {
     strides[dim] = step + (gaps[dim] ? 1 : 0);
-    step = strides[dim] * std::max<std::int64_t>(global[dim], 1);
+    const bool fits = !__builtin_mul_overflow(strides[dim], std::max<std::int64_t>(global[dim], 1), &step);
+    TORCH_CHECK_VALUE(fits, "expected global sizes of fewer than 2^63 elements, got ", global);
   }
   return strides;
 }

@@ -1,6 +1,9 @@
 // Meshes over all ranks of an MPI communicator, or of this process.
 #include <c10/util/Exception.h>
 
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
 #include <sstream>
 
 #include "c/handles.h"
@@ -10,6 +13,8 @@
 namespace dtensor::c {
 namespace {
 
+constexpr int kMaxDimensions = 16;
+
 // The entries of "dp,tp".
 std::vector<std::string> names_of(const char* text) {
   std::vector<std::string> names;
@@ -18,11 +23,32 @@ std::vector<std::string> names_of(const char* text) {
   return names;
 }
 
+// A timeout in seconds; infinity: none.
+std::chrono::milliseconds milliseconds_of(double seconds, const std::string& what) {
+  TORCH_CHECK_VALUE(seconds > 0, "expected ", what, " of more than 0 seconds, got ", seconds);
+  const double longest = 1e12;
+  return seconds < longest ? std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1e3)))
+                           : std::chrono::milliseconds::max();
+}
+
+std::atomic<double> chosen_timeout{0};  // 0: none was set
+
+std::chrono::milliseconds timeout() {
+  if (const double seconds = chosen_timeout; seconds > 0) return milliseconds_of(seconds, "a timeout");
+  const char* text = std::getenv("DTENSOR_TIMEOUT");
+  if (text == nullptr || *text == 0) return RunOptions{}.timeout;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  TORCH_CHECK_VALUE(*end == 0, "expected DTENSOR_TIMEOUT in seconds, got '", text, "'");
+  return milliseconds_of(seconds, "DTENSOR_TIMEOUT");
+}
+
 std::string describe_mesh(const Communicator& ranks, int ndim, const std::int64_t* shape, const char* names) {
-  TORCH_CHECK_VALUE(ndim >= 1, "expected at least 1 mesh dimension, got ", ndim);
+  TORCH_CHECK_VALUE(ndim >= 1 && ndim <= kMaxDimensions, "expected at least 1 mesh dimension and at most ",
+                    kMaxDimensions, ", got ", ndim);
   const at::IntArrayRef sizes(&required(shape, "shape"), static_cast<std::size_t>(ndim));
   std::int64_t product = 1;
-  for (const std::int64_t size : sizes) product *= size;
+  for (const std::int64_t size : sizes) product = size < 1 || product > ranks.size() / size ? 0 : product * size;
   TORCH_CHECK_VALUE(product == ranks.size(), "expected a shape of ", ranks.size(), " ranks, the size of the ",
                     "communicator, got ", sizes, "; use a communicator of the ranks of the mesh");
   return c10::str("shape ", sizes, " with names '", names == nullptr ? "" : names, "'");
@@ -40,33 +66,40 @@ Communicator process_communicator() {
 
 using namespace dtensor::c;
 
+dtensor_status dtensor_set_timeout(double seconds) {
+  return guarded(__func__, [&] {
+    milliseconds_of(seconds, "a timeout");
+    chosen_timeout = seconds;
+  });
+}
+
 dtensor_status dtensor_mesh_from_mpi(int comm, int ndim, const int64_t* shape, const char* names, dtensor_mesh** mesh) {
   return guarded(__func__, [&] {
-    const dtensor::Communicator ranks = dtensor::communicator_of_mpi_handle(comm);
+    const dtensor::Communicator ranks = dtensor::communicator_of_mpi_handle(comm, {.timeout = timeout()});
     agree(ranks, [&] {
       required(mesh, "pointer for the mesh");
       return describe_mesh(ranks, ndim, shape, names);
     });
     const at::IntArrayRef sizes(shape, static_cast<std::size_t>(ndim));
-    *mesh = new dtensor_mesh{dtensor::init_device_mesh(ranks, at::kCPU, sizes, names_of(names))};
+    *mesh = new_handle<dtensor_mesh>(Mesh{dtensor::init_device_mesh(ranks, at::kCPU, sizes, names_of(names))});
   });
 }
 
 dtensor_status dtensor_mesh_of_process(dtensor_mesh** mesh) {
   return guarded(__func__, [&] {
     auto& result = required(mesh, "pointer for the mesh");
-    result = new dtensor_mesh{dtensor::init_device_mesh(process_communicator(), at::kCPU, {1})};
+    result = new_handle<dtensor_mesh>(Mesh{dtensor::init_device_mesh(process_communicator(), at::kCPU, {1})});
   });
 }
 
 dtensor_status dtensor_mesh_size(const dtensor_mesh* mesh, int* size) {
-  return guarded(__func__,
-                 [&] { required(size, "pointer for the size") = required(mesh, "mesh").mesh.world().size(); });
+  return guarded(__func__, [&] { required(size, "pointer for the size") = object(mesh).mesh.world().size(); });
 }
 
 dtensor_status dtensor_mesh_rank(const dtensor_mesh* mesh, int* rank) {
-  return guarded(__func__,
-                 [&] { required(rank, "pointer for the rank") = required(mesh, "mesh").mesh.world().rank(); });
+  return guarded(__func__, [&] { required(rank, "pointer for the rank") = object(mesh).mesh.world().rank(); });
 }
 
-void dtensor_mesh_free(dtensor_mesh* mesh) { delete mesh; }
+void dtensor_mesh_free(dtensor_mesh* mesh) {
+  guarded(__func__, [&] { free_object(mesh, Kind::mesh); });
+}

@@ -2,17 +2,22 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 #include "c/handles.h"
 #include "c/host_array.h"
 #include "c/layers.h"
 #include "c/status.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/mesh_scope.h"
+#include "dtensor/optim/clip.h"
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::c {
 namespace {
+
+constexpr int kMaxTensors = 256;
 
 // Restores the random number state of the mesh's world, so that a module does not change numbers drawn later.
 class SeedScope {
@@ -29,12 +34,45 @@ class SeedScope {
   RngState before_;
 };
 
-at::Tensor forward_of(const dtensor_module* module, const dtensor_tensor* x) {
-  return required(module, "module").forward(required(x, "input").tensor);
+// A layer takes one tensor and returns one.
+ForwardFn forward_of(const Layer& layer) {
+  return [layer](const TensorVector& inputs) -> TensorVector {
+    TORCH_CHECK_VALUE(inputs.size() == 1, "expected 1 input of a layer, got ", inputs.size());
+    return {layer.forward(inputs[0])};
+  };
+}
+
+// Writes the results after all of them are made.
+void forward(const dtensor_module* module, const TensorVector& inputs, int count, dtensor_tensor** results) {
+  const TensorVector made = object(module).forward(inputs);
+  TORCH_CHECK_VALUE(static_cast<int>(made.size()) == count, "expected a module that returns ", count,
+                    " tensors, got one that returns ", made.size());
+  std::transform(made.begin(), made.end(), results, [](const at::Tensor& tensor) { return new_tensor(tensor); });
+}
+
+dtensor_status forward_one(const char* caller, const dtensor_module* module, const dtensor_tensor* x,
+                           dtensor_tensor** result) {
+  return guarded_on_all(caller, {module, x}, [&] {
+    required(result, "pointer for the result");
+    forward(module, {object(x, "input").tensor}, 1, result);
+  });
+}
+
+TensorVector inputs_of(int count, const dtensor_tensor* const* inputs) {
+  TORCH_CHECK_VALUE(count >= 1 && count <= kMaxTensors, "expected 1 to ", kMaxTensors, " inputs, got ", count);
+  required(inputs, "list of inputs");
+  TensorVector tensors;
+  for (int i = 0; i < count; ++i) tensors.push_back(object(inputs[i], "input").tensor);
+  return tensors;
+}
+
+// The value of a regular tensor or DTensor.
+double value_of(const at::Tensor& number) {
+  return (is_dtensor(number) ? DTensor(number).full_tensor() : number).item<double>();
 }
 
 const auto& parameter_of(const dtensor_module* module, int index) {
-  const auto& parameters = required(module, "module").parameters;
+  const auto& parameters = object(module).parameters;
   TORCH_CHECK_VALUE(index >= 0 && index < static_cast<int>(parameters.size()), "expected a parameter in [0, ",
                     parameters.size(), "), got ", index);
   return parameters[static_cast<std::size_t>(index)];
@@ -48,12 +86,12 @@ using namespace dtensor::c;
 dtensor_status dtensor_module_create(const dtensor_mesh* mesh, const char* name, int count, const int64_t* sizes,
                                      const char* activation, dtensor_dtype dtype, uint64_t seed,
                                      dtensor_module** module) {
-  return guarded(__func__, [&] {
-    const auto& on = required(mesh, "mesh").mesh;
+  return guarded_on_all(__func__, {mesh}, [&] {
+    const auto& on = object(mesh).mesh;
     LayerRequest request;
     agree(on.communicator(), [&] {
       required(module, "pointer for the module");
-      TORCH_CHECK_VALUE(count >= 1, "expected at least 1 size, got ", count);
+      TORCH_CHECK_VALUE(count >= 1 && count <= 64, "expected 1 to 64 sizes, got ", count);
       request.sizes = {&required(sizes, "list of sizes"), static_cast<std::size_t>(count)};
       request.name = &required(name, "name of a layer");
       request.activation = activation == nullptr ? "" : activation;
@@ -65,29 +103,62 @@ dtensor_status dtensor_module_create(const dtensor_mesh* mesh, const char* name,
     const SeedScope random(on, seed);
     const dtensor::MeshScope scope(on);
     auto layer = make_layer(request);
-    *module = new dtensor_module{on, layer.module, layer.forward};
+    *module = new_handle<dtensor_module>(
+        Module{on, layer.module, forward_of(layer), [layer](bool on) { layer.module->train(on); }});
   });
 }
 
-void dtensor_module_free(dtensor_module* module) { delete module; }
+void dtensor_module_free(dtensor_module* module) {
+  guarded(__func__, [&] { free_object(module, Kind::module); });
+}
 
 dtensor_status dtensor_module_forward(const dtensor_module* module, const dtensor_tensor* x, dtensor_tensor** result) {
-  return guarded(__func__, [&] {
-    auto& made = required(result, "pointer for the result");
-    made = new_tensor(forward_of(module, x));
-  });
+  return forward_one(__func__, module, x, result);
 }
 
 dtensor_status dtensor_module_forward_no_grad(const dtensor_module* module, const dtensor_tensor* x,
                                               dtensor_tensor** result) {
   const at::NoGradGuard no_grad;
-  return dtensor_module_forward(module, x, result);
+  return forward_one(__func__, module, x, result);
+}
+
+dtensor_status dtensor_module_forward_list(const dtensor_module* module, int input_count,
+                                           const dtensor_tensor* const* inputs, int result_count,
+                                           dtensor_tensor** results, int record) {
+  return guarded_on_all(__func__, {module}, [&] {
+    const at::AutoGradMode mode(record != 0);
+    TORCH_CHECK_VALUE(result_count >= 1 && result_count <= kMaxTensors, "expected 1 to ", kMaxTensors, " results, got ",
+                      result_count);
+    required(results, "list of results");
+    forward(module, inputs_of(input_count, inputs), result_count, results);
+  });
+}
+
+dtensor_status dtensor_module_train(dtensor_module* module, int on) {
+  return guarded_on_all(__func__, {module}, [&] {
+    const auto& changed = object(module);
+    agree_on_switch(changed.mesh.communicator(), on);
+    changed.train(on == 1);
+  });
+}
+
+dtensor_status dtensor_module_clip_grad_norm(const dtensor_module* module, double max_norm, double* norm) {
+  return guarded_on_all(__func__, {module}, [&] {
+    const auto& clipped = object(module);
+    agree(clipped.mesh.communicator(), [&] {
+      TORCH_CHECK_VALUE(max_norm > 0, "expected a norm > 0, got ", max_norm);
+      return "norm " + digits(max_norm);
+    });
+    TensorVector parameters;
+    for (const auto& [name, parameter] : clipped.parameters) parameters.push_back(*parameter);
+    const at::Tensor before = dtensor::clip_grad_norm_(parameters, max_norm);
+    if (norm != nullptr) *norm = before.defined() ? value_of(before) : 0;
+  });
 }
 
 dtensor_status dtensor_module_parameter_count(const dtensor_module* module, int* count) {
-  return guarded(__func__, [&] {
-    required(count, "pointer for the count") = static_cast<int>(required(module, "module").parameters.size());
-  });
+  return guarded(
+      __func__, [&] { required(count, "pointer for the count") = static_cast<int>(object(module).parameters.size()); });
 }
 
 dtensor_status dtensor_module_parameter_name(const dtensor_module* module, int index, const char** name) {
@@ -102,8 +173,8 @@ dtensor_status dtensor_module_parameter(const dtensor_module* module, int index,
 }
 
 dtensor_status dtensor_module_fully_shard(dtensor_module* module) {
-  return guarded(__func__, [&] {
-    auto& layer = required(module, "module");
+  return guarded_on_all(__func__, {module}, [&] {
+    auto& layer = object(module);
     TORCH_CHECK_VALUE(!layer.fully_sharded, "expected a module that is not fully sharded, got one that is");
     TORCH_CHECK_VALUE(layer.mesh.ndim() <= 2, "expected a mesh of 1 or 2 dimensions, got ", layer.mesh.str());
     dtensor::FsdpOptions options;

@@ -1,6 +1,8 @@
 // Optimizers of the parameters of a module. Not fused: steps are bit-equal on all layouts.
 #include "dtensor/c/dtensor.h"
 
+#include <cmath>
+
 #include "c/handles.h"
 #include "c/status.h"
 #include "dtensor/optim.h"
@@ -8,29 +10,35 @@
 namespace dtensor::c {
 namespace {
 
+std::string text_of(std::initializer_list<double> numbers) {
+  std::string text;
+  for (const double number : numbers) text += ' ' + digits(number);
+  return text;
+}
+
 // One group with the names of the parameters in the module, which checkpoints store.
-template <class Optimizer, class Options>
-dtensor_optimizer* optimizer_of(const dtensor_module& module, const Options& options) {
+template <class Algorithm, class Options>
+Optimizer optimizer_of(const Module& module, const Options& options) {
   ParameterGroup<Options> group{.parameters = {}, .options = options};
   for (const auto& [name, parameter] : module.parameters) {
     group.parameters.push_back(*parameter);
     group.names.push_back(name);
   }
-  return new dtensor_optimizer{module.mesh, std::make_unique<Optimizer>(std::vector{group})};
+  return {module.mesh, std::make_unique<Algorithm>(std::vector{group})};
 }
 
 // Creates the optimizer after the ranks have agreed on the options.
-template <class Optimizer, class Options>
+template <class Algorithm, class Options>
 void create_optimizer(const dtensor_module* module, const Options& options, std::initializer_list<double> values,
                       dtensor_optimizer** optimizer) {
-  const auto& of = required(module, "module");
-  std::unique_ptr<dtensor_optimizer> made;
+  const auto& of = object(module);
+  Optimizer made;
   agree(of.mesh.communicator(), [&] {
     required(optimizer, "pointer for the optimizer");
-    made.reset(optimizer_of<Optimizer>(of, options));
-    return c10::str("options ", at::ArrayRef<double>(values));
+    made = optimizer_of<Algorithm>(of, options);
+    return "options" + text_of(values);
   });
-  *optimizer = made.release();
+  *optimizer = new_handle<dtensor_optimizer>(std::move(made));
 }
 
 }  // namespace
@@ -40,7 +48,7 @@ using namespace dtensor::c;
 
 dtensor_status dtensor_optimizer_adamw(const dtensor_module* module, double lr, double beta1, double beta2, double eps,
                                        double weight_decay, dtensor_optimizer** optimizer) {
-  return guarded(__func__, [&] {
+  return guarded_on_all(__func__, {module}, [&] {
     const dtensor::AdamWOptions options{
         .lr = lr, .beta1 = beta1, .beta2 = beta2, .eps = eps, .weight_decay = weight_decay, .fused = false};
     create_optimizer<dtensor::AdamW>(module, options, {lr, beta1, beta2, eps, weight_decay}, optimizer);
@@ -49,25 +57,31 @@ dtensor_status dtensor_optimizer_adamw(const dtensor_module* module, double lr, 
 
 dtensor_status dtensor_optimizer_sgd(const dtensor_module* module, double lr, double momentum, double weight_decay,
                                      dtensor_optimizer** optimizer) {
-  return guarded(__func__, [&] {
+  return guarded_on_all(__func__, {module}, [&] {
     const dtensor::SGDOptions options{.lr = lr, .momentum = momentum, .weight_decay = weight_decay, .fused = false};
     create_optimizer<dtensor::SGD>(module, options, {lr, momentum, weight_decay}, optimizer);
   });
 }
 
-void dtensor_optimizer_free(dtensor_optimizer* optimizer) { delete optimizer; }
+void dtensor_optimizer_free(dtensor_optimizer* optimizer) {
+  guarded(__func__, [&] { free_object(optimizer, Kind::optimizer); });
+}
 
 dtensor_status dtensor_optimizer_step(dtensor_optimizer* optimizer) {
-  return guarded(__func__, [&] { required(optimizer, "optimizer").optimizer->step(); });
+  return guarded_on_all(__func__, {optimizer}, [&] { object(optimizer).optimizer->step(); });
 }
 
 dtensor_status dtensor_optimizer_zero_grad(dtensor_optimizer* optimizer) {
-  return guarded(__func__, [&] { required(optimizer, "optimizer").optimizer->zero_grad(); });
+  return guarded_on_all(__func__, {optimizer}, [&] { object(optimizer).optimizer->zero_grad(); });
 }
 
 dtensor_status dtensor_optimizer_set_lr(dtensor_optimizer* optimizer, double lr) {
-  return guarded(__func__, [&] {
-    TORCH_CHECK_VALUE(lr >= 0, "expected a learning rate >= 0, got ", lr);
-    required(optimizer, "optimizer").optimizer->set_lr(lr);
+  return guarded_on_all(__func__, {optimizer}, [&] {
+    auto& changed = object(optimizer);
+    agree(changed.mesh.communicator(), [&] {
+      TORCH_CHECK_VALUE(lr >= 0 && std::isfinite(lr), "expected a finite learning rate >= 0, got ", lr);
+      return "learning rate " + digits(lr);
+    });
+    changed.optimizer->set_lr(lr);
   });
 }

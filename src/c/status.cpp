@@ -3,9 +3,13 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <new>
+#include <sstream>
 #include <vector>
 
+#include "c/handles.h"
+#include "internal/ranks/failed_call.h"
 #include "object_collectives/object_collectives.h"
 
 namespace dtensor::c {
@@ -22,32 +26,53 @@ dtensor_status keep_error(dtensor_status status, const char* caller, const char*
   return status;
 }
 
-constexpr char kError = '!', kDescription = '=';
+thread_local const char* function = "";
 
-// A description of this rank's arguments, or the error that they have.
+constexpr char kError = '!', kDescription = '=', kEnd = '\n';
+
+// The function of this rank, and a description of its arguments or the error that they have.
 std::string outcome(const std::function<std::string()>& describe) {
+  const auto text = [](char kind, const std::string& rest) { return std::string(function) + kEnd + kind + rest; };
   try {
-    return kDescription + describe();
+    return text(kDescription, describe());
   } catch (const c10::Error& error) {
-    return kError + std::string(error.what_without_backtrace());
+    return text(kError, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return kError + std::string(error.what());
+    return text(kError, error.what());
   }
 }
 
-void check_outcomes(const std::vector<std::string>& outcomes) {
-  const bool alone = outcomes.size() == 1;
-  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-    TORCH_CHECK_VALUE(outcomes[rank][0] != kError, alone ? "" : "rank " + std::to_string(rank) + ": ",
-                      outcomes[rank].substr(1));
+struct Outcome {
+  explicit Outcome(const std::string& text)
+      : function(text.substr(0, text.find(kEnd))),
+        kind(text[function.size() + 1]),
+        rest(text.substr(function.size() + 2)) {}
+  std::string function;
+  char kind;
+  std::string rest;
+};
+
+void check_outcomes(const std::vector<std::string>& texts) {
+  const std::vector<Outcome> ranks(texts.begin(), texts.end());
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    if (ranks[rank].function == ranks[0].function) continue;
+    throw CommError("ranks disagree: rank 0 called " + ranks[0].function + ", rank " + std::to_string(rank) +
+                    " called " + ranks[rank].function);
   }
-  for (std::size_t rank = 1; rank < outcomes.size(); ++rank) {
-    TORCH_CHECK_VALUE(outcomes[rank] == outcomes[0], "expected equal arguments on all ranks, got ",
-                      outcomes[0].substr(1), " on rank 0 and ", outcomes[rank].substr(1), " on rank ", rank);
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    TORCH_CHECK_VALUE(ranks[rank].kind != kError, ranks.size() == 1 ? "" : "rank " + std::to_string(rank) + ": ",
+                      ranks[rank].rest);
+  }
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    TORCH_CHECK_VALUE(texts[rank] == texts[0], "expected equal arguments on all ranks, got ", ranks[0].rest,
+                      " on rank 0 and ", ranks[rank].rest, " on rank ", rank);
   }
 }
 
 }  // namespace
+
+FunctionScope::FunctionScope(const char* name) : former_(function) { function = name; }
+FunctionScope::~FunctionScope() { function = former_; }
 
 dtensor_status report_current_exception(const char* caller) noexcept {
   try {
@@ -69,9 +94,31 @@ dtensor_status report_current_exception(const char* caller) noexcept {
   }
 }
 
+void count_failed_call(std::initializer_list<const void*> handles) noexcept {
+  const auto* known = std::find_if(handles.begin(), handles.end(), [](auto h) { return bool(communicator_of(h)); });
+  try {
+    known == handles.end() ? report_failed_call(last_error) : report_failed_call(communicator_of(*known), last_error);
+  } catch (const std::exception&) {  // the job has failed
+  }
+}
+
 void agree(const Communicator& ranks, const std::function<std::string()>& describe) {
   const std::string mine = outcome(describe);
   check_outcomes(ranks.size() == 1 ? std::vector{mine} : all_gather_strings(ranks, mine));
+}
+
+void agree_on_switch(const Communicator& ranks, int on) {
+  agree(ranks, [&] {
+    TORCH_CHECK_VALUE(on == 0 || on == 1, "expected 0 or 1, got ", on);
+    return std::to_string(on);
+  });
+}
+
+std::string digits(double number) {
+  std::ostringstream text;
+  text.precision(17);
+  text << number;
+  return text.str();
 }
 
 }  // namespace dtensor::c

@@ -15,7 +15,7 @@ Placements placements_of(const char* text) {
   return parse_placements(list.find('[') == std::string::npos ? "[" + list + "]" : list);
 }
 
-const DTensor& tensor_of(const dtensor_tensor* handle) { return required(handle, "tensor").tensor; }
+const DTensor& tensor_of(const dtensor_tensor* handle) { return object(handle).tensor; }
 
 // The global sizes of local parts. A tensor on the meta device has sizes and no memory. The context of an error of
 // from_local names this rank's part, so it is left out: the text is the same on all ranks.
@@ -66,8 +66,8 @@ using namespace dtensor::c;
 
 dtensor_status dtensor_tensor_from_host(const dtensor_mesh* mesh, const dtensor_host_array* local,
                                         const char* placements, dtensor_tensor** tensor) {
-  return guarded(__func__, [&] {
-    const auto& on = required(mesh, "mesh").mesh;
+  return guarded_on_all(__func__, {mesh}, [&] {
+    const auto& on = object(mesh).mesh;
     agree(on.communicator(), [&] {
       required(tensor, "pointer for the tensor");
       check_host_array(required(local, "host array"));
@@ -79,10 +79,12 @@ dtensor_status dtensor_tensor_from_host(const dtensor_mesh* mesh, const dtensor_
 }
 
 dtensor_status dtensor_tensor_increment_version(dtensor_tensor* tensor) {
-  return guarded(__func__, [&] { local_of(tensor_of(tensor)).unsafeGetTensorImpl()->bump_version(); });
+  return guarded_on_all(__func__, {tensor}, [&] { local_of(tensor_of(tensor)).unsafeGetTensorImpl()->bump_version(); });
 }
 
-void dtensor_tensor_free(dtensor_tensor* tensor) { delete tensor; }
+void dtensor_tensor_free(dtensor_tensor* tensor) {
+  guarded(__func__, [&] { free_object(tensor, Kind::tensor); });
+}
 
 dtensor_status dtensor_tensor_ndim(const dtensor_tensor* tensor, int* ndim) {
   return guarded(__func__,
@@ -106,29 +108,37 @@ dtensor_status dtensor_tensor_dtype(const dtensor_tensor* tensor, dtensor_dtype*
 dtensor_status dtensor_tensor_placements(dtensor_tensor* tensor, const char** placements) {
   return guarded(__func__, [&] {
     auto& result = required(placements, "pointer for the text");
-    required(tensor, "tensor").placements = dtensor::to_string(tensor->tensor.placements());
-    result = tensor->placements.c_str();
+    auto& shown = object(tensor);
+    shown.placements = dtensor::to_string(shown.tensor.placements());
+    result = shown.placements.c_str();
   });
 }
 
 dtensor_status dtensor_tensor_local(dtensor_tensor* tensor, dtensor_host_array* local) {
   return guarded(__func__, [&] {
     auto& result = required(local, "pointer for the host array");
-    required(tensor, "tensor").local = local_of(tensor->tensor);
-    describe_local(tensor->local, result);
+    auto& shown = object(tensor);
+    shown.local = local_of(shown.tensor);
+    describe_local(shown.local, result);
   });
 }
 
 dtensor_status dtensor_tensor_redistribute(const dtensor_tensor* tensor, const char* placements,
                                            dtensor_tensor** result) {
-  return guarded(__func__, [&] {
-    auto& made = required(result, "pointer for the tensor");
-    made = new_tensor(tensor_of(tensor).redistribute(placements_of(placements)));
+  return guarded_on_all(__func__, {tensor}, [&] {
+    const auto& source = tensor_of(tensor);
+    dtensor::Placements wanted;
+    agree(source.mesh().communicator(), [&] {
+      required(result, "pointer for the tensor");
+      wanted = placements_of(placements);
+      return "placements " + dtensor::to_string(wanted);
+    });
+    *result = new_tensor(source.redistribute(wanted));
   });
 }
 
 dtensor_status dtensor_tensor_copy_full(const dtensor_tensor* tensor, const dtensor_host_array* array) {
-  return guarded(__func__, [&] {
+  return guarded_on_all(__func__, {tensor}, [&] {
     const at::NoGradGuard no_grad;
     const auto& source = tensor_of(tensor);
     agree(source.mesh().communicator(), [&] { return describe_output(source, array); });
@@ -137,9 +147,9 @@ dtensor_status dtensor_tensor_copy_full(const dtensor_tensor* tensor, const dten
 }
 
 dtensor_status dtensor_tensor_copy(dtensor_tensor* target, const dtensor_tensor* source) {
-  return guarded(__func__, [&] {
+  return guarded_on_all(__func__, {target, source}, [&] {
     const at::NoGradGuard no_grad;
-    const auto &to = tensor_of(target), &from = tensor_of(source);
+    const auto &to = object(target, "target").tensor, &from = object(source, "source").tensor;
     TORCH_CHECK_VALUE(to.sizes() == from.sizes(), "expected tensors of equal sizes, got a target of ", to.sizes(),
                       " and a source of ", from.sizes());
     at::Tensor(to).copy_(from);
@@ -147,7 +157,7 @@ dtensor_status dtensor_tensor_copy(dtensor_tensor* target, const dtensor_tensor*
 }
 
 dtensor_status dtensor_tensor_item(const dtensor_tensor* tensor, double* value) {
-  return guarded(__func__, [&] {
+  return guarded_on_all(__func__, {tensor}, [&] {
     const at::NoGradGuard no_grad;
     const auto& source = tensor_of(tensor);
     TORCH_CHECK_VALUE(source.numel() == 1, "expected a tensor with one element, got sizes ", source.sizes());

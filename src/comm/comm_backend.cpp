@@ -5,6 +5,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "comm/memory/copy.h"
+#include "comm/record/rank_record.h"
+#include "internal/ranks/failed_call.h"
 
 namespace dtensor {
 
@@ -17,6 +19,16 @@ Work CommBackend::all_reduce(const CollectiveCall& call, const at::Tensor& outpu
 std::uint64_t CommBackend::next_sequence(CollectiveKind kind) {
   const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;
   return message ? ++messages_ : ++collectives_;
+}
+
+void CommBackend::skip_call(const std::string& error) {
+  next_sequence(CollectiveKind::barrier);
+  record().record_error(error);
+}
+
+void skip_call(const Communicator& ranks, const std::string& error) { backend_of(ranks)->skip_call(error); }
+void report_failed_call(const Communicator& ranks, const std::string& error) {
+  backend_of(ranks)->report_failed_call(error);
 }
 
 }  // namespace dtensor

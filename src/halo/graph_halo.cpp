@@ -11,6 +11,7 @@
 #include "halo/send_lists.h"
 #include "internal/aten_scopes.h"
 #include "internal/autograd_node.h"
+#include "internal/ranks/failed_call.h"
 
 namespace dtensor {
 
@@ -142,13 +143,17 @@ const std::vector<std::int64_t>& GraphHalo::receive_counts() const { return impl
 const Communicator& GraphHalo::ranks() const { return impl_->ranks; }
 
 at::Tensor GraphHalo::exchange(const at::Tensor& rows) const {
-  check_rows("exchange", rows, owned(), "the owned ones");
-  return with_backward(impl_->exchange(rows), rows, *this, &GraphHalo::reduce, "GraphHalo::exchange");
+  return skipped_if_invalid(ranks(), [&] {
+    check_rows("exchange", rows, owned(), "the owned ones");
+    return with_backward(impl_->exchange(rows), rows, *this, &GraphHalo::reduce, "GraphHalo::exchange");
+  });
 }
 
 at::Tensor GraphHalo::reduce(const at::Tensor& rows) const {
-  check_rows("reduce", rows, owned() + ghosts(), "owned and ghosts");
-  return with_backward(impl_->reduce(rows), rows, *this, &GraphHalo::exchange, "GraphHalo::reduce");
+  return skipped_if_invalid(ranks(), [&] {
+    check_rows("reduce", rows, owned() + ghosts(), "owned and ghosts");
+    return with_backward(impl_->reduce(rows), rows, *this, &GraphHalo::exchange, "GraphHalo::reduce");
+  });
 }
 
 }  // namespace dtensor

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "internal/ranks/failed_call.h"
 #include "internal/shard_segments.h"
 
 namespace dtensor {
@@ -88,9 +89,12 @@ struct Dimension {
 
   bool has_ghosts() const { return own.length > 0; }
 
-  at::Tensor exchange(const at::Tensor& local) const {
+  void check(const at::Tensor& local) const {
     TORCH_CHECK(local.size(layers.dim) == own.length, "GridHalo::exchange: expected ", own.length,
                 " elements of dimension ", layers.dim, " on this rank, got a tensor of sizes ", local.sizes());
+  }
+
+  at::Tensor exchange(const at::Tensor& local) const {
     const at::Tensor rows = halo.exchange(local.movedim(layers.dim, 0));
     const at::Tensor result = rows.index_select(0, order.to(rows.device()));
     std::vector<std::int64_t> amounts(static_cast<std::size_t>(2 * local.dim()), 0);
@@ -183,6 +187,7 @@ struct GridHalo::Impl {
   Placements placements;
   std::vector<std::int64_t> sizes;
   std::vector<Dimension> dimensions;
+  std::vector<Communicator> groups = {};  // of the dimensions
 };
 
 GridHalo::GridHalo(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes,
@@ -194,13 +199,17 @@ GridHalo::GridHalo(const DeviceMesh& mesh, const Placements& placements, at::Int
               " dimensions of the mesh, got ", to_string(placements));
   Impl impl{mesh, placements, sizes.vec(), {}};
   for (const auto& l : layers) impl.dimensions.push_back(make_dimension(mesh, placements, sizes, l));
+  for (const auto& dimension : impl.dimensions) impl.groups.push_back(dimension.halo.ranks());
   impl_ = std::make_shared<const Impl>(std::move(impl));
 }
 
 at::Tensor GridHalo::exchange(const at::Tensor& local) const {
-  at::Tensor result = local;
-  for (const auto& dimension : impl_->dimensions) result = dimension.exchange(result);
-  return result;
+  return skipped_if_invalid(impl_->groups, [&] {
+    for (const auto& dimension : impl_->dimensions) dimension.check(local);
+    at::Tensor result = local;
+    for (const auto& dimension : impl_->dimensions) result = dimension.exchange(result);
+    return result;
+  });
 }
 
 at::Tensor GridHalo::interior(const at::Tensor& array) const {
@@ -228,7 +237,8 @@ DTensor GridHalo::from_local(const at::Tensor& array) const {
 
 void GridHalo::update(const at::Tensor& array) const {
   const at::NoGradGuard no_grad;
-  const at::Tensor extended = exchange(interior(array));
+  const at::Tensor own = skipped_if_invalid(impl_->groups, [&] { return interior(array); });
+  const at::Tensor extended = exchange(own);
   for (const auto& d : impl_->dimensions) {
     const auto copy = [&](std::int64_t first, std::int64_t count) {
       array.narrow(d.layers.dim, first, count).copy_(extended.narrow(d.layers.dim, first, count));

@@ -2,6 +2,7 @@
 // on them.
 #include "dtensor/c/dtensor.h"
 
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/serialization/import.h>
@@ -16,6 +17,21 @@
 namespace dtensor::c {
 namespace {
 
+// A result is a tensor, or a tuple or list of tensors.
+TensorVector tensors_of(const c10::IValue& result) {
+  if (result.isTensor()) return {result.toTensor()};
+  if (result.isTensorList()) return result.toTensorVector();
+  TORCH_CHECK_VALUE(result.isTuple(), "expected a TorchScript module that returns tensors, got a result of type ",
+                    result.tagKind());
+  TensorVector tensors;
+  for (const auto& element : result.toTupleRef().elements()) {
+    TORCH_CHECK_VALUE(element.isTensor(), "expected a TorchScript module that returns tensors, got a tuple with a ",
+                      element.tagKind());
+    tensors.push_back(element.toTensor());
+  }
+  return tensors;
+}
+
 class ScriptModule final : public nn::Module {
  public:
   ScriptModule(torch::jit::Module script, const DeviceMesh& mesh) : script_(std::move(script)) {
@@ -23,13 +39,29 @@ class ScriptModule final : public nn::Module {
     replace_tensors(mesh, /*parameters=*/false);
   }
 
-  at::Tensor forward(const at::Tensor& x) {
+  TensorVector forward(const TensorVector& inputs) {
     // The optimizing executor generates code for regular tensors.
     const torch::jit::GraphOptimizerEnabledGuard interpret(false);
-    const c10::IValue result = script_.forward({x});
-    TORCH_CHECK_VALUE(result.isTensor(), "expected a TorchScript module that returns one tensor, got a result of type ",
-                      result.tagKind());
-    return result.toTensor();
+    return tensors_of(script_.forward(std::vector<c10::IValue>(inputs.begin(), inputs.end())));
+  }
+
+  void set_training(bool on) { script_.train(on); }
+
+  // Writes the module with full regular tensors, on rank 0. Collective.
+  void save(const std::string& path, const Communicator& ranks) {
+    std::unordered_map<const c10::TensorImpl*, at::Tensor> full;
+    for (auto& slot : slots_) {
+      auto& tensor = full[slot.tensor->unsafeGetTensorImpl()];
+      if (!tensor.defined()) tensor = DTensor(slot.tensor->detach()).full_tensor();
+      slot.owner.setattr(slot.name, at::Tensor(tensor).requires_grad_(slot.tensor->requires_grad()));
+    }
+    agree(ranks, [&] {
+      const auto restore = c10::make_scope_exit([this] {
+        for (auto& slot : slots_) slot.owner.setattr(slot.name, *slot.tensor);
+      });
+      if (ranks.rank() == 0) script_.save(path);
+      return std::string();
+    });
   }
 
  private:
@@ -49,6 +81,7 @@ class ScriptModule final : public nn::Module {
         parameters ? register_parameter(prefix + name, placed) : register_buffer(prefix + name, placed);
         placed.requires_grad_(trainable);
         owner.setattr(name, placed);
+        slots_.push_back({owner, name, &placed});
       }
     }
   }
@@ -63,7 +96,14 @@ class ScriptModule final : public nn::Module {
     return *tensors_.emplace_back(std::make_unique<at::Tensor>(placed));
   }
 
+  struct Slot {
+    torch::jit::Module owner;
+    std::string name;
+    const at::Tensor* tensor;
+  };
+
   torch::jit::Module script_;
+  std::vector<Slot> slots_;
   std::vector<at::Tensor> kept_;
   std::vector<std::unique_ptr<at::Tensor>> tensors_;  // their addresses are registered
   std::unordered_map<const c10::TensorImpl*, at::Tensor> placed_;
@@ -96,15 +136,31 @@ torch::jit::Module load(const char* path) {
 using namespace dtensor::c;
 
 dtensor_status dtensor_module_load_torchscript(const dtensor_mesh* mesh, const char* path, dtensor_module** module) {
-  return guarded(__func__, [&] {
-    const auto& on = required(mesh, "mesh").mesh;
+  return guarded_on_all(__func__, {mesh}, [&] {
+    const auto& on = object(mesh).mesh;
     torch::jit::Module script;
     agree(on.communicator(), [&] {
       required(module, "pointer for the module");
       script = load(path);
       return describe(script);
     });
-    auto loaded = std::make_shared<ScriptModule>(std::move(script), on);
-    *module = new dtensor_module{on, loaded, [loaded](const at::Tensor& x) { return dtensor::call(*loaded, x); }};
+    const auto loaded = std::make_shared<ScriptModule>(std::move(script), on);
+    *module = new_handle<dtensor_module>(
+        Module{.mesh = on,
+               .module = loaded,
+               .forward = [loaded](const TensorVector& inputs) { return dtensor::call(*loaded, inputs); },
+               .train = [loaded](bool training) { loaded->set_training(training); },
+               .save = [loaded, on](const std::string& file) { loaded->save(file, on.communicator()); }});
+  });
+}
+
+dtensor_status dtensor_module_save_torchscript(const dtensor_module* module, const char* path) {
+  return guarded_on_all(__func__, {module}, [&] {
+    const auto& saved = object(module);
+    agree(saved.mesh.communicator(), [&] {
+      TORCH_CHECK_VALUE(saved.save, "expected a module of dtensor_module_load_torchscript, got a layer");
+      return std::string("path ") + &required(path, "path");
+    });
+    saved.save(path);
   });
 }

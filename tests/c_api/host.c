@@ -331,6 +331,8 @@ int main(int argc, char** argv) {
   check_host_memory(mesh);
   check_training(mesh);
   check_layers(mesh);
+  check_losses(mesh);
+  check_clipping(mesh);
   check_tensor_refusals(mesh);
   check_module_refusals(mesh);
   check_checkpoint(mesh, argc > 1 ? argv[1] : ".");

@@ -37,6 +37,7 @@ program fortran_host
   call check_training()
   call check_host_memory()
   call check_dimensions()
+  call check_training_parts()
   call check_checkpoint()
   call check_refusals()
   call dtensor_free(mesh)
@@ -193,11 +194,16 @@ contains
     call end_run(s)
   end subroutine
 
-  ! Arrays of one, three and four dimensions, and of 4 bytes, with gaps.
+  ! Arrays of one, three, four and five dimensions, of 4 bytes and of integers, with gaps.
   subroutine check_dimensions()
     real(c_float), target :: cube(2, 3, 4), copy(2, 3, 2 * ranks)
     real(c_double), target :: line(7), doubled(4 * ranks), block(2, 2, 2, 2), all_blocks(2, 2, 2, 2 * ranks)
+    integer(c_int64_t), target :: numbers(2, 1, 3, 1, 4), all_numbers(2, 1, 3, 1, 2 * ranks)
+    integer(c_int32_t), target :: small(5), all_small(3 * ranks)
     type(dtensor_tensor) :: tensor
+    integer :: i
+    numbers = reshape([(int(100 * rank + i, c_int64_t), i=1, 24)], shape(numbers))
+    small = [(10 * rank + i, i=1, 5)]
     call random_number(cube)
     call random_number(line)
     call random_number(block)
@@ -213,6 +219,51 @@ contains
     call dtensor_copy_full(tensor, dtensor_view(all_blocks))
     call expect(all(all_blocks(:, :, :, 2 * rank + 1:2 * rank + 2) == block), 'four dimensions')
     call dtensor_free(tensor)
+    call dtensor_from_host(mesh, dtensor_view(numbers(:, :, :, :, 2:4:2)), '[S(4)]', tensor)
+    call dtensor_copy_full(tensor, dtensor_view(all_numbers))
+    call expect(all(all_numbers(:, :, :, :, 2 * rank + 1:2 * rank + 2) == numbers(:, :, :, :, 2:4:2)), 'five dimensions')
+    call dtensor_free(tensor)
+    call dtensor_from_host(mesh, dtensor_view(small(1::2)), '[S(0)]', tensor)
+    call dtensor_copy_full(tensor, dtensor_view(all_small))
+    call expect(all(all_small(3 * rank + 1:3 * rank + 3) == small(1::2)), 'integers of 4 bytes')
+    call dtensor_free(tensor)
+  end subroutine
+
+  ! The losses, clipping, lists of one tensor, and the mode of a layer.
+  subroutine check_training_parts()
+    real(c_double), target :: scores(2, 3), zeros(2, 3)
+    integer(c_int64_t), target :: classes(2)
+    type(dtensor_module) :: layer
+    type(dtensor_tensor) :: x(1), y(1), zero, labels, loss
+    real(c_double) :: value, before
+    scores = 1
+    zeros = 0
+    classes = [0, 2]
+    call dtensor_from_host(mesh, dtensor_view(scores), '[S(0)]', x(1))
+    call dtensor_from_host(mesh, dtensor_view(zeros), '[S(0)]', zero)
+    call dtensor_from_host(mesh, dtensor_view(classes), '[S(0)]', labels)
+    call dtensor_l1_loss(x(1), zero, loss)
+    call dtensor_item(loss, value)
+    call expect(abs(value - 1) < 1e-12_c_double, 'the L1 loss')
+    call dtensor_free(loss)
+    call dtensor_cross_entropy_loss(x(1), labels, loss)
+    call dtensor_item(loss, value)
+    call expect(abs(value - log(3.0_c_double)) < 1e-12_c_double, 'the cross entropy')
+    call dtensor_free(loss)
+    call dtensor_module_create(mesh, 'Linear', [3, 3], layer)
+    call dtensor_train(layer, .false.)
+    call dtensor_forward(layer, x, y)
+    call dtensor_l1_loss(y(1), zero, loss)
+    call dtensor_backward(loss)
+    call dtensor_clip_grad_norm(layer, 1e-3_c_double, before)
+    call dtensor_clip_grad_norm(layer, 1e-3_c_double, value)
+    call expect(before > 1e-2_c_double .and. abs(value - 1e-3_c_double) < 1e-6_c_double, 'the clipped norm')
+    call dtensor_free(loss)
+    call dtensor_free(y(1))
+    call dtensor_free(x(1))
+    call dtensor_free(zero)
+    call dtensor_free(labels)
+    call dtensor_free(layer)
   end subroutine
 
   subroutine check_checkpoint()
@@ -251,7 +302,9 @@ contains
     real(c_double), target :: values(2, 3)
     integer :: status
     values = 0
-    call dtensor_mesh_from_mpi(host%mpi_val, [ranks + 1], mesh, status=status)
+    call dtensor_set_timeout(-1.0_c_double, status)
+    call refused(status, 'expected a timeout of more than 0 seconds')
+    call dtensor_mesh_from_mpi(int(host%mpi_val, c_int64_t), [ranks + 1], mesh, status=status)
     call refused(status, 'the size of the communicator')
     array = dtensor_view(values)
     if (rank == ranks - 1) array%address = c_null_ptr

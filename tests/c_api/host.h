@@ -22,6 +22,10 @@ void expect_error(int line, dtensor_status status, const char* part);
 #define ok(call) expect((call) == DTENSOR_OK)
 #define refused(call, part) expect_error(__LINE__, (call), (part))
 
+// losses.c
+void check_losses(dtensor_mesh* mesh);
+void check_clipping(dtensor_mesh* mesh);
+
 // refusals.c
 void check_mesh_refusals(void);
 void check_tensor_refusals(dtensor_mesh* mesh);

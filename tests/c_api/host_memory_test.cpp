@@ -48,10 +48,17 @@ struct HostField {
   dtensor_host_array array;
 };
 
+struct MeshHandle {
+  explicit MeshHandle(const DeviceMesh& mesh) : handle(c::new_handle<dtensor_mesh>(c::Mesh{mesh})) {}
+  ~MeshHandle() { dtensor_mesh_free(handle); }
+  MeshHandle(const MeshHandle&) = delete;
+  MeshHandle& operator=(const MeshHandle&) = delete;
+  dtensor_mesh* handle;
+};
+
 struct TensorHandle {
-  TensorHandle(const DeviceMesh& mesh, const dtensor_host_array& array, const std::string& placements) {
-    dtensor_mesh on{mesh};
-    status = dtensor_tensor_from_host(&on, &array, placements.c_str(), &handle);
+  TensorHandle(const DeviceMesh& mesh, const dtensor_host_array& array, const std::string& placements) : on(mesh) {
+    status = dtensor_tensor_from_host(on.handle, &array, placements.c_str(), &handle);
   }
   ~TensorHandle() { dtensor_tensor_free(handle); }
   TensorHandle(const TensorHandle&) = delete;
@@ -62,6 +69,9 @@ struct TensorHandle {
     EXPECT_EQ(dtensor_tensor_local(handle, &local), DTENSOR_OK) << dtensor_last_error();
     return local.data;
   }
+  const DTensor& tensor() const { return c::object(handle).tensor; }
+
+  MeshHandle on;
   dtensor_tensor* handle = nullptr;
   dtensor_status status;
 };
@@ -95,9 +105,9 @@ TEST(HostMemory, AnyOrderAndGapsAreSharedAndHaveTheValuesOfTheFullTensor) {
         TensorHandle x(mesh, field.array, to_string(placements));
         ASSERT_EQ(x.status, DTENSOR_OK) << what << ": " << dtensor_last_error();
         EXPECT_TRUE(part.numel() == 0 || x.address() == field.array.data) << what;
-        expect_close(x.handle->tensor, full, what);
-        expect_close(x.handle->tensor.reshape({-1}), full.reshape({-1}), what + ": flattened");
-        check_gradient(x.handle->tensor, full, what);
+        expect_close(x.tensor(), full, what);
+        expect_close(x.tensor().reshape({-1}), full.reshape({-1}), what + ": flattened");
+        check_gradient(x.tensor(), full, what);
       }
     });
   }
@@ -110,10 +120,10 @@ TEST(HostMemory, LargeFieldsAreNotCopiedByCallsOrLayers) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
       Draw gaps(1);
       HostField field(at::ones({kRows, kColumns}, at::kDouble), column_major ? Shape{1, 0} : Shape{0, 1}, gaps);
-      dtensor_mesh on{mesh};
+      const MeshHandle on(mesh);
       const std::int64_t sizes[] = {kColumns, 1};
       dtensor_module* layer = nullptr;
-      ASSERT_EQ(dtensor_module_create(&on, "Linear", 2, sizes, nullptr, DTENSOR_FLOAT64, 1, &layer), DTENSOR_OK);
+      ASSERT_EQ(dtensor_module_create(on.handle, "Linear", 2, sizes, nullptr, DTENSOR_FLOAT64, 1, &layer), DTENSOR_OK);
       const AllocatedBytes allocated;
       TensorHandle x(mesh, field.array, "[S(0)]");
       ASSERT_EQ(x.status, DTENSOR_OK) << dtensor_last_error();
@@ -135,7 +145,7 @@ TEST(HostMemory, AnAnnouncedWriteInvalidatesDerivedValues) {
     const std::int64_t sizes[] = {3};
     TensorHandle x(mesh, {values, DTENSOR_FLOAT64, 1, sizes, nullptr}, "[P(sum)]");
     ASSERT_EQ(x.status, DTENSOR_OK);
-    const DTensor& tensor = x.handle->tensor;
+    const DTensor& tensor = x.tensor();
     expect_close(at::exp(tensor), at::exp(at::tensor({2., 4., 6.}, at::kDouble)), "before");
     const auto before = tensor.generation();
     values[1] = 5;

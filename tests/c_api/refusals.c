@@ -48,7 +48,49 @@ void check_tensor_refusals(dtensor_mesh* mesh) {
   refused(dtensor_tensor_backward(made, NULL), "requires no gradient");
   refused(dtensor_tensor_item(made, values), "one element");
   refused(dtensor_tensor_item(NULL, values), "expected a tensor, got a null pointer");
+  array.data = values;
+  int64_t strides[2] = {3, 1};
+  const int64_t huge = INT64_C(1) << 62;
+  if (last) strides[0] = huge;
+  array.sizes = sizes;
+  array.strides = strides;
+  dtensor_tensor* other = NULL;
+  refused(dtensor_tensor_from_host(mesh, &array, "[S(0)]", &other), "to extend over at most 2^59 elements");
+  if (ranks > 1) refused(dtensor_tensor_redistribute(made, last ? "[S(1)]" : "[S(0)]", &other), "equal arguments");
+  if (ranks > 1) refused(dtensor_tensor_set_requires_grad(made, last), "equal arguments");
+  expect(other == NULL);
   dtensor_tensor_free(made);
+}
+
+// The gradient has the sizes and the dtype of the tensor. The learning rate is the same on all ranks, to the last digit.
+static void check_training_refusals(dtensor_mesh* mesh, dtensor_module* module) {
+  int64_t inputs[2] = {2, 3}, narrow[2] = {2, 1}, more[3] = {2, 2, 2};
+  double values[8] = {0};
+  float halves[8] = {0};
+  dtensor_host_array array = {values, DTENSOR_FLOAT64, 2, inputs, NULL};
+  dtensor_tensor *x = NULL, *y = NULL, *gradient[3] = {NULL};
+  dtensor_optimizer* optimizer = NULL;
+  ok(dtensor_tensor_from_host(mesh, &array, "[S(0)]", &x));
+  ok(dtensor_module_forward(module, x, &y));
+  array.sizes = narrow;
+  ok(dtensor_tensor_from_host(mesh, &array, "[S(0)]", &gradient[0]));
+  array.sizes = more;
+  array.ndim = 3;
+  ok(dtensor_tensor_from_host(mesh, &array, "[S(1)]", &gradient[1]));
+  const dtensor_host_array single = {halves, DTENSOR_FLOAT32, 2, more, NULL};
+  ok(dtensor_tensor_from_host(mesh, &single, "[S(0)]", &gradient[2]));
+  for (int i = 0; i < 3; ++i) {
+    refused(dtensor_tensor_backward(y, gradient[i]), "expected a gradient of Double");
+    dtensor_tensor_free(gradient[i]);
+  }
+  ok(dtensor_optimizer_sgd(module, 0.1, 0, 0, &optimizer));
+  const double rate = rank == ranks - 1 ? 0.1 + 1e-15 : 0.1;
+  if (ranks > 1) refused(dtensor_optimizer_set_lr(optimizer, rate), "equal arguments");
+  refused(dtensor_optimizer_set_lr(optimizer, -1), "expected a finite learning rate >= 0, got -1");
+  ok(dtensor_optimizer_set_lr(optimizer, 0.2));
+  dtensor_optimizer_free(optimizer);
+  dtensor_tensor_free(x);
+  dtensor_tensor_free(y);
 }
 
 void check_module_refusals(dtensor_mesh* mesh) {
@@ -77,6 +119,7 @@ void check_module_refusals(dtensor_mesh* mesh) {
   refused(dtensor_module_forward(module, x, &y), "the dtype of the parameters");
   refused(dtensor_optimizer_sgd(module, last ? -1 : 0.1, 0, 0, &optimizer), "lr");
   expect(y == NULL && optimizer == NULL);
+  check_training_refusals(mesh, module);
   dtensor_tensor_free(x);
   dtensor_module_free(module);
 }

@@ -140,6 +140,74 @@ TEST(InvalidGraphHalo, RowsThatDifferBetweenRanksAreAnErrorOnEveryRank) {
   }
 }
 
+struct Calls {
+  std::function<void()> wrong, valid;
+};
+
+// Rank 1 makes the wrong call, catches its error and goes on with valid ones, which the other ranks make from the
+// beginning. Its first valid call must not complete theirs.
+void expect_error_of_one_rank_everywhere(const std::function<Calls(const Communicator&)>& make,
+                                         const std::string& text) {
+  std::mutex mutex;
+  std::vector<std::string> errors;
+  run_local(3, [&](const Communicator& world) {
+    const Calls calls = make(world);
+    if (world.rank() == 1) {
+      EXPECT_NE(error_of(calls.wrong).find(text), std::string::npos);
+    }
+    std::string error;
+    try {
+      calls.valid();
+    } catch (const CommError& e) {
+      error = e.what();
+    }
+    const std::lock_guard lock(mutex);
+    errors.push_back(error);
+  });
+  for (const auto& error : errors) EXPECT_NE(error.find("rank 1 failed: " + text), std::string::npos) << error;
+}
+
+TEST(InvalidGraphHalo, ARankThatGoesOnAfterItsErrorIsAnErrorOnEveryRank) {
+  const auto make = [](const Communicator& world) { return GraphHalo(world, 2, Lists(3, at::tensor({1}, at::kLong))); };
+  expect_error_of_one_rank_everywhere(
+      [&](const Communicator& world) -> Calls {
+        const auto halo = make(world);
+        return {[=] { halo.exchange(at::ones({3, 2})); }, [=] { halo.exchange(at::ones({2, 2})); }};
+      },
+      "GraphHalo::exchange: expected 2 rows");
+  expect_error_of_one_rank_everywhere(
+      [&](const Communicator& world) -> Calls {
+        const auto halo = make(world);
+        return {[=] { halo.reduce(at::ones({2, 2})); }, [=] { halo.reduce(at::ones({5, 2})); }};
+      },
+      "GraphHalo::reduce: expected 5 rows");
+  expect_error_of_one_rank_everywhere(
+      [&](const Communicator& world) -> Calls {
+        const auto halo = make(world);
+        return {[=] {
+                  halo.exchange(at::ones({2, 2}, at::device(at::kMeta)));
+                },
+                [=] {
+                  halo.exchange(at::ones({2, 2}));
+                }};
+      },
+      "");
+}
+
+// The dimensions of a grid are exchanged one after another, by different ranks.
+TEST(InvalidGridHalo, ARankThatGoesOnAfterItsErrorIsAnErrorOnEveryRank) {
+  for (const bool update : {false, true}) {
+    const auto make = [update](const Communicator& world) -> Calls {
+      const auto mesh = init_device_mesh(world, at::kCPU, {3, 1});
+      const GridHalo halo(mesh, {Shard(0), Shard(1)}, {6, 4}, {{0, 1, 1}, {1, 1, 1, Boundary::periodic}});
+      if (update) return {[=] { halo.update(at::ones({4, 7})); }, [=] { halo.update(at::ones({4, 6})); }};
+      return {[=] { halo.exchange(at::ones({2, 5})); }, [=] { halo.exchange(at::ones({2, 4})); }};
+    };
+    expect_error_of_one_rank_everywhere(make,
+                                        update ? "GridHalo::interior: expected 6" : "GridHalo::exchange: expected 4");
+  }
+}
+
 // If the loss of a rank does not use the exchange, the error of the others names the cause.
 TEST(InvalidGraphHalo, UnusedExchangeIsAnErrorWithReason) {
   run_local(2, [](Communicator world) {

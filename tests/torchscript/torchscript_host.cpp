@@ -10,6 +10,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
 
 #include "dtensor/c/dtensor.h"
 
@@ -106,6 +107,72 @@ void expect_close(const std::vector<double>& a, const std::vector<double>& b, co
   for (std::size_t i = 0; i < a.size(); ++i) expect(std::abs(a[i] - b[i]) < 1e-12, what);
 }
 
+// Two inputs and two results; dropout in training mode.
+void save_second_module(const std::string& file) {
+  torch::jit::Module module("second");
+  module.register_attribute("training", c10::BoolType::get(), true);
+  module.register_parameter("weight", at::linspace(-1, 1, 9, at::kDouble).view({3, 3}).requires_grad_(), false);
+  module.define(
+      "def forward(self, x, y):\n"
+      "  z = torch.dropout(torch.linear(x, self.weight) + y, 0.5, self.training)\n"
+      "  return z, z * y\n");
+  module.save(file);
+}
+
+double mean_square(dtensor_tensor* tensor, dtensor_tensor* zeros) {
+  dtensor_tensor* loss = nullptr;
+  double value = 0;
+  ok(dtensor_mse_loss(tensor, zeros, &loss));
+  ok(dtensor_tensor_item(loss, &value));
+  dtensor_tensor_free(loss);
+  return value;
+}
+
+// The mean squares of both results for one rank's share of rows.
+std::vector<double> forward_list(dtensor_mesh* mesh, dtensor_module* module, int rank, int ranks) {
+  std::vector<double> a, b, zero;
+  const int rows = 12 / ranks;
+  for (int i = 3 * rows * rank; i < 3 * rows * (rank + 1); ++i) a.push_back(std::sin(i)), b.push_back(std::cos(i));
+  zero.resize(a.size());
+  dtensor_tensor *x = tensor_of(mesh, a, 3), *y = tensor_of(mesh, b, 3), *zeros = tensor_of(mesh, zero, 3);
+  const dtensor_tensor* inputs[] = {x, y};
+  dtensor_tensor* results[2] = {};
+  ok(dtensor_module_forward_list(module, 2, inputs, 2, results, 0));
+  const std::vector<double> squares{mean_square(results[0], zeros), mean_square(results[1], zeros)};
+  expect(dtensor_module_forward_list(module, 2, inputs, 1, &results[0], 0) == DTENSOR_INVALID_ARGUMENT, "two results");
+  expect(std::string(dtensor_last_error()).find("that returns 1 tensors, got one that returns 2") != std::string::npos,
+         "the error of a wrong number of results");
+  for (auto* tensor : {x, y, zeros, results[0], results[1]}) dtensor_tensor_free(tensor);
+  return squares;
+}
+
+// The modes of dropout, several inputs and results, and a saved module, which regular TorchScript loads too.
+void check_second_module(dtensor_mesh* mesh, dtensor_mesh* alone, const std::string& file, int rank, int ranks) {
+  const std::string saved = file + ".saved";
+  dtensor_module *module = nullptr, *single = nullptr;
+  if (rank == 0) save_second_module(file);
+  MPI_Barrier(MPI_COMM_WORLD);
+  ok(dtensor_module_load_torchscript(alone, file.c_str(), &single));
+  ok(dtensor_module_load_torchscript(mesh, file.c_str(), &module));
+  for (auto* either : {single, module}) ok(dtensor_module_train(either, 0));
+  const auto expected = forward_list(alone, single, 0, 1);
+  expect_close(forward_list(mesh, module, rank, ranks), expected, "two inputs and two results");
+  ok(dtensor_module_train(module, 1));
+  expect(std::abs(forward_list(mesh, module, rank, ranks)[0] - expected[0]) > 1e-3, "dropout in training mode");
+  ok(dtensor_module_fully_shard(module));
+  ok(dtensor_module_train(module, 0));
+  ok(dtensor_module_save_torchscript(module, saved.c_str()));
+  expect_close(forward_list(mesh, module, rank, ranks), expected, "the module after it was saved");
+  dtensor_module_free(single);
+  ok(dtensor_module_load_torchscript(alone, saved.c_str(), &single));
+  expect_close(forward_list(alone, single, 0, 1), expected, "the saved module");
+  const auto regular = torch::jit::load(saved);
+  expect(regular.attr("weight").toTensor().requires_grad() && !regular.is_training(), "a regular module is saved");
+  expect(dtensor_module_save_torchscript(module, "/no/such/folder/x.pt") == DTENSOR_INVALID_ARGUMENT, "no folder");
+  dtensor_module_free(single);
+  dtensor_module_free(module);
+}
+
 void check_refusal(dtensor_mesh* mesh) {
   dtensor_module* module = nullptr;
   expect(dtensor_module_load_torchscript(mesh, "no/such/file", &module) == DTENSOR_INVALID_ARGUMENT, "a missing file");
@@ -133,6 +200,7 @@ int main(int argc, char** argv) {
     expect_close(got.losses, expected.losses, "losses");
     expect_close(got.weight, expected.weight, "a trained parameter");
   }
+  check_second_module(mesh, alone, file + "_second", rank, ranks);
   check_refusal(mesh);
   dtensor_mesh_free(mesh);
   dtensor_mesh_free(alone);

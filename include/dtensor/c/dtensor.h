@@ -7,7 +7,13 @@
 //
 // Every function returns a dtensor_status; no exception leaves the library. Results are written only on success. A
 // function that is marked collective must be called by every rank of the mesh, in the same order. Arguments must be
-// equal on all ranks, except pointers, local sizes and strides. Handles that a function returns belong to the caller.
+// equal on all ranks, except pointers, local sizes and strides. Handles that a function returns belong to the caller. A
+// handle that is null, was freed or comes from elsewhere is DTENSOR_INVALID_ARGUMENT.
+//
+// Most invalid arguments are one error on all ranks, and the program can go on. An error that only one rank can see (a
+// null handle) is its own error there and DTENSOR_COMMUNICATION on the other ranks, in the same call or the next one.
+// Then the mesh cannot communicate any more; dtensor_mesh_from_mpi makes a new one. Calls are never matched with those
+// of other functions.
 #pragma once
 
 #include <stdint.h>
@@ -61,10 +67,15 @@ DTENSOR_API const char* dtensor_last_error(void);
 
 // Meshes.
 
+// Limits how long a call waits for other ranks, of meshes that are created later over communicators without a mesh. In
+// seconds, > 0; infinity: no limit. Else the environment variable DTENSOR_TIMEOUT sets it; without both it is 300. A
+// call that waits longer is DTENSOR_COMMUNICATION.
+DTENSOR_API dtensor_status dtensor_set_timeout(double seconds);
 // A mesh over all ranks of an MPI communicator of the program, which owns MPI. `comm` is the communicator's number in
 // Fortran: MPI_Comm_c2f(comm) in C, the integer itself in Fortran. The library communicates on duplicates of it. The
 // product of `shape` is the number of ranks; ranks are row-major. `names` lists the dimensions ("dp,tp"); null: no
-// names. Collective over `comm`.
+// names. Collective over `comm`; ranks that pass different communicators get an error after the timeout. What the
+// library keeps for `comm` is freed with it, if meshes and tensors over it are freed before.
 DTENSOR_API dtensor_status dtensor_mesh_from_mpi(int comm, int ndim, const int64_t* shape, const char* names,
                                                  dtensor_mesh** mesh);
 // A one-dimensional mesh of this process only. Needs no MPI.
@@ -72,7 +83,7 @@ DTENSOR_API dtensor_status dtensor_mesh_of_process(dtensor_mesh** mesh);
 // Number of ranks, and this rank in [0, size).
 DTENSOR_API dtensor_status dtensor_mesh_size(const dtensor_mesh* mesh, int* size);
 DTENSOR_API dtensor_status dtensor_mesh_rank(const dtensor_mesh* mesh, int* rank);
-// Accepts null. Tensors and modules on the mesh stay valid.
+// Accepts null, as all functions that free; an invalid handle is ignored. Tensors and modules on the mesh stay valid.
 DTENSOR_API void dtensor_mesh_free(dtensor_mesh* mesh);
 
 // Tensors.
@@ -119,12 +130,20 @@ DTENSOR_API dtensor_status dtensor_tensor_item(const dtensor_tensor* tensor, dou
 // Gradients.
 
 // Whether backward computes a gradient of this tensor; 0 or 1. Floating-point tensors that no recorded call returned.
+// Collective.
 DTENSOR_API dtensor_status dtensor_tensor_set_requires_grad(dtensor_tensor* tensor, int on);
 // The scalar mean of (prediction - target)^2 over all elements. Collective. Differentiable.
 DTENSOR_API dtensor_status dtensor_mse_loss(const dtensor_tensor* prediction, const dtensor_tensor* target,
                                             dtensor_tensor** loss);
+// The scalar mean of |prediction - target|. Collective. Differentiable.
+DTENSOR_API dtensor_status dtensor_l1_loss(const dtensor_tensor* prediction, const dtensor_tensor* target,
+                                           dtensor_tensor** loss);
+// The scalar mean over rows of -log softmax(prediction)[target]: scores [rows, classes, ...] and DTENSOR_INT64 class
+// indices [rows, ...] in [0, classes), or -100 for rows without a class. Collective. Differentiable.
+DTENSOR_API dtensor_status dtensor_cross_entropy_loss(const dtensor_tensor* prediction, const dtensor_tensor* target,
+                                                      dtensor_tensor** loss);
 // Adds the gradients of parameters and of tensors that require them. `gradient`: the derivative with respect to
-// `tensor`, of its sizes; null for a tensor with one element. The graph is freed. Collective.
+// `tensor`, of its sizes and dtype; null for a tensor with one element. The graph is freed. Collective.
 DTENSOR_API dtensor_status dtensor_tensor_backward(const dtensor_tensor* tensor, const dtensor_tensor* gradient);
 // The gradient that backward calls have added, or null if there is none. It shares the memory of the gradient.
 DTENSOR_API dtensor_status dtensor_tensor_grad(const dtensor_tensor* tensor, dtensor_tensor** gradient);
@@ -153,6 +172,17 @@ DTENSOR_API dtensor_status dtensor_module_forward(const dtensor_module* module, 
 // The same without recording a graph.
 DTENSOR_API dtensor_status dtensor_module_forward_no_grad(const dtensor_module* module, const dtensor_tensor* x,
                                                           dtensor_tensor** result);
+// For TorchScript modules with several inputs or results; the count of results must be that of the module. `record`: 1,
+// or 0 for no graph. Collective. Differentiable.
+DTENSOR_API dtensor_status dtensor_module_forward_list(const dtensor_module* module, int input_count,
+                                                       const dtensor_tensor* const* inputs, int result_count,
+                                                       dtensor_tensor** results, int record);
+// Training mode (1, the default) or evaluation mode (0), which dropout and similar layers of TorchScript modules read.
+// Collective.
+DTENSOR_API dtensor_status dtensor_module_train(dtensor_module* module, int on);
+// Scales the gradients of all parameters so that their total 2-norm is at most `max_norm`; `norm` gets the norm before,
+// and may be null. Call it between backward and step. Collective.
+DTENSOR_API dtensor_status dtensor_module_clip_grad_norm(const dtensor_module* module, double max_norm, double* norm);
 // Parameters: their number, and name and tensor of parameter `index` in [0, count). The name is valid as long as the
 // module. The tensor shares the parameter's memory and gradient.
 DTENSOR_API dtensor_status dtensor_module_parameter_count(const dtensor_module* module, int* count);
@@ -178,7 +208,7 @@ DTENSOR_API void dtensor_optimizer_free(dtensor_optimizer* optimizer);
 DTENSOR_API dtensor_status dtensor_optimizer_step(dtensor_optimizer* optimizer);
 // Removes the gradients of all parameters.
 DTENSOR_API dtensor_status dtensor_optimizer_zero_grad(dtensor_optimizer* optimizer);
-// Sets the learning rate of the next steps.
+// Sets the learning rate of the next steps. Collective.
 DTENSOR_API dtensor_status dtensor_optimizer_set_lr(dtensor_optimizer* optimizer, double lr);
 
 // Checkpoints.
@@ -192,13 +222,17 @@ DTENSOR_API dtensor_status dtensor_checkpoint_save(const char* directory, const 
 DTENSOR_API dtensor_status dtensor_checkpoint_load(const char* path, const dtensor_module* module,
                                                    dtensor_optimizer* optimizer, int64_t* step);
 
-// Loads a file of torch.jit.save as a module. Its forward takes one tensor and returns one. Every rank of the mesh
-// stores the parameters and buffers in full, with the names of the file; dtensor_module_fully_shard shards the
-// parameters. Parameters that require no gradient in the file stay so. Operators without a sharding rule gather their
-// operands. Collective: an error on one rank is an error on all. Defined in a library of its own, dtensor_torchscript
-// (CMake target dtensor::torchscript).
+// Loads a file of torch.jit.save as a module. Its forward takes tensors and returns a tensor, or a tuple or list of
+// tensors (dtensor_module_forward_list). Every rank of the mesh stores the parameters and buffers in full, with the
+// names of the file; dtensor_module_fully_shard shards the parameters. Parameters that require no gradient in the file
+// stay so. Operators without a sharding rule gather their operands. Collective: an error on one rank is an error on
+// all. Defined in a library of its own, dtensor_torchscript (CMake target dtensor::torchscript).
 DTENSOR_API dtensor_status dtensor_module_load_torchscript(const dtensor_mesh* mesh, const char* path,
                                                            dtensor_module** module);
+// Writes such a module, as it is now trained, to a file of torch.jit.save, for Python or torch::jit::load. Parameters
+// are full regular tensors there. Rank 0 writes. Collective: an error on one rank is an error on all. Defined in
+// dtensor_torchscript.
+DTENSOR_API dtensor_status dtensor_module_save_torchscript(const dtensor_module* module, const char* path);
 
 #ifdef __cplusplus
 }

@@ -17,13 +17,11 @@ struct Constants {
   MPI_Info no_info;
   MPI_Errhandler errors_return;
   MPI_Comm_copy_attr_function* no_copy;
-  MPI_Comm_delete_attr_function* no_delete;
 };
 
 struct Api {
   decltype(&MPI_Abort) abort;
   decltype(&MPI_Allgather) allgather;
-  decltype(&MPI_Allreduce) allreduce;
   MPI_Fint (*comm_c2f)(MPI_Comm);
   decltype(&MPI_Comm_create_keyval) comm_create_keyval;
   decltype(&MPI_Comm_dup) comm_dup;
@@ -31,6 +29,7 @@ struct Api {
   decltype(&MPI_Comm_free) comm_free;
   decltype(&MPI_Comm_get_attr) comm_get_attr;
   decltype(&MPI_Comm_get_errhandler) comm_get_errhandler;
+  decltype(&MPI_Comm_idup) comm_idup;
   decltype(&MPI_Comm_rank) comm_rank;
   decltype(&MPI_Comm_set_attr) comm_set_attr;
   decltype(&MPI_Comm_set_errhandler) comm_set_errhandler;
@@ -42,6 +41,7 @@ struct Api {
   decltype(&MPI_Finalize) finalize;
   decltype(&MPI_Finalized) finalized;
   decltype(&MPI_Get_count) get_count;
+  decltype(&MPI_Iallreduce) iallreduce;
   decltype(&MPI_Init_thread) init_thread;
   decltype(&MPI_Initialized) initialized;
   decltype(&MPI_Iprobe) iprobe;
@@ -50,6 +50,7 @@ struct Api {
   decltype(&MPI_Is_thread_main) is_thread_main;
   decltype(&MPI_Query_thread) query_thread;
   decltype(&MPI_Recv) recv;
+  decltype(&MPI_Test) test;
   decltype(&MPI_Testsome) testsome;
   Constants constants;
 };

@@ -1,6 +1,12 @@
 // Communicators over those of a program that owns MPI.
 #include <c10/util/Exception.h>
 
+#include <array>
+#include <memory>
+#include <thread>
+
+#include "comm/error_messages.h"
+#include "comm/launch/rank_exit.h"
 #include "comm/mpi/thread_level.h"
 #include "comm/mpi/transport.h"
 #include "comm/p2p/backend.h"
@@ -16,7 +22,7 @@ namespace {
 // What from_mpi attaches to a communicator of the program.
 struct Attached {
   MPI_Comm decisions;  // for what ranks decide together
-  p2p::Job& job;
+  std::shared_ptr<p2p::Job> job;
   Communicator communicator;
 };
 
@@ -60,11 +66,74 @@ void check_communicator(MPI_Comm comm) {
               "from_mpi: expected an intracommunicator, got an intercommunicator; use MPI_Intercomm_merge");
 }
 
+// Waits for an operation that all ranks start. A blocking call would wait forever for a rank that passes another
+// communicator.
+void wait_for_all(MPI_Request& request, std::chrono::milliseconds timeout) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int done = 0; done == 0;) {
+    check(api().test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (done == 0 && waited > timeout && !timeouts_suspended()) {
+      throw CommError("timeout after " + duration_text(timeout) +
+                      ": expected all ranks of the communicator to call from_mpi with it, but some have not; do the "
+                      "ranks pass different communicators?");
+    }
+    if (waited > std::chrono::milliseconds(5)) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+MPI_Comm duplicate(MPI_Comm comm, std::chrono::milliseconds timeout) {
+  auto made = std::make_unique<MPI_Comm>(api().constants.no_comm);
+  MPI_Request request = api().constants.no_request;
+  check(api().comm_idup(comm, made.get(), &request), "MPI_Comm_idup");
+  try {
+    wait_for_all(request, timeout);
+  } catch (...) {
+    static_cast<void>(made.release());  // MPI may still write there
+    throw;
+  }
+  return *made;
+}
+
+// Whether a rank passes true.
+bool on_any_rank(bool own, MPI_Comm decisions, std::chrono::milliseconds timeout) {
+  auto numbers = std::make_unique<std::array<int, 2>>(std::array{own ? 1 : 0, 0});
+  MPI_Request request = api().constants.no_request;
+  check(api().iallreduce(numbers->data(), numbers->data() + 1, 1, api().constants.integer, api().constants.max,
+                         decisions, &request),
+        "MPI_Iallreduce");
+  try {
+    wait_for_all(request, timeout);
+  } catch (...) {
+    static_cast<void>(numbers.release());
+    throw;
+  }
+  return (*numbers)[1] != 0;
+}
+
+// Called when the program frees its communicator, on all ranks. The duplicates are freed if no object of the library
+// uses them on any rank; else they stay until the end of the process, as those of a failed job, whose messages may be
+// under way. Of MPI_COMM_WORLD it is called by MPI_Finalize, where the process ends anyway.
+int release(MPI_Comm comm, int, void* value, void*) {
+  if (has_ended() || comm == api().constants.world) return MPI_SUCCESS;
+  auto* attached = static_cast<Attached*>(value);
+  try {
+    attached->communicator = {};
+    run_rank_exit_hooks();  // caches keep meshes
+    const bool used = attached->job->failed() || !p2p::is_unused(attached->job);
+    if (on_any_rank(used, attached->decisions, attached->job->options().timeout)) return MPI_SUCCESS;
+    p2p::forget_job(std::move(attached->job));
+    api().comm_free(&attached->decisions);
+    delete attached;
+  } catch (const std::exception&) {  // the duplicates stay
+  }
+  return MPI_SUCCESS;
+}
+
 int attribute() {
   static const int keyval = [] {
     int made = 0;
-    check(api().comm_create_keyval(api().constants.no_copy, api().constants.no_delete, &made, nullptr),
-          "MPI_Comm_create_keyval");
+    check(api().comm_create_keyval(api().constants.no_copy, &release, &made, nullptr), "MPI_Comm_create_keyval");
     return made;
   }();
   return keyval;
@@ -77,12 +146,9 @@ const Attached* attached_to(MPI_Comm comm) {
   check(api().comm_get_attr(comm, attribute(), &value, &found), "MPI_Comm_get_attr");
   if (found == 0) return nullptr;
   const auto* attached = static_cast<const Attached*>(value);
-  attached->job.poll();
-  const int own = attached->job.failed() ? 1 : 0;
-  int any = 0;
-  check(api().allreduce(&own, &any, 1, api().constants.integer, api().constants.max, attached->decisions),
-        "MPI_Allreduce");
-  return any == 0 ? attached : nullptr;
+  attached->job->poll();
+  const bool failed = on_any_rank(attached->job->failed(), attached->decisions, attached->job->options().timeout);
+  return failed ? nullptr : attached;
 }
 
 }  // namespace
@@ -97,10 +163,9 @@ Communicator from_mpi(MPI_Comm comm, const RunOptions& options) {
   if (const auto* known = attached_to(comm)) return known->communicator;
   RunOptions limited = options;
   limited.timeout = clamp_timeout(options.timeout);
-  MPI_Comm decisions = api().constants.no_comm;
-  check(api().comm_dup(comm, &decisions), "MPI_Comm_dup");
-  p2p::Job& job = p2p::make_job(make_transport(comm, /*finalize=*/false), limited);
-  auto* attached = new Attached{decisions, job, p2p::start(job)};  // as long as the job, which lives with the process
+  const MPI_Comm decisions = duplicate(comm, limited.timeout);
+  const auto job = p2p::make_job(make_transport(decisions, /*finalize=*/false), limited);
+  auto* attached = new Attached{decisions, job, p2p::start(*job)};
   check(api().comm_set_attr(comm, attribute(), attached), "MPI_Comm_set_attr");
   return attached->communicator;
 }

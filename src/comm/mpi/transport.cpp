@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <thread>
 
@@ -117,6 +118,18 @@ class MpiTransport final : public p2p::Transport {
     check(api().allreduce(&restricted, &any_restricted_, 1, api().constants.integer, api().constants.max, control_),
           "MPI_Allreduce");
   }
+
+  // Frees the duplicates. Collective, unless MPI has ended.
+  ~MpiTransport() override {
+    if (has_ended()) return;
+    forget_sent();
+    static auto& unsent = *new std::deque<std::pair<std::string, MPI_Request>>;  // MPI may still read them
+    std::move(sending_.begin(), sending_.end(), std::back_inserter(unsent));
+    for (MPI_Comm* comm : {&control_, &channels_[0], &channels_[1], &channels_[2], &channels_[3]})
+      api().comm_free(comm);
+  }
+  MpiTransport(const MpiTransport&) = delete;
+  MpiTransport& operator=(const MpiTransport&) = delete;
 
   const char* name() const override { return "mpi"; }
   int rank() const override { return rank_; }

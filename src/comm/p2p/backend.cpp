@@ -109,6 +109,7 @@ class ProcessBackend final : public CommBackend {
         std::make_shared<ProcessGroup>(ProcessGroup{group_->job, std::move(world_ranks), me, id, label}));
   }
 
+  void report_failed_call(const std::string& error) override { group_->job.report_failed_call(error); }
   void abort(const std::string& reason) override {
     group_->job.fail("rank " + std::to_string(ranks()[rank()]) + " aborted: " + reason);
   }

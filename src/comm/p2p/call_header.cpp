@@ -107,8 +107,9 @@ bool fits(const CallHeader& mine, const CallHeader& theirs) {
   if (mine.group != theirs.group || mine.dtype != theirs.dtype) return false;
   if (message) return mine.expects == theirs.gives;
   if (!same_operators(mine, theirs)) return false;
-  return mine.kind == theirs.kind && mine.op == theirs.op && mine.peer == theirs.peer &&
-         mine.sequence == theirs.sequence && mine.gives == theirs.expects && mine.expects == theirs.gives;
+  return mine.failed_calls == theirs.failed_calls && mine.kind == theirs.kind && mine.op == theirs.op &&
+         mine.peer == theirs.peer && mine.sequence == theirs.sequence && mine.gives == theirs.expects &&
+         mine.expects == theirs.gives;
 }
 
 }  // namespace dtensor::p2p

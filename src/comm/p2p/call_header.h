@@ -28,6 +28,7 @@ struct CallHeader {
   std::uint64_t group = 0;
   std::uint64_t sequence = 0;
   std::uint64_t operators = 0, signature = 0;  // as in CollectiveCall
+  std::uint64_t failed_calls = 0;              // as in Job
   std::int32_t kind = 0, op = 0, dtype = 0, peer = 0;
   std::int64_t payload_tag = 0;  // send only: the tag of the data
   Sizes gives;                   // sizes that this rank sends to the peer

@@ -151,15 +151,19 @@ void Collective::compare(const std::vector<CallHeader>& mine, const std::vector<
     if (i != group_.me && !fits(mine[i], theirs[i])) bad = i;
   }
   if (bad < 0) return;
+  const auto header_of = [&](int i) -> const CallHeader& { return i == group_.me ? mine[bad] : theirs[i]; };
+  // If ranks have different numbers of failed calls, the cause is the last error of those with the most.
+  std::uint64_t most = 0;
+  for (int i = 0; i < group_.size(); ++i) most = std::max(most, header_of(i).failed_calls);
   std::vector<std::pair<std::int64_t, std::string>> errors;
-  for (int i = 0; i < group_.size(); ++i)
-    errors.emplace_back(group_.ranks[i], (i == group_.me ? mine[bad] : theirs[i]).error_text());
+  for (int i = 0; i < group_.size(); ++i) {
+    errors.emplace_back(group_.ranks[i], header_of(i).failed_calls == most ? header_of(i).error_text() : "");
+  }
   std::string text = failed_before(errors) + "ranks disagree on " +
                      describe_group(call_.label ? *call_.label : group_.label, group_.ranks) + ": ";
   text += different_operators(mine[bad], theirs);
   for (int i = 0; i < group_.size(); ++i) {
-    const CallHeader& header = i == group_.me ? mine[bad] : theirs[i];
-    text += (i > 0 ? "; rank " : "rank ") + std::to_string(group_.ranks[i]) + " called " + header.str();
+    text += (i > 0 ? "; rank " : "rank ") + std::to_string(group_.ranks[i]) + " called " + header_of(i).str();
   }
   group_.job.fail(text);
   group_.job.throw_failure(operation());
@@ -183,6 +187,7 @@ void Collective::run_transfers(const std::vector<Transfers>& parts) {
   for (int k = 1; k < n && with_headers; ++k) headers.recv(&theirs[from(k)], sizeof(CallHeader), group_.ranks[from(k)]);
   for (int k = 1; k < n && with_headers; ++k) {
     mine[to(k)] = CallHeader(call_, group_.id, gives(to(k)), expects(to(k)));
+    mine[to(k)].failed_calls = group_.job.failed_calls();
     mine[to(k)].record_error(error);
     headers.send(&mine[to(k)], sizeof(CallHeader), group_.ranks[to(k)]);
   }

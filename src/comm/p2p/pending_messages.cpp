@@ -57,13 +57,14 @@ void MessageBatch::watch(c10::function_ref<std::string()> operation, Clock::time
     fail("ranks wait for each other", operation);
 }
 
-// Data sent by a rank before it left may still arrive. After a timeout, its leaving is the reported reason.
+// Data sent by a rank before it left or failed may still arrive. After a timeout, its leaving is the reported reason.
 void MessageBatch::check_exited_peers(c10::function_ref<std::string()> operation, Clock::time_point now, bool late) {
   for (auto rank : batch_->missing()) {
-    if (!job_.left(rank)) continue;
+    const std::string absence = job_.absence(rank);
+    if (absence.empty()) continue;
     if (exit_noticed_at_ == Clock::time_point{}) exit_noticed_at_ = now;
     if (!late && now - exit_noticed_at_ < kExitGrace) continue;
-    fail("rank " + std::to_string(rank) + " returned from its function while others wait for it", operation);
+    fail(absence, operation);
   }
 }
 

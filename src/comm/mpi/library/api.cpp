@@ -11,13 +11,11 @@ static const dtensor::mpi::Constants kConstants = {
     .no_info = MPI_INFO_NULL,
     .errors_return = MPI_ERRORS_RETURN,
     .no_copy = MPI_COMM_NULL_COPY_FN,
-    .no_delete = MPI_COMM_NULL_DELETE_FN,
 };
 
 extern "C" __attribute__((visibility("default"))) const dtensor::mpi::Api dtensor_mpi_api = {
     .abort = &MPI_Abort,
     .allgather = &MPI_Allgather,
-    .allreduce = &MPI_Allreduce,
     .comm_c2f = [](MPI_Comm comm) { return MPI_Comm_c2f(comm); },  // a macro in some MPIs
     .comm_create_keyval = &MPI_Comm_create_keyval,
     .comm_dup = &MPI_Comm_dup,
@@ -25,6 +23,7 @@ extern "C" __attribute__((visibility("default"))) const dtensor::mpi::Api dtenso
     .comm_free = &MPI_Comm_free,
     .comm_get_attr = &MPI_Comm_get_attr,
     .comm_get_errhandler = &MPI_Comm_get_errhandler,
+    .comm_idup = &MPI_Comm_idup,
     .comm_rank = &MPI_Comm_rank,
     .comm_set_attr = &MPI_Comm_set_attr,
     .comm_set_errhandler = &MPI_Comm_set_errhandler,
@@ -36,6 +35,7 @@ extern "C" __attribute__((visibility("default"))) const dtensor::mpi::Api dtenso
     .finalize = &MPI_Finalize,
     .finalized = &MPI_Finalized,
     .get_count = &MPI_Get_count,
+    .iallreduce = &MPI_Iallreduce,
     .init_thread = &MPI_Init_thread,
     .initialized = &MPI_Initialized,
     .iprobe = &MPI_Iprobe,
@@ -44,6 +44,7 @@ extern "C" __attribute__((visibility("default"))) const dtensor::mpi::Api dtenso
     .is_thread_main = &MPI_Is_thread_main,
     .query_thread = &MPI_Query_thread,
     .recv = &MPI_Recv,
+    .test = &MPI_Test,
     .testsome = &MPI_Testsome,
     .constants = kConstants,
 };

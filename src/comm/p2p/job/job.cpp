@@ -60,6 +60,30 @@ void Job::throw_failure(const std::string& operation) {
 
 std::string Job::last() const { return describe_recent_calls(rank_, record_.get()); }
 
+void Job::report_failed_call(const std::string& error) {
+  std::lock_guard lock(mutex_);
+  if (failed_ || closed_) return;
+  ++peers_[rank_].failed_calls;
+  peers_[rank_].failed_call = error;
+  send_control(kCallFailed, error);
+}
+
+std::string Job::absence(std::int64_t rank) {
+  std::lock_guard lock(mutex_);
+  const Peer& peer = peers_[rank];
+  const std::string name = "rank " + std::to_string(rank);
+  if (peer.failed_calls > failed_calls()) {
+    return name + " returned from a call with an error while others wait for it: " + peer.failed_call;
+  }
+  return peer.left ? name + " returned from its function while others wait for it" : "";
+}
+
+std::string Job::last_error() {
+  const std::string error = record_ == nullptr ? "" : record_->last_error();
+  std::lock_guard lock(mutex_);
+  return error.empty() ? peers_[rank_].failed_call : error;
+}
+
 void Job::handle_control(const ControlMessage& word) {
   Peer& peer = peers_[word.from];
   peer.heard_at = Clock::now();
@@ -67,6 +91,7 @@ void Job::handle_control(const ControlMessage& word) {
   if (word.tag == kFailurePrinted) peer.failure_printed = true;
   if (word.tag == kWaits) handle_wait(word.from, Wait::read(word.text));
   if (word.tag == kTerminationRequested) peer.termination_requested = true;
+  if (word.tag == kCallFailed) ++peer.failed_calls, peer.failed_call = word.text;
   if (word.tag == kFailureText) peer.failure_text = word.text, peer.failure_announced = true;
   if (word.tag == kFailed && !failed_) {
     failure_ = word.text;

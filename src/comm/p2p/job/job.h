@@ -29,7 +29,7 @@ class PendingReceive {
   virtual MessageKey key() const = 0;
 };
 
-class Job {
+class Job : public std::enable_shared_from_this<Job> {
  public:
   Job(std::unique_ptr<Transport> transport, RunOptions options);
 
@@ -51,6 +51,14 @@ class Job {
   void close();  // every rank has left: poll() does nothing from now on
   bool closed() const { return closed_.load(); }
   bool ending() const { return peers_[rank_].failure_printed.load(); }
+
+  // This rank ends a call of the program with an error before it communicates. Collectives compare the numbers of such
+  // calls, and a wait for a rank with more of them than this one fails with its text.
+  void report_failed_call(const std::string& error);
+  std::uint64_t failed_calls() const { return peers_[rank_].failed_calls.load(); }
+  // Why this rank does not take part in what the caller waits for: it has left or has more failed calls; empty: it may.
+  std::string absence(std::int64_t rank);
+
   bool left(std::int64_t rank) const { return peers_[rank].left.load(); }
 
   // Receives make progress during every wait of this rank, since a peer may wait until its message is received.
@@ -62,7 +70,8 @@ class Job {
   // The recent calls of this rank, for reports.
   void set_record(std::shared_ptr<RankRecord> record) { record_ = std::move(record); }
   std::string last() const;  // the end of messages
-  std::string last_error() const { return record_ == nullptr ? "" : record_->last_error(); }
+  // The last error of an operator, or else of a call of the program; empty: none.
+  std::string last_error();
   // The known state of another rank: "; rank 1 waits in ... for rank 0", or empty.
   std::string describe_wait(std::int64_t rank);
 
@@ -101,7 +110,8 @@ class Job {
     kWaits = 4,
     kTerminationRequested = 5,
     kFailureText = 6,
-    kHeartbeat = 7
+    kHeartbeat = 7,
+    kCallFailed = 8
   };
   class Heartbeats;
   struct Wait {
@@ -120,6 +130,8 @@ class Job {
     std::uint64_t suspected_at = 0;  // refreshes of `wait` when the suspected cycle was first seen
     std::string failure_text;
     std::chrono::steady_clock::time_point heard_at{};  // when its latest message was handled
+    std::atomic<std::uint64_t> failed_calls{0};
+    std::string failed_call;  // the error of the last one
   };
   using Cycle = std::vector<std::pair<std::int64_t, std::uint64_t>>;  // ranks and numbers of their waits
   Cycle cycle() const;

@@ -14,12 +14,20 @@
 #include "comm/launch/launchers.h"
 #include "comm/launch/rank_exit.h"
 #include "comm/p2p/backend.h"
+#include "internal/ranks/failed_call.h"
 
 namespace dtensor::p2p {
 namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{200};
 constexpr std::chrono::milliseconds kAfterFailure{3000};
+
+std::mutex jobs_mutex;
+
+std::vector<std::shared_ptr<Job>>& jobs() {
+  static auto& all = *new std::vector<std::shared_ptr<Job>>;
+  return all;
+}
 
 // A rank that computes, sleeps or waits for something else does not notice that the run has failed. It gets some time
 // to reach a call and report its position; then its process ends.
@@ -39,11 +47,17 @@ void exit_if_others_failed(Job& job) {
 
 }  // namespace
 
-Job& make_job(std::unique_ptr<Transport> transport, const RunOptions& options) {
-  static auto& jobs = *new std::vector<std::unique_ptr<Job>>;
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  return *jobs.emplace_back(std::make_unique<Job>(std::move(transport), options));
+std::shared_ptr<Job> make_job(std::unique_ptr<Transport> transport, const RunOptions& options) {
+  auto job = std::make_shared<Job>(std::move(transport), options);
+  const std::lock_guard lock(jobs_mutex);
+  return jobs().emplace_back(std::move(job));
+}
+
+bool is_unused(const std::shared_ptr<Job>& job) { return job.use_count() == 2; }
+
+void forget_job(std::shared_ptr<Job> job) {
+  const std::lock_guard lock(jobs_mutex);
+  std::erase(jobs(), job);
 }
 
 Communicator start(Job& job) {
@@ -55,7 +69,7 @@ Communicator start(Job& job) {
 }
 
 int run_process(std::unique_ptr<Transport> transport, const std::function<void(Communicator)>& fn, RunOptions options) {
-  auto* job = &make_job(std::move(transport), options);
+  const auto job = make_job(std::move(transport), options);
   try {
     if (!job->transport().abort_ends_all()) std::thread([job] { exit_if_others_failed(*job); }).detach();
     fn(start(*job));
@@ -75,3 +89,12 @@ int run_process(std::unique_ptr<Transport> transport, const std::function<void(C
 }
 
 }  // namespace dtensor::p2p
+
+namespace dtensor {
+
+void report_failed_call(const std::string& error) {
+  const std::lock_guard lock(p2p::jobs_mutex);
+  for (const auto& job : p2p::jobs()) job->report_failed_call(error);
+}
+
+}  // namespace dtensor
