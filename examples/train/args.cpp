@@ -128,6 +128,9 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--shampoo-eps", o.shampoo.eps, "added to the factors before computing roots")
       ->check(command_line::positive())
       ->capture_default_str();
+  app.add_option("--shampoo-graft-eps", o.shampoo.graft_eps, "added to the denominator of the grafting")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--shampoo-grafting", o.shampoo.grafting, "grafting of the step's length: adam or none")
       ->check(CLI::IsMember({"adam", "none"}))
       ->capture_default_str();
@@ -261,10 +264,14 @@ void check_pipeline(const CLI::App& app, const Options& o) {
 }
 
 void check_optimizer(const CLI::App& app, const Options& o) {
-  for (const char* flag : {"--shampoo-frequency", "--shampoo-start", "--shampoo-eps", "--shampoo-grafting"}) {
+  for (const char* flag :
+       {"--shampoo-frequency", "--shampoo-start", "--shampoo-eps", "--shampoo-graft-eps", "--shampoo-grafting"}) {
     if (o.optimizer != "shampoo" && app.count(flag) > 0) {
       throw UsageError(fmt::format("{} needs --optimizer shampoo", flag));
     }
+  }
+  if (o.shampoo.grafting == "none" && app.count("--shampoo-graft-eps") > 0) {
+    throw UsageError("--shampoo-graft-eps needs --shampoo-grafting adam");
   }
 }
 

@@ -28,6 +28,7 @@ const char* to_string(Dtype dtype);
 struct ShampooFlags {
   std::int64_t frequency = 10, start = 10;  // Steps between inverse roots, and the first preconditioned step.
   double eps = 1e-6;                        // Added to the factors.
+  double graft_eps = 1e-8;                  // Added to the denominator of the grafting.
   std::string grafting = "adam";            // Grafting of the step's length: adam, none.
 };
 

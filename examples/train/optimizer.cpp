@@ -58,6 +58,7 @@ std::unique_ptr<dtensor::Optimizer> make(const NamedTensors& parameters, const O
         .weight_decay = o.weight_decay,
         .grafting = o.shampoo.grafting == "adam" ? dtensor::Grafting::adam : dtensor::Grafting::none,
         .graft_beta2 = 0.95,
+        .graft_eps = o.shampoo.graft_eps,
         .frequency = o.shampoo.frequency,
         .start = o.shampoo.start};
     return one_group<dtensor::Shampoo>(parameters, options);

@@ -173,6 +173,23 @@ class attention_strategy(_Scope):
 
     def __init__(self, name: str) -> None: ...
 
+class ContextParallelScope(_Scope):
+    """While open, regular tensors that attention receives on this thread are this rank's shards of the sequence."""
+
+    def __init__(self, mesh: DeviceMesh, lengths: Sequence[int]) -> None: ...
+
+def is_context_parallel() -> bool:
+    """Whether a ContextParallelScope is open on this thread."""
+
+class RestoredScopes(_Scope):
+    """While open, the scopes of a ScopeSnapshot are current."""
+
+class ScopeSnapshot:
+    """The open scopes of this thread that decide what functions compute."""
+
+    def __init__(self) -> None: ...
+    def restore(self) -> RestoredScopes: ...
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,

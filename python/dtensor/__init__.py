@@ -19,9 +19,9 @@ def _check_torch() -> None:
 
 
 _check_torch()
-from . import _C, _distributions, _flops, _mesh, _tensor, _tensor_protocols, _torch_distributed, _tracing  # noqa: E402
+from . import _C, _distributions, _flops, _mesh, _recompute, _tensor, _tensor_protocols, _torch_distributed, _tracing  # noqa: E402
 
-for _module in (_tensor, _tensor_protocols, _mesh, _tracing, _distributions, _flops, _torch_distributed):
+for _module in (_tensor, _tensor_protocols, _mesh, _tracing, _distributions, _flops, _recompute, _torch_distributed):
     _module.install()
 
 from ._api import DTensor, distribute_module, distribute_tensor, redistribute  # noqa: E402

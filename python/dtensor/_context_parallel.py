@@ -1,13 +1,14 @@
 """Context parallelism of programs with regular tensors: each rank has its shard of the sequence.
 
-Shards are placed as ``ZigzagShard``, which balances the work of a causal mask over the ranks.
+Shards are placed as ``ZigzagShard``, which balances the work of a causal mask over the ranks. ``ContextParallelScope`` in
+C++ sees attention operators, whatever name called them; here buffers are sharded, and torch's modules avoid other operators.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import threading
+import inspect
 from typing import Any, Iterator, Sequence
 
 import torch
@@ -18,43 +19,53 @@ from ._mesh import as_mesh
 
 __all__ = ["context_parallel", "context_parallel_unshard"]
 
-SEQUENCE = 2  # the dimension of query, key and value: [batch, heads, sequence, features]
-_scope = threading.local()  # `at`: mesh and sequence length of this thread's innermost context_parallel
-
 
 def _part(buffer: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    full = _C.from_local(buffer, mesh, None, list(buffer.shape), list(buffer.contiguous().stride()))
+    """This rank's shard, with memory of its own."""
+    full = _C.from_local(buffer, mesh, None, list(buffer.shape), list(torch.empty(buffer.shape, device="meta").stride()))
     return _C.to_local(_C.redistribute(full, None, [Placement.zigzag_shard(dim % buffer.dim())]), []).clone()
 
 
-def _replace(buffer: torch.Tensor, content: torch.Tensor) -> None:
-    buffer.resize_(content.shape)
-    buffer.copy_(content)
-
-
-def _on_mesh(tensor: torch.Tensor, mesh: DeviceMesh, length: int) -> torch.Tensor:
-    shape = list(tensor.shape)
-    shape[SEQUENCE] = length
-    stride = list(torch.empty(shape, device="meta").stride())
-    return _C.from_local(tensor, mesh, [Placement.zigzag_shard(SEQUENCE)], shape, stride)
-
-
-def _patch() -> None:
-    """Patches ``scaled_dot_product_attention``: inside a scope, regular tensors are shards of the full sequence."""
-    original = torch.nn.functional.scaled_dot_product_attention
-    if hasattr(original, "_is_context_parallel"):
+def _adapt_modules() -> None:
+    """Inside a scope, torch's modules call ``scaled_dot_product_attention``, or refuse what it cannot compute."""
+    enabled, forward = torch.backends.mha.get_fastpath_enabled, torch.nn.functional.multi_head_attention_forward
+    if hasattr(forward, "_is_context_parallel"):
         return
+    signature = inspect.signature(forward)
 
-    @functools.wraps(original)
-    def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        at = getattr(_scope, "at", None)
-        if at is None or any(_C.is_dtensor(t) for t in (query, key, value)):
-            return original(query, key, value, *args, **kwargs)
-        result = original(*(_on_mesh(t, *at) for t in (query, key, value)), *args, **kwargs)
-        return result.redistribute(placements=[Placement.zigzag_shard(SEQUENCE)]).to_local()
+    def get_fastpath_enabled() -> bool:
+        if not torch.jit.is_scripting():  # TorchScript compiles the rest only
+            return enabled() and not _C.is_context_parallel()
+        return True
 
-    attention._is_context_parallel = True  # type: ignore[attr-defined]
-    torch.nn.functional.scaled_dot_product_attention = attention
+    @functools.wraps(forward)
+    def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+        if _C.is_context_parallel() and signature.bind(*args, **kwargs).arguments.get("need_weights", True):
+            raise ValueError(
+                "context_parallel: expected need_weights=False of multi-head attention, got True: the weights of the "
+                "full sequence are not computed"
+            )
+        return forward(*args, **kwargs)
+
+    multi_head_attention_forward._is_context_parallel = True  # type: ignore[attr-defined]
+    torch.backends.mha.get_fastpath_enabled = get_fastpath_enabled
+    torch.nn.functional.multi_head_attention_forward = multi_head_attention_forward
+
+
+def _check_buffers(buffers: list[torch.Tensor], dims: list[int], no_restore: set[int]) -> None:
+    if not buffers or len(buffers) != len(dims):
+        raise ValueError(
+            f"`seq_dims` must have the same number of elements as `buffers`, at least one: {len(dims)} for {len(buffers)}"
+        )
+    known = {id(buffer) for buffer in buffers}
+    if not no_restore <= known:
+        raise ValueError("`no_restore_buffers` must be a subset of `buffers`.")
+    if len(known) < len(buffers):
+        raise ValueError(f"context_parallel: expected each buffer once, got {len(buffers)} buffers that are {len(known)} tensors")
+    for i, buffer in enumerate(buffers):
+        if buffer.requires_grad or _C.is_dtensor(buffer):
+            what = "a DTensor" if _C.is_dtensor(buffer) else "one that requires grad"
+            raise ValueError(f"context_parallel: expected regular tensors without gradients as buffers, got {what} as buffer {i}")
 
 
 @contextlib.contextmanager
@@ -68,32 +79,28 @@ def context_parallel(
     """While open, ``buffers`` hold this rank's shards of the sequence, and attention covers the full sequence.
 
     ``buffers``: regular tensors with the full sequence on every rank (token ids, labels, position tables). They are sharded
-    in place along ``buffer_seq_dims`` and restored on exit, except ``no_restore_buffers``. Attention is
-    ``torch.nn.functional.scaled_dot_product_attention`` of [batch, heads, sequence, features]; see ``attention_strategy``.
+    along ``buffer_seq_dims``, in memory of their own, and have their own memory again on exit, except
+    ``no_restore_buffers``. Attention is ``scaled_dot_product_attention`` of [..., sequence, features] by any of its names;
+    other attention operators of ATen raise. Keys of another length than the queries' and the buffers' are the same on every
+    rank. A function that runs again in backward (``torch.utils.checkpoint``) sees the scope of its forward pass.
+    See ``attention_strategy``.
     """
     mesh, buffers, dims = as_mesh(mesh), buffers or [], buffer_seq_dims or []
-    if not buffers or len(buffers) != len(dims):
-        raise ValueError(
-            f"`seq_dims` must have the same number of elements as `buffers`, at least one: {len(dims)} for {len(buffers)}"
-        )
     kept = {id(buffer) for buffer in no_restore_buffers or ()}
-    if not kept <= {id(buffer) for buffer in buffers}:
-        raise ValueError("`no_restore_buffers` must be a subset of `buffers`.")
-    originals = [None if id(buffer) in kept else buffer.clone() for buffer in buffers]
-    outer, length = getattr(_scope, "at", None), buffers[0].shape[dims[0]]
+    _check_buffers(buffers, dims, kept)
+    originals = [buffer.detach() for buffer in buffers]
     with torch.no_grad():
-        for buffer, dim in zip(buffers, dims):
-            _replace(buffer, _part(buffer, mesh, dim))
-    _patch()
-    _scope.at = mesh, length
+        for buffer, part in [(b, _part(b, mesh, dim)) for b, dim in zip(buffers, dims)]:
+            buffer.set_(part)
+    _adapt_modules()
     try:
-        yield
+        with _C.ContextParallelScope(mesh, [t.shape[dim] for t, dim in zip(originals, dims)]):
+            yield
     finally:
-        _scope.at = outer
         with torch.no_grad():
             for buffer, original in zip(buffers, originals):
-                if original is not None:
-                    _replace(buffer, original)
+                if id(buffer) not in kept:
+                    buffer.set_(original)
 
 
 def context_parallel_unshard(

@@ -41,8 +41,9 @@ def register_sharding(op: Any) -> Callable[[Callable[..., Any]], Callable[..., A
     """A decorator for functions that return the acceptable placements of ``op``, an overload or a list of overloads.
 
     The function takes the operator's arguments, with :class:`TensorMeta` for tensors, and returns a list of entries
-    ([placements of the results], [placements of the arguments, None for non-tensors]), each for one mesh dimension. It
-    replaces the operator's rule. All operands replicated is always acceptable. Register before ranks run.
+    ([placements of the results], [placements of the arguments, None for non-tensors]), each for one mesh dimension. Lists of
+    tensors are flattened, a list of numbers is one argument, and the last arguments may be left out if they are no tensors.
+    It replaces the operator's rule. All operands replicated is always acceptable. Register before ranks run.
     """
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,20 +59,25 @@ def _register(overload: Any, fn: Callable[..., Any]) -> None:
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     positional = [a.name for a in schema.arguments if not a.kwarg_only]
     named = [a.name for a in schema.arguments if a.kwarg_only]
+    lists = {a.name for a in schema.arguments if _is_tensor_list(a.type)}
+
+    def slots(values: dict[str, Any]) -> list[str]:
+        of_list = {n: len(values[n]) for n in lists if isinstance(values.get(n), list)}
+        return [n for n in positional + named for _ in range(of_list.get(n, 1))]
 
     def call(fn_: Callable[..., Any], values: dict[str, Any]) -> Any:
         return fn_(*(values.get(n) for n in positional), **{n: values[n] for n in named if n in values})
 
     def outputs(operands: list[Any], non_tensors: dict[str, Any]) -> list[Any]:
-        values = {**non_tensors, **_tensors(operands)}
+        values = {**non_tensors, **_tensors(operands, lists)}
         with torch.no_grad():
             on_meta = {n: _pytree.tree_map_only(TensorMeta, _on_meta, v, is_leaf=_is_meta) for n, v in values.items()}
             results = call(overload, on_meta)
         return [(list(t.shape), list(t.stride()), t.dtype) for t in _pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
 
     def rule(operands: list[Any], non_tensors: dict[str, Any], ranks: list[int]) -> Any:
-        values = {**non_tensors, **_tensors(operands)}
-        return _parts(_Factors(name, operands, ranks), operands, positional + named, values, call(fn, values))
+        values = {**non_tensors, **_tensors(operands, lists)}
+        return _parts(_Factors(name, operands, ranks), operands, slots(values), call(fn, values))
 
     _C.register_sharding(name, positional + named, rule, outputs)
 
@@ -84,27 +90,37 @@ def _on_meta(meta: TensorMeta) -> torch.Tensor:
     return torch.empty(meta.shape, dtype=meta.dtype, device="meta")
 
 
-def _tensors(operands: list[Any]) -> dict[str, Any]:
+def _is_tensor_list(kind: Any) -> bool:
+    while isinstance(kind, torch.OptionalType):
+        kind = kind.getElementType()
+    return isinstance(kind, torch.ListType) and "Tensor" in str(kind.getElementType())
+
+
+def _tensors(operands: list[Any], lists: set[str]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for argument, shape, dtype in operands:
         meta = None if shape is None else TensorMeta(tuple(shape), dtype)
-        if argument in result:
-            former = result[argument]
-            result[argument] = [*former, meta] if isinstance(former, list) else [former, meta]
+        if argument in lists:
+            result.setdefault(argument, []).append(meta)
         else:
             result[argument] = meta
     return result
 
 
-def _placements_of_operands(name: str, operands: list[Any], arguments: list[str], values: dict[str, Any], given: Any) -> Any:
-    """Placements of each tensor operand. An entry lists one placement for each argument; tensor lists are flattened."""
-    flat = [a for a in arguments for _ in range(len(values[a]) if isinstance(values.get(a), list) else 1)]
-    if len(given) > len(flat) or any(p is not None for p in given[len(flat) :]):
-        raise ValueError(f"register_sharding({name}): got {len(given)} placements for the arguments {arguments}")
+def _placements_of_operands(name: str, operands: list[Any], slots: list[str], given: Any) -> Any:
+    """Placements of each tensor operand. ``slots``: the argument of each element of an entry, which may leave out the last."""
+    if len(given) > len(slots):
+        raise ValueError(f"register_sharding({name}): expected placements for {slots}, got {len(given)}: {given}")
     placed: dict[str, list[Any]] = {}
-    for argument, placement in zip(flat, given):
+    for argument, placement in zip(slots, [*given, *[None] * (len(slots) - len(given))]):
         placed.setdefault(argument, []).append(None if placement is None else as_placement(placement))
-    return [placed.get(argument, [None]).pop(0) if placed.get(argument) else None for argument, _, _ in operands]
+    result = [placed[argument].pop(0) for argument, _, _ in operands]
+    for (argument, shape, _), placement in zip(operands, result):
+        if shape is not None and placement is None:
+            raise ValueError(f"register_sharding({name}): expected a placement for the tensor `{argument}` of {slots}, got {given}")
+    if any(placement is not None for rest in placed.values() for placement in rest):
+        raise ValueError(f"register_sharding({name}): expected None for arguments of {slots} that are no tensors, got {given}")
+    return result
 
 
 class _Factors:
@@ -144,10 +160,7 @@ class _Factors:
         self.count += 1
 
 
-def _parts(
-    factors: _Factors, operands: list[Any], arguments: list[str], values: dict[str, Any], entries: Sequence[Any]
-) -> Any:
+def _parts(factors: _Factors, operands: list[Any], slots: list[str], entries: Sequence[Any]) -> Any:
     for outs, ins in entries:
-        placed = _placements_of_operands(factors.name, operands, arguments, values, ins)
-        factors.add([as_placement(p) for p in outs], placed, (outs, ins))
+        factors.add([as_placement(p) for p in outs], _placements_of_operands(factors.name, operands, slots, ins), (outs, ins))
     return factors.count, factors.ins, factors.outs, factors.linear

@@ -2,10 +2,42 @@
 #include "dtensor/attention.h"
 
 #include "bind.h"
+#include "internal/context_parallel_scope.h"
+#include "scope/scope_snapshot.h"
 
 namespace dtensor::python {
+namespace {
+
+void bind_context_parallel(py::module_& module) {
+  bind_scope<ContextParallelScope>(
+      module, "ContextParallelScope",
+      "While open, regular tensors that attention receives on this thread are this rank's shards of the sequence.")
+      .def(py::init([](const DeviceMesh& mesh, const std::vector<std::int64_t>& lengths) {
+             return ScopeContextManager<ContextParallelScope>(
+                 [=] { return std::make_unique<ContextParallelScope>(mesh, lengths); });
+           }),
+           py::arg("mesh"), py::arg("lengths"));
+  module.def("is_context_parallel", &ContextParallelScope::is_open,
+             "Whether a ContextParallelScope is open on this thread.");
+}
+
+void bind_scope_snapshot(py::module_& module) {
+  bind_scope<ScopeSnapshot::Restore>(module, "RestoredScopes",
+                                     "While open, the scopes of a ScopeSnapshot are current.");
+  py::class_<ScopeSnapshot>(module, "ScopeSnapshot",
+                            "The open scopes of this thread that decide what functions compute.")
+      .def(py::init(&ScopeSnapshot::current))
+      .def("restore", [](const ScopeSnapshot& self) {
+        return ScopeContextManager<ScopeSnapshot::Restore>(
+            [=] { return std::make_unique<ScopeSnapshot::Restore>(self); });
+      });
+}
+
+}  // namespace
 
 void bind_attention(py::module_& module) {
+  bind_context_parallel(module);
+  bind_scope_snapshot(module);
   bind_scope<AttentionStrategyScope>(
       module, "attention_strategy",
       "While open, attention on this thread uses \"ring\", \"gather\" or \"ulysses\" on every "

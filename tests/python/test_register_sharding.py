@@ -12,6 +12,8 @@ LIBRARY = torch.library.Library("names_test", "DEF")
 LIBRARY.define("scaled_rows(Tensor x, Tensor? scale, int dim, float factor=1.0) -> (Tensor, Tensor)")
 LIBRARY.define("product(Tensor a, Tensor b) -> Tensor")
 LIBRARY.define("joined(Tensor[] parts) -> Tensor")
+LIBRARY.define("energy(Tensor x, float[] c, Tensor w) -> Tensor")
+LIBRARY.define("mixed(int[]? before, Tensor?[] parts, float[] c, Tensor x, Tensor? last, int[2] after) -> Tensor")
 
 
 def scaled_rows(x, scale, dim, factor=1.0):
@@ -19,8 +21,14 @@ def scaled_rows(x, scale, dim, factor=1.0):
     return y - y.sum(dim, keepdim=True), y.sum(dim)
 
 
+def mixed(before, parts, c, x, last, after):
+    given = [t for t in [*parts, last] if t is not None]
+    return x * (1 + sum(c)) + sum(given, torch.zeros_like(x)) * (len(before or ()) + after[1])
+
+
 for name, fn in {
-    "scaled_rows": scaled_rows, "product": lambda a, b: a @ b, "joined": lambda parts: sum(parts),
+    "scaled_rows": scaled_rows, "product": lambda a, b: a @ b, "joined": lambda parts: sum(parts), "mixed": mixed,
+    "energy": lambda x, c, w: sum(c) * x.square().sum() + len(c) * w.square().sum(),
 }.items():  # fmt: skip
     LIBRARY.impl(name, fn, "CPU")
     LIBRARY.impl(name, fn, "Meta")
@@ -44,8 +52,23 @@ def _(a, b):
     ]  # fmt: skip
 
 
+@register_sharding(torch.ops.names_test.energy.default)
+def _(x, c, w):
+    return [([Partial()], [Shard(0), None, Shard(0)])]
+
+
+@register_sharding(torch.ops.names_test.mixed.default)
+def _(before, parts, c, x, last, after):
+    def entry(placement):
+        of = lambda t: None if t is None else placement  # noqa: E731
+        return [placement], [None, *map(of, parts), None, placement, of(last), None]
+
+    return [entry(Shard(0)), entry(Shard(1))]
+
+
 @register_sharding(torch.ops.names_test.joined.default)
 def _(parts):
+    assert isinstance(parts, list)
     return [([Shard(0)], [Shard(0)] * len(parts)), ([Partial()], [Partial()] * len(parts))]
 
 
@@ -91,6 +114,20 @@ class Registered(unittest.TestCase):
             (Shard(0), Shard(0)): [Shard(0)], (Partial(), Partial()): [Partial()],
         })  # fmt: skip
 
+        self.check(lambda a: ops.joined([a]), [X], {(Shard(0),): [Shard(0)], (Partial(),): [Partial()]})
+
+    def test_a_list_of_numbers_is_one_argument_of_any_length(self):
+        for c in ([], [2.0], [2.0, 3.0], [1.0, 2.0, 3.0]):
+            self.check(lambda x, w: ops.energy(x, c, w), [X, X.cos()], {(Shard(0), Shard(0)): [Partial()]})
+
+    def test_lists_of_all_kinds_and_lengths(self):
+        for before in (None, [1, 2, 3]):
+            for c in ([], [2.0, 3.0]):
+                for parts in (lambda y: [], lambda y: [None], lambda y: [y], lambda y: [y, None, y]):
+                    for with_last in (True, False):
+                        call = lambda x, y: ops.mixed(before, parts(y), c, x, y if with_last else None, [3, 4])  # noqa: E731
+                        self.check(call, [X, X.sin()], {(Shard(0), Shard(0)): [Shard(0)], (Shard(1), Shard(1)): [Shard(1)]})
+
     def test_the_example_of_pytorchs_documentation(self):
         @register_sharding(torch.ops.aten._softmax.default)
         def custom_softmax_sharding(x, dim, half_to_float):
@@ -109,6 +146,9 @@ class Registered(unittest.TestCase):
             "twice": [([Shard(0)], [Shard(0), Replicate()]), ([Partial()], [Shard(0), Shard(0)])],
             "missing": [([Shard(5)], [Shard(0), Replicate()])],
             "unsplit": [([Replicate()], [Shard(0), Replicate()])],
+            "unplaced": [([Shard(0)], [Shard(0), None])],
+            "longer": [([Shard(0)], [Shard(0), Replicate(), None])],
+            "shorter": [([Shard(0)], [Shard(0)])],
         }
         for name, entries in cases.items():
             LIBRARY.define(f"{name}(Tensor a, Tensor b) -> Tensor")

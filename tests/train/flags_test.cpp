@@ -144,6 +144,7 @@ std::vector<Row> rows_of_both() {
       {"--shampoo-frequency", {"2"}, value("loss", 7), shampoo},
       {"--shampoo-start", {"2"}, value("loss", 4), shampoo},
       {"--shampoo-eps", {"1e-2"}, value("loss", 7), shampoo},
+      {"--shampoo-graft-eps", {"1e-2"}, loss_later, shampoo},
       {"--shampoo-grafting", {"none"}, loss_later, shampoo},
       {"--lr", {"0.5"}, value("lr", 0)},
       {"--warmup", {"7"}, value("lr", 0)},

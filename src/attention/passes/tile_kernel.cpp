@@ -79,6 +79,16 @@ FlashBias flash_bias(const Scores& scores, const Tile& tile, const at::Tensor& q
   return {false, full_rows(bias.to(type), tile).contiguous()};
 }
 
+TileResult math_forward(const Scores& scores, const Tile& tile, const Inputs& in, bool with_row_max);
+
+// Whether the CPU kernel may have lost a NaN. It returns a log-sum-exp of 0 for rows whose maximum it takes for -inf:
+// those without visible keys, but also those whose visible scores are NaN and lie in the last, incomplete vector of a
+// tile, since its scalar maximum drops NaN. And its exponential in half types returns numbers for NaN, as of a score of
+// +inf.
+bool may_lose_nan(const at::Tensor& lse) {
+  return item_or(lse.eq(0).logical_or_(lse.isfinite().logical_not_()).any(), false);
+}
+
 TileResult flash_forward(const Scores& scores, const Tile& tile, const Inputs& in) {
   if (!in.q.is_cpu()) {
     const bool causal = tile.mask_kind == TileMask::causal;
@@ -87,8 +97,10 @@ TileResult flash_forward(const Scores& scores, const Tile& tile, const Inputs& i
   }
   const auto [causal, bias] = flash_bias(scores, tile, in.q);
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(in.q, in.k, in.v, 0.0, causal, bias, scores.scale);
-  // The kernel returns 0 for rows without visible keys.
   if (bias) lse = lse.masked_fill(bias->eq(kNothing).all(-1), kNothing);
+  if (may_lose_nan(lse.masked_fill(lse.eq(kNothing), 1))) {
+    return math_forward(scores, tile, in, /*with_row_max=*/false);
+  }
   return {out, lse};
 }
 
@@ -176,7 +188,8 @@ TileResult math_forward(const Scores& scores, const Tile& tile, const Inputs& in
       tops.push_back(top.masked_fill(exceeds_log_precision(top).logical_not(), 0));
       weights.sub_(tops.back());
     }
-    const auto lse = at::logsumexp(weights, {3}, true);
+    auto lse = at::logsumexp(weights, {3}, true);
+    lse.masked_fill_(lse.eq(-kNothing), std::numeric_limits<double>::quiet_NaN());  // +inf - inf; +inf is no key
     weights.sub_(lse.masked_fill(lse.eq(kNothing), 0)).exp_();
     if (const auto kept = slice.kept(); kept.defined()) weights.mul_(kept);
     outs.push_back(slice.times(weights, slice.v));
@@ -239,8 +252,9 @@ at::Tensor exceeds_log_precision(const at::Tensor& numbers) {
 
 Inputs tile_gradients(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
   const bool with_row_max = rows.top.defined() && (!in.q.is_cpu() || item_or(rows.top.ne(0).any(), false));
-  return by_flash(scores, tile, in) && !with_row_max ? flash_backward(scores, tile, in, rows)
-                                                     : math_backward(scores, tile, in, rows);
+  const bool has_nan = in.q.is_cpu() && item_or(rows.lse.isnan().any(), false);  // see may_lose_nan()
+  return by_flash(scores, tile, in) && !with_row_max && !has_nan ? flash_backward(scores, tile, in, rows)
+                                                                 : math_backward(scores, tile, in, rows);
 }
 
 bool mask_sees(const Scores& scores, const Tile& tile) {
