@@ -92,8 +92,12 @@ class DTENSOR_API FsdpUnit {
   // Whether the gathered copy is freed after forward (FsdpOptions::reshard_after_forward), and after backward.
   void set_reshard_after_forward(bool on) const;
   void set_reshard_after_backward(bool on) const;
-  // Divisor of gradients of calls with local semantics; default: the number of ranks (an average).
+  // Divisor of gradients of calls with local semantics; default: the number of ranks (an average). It also applies to
+  // gradients that passes without synchronization left unreduced.
   void set_gradient_divide_factor(double factor) const;
+  // With true, each pass reduces every parameter that requires a gradient, with zeros where this rank has none. Set it
+  // on every rank if the ranks' data decides which parameters of the unit they use.
+  void set_reduce_scatter_unused_params(bool on) const;
   FsdpStats stats() const;
   void reset_peaks() const;
 

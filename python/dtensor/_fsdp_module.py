@@ -115,6 +115,14 @@ class FSDPModule:
 
     set_reduce_scatter_divide_factor = set_gradient_divide_factor
 
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
+        """Whether each pass reduces every parameter that requires a gradient, with zeros where this rank has none.
+
+        Set it on every rank if the ranks' data decides which parameters of a unit they use.
+        """
+        for handle in self._handles(recurse):
+            handle.set_reduce_scatter_unused_params(reduce_scatter_unused_params)
+
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Checks its argument only. Units prefetch in the order recorded in the step before, in forward and backward."""
         _check_units(modules)
@@ -177,7 +185,6 @@ for _name, _instead in {
     "set_keep_unsharded_storage": "use set_reshard_after_forward(False) and set_reshard_after_backward(False)",
     "set_manual_backward_finalization": "every backward pass reduces; defer it with set_requires_gradient_sync(False)",
     "finalize_backward": "every backward pass reduces; defer it with set_requires_gradient_sync(False)",
-    "set_reduce_scatter_unused_params": "all ranks must use the same parameters; add a zero multiple of unused ones",
 }.items():
     setattr(FSDPModule, _name, _not_supported(_name, _instead))
 

@@ -86,6 +86,7 @@ void bind_units(py::module_& module) {
       .def("set_reshard_after_forward", &FsdpUnit::set_reshard_after_forward)
       .def("set_reshard_after_backward", &FsdpUnit::set_reshard_after_backward)
       .def("set_gradient_divide_factor", &FsdpUnit::set_gradient_divide_factor)
+      .def("set_reduce_scatter_unused_params", &FsdpUnit::set_reduce_scatter_unused_params)
       .def("stats", &stats_of);
   py::class_<Casts>(module, "Casts")
       .def(py::init(without_gil(+[](Named tensors) { return std::make_unique<Casts>(std::move(tensors)); })))

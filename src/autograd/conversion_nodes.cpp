@@ -9,6 +9,8 @@
 #include "internal/aten_scopes.h"
 #include "internal/autograd_node.h"
 #include "internal/dispatch_modes.h"
+#include "internal/local_data.h"
+#include "internal/scoped_value.h"
 #include "internal/simulated.h"
 #include "mesh/content_hash.h"
 #include "placement/shard_map.h"
@@ -145,6 +147,22 @@ at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec) {
   return with_history<FromLocalBackward>(std::move(result), local, std::move(spec));
 }
 
+namespace {
+
+void note_shard(const TensorSpec& spec) {
+  const auto& placements = spec.placements;
+  const bool shard = std::any_of(placements.begin(), placements.end(), [](const auto& p) { return p.is_shard(); });
+  if (!shard || spec.mesh->nontrivial_axes == 0) return;
+  ScopedValue<LocalDataCall>::for_each([&](const LocalDataCall& call) {
+    const DeviceMesh mesh(
+        c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&as_mesh_impl(*spec.mesh))));
+    if (std::find(call.sharded->begin(), call.sharded->end(), mesh) == call.sharded->end())
+      call.sharded->push_back(mesh);
+  });
+}
+
+}  // namespace
+
 at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bool skip_replicate_check) {
   auto* impl = dtensor_or_null(tensor);
   TORCH_CHECK(impl != nullptr, "to_local: expected a DTensor, got an undefined tensor");
@@ -154,6 +172,7 @@ at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bo
   up_to_date_local(*impl);
   if (!needs_graph(tensor)) return impl->local();
   install_gradient_pipeline(*impl);
+  note_shard(*spec);
   AxisMask check = 0;
   if (grad_placements.empty()) {
     check = skip_replicate_check ? 0 : spec->replicated_axes();

@@ -18,6 +18,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/dispatch_modes.h"
 #include "internal/memory_kind.h"
+#include "internal/ranks/named_calls.h"
 #include "scope/checked.h"
 
 namespace dtensor {
@@ -108,16 +109,18 @@ CollectiveCall Communicator::start_call(CollectiveKind kind, const at::Tensor& l
   call.caller = CallerScope::current();
   call.module = calling_module();
   const bool message = kind == CollectiveKind::send || kind == CollectiveKind::recv;  // the ends are not in step
-  if (message || !history_) return call;
-  call.operators = history_->operators();
-  call.signature = history_->signature();
+  const auto* name = NamedCallScope::current();
+  const auto& history = name == nullptr ? history_ : *name;
+  if (message || !history) return call;
+  call.operators = history->operators();
+  call.signature = history->signature();
   if (call.signature == 0 && checked_calls()) call.signature = CallHistory::kNone;  // others may have called some
   if (call.signature == 0) {
-    const auto numbers = history_->numbers().take(backend_.get());
+    const auto numbers = history->numbers().take(backend_.get());
     call.operators = numbers.calls;
     if (numbers.hash != 0) call.signature = numbers.hash | CallHistory::kOfNumbers;
   }
-  if (call.signature != 0) call.history = history_;
+  if (call.signature != 0) call.history = history;
   return call;
 }
 

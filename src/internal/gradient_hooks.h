@@ -3,6 +3,8 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <utility>
 
 #include "dtensor/export.h"
 #include "dtensor/hooks.h"
@@ -33,9 +35,11 @@ DTENSOR_API at::Tensor gathered_local(const DTensor& operand, const Placements& 
 
 // Takes over the gradient of a leaf. Called for each gradient that reaches the leaf (usually one per backward pass),
 // unless NoGradientSync is active. `gradient` has its original placements (usually Partial). parameter.grad() is
-// unchanged. The schedule reduces the gradient, together with others of its unit, and calls accumulate_gradient.
-using ReduceStage = std::function<void(const DTensor& parameter, const at::Tensor& gradient)>;
-DTENSOR_API void set_reduce_stage(const DTensor& parameter, ReduceStage hook);
+// unchanged. The schedule reduces the gradient, together with others of its unit, and calls accumulate_gradient. Returns
+// whether it takes the gradient; if not, the engine reduces it by itself, in its graph if there is one.
+using ReduceStage = std::function<bool(const DTensor& parameter, const at::Tensor& gradient)>;
+// `name` (NamedCallScope) of reductions by the engine; empty: none.
+DTENSOR_API void set_reduce_stage(const DTensor& parameter, ReduceStage hook, std::string name = {});
 
 // Registers a leaf whose gradient the functions of this header handle. Operators register their operands. Call it in
 // code that computes with a parameter's local tensor and returns its gradient from a node of its own.

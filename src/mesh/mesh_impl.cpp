@@ -6,7 +6,9 @@
 #include <numeric>
 
 #include "comm/record/call_history.h"
+#include "comm/record/hash.h"
 #include "comm/record/rank_record.h"
+#include "internal/ranks/next_number.h"
 #include "mesh/mesh_layout.h"
 #include "mesh/world_state.h"
 
@@ -48,6 +50,10 @@ std::uint64_t MeshImpl::count(std::uint64_t kind) const {
   const std::lock_guard lock(count_mutex_);
   if (counts_.size() >= kMostKinds && counts_.count(kind) == 0) counts_.clear();
   return ++counts_[kind];
+}
+
+std::uint64_t next_number(const DeviceMesh& mesh, const std::string& kind) {
+  return impl_of(mesh)->count(hash_of(kind));
 }
 
 void MeshImpl::release_resources() {

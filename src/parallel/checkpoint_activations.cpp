@@ -173,6 +173,7 @@ class StashedGradients {
       inputs_.emplace_back(inputs[i]);
       set_reduce_stage(inputs_.back(), [&gradient = taken[i]](const DTensor& input, const at::Tensor& given) {
         gradient = DTensor(given).redistribute(gradient_placements(input));
+        return true;
       });
     }
   }

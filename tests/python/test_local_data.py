@@ -256,6 +256,40 @@ class WithTensorParallelism(unittest.TestCase):
         dtensor.run(8, on_rank, (2, 2, 2), ("pp", "dp", "tp"))
 
 
+    def test_parameters_outside_the_plan(self):
+        """With DTensors, or equal activations on all ranks, their gradients are right. Local shards of a sequence are an error."""
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down, self.norm, self.head = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+            def forward(self, x):
+                return self.head(self.norm(self.down(torch.tanh(self.up(x)))))
+
+        regular = Net().double()
+        data = [torch.randn(n, 4, 8).double() for n in (2, 3)]
+        (sum(regular(x).square().sum() for x in data) / 2).backward()
+
+        def on_rank(layout, local):
+            mesh = dtensor.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            net = copy.deepcopy(regular)
+            net.zero_grad()
+            rowwise = RowwiseParallel(output_layouts=layout, use_local_output=local)
+            parallelize_module(net, mesh["tp"], {"up": ColwiseParallel(), "down": rowwise})
+            for part in (net.up, net.down, net.norm, net):
+                fully_shard(part, mesh=mesh["dp"])
+            y = net(data[mesh.get_local_rank("dp")])
+            y.square().sum().backward()
+            for (name, p), q in zip(net.named_parameters(), regular.parameters()):
+                torch.testing.assert_close(p.grad.full_tensor(), q.grad, msg=name)
+
+        for layout, local in ((Replicate(), True), (Replicate(), False), (Shard(1), False)):
+            dtensor.run(4, on_rank, layout, local)
+        with self.assertRaisesRegex(RuntimeError, "expected equal gradients of parameter '.*' on the ranks of .*SequenceParallel"):
+            dtensor.run(4, on_rank, Shard(1), True)
+
+
 class DoubleBackward(unittest.TestCase):
     def test_training_on_forces(self):
         """Forward returns the gradient of an energy, which backward differentiates again: message-passing potentials."""

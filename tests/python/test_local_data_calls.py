@@ -78,6 +78,66 @@ class Boundary(unittest.TestCase):
         for rank, found in enumerate(dtensor.run(2, on_rank)):
             torch.testing.assert_close(found, regular(torch.full((2, 3), 1.0 + rank)))
 
+    def test_gradients_of_an_inner_unit_inside_a_call_are_refused(self):
+        """Code inside a call computes with this rank's values, but gradients of an inner unit are means over ranks."""
+
+        class InBackward(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, layer, graph_of_forward, x, *parameters):
+                ctx.layer, ctx.parameters = layer, parameters
+                ctx.save_for_backward(x)
+                with torch.enable_grad():
+                    ctx.y = layer(x) if graph_of_forward else None
+                return x * 1
+
+            @staticmethod
+            def backward(ctx, grad):
+                with torch.enable_grad():
+                    y = ctx.layer(*ctx.saved_tensors) if ctx.y is None else ctx.y
+                return None, None, grad, *torch.autograd.grad(y, ctx.parameters, grad)
+
+        class Net(nn.Module):
+            def __init__(self, way):
+                super().__init__()
+                self.layer, self.way = nn.Linear(3, 3), way
+
+            def forward(self, x):
+                if self.way == "in forward":
+                    return torch.autograd.grad(self.layer(x).square().sum(), list(self.layer.parameters()), create_graph=True)[0]
+                return InBackward.apply(self.layer, self.way == "in backward", x, *self.layer.parameters())
+
+        def on_rank(way, inner):
+            net = Net(way)
+            if inner:
+                fully_shard(net.layer)
+            fully_shard(net)
+            net(torch.ones(2, 3)).sum().backward()
+            return net.layer.weight.grad is not None
+
+        for way in ("in forward", "in backward", "in a recomputation in backward"):
+            with self.subTest(way):
+                self.assertEqual(dtensor.run(1, on_rank, way, True) + dtensor.run(2, on_rank, way, False), [True] * 3)
+                with self.assertRaisesRegex(RuntimeError, "'weight' of an inner unit of fully_shard.*mean over ranks"):
+                    dtensor.run(2, on_rank, way, True)
+
+    def test_parameters_that_backward_needs_must_not_change(self):
+        """The errors of one device, for the tensors that autograd saved only."""
+
+        def on_rank(change, reshard, saved):
+            net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+            for part in (*net, net):
+                fully_shard(part, reshard_after_forward=reshard)
+            y = net(torch.ones(2, 3))
+            with torch.no_grad():
+                getattr(net[1], saved).add_(change)
+            y.sum().backward()
+
+        for reshard in (True, False):
+            for ranks in (1, 2):
+                with self.assertRaisesRegex(RuntimeError, "modified (by an )?inplace"):
+                    dtensor.run(ranks, on_rank, 1, reshard, "weight")
+                dtensor.run(ranks, on_rank, 1, reshard, "bias")
+
     def test_containers_that_are_not_pytree_nodes(self):
         class Net(nn.Module):
             def __init__(self):

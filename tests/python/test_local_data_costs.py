@@ -46,6 +46,38 @@ class Costs(unittest.TestCase):
         self.assertEqual(counts, [[self.LAYERS, self.LAYERS]] * 3)
         self.assertEqual(peak, self.LAYERS)
 
+    def test_without_reshard_after_backward_units_stay_gathered(self):
+        layer = 16 * 17 * 4
+
+        def on_rank(reshard_after_forward, dtensors):
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(self.LAYERS)))
+            for part in (*net, net):
+                fully_shard(part, mesh=mesh, reshard_after_forward=reshard_after_forward)
+            net.set_reshard_after_backward(False)
+            net.set_requires_gradient_sync(False)
+            x = torch.ones(4, 16)
+            x = dtensor.distribute_tensor(x, mesh, [dtensor.Shard(0)]) if dtensors else x
+            gathers, held = [], []
+            for number in range(5):
+                if number == 3:  # the gathered copies are outdated
+                    with torch.no_grad():
+                        net[0].weight.mul_(2), net[0].bias.mul_(2)
+                net.set_reshard_after_backward(number == 4)
+                before = net.fsdp_stats()["all_gathers"]
+                net(x).square().sum().backward()
+                gathers.append(net.fsdp_stats()["all_gathers"] - before)
+                held.append(net.fsdp_stats()["gathered_bytes"] // layer)
+            return gathers, held
+
+        for dtensors in (False, True):
+            gathers, held = dtensor.run(2, on_rank, False, dtensors)[0]
+            self.assertEqual(gathers, [self.LAYERS, 0, 0, 1, 0])
+            self.assertEqual(held, [self.LAYERS] * 4 + [0])
+        gathers, held = dtensor.run(2, on_rank, True, False)[0]  # freed after forward, so gathered in each backward
+        self.assertEqual(gathers[2], self.LAYERS - 1)
+        self.assertEqual(held, [self.LAYERS] * 4 + [0])
+
     def test_recomputed_modules(self):
         for reentrant in (False, True):
             counts, peak = self.measure(True, reentrant)

@@ -20,6 +20,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/dispatch_modes.h"
 #include "internal/memory_kind.h"
+#include "internal/ranks/named_calls.h"
 #include "internal/simulated.h"
 #include "placement/stride_order.h"
 
@@ -136,10 +137,8 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
     if (is_captured(collected.leaf)) return {reduce_immediately(collected, gradient)};
     const auto* hooks = hooks_on(leaf_);
     if (NoGradientSync::current() || (hooks != nullptr && !hooks->syncs)) {
-      accumulate_gradient(collected.leaf, collected.owned(gradient));
-    } else if (hooks != nullptr && hooks->reduce) {
-      hooks->reduce(collected.leaf, gradient);
-    } else {
+      accumulate_without_sync(collected, gradient);
+    } else if (hooks == nullptr || !hooks->reduce || !hooks->reduce(collected.leaf, gradient)) {
       join_and_reduce(collected, gradient);
     }
     return {at::Tensor()};
@@ -153,9 +152,23 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
     DTensor owned(const DTensor& gradient) const { return dtensor::owned(gradient, leaf, given, sole); }
   };
 
+  NamedCallScope::Name name_of_reduction() const {
+    const auto* hooks = hooks_on(leaf_);
+    return hooks == nullptr || hooks->reduction.empty() ? nullptr : NamedCallScope::name(hooks->reduction);
+  }
+
+  // A sum that was reduced before stays reduced, so it may reduce what is added.
+  void accumulate_without_sync(const Collected& collected, const DTensor& gradient) const {
+    const auto& sum = collected.leaf.grad();
+    const bool converts = is_dtensor(sum) && DTensor(sum).placements() != gradient.placements();
+    const NamedCallScope named(converts ? name_of_reduction() : nullptr);
+    accumulate_gradient(collected.leaf, collected.owned(gradient));
+  }
+
   Placements wanted() const { return replicate_partials(leaf_.spec()->placements); }
 
   DTensor reduce_immediately(const Collected& collected, const DTensor& gradient) const {
+    const NamedCallScope named(name_of_reduction());
     return move_to_leaf(gradient.redistribute(wanted()), collected.leaf);
   }
 
@@ -210,7 +223,11 @@ void set_gather_hook(const DTensor& parameter, GatherHook hook) { hooks_of(param
 void set_gradient_ready_hook(const DTensor& parameter, GradientReadyHook hook) {
   hooks_of(parameter).gradient = std::move(hook);
 }
-void set_reduce_stage(const DTensor& parameter, ReduceStage hook) { hooks_of(parameter).reduce = std::move(hook); }
+void set_reduce_stage(const DTensor& parameter, ReduceStage hook, std::string name) {
+  auto& hooks = hooks_of(parameter);
+  hooks.reduce = std::move(hook);
+  hooks.reduction = std::move(name);
+}
 void leave_gradient_to_accumulator(const DTensor& leaf) { dtensor_or_null(leaf)->has_gradient_pipeline = true; }
 
 void watch_gradient(const DTensor& leaf) { install_gradient_pipeline(*dtensor_or_null(leaf)); }

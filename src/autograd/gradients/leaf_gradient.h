@@ -23,6 +23,7 @@ struct TensorHooks {
   GatherHook use;
   GradientReadyHook gradient;
   ReduceStage reduce;
+  std::string reduction;  // the name of reductions without that stage; empty: none
   bool syncs = true;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> owner;
 

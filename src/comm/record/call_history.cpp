@@ -8,6 +8,8 @@
 
 #include "comm/error_messages.h"
 #include "comm/record/hash.h"
+#include "comm/record/interned_text.h"
+#include "internal/ranks/named_calls.h"
 
 namespace dtensor {
 namespace {
@@ -173,5 +175,22 @@ std::string describe_difference(const std::vector<RankCalls>& members) {
          difference + " (calls with numbers since the previous collective). Multiply to_local() by a number of this " +
          "rank, or make the number a DTensor (DTensor::from_local); ";
 }
+
+namespace {
+thread_local const NamedCallScope::Name* innermost_name = nullptr;
+}  // namespace
+
+// A history of one call: backends compare histories already, and print where they differ.
+NamedCallScope::Name NamedCallScope::name(const std::string& what) {
+  const auto history = std::make_shared<CallHistory>();
+  history->add({hash_of(what), &interned_string(what)});
+  return history;
+}
+
+NamedCallScope::NamedCallScope(Name name) : name_(std::move(name)), outer_(innermost_name) {
+  if (name_ != nullptr) innermost_name = &name_;
+}
+NamedCallScope::~NamedCallScope() { innermost_name = outer_; }
+const NamedCallScope::Name* NamedCallScope::current() { return innermost_name; }
 
 }  // namespace dtensor

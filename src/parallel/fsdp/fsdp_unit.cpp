@@ -42,10 +42,42 @@ void FsdpUnit::set_requires_all_reduce(bool on) const { impl().requires_all_redu
 void FsdpUnit::set_reshard_after_forward(bool on) const { impl().reshards = on; }
 void FsdpUnit::set_reshard_after_backward(bool on) const { impl().reshards_after_backward = on; }
 
+namespace {
+
+// The gradient of a parameter that is not reduced over all axes of the unit; undefined: none.
+at::Tensor unreduced_gradient(const FsdpUnit::Impl& unit, const fsdp::Parameter& p) {
+  const auto tensor = p.lock();
+  if (!tensor.defined() || !is_dtensor(tensor.grad())) return {};
+  const auto placements = DTensor(tensor.grad()).placements();
+  const auto partial = [&](std::int64_t axis) { return placements[static_cast<std::size_t>(axis)].is_partial(); };
+  const bool over_replicas = unit.axes.replicate >= 0 && partial(unit.axes.replicate);
+  const bool over_shards = std::any_of(unit.axes.shard.begin(), unit.axes.shard.end(), partial);
+  return over_replicas || over_shards ? tensor.grad() : at::Tensor();
+}
+
+}  // namespace
+
+// Unreduced gradients are sums of contributions that were divided by the former factor.
 void FsdpUnit::set_gradient_divide_factor(double factor) const {
   TORCH_CHECK(factor > 0, "fully_shard: expected a gradient divide factor > 0, got ", factor);
-  impl().divide_factor = factor;
+  auto& unit = impl();
+  const at::NoGradGuard no_grad;
+  const auto former = unit.divide_factor.value_or(static_cast<double>(unit.data_parallel_ranks()));
+  const bool local = std::none_of(unit.parameters.begin(), unit.parameters.end(), [](const auto& p) {
+    return p.used_globally;
+  });
+  for (const auto& p : unit.parameters) {
+    const auto gradient = factor == former ? at::Tensor() : unreduced_gradient(unit, p);
+    if (!gradient.defined()) continue;
+    TORCH_CHECK(local, "fully_shard: expected gradients of calls with regular tensors only when the divide factor ",
+                "changes from ", former, " to ", factor, ", but the unreduced gradient of parameter '", p.name,
+                "' may have parts of calls with DTensors; set the factor before the first backward pass");
+    gradient.mul_(former / factor);
+  }
+  unit.divide_factor = factor;
 }
+
+void FsdpUnit::set_reduce_scatter_unused_params(bool on) const { impl().reduces_unused = on; }
 
 std::int64_t FsdpUnit::shard_bytes() const {
   std::int64_t bytes = 0;

@@ -186,9 +186,10 @@ void attach_hook(const std::shared_ptr<Unit>& unit) {
     const DTensor parameter(unit->parameters[k].lock());
     set_gather_hook(parameter, UnitParameterHook{{unit, k}});
     if (!reduces) continue;
-    set_reduce_stage(parameter, [unit, k](const DTensor& leaf, const at::Tensor& gradient) {
-      unit->schedule->gradient(*unit, k, leaf, gradient);
-    });
+    const auto reduce = [unit, k](const DTensor& leaf, const at::Tensor& gradient) {
+      return unit->schedule->gradient(*unit, k, leaf, gradient);
+    };
+    set_reduce_stage(parameter, reduce, "the reduction of '" + unit->parameters[k].name + "' in " + unit->str());
   }
 }
 

@@ -58,6 +58,7 @@ at::Tensor Schedule::use(Unit& unit, std::size_t k, const DTensor& parameter, co
                          at::ScalarType dtype) {
   auto& p = unit.parameters[k];
   p.check_initialized(parameter);
+  p.used_globally |= at::GradMode::is_enabled() && parameter.requires_grad();
   if (!p.in_flat_buffer || gathered != p.unsharded_placements || !p.has_original_layout(parameter)) return {};
   if (!p.serves(dtype)) return warn_of_dtype(unit, p, parameter, dtype), at::Tensor();
   begin_use(unit);
@@ -130,6 +131,7 @@ void Schedule::release(Unit& unit) {
   }
   unit.uses = 0;
   if (unit.pinned || unit.active_calls > 0 || unit.kept_for_graph) return;
+  if (pass_kind_ == kBackward && !unit.reshards_after_backward) return;
   count_gathered(-unit.flat_bytes);  // also if an active gather fails
   if (pass_kind_ != kForward || !unit.has_post_forward_mesh()) return unit.drop();
   const auto before = unit.kept_shard_bytes();
@@ -244,7 +246,8 @@ void Schedule::enter_pass(int pass) {
   forget_failed_passes();
   if (std::any_of(passes_.begin(), passes_.end(), [&](const Pass& open) { return open.id == pass; })) return;
   const auto end = std::make_shared<PassEnd>(*this, pass);
-  for (const auto* unit : units_) {
+  for (auto* unit : units_) {
+    if (passes_.empty()) unit->reduced_in_pass = false;
     for (const auto& p : unit->parameters) end->parameters.push_back(p.lock());
   }
   passes_.push_back({pass, end});
@@ -258,8 +261,10 @@ void Schedule::learn_implicit_reshards(Unit& unit) {
 }
 
 void Schedule::forget_expected(Unit& unit) {
+  const bool all_reduced = unit.requires_gradient_sync && unit.requires_all_reduce && !NoReplicaSync::current();
   for (auto& p : unit.parameters) {
     p.gradient_expected = false;
+    if (all_reduced) p.used_globally = false;
     if (unit.arrivals > 0) p.had_gradient = std::exchange(p.gradient_arrived, false);
   }
 }

@@ -29,8 +29,8 @@ class Schedule {
   // Backward has reached the call's module; backward has all gradients of its parameters, or has ended.
   void enter_backward(Unit& unit);
   void leave_backward(Unit& unit);
-  // The gradient of parameter k has arrived in this backward pass.
-  void gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient);
+  // The gradient of parameter k has arrived in this backward pass. Returns whether the unit reduces it.
+  bool gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient);
   void release(Unit& unit);
   // Gathers the unit, which stays gathered until unpin().
   void pin(Unit& unit);
@@ -46,6 +46,7 @@ class Schedule {
   void begin_use(Unit& unit);
   void enter_pass(int pass);
   void leave_calls(int pass);
+  bool is_recomputing() const;
   void keep_for_graph(int pass);
   void end_pass(int pass);
   void forget_failed_passes();
@@ -71,7 +72,9 @@ class Schedule {
   void reduce(Unit& unit, const at::Tensor& arriving = {});
   void add_pending(Parameter& p, at::Tensor gradient);
   void advance_reductions();
+  bool add_missing(Unit& unit);
   bool take_leftovers(const Unit& unit, Parameter& p);
+  bool take_zeros(const Unit& unit, Parameter& p);
   void count_gathered(std::int64_t bytes);
   void count_unreduced(std::int64_t bytes);
 

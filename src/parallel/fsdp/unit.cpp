@@ -7,6 +7,7 @@
 
 #include "dtensor/events.h"
 #include "internal/memory_kind.h"
+#include "internal/ranks/next_number.h"
 #include "internal/ranks/separate_communicator.h"
 #include "parallel/fsdp/schedule.h"
 
@@ -125,6 +126,28 @@ void FsdpUnit::Impl::make_communicators() {
   }
   if (axes.replicate >= 0)
     all_reduce_comm = separate_in_background(mesh, mesh.communicator(axes.replicate), "all_reduce");
+  number = next_number(mesh, "fully_shard");
+  gather_ = NamedCallScope::name("the gather of " + str());
+}
+
+std::string FsdpUnit::Impl::str() const {
+  const auto more = parameters.size() < 2 ? "" : " and " + std::to_string(parameters.size() - 1) + " more";
+  return "unit " + std::to_string(number) + " of fully_shard (" +
+         (parameters.empty() ? "empty" : "'" + parameters[0].name + "'" + more) + ")";
+}
+
+const NamedCallScope::Name& FsdpUnit::Impl::name_reduction(const std::vector<const fsdp::Parameter*>& reduced) {
+  if (last_reduction_ && last_reduced_ == reduced) return last_reduction_;
+  std::vector<std::string> missing;
+  for (const auto& p : parameters) {
+    const auto tensor = p.lock();
+    const bool trains = tensor.defined() && tensor.requires_grad();
+    if (trains && std::find(reduced.begin(), reduced.end(), &p) == reduced.end()) missing.push_back("'" + p.name + "'");
+  }
+  const auto without = missing.empty() ? "" : " without " + c10::str(c10::Join(", ", missing));
+  last_reduced_ = reduced;
+  return last_reduction_ =
+             NamedCallScope::name("the reduction of " + str() + without + " (see set_reduce_scatter_unused_params)");
 }
 
 bool FsdpUnit::Impl::is_fresh(const Parameter& p, const DTensor& parameter) const {
@@ -190,6 +213,7 @@ void FsdpUnit::Impl::start_gather() {
   const c10::InferenceMode off(false);  // the tensors are reused in training steps
   const at::AutoDispatchBelowADInplaceOrView below;
   const CollectiveTag tag([this] { return local_parts(); });
+  const NamedCallScope named(gather_);
   const bool from_shares = post_forward_shard.defined() && all_fresh();
   allocate_flat_buffer();
   uses = 0;
@@ -300,9 +324,17 @@ void FsdpUnit::Impl::reshard_after_forward_to_mesh() {
   drop();
 }
 
-bool FsdpUnit::Impl::has_work() const {
-  const auto copies = axes.replicate < 0 ? 1 : mesh.size(axes.replicate);
-  return fsdp::shard_ranks(mesh, axes) * copies > 1 || is_offloaded();
+std::int64_t FsdpUnit::Impl::data_parallel_ranks() const {
+  return fsdp::shard_ranks(mesh, axes) * (axes.replicate < 0 ? 1 : mesh.size(axes.replicate));
+}
+
+bool FsdpUnit::Impl::has_work() const { return data_parallel_ranks() > 1 || is_offloaded(); }
+
+Placements FsdpUnit::Impl::contribution_placements(Placements placements) const {
+  const Placement contribution = Partial(divide_factor ? ReduceOp::sum : ReduceOp::avg);
+  for (const auto axis : axes.shard) placements[static_cast<std::size_t>(axis)] = contribution;
+  if (axes.replicate >= 0) placements[static_cast<std::size_t>(axes.replicate)] = contribution;
+  return placements;
 }
 
 bool FsdpUnit::Impl::frozen() const {
@@ -328,12 +360,16 @@ bool FsdpUnit::Impl::complete() const {
     any |= p.in_flat_buffer && p.pending_gradient.defined();
   }
   if (any_fetched) return any;
-  // Nothing is gathered, so uses are not recorded: expects a gradient of every parameter that can have one.
-  for (const auto& p : parameters) {
+  // Nothing is gathered, so only calls with local semantics record uses. Otherwise expects a gradient of every parameter
+  // that can have one.
+  const bool recorded_uses = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) {
+    return p.gradient_expected;
+  });
+  return std::all_of(parameters.begin(), parameters.end(), [&](const Parameter& p) {
     const auto tensor = p.lock();
-    if (tensor.defined() && tensor.requires_grad() && !p.pending_gradient.defined()) return false;
-  }
-  return true;
+    const bool expected = recorded_uses ? p.gradient_expected : tensor.defined() && tensor.requires_grad();
+    return !expected || p.pending_gradient.defined();
+  });
 }
 
 }  // namespace dtensor

@@ -15,6 +15,7 @@
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "internal/gradient_hooks.h"
+#include "internal/ranks/named_calls.h"
 #include "parallel/fsdp/parameter_shards.h"
 
 namespace dtensor::fsdp {
@@ -66,6 +67,7 @@ struct Parameter {
   std::vector<at::Tensor> pieces;  // views of `full` by rank: outputs of the gather
   std::uint64_t generation = 0;    // generation of the parameter when it was gathered
   bool used = false;               // since it was gathered
+  bool used_globally = false;      // with DTensors and a graph, since the last pass that reduced
   bool gradient_expected = false;  // used with a graph, so a gradient will arrive
   bool gradient_arrived = false;   // in this pass
   bool had_gradient = false;       // in the last pass that reduced gradients of the unit
@@ -129,13 +131,21 @@ struct FsdpUnit::Impl {
   void reshard_after_forward_to_mesh();
   bool has_post_forward_mesh() const { return post_forward_ranks.size() > 1; }
 
+  // Number of ranks over which gradients are reduced.
+  std::int64_t data_parallel_ranks() const;
   // Whether its axes have more than one rank or it is offloaded: otherwise nothing is gathered and no gradient is
   // reduced.
   bool has_work() const;
+  // Placements of this rank's contribution to a gradient with local semantics, which replace those of the unit's axes:
+  // an average, or, of contributions that were divided by the divide factor, a sum.
+  Placements contribution_placements(Placements placements) const;
   bool frozen() const;
   bool all_used() const;
   bool complete() const;  // every expected gradient has arrived
   std::vector<at::Tensor> local_parts() const;
+  std::string str() const;  // unit 3 ('a.weight' and 2 more)
+  // The name of the collectives for the gradients of these parameters.
+  const NamedCallScope::Name& name_reduction(const std::vector<const fsdp::Parameter*>& reduced);
 
   const DeviceMesh mesh, storage_mesh;  // of the computation; of parameters, gradients and states
   const FsdpOptions options;
@@ -147,6 +157,7 @@ struct FsdpUnit::Impl {
       post_forward_comm;                // over the shard axes; the last over neighbors only
   Communicator all_reduce_comm;         // over the replicate axis, if there is one
   std::vector<int> post_forward_ranks;  // this rank and its neighbors on the shard axes
+  std::uint64_t number = 0;             // among the units of the mesh
 
   at::Tensor flat, post_forward_shard;  // bytes: the gathered copy; this rank's share between forward and backward
   at::Tensor freed_buffer;              // the previous copy without memory: its views in `parameters` are reused
@@ -173,7 +184,9 @@ struct FsdpUnit::Impl {
   bool reshards_after_backward = true;
   bool requires_gradient_sync = true, requires_all_reduce = true;  // false: as NoGradientSync, NoReplicaSync
   std::optional<double> divide_factor;  // of gradients with local semantics; default: the number of ranks
-  int pending_pass = -1;                // backward pass of the first pending gradient
+  bool reduces_unused = false;          // zeros for parameters without a gradient on this rank
+  bool reduced_in_pass = false;
+  int pending_pass = -1;  // backward pass of the first pending gradient
   // Gradients that arrived and reductions in this pass. If the previous pass reduced more than once (several recomputed
   // segments), expected_arrivals gradients must arrive before a reduction; 0: all expected ones.
   std::int64_t arrivals = 0, reductions = 0, expected_arrivals = 0;
@@ -188,6 +201,9 @@ struct FsdpUnit::Impl {
   void gather_shards();
   void gather_post_forward_shards();
   std::vector<at::Tensor> post_forward_shards_of(const at::Tensor& bytes) const;
+
+  NamedCallScope::Name gather_, last_reduction_;
+  std::vector<const fsdp::Parameter*> last_reduced_;  // by last_reduction_
 };
 
 namespace fsdp {

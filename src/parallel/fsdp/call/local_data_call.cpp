@@ -15,13 +15,21 @@
 #include "dtensor/hooks.h"
 #include "internal/autograd_node.h"
 #include "internal/simulated.h"
+#include "parallel/fsdp/call/calls_in_backward.h"
 #include "parallel/fsdp/schedule.h"
-#include "parallel/mesh_slice.h"
 
 namespace dtensor::fsdp {
 namespace {
 
 using torch::autograd::variable_list;
+
+// Whether autograd.grad captures the gradients that reach this node.
+bool is_captured(const torch::autograd::Node& node) {
+  const auto* asked = torch::autograd::get_current_graph_task_exec_info();
+  if (asked == nullptr) return false;
+  const auto found = asked->find(const_cast<torch::autograd::Node*>(&node));
+  return found != asked->end() && found->second.captures_ != nullptr;
+}
 
 // Returns the gradients of the unsharded parameters of one call as gradients of the parameters.
 class UnshardBackward final : public torch::autograd::Node {
@@ -35,17 +43,31 @@ class UnshardBackward final : public torch::autograd::Node {
     variable_list result(parameters_.size());
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       if (parameters_[i].unit == nullptr || !gradients[i].defined() || !task_should_compute_output(i)) continue;
+      check_not_captured_inside(i);
       result[i] = gradient_from_unsharded(parameters_[i], gradients[i]);
       parameters_[i].parameter().gradient_expected |=
           parameters_[i].unit->requires_gradient_sync && !NoGradientSync::current();
     }
     const auto call = call_.lock();
+    if (call) {
+      for (const auto& mesh : call->sharded_meshes()) check_equal_gradients(parameters_, gradients, mesh);
+    }
     // With create_graph the parameters may be needed again; in an inner pass (recomputation) the outer one continues.
     if (call && call->pass() == current_backward_id() && !at::GradMode::is_enabled()) call->leave_backward();
     return result;
   }
 
  private:
+  // Code inside a call computes with this rank's values. What autograd captures is reduced over the ranks.
+  void check_not_captured_inside(std::size_t i) const {
+    const auto call = call_.lock();
+    if (!call || !call->pass_is_inner() || !parameters_[i].unit->has_work()) return;
+    TORCH_CHECK(!is_captured(*next_edge(i).function), "torch.autograd.grad: expected tensors of the current call, got ",
+                "parameter '", parameters_[i].parameter().name, "' of an inner unit of fully_shard, whose gradient ",
+                "would be the mean over ranks, not this rank's own; call autograd.grad in the forward() of that unit, ",
+                "or make its module part of the outer unit");
+  }
+
   std::vector<UnitParameter> parameters_;
   std::weak_ptr<LocalCall> call_;  // owns this node's outputs
 };
@@ -112,51 +134,7 @@ class InputDone final : public torch::autograd::FunctionPreHook {
   std::weak_ptr<LocalCall> call_;
 };
 
-at::Tensor gathered_memory(const UnitParameter& member, const DTensor& parameter) {
-  auto& p = member.parameter();
-  if (p.in_flat_buffer && p.has_original_layout(parameter)) {
-    if (!member.unit->is_gathered())
-      return at::empty(p.layout.sizes, at::TensorOptions(p.gather_dtype()));  // no elements
-    return view_of(member.unit->flat, p.gather_dtype(), p.layout.sizes, p.layout.strides, p.offset);
-  }
-  // A parameter that was converted (module.to(dtype)) computes in its new dtype, unless the unit has a param_dtype.
-  const auto local = gathered_local(parameter, p.unsharded_placements);
-  const auto dtype = p.param_dtype.value_or(local.scalar_type());
-  return local.scalar_type() == dtype ? local.alias() : local.to(dtype);
-}
-
 }  // namespace
-
-at::Tensor make_unsharded_parameter(const UnitParameter& member) {
-  const at::NoGradGuard no_grad;
-  auto& p = member.parameter();
-  const auto tensor = p.lock();
-  TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name,
-              "' was freed, but others of its unit are used; keep all parameters of the model alive");
-  p.check_initialized(DTensor(tensor));
-  auto local = gathered_memory(member, DTensor(tensor));
-  if (!p.tp_axes.mesh) return local;
-  return DTensor::from_local(local, p.tp_axes.mesh, p.tp_axes.placements, p.sizes, p.strides);
-}
-
-at::Tensor gradient_from_unsharded(const UnitParameter& member, const at::Tensor& gradient) {
-  const auto& unit = *member.unit;
-  const auto& p = member.parameter();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !gradient.key_set().has(c10::DispatchKey::FuncTorchBatched), "fully_shard: expected one gradient of parameter '",
-      p.name, "', got a batch of them (is_grads_batched = true, torch.func.vmap). Ranks reduce the gradient of a ",
-      "parameter: compute one after the other, or batch gradients of inputs");
-  Placements placements = p.unsharded_placements;
-  at::Tensor local = gradient;
-  if (is_dtensor(gradient)) {
-    const DTensor further(gradient);
-    placements = lifted_placements(further, unit.mesh);
-    local = further.to_local();
-  }
-  for (const auto axis : unit.axes.shard) placements[static_cast<std::size_t>(axis)] = Partial(ReduceOp::avg);
-  if (unit.axes.replicate >= 0) placements[static_cast<std::size_t>(unit.axes.replicate)] = Partial(ReduceOp::avg);
-  return DTensor::from_local(local, unit.mesh, placements, p.sizes, p.strides);
-}
 
 LocalCall::LocalCall(at::TensorList parameters, at::TensorList inputs, FsdpCall::OnBackward on_backward)
     : tensors(parameters.vec()), on_backward_(std::move(on_backward)) {
@@ -174,16 +152,19 @@ LocalCall::LocalCall(at::TensorList parameters, at::TensorList inputs, FsdpCall:
 
 void LocalCall::enter_forward() {
   for (const auto& unit : units_) unit->schedule->enter(*unit);
-  local_data_call_ =
-      open_scope(LocalDataCall{units_.empty() ? DeviceMesh() : units_.front()->mesh}, Recompute::restored);
+  const LocalDataCall call{units_.empty() ? DeviceMesh() : units_.front()->mesh};
+  sharded_meshes_ = call.sharded;
+  local_data_call_ = open_scope(call, Recompute::restored);
   watch_inputs();
   const auto parameters = tensors;
   // Under a transform of torch.func, parameters are constants: its wrappers do not see how they are gathered.
   const c10::impl::ExcludeDispatchKeyGuard outside_transforms(c10::DispatchKeySet(
       {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
+  generations_.resize(parameters.size());
   bool trains = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].unit == nullptr) continue;
+    generations_[i] = DTensor(parameters[i]).generation();
     const auto same = [&](const at::Tensor& other) { return other.is_same(parameters[i]); };
     const auto first = std::find_if(parameters.begin(), parameters.end(), same) - parameters.begin();
     const bool tied = static_cast<std::size_t>(first) < i;
@@ -252,13 +233,28 @@ void LocalCall::leave_forward(at::TensorList outputs, bool keep) {
 void LocalCall::enter_backward() {
   if (pass_ >= 0) return;
   pass_ = current_backward_id();
+  pass_is_inner_ = ScopedValue<LocalDataCall>::current() != nullptr || CallsInBackward::any_of_another_pass(pass_);
+  CallsInBackward::add(this);
   inputs_done_ = 0;
+  advance_versions();
   if (units_.empty()) queue_backward_callback([end = std::make_shared<CallEnd>(shared_from_this())] {});
   for (const auto& unit : units_) {
     unit->schedule->enter_backward(*unit);
     unit->calls_in_backward.push_back(shared_from_this());
   }
   if (on_backward_) on_backward_(true);
+}
+
+// The gathered memory holds the current values of parameters that were written since forward. Autograd throws if it
+// saved their tensors.
+void LocalCall::advance_versions() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].unit == nullptr) continue;
+    const at::Tensor parameter = parameters_[i].parameter().lock();
+    if (!parameter.defined() || DTensor(parameter).generation() == generations_[i]) continue;
+    generations_[i] = DTensor(parameter).generation();
+    tensors[i].unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 // Whether this pass computes gradients of the parameters, so that UnshardBackward runs when all have arrived.
@@ -277,6 +273,7 @@ void LocalCall::input_done() {
 
 void LocalCall::leave_backward() {
   if (std::exchange(pass_, -1) < 0) return;
+  CallsInBackward::remove(this);
   const auto alive = shared_from_this();
   if (on_backward_) on_backward_(false);
   for (const auto& unit : units_) {
@@ -330,7 +327,7 @@ void Schedule::enter_backward(Unit& unit) {
 }
 
 void Schedule::leave_backward(Unit& unit) {
-  if (--unit.active_calls == 0 && unit.reshards_after_backward) release(unit);
+  if (--unit.active_calls == 0) release(unit);
 }
 
 void Schedule::leave_calls(int pass) {

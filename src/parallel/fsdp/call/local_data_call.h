@@ -32,6 +32,10 @@ class LocalCall : public std::enable_shared_from_this<LocalCall> {
 
   // Id of the backward pass that has reached the module; -1: none.
   int pass() const { return pass_; }
+  // Whether that pass began inside another one or inside a call, as autograd.grad in a custom function does.
+  bool pass_is_inner() const { return pass_is_inner_; }
+  // LocalDataCall::sharded of its forward pass.
+  const std::vector<DeviceMesh>& sharded_meshes() const { return *sharded_meshes_; }
 
   std::vector<at::Tensor> tensors;  // the tensors that replace the constructor's parameters
 
@@ -40,8 +44,10 @@ class LocalCall : public std::enable_shared_from_this<LocalCall> {
   void watch_inputs();
   bool is_input(const at::Tensor& tensor) const;
   bool reduces_here() const;
+  void advance_versions();
 
   std::vector<UnitParameter> parameters_;               // no unit: passed through
+  std::vector<std::uint64_t> generations_;              // of the parameters in forward
   std::vector<std::shared_ptr<FsdpUnit::Impl>> units_;  // each once
   FsdpCall::OnBackward on_backward_;
   struct Input {
@@ -54,6 +60,8 @@ class LocalCall : public std::enable_shared_from_this<LocalCall> {
   std::vector<NodePtr> accumulators_;                  // of `tensors`, which refer to them weakly
   torch::autograd::Node* unshard_backward_ = nullptr;  // behind the accumulators; null: nothing requires grad
   int pass_ = -1;
+  bool pass_is_inner_ = false;
+  std::shared_ptr<const std::vector<DeviceMesh>> sharded_meshes_;
 };
 
 // Parameter `member` as a regular tensor (or, if it is distributed over further axes, a DTensor on their mesh) that
@@ -62,5 +70,8 @@ at::Tensor make_unsharded_parameter(const UnitParameter& member);
 // Converts a gradient of a result of make_unsharded_parameter() to a gradient of the parameter: an average over the
 // axes over which the unit reduces.
 at::Tensor gradient_from_unsharded(const UnitParameter& member, const at::Tensor& gradient);
+// Throws if a gradient of a parameter that is not distributed on `mesh` differs between its ranks. Nothing reduces it
+// there, so replicas would drift apart.
+void check_equal_gradients(const std::vector<UnitParameter>& members, at::TensorList gradients, const DeviceMesh& mesh);
 
 }  // namespace dtensor::fsdp

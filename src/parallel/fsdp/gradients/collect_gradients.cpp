@@ -2,6 +2,7 @@
 // (reduction.cpp). Also decides when reductions are awaited.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "dtensor/hooks.h"
 #include "internal/simulated.h"
@@ -24,32 +25,14 @@ at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
 
 bool requires_all_reduce(const Unit& unit) { return unit.requires_all_reduce && !NoReplicaSync::current(); }
 
-// Reduces one gradient as the engine does without a schedule: with a graph under create_graph, and to the parameter's
-// current placements.
-void reduce_alone(const DTensor& parameter, const DTensor& gradient) {
-  TORCH_CHECK(!at::GradMode::is_enabled() || gradient.mesh() == parameter.mesh(),
-              "fully_shard: create_graph is not supported for a parameter in host memory (", parameter.spec_str(),
-              "), because the copy of its gradient to the host is not part of the graph");
-  const auto goal = gradient_placements(parameter);
-  UnsynchronizedGradient earlier;
-  DTensor reduced = gradient;
-  if (const auto& sum = parameter.grad(); is_dtensor(sum) && DTensor(sum).placements() != goal) {
-    earlier = UnsynchronizedGradient(parameter);
-    reduced = DTensor(earlier.sum().add(gradient));
-  }
-  reduced = reduced.redistribute(goal);
-  earlier.done();
-  if (!gradient.mesh().is_member()) return accumulate_gradient(parameter, reduced);
-  // A copy, as autograd makes for gradients with graphs.
-  if (reduced.requires_grad()) return accumulate_gradient(parameter, DTensor(reduced.clone()).redistribute(goal));
-  const auto local = reduced.to_local().to(parameter.mesh().device_type());
-  // Not a DTensor operator, because whether memory is shared may differ between ranks.
-  accumulate_gradient(parameter, shares_storage(local, gradient.to_local()) ? local.clone() : local, goal);
-}
-
 }  // namespace
 
-void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient) {
+// Whether the current pass runs inside another one.
+bool Schedule::is_recomputing() const {
+  return passes_.size() > 1 || torch::autograd::get_current_graph_task_id() != current_backward_id();
+}
+
+bool Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient) {
   const int pass = current_backward_id();
   enter_pass(pass);
   switch_pass_kind(kBackward);
@@ -57,20 +40,24 @@ void Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
   // The unit's collectives have no graph (create_graph), and include only parameters in their original layout.
   if (at::GradMode::is_enabled() || !p.has_original_layout(parameter)) {
     p.gradient_expected = false;
-    return reduce_alone(parameter, DTensor(gradient));
+    return false;
   }
   const at::NoGradGuard no_grad;
-  if (unit.pending_pass < 0) unit.pending_pass = pass;
+  // Ranks that use different layers recompute different segments, so a unit with zeros waits for the end of the outer
+  // pass.
+  const bool waits = unit.reduces_unused && is_recomputing();
+  if (unit.pending_pass < 0) unit.pending_pass = waits ? passes_.front().id : pass;
   if (unit.arrivals == 0 && p.in_flat_buffer && !p.gradient_expected) {
     // The graph is older than the end of the previous pass: expects the gradients that the previous pass had.
     for (auto& other : unit.parameters) other.gradient_expected |= other.had_gradient;
   }
   add_pending(p, gradient);
   // A unit that spans several recomputed segments is complete after each of them.
-  if (++unit.arrivals < unit.expected_arrivals || !unit.complete()) return;
+  if (++unit.arrivals < unit.expected_arrivals || waits || !unit.complete()) return true;
   ++unit.reductions;
   reduce(unit, gradient);
   release(unit);
+  return true;
 }
 
 void Schedule::add_pending(Parameter& p, at::Tensor gradient) {
@@ -88,6 +75,8 @@ void Schedule::add_pending(Parameter& p, at::Tensor gradient) {
 // If collectives run in the background, at most two reductions are active: the reduce-scatter of the unit completed
 // last, and the all-reduce over replicas of the one before.
 void Schedule::reduce(Unit& unit, const at::Tensor& arriving) {
+  add_missing(unit);
+  unit.reduced_in_pass = true;
   advance_reductions();
   reduce_scattering_ = std::make_unique<GradientReduction>(unit, arriving);
   stats.reduce_scatters += static_cast<std::int64_t>(reduce_scattering_->scatters.size());
@@ -107,31 +96,51 @@ void Schedule::finish_reductions() {
   while (reduce_scattering_ || all_reducing_) advance_reductions();
 }
 
+// Adds what is to be reduced of parameters without a gradient in this pass. Other ranks may have one: they use their own
+// data. Returns whether there is anything.
+bool Schedule::add_missing(Unit& unit) {
+  bool any = false;
+  for (auto& p : unit.parameters) {
+    const auto tensor = p.lock();
+    if (p.pending_gradient.defined() || !tensor.defined() || !p.has_original_layout(DTensor(tensor))) continue;
+    const bool zero = unit.reduces_unused && !unit.reduced_in_pass && tensor.requires_grad();
+    any |= take_leftovers(unit, p) || (zero && take_zeros(unit, p));
+  }
+  return any;
+}
+
 // Returns whether there was an unreduced gradient to take.
 bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
-  const auto tensor = p.lock();
-  if (!tensor.defined() || !is_dtensor(tensor.grad()) || !p.has_original_layout(DTensor(tensor))) return false;
-  const DTensor sum(tensor.grad());
-  const auto left = requires_all_reduce(unit) ? -1 : unit.axes.replicate;
-  bool reduced = sum.mesh() == unit.storage_mesh;
-  for (std::size_t axis = 0; reduced && axis < p.gradient_placements.size(); ++axis) {
-    reduced = static_cast<std::int64_t>(axis) == left || sum.placements()[axis] == p.gradient_placements[axis];
+  const DTensor parameter(p.lock());
+  if (!is_dtensor(parameter.grad())) return false;
+  const DTensor sum(parameter.grad());
+  const auto differs = [&](std::size_t axis) { return sum.placements()[axis] != p.gradient_placements[axis]; };
+  bool over_shards = sum.mesh() != unit.storage_mesh, over_replicas = false;
+  for (std::size_t axis = 0; axis < p.gradient_placements.size(); ++axis) {
+    (static_cast<std::int64_t>(axis) == unit.axes.replicate ? over_replicas : over_shards) |= differs(axis);
   }
-  if (reduced) return false;
+  if (!over_shards && !(over_replicas && requires_all_reduce(unit))) return false;
+  // A rank that has a gradient adds what lacks only the sum over replicas after its reduce-scatter.
+  if (!over_shards && unit.unsharded_in_module && unit.pending_pass >= 0) return take_zeros(unit, p);
   p.pending_gradient = on_mesh(unit.mesh, sum);
-  p.earlier = UnsynchronizedGradient(DTensor(tensor));
+  p.earlier = UnsynchronizedGradient(parameter);
   count_unreduced(local_bytes(p.pending_gradient));
   return true;
 }
 
-// Reduces gradients that an earlier pass left unreduced, of parameters without a gradient in this pass.
+// Takes zeros as this rank's contribution.
+bool Schedule::take_zeros(const Unit& unit, Parameter& p) {
+  const auto placements = unit.contribution_placements(p.unsharded_placements);
+  p.pending_gradient = zeros(p.sizes, unit.mesh, placements, at::TensorOptions(p.dtype));
+  count_unreduced(local_bytes(p.pending_gradient));
+  return true;
+}
+
+// Reduces what earlier passes left unreduced, in units whose gradients this pass does not reduce.
 void Schedule::reduce_leftovers(Unit& unit) {
   forget_failed_passes();
   try {
-    bool any = false;
-    if (!unit.requires_gradient_sync) return;
-    for (auto& p : unit.parameters) any |= take_leftovers(unit, p);
-    if (any) reduce(unit);
+    if (unit.requires_gradient_sync && add_missing(unit)) reduce(unit);
   } catch (...) {  // an earlier reduction may have failed before the unit's own began
     abandon(unit);
     throw;

@@ -66,7 +66,9 @@ DTensor added(const Parameter& p, const DTensor& earlier, const DTensor& gradien
   if (sum.placements() == own.placements()) return DTensor(sum.add(own));
   Placements both = own.placements();
   for (std::size_t axis = 0; axis < both.size(); ++axis) {
-    if (sum.placements()[axis].is_partial()) both[axis] = sum.placements()[axis];
+    const auto& other = sum.placements()[axis];
+    if (!other.is_partial() || other == both[axis]) continue;
+    both[axis] = both[axis].is_partial() ? Placement(Partial()) : other;  // equal on ranks that have one of the two
   }
   return DTensor(sum.redistribute(both).add(own.redistribute(both)));
 }
@@ -94,14 +96,6 @@ at::Tensor local_to_reduce(const Unit& unit, const Parameter& p, const DTensor& 
   return owns_memory_alone(gradient, handles, local, 2) ? local : local.clone();
 }
 
-// Factor that replaces the divisor of averages with local semantics (FsdpUnit::set_gradient_divide_factor).
-double scale_of(const Unit& unit, const DTensor& gradient) {
-  if (!unit.divide_factor || !op_on_shards(unit, gradient.placements()).has_value()) return 1;
-  if (*op_on_shards(unit, gradient.placements()) != ReduceOp::avg) return 1;
-  const auto copies = unit.axes.replicate < 0 ? 1 : unit.mesh.size(unit.axes.replicate);
-  return static_cast<double>(shard_ranks(unit.mesh, unit.axes) * copies) / *unit.divide_factor;
-}
-
 std::vector<PendingReduction> take_pending(Unit& unit, const at::Tensor& arriving) {
   std::vector<PendingReduction> items;
   items.reserve(unit.parameters.size());
@@ -114,10 +108,9 @@ std::vector<PendingReduction> take_pending(Unit& unit, const at::Tensor& arrivin
     if (!tensor.defined()) continue;
     const DTensor parameter(tensor);
     join_earlier(unit, p, parameter, gradient, earlier);
-    const double scale = scale_of(unit, gradient);
     auto wanted = before_reduction(unit, p, equivalent_placements(p, gradient));
     auto local = local_to_reduce(unit, p, gradient, wanted, arriving);
-    items.push_back({&p, parameter, std::move(local), std::move(wanted), scale, std::move(earlier)});
+    items.push_back({&p, parameter, std::move(local), std::move(wanted), std::move(earlier)});
   }
   unit.pending_pass = -1;
   return items;
@@ -177,19 +170,28 @@ void finish_scatter(const Unit& unit, ReduceScatter& scatter) {
   scatter.inputs.clear();
 }
 
-// Adds what earlier passes left reduced over the shard axis only, before the all-reduce over replicas. A gradient that
-// is already replicated is added on one replica.
+// Factor of this rank's local tensor when a gradient of placement `from` becomes part of one that is Partial, on an axis
+// of `comm`.
+double weight_in(const Placement& partial, const Placement& from, const Communicator& comm) {
+  const bool average = partial.reduce_op() == ReduceOp::avg;
+  if (!from.is_partial()) return average || comm.rank() == 0 ? 1 : 0;
+  if (from.reduce_op() == partial.reduce_op()) return 1;
+  return average ? comm.size() : 1.0 / comm.size();
+}
+
+// Adds what earlier passes left reduced over the shard axis only, before the all-reduce over replicas.
 void join_accumulated(const Unit& unit, PendingReduction& item, std::size_t axis) {
   const auto& grad = item.parameter.grad();
   if (!is_dtensor(grad) || !DTensor(grad).placements()[axis].is_partial()) return;
+  const auto placements = equivalent_placements(*item.p, DTensor(grad));
   auto as_sum = item.placements;
-  as_sum[axis] = DTensor(grad).placements()[axis];
-  if (DTensor(grad).placements() != as_sum) return;
-  const bool mine = item.placements[axis].is_partial() || unit.all_reduce_comm.rank() == 0;
+  as_sum[axis] = placements[axis];
+  if (placements != as_sum) return;
+  const auto weight = weight_in(as_sum[axis], item.placements[axis], unit.all_reduce_comm);
   item.earlier = UnsynchronizedGradient(item.parameter);
   item.placements = as_sum;
   const auto sum = DTensor(item.earlier.sum()).to_local().to(item.local.device());
-  item.local = mine ? in_dtype(item.local, item.p->dtype) + sum : sum.clone();
+  item.local = sum.add(in_dtype(item.local, item.p->dtype), weight);
 }
 
 bool any_sum_on(std::size_t axis, const std::vector<PendingReduction>& items) {
@@ -243,7 +245,6 @@ std::vector<AllReduce> start_sums(const Unit& unit, const Communicator& comm, st
 void accumulate(const PendingReduction& item, const DeviceMesh& home) {
   const auto& p = *item.p;
   auto local = in_dtype(item.local, p.dtype);
-  if (item.scale != 1) local = local * item.scale;
   if (local.device().type() != home.device_type()) local = local.to(home.device_type());
   accumulate_gradient(item.parameter, std::move(local), item.placements);
 }
@@ -269,12 +270,17 @@ GradientReduction::GradientReduction(Unit& of, const at::Tensor& arriving) : uni
   for (const auto& p : unit.parameters) bytes += local_bytes(p.pending_gradient);
   const CollectiveTag tag([this] { return unit.local_parts(); });
   items = take_pending(unit, arriving);
+  std::vector<const Parameter*> reduced;
+  for (const auto& item : items) reduced.push_back(item.p);
+  name = unit.name_reduction(reduced);
+  const NamedCallScope named(name);
   const at::AutoDispatchBelowADInplaceOrView below;
   scatters = start_scatters(unit, items);
 }
 
 int GradientReduction::start_all_reduces(bool over_replicas) {
   const CollectiveTag tag([this] { return unit.local_parts(); });
+  const NamedCallScope named(name);
   const at::AutoDispatchBelowADInplaceOrView below;
   for (auto& scatter : scatters) finish_scatter(unit, scatter);
   scatters.clear();

@@ -19,7 +19,6 @@ struct PendingReduction {
   DTensor parameter;
   at::Tensor local;       // the local gradient
   Placements placements;  // current placements of the gradient
-  double scale;           // factor of the reduced gradient
   UnsynchronizedGradient earlier;
 };
 
@@ -54,6 +53,7 @@ struct GradientReduction {
   void discard();  // instead of finish: awaits active collectives and ignores their results
 
   FsdpUnit::Impl& unit;
+  NamedCallScope::Name name;
   std::int64_t bytes = 0;  // unreduced
   std::vector<PendingReduction> items;
   std::vector<ReduceScatter> scatters;
