@@ -22,6 +22,7 @@ struct Constants {
 struct Api {
   decltype(&MPI_Abort) abort;
   decltype(&MPI_Allgather) allgather;
+  decltype(&MPI_Allreduce) allreduce;
   MPI_Fint (*comm_c2f)(MPI_Comm);
   decltype(&MPI_Comm_create_keyval) comm_create_keyval;
   decltype(&MPI_Comm_dup) comm_dup;

@@ -16,6 +16,7 @@ static const dtensor::mpi::Constants kConstants = {
 extern "C" __attribute__((visibility("default"))) const dtensor::mpi::Api dtensor_mpi_api = {
     .abort = &MPI_Abort,
     .allgather = &MPI_Allgather,
+    .allreduce = &MPI_Allreduce,
     .comm_c2f = [](MPI_Comm comm) { return MPI_Comm_c2f(comm); },  // a macro in some MPIs
     .comm_create_keyval = &MPI_Comm_create_keyval,
     .comm_dup = &MPI_Comm_dup,
