@@ -18,7 +18,7 @@ struct ProcessGroup {
   int me;                           // index in ranks
   std::uint64_t id;                 // equal on all members, different between groups
   std::string label;
-  std::shared_ptr<Job> owner = job.shared_from_this();  // keeps the job
+  std::shared_ptr<Job> owner = job.weak_from_this().lock();  // keeps the job if it is shared
 
   int size() const { return static_cast<int>(ranks.size()); }
   std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) const;
