@@ -30,12 +30,15 @@ void Experts::reset_parameters() {
   reset_uniform(w3, w1.size(2));
 }
 
-SharedExpert::SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options)
+SharedExpert::SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, bool result_gate,
+                           at::TensorOptions options)
     : w1(at::empty({ffn, hidden}, options)), w2(at::empty({hidden, ffn}, options)) {
   if (gated) w3 = at::empty({ffn, hidden}, options);
+  if (result_gate) gate = at::empty({1, hidden}, options);
   register_parameter("w1", w1);
   register_parameter("w2", w2);
   register_parameter("w3", w3);
+  register_parameter("gate", gate);
   SharedExpert::reset_parameters();
 }
 
@@ -43,6 +46,7 @@ void SharedExpert::reset_parameters() {
   reset_uniform(w1, w1.size(1));
   reset_uniform(w2, w2.size(1));
   reset_uniform(w3, w1.size(1));
+  reset_uniform(gate, w1.size(1));
 }
 
 struct MixtureOfExperts::Seen {
@@ -60,11 +64,13 @@ MixtureOfExperts::MixtureOfExperts(const MoeOptions& options)
               options.tensor),
       options_(options),
       seen_(std::make_unique<Seen>()) {
+  TORCH_CHECK(!options.shared_gate || options.shared_ffn > 0,
+              "MixtureOfExperts: shared_gate needs a shared expert; expected shared_ffn > 0, got ", options.shared_ffn);
   register_module("gate", gate);
   register_module("experts", experts);
   if (options.shared_ffn > 0) {
     shared = std::make_unique<SharedExpert>(options.hidden, options.shared_ffn, is_gated(options.experts.activation),
-                                            options.tensor);
+                                            options.shared_gate, options.tensor);
     register_module("shared", *shared);
   }
   if (options.balance_rate != 0) {
@@ -103,6 +109,8 @@ void MixtureOfExperts::set_dispatch(DispatchKind kind, CapacityOptions capacity)
         return capacity_all_to_all_dispatcher(ranks, capacity);
       case DispatchKind::equal:
         return equal_all_to_all_dispatcher(ranks);
+      case DispatchKind::padded:
+        return ranks ? padded_all_to_all_dispatcher(ranks) : local_dispatcher();
     }
     TORCH_CHECK(false, "MixtureOfExperts: unknown kind of dispatch");
   });
@@ -210,7 +218,8 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
 at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x, const moe::TokenMapping& mapping) const {
   if (!shared) return {};
   const auto used = [&](const at::Tensor& w) { return mapping.mesh ? w : moe::replicated_parameter(w, mapping); };
-  return run_expert(x, {used(shared->w1), used(shared->w2), used(shared->w3)}, options_.experts.activation);
+  const auto y = run_expert(x, {used(shared->w1), used(shared->w2), used(shared->w3)}, options_.experts.activation);
+  return shared->gate.defined() ? at::sigmoid(at::linear(x, used(shared->gate))) * y : y;
 }
 
 ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
