@@ -162,6 +162,7 @@ struct MoeCounters {
   std::int64_t aligned_passes = 0;     // experts used grouped products, without sizes on the host
   std::int64_t aligned_rows = 0;       // rows of these products, including padding
   std::int64_t in_place_combines = 0;  // results were added in place to the shared expert's output
+  std::int64_t float8_passes = 0;      // experts multiplied in float8
   std::int64_t rounded_scores = 0;     // the router scored tokens or a gate of 16 bits (bfloat16, float16), in float
 };
 
