@@ -189,8 +189,8 @@ void add_expert_flags(CLI::App& app, ExpertFlags& e) {
   app.add_option("--shared", e.shared, "width of a shared expert; 0: none")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  app.add_option("--dispatcher", e.dispatcher, "all-to-all, all-gather, capacity or equal (--balance forced)")
-      ->check(CLI::IsMember({"all-to-all", "all-gather", "capacity", "equal"}))
+  app.add_option("--dispatcher", e.dispatcher, "all-to-all, padded, all-gather, capacity or equal (--balance forced)")
+      ->check(CLI::IsMember({"all-to-all", "padded", "all-gather", "capacity", "equal"}))
       ->capture_default_str();
   app.add_option("--capacity", e.capacity, "capacity factor of --dispatcher capacity; 0: no token is dropped")
       ->check(command_line::non_negative())

@@ -39,7 +39,8 @@ ExpertConfig expert_config(const ExpertFlags& flags, std::int64_t hidden) {
   static const std::map<std::string, dtensor::DispatchKind> kinds = {{"all-to-all", dtensor::DispatchKind::all_to_all},
                                                                      {"all-gather", dtensor::DispatchKind::all_gather},
                                                                      {"capacity", dtensor::DispatchKind::capacity},
-                                                                     {"equal", dtensor::DispatchKind::equal}};
+                                                                     {"equal", dtensor::DispatchKind::equal},
+                                                                     {"padded", dtensor::DispatchKind::padded}};
   ExpertConfig c{.moe = {}, .dispatch = kinds.at(flags.dispatcher), .capacity = {.factor = flags.capacity}};
   c.moe.ffn = flags.ffn > 0 ? flags.ffn : hidden;
   c.moe.shared_ffn = flags.shared;

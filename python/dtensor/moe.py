@@ -34,7 +34,8 @@ class MixtureOfExperts(nn.Module):
     ``hidden``: features of a token; ``ffn``: hidden features of an expert. Each token uses ``top_k`` of ``experts``
     experts. ``choice``: "tokens", "experts" or "round_robin"; ``strategy``: a custom choice. ``score``: "softmax" or
     "sigmoid". ``aux_loss``, ``sequence_aux_loss``, ``z_loss``: coefficients of losses whose sum is :attr:`loss` after each
-    pass; add it to the mean loss. ``shared_ffn``: hidden features of an additional expert for all tokens.
+    pass; add it to the mean loss. ``shared_ffn``: hidden features of an additional expert for all tokens;
+    ``shared_gate``: its result is multiplied by sigmoid(gate x), as in Qwen2-MoE.
     ``balance_rate``: update rate of a bias that balances the load (:func:`update_load_balancers`), the buffer ``balance``.
     ``activation``: "swiglu", "geglu", "glu", "gelu", "silu" or "relu".
     """
@@ -61,6 +62,7 @@ class MixtureOfExperts(nn.Module):
         activation: str = "swiglu",
         backend: str = "automatic",
         shared_ffn: int = 0,
+        shared_gate: bool = False,
         balance_rate: float = 0,
         score_before_experts: bool = False,
         scale_expert_gradients: bool = False,
@@ -126,7 +128,7 @@ class MixtureOfExperts(nn.Module):
         return result
 
     def set_dispatch(self, kind: str, *, factor: float = 0, drop: str = "position") -> None:
-        """Sets the dispatch: "all_to_all", "all_gather", "equal" or "capacity".
+        """Sets the dispatch: "all_to_all", "padded" (segments of one size), "all_gather", "equal" or "capacity".
 
         With "capacity" each expert takes int(``factor`` * choices * tokens / experts) entries; 0: all. ``drop``: beyond
         that, drop entries that come later in the batch ("position"), or that have smaller weights ("probability").

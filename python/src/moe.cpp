@@ -85,7 +85,8 @@ class Layer {
                                               {{"all_to_all", DispatchKind::all_to_all},
                                                {"all_gather", DispatchKind::all_gather},
                                                {"capacity", DispatchKind::capacity},
-                                               {"equal", DispatchKind::equal}}),
+                                               {"equal", DispatchKind::equal},
+                                               {"padded", DispatchKind::padded}}),
                          capacity);
   }
   std::pair<at::Tensor, std::int64_t> stats() const { return {module_.stats().load, module_.stats().dropped}; }
@@ -151,6 +152,7 @@ MoeOptions moe_options(const py::dict& given) {
   options.hidden = given["hidden"].cast<std::int64_t>();
   options.ffn = given["ffn"].cast<std::int64_t>();
   options.shared_ffn = given["shared_ffn"].cast<std::int64_t>();
+  options.shared_gate = given["shared_gate"].cast<bool>();
   options.balance_rate = given["balance_rate"].cast<double>();
   options.score_before_experts = given["score_before_experts"].cast<bool>();
   options.scale_expert_gradients = given["scale_expert_gradients"].cast<bool>();

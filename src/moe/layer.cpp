@@ -5,11 +5,13 @@
 
 #include "dtensor/debug.h"
 #include "dtensor/moe/experts.h"
+#include "dtensor/nn/float8.h"
 #include "internal/aten_scopes.h"
 #include "moe/counting.h"
 #include "moe/dispatch/dispatch_details.h"
 #include "moe/dispatch/permute.h"
 #include "moe/experts/expert_parallel.h"
+#include "moe/experts/float8_experts.h"
 #include "moe/row_kernels.h"
 #include "moe/token_mapping.h"
 
@@ -30,12 +32,15 @@ void Experts::reset_parameters() {
   reset_uniform(w3, w1.size(2));
 }
 
-SharedExpert::SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options)
+SharedExpert::SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, bool result_gate,
+                           at::TensorOptions options)
     : w1(at::empty({ffn, hidden}, options)), w2(at::empty({hidden, ffn}, options)) {
   if (gated) w3 = at::empty({ffn, hidden}, options);
+  if (result_gate) gate = at::empty({1, hidden}, options);
   register_parameter("w1", w1);
   register_parameter("w2", w2);
   register_parameter("w3", w3);
+  register_parameter("gate", gate);
   SharedExpert::reset_parameters();
 }
 
@@ -43,6 +48,7 @@ void SharedExpert::reset_parameters() {
   reset_uniform(w1, w1.size(1));
   reset_uniform(w2, w2.size(1));
   reset_uniform(w3, w1.size(1));
+  reset_uniform(gate, w1.size(1));
 }
 
 struct MixtureOfExperts::Seen {
@@ -60,11 +66,13 @@ MixtureOfExperts::MixtureOfExperts(const MoeOptions& options)
               options.tensor),
       options_(options),
       seen_(std::make_unique<Seen>()) {
+  TORCH_CHECK(!options.shared_gate || options.shared_ffn > 0,
+              "MixtureOfExperts: shared_gate needs a shared expert; expected shared_ffn > 0, got ", options.shared_ffn);
   register_module("gate", gate);
   register_module("experts", experts);
   if (options.shared_ffn > 0) {
     shared = std::make_unique<SharedExpert>(options.hidden, options.shared_ffn, is_gated(options.experts.activation),
-                                            options.tensor);
+                                            options.shared_gate, options.tensor);
     register_module("shared", *shared);
   }
   if (options.balance_rate != 0) {
@@ -103,6 +111,8 @@ void MixtureOfExperts::set_dispatch(DispatchKind kind, CapacityOptions capacity)
         return capacity_all_to_all_dispatcher(ranks, capacity);
       case DispatchKind::equal:
         return equal_all_to_all_dispatcher(ranks);
+      case DispatchKind::padded:
+        return ranks ? padded_all_to_all_dispatcher(ranks) : local_dispatcher();
     }
     TORCH_CHECK(false, "MixtureOfExperts: unknown kind of dispatch");
   });
@@ -210,7 +220,12 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
 at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x, const moe::TokenMapping& mapping) const {
   if (!shared) return {};
   const auto used = [&](const at::Tensor& w) { return mapping.mesh ? w : moe::replicated_parameter(w, mapping); };
-  return run_expert(x, {used(shared->w1), used(shared->w2), used(shared->w3)}, options_.experts.activation);
+  const ExpertWeights weights{used(shared->w1), used(shared->w2), used(shared->w3)};
+  const auto activation = options_.experts.activation;
+  const bool float8 = !mapping.mesh && nn::Float8Scope::is_open() && moe::fits_float8(x, weights);
+  const auto y = float8 ? moe::run_float8_expert(x, weights, activation, moe::max_over({mapping.layout.ranks}))
+                        : run_expert(x, weights, activation);
+  return shared->gate.defined() ? at::sigmoid(at::linear(x, used(shared->gate))) * y : y;
 }
 
 ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
@@ -239,11 +254,17 @@ at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPl
   const auto weights = local_experts(pass);
   // DTensors count all writes. Regular tensors do not count writes through data(), so they are not cached.
   auto* cache = weights.parameters.empty() ? nullptr : &cache_;
+  const bool float8 = nn::Float8Scope::is_open() && moe::fits_float8(rows, weights);
   const auto run = [&](const at::Tensor& all, at::IntArrayRef counts) {
-    return run_experts(all, counts, weights, options_.experts, cache);
+    if (!float8) return run_experts(all, counts, weights, options_.experts, cache);
+    moe::count(&MoeCounters::float8_passes);
+    const auto parts = parallel_ ? parallel_->etp : Communicator();
+    return moe::run_float8_experts(all, counts, weights, options_.experts.activation,
+                                   moe::max_over({pass.mapping.layout.ranks, parts}), moe::max_over({parts}));
   };
   const bool own_tokens = parallel_ && parallel_->etp && !pass.mapping.etp_ranks_share_tokens;
   if (own_tokens) return moe::run_over_etp(rows, plan.host_rows(), parallel_->etp, run);
+  if (float8) return run(rows, plan.host_rows());
   const bool equal = !plan.rows.empty() && moe::all_equal(plan.rows);
   const bool grouped = options_.experts.backend == ExpertBackend::grouped ||
                        (!equal && plan.counts.defined() && moe::prefers_grouped(rows, weights, options_.experts));

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "dtensor/tensor.h"
+#include "internal/float8.h"
 #include "internal/scoped_value.h"
 
 namespace dtensor::nn {
@@ -14,10 +15,7 @@ namespace {
 
 struct Open {};
 
-constexpr auto kOperand = at::kFloat8_e4m3fn, kGradient = at::kFloat8_e5m2;
 constexpr double kSmallest = 1e-30;  // largest magnitude of a tensor of zeros
-
-double largest(at::ScalarType format) { return format == kOperand ? 448 : 57344; }
 
 // The tensor is values * scale.
 struct Scaled {
@@ -30,27 +28,19 @@ at::Tensor on_every_rank(const at::Tensor& t) {
   return tensor.redistribute(Placements(static_cast<std::size_t>(tensor.mesh().ndim())));
 }
 
-// The scale is a power of two, so multiplying by its inverse is exact in bfloat16 and float, and rounds nothing twice.
 Scaled scaled(const at::Tensor& t, at::ScalarType format) {
   const at::Tensor most = on_every_rank(at::linalg_vector_norm(t, std::numeric_limits<double>::infinity()));
-  const at::Tensor scale = (most.to(at::kFloat).clamp_min(kSmallest) / largest(format)).log2().ceil().exp2();
-  const at::Tensor wide = t.scalar_type() == at::kHalf ? t.to(at::kFloat) : t;  // inverses exceed its range
-  return {(wide * scale.reciprocal().to(wide.scalar_type())).to(format), scale};
-}
-
-// a [m, k] times b [n, k] transposed. Kernels read both along k.
-at::Tensor product(const at::Tensor& a, const at::Tensor& a_scale, const at::Tensor& b, const at::Tensor& b_scale,
-                   at::ScalarType result) {
-  return at::_scaled_mm(a, b.t(), a_scale, b_scale, {}, {}, result);
+  const at::Tensor scale = float8_scale(most, format);
+  return {to_float8(t, scale, format), scale};
 }
 
 at::Tensor transposed(const at::Tensor& t) { return t.t().contiguous(); }
 
 struct Float8Product : torch::autograd::Function<Float8Product> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
-    const Scaled rows = scaled(x, kOperand), matrix = scaled(weight, kOperand);
+    const Scaled rows = scaled(x, kFloat8Operand), matrix = scaled(weight, kFloat8Operand);
     context->save_for_backward({rows.values, rows.scale, weight});
-    return product(rows.values, rows.scale, matrix.values, matrix.scale, x.scalar_type());
+    return float8_product(rows.values, rows.scale, matrix.values, matrix.scale, x.scalar_type());
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -60,14 +50,14 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
     const auto saved = context->get_saved_variables();
     const at::Tensor &values = saved[0], &scale = saved[1], &weight = saved[2];
     const auto dtype = gradients[0].scalar_type();
-    const Scaled gradient = scaled(gradients[0], kGradient);
+    const Scaled gradient = scaled(gradients[0], kFloat8Gradient);
     torch::autograd::variable_list result(2);
     if (context->needs_input_grad(0)) {
-      const Scaled matrix = scaled(weight, kOperand);
-      result[0] = product(gradient.values, gradient.scale, transposed(matrix.values), matrix.scale, dtype);
+      const Scaled matrix = scaled(weight, kFloat8Operand);
+      result[0] = float8_product(gradient.values, gradient.scale, transposed(matrix.values), matrix.scale, dtype);
     }
     if (context->needs_input_grad(1)) {
-      const auto of = product(transposed(gradient.values), gradient.scale, transposed(values), scale, dtype);
+      const auto of = float8_product(transposed(gradient.values), gradient.scale, transposed(values), scale, dtype);
       result[1] = of.to(weight.scalar_type());
     }
     return result;
@@ -76,13 +66,31 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
 
 }  // namespace
 
+at::Tensor float8_scale(const at::Tensor& largest_magnitude, at::ScalarType format) {
+  const double largest = format == kFloat8Operand ? 448 : 57344;
+  return (largest_magnitude.to(at::kFloat).clamp_min(kSmallest) / largest).log2().ceil().exp2();
+}
+
+// The scale is a power of two, so multiplying by its inverse is exact in bfloat16 and float, and rounds nothing twice.
+at::Tensor to_float8(const at::Tensor& t, const at::Tensor& scale, at::ScalarType format) {
+  const at::Tensor wide = t.scalar_type() == at::kHalf ? t.to(at::kFloat) : t;  // inverses exceed its range
+  return (wide * scale.reciprocal().to(wide.scalar_type())).to(format);
+}
+
+// Kernels read both operands along k.
+at::Tensor float8_product(const at::Tensor& a, const at::Tensor& a_scale, const at::Tensor& b,
+                          const at::Tensor& b_scale, at::ScalarType result) {
+  return at::_scaled_mm(a, b.t(), a_scale, b_scale, {}, {}, result);
+}
+
 at::Tensor float8_linear(const at::Tensor& x, const at::Tensor& weight) {
-  TORCH_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1) && weight.size(0) % 16 == 0 &&
-                  weight.size(1) % 16 == 0,
+  TORCH_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1) && weight.size(0) % kFloat8Unit == 0 &&
+                  weight.size(1) % kFloat8Unit == 0,
               "float8_linear: expected x [..., in] and weight [out, in] with multiples of 16, got ", x.sizes(), " and ",
               weight.sizes());
   TORCH_CHECK(x.scalar_type() != at::kDouble && at::isFloatingType(x.scalar_type()),
               "float8_linear: expected float32, bfloat16 or float16, got ", x.scalar_type());
+  if (x.numel() == 0) return at::linear(x, weight.to(x.scalar_type()));  // no numbers, and so no largest magnitude
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   return Float8Product::apply(x.reshape({-1, x.size(-1)}), weight).view(sizes);

@@ -27,6 +27,7 @@ MODULES = {
     "mpi": "comm",
     "nn/decoder": "decoder",
     "nn/float8": "nn",
+    "nn/print": "nn",
     "parallelize": "parallel",
     "pipeline_schedule": "pipeline/schedule",
     "rule": "sharding_prop",

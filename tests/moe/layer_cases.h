@@ -28,7 +28,8 @@ struct Case {
                     tp.str(), " input ", input, " dispatch ", static_cast<int>(kind), " capacity ", capacity.factor,
                     "/", static_cast<int>(capacity.drop), " experts ", r.experts, " top ", r.top_k, " choice ",
                     static_cast<int>(r.choice), " groups ", r.groups, "/", r.top_groups, " weighs before ",
-                    options.score_before_experts, " losses ", r.aux_loss, " ", r.sequence_aux_loss, " ", r.z_loss);
+                    options.score_before_experts, " shared gate ", options.shared_gate, " losses ", r.aux_loss, " ",
+                    r.sequence_aux_loss, " ", r.z_loss);
   }
 };
 
@@ -91,6 +92,8 @@ inline Case draw_case(std::uint64_t seed) {
     if (c.kind == DispatchKind::equal) c.capacity = {};
   }
   c.ep_outside = draw.coin();
+  if (c.kind == DispatchKind::all_to_all && draw.coin()) c.kind = DispatchKind::padded;
+  c.options.shared_gate = c.options.shared_ffn > 0 && draw.coin();
   return c;
 }
 

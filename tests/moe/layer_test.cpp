@@ -49,11 +49,13 @@ at::Tensor dense_layer(const Case& c, const Values& v, const at::Tensor& x) {
                               c.options.experts.activation);
     sum = sum + (before ? y : weight * y);
   }
-  const auto shared = p.size() - (is_gated(c.options.experts.activation) ? 3 : 2);
+  const bool gated = is_gated(c.options.experts.activation);
+  const auto shared = p.size() - (gated ? 3 : 2) - (c.options.shared_gate ? 1 : 0);
   if (c.options.shared_ffn > 0) {
-    const bool gated = is_gated(c.options.experts.activation);
-    sum = sum + run_expert(rows, {p[shared], p[shared + 1], gated ? p[shared + 2] : at::Tensor()},
-                           c.options.experts.activation);
+    const auto y = run_expert(rows, {p[shared], p[shared + 1], gated ? p[shared + 2] : at::Tensor()},
+                              c.options.experts.activation);
+    // Qwen2-MoE: sigmoid(shared_expert_gate(x)) * shared_expert(x)
+    sum = sum + (c.options.shared_gate ? 1 / (1 + (-at::matmul(rows, p.back().t())).exp()) * y : y);
   }
   return sum.view_as(x);
 }

@@ -74,6 +74,17 @@ TEST(Float8, LayoutsEqualOneDevice) {
   }
 }
 
+TEST(Float8, NoRowsGiveNoRowsAndZeroGradients) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto x = at::empty({0, 16}), weight = at::ones({32, 16}), grad = at::empty({0, 32});
+    EXPECT_EQ(run(x, weight, grad).y.sizes(), at::IntArrayRef({0, 32}));
+    const auto got = run(distribute_tensor(x, mesh, {Shard(0)}), distribute_tensor(weight, mesh, {Replicate()}),
+                         distribute_tensor(grad, mesh, {Shard(0)}));
+    EXPECT_EQ(got.y.sizes(), at::IntArrayRef({0, 32}));
+    expect_close(got.dw, at::zeros({32, 16}), "gradient of the weight", 0);
+  });
+}
+
 // The largest magnitudes are all that is communicated besides what at::linear communicates.
 TEST(Float8, CommunicatesTheLargestMagnitudes) {
   on_mesh({2}, [](const DeviceMesh& mesh) {

@@ -28,6 +28,25 @@ def layer(**options):
     return made
 
 
+class SharedGate(unittest.TestCase):
+    """The block of Qwen2-MoE, written as transformers does."""
+
+    def test_equals_the_formula(self):
+        one = layer(shared_ffn=4, shared_gate=True)
+        p = dict(one.named_parameters())
+        silu, linear = nn.functional.silu, nn.functional.linear
+        weights, experts = linear(TOKENS, p["gate.weight"]).softmax(-1).topk(2, -1)
+        expected = torch.zeros_like(TOKENS)
+        for e in range(4):
+            y = linear(silu(linear(TOKENS, p["experts.w1"][e])) * linear(TOKENS, p["experts.w3"][e]), p["experts.w2"][e])
+            expected = expected + (weights * (experts == e)).sum(-1, keepdim=True) * y
+        y = linear(silu(linear(TOKENS, p["shared.w1"])) * linear(TOKENS, p["shared.w3"]), p["shared.w2"])
+        expected = expected + torch.sigmoid(linear(TOKENS, p["shared.gate"])) * y
+        torch.testing.assert_close(one(TOKENS), expected)
+        with self.assertRaisesRegex(RuntimeError, "shared_gate needs a shared expert; expected shared_ffn > 0, got 0"):
+            layer(shared_gate=True)
+
+
 class Experts(unittest.TestCase):
     def reference(self, **options):
         one = layer(**options)
@@ -36,7 +55,7 @@ class Experts(unittest.TestCase):
         return one, y
 
     def test_expert_parallel(self):
-        for options in [{}, {"shared_ffn": 4, "score": "sigmoid", "normalise": True}, {"strategy": InTurn()}]:
+        for options in [{}, {"shared_ffn": 4, "score": "sigmoid", "normalise": True, "shared_gate": True}, {"strategy": InTurn()}]:
             one, expected = self.reference(**options)
             prototype = layer(**options)
 

@@ -211,6 +211,7 @@ std::vector<Row> rows_of_moe() {
       {"--ffn", {"48"}, loss_at_once},
       {"--shared", {"16"}, loss_at_once},
       {"--dispatcher", {"all-gather"}, more("ep"), kOnShard},
+      {"--dispatcher", {"padded"}, more("ep"), kOnShard},
       {"--capacity", {"0.5"}, loss_at_once, {"--dispatcher", "capacity"}},
       {"--balance", {"none"}, loss_at_once},
       {"--balance", {"bias"}, value("loss", 0)},

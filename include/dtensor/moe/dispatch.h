@@ -102,6 +102,9 @@ DTENSOR_API DispatcherPtr local_dispatcher();
 DTENSOR_API DispatcherPtr all_gather_dispatcher(const Communicator& ranks);
 // Dropless: exchanges counts, then rows.
 DTENSOR_API DispatcherPtr all_to_all_dispatcher(const Communicator& ranks);
+// The same rows in segments of one size for each pair of ranks: rows, then zero rows up to the largest segment of all
+// ranks, which receivers drop. For networks and backends whose all-to-all is fast for equal sizes only.
+DTENSOR_API DispatcherPtr padded_all_to_all_dispatcher(const Communicator& ranks);
 DTENSOR_API DispatcherPtr capacity_all_to_all_dispatcher(const Communicator& ranks, CapacityOptions options);
 // For RouterChoice::round_robin with the same number of tokens on all ranks: the counts are known, so only rows are
 // exchanged.

@@ -33,6 +33,7 @@ struct MoeOptions {
   RouterOptions router = {};
   ExpertOptions experts = {};
   std::int64_t shared_ffn = 0;          // hidden size of a shared expert; 0: none
+  bool shared_gate = false;             // its result is multiplied by sigmoid(gate x), as in Qwen2-MoE
   double balance_rate = 0;              // update rate of LoadBalancer; 0: none
   bool score_before_experts = false;    // multiply by the weights before the experts instead of after
   bool scale_expert_gradients = false;  // weight gradients of an expert are scaled by mean load / load
@@ -49,17 +50,18 @@ class DTENSOR_API Experts final : public nn::Module {
   at::Tensor w1, w2, w3;
 };
 
-// An expert that computes all tokens: w1, w3 [F, D], w2 [D, F].
+// An expert that computes all tokens: w1, w3 [F, D], w2 [D, F]; gate [1, D] is the weight of its result.
 class DTENSOR_API SharedExpert final : public nn::Module {
  public:
-  SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, at::TensorOptions options);
+  SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, bool result_gate, at::TensorOptions options);
   void reset_parameters() override;
-  // The weights; w3 is defined for gated activations only.
-  at::Tensor w1, w2, w3;
+  // The weights; w3 is defined for gated activations only, gate with MoeOptions::shared_gate.
+  at::Tensor w1, w2, w3, gate;
 };
 
-// The dispatcher: dropless by all_to_all or all_gather, with a capacity, or for equal loads by construction.
-enum class DispatchKind : std::uint8_t { all_to_all, all_gather, capacity, equal };
+// The dispatcher: dropless by all_to_all, padded (segments of one size) or all_gather, with a capacity, or for equal
+// loads by construction.
+enum class DispatchKind : std::uint8_t { all_to_all, all_gather, capacity, equal, padded };
 
 // Statistics of the last forward pass on this rank.
 struct MoeStats {
@@ -155,10 +157,13 @@ struct MoeCounters {
   std::int64_t cached_routings = 0;    // experts, counts and order came from the cache for this input size
   std::int64_t cached_plans = 0;       // the exchange plan came from the cache as well
   std::int64_t equal_exchanges = 0;    // rows were exchanged without counts
+  std::int64_t padding_rows = 0;       // zero rows that this rank sent so that all segments have one size
   std::int64_t packed_weights = 0;     // experts used packed weights, in two batched products
   std::int64_t aligned_passes = 0;     // experts used grouped products, without sizes on the host
   std::int64_t aligned_rows = 0;       // rows of these products, including padding
   std::int64_t in_place_combines = 0;  // results were added in place to the shared expert's output
+  std::int64_t float8_passes = 0;      // experts multiplied in float8
+  std::int64_t rounded_scores = 0;     // the router scored tokens or a gate of 16 bits (bfloat16, float16), in float
 };
 
 // While it lives, layers on this thread count into `counters`, also in recomputation. The innermost scope applies.

@@ -17,8 +17,8 @@ namespace dtensor::nn {
 // multiple of 16 rows on each rank.
 DTENSOR_API at::Tensor float8_linear(const at::Tensor& x, const at::Tensor& weight);
 
-// While open on this thread, Linear modules whose sizes are multiples of 16 multiply with float8_linear. Their
-// parameters and gradients keep their dtypes.
+// While open on this thread, Linear modules and the experts of MixtureOfExperts whose sizes are multiples of 16
+// multiply in float8. Their parameters and gradients keep their dtypes.
 class DTENSOR_API Float8Scope {
  public:
   Float8Scope();

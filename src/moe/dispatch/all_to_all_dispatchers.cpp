@@ -108,6 +108,29 @@ class RowExchange : public Dispatcher {
     plan.counts = pending->on_device(ranks_).narrow(1, rank_of(ranks_) * local, local).sum(0);
   }
 
+  // Appends zero rows to the segment of each pair of ranks, up to `segment` rows. Receivers drop them.
+  void pad_segments(DispatchPlan& plan, std::int64_t segment) const {
+    auto& details = details_of(plan);
+    const auto ranks = static_cast<std::int64_t>(size_of(ranks_));
+    const auto local = static_cast<std::int64_t>(plan.rows.size());
+    const bool exact =
+        std::all_of(details.send_splits.begin(), details.send_splits.end(), [&](auto s) { return s == segment; }) &&
+        std::all_of(details.take_splits.begin(), details.take_splits.end(), [&](auto s) { return s == segment; });
+    if (exact) return;
+    shift_positions(plan, segment);
+    Sizes blocks, order;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      blocks.insert(blocks.end(), details.blocks.begin() + r * local, details.blocks.begin() + (r + 1) * local);
+      blocks.push_back(segment - details.take_splits[r]);
+    }
+    for (const auto b : details.order) order.push_back(b / local * (local + 1) + b % local);
+    details.blocks = blocks;
+    details.order = order;
+    details.send_splits.assign(ranks, segment);
+    details.take_splits.assign(ranks, segment);
+    plan.sent = ranks * segment;
+  }
+
   static DispatchPlan sort_entries(const Routing& routing) {
     const auto kept = routing.empty < 0 ? -1 : routing.experts.numel() - routing.empty;
     const auto sorted = routing.order
@@ -122,6 +145,16 @@ class RowExchange : public Dispatcher {
   }
 
  private:
+  static void shift_positions(DispatchPlan& plan, std::int64_t segment) {
+    const Sizes& splits = details_of(plan).send_splits;
+    Sizes ends(splits.size());
+    std::partial_sum(splits.begin(), splits.end(), ends.begin());
+    const auto bounds = at::tensor(ends, plan.position.options());
+    const auto target = at::bucketize(plan.position, bounds, false, /*right=*/true);
+    const auto starts = bounds - at::tensor(splits, plan.position.options());
+    plan.position = plan.position - starts.index_select(0, target.flatten()).view_as(target) + target * segment;
+  }
+
   const char* name_;
 };
 
@@ -140,6 +173,26 @@ class CapacityExchange final : public RowExchange {
 
  private:
   CapacityOptions options_;
+};
+
+// Exchanges counts as RowExchange does. All ranks have all counts, so all know the largest segment.
+class PaddedExchange final : public RowExchange {
+ public:
+  explicit PaddedExchange(Communicator ranks) : RowExchange(std::move(ranks), "PaddedAllToAll") {}
+
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn) const override {
+    auto& details = details_of(plan);
+    if (size_of(ranks_) > 1 && details.pending) {
+      const auto ranks = static_cast<std::int64_t>(size_of(ranks_));
+      const auto counts = details.pending->of_ranks(ranks_);
+      const auto segment = counts.reshape({ranks, ranks, -1}).sum(2).max().item<std::int64_t>();
+      take_counts(plan);
+      const auto rows = plan.sent;
+      pad_segments(plan, segment);
+      moe::count(&MoeCounters::padding_rows, plan.sent - rows);
+    }
+    return RowExchange::dispatch(x, plan, overlap_fn);
+  }
 };
 
 // Derives the numbers of rows from the round-robin choice. Segments to all ranks have equal size: the rows, then zero
@@ -194,7 +247,7 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
     plan.weights = at::Tensor();
     plan_rows(plan, counts_for_equal_tokens(routing, layout), rank_of(ranks_));
     plan.counts = at::tensor(plan.rows, at::kLong).to(plan.position.device());
-    if (size_of(ranks_) > 1) pad_segments(plan);
+    if (size_of(ranks_) > 1) pad_segments(plan, segment_size(plan, size_of(ranks_)));
     return plan;
   }
 
@@ -224,29 +277,6 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
     return positions;
   }
 
-  void pad_segments(DispatchPlan& plan) const {
-    auto& details = details_of(plan);
-    const auto ranks = static_cast<std::int64_t>(size_of(ranks_));
-    const auto local = static_cast<std::int64_t>(plan.rows.size());
-    const auto segment = segment_size(plan, ranks);
-    const bool exact =
-        std::all_of(details.send_splits.begin(), details.send_splits.end(), [&](auto s) { return s == segment; }) &&
-        std::all_of(details.take_splits.begin(), details.take_splits.end(), [&](auto s) { return s == segment; });
-    if (exact) return;
-    shift_positions(plan, segment);
-    Sizes blocks, order;
-    for (std::int64_t r = 0; r < ranks; ++r) {
-      blocks.insert(blocks.end(), details.blocks.begin() + r * local, details.blocks.begin() + (r + 1) * local);
-      blocks.push_back(segment - details.take_splits[r]);
-    }
-    for (const auto b : details.order) order.push_back(b / local * (local + 1) + b % local);
-    details.blocks = blocks;
-    details.order = order;
-    details.send_splits.assign(ranks, segment);
-    details.take_splits.assign(ranks, segment);
-    plan.sent = ranks * segment;
-  }
-
   // The largest segment between any two ranks, which all ranks can compute: at most ceil(entries / experts) rows per
   // expert.
   std::int64_t segment_size(const DispatchPlan& plan, std::int64_t ranks) const {
@@ -261,16 +291,6 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
   mutable std::shared_ptr<const SortedBins> cached_for_;
   mutable Communicator cached_layout_;
   mutable std::int64_t cached_first_ = -1;
-
-  static void shift_positions(DispatchPlan& plan, std::int64_t segment) {
-    const Sizes& splits = details_of(plan).send_splits;
-    Sizes ends(splits.size());
-    std::partial_sum(splits.begin(), splits.end(), ends.begin());
-    const auto bounds = at::tensor(ends, plan.position.options());
-    const auto target = at::bucketize(plan.position, bounds, false, /*right=*/true);
-    const auto starts = bounds - at::tensor(splits, plan.position.options());
-    plan.position = plan.position - starts.index_select(0, target.flatten()).view_as(target) + target * segment;
-  }
 };
 
 }  // namespace
@@ -286,6 +306,9 @@ at::IntArrayRef DispatchPlan::host_rows() {
 DispatcherPtr local_dispatcher() { return std::make_shared<RowExchange>(Communicator(), "Local"); }
 DispatcherPtr all_to_all_dispatcher(const Communicator& ranks) {
   return std::make_shared<RowExchange>(ranks, "AllToAll");
+}
+DispatcherPtr padded_all_to_all_dispatcher(const Communicator& ranks) {
+  return std::make_shared<PaddedExchange>(ranks);
 }
 DispatcherPtr capacity_all_to_all_dispatcher(const Communicator& ranks, CapacityOptions options) {
   return std::make_shared<CapacityExchange>(ranks, options);

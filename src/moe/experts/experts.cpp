@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "dtensor/nn/float8.h"
 #include "dtensor/tensor.h"
 #include "moe/counting.h"
+#include "moe/experts/float8_experts.h"
 #include "moe/experts/swiglu.h"
 #include "moe/local_function.h"
 #include "moe/row_kernels.h"
@@ -36,13 +38,6 @@ at::Tensor activate(const at::Tensor& h, ExpertActivation activation) {
       return at::relu(h);
   }
   TORCH_CHECK(false, "unknown activation of an expert");
-}
-
-// activation(gate) * up; without `up` for activations that are not gated.
-at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, ExpertActivation activation) {
-  if (activation == ExpertActivation::swiglu) return moe::swiglu(gate, up);
-  const auto h = activate(gate, activation);
-  return up.defined() ? h * up : h;
 }
 
 void check_gate(const ExpertWeights& w, ExpertActivation activation) {
@@ -76,11 +71,22 @@ ExpertWeights pack(const std::vector<ExpertWeights>& experts) {
 
 }  // namespace
 
+at::Tensor moe::activate_gated(const at::Tensor& gate, const at::Tensor& up, ExpertActivation activation) {
+  if (activation == ExpertActivation::swiglu) return moe::swiglu(gate, up);
+  const auto h = activate(gate, activation);
+  return up.defined() ? h * up : h;
+}
+
 at::Tensor run_expert(const at::Tensor& x, const ExpertWeights& w, ExpertActivation activation) {
   check_gate(w, activation);
-  auto h = activate(at::linear(x, w.w1), activation);
-  if (w.w3.defined()) h = h * at::linear(x, w.w3);
-  return at::linear(h, w.w2);
+  const auto linear = [&](const at::Tensor& rows, const at::Tensor& weight) {
+    // Scales of regular tensors would differ between ranks.
+    const bool float8 = nn::Float8Scope::is_open() && is_dtensor(rows) && moe::fits_float8(rows, w);
+    return float8 ? nn::float8_linear(rows, weight) : at::linear(rows, weight);
+  };
+  auto h = activate(linear(x, w.w1), activation);
+  if (w.w3.defined()) h = h * linear(x, w.w3);
+  return linear(h, w.w2);
 }
 
 at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWeights& w, const ExpertOptions& options,
@@ -98,7 +104,7 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWe
   }
   const auto gate = grouped_mm(x, w.w1, rows, options.backend, w.regather1);
   const auto up = w.w3.defined() ? grouped_mm(x, w.w3, rows, options.backend, w.regather3) : at::Tensor();
-  return grouped_mm(gated(gate, up, options.activation), w.w2, rows, options.backend, w.regather2);
+  return grouped_mm(moe::activate_gated(gate, up, options.activation), w.w2, rows, options.backend, w.regather2);
 }
 
 at::Tensor run_grouped_experts(const at::Tensor& x, const at::Tensor& counts, const ExpertWeights& w,
@@ -114,7 +120,7 @@ at::Tensor run_grouped_experts(const at::Tensor& x, const at::Tensor& counts, co
   const auto spread = groups.pad(x);
   const auto gate = grouped_mm(spread, w.w1, groups, w.regather1);
   const auto up = w.w3.defined() ? grouped_mm(spread, w.w3, groups, w.regather3) : at::Tensor();
-  return groups.unpad(grouped_mm(gated(gate, up, options.activation), w.w2, groups, w.regather2));
+  return groups.unpad(grouped_mm(moe::activate_gated(gate, up, options.activation), w.w2, groups, w.regather2));
 }
 
 at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vector<ExpertWeights>& experts,

@@ -8,6 +8,7 @@
 
 #include "dtensor/moe/dispatch.h"
 #include "internal/aten_scopes.h"
+#include "moe/counting.h"
 #include "moe/dispatch/permute.h"
 #include "moe/routing/router_parts.h"
 
@@ -105,6 +106,9 @@ using namespace moe;
 at::Tensor gate_logits(const at::Tensor& x, const at::Tensor& gate) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);  // which would reduce the precision
+  if (at::isReducedFloatingType(x.scalar_type()) || at::isReducedFloatingType(gate.scalar_type())) {
+    moe::count(&MoeCounters::rounded_scores);
+  }
   const auto type = at::toOpMathType(at::promote_types(x.scalar_type(), gate.scalar_type()));
   return at::linear(x.to(type), gate.to(type));
 }
