@@ -27,9 +27,11 @@ NumberCalls::Interval NumberCalls::take(const void* communicator) {
   auto begin =
       std::find_if(begins_.begin(), begins_.end(), [&](const auto& b) { return b.communicator == communicator; });
   if (begin == begins_.end()) begin = begins_.insert(begins_.end(), {communicator, 0, 0});
-  Interval interval{count - begin->count, sum - begin->sum};
+  Interval interval{count - begin->count, 0};
+  const auto added = sum - begin->sum;
   *begin = {communicator, count, sum};
   if (interval.calls == 0) return interval;
+  interval.hash = hash_combine(interval.calls, ~added);
   for (auto i = count - std::min<std::uint64_t>(interval.calls, kKept); i < count; ++i) {
     interval.hash = hash_combine(interval.hash, entries_[i % kKept].hash.load(std::memory_order_relaxed)) | 1;
   }

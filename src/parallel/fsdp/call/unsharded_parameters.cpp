@@ -40,8 +40,9 @@ at::Tensor gradient_from_unsharded(const UnitParameter& member, const at::Tensor
   const auto& unit = *member.unit;
   const auto& p = member.parameter();
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !gradient.key_set().has(c10::DispatchKey::FuncTorchBatched), "fully_shard: expected one gradient of parameter '",
-      p.name, "', got a batch of them (is_grads_batched = true, torch.func.vmap). Ranks reduce the gradient of a ",
+      !gradient.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched})),
+      "fully_shard: expected one gradient of parameter '", p.name,
+      "', got a batch of them (is_grads_batched = true, torch.func.vmap). Ranks reduce the gradient of a ",
       "parameter: compute one after the other, or batch gradients of inputs");
   Placements placements = p.unsharded_placements;
   at::Tensor local = gradient;
