@@ -63,9 +63,8 @@ void FsdpUnit::set_gradient_divide_factor(double factor) const {
   auto& unit = impl();
   const at::NoGradGuard no_grad;
   const auto former = unit.divide_factor.value_or(static_cast<double>(unit.data_parallel_ranks()));
-  const bool local = std::none_of(unit.parameters.begin(), unit.parameters.end(), [](const auto& p) {
-    return p.used_globally;
-  });
+  const bool local =
+      std::none_of(unit.parameters.begin(), unit.parameters.end(), [](const auto& p) { return p.used_globally; });
   for (const auto& p : unit.parameters) {
     const auto gradient = factor == former ? at::Tensor() : unreduced_gradient(unit, p);
     if (!gradient.defined()) continue;

@@ -170,8 +170,8 @@ void finish_scatter(const Unit& unit, ReduceScatter& scatter) {
   scatter.inputs.clear();
 }
 
-// Factor of this rank's local tensor when a gradient of placement `from` becomes part of one that is Partial, on an axis
-// of `comm`.
+// Factor of this rank's local tensor when a gradient of placement `from` becomes part of one that is Partial, on an
+// axis of `comm`.
 double weight_in(const Placement& partial, const Placement& from, const Communicator& comm) {
   const bool average = partial.reduce_op() == ReduceOp::avg;
   if (!from.is_partial()) return average || comm.rank() == 0 ? 1 : 0;
