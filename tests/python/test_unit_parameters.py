@@ -35,7 +35,7 @@ class Weights(nn.Module):
         return self.use(self, x) * self.scale + self.frozen
 
 
-def plain(module, x):
+def multiplied(module, x):
     return x @ module.weight
 
 
@@ -98,7 +98,7 @@ class Leaves(unittest.TestCase):
             torch.testing.assert_close(found, gradients)
 
     def test_what_modules_do_with_a_parameter(self):
-        for use in (plain, registered, assigned, kept, hooked, inner_gradient, copied):
+        for use in (multiplied, registered, assigned, kept, hooked, inner_gradient, copied):
             for ranks in (1, 2):
                 with self.subTest(use.__name__, ranks=ranks):
                     self.check(use, ranks, fully_shard)
@@ -255,7 +255,7 @@ class Transforms(unittest.TestCase):
         torch.manual_seed(0)
         for name, transform in self.transforms():
             for ranks in (1, 2):
-                regular = nn.Sequential(Weights(plain), nn.Tanh(), nn.Linear(4, 4))
+                regular = nn.Sequential(Weights(multiplied), nn.Tanh(), nn.Linear(4, 4))
                 nets = [copy.deepcopy(regular) for _ in range(ranks)]
 
                 def on_rank():
