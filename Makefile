@@ -17,7 +17,7 @@ help:
 	@echo 'make calibrate       measures this machine and writes $(BUILD)/hardware.json for the search of layouts'
 	@echo 'make gpu-check       runs what needs a GPU: collectives, kernels, recorded calls, training, speed'
 	@echo 'make docs            builds the docs site in $(BUILD)/docs/html'
-	@echo 'make install PREFIX=...   installs the library for find_package(dtensor CONFIG)'
+	@echo 'make install PREFIX=...   builds and installs the library for find_package(dtensor CONFIG)'
 	@echo 'make format, format-check, tidy, clean'
 	@echo 'PRESET=release|dev|asan-ubsan|tsan|cuda selects the build.'
 
@@ -56,7 +56,8 @@ docs:
 	@SETUP_DOCS=1 scripts/setup.sh
 	@scripts/docs.sh $(BUILD)
 
-install: build
+install: configure
+	@cmake --build --preset $(PRESET) --target installed
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 format:

@@ -31,6 +31,14 @@ foreach(tool verify_checkpoint verify_rules)
     install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()
 endforeach()
+# What `make install` builds: no tests, examples and benchmarks.
+set(_installed ${_libraries})
+foreach(target dtensor_mpi verify_checkpoint verify_rules)
+  if(TARGET ${target})
+    list(APPEND _installed ${target})
+  endif()
+endforeach()
+add_custom_target(installed DEPENDS ${_installed})
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/dtensor DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/fortran DESTINATION ${CMAKE_INSTALL_DATADIR}/dtensor
