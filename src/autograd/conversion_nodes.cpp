@@ -154,8 +154,7 @@ void note_shard(const TensorSpec& spec) {
   const bool shard = std::any_of(placements.begin(), placements.end(), [](const auto& p) { return p.is_shard(); });
   if (!shard || spec.mesh->nontrivial_axes == 0) return;
   ScopedValue<LocalDataCall>::for_each([&](const LocalDataCall& call) {
-    const DeviceMesh mesh(
-        c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&as_mesh_impl(*spec.mesh))));
+    const DeviceMesh mesh(c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&as_mesh_impl(*spec.mesh))));
     if (std::find(call.sharded->begin(), call.sharded->end(), mesh) == call.sharded->end())
       call.sharded->push_back(mesh);
   });

@@ -35,8 +35,8 @@ DTENSOR_API at::Tensor gathered_local(const DTensor& operand, const Placements& 
 
 // Takes over the gradient of a leaf. Called for each gradient that reaches the leaf (usually one per backward pass),
 // unless NoGradientSync is active. `gradient` has its original placements (usually Partial). parameter.grad() is
-// unchanged. The schedule reduces the gradient, together with others of its unit, and calls accumulate_gradient. Returns
-// whether it takes the gradient; if not, the engine reduces it by itself, in its graph if there is one.
+// unchanged. The schedule reduces the gradient, together with others of its unit, and calls accumulate_gradient.
+// Returns whether it takes the gradient; if not, the engine reduces it by itself, in its graph if there is one.
 using ReduceStage = std::function<bool(const DTensor& parameter, const at::Tensor& gradient)>;
 // `name` (NamedCallScope) of reductions by the engine; empty: none.
 DTENSOR_API void set_reduce_stage(const DTensor& parameter, ReduceStage hook, std::string name = {});

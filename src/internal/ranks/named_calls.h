@@ -1,5 +1,5 @@
-// Names of what collectives move. Members compare them, so that collectives of equal sizes that move different things do
-// not meet.
+// Names of what collectives move. Members compare them, so that collectives of equal sizes that move different things
+// do not meet.
 #pragma once
 
 #include <memory>

@@ -360,11 +360,10 @@ bool FsdpUnit::Impl::complete() const {
     any |= p.in_flat_buffer && p.pending_gradient.defined();
   }
   if (any_fetched) return any;
-  // Nothing is gathered, so only calls with local semantics record uses. Otherwise expects a gradient of every parameter
-  // that can have one.
-  const bool recorded_uses = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) {
-    return p.gradient_expected;
-  });
+  // Nothing is gathered, so only calls with local semantics record uses. Otherwise expects a gradient of every
+  // parameter that can have one.
+  const bool recorded_uses =
+      std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.gradient_expected; });
   return std::all_of(parameters.begin(), parameters.end(), [&](const Parameter& p) {
     const auto tensor = p.lock();
     const bool expected = recorded_uses ? p.gradient_expected : tensor.defined() && tensor.requires_grad();

@@ -1,5 +1,5 @@
-// Finds out whether a backward pass runs inside another one, which autograd does not tell: a call with local semantics that
-// backward has reached belongs to its pass.
+// Finds out whether a backward pass runs inside another one, which autograd does not tell: a call with local semantics
+// that backward has reached belongs to its pass.
 #pragma once
 
 #include <algorithm>

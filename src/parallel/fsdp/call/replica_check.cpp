@@ -26,7 +26,8 @@ std::vector<std::size_t> undistributed(const std::vector<UnitParameter>& members
 
 }  // namespace
 
-void check_equal_gradients(const std::vector<UnitParameter>& members, at::TensorList gradients, const DeviceMesh& mesh) {
+void check_equal_gradients(const std::vector<UnitParameter>& members, at::TensorList gradients,
+                           const DeviceMesh& mesh) {
   const auto checked = undistributed(members, gradients, mesh);
   if (checked.empty() || mesh.size() == 1) return;
   const at::NoGradGuard no_grad;
@@ -43,7 +44,8 @@ void check_equal_gradients(const std::vector<UnitParameter>& members, at::Tensor
     const auto norm = most[0].item<double>(), difference = (most - least).max().item<double>();
     TORCH_CHECK(!(difference > kRounding * norm), "fully_shard: expected equal gradients of parameter '",
                 members[checked[k]].parameter().name, "' on the ranks of ", mesh.str(), ", on which it is not ",
-                "distributed, got norms from ", least[0].item<double>(), " to ", norm, ": its module gets local shards ",
+                "distributed, got norms from ", least[0].item<double>(), " to ", norm,
+                ": its module gets local shards ",
                 "of activations there. Add the module to the plan of parallelize_module (SequenceParallel), or let it ",
                 "compute with DTensors (use_local_output=False)");
   }

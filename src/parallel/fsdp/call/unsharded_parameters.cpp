@@ -1,4 +1,5 @@
-// What a call with local semantics computes with: a parameter as a tensor of this rank, and the way back of its gradient.
+// What a call with local semantics computes with: a parameter as a tensor of this rank, and the way back of its
+// gradient.
 #include <ATen/ATen.h>
 
 #include "internal/gradient_hooks.h"
