@@ -57,7 +57,7 @@ at::Tensor unreduced_gradient(const FsdpUnit::Impl& unit, const fsdp::Parameter&
 
 }  // namespace
 
-// Unreduced gradients are sums of contributions that were divided by the former factor.
+// Unreduced gradients are sums of contributions with the former factor.
 void FsdpUnit::set_gradient_divide_factor(double factor) const {
   TORCH_CHECK(factor > 0, "fully_shard: expected a gradient divide factor > 0, got ", factor);
   auto& unit = impl();
@@ -66,12 +66,13 @@ void FsdpUnit::set_gradient_divide_factor(double factor) const {
   const bool local =
       std::none_of(unit.parameters.begin(), unit.parameters.end(), [](const auto& p) { return p.used_globally; });
   for (const auto& p : unit.parameters) {
-    const auto gradient = factor == former ? at::Tensor() : unreduced_gradient(unit, p);
-    if (!gradient.defined()) continue;
-    TORCH_CHECK(local, "fully_shard: expected gradients of calls with regular tensors only when the divide factor ",
-                "changes from ", former, " to ", factor, ", but the unreduced gradient of parameter '", p.name,
+    const auto gradient = unreduced_gradient(unit, p);
+    if (!gradient.defined() || unit.divide_factor == factor) continue;
+    TORCH_CHECK(local || factor == former, "fully_shard: expected gradients of calls with regular tensors only when ",
+                "the divide factor changes from ", former, " to ", factor,
+                ", but the unreduced gradient of parameter '", p.name,
                 "' may have parts of calls with DTensors; set the factor before the first backward pass");
-    gradient.mul_(former / factor);
+    p.lock().mutable_grad() = fsdp::as_sums(DTensor(gradient)).mul(former / factor);
   }
   unit.divide_factor = factor;
 }

@@ -96,8 +96,8 @@ void Schedule::finish_reductions() {
   while (reduce_scattering_ || all_reducing_) advance_reductions();
 }
 
-// Adds what is to be reduced of parameters without a gradient in this pass. Other ranks may have one: they use their
-// own data. Returns whether there is anything.
+// Adds what is to be reduced of parameters without a gradient in this pass. Other ranks may have one, of their local
+// data. Returns whether there is anything.
 bool Schedule::add_missing(Unit& unit) {
   bool any = false;
   for (auto& p : unit.parameters) {

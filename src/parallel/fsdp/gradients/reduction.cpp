@@ -62,13 +62,12 @@ bool is_unreduced(const Unit& unit, const Parameter& p, const DTensor& earlier) 
 
 // Adds two gradients. On axes where either is Partial, both become Partial.
 DTensor added(const Parameter& p, const DTensor& earlier, const DTensor& gradient) {
-  const auto sum = with_equivalent_placements(p, earlier), own = with_equivalent_placements(p, gradient);
+  auto sum = with_equivalent_placements(p, earlier), own = with_equivalent_placements(p, gradient);
   if (sum.placements() == own.placements()) return DTensor(sum.add(own));
+  sum = as_sums(sum), own = as_sums(own);
   Placements both = own.placements();
   for (std::size_t axis = 0; axis < both.size(); ++axis) {
-    const auto& other = sum.placements()[axis];
-    if (!other.is_partial() || other == both[axis]) continue;
-    both[axis] = both[axis].is_partial() ? Placement(Partial()) : other;  // equal on ranks that have one of the two
+    if (sum.placements()[axis].is_partial()) both[axis] = sum.placements()[axis];
   }
   return DTensor(sum.redistribute(both).add(own.redistribute(both)));
 }
@@ -264,6 +263,19 @@ DTensor with_equivalent_placements(const Parameter& p, const DTensor& gradient) 
   const Placements placements = equivalent_placements(p, gradient);
   if (placements == gradient.placements()) return gradient;
   return DTensor::from_local(gradient.to_local(), gradient.mesh(), placements, gradient.sizes(), gradient.strides());
+}
+
+DTensor as_sums(const DTensor& gradient) {
+  Placements placements = gradient.placements();
+  double weight = 1;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!placements[axis].is_partial(ReduceOp::avg)) continue;
+    placements[axis] = Partial();
+    weight /= static_cast<double>(gradient.mesh().shape()[axis]);
+  }
+  if (placements == gradient.placements()) return gradient;
+  return DTensor::from_local(gradient.to_local().mul(weight), gradient.mesh(), placements, gradient.sizes(),
+                             gradient.strides());
 }
 
 GradientReduction::GradientReduction(Unit& of, const at::Tensor& arriving) : unit(of) {

@@ -14,6 +14,9 @@ namespace dtensor::fsdp {
 Placements equivalent_placements(const Parameter& p, const DTensor& gradient);
 DTensor with_equivalent_placements(const Parameter& p, const DTensor& gradient);  // without a graph
 
+// The same gradient with sums for averages, without communication and without a graph.
+DTensor as_sums(const DTensor& gradient);
+
 struct PendingReduction {
   Parameter* p;
   DTensor parameter;
