@@ -17,7 +17,7 @@ from dtensor.fsdp import fully_shard
 from layouts import ranks_of, trials
 from test_local_data import WIDTH, Mixes
 
-MESHES = [((1,), None), ((2,), ("dp",)), ((3,), None), ((1, 2), ("dp", "fsdp")), ((2, 2), ("dp", "fsdp"))]
+MESHES = [((1,), None), ((2,), ("dp",)), ((3,), None), ((1, 2), ("dp", "fsdp")), ((2, 1), ("dp", "fsdp")), ((2, 2), ("dp", "fsdp"))]
 GLOBAL_WAYS = {"rows", "softmax", "centered", "pairs"}  # of DTensors, too
 SEMANTICS = ["local"] * 6 + ["global", "both", "create_graph", "autograd_grad"]
 
@@ -145,8 +145,8 @@ class Simulation:
             for name in self.names:
                 if one.synced[self.program.unit_of(name)]:
                     diverges |= len(self.holders[name]) not in (0, self.program.ranks)
-                    self.reduce(name, one.over_replicas or self.program.replicas == 1)
-            if one.over_replicas or self.program.replicas == 1:
+                    self.reduce(name, self.over_replicas(one))
+            if self.over_replicas(one):
                 self.global_waits -= {unit for unit, on in one.synced.items() if on}
             one.expected = {name: self.value(name) for name in self.names if len(self.holders[name]) in (0, self.program.ranks)}
             one.steps = one.steps and not any(self.holders.values())
@@ -156,8 +156,13 @@ class Simulation:
         return diverges
 
     def would_reduce(self, one, name):
-        """Whether a pass without synchronization adds to a reduced gradient, which then reduces what is added."""
-        return not one.synced[self.program.unit_of(name)] and name in self.scattered
+        """Whether a pass that leaves sums adds to a reduced gradient, which then reduces what is added."""
+        if not one.synced[self.program.unit_of(name)]:
+            return name in self.scattered
+        return not self.over_replicas(one) and self.reduced[name] is not None and self.waiting[name] is None
+
+    def over_replicas(self, one):
+        return one.over_replicas or self.program.replicas == 1
 
     def contribute(self, one):
         local = [self.gradients(x, used) for x, used in zip(one.rows, one.used)]

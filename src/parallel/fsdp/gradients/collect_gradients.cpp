@@ -114,7 +114,8 @@ bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
   const DTensor parameter(p.lock());
   if (!is_dtensor(parameter.grad())) return false;
   const DTensor sum(parameter.grad());
-  const auto differs = [&](std::size_t axis) { return sum.placements()[axis] != p.gradient_placements[axis]; };
+  const auto placements = equivalent_placements(p, sum);  // on axes of one rank
+  const auto differs = [&](std::size_t axis) { return placements[axis] != p.gradient_placements[axis]; };
   bool over_shards = sum.mesh() != unit.storage_mesh, over_replicas = false;
   for (std::size_t axis = 0; axis < p.gradient_placements.size(); ++axis) {
     (static_cast<std::int64_t>(axis) == unit.axes.replicate ? over_replicas : over_shards) |= differs(axis);
