@@ -11,6 +11,7 @@ from dtensor.experimental import register_sharding
 LIBRARY = torch.library.Library("names_test", "DEF")
 LIBRARY.define("scaled_rows(Tensor x, Tensor? scale, int dim, float factor=1.0) -> (Tensor, Tensor)")
 LIBRARY.define("product(Tensor a, Tensor b) -> Tensor")
+LIBRARY.define("multiples(Tensor x, int n) -> Tensor[]")
 LIBRARY.define("joined(Tensor[] parts) -> Tensor")
 LIBRARY.define("energy(Tensor x, float[] c, Tensor w) -> Tensor")
 LIBRARY.define("mixed(int[]? before, Tensor?[] parts, float[] c, Tensor x, Tensor? last, int[2] after) -> Tensor")
@@ -27,7 +28,7 @@ def mixed(before, parts, c, x, last, after):
 
 
 for name, fn in {
-    "scaled_rows": scaled_rows, "product": lambda a, b: a @ b, "joined": lambda parts: sum(parts), "mixed": mixed,
+    "multiples": lambda x, n: [x * (k + 1) for k in range(n)], "scaled_rows": scaled_rows, "product": lambda a, b: a @ b, "joined": lambda parts: sum(parts), "mixed": mixed,
     "energy": lambda x, c, w: sum(c) * x.square().sum() + len(c) * w.square().sum(),
 }.items():  # fmt: skip
     LIBRARY.impl(name, fn, "CPU")
@@ -42,6 +43,11 @@ def _(x, scale, dim, factor=1.0):
             rest = d - (d > dim % x.ndim)
             entries.append(([Shard(d), Shard(rest)], [Shard(d), None if scale is None else Shard(d), None, None]))
     return entries
+
+
+@register_sharding(torch.ops.names_test.multiples.default)
+def _(x, n):
+    return [([Shard(0)] * n, [Shard(0), None])]
 
 
 @register_sharding([torch.ops.names_test.product.default])
@@ -94,7 +100,7 @@ class Registered(unittest.TestCase):
                     free = expected_placements.get(tuple(p[0] for p in (first, second) if p))
                     if free is not None:
                         self.assertEqual(comm.get_total_counts(), 0)
-                        self.assertEqual([a.placements[0] for a in ([found] if len(free) == 1 else found)], free)
+                        self.assertEqual([a.placements[0] for a in ([found] if isinstance(found, torch.Tensor) else found)], free)
 
         dtensor.run(2, on_rank)
 
@@ -115,6 +121,10 @@ class Registered(unittest.TestCase):
         })  # fmt: skip
 
         self.check(lambda a: ops.joined([a]), [X], {(Shard(0),): [Shard(0)], (Partial(),): [Partial()]})
+
+    def test_a_list_of_results_has_any_length(self):
+        for n in (0, 1, 3):
+            self.check(lambda x: ops.multiples(x, n), [X], {(Shard(0),): [Shard(0)] * n})
 
     def test_a_list_of_numbers_is_one_argument_of_any_length(self):
         for c in ([], [2.0], [2.0, 3.0], [1.0, 2.0, 3.0]):

@@ -120,7 +120,9 @@ int OpArgs::operand(std::string_view name) const {
 
 int OpArgs::result_count() const {
   const OpCall& call = as_call(*this);
-  return static_cast<int>(call.outputs.empty() ? call.info->schema().returns().size() : call.outputs.size());
+  const auto& returns = call.info->schema().returns();
+  const bool is_list = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType;
+  return static_cast<int>(call.outputs.empty() && !is_list ? returns.size() : call.outputs.size());
 }
 
 const OutputMeta& OpArgs::result(int index) const { return as_call(*this).outputs.at(static_cast<std::size_t>(index)); }
