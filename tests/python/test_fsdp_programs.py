@@ -186,7 +186,7 @@ class Simulation:
 
     def reduce(self, name, over_replicas):
         if self.program.unused and self.value(name) is None:
-            self.reduced[name] = torch.zeros_like(self.model.get_parameter(name))
+            (self.reduced if over_replicas else self.waiting)[name] = torch.zeros_like(self.model.get_parameter(name))
         self.holders[name] = set()
         if self.value(name) is not None:
             self.scattered.add(name)

@@ -256,13 +256,27 @@ bool owns_memory_alone(const at::Tensor& gradient, std::size_t handles, const at
          local.use_count() == local_handles && local.storage().use_count() <= (view ? 2u : 1u);
 }
 
+namespace {
+
+// A sum of gradients is reduced over the axes on which one of them is.
+Placements placements_of_sum(const at::Tensor& sum, const DTensor& gradient) {
+  Placements placements = gradient.placements();
+  if (!is_dtensor(sum) || DTensor(sum).mesh() != gradient.mesh()) return placements;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    if (placements[axis].is_partial()) placements[axis] = DTensor(sum).placements()[axis];
+  }
+  return placements;
+}
+
+}  // namespace
+
 void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
   auto& sum = parameter.mutable_grad();
   if (!sum.defined()) {
     // As in autograd's own accumulation: zero_grad could not detach a view in place, so a view is replaced.
     sum = gradient.is_view() && !gradient.requires_grad() ? gradient.variable_data() : at::Tensor(gradient);
   } else if (gradient.requires_grad()) {  // create_graph
-    sum = DTensor(sum + gradient).redistribute(gradient.placements());
+    sum = DTensor(sum + gradient).redistribute(placements_of_sum(sum, gradient));
   } else {
     const at::NoGradGuard no_grad;
     sum.add_(gradient);
