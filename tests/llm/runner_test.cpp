@@ -117,7 +117,7 @@ TEST_F(LlmTrain, RefusesInvalidFlags) {
   EXPECT_EQ(run("tp=2", {"--save", ""}), 2);
   EXPECT_EQ(error_, "llm: --save: expected a value, got an empty string\n");
   EXPECT_EQ(run("tp=2", {"--weight-decay", "nan"}), 2);
-  EXPECT_EQ(error_, "llm: --weight-decay: expected a number, got nan\n");
+  EXPECT_EQ(error_, "llm: --weight-decay: expected a number of at least 0, got nan\n");
 }
 
 // An unknown target among valid ones must not be ignored, since its adapters would be missing.

@@ -120,7 +120,11 @@ bool Schedule::take_leftovers(const Unit& unit, Parameter& p) {
   for (std::size_t axis = 0; axis < p.gradient_placements.size(); ++axis) {
     (static_cast<std::int64_t>(axis) == unit.axes.replicate ? over_replicas : over_shards) |= differs(axis);
   }
-  if (!over_shards && !(over_replicas && requires_all_reduce(unit))) return false;
+  if (!over_shards && !(over_replicas && requires_all_reduce(unit))) {
+    const at::NoGradGuard no_grad;
+    if (placements != sum.placements()) parameter.mutable_grad() = with_equivalent_placements(p, sum);
+    return false;
+  }
   // A rank that has a gradient adds what lacks only the sum over replicas after its reduce-scatter.
   if (!over_shards && unit.unsharded_in_module && unit.pending_pass >= 0) return take_zeros(unit, p);
   p.pending_gradient = on_mesh(unit.mesh, sum);
