@@ -7,6 +7,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/nn/float8.h"
+#include "internal/context_parallel_scope.h"
 #include "support/data.h"
 #include "support/ranks.h"
 
@@ -81,6 +82,14 @@ RestoredScope implicit_redistribution() {
           }};
 }
 
+RestoredScope context_parallel() {
+  return {"ContextParallelScope",
+          [](const at::Tensor& x) {
+            return std::make_shared<ContextParallelScope>(mesh_of(x), std::vector<std::int64_t>{4});
+          },
+          [](const at::Tensor&) { return c10::str(ContextParallelScope::is_open()); }};
+}
+
 RestoredScope float8() {
   return {"Float8Scope", [](const at::Tensor&) { return std::make_shared<nn::Float8Scope>(); },
           [](const at::Tensor&) { return c10::str(nn::Float8Scope::is_open()); }};
@@ -101,8 +110,8 @@ RestoredScope compute(at::Tensor& weight) {
 }
 
 std::vector<RestoredScope> restored_scopes(at::Tensor& weight) {
-  return {attention_strategy(),      microbatch(), factories(),    plan(), strict(),
-          implicit_redistribution(), float8(),     compute(weight)};
+  return {attention_strategy(),      microbatch(),       factories(), plan(),         strict(),
+          implicit_redistribution(), context_parallel(), float8(),    compute(weight)};
 }
 
 // What `scope` shows to the first and the second run of a recomputed function.
