@@ -160,8 +160,9 @@ TEST(Usage, EmptyStringsAreRefused) {
 }
 
 TEST(Usage, NaNIsRefused) {
-  for (const char* flag : {"--lr", "--clip", "--dropout"}) {
-    expect_rejected(Kind::dense, {"--steps", "1", flag, "nan"}, std::string(flag) + ": expected a number, got nan");
+  for (const auto& [flag, kind] : std::vector<std::pair<std::string, std::string>>{
+           {"--lr", "positive number"}, {"--clip", "number of at least 0"}, {"--dropout", "number"}}) {
+    expect_rejected(Kind::dense, {"--steps", "1", flag, "nan"}, flag + ": expected a " + kind + ", got nan");
   }
   expect_rejected(Kind::experts, {"--steps", "1", "--jitter", "-NaN"}, "--jitter: expected a number, got -NaN");
 }
