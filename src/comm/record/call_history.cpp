@@ -182,9 +182,14 @@ thread_local const NamedCallScope::Name* innermost_name = nullptr;
 
 // A history of one call: backends compare histories already, and print where they differ.
 NamedCallScope::Name NamedCallScope::name(const std::string& what) {
-  const auto history = std::make_shared<CallHistory>();
-  history->add({hash_of(what), &interned_string(what)});
-  return history;
+  struct Named {
+    std::string text;  // not interned: each unit has names of its own
+    CallHistory history;
+  };
+  const auto named = std::make_shared<Named>();
+  named->text = what;
+  named->history.add({hash_of(what), &named->text});
+  return {named, &named->history};
 }
 
 NamedCallScope::NamedCallScope(Name name) : name_(std::move(name)), outer_(innermost_name) {
