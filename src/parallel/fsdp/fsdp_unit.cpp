@@ -72,7 +72,10 @@ void FsdpUnit::set_gradient_divide_factor(double factor) const {
                 "the divide factor changes from ", former, " to ", factor,
                 ", but the unreduced gradient of parameter '", p.name,
                 "' may have parts of calls with DTensors; set the factor before the first backward pass");
-    p.lock().mutable_grad() = fsdp::as_sums(DTensor(gradient)).mul(former / factor);
+    const DTensor sum = fsdp::as_sums(DTensor(gradient));
+    const auto scaled =
+        sum.to_local().mul(former / factor);  // no operator of the mesh: other ranks may have no gradient
+    p.lock().mutable_grad() = DTensor::from_local(scaled, sum.mesh(), sum.placements(), sum.sizes(), sum.strides());
   }
   unit.divide_factor = factor;
 }
