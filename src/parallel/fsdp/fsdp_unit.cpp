@@ -73,8 +73,8 @@ void FsdpUnit::set_gradient_divide_factor(double factor) const {
                 ", but the unreduced gradient of parameter '", p.name,
                 "' may have parts of calls with DTensors; set the factor before the first backward pass");
     const DTensor sum = fsdp::as_sums(DTensor(gradient));
-    const auto scaled =
-        sum.to_local().mul(former / factor);  // no operator of the mesh: other ranks may have no gradient
+    // No operator of the mesh, since other ranks may have no such gradient.
+    const at::Tensor scaled = sum.to_local().mul(former / factor);
     p.lock().mutable_grad() = DTensor::from_local(scaled, sum.mesh(), sum.placements(), sum.sizes(), sum.strides());
   }
   unit.divide_factor = factor;
