@@ -8,7 +8,7 @@
 static const char* folder_of_checkpoint(void) {
   static char path[4096];
   const char* folder = getenv("DTENSOR_TEST_FOLDER");
-  snprintf(path, sizeof path, "%s/calls_checkpoint_%d", folder == NULL ? "." : folder, ranks);
+  snprintf(path, sizeof path, "%s/calls_checkpoint_%d", folder == NULL ? "/tmp" : folder, ranks);
   return path;
 }
 
