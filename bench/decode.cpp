@@ -99,11 +99,11 @@ void measure(const dtensor::Communicator& world, std::int64_t hidden) {
   };
   const auto prompt = at::arange(kPrompt, at::kLong).unsqueeze(0), token = at::ones({1, 1}, at::kLong);
   const auto difference =
-      (dtensor::DTensor(ours.forward(placed(prompt), &cache)).to_local() - manual.forward(prompt)).abs().max();
+      (dtensor::DTensor(ours(placed(prompt), &cache)).to_local() - manual.forward(prompt)).abs().max();
   TORCH_CHECK(difference.item<double>() < 1e-4,
               "expected equal outputs of both models (difference below 1e-4), got a difference of ",
               difference.item<double>());
-  ours.forward(placed(token), &cache);
+  ours(placed(token), &cache);
   const auto misses = dtensor::cache_stats().misses;
   const auto decode = [&](const auto& forward, auto& state) {
     state.truncate(kPrompt);
@@ -111,7 +111,7 @@ void measure(const dtensor::Communicator& world, std::int64_t hidden) {
   };
   const bench::Pair pair =
       bench::side_by_side([&] { decode([&] { manual.forward(token); }, manual); },
-                          [&] { decode([&] { ours.forward(placed(token), &cache); }, cache); }, 1, kRounds);
+                          [&] { decode([&] { ours(placed(token), &cache); }, cache); }, 1, kRounds);
   std::printf(
       "hidden %4ld: %.1f us per token, hand-written %.1f us, ratio %.3f; cache misses after the first token: %lu\n",
       static_cast<long>(hidden), pair.ours / kTokens, pair.regular / kTokens, 1 + pair.overhead / pair.regular,

@@ -5,7 +5,7 @@
 namespace manual_spmd {
 namespace {
 
-struct Layer : dtensor::nn::Module {
+struct Layer : dtensor::nn::Callable<Layer> {
   Layer(std::vector<at::Tensor> weights, std::int64_t heads) : w(std::move(weights)), heads_(heads) {
     for (std::size_t i = 0; i < w.size(); ++i) register_parameter(std::to_string(i), w[i]);
   }
@@ -16,7 +16,7 @@ struct Layer : dtensor::nn::Module {
   std::int64_t heads_;
 };
 
-struct Transformer : dtensor::nn::Module {
+struct Transformer : dtensor::nn::Callable<Transformer> {
   Transformer(Weights weights, std::int64_t heads)
       : rest{weights.embedding, weights.norm, weights.norm_bias, weights.head} {
     for (std::size_t i = 0; i < rest.size(); ++i) register_parameter("rest." + std::to_string(i), rest[i]);
@@ -27,7 +27,7 @@ struct Transformer : dtensor::nn::Module {
   }
   at::Tensor forward(const at::Tensor& ids, const at::Tensor& targets) {
     at::Tensor x = at::embedding(rest[0], ids);
-    for (auto& layer : layers) x = dtensor::call(*layer, x);
+    for (auto& layer : layers) x = (*layer)(x);
     return cross_entropy(at::linear(at::layer_norm(x, {x.size(-1)}, rest[1], rest[2]), rest[3]), targets);
   }
   std::vector<at::Tensor> rest;
@@ -49,7 +49,7 @@ class LocalSemantics final : public Training {
  private:
   double forward_backward(const train::Batch& batch) override {
     const auto part = [&](const at::Tensor& t) { return t.chunk(world_.size())[world_.rank()]; };
-    const at::Tensor loss = dtensor::call(model_, part(batch.ids), part(batch.targets));
+    const at::Tensor loss = model_(part(batch.ids), part(batch.targets));
     loss.backward();
     const at::Tensor mean = loss.detach().clone();
     world_.all_reduce(mean, dtensor::ReduceOp::avg).wait();

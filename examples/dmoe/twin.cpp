@@ -151,9 +151,9 @@ TrainingRun run_layer(const Communicator& world, Variant form, const at::TensorO
     *p = values.parameters.at(i++).detach().clone().requires_grad_();
   place(layer, form, mesh);
   const auto forward = [&](const at::Tensor& x) -> at::Tensor {
-    if (form == Variant::slices) return layer.forward(x.chunk(world.size())[world.rank()].clone());
-    if (form == Variant::one_mesh) return layer.forward(distribute_tensor(x, mesh.flatten("fsdp"), {Shard(0)}));
-    return layer.forward(distribute_tensor(x, mesh, {Shard(0), Shard(0)}));
+    if (form == Variant::slices) return layer(x.chunk(world.size())[world.rank()].clone());
+    if (form == Variant::one_mesh) return layer(distribute_tensor(x, mesh.flatten("fsdp"), {Shard(0)}));
+    return layer(distribute_tensor(x, mesh, {Shard(0), Shard(0)}));
   };
   const auto gather = [&](const at::Tensor& y) {
     if (is_dtensor(y)) return full(y);

@@ -15,14 +15,14 @@ using dtensor::Shard;
 
 constexpr std::int64_t kWidth = 64, kBatch = 32;
 
-class Net final : public nn::Module {
+class Net final : public nn::Callable<Net> {
  public:
   explicit Net(at::TensorOptions options)
       : up_(kWidth, 4 * kWidth, true, options), down_(4 * kWidth, 1, true, options) {
     register_module("up", up_);
     register_module("down", down_);
   }
-  at::Tensor forward(const at::Tensor& x) const { return down_.forward(at::gelu(up_.forward(x))); }
+  at::Tensor forward(const at::Tensor& x) const { return down_(at::gelu(up_(x))); }
 
  private:
   nn::Linear up_, down_;
@@ -55,10 +55,7 @@ Report train(const dtensor::Communicator& world, c10::DeviceType device, const F
   net.reset();
   const at::Tensor x = dtensor::randn({kBatch, kWidth}, mesh, {Shard(0), Replicate()});
   const at::Tensor goal = at::sin(x.sum(1, /*keepdim=*/true));
-  const auto loss_of = [&] {
-    const dtensor::ComputeScope scope(net.named_parameters());
-    return at::mse_loss(scope.output(net.forward(flags.loss_scale > 0 ? x.to(at::kHalf) : x)), goal);
-  };
+  const auto loss_of = [&] { return at::mse_loss(net(x), goal); };
 
   Report report;
   {

@@ -89,8 +89,8 @@ Trainer::Trainer(const Model& model, const TrainOptions& options)
 at::Tensor Trainer::mean_loss(const train::Batch& batch) const {
   const bool split = static_cast<bool>(model_.mesh);
   std::vector<at::Tensor> router_losses;
-  const at::Tensor hidden = model_.decoder->hidden(model_.place(batch.ids, split), nullptr, &router_losses);
-  at::Tensor loss = train::token_loss(model_.decoder->head(hidden), model_.place(batch.targets, split));
+  const at::Tensor logits = (*model_.decoder)(model_.place(batch.ids, split), nullptr, &router_losses);
+  at::Tensor loss = train::token_loss(logits, model_.place(batch.targets, split));
   if (!router_losses.empty()) loss = loss + at::stack(router_losses).sum();
   return loss;
 }

@@ -20,7 +20,7 @@ using namespace dtensor;
 constexpr std::int64_t kHidden = 128;
 constexpr int kBlocks = 2;
 
-struct Model final : nn::Module {
+struct Model final : nn::Callable<Model> {
   Model() {
     for (int i = 0; i < kBlocks; ++i) {
       blocks.push_back(std::make_unique<nn::Block>(
@@ -30,7 +30,7 @@ struct Model final : nn::Module {
     }
   }
   at::Tensor forward(at::Tensor x) const {
-    for (const auto& block : blocks) x = block->forward(x);
+    for (const auto& block : blocks) x = (*block)(x);
     return x;
   }
   std::vector<std::unique_ptr<nn::Block>> blocks;
@@ -47,7 +47,7 @@ Cost measure(const Model& model, const at::Tensor& x, const Communicator& world)
   const auto begin = std::chrono::steady_clock::now();
   const double used = processor_seconds();
   MemoryTimeline memory(1 << 16);
-  model.forward(x).square().mean().backward();
+  model(x).square().mean().backward();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const double processor = processor_seconds() - used;
   const at::Tensor most = at::tensor({static_cast<double>(memory.peak().bytes), seconds, processor}, at::kDouble);

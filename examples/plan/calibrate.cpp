@@ -61,7 +61,7 @@ Step decoder_step(std::int64_t hidden, std::int64_t tokens, at::ScalarType dtype
   const auto ids = at::zeros({tokens / 64, 64}, at::kLong);
   return [=] {
     const at::AutoGradMode enabled(true);
-    model->forward(ids, ids, Recomputation::none).backward();
+    (*model)(ids, ids, Recomputation::none).backward();
     clip_grad_norm_(parameters, 1.0);
     optimizer->step();
     optimizer->zero_grad();

@@ -82,9 +82,8 @@ class StageStep {
   }
 
   void forward(int microbatch) {
-    const ComputeScope scope(model_.named_parameters());
     const at::Tensor input = part_.first ? ids() : activations().detach().requires_grad_();
-    outputs_[microbatch] = model_.forward(input, part_.last ? ids() : at::Tensor(), layout_.recompute);
+    outputs_[microbatch] = model_(input, part_.last ? ids() : at::Tensor(), layout_.recompute);
   }
 
   void backward(int microbatch) {

@@ -76,7 +76,7 @@ void StageModel::distribute(const DeviceMesh& mesh, const ParallelLayout& layout
 
 at::Tensor StageModel::run_block(std::size_t i, const at::Tensor& x, const nn::DecoderPass& pass,
                                  Recomputation recompute) const {
-  const auto run = [&block = *blocks_[i], pass](const at::Tensor& in) { return block.forward(in, pass).y; };
+  const auto run = [&block = *blocks_[i], pass](const at::Tensor& in) { return block(in, pass).y; };
   if (recompute == Recomputation::none) return run(x);
   CheckpointOptions options;
   if (recompute == Recomputation::selective) {
@@ -86,12 +86,12 @@ at::Tensor StageModel::run_block(std::size_t i, const at::Tensor& x, const nn::D
 }
 
 at::Tensor StageModel::forward(const at::Tensor& input, const at::Tensor& targets, Recomputation recompute) const {
-  at::Tensor x = embed_ ? embed_->forward(input) : input;
+  at::Tensor x = embed_ ? (*embed_)(input) : input;
   nn::DecoderPass pass;
   for (const auto& rope : ropes_) pass.angles.push_back(rope.angles(0, input.size(1), x.options()));
   for (std::size_t i = 0; i < blocks_.size(); ++i) x = run_block(i, x, pass, recompute);
   if (!part_.last) return x;
-  const at::Tensor logits = lm_head_->forward(norm_->forward(x));
+  const at::Tensor logits = (*lm_head_)((*norm_)(x));
   return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), targets.flatten());
 }
 

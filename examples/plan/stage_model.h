@@ -17,7 +17,7 @@ struct Workload {
 };
 
 // Embedding (first stage), blocks, norm and head (last stage).
-class StageModel final : public dtensor::nn::Module {
+class StageModel final : public dtensor::nn::Callable<StageModel> {
  public:
   struct Part {
     std::int64_t blocks = 1;

@@ -38,13 +38,13 @@ at::Tensor fill(at::IntArrayRef sizes, std::uint64_t seed, double scale) {
 }
 
 // y = W2 tanh(W1 x + b1) + b2.
-class Network final : public dtensor::nn::Module {
+class Network final : public dtensor::nn::Callable<Network> {
  public:
   explicit Network(at::TensorOptions options) : fc1(kIn, kHidden, true, options), fc2(kHidden, kOut, true, options) {
     register_module("fc1", fc1);
     register_module("fc2", fc2);
   }
-  at::Tensor forward(const at::Tensor& x) const { return fc2.forward(at::tanh(fc1.forward(x))); }
+  at::Tensor forward(const at::Tensor& x) const { return fc2(at::tanh(fc1(x))); }
 
   // Sets the values of the recorded experiment, for parameters with any placements.
   void set_values(std::uint64_t seed, double first, double second) {
@@ -68,7 +68,7 @@ Data data(const Experiment& e) {
   teacher.set_values(221, 1, 1);
   const at::Tensor x = fill({kSamples, kIn}, 210, 1);
   const auto options = at::TensorOptions(e.dtype).device(e.device);
-  return {x.to(options), teacher.forward(x).to(options)};
+  return {x.to(options), teacher(x).to(options)};
 }
 
 // Storage shards on `shard` (gathered where used), column-wise and row-wise on `tp`, replicated on `replicate`.
@@ -96,7 +96,7 @@ double value(const at::Tensor& loss) {
   return dtensor::is_dtensor(loss) ? DTensor(loss.detach()).full_tensor().item<double>() : loss.item<double>();
 }
 
-at::Tensor loss_of(const Network& network, const Data& d) { return (network.forward(d.x) - d.y).square().mean(); }
+at::Tensor loss_of(const Network& network, const Data& d) { return (network(d.x) - d.y).square().mean(); }
 
 // Forward and backward of the batch in equal parts; returns the mean loss.
 double accumulate_gradients(const Network& network, const Data& d, std::int64_t pieces) {

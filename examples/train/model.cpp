@@ -4,13 +4,10 @@
 #include <ATen/ATen.h>
 
 #include "dtensor/checkpoint_activations.h"
-#include "dtensor/debug.h"
 #include "dtensor/loss.h"
 #include "dtensor/nn/float8.h"
 
 namespace train {
-
-using dtensor::ModuleScope;
 
 GptConfig tiny() { return {}; }
 
@@ -30,10 +27,7 @@ Mlp::Mlp(const GptConfig& c)
   register_module("ffn2", ffn2_);
 }
 
-at::Tensor Mlp::forward(const at::Tensor& x) const {
-  const ModuleScope scope(name());
-  return constrain("out", ffn2_.forward(at::gelu(ffn1_.forward(constrain("in", x)))));
-}
+at::Tensor Mlp::forward(const at::Tensor& x) const { return ffn2_(at::gelu(ffn1_(x))); }
 
 namespace {
 
@@ -67,13 +61,11 @@ Block::Block(const GptConfig& c)
   if (moe_) register_module("moe", *moe_);
 }
 
-std::vector<at::Tensor> Block::forward(const at::Tensor& input, const at::Tensor& documents) const {
-  const ModuleScope scope(name());
-  const at::Tensor x = constrain("in", input);
-  const at::Tensor h = x + dropout(dropout_, attn_.forward(ln1_.forward(x), /*mask=*/{}, documents));
-  const auto normal = ln2_.forward(h);
-  const auto made = moe_ ? moe_->run(normal) : dtensor::MixtureOfExperts::Output{mlp_->forward(normal), {}};
-  const auto y = constrain("out", h + dropout(dropout_, made.y));
+std::vector<at::Tensor> Block::forward(const at::Tensor& x, const at::Tensor& documents) const {
+  const at::Tensor h = x + dropout(dropout_, attn_(ln1_(x), /*mask=*/at::Tensor(), documents));
+  const auto normal = ln2_(h);
+  const auto made = moe_ ? moe_->call_with_loss(normal) : dtensor::MixtureOfExperts::Output{(*mlp_)(normal), {}};
+  const auto y = h + dropout(dropout_, made.y);
   return made.loss.defined() ? std::vector{y, made.loss} : std::vector{y};
 }
 
@@ -99,7 +91,7 @@ std::vector<at::Tensor> Gpt::run_block(const Block& block, const std::vector<at:
   std::optional<dtensor::nn::Float8Scope> float8;
   if (config_.float8) float8.emplace();
   const auto run = [&block](const std::vector<at::Tensor>& x) {
-    return block.forward(x[0], x.size() > 1 ? x[1] : at::Tensor());
+    return block(x[0], x.size() > 1 ? x[1] : at::Tensor());
   };
   const std::vector<at::Tensor> seen(in.begin(), in.begin() + (config_.documents ? 2 : 1));
   auto out = config_.checkpoint_blocks ? dtensor::checkpoint(run, seen) : run(seen);
@@ -108,11 +100,11 @@ std::vector<at::Tensor> Gpt::run_block(const Block& block, const std::vector<at:
 }
 
 std::vector<at::Tensor> Gpt::run_heads(const at::Tensor& x) const {
-  const at::Tensor h = ln_.forward(x);
+  const at::Tensor h = ln_(x);
   std::vector<at::Tensor> out;
-  if (config_.fused_loss) out = {constrain("out", h), lm_head_.weight};
-  if (!config_.fused_loss) out = {constrain("out", lm_head_.forward(h))};
-  for (const auto& head : further_heads_) out.push_back(config_.fused_loss ? head->weight : head->forward(h));
+  if (config_.fused_loss) out = {h, lm_head_.weight};
+  if (!config_.fused_loss) out = {lm_head_(h)};
+  for (const auto& head : further_heads_) out.push_back(config_.fused_loss ? head->weight : (*head)(h));
   return out;
 }
 
@@ -120,7 +112,7 @@ std::vector<at::Tensor> Gpt::run_heads(const at::Tensor& x) const {
 std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
   using Tensors = dtensor::pipeline::Tensors;
   const auto embed = [this](const Tensors& in) {
-    Tensors out{dropout(config_.dropout, wte_.forward(constrain("in", in[0])))};
+    Tensors out{dropout(config_.dropout, wte_(in[0]))};
     out.insert(out.end(), in.begin() + 1, in.end());  // The documents.
     return out;
   };
@@ -140,7 +132,7 @@ std::vector<dtensor::pipeline::Layer> Gpt::layers() const {
   return layers;
 }
 
-Gpt::Output Gpt::run(const at::Tensor& ids, const at::Tensor& documents) const {
+Gpt::Output Gpt::forward(const at::Tensor& ids, const at::Tensor& documents) const {
   TORCH_CHECK(documents.defined() == config_.documents, "the model ",
               config_.documents ? "needs the begins of documents" : "does not support documents");
   dtensor::pipeline::Tensors values{ids};

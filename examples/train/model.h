@@ -40,7 +40,7 @@ struct GptConfig {
 GptConfig tiny();      // The reference transformer of the recorded run (tests/train/oracle.h).
 GptConfig gpt_153m();  // Embedding(50257, 1024), 4 blocks, no bias, exact GELU.
 
-class Mlp final : public dtensor::nn::Module {
+class Mlp final : public dtensor::nn::Callable<Mlp> {
  public:
   explicit Mlp(const GptConfig& config);
   at::Tensor forward(const at::Tensor& x) const;
@@ -50,7 +50,7 @@ class Mlp final : public dtensor::nn::Module {
 };
 
 // x + attn(ln1(x)), then + mlp(ln2(x)), or experts instead of the MLP.
-class Block final : public dtensor::nn::Module {
+class Block final : public dtensor::nn::Callable<Block> {
  public:
   explicit Block(const GptConfig& config);
   // documents: undefined, or the begins of each row's documents (Batch::documents). Also returns the router's loss, if
@@ -67,7 +67,7 @@ class Block final : public dtensor::nn::Module {
 };
 
 // Parameters as torch.nn would name them: wte.weight, h.0.attn.q_proj.weight, ..., ln.bias, lm_head.weight.
-class Gpt final : public dtensor::nn::Module {
+class Gpt final : public dtensor::nn::Callable<Gpt> {
  public:
   explicit Gpt(const GptConfig& config);
   struct Output {
@@ -75,16 +75,21 @@ class Gpt final : public dtensor::nn::Module {
     // [batch, sequence, hidden], and the weight of each head.
     std::vector<at::Tensor> logits;
     std::vector<at::Tensor> router_losses;  // Scalars that are added to the mean loss.
+    // The operands of the loss, of which FsdpOptions' output_dtype is the dtype.
+    dtensor::nn::TensorSlots tensors() {
+      dtensor::nn::TensorSlots slots;
+      for (at::Tensor& tensor : logits) slots.push_back(&tensor);
+      return slots;
+    }
   };
   // ids: int64 [batch, sequence]; documents as in Batch, if the model has them.
-  Output run(const at::Tensor& ids, const at::Tensor& documents = {}) const;
+  Output forward(const at::Tensor& ids, const at::Tensor& documents = {}) const;
   // The same as a list of layers, for pipeline stages. The embedding takes the ids and the documents (if any). A block
   // takes the activation, the documents and the accumulated router losses. The heads return their logits and these
   // losses.
   std::vector<dtensor::pipeline::Layer> layers() const;
   // The number of tensors that the layers give to the loss.
   std::int64_t loss_operands() const { return config_.predict_tokens + (config_.fused_loss ? 1 : 0); }
-  at::Tensor forward(const at::Tensor& ids) const { return run(ids).logits.front(); }
   const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }
 
  private:

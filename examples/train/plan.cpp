@@ -77,7 +77,7 @@ dtensor::FsdpOptions fsdp_options(const Options& options) {
   if (options.bf16) {
     how.precision.param_dtype = at::kBFloat16;
     how.precision.param_dtype_of = {{"*ln*", at::kFloat}, {"*gate*", at::kFloat}};  // Layer norms and routers.
-    how.precision.output_dtype = at::kFloat;
+    if (!options.fused_loss) how.precision.output_dtype = at::kFloat;
   }
   return how;
 }

@@ -138,16 +138,10 @@ at::Tensor run_piece(const Job& job, const Batch& piece, double weight) {
   if (job.stages != nullptr) return at::scalar_tensor(job.stages->run(piece, weight), at::kDouble);
   at::Tensor loss;
   {
-    const dtensor::ComputeScope scope(job.parameters);
     const auto tokens = batch_placements(job.options);
-    auto out = job.model.run(placed(job, piece.ids, tokens), placed(job, piece.documents, rows_placements()));
+    const auto out = job.model(placed(job, piece.ids, tokens), placed(job, piece.documents, rows_placements()));
     const auto targets = placed(job, piece.targets, tokens);
-    if (job.options.fused_loss) {
-      loss = fused_token_losses(out.logits, targets);
-    } else {
-      for (at::Tensor& logits : out.logits) logits = scope.output(logits);
-      loss = token_losses(out.logits, targets);
-    }
+    loss = (job.options.fused_loss ? fused_token_losses : token_losses)(out.logits, targets);
     if (!out.router_losses.empty()) loss = loss + at::stack(out.router_losses).sum();
   }
   if (job.load != nullptr) job.load->add(job.model);

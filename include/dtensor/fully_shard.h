@@ -18,6 +18,7 @@
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
 #include "dtensor/named_tensors.h"
+#include "dtensor/nn/module.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor {
@@ -26,10 +27,11 @@ namespace dtensor {
 struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype = {};   // dtype of gathered parameters in computation (see ComputeScope)
   std::optional<at::ScalarType> reduce_dtype = {};  // dtype in which gradients are reduced; default: the parameter's
-  std::optional<at::ScalarType> output_dtype = {};  // dtype of ComputeScope::output
+  std::optional<at::ScalarType> output_dtype = {};  // dtype of the results of the outermost call
   // Other param_dtypes for names that match a pattern ("*" matches anything); the first match applies. Norms in fp32 in
   // a bf16 model: {{"*ln*", at::kFloat}}.
   std::vector<std::pair<std::string, at::ScalarType>> param_dtype_of = {};
+  bool cast_forward_inputs = true;  // floating-point inputs of a call are cast to param_dtype
 };
 
 // How a unit is sharded, gathered and reduced.
@@ -158,7 +160,11 @@ class DTENSOR_API FsdpCall {
 DTENSOR_API FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh,
                                  const FsdpOptions& options = {});
 
-// The work of call() around forward().
+// Shards the module's parameters, and registers a hook (nn::Module::register_call_hook) that gives each call of the
+// module its semantics, its dtypes and the end of its unit.
+DTENSOR_API FsdpUnit fully_shard(nn::Module& module, const DeviceMesh& mesh, const FsdpOptions& options = {});
+
+// The semantics of one call around forward().
 class DTENSOR_API ModuleCall {
  public:
   ModuleCall(const NamedTensors& parameters, at::TensorList inputs);
@@ -167,6 +173,9 @@ class DTENSOR_API ModuleCall {
   ModuleCall& operator=(const ModuleCall&) = delete;
 
   void leave(at::TensorList outputs);  // after forward(), with its results
+  // Whether no other call is around this one, and whether this call has global semantics.
+  bool is_outermost() const { return outermost_; }
+  bool has_global_semantics() const;
 
  private:
   struct State;
@@ -176,9 +185,9 @@ class DTENSOR_API ModuleCall {
   bool outermost_ = false;
 };
 
-// Runs module.forward(inputs...) of a unit with local semantics; only forward() itself if an input is a DTensor (global
-// semantics). With local semantics the module's parameters are regular tensors during the call (see FsdpCall). The
-// outermost call decides for nested calls, so call the module of each unit by this function. Inputs and results are
+// A call of a module without a call operator. Runs module.forward(inputs...) with local semantics; with global
+// semantics if an input is a DTensor. With local semantics the module's parameters are regular tensors during the call
+// (see FsdpCall). The outermost call decides for nested calls, so call the module of each unit. Inputs and results are
 // tensors or vectors of tensors; other inputs are forwarded unchanged. The module must live until backward ends.
 template <class Module, class... Inputs>
 requires requires(Module& m) { m.named_parameters(); }
@@ -191,7 +200,10 @@ auto call(Module& module, const Inputs&... inputs) {
   };
   (add(inputs), ...);
   ModuleCall scope(module.named_parameters(), given);
-  auto result = module.forward(inputs...);
+  auto result = [&] {
+    if constexpr (std::is_base_of_v<nn::Module, Module>) return nn::call_module(module, inputs...);
+    if constexpr (!std::is_base_of_v<nn::Module, Module>) return module.forward(inputs...);
+  }();
   given.clear();
   add(result);
   scope.leave(given);
@@ -204,7 +216,9 @@ auto call(Module& module, const Inputs&... inputs) {
 template <class Model>
 requires requires(Model& m) { m.named_parameters(); }
 FsdpUnit fully_shard(Model& model, const DeviceMesh& mesh, const FsdpOptions& options = {}) {
-  if constexpr (requires { NamedTensors(model.named_parameters()); }) {
+  if constexpr (std::is_base_of_v<nn::Module, Model>) {
+    return fully_shard(static_cast<nn::Module&>(model), mesh, options);
+  } else if constexpr (requires { NamedTensors(model.named_parameters()); }) {
     return fully_shard(NamedTensors(model.named_parameters()), mesh, options);
   } else {
     std::vector<std::pair<std::string, at::Tensor>> handles;
@@ -220,9 +234,10 @@ FsdpUnit fully_shard(Model& model, const DeviceMesh& mesh, const FsdpOptions& op
 }
 
 // During its lifetime, each list entry whose parameter has another param_dtype holds the cast parameter, so that
-// regular ATen code computes in that dtype. Gradients reach the parameter in its own dtype. Run the forward pass inside
-// it: without a scope, param_dtype has no effect except a warning. Scopes are thread-local. checkpoint() recomputes in
-// the scopes of its forward pass.
+// regular ATen code computes in that dtype. Gradients reach the parameter in its own dtype. A call of a module that
+// fully_shard() was given opens one; for lists of tensors, run the forward pass inside it: without a scope, param_dtype
+// has no effect except a warning. The results of calls within an open scope get no output_dtype. Scopes are
+// thread-local. checkpoint() recomputes in the scopes of its forward pass.
 class DTENSOR_API ComputeScope {
  public:
   explicit ComputeScope(const NamedTensors& parameters);
@@ -231,6 +246,7 @@ class DTENSOR_API ComputeScope {
   ComputeScope& operator=(const ComputeScope&) = delete;
 
   at::Tensor output(const at::Tensor& result) const;  // cast to output_dtype, if it is set
+  static bool current();                              // whether one is open on this thread
 
  private:
   struct State;

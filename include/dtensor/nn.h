@@ -1,14 +1,10 @@
-// A small base class for models (named parameters, buffers, children and activation points), and the layers of
-// transformers. Modules are written in regular ATen calls for one device. A MeshScope around the constructor,
-// distribute(), parallelize() or fully_shard() distributes their tensors. These accept any type that lists
-// NamedTensors.
+// The layers of transformers, as modules (dtensor/nn/module.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorOptions.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,104 +12,31 @@
 #include <vector>
 
 #include "dtensor/export.h"
-#include "dtensor/mesh.h"
-#include "dtensor/named_tensors.h"
-#include "dtensor/placement.h"
+#include "dtensor/nn/module.h"
 
 namespace dtensor {
 
 namespace nn {
 
-// Redistributes an activation as a plan requires.
-using Constraint = std::function<at::Tensor(const at::Tensor&)>;
-
-// Base class of modules. Keep tensors and modules as members and register them by name in the constructor. Registration
-// stores the members' addresses, so modules can be neither copied nor moved.
-class DTENSOR_API Module {
- public:
-  Module();
-  virtual ~Module();
-  Module(const Module&) = delete;
-  Module& operator=(const Module&) = delete;
-
-  // In the order of registration, own before children's. Undefined tensors (no bias) are left out.
-  NamedTensors named_parameters(const std::string& prefix = "");
-  NamedTensors named_buffers(const std::string& prefix = "");
-  std::vector<at::Tensor> parameters();  // each tensor once
-  // Direct children, and all modules with their full names (this one first, as `prefix`).
-  const std::vector<std::pair<std::string, Module*>>& children() const { return children_; }
-  std::vector<std::pair<std::string, Module*>> named_modules(const std::string& prefix = "");
-
-  // Sets the mode of this module and its descendants, which dropout and similar layers read.
-  Module& train(bool on = true);
-  Module& eval() { return train(false); }
-  bool is_training() const { return training_; }
-
-  // Initializes the module's own tensors as the constructor does, then those of its children.
-  void reset();
-  virtual void reset_parameters() {}
-
-  // Replaces every regular parameter and buffer by a DTensor on `mesh`; each rank keeps its local tensor. Tensors on
-  // the meta device get memory for their local tensor only; reset() initializes it. DTensors are redistributed in
-  // place. Tied tensors stay tied.
-  using PlacementFn = std::function<Placements(const std::string& name, const at::Tensor& tensor)>;
-  void distribute(const DeviceMesh& mesh, const PlacementFn& place);
-
-  // The dimension of a parameter that indexes output (input) features, for column-wise (row-wise) parallelism; -1:
-  // none. The default is 0 (1), as in Linear and convolutions.
-  virtual std::int64_t output_dim(const std::string& parameter) const;
-  virtual std::int64_t input_dim(const std::string& parameter) const;
-
-  // Activation points: named positions in forward() at which a plan may redistribute an activation. Every module has
-  // "in" and "out".
-  std::vector<std::string> activation_points() const;
-  void set_constraint(const std::string& point, Constraint constraint);  // empty: none
-  const Constraint& constraint(const std::string& point);                // empty: none
-
-  const std::string& name() const { return name_; }  // its name in the parent module
-
- protected:
-  void register_parameter(std::string name, at::Tensor& member);  // requires_grad is set
-  // A buffer, which requires no gradient; a child module; an activation point besides "in" and "out".
-  void register_buffer(std::string name, at::Tensor& member);
-  void register_module(std::string name, Module& child);
-  void register_activation(std::string point);
-  at::Tensor constrain(const char* point, const at::Tensor& x) const;  // returns x without a constraint
-  // For reset_parameters(): fill with uniform(-1/sqrt(inputs), 1/sqrt(inputs)), or with one value. Tensors that are
-  // undefined or on the meta device are not changed.
-  static void reset_uniform(const at::Tensor& tensor, std::int64_t inputs);
-  static void reset_to(const at::Tensor& tensor, double value);
-
- private:
-  Constraint& own_constraint(const std::string& point);
-
-  std::vector<std::pair<std::string, at::Tensor*>> parameters_, buffers_;
-  std::vector<std::pair<std::string, Module*>> children_;
-  std::vector<std::pair<std::string, Constraint>> points_;
-  std::string name_;
-  bool training_ = true;
-};
-
-// Replaces each tensor of `tensors` as Module::distribute does.
-DTENSOR_API void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::PlacementFn& place);
-
 // y = x W^T + b; weight [out, in], both uniform(-1/sqrt(in), 1/sqrt(in)) as torch.nn.Linear.
-class DTENSOR_API Linear final : public Module {
+class DTENSOR_API Linear final : public Layer<Linear> {
  public:
   Linear(std::int64_t in, std::int64_t out, bool bias = true, at::TensorOptions options = {});
   // [..., in] to [..., out].
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
+  at::Tensor compute(const at::Tensor& x) const;
   void reset_parameters() override;
   // Parameters; `bias` is undefined without a bias.
   at::Tensor weight, bias;
 };
 
 // weight [count, size] ~ normal(0, 1), the padding row zero, as torch.nn.Embedding.
-class DTENSOR_API Embedding final : public Module {
+class DTENSOR_API Embedding final : public Layer<Embedding> {
  public:
   Embedding(std::int64_t count, std::int64_t size, std::int64_t padding_idx = -1, at::TensorOptions options = {});
   // int64 of any shape; the result has one more dimension.
-  at::Tensor forward(const at::Tensor& ids) const;
+  at::Tensor forward(const at::Tensor& ids) const { return without_hooks(ids); }
+  at::Tensor compute(const at::Tensor& ids) const;
   void reset_parameters() override;
   std::int64_t output_dim(const std::string&) const override { return 1; }
   std::int64_t input_dim(const std::string&) const override { return 0; }
@@ -131,11 +54,12 @@ DTENSOR_API at::Tensor layer_norm(const at::Tensor& x, std::int64_t size, const 
                                   const at::Tensor& bias, double eps);
 
 // Mean and variance over the last dimension, as torch.nn.LayerNorm.
-class DTENSOR_API LayerNorm final : public Module {
+class DTENSOR_API LayerNorm final : public Layer<LayerNorm> {
  public:
   explicit LayerNorm(std::int64_t size, double eps = 1e-5, bool bias = true, at::TensorOptions options = {});
   // [..., size], over the last dimension.
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
+  at::Tensor compute(const at::Tensor& x) const;
   void reset_parameters() override;
   // Parameters; `bias` is undefined without a bias.
   at::Tensor weight, bias;
@@ -146,11 +70,12 @@ class DTENSOR_API LayerNorm final : public Module {
 };
 
 // x / sqrt(mean(x^2) + eps) * weight over the last dimension, as torch.nn.RMSNorm.
-class DTENSOR_API RMSNorm final : public Module {
+class DTENSOR_API RMSNorm final : public Layer<RMSNorm> {
  public:
   explicit RMSNorm(std::int64_t size, double eps = 1e-6, at::TensorOptions options = {});
   // [..., size], over the last dimension.
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
+  at::Tensor compute(const at::Tensor& x) const;
   void reset_parameters() override;
   // A parameter.
   at::Tensor weight;
@@ -163,7 +88,7 @@ class DTENSOR_API RMSNorm final : public Module {
 // Scaled dot-product attention on [batch, sequence, hidden]; kv_heads < heads is grouped-query attention. A mask (true:
 // visible) of any shape that broadcasts to [batch, heads, sequence, sequence] replaces `causal`. Documents
 // (AttentionOptions::row_cu_seqlens, int64 [batch, D]) do not attend to each other, in addition to `causal` or a mask.
-class DTENSOR_API Attention final : public Module {
+class DTENSOR_API Attention final : public Layer<Attention> {
  public:
   // Options of the layer.
   struct Options {
@@ -178,7 +103,11 @@ class DTENSOR_API Attention final : public Module {
     at::TensorOptions tensor = {};
   };
   explicit Attention(const Options& options);
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask = {}, const at::Tensor& documents = {}) const;
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask = {}, const at::Tensor& documents = {}) const {
+    return without_hooks(x, mask, documents);
+  }
+  // What a call runs; the projections.
+  at::Tensor compute(const at::Tensor& x, const at::Tensor& mask = {}, const at::Tensor& documents = {}) const;
   Linear q_proj, k_proj, v_proj, o_proj;
 
  private:
@@ -189,7 +118,7 @@ class DTENSOR_API Attention final : public Module {
 enum class Activation : std::uint8_t { gelu, swiglu };
 
 // gelu: down(gelu(up(x))). swiglu: down(silu(gate(x)) * up(x)).
-class DTENSOR_API MLP final : public Module {
+class DTENSOR_API MLP final : public Layer<MLP> {
  public:
   // Options of the layer.
   struct Options {
@@ -200,7 +129,8 @@ class DTENSOR_API MLP final : public Module {
     at::TensorOptions tensor = {};
   };
   explicit MLP(const Options& options);
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
+  at::Tensor compute(const at::Tensor& x) const;
   std::unique_ptr<Linear> gate_proj;  // swiglu only
   Linear up_proj, down_proj;
 
@@ -209,11 +139,12 @@ class DTENSOR_API MLP final : public Module {
 };
 
 // A transformer block: x + attn(norm(x)), then + mlp(norm(x)).
-class DTENSOR_API Block final : public Module {
+class DTENSOR_API Block final : public Layer<Block> {
  public:
   Block(const Attention::Options& attention, const MLP::Options& mlp);
   // [batch, sequence, hidden].
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
+  at::Tensor compute(const at::Tensor& x) const;
   // Submodules in the order of their use.
   LayerNorm ln1;
   Attention attn;

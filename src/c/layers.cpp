@@ -31,7 +31,7 @@ ActivationFn activation_of(const std::string& name) {
 }
 
 // Linear layers with an activation between them.
-class Perceptron final : public nn::Module {
+class Perceptron final : public nn::Callable<Perceptron> {
  public:
   explicit Perceptron(const LayerRequest& request) : activation_(activation_of(request.activation)) {
     for (std::size_t i = 0; i + 1 < request.sizes.size(); ++i) {
@@ -40,8 +40,8 @@ class Perceptron final : public nn::Module {
     }
   }
   at::Tensor forward(const at::Tensor& x) const {
-    at::Tensor y = layers_.front()->forward(x);
-    for (std::size_t i = 1; i < layers_.size(); ++i) y = layers_[i]->forward(activation_(y));
+    at::Tensor y = (*layers_.front())(x);
+    for (std::size_t i = 1; i < layers_.size(); ++i) y = (*layers_[i])(activation_(y));
     return y;
   }
 

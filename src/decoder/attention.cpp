@@ -78,21 +78,18 @@ DecoderAttention::DecoderAttention(const DecoderConfig& c, std::int64_t layer)
 // Normalizes each head separately.
 at::Tensor DecoderAttention::normed(const Norm* norm, const at::Tensor& x) const {
   if (norm == nullptr) return x;
-  return norm->forward(x.unflatten(2, {x.size(2) / config_.head_size, config_.head_size})).flatten(2, 3);
+  return (*norm)(x.unflatten(2, {x.size(2) / config_.head_size, config_.head_size})).flatten(2, 3);
 }
 
 DecoderAttention::Projected DecoderAttention::project(const at::Tensor& x) const {
   if (!config_.latent) {
-    return {normed(q_norm_.get(), q_proj_->forward(x)),
-            normed(k_norm_.get(), k_proj_->forward(x)),
-            v_proj_->forward(x),
-            {}};
+    return {normed(q_norm_.get(), (*q_proj_)(x)), normed(k_norm_.get(), (*k_proj_)(x)), (*v_proj_)(x), {}};
   }
   const LatentAttention& l = *config_.latent;
-  const at::Tensor q = q_proj_ ? q_proj_->forward(x) : q_b_proj_->forward(q_a_norm_->forward(q_a_proj_->forward(x)));
-  const at::Tensor both = kv_a_proj_->forward(x);
-  const at::Tensor inner = kv_a_norm_->forward(both.narrow(2, 0, l.kv_rank));
-  return {q, kv_b_proj_->forward(inner), {}, both.narrow(2, l.kv_rank, l.rope_size)};
+  const at::Tensor q = q_proj_ ? (*q_proj_)(x) : (*q_b_proj_)((*q_a_norm_)((*q_a_proj_)(x)));
+  const at::Tensor both = (*kv_a_proj_)(x);
+  const at::Tensor inner = (*kv_a_norm_)(both.narrow(2, 0, l.kv_rank));
+  return {q, (*kv_b_proj_)(inner), {}, both.narrow(2, l.kv_rank, l.rope_size)};
 }
 
 at::Tensor DecoderAttention::fold_heads_into_batch(const Projected& p, const DecoderPass& pass) const {
@@ -188,11 +185,10 @@ at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& p
                              {q.size(0), q.size(1), c.heads * size});
 }
 
-at::Tensor DecoderAttention::forward(const at::Tensor& input, const DecoderPass& pass) const {
-  const ModuleScope scope(name());
-  const Projected p = project(constrain("in", input));
+at::Tensor DecoderAttention::compute(const at::Tensor& x, const DecoderPass& pass) const {
+  const Projected p = project(x);
   const at::Tensor y = pass.cache != nullptr ? with_cache(p, pass) : fold_heads_into_batch(p, pass);
-  return constrain("out", o_proj_.forward(y));
+  return o_proj_(y);
 }
 
 }  // namespace dtensor::nn

@@ -101,14 +101,12 @@ DecoderBlock::DecoderBlock(const DecoderConfig& c, std::int64_t layer)
   register_module("mlp_post_norm", *mlp_post_norm_);
 }
 
-DecoderBlock::Output DecoderBlock::forward(const at::Tensor& input, const DecoderPass& pass) const {
-  const ModuleScope scope(name());
-  const at::Tensor x = constrain("in", input);
-  const auto post = [](const std::unique_ptr<Norm>& norm, const at::Tensor& y) { return norm ? norm->forward(y) : y; };
-  const at::Tensor h = x + post(attn_post_norm_, attn_.forward(attn_norm_.forward(x), pass));
-  const at::Tensor normal = mlp_norm_.forward(h);
-  const auto made = moe_ ? moe_->run(normal) : MixtureOfExperts::Output{mlp_->forward(normal), {}};
-  return {constrain("out", h + post(mlp_post_norm_, made.y)), made.loss};
+DecoderBlock::Output DecoderBlock::compute(const at::Tensor& x, const DecoderPass& pass) const {
+  const auto post = [](const std::unique_ptr<Norm>& norm, const at::Tensor& y) { return norm ? (*norm)(y) : y; };
+  const at::Tensor h = x + post(attn_post_norm_, attn_(attn_norm_(x), pass));
+  const at::Tensor normal = mlp_norm_(h);
+  const auto made = moe_ ? moe_->call_with_loss(normal) : MixtureOfExperts::Output{(*mlp_)(normal), {}};
+  return {h + post(mlp_post_norm_, made.y), made.loss};
 }
 
 Decoder::Decoder(const DecoderConfig& given)
@@ -133,33 +131,31 @@ Decoder::Decoder(const DecoderConfig& given)
   if (c.lora.rank > 0) add_adapters(*this, c.lora);
 }
 
-at::Tensor Decoder::hidden(const at::Tensor& input, KVCache* cache, std::vector<at::Tensor>* losses) const {
+at::Tensor Decoder::hidden(const at::Tensor& ids, KVCache* cache, std::vector<at::Tensor>* losses) const {
   const DecoderConfig& c = config_;
-  TORCH_CHECK(input.dim() == 2 && !input.is_floating_point(),
-              "Decoder: expected integer ids [batch, sequence], got sizes ", input.sizes(), " and dtype ",
-              input.scalar_type());
-  const at::Tensor ids = constrain("in", input);
+  TORCH_CHECK(ids.dim() == 2 && !ids.is_floating_point(), "Decoder: expected integer ids [batch, sequence], got sizes ",
+              ids.sizes(), " and dtype ", ids.scalar_type());
   const std::int64_t count = ids.size(1), first = cache != nullptr ? cache->length() : 0;
   TORCH_CHECK(c.learned_positions == 0 || first + count <= c.learned_positions, "Decoder: expected at most ",
               c.learned_positions, " tokens, the number of learned positions, got ", first + count);
-  at::Tensor x = embed_.forward(ids);
+  at::Tensor x = embed_(ids);
   if (c.embedding_scale != 1) x = x * rounded(c.embedding_scale, x.scalar_type());
-  if (positions_) x = x + positions_->forward(at::arange(first, first + count, ids.options().device(ids.device())));
+  if (positions_) x = x + (*positions_)(at::arange(first, first + count, ids.options().device(ids.device())));
   DecoderPass pass{cache, first, {}};
   for (const Rope& rope : ropes_) pass.angles.push_back(rope.angles(first, count, x.options()));
   for (const auto& block : blocks_) {
-    const auto out = block->forward(x, pass);
+    const auto out = (*block)(x, pass);
     x = out.y;
     if (losses != nullptr && out.loss.defined()) losses->push_back(out.loss);
   }
   if (cache != nullptr) cache->advance(count);
-  return norm_.forward(x);
+  return norm_(x);
 }
 
 at::Tensor Decoder::head(const at::Tensor& hidden) const {
-  const at::Tensor logits = lm_head_.forward(hidden);
+  const at::Tensor logits = lm_head_(hidden);
   const double cap = config_.logit_softcap;
-  return constrain("out", cap > 0 ? at::tanh(logits / cap) * cap : logits);
+  return cap > 0 ? at::tanh(logits / cap) * cap : logits;
 }
 
 ParallelPlan tensor_parallel_plan(const DecoderConfig& given, bool gather_logits) {

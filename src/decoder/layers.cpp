@@ -36,11 +36,9 @@ void Norm::reset_parameters() {
   reset_to(bias, 0);
 }
 
-at::Tensor Norm::forward(const at::Tensor& input) const {
-  const ModuleScope scope(name());
-  const at::Tensor x = constrain("in", input);
-  if (kind_ == NormKind::layer) return constrain("out", layer_norm(x, size_, weight, bias, eps_));
-  return constrain("out", at::rms_norm(x, {size_}, kind_ == NormKind::rms ? weight : weight + 1, eps_));
+at::Tensor Norm::compute(const at::Tensor& x) const {
+  if (kind_ == NormKind::layer) return layer_norm(x, size_, weight, bias, eps_);
+  return at::rms_norm(x, {size_}, kind_ == NormKind::rms ? weight : weight + 1, eps_);
 }
 
 Projection::Projection(std::int64_t in, std::int64_t out, bool with_bias, at::TensorOptions options)
@@ -81,12 +79,9 @@ at::Tensor Projection::merged() const {
   return lora_a.defined() ? weight + lora_scale_ * at::mm(lora_b, lora_a) : weight;
 }
 
-at::Tensor Projection::forward(const at::Tensor& input) const {
-  const ModuleScope scope(name());
-  const at::Tensor x = constrain("in", input);
+at::Tensor Projection::compute(const at::Tensor& x) const {
   const at::Tensor y = at::linear(x, weight, bias);
-  if (!lora_a.defined()) return constrain("out", y);
-  return constrain("out", y + lora_scale_ * at::linear(at::linear(x, lora_a), lora_b));
+  return lora_a.defined() ? y + lora_scale_ * at::linear(at::linear(x, lora_a), lora_b) : y;
 }
 
 FeedForward::FeedForward(const DecoderConfig& c)
@@ -99,13 +94,10 @@ FeedForward::FeedForward(const DecoderConfig& c)
   register_module("down_proj", down_proj_);
 }
 
-at::Tensor FeedForward::forward(const at::Tensor& input) const {
-  const ModuleScope scope(name());
-  const at::Tensor x = constrain("in", input);
-  const at::Tensor up = up_proj_.forward(x);
-  const at::Tensor inner =
-      gate_proj_ ? activated(activation_, gate_proj_->forward(x)) * up : activated(activation_, up);
-  return constrain("out", down_proj_.forward(inner));
+at::Tensor FeedForward::compute(const at::Tensor& x) const {
+  const at::Tensor up = up_proj_(x);
+  const at::Tensor inner = gate_proj_ ? activated(activation_, (*gate_proj_)(x)) * up : activated(activation_, up);
+  return down_proj_(inner);
 }
 
 }  // namespace dtensor::nn

@@ -173,15 +173,20 @@ at::Tensor shared_rows(const at::Tensor& made, const moe::TokenMapping& mapping,
 
 }  // namespace
 
-MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
-  const ModuleScope scope(name());
+MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& x) {
+  return run_call(/*hooks=*/false, [this](const at::Tensor& tokens) { return compute_with_loss(tokens); }, x);
+}
+
+MixtureOfExperts::Output MixtureOfExperts::call_with_loss(const at::Tensor& x) {
+  return call([this](const at::Tensor& tokens) { return compute_with_loss(tokens); }, x);
+}
+
+MixtureOfExperts::Output MixtureOfExperts::compute_with_loss(const at::Tensor& x) {
   moe::count(&MoeCounters::passes);
-  const auto x = constrain("in", input);
   TORCH_CHECK(x.dim() >= 2 && x.size(-1) == options_.hidden,
               "MixtureOfExperts: expected an input [tokens, hidden] or [batch, sequence, hidden], got ", x.sizes(),
               " for a hidden size of ", options_.hidden);
-  const auto out = run_tokens(x, {moe::local_view(input), moe::local_view(x)});
-  return {constrain("out", out.y), out.loss};
+  return run_tokens(x, {moe::local_view(x)});
 }
 
 MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep) {

@@ -1,7 +1,6 @@
 // Linear, embedding and norms: ATen operators, and the initial values of torch.nn.
 #include <ATen/ATen.h>
 
-#include "dtensor/debug.h"
 #include "dtensor/nn.h"
 #include "dtensor/nn/float8.h"
 #include "dtensor/tensor.h"
@@ -22,13 +21,11 @@ void Linear::reset_parameters() {
   reset_uniform(bias, weight.size(1));
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) const {
-  const ModuleScope scope(name());
-  const at::Tensor in = constrain("in", x);
-  const bool fits = weight.size(0) % 16 == 0 && weight.size(1) % 16 == 0 && in.scalar_type() != at::kDouble;
-  if (!fits || !Float8Scope::is_open()) return constrain("out", at::linear(in, weight, bias));
-  const at::Tensor y = float8_linear(in, weight);
-  return constrain("out", bias.defined() ? y + bias : y);
+at::Tensor Linear::compute(const at::Tensor& x) const {
+  const bool fits = weight.size(0) % 16 == 0 && weight.size(1) % 16 == 0 && x.scalar_type() != at::kDouble;
+  if (!fits || !Float8Scope::is_open()) return at::linear(x, weight, bias);
+  const at::Tensor y = float8_linear(x, weight);
+  return bias.defined() ? y + bias : y;
 }
 
 Embedding::Embedding(std::int64_t count, std::int64_t size, std::int64_t padding_idx, at::TensorOptions options)
@@ -49,10 +46,7 @@ void Embedding::reset_parameters() {
   weight.masked_fill_((rows == padding_idx_).unsqueeze(1), 0);
 }
 
-at::Tensor Embedding::forward(const at::Tensor& ids) const {
-  const ModuleScope scope(name());
-  return constrain("out", at::embedding(weight, constrain("in", ids), padding_idx_));
-}
+at::Tensor Embedding::compute(const at::Tensor& ids) const { return at::embedding(weight, ids, padding_idx_); }
 
 LayerNorm::LayerNorm(std::int64_t size, double eps, bool with_bias, at::TensorOptions options)
     : weight(at::empty({size}, options)), size_(size), eps_(eps) {
@@ -75,10 +69,7 @@ at::Tensor layer_norm(const at::Tensor& x, std::int64_t size, const at::Tensor& 
   return at::layer_norm(x.to(weight.scalar_type()), {size}, weight, bias, eps).to(x.scalar_type());
 }
 
-at::Tensor LayerNorm::forward(const at::Tensor& x) const {
-  const ModuleScope scope(name());
-  return constrain("out", layer_norm(constrain("in", x), size_, weight, bias, eps_));
-}
+at::Tensor LayerNorm::compute(const at::Tensor& x) const { return layer_norm(x, size_, weight, bias, eps_); }
 
 RMSNorm::RMSNorm(std::int64_t size, double eps, at::TensorOptions options)
     : weight(at::empty({size}, options)), size_(size), eps_(eps) {
@@ -88,9 +79,6 @@ RMSNorm::RMSNorm(std::int64_t size, double eps, at::TensorOptions options)
 
 void RMSNorm::reset_parameters() { reset_to(weight, 1); }
 
-at::Tensor RMSNorm::forward(const at::Tensor& x) const {
-  const ModuleScope scope(name());
-  return constrain("out", at::rms_norm(constrain("in", x), {size_}, weight, eps_));
-}
+at::Tensor RMSNorm::compute(const at::Tensor& x) const { return at::rms_norm(x, {size_}, weight, eps_); }
 
 }  // namespace dtensor::nn

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <unordered_set>
 
-#include "dtensor/nn.h"
+#include "dtensor/nn/module.h"
 
 namespace dtensor::nn {
 namespace {
@@ -129,6 +129,32 @@ Constraint& Module::own_constraint(const std::string& point) {
   }
   TORCH_CHECK(false, "module '", name_, "' has no activation point '", point, "'; it has ",
               c10::Join(", ", activation_points()));
+}
+
+void Module::register_call_hook(CallHook hook) { call_hooks_.push_back(std::move(hook)); }
+
+Module::Call::Call(const Module& module, bool hooks)
+    : module_(module), runs_hooks_(hooks && !module.call_hooks_.empty()), scope_(module.name_) {}
+
+Module::Call::~Call() {
+  while (!leave_hooks_.empty()) leave_hooks_.pop_back();
+}
+
+bool Module::Call::needs_tensors() const {
+  return runs_hooks_ || module_.points_[0].second || module_.points_[1].second;
+}
+
+void Module::Call::enter(const TensorSlots& inputs) {
+  if (!inputs.empty()) *inputs[0] = module_.constrain("in", *inputs[0]);
+  if (!runs_hooks_) return;
+  for (const CallHook& hook : module_.call_hooks_) leave_hooks_.push_back(hook(inputs));
+}
+
+void Module::Call::leave(const TensorSlots& outputs) {
+  if (!outputs.empty()) *outputs[0] = module_.constrain("out", *outputs[0]);
+  for (; !leave_hooks_.empty(); leave_hooks_.pop_back()) {
+    if (leave_hooks_.back()) leave_hooks_.back()(outputs);
+  }
 }
 
 at::Tensor Module::constrain(const char* point, const at::Tensor& x) const {

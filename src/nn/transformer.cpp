@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 
 #include "dtensor/attention.h"
-#include "dtensor/debug.h"
 #include "dtensor/nn.h"
 
 namespace dtensor::nn {
@@ -53,18 +52,16 @@ Attention::Attention(const Options& options)
   register_module("o_proj", o_proj);
 }
 
-at::Tensor Attention::forward(const at::Tensor& input, const at::Tensor& mask, const at::Tensor& documents) const {
-  const ModuleScope scope(name());
-  const at::Tensor x = constrain("in", input);
-  const at::Tensor q = rotate(split_heads(q_proj.forward(x), options_.heads), options_.rope);
-  const at::Tensor k = rotate(split_heads(k_proj.forward(x), options_.kv_heads), options_.rope);
-  const at::Tensor v = split_heads(v_proj.forward(x), options_.kv_heads);
+at::Tensor Attention::compute(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& documents) const {
+  const at::Tensor q = rotate(split_heads(q_proj(x), options_.heads), options_.rope);
+  const at::Tensor k = rotate(split_heads(k_proj(x), options_.kv_heads), options_.rope);
+  const at::Tensor v = split_heads(v_proj(x), options_.kv_heads);
   const auto given = mask.defined() ? std::optional(mask) : std::nullopt;
   const bool causal = options_.causal && !mask.defined(), grouped = options_.kv_heads < options_.heads;
   const at::Tensor y = documents.defined()
                            ? attention(q, k, v, {.mask = mask, .causal = causal, .row_cu_seqlens = documents})
                            : at::scaled_dot_product_attention(q, k, v, given, 0.0, causal, std::nullopt, grouped);
-  return constrain("out", o_proj.forward(y.transpose(1, 2).flatten(2, 3)));
+  return o_proj(y.transpose(1, 2).flatten(2, 3));
 }
 
 MLP::MLP(const Options& options)
@@ -79,12 +76,10 @@ MLP::MLP(const Options& options)
   register_module("down_proj", down_proj);
 }
 
-at::Tensor MLP::forward(const at::Tensor& input) const {
-  const ModuleScope scope(name());
-  const at::Tensor x = constrain("in", input);
-  const at::Tensor up = up_proj.forward(x);
-  const at::Tensor h = activation_ == Activation::gelu ? at::gelu(up) : at::silu(gate_proj->forward(x)) * up;
-  return constrain("out", down_proj.forward(h));
+at::Tensor MLP::compute(const at::Tensor& x) const {
+  const at::Tensor up = up_proj(x);
+  const at::Tensor h = activation_ == Activation::gelu ? at::gelu(up) : at::silu((*gate_proj)(x)) * up;
+  return down_proj(h);
 }
 
 Block::Block(const Attention::Options& attention, const MLP::Options& m)
@@ -98,11 +93,9 @@ Block::Block(const Attention::Options& attention, const MLP::Options& m)
   register_module("mlp", mlp);
 }
 
-at::Tensor Block::forward(const at::Tensor& input) const {
-  const ModuleScope scope(name());
-  const at::Tensor x = constrain("in", input);
-  const at::Tensor h = x + attn.forward(ln1.forward(x));
-  return constrain("out", h + mlp.forward(ln2.forward(h)));
+at::Tensor Block::compute(const at::Tensor& x) const {
+  const at::Tensor h = x + attn(ln1(x));
+  return h + mlp(ln2(h));
 }
 
 }  // namespace dtensor::nn

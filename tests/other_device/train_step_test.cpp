@@ -13,7 +13,7 @@ namespace {
 
 at::Tensor loss_of(train::Gpt& model, const at::Tensor& ids, const at::Tensor& targets, bool fused) {
   const ComputeScope scope(model.named_parameters());
-  auto out = model.run(ids);
+  auto out = model(ids);
   if (fused) return train::fused_token_losses(out.logits, targets);
   for (at::Tensor& logits : out.logits) logits = scope.output(logits);
   return train::token_losses(out.logits, targets);

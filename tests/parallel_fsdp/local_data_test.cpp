@@ -1,4 +1,4 @@
-// call() with regular tensors: each rank computes on its local data, and gradients are averaged over the ranks. The
+// Calls with regular tensors: each rank computes on its local data, and gradients are averaged over the ranks. The
 // reference runs the data of each rank on one device and averages the gradients.
 #include "dtensor/checkpoint_activations.h"
 #include "dtensor/dtensor.h"
@@ -8,20 +8,20 @@ namespace dtensor::test {
 namespace {
 
 // The result of a row depends on the other rows and on their number, and a layer is called with constants only.
-struct Layer : nn::Module {
+struct Layer : nn::Callable<Layer> {
   explicit Layer(std::int64_t width) : linear(width, width, true, at::kDouble), table(5, width, -1, at::kDouble) {
     register_module("linear", linear), register_module("table", table);
   }
   at::Tensor forward(const at::Tensor& x) {
-    const auto h = linear.forward(x);
-    const auto constant = table.forward(at::arange(5, at::kLong)).sum(0);
+    const auto h = linear(x);
+    const auto constant = table(at::arange(5, at::kLong)).sum(0);
     return at::tanh(h.matmul(h.t()).softmax(0).matmul(h) + constant) * x.size(0);
   }
   nn::Linear linear;
   nn::Embedding table;
 };
 
-struct Stack : nn::Module {
+struct Stack : nn::Callable<Stack> {
   Stack(int layers, bool recompute) : scale(at::ones({}, at::kDouble)), recompute_(recompute) {
     register_parameter("scale", scale);
     for (int i = 0; i < layers; ++i) {
@@ -31,7 +31,7 @@ struct Stack : nn::Module {
   }
   at::Tensor forward(at::Tensor x) {
     for (auto& layer : layers) {
-      const auto run = [&layer](const at::Tensor& h) { return call(*layer, h); };
+      const auto run = [&layer](const at::Tensor& h) { return (*layer)(h); };
       x = recompute_ ? checkpoint(run, x) : run(x);
     }
     return x * scale;
@@ -78,7 +78,7 @@ TEST(FsdpLocalData, GradientsAreAveragedOverRanks) {
       const int rank = mesh.communicator().rank();
       for (int step = 0; step < 2; ++step) {
         for (auto& p : stack.parameters()) p.mutable_grad().reset();
-        const auto y = call(stack, data_of(rank));
+        const auto y = stack(data_of(rank));
         EXPECT_FALSE(is_dtensor(y));
         EXPECT_TRUE(at::allclose(y, regular.forward(data_of(rank))));
         y.square().mean().backward();
@@ -102,7 +102,7 @@ TEST(FsdpLocalData, DTensorsKeepGlobalSemantics) {
     fill(stack, 3);
     for (auto& layer : stack.layers) fully_shard(*layer, mesh);
     fully_shard(stack, mesh);
-    const auto y = call(stack, at::Tensor(distribute_tensor(x, mesh, {Shard(0)})));
+    const auto y = stack(at::Tensor(distribute_tensor(x, mesh, {Shard(0)})));
     EXPECT_TRUE(at::allclose(DTensor(y).full_tensor(), regular.forward(x)));
   });
 }
@@ -116,7 +116,7 @@ TEST(FsdpLocalData, OneGatherInForwardAndOneInBackward) {
     fully_shard(stack, mesh);
     for (int step = 0; step < 3; ++step) {
       const auto before = units[0].stats();
-      call(stack, data_of(mesh.communicator().rank())).sum().backward();
+      stack(data_of(mesh.communicator().rank())).sum().backward();
       const auto after = units[0].stats();
       EXPECT_EQ(after.all_gathers - before.all_gathers, step == 0 ? 8 : 7);  // Backward's first unit stays gathered.
       EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, 4);

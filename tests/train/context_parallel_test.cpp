@@ -138,7 +138,7 @@ std::int64_t peak_of_a_step(const Options& o) {
     at::Tensor documents;
     if (o.documents) documents = distribute_tensor(batch.documents, mesh, rows_placements());
     const dtensor::MemoryTimeline memory;
-    token_losses(model.run(ids, documents).logits, targets).backward();
+    token_losses(model(ids, documents).logits, targets).backward();
     if (world.rank() == 0) peak = memory.peak().bytes;
   });
   return peak;
@@ -180,7 +180,7 @@ Moved moved_in_a_step(const MeshShape& shape, const Options& o) {
             mine.bytes[e.name + " " + e.axis] += e.bytes;
           },
           {dtensor::Event::Kind::collective});
-      token_loss(model.forward(ids), targets).backward();
+      token_loss(model(ids).logits.front(), targets).backward();
       if (world.rank() == 0) moved = mine;
     }
   });

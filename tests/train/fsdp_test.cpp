@@ -54,7 +54,7 @@ Result run(const dtensor::Communicator& world, const Case& c) {
           },
           {dtensor::Event::Kind::collective});
       const dtensor::ComputeScope scope(model->named_parameters());
-      loss = train::token_loss(scope.output(model->forward(ids)), targets);
+      loss = train::token_loss((*model)(ids).logits.front(), targets);
       loss.backward();
     }
     result.curves.grad_norm.push_back(oracle::full(optimizer.step()));

@@ -40,7 +40,7 @@ std::vector<MemorySample> record(const train::Options& o, train::MeshShape shape
                        std::vector(units.begin(), units.begin() + std::min<std::ptrdiff_t>(
                                                                       1, static_cast<std::ptrdiff_t>(units.size()))),
                        1000);
-      train::token_loss(model.forward(place(batch.ids)), place(batch.targets)).backward();
+      train::token_loss(model(place(batch.ids)).logits.front(), place(batch.targets)).backward();
       if (memory && world.rank() == 0) samples = memory->samples();
     }
     if (world.rank() == 0) gathered = units.empty() ? 0 : units[0].stats().peak_gathered_bytes;

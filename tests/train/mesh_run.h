@@ -53,7 +53,7 @@ inline Curves run_on_mesh(const dtensor::Communicator& world, const Variant& var
   Curves curves;
   for (std::int64_t step = 0; step < 10; ++step) {
     const Batch b = batch(step);
-    const at::Tensor loss = train::token_loss(model->forward(place(b.ids)), place(b.targets));
+    const at::Tensor loss = train::token_loss((*model)(place(b.ids)).logits.front(), place(b.targets));
     loss.backward();
     curves.grad_norm.push_back(full(optimizer.step()));
     curves.loss.push_back(full(loss));

@@ -69,7 +69,7 @@ TEST(Tokenizer, EndOfTextTokenEndsDocuments) {
     for (const at::Tensor& p : model.parameters()) p.detach().normal_();
     const auto after = [&](std::int64_t first) {
       const at::Tensor ids = at::tensor({first, std::int64_t{end[0]}, std::int64_t{7}}).unsqueeze(0);
-      return model.run(ids, train::documents_of(ids, o.end_of_document)).logits.front().select(1, 2);
+      return model(ids, train::documents_of(ids, o.end_of_document)).logits.front().select(1, 2);
     };
     EXPECT_EQ(at::equal(after(5), after(6)), ends);
   }

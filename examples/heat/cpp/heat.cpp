@@ -26,7 +26,7 @@ using namespace dtensor;
 constexpr double kMeanCoefficient = 0.6;
 
 // The coefficient as a function of the temperature at a face: [faces, 1] to [faces, 1].
-class CoefficientModel final : public nn::Module {
+class CoefficientModel final : public nn::Callable<CoefficientModel> {
  public:
   CoefficientModel()
       : first_(1, 16, true, at::kDouble), second_(16, 16, true, at::kDouble), last_(16, 1, true, at::kDouble) {
@@ -34,9 +34,7 @@ class CoefficientModel final : public nn::Module {
     register_module("second", second_);
     register_module("last", last_);
   }
-  at::Tensor forward(const at::Tensor& faces) const {
-    return last_.forward(at::tanh(second_.forward(at::tanh(first_.forward(faces)))));
-  }
+  at::Tensor forward(const at::Tensor& faces) const { return last_(at::tanh(second_(at::tanh(first_(faces))))); }
 
  private:
   nn::Linear first_, second_, last_;
@@ -122,7 +120,7 @@ double train(CoefficientModel& model, Solver& solver, const DeviceMesh& mesh, in
     solver.step([&](Solver& s) {
       s.exact_coefficients();
       optimizer.zero_grad();
-      const at::Tensor loss = at::mse_loss(model.forward(s.faces(mesh)), s.coefficients(mesh));
+      const at::Tensor loss = at::mse_loss(model(s.faces(mesh)), s.coefficients(mesh));
       loss.backward();
       optimizer.step();
       last = DTensor(loss).full_tensor().item<double>();
@@ -149,7 +147,7 @@ int run(MPI_Comm comm, int steps, std::int64_t cells) {
   const at::NoGradGuard no_grad;
   for (int i = 0; i < steps / 2; ++i) {
     exact.step([](Solver& s) { s.exact_coefficients(); });
-    modeled.step([&](Solver& s) { s.coefficients(mesh).copy_(model->forward(s.faces(mesh))); });
+    modeled.step([&](Solver& s) { s.coefficients(mesh).copy_((*model)(s.faces(mesh))); });
     constant.step([](Solver& s) { s.constant_coefficients(); });
   }
   const double error = modeled.difference(exact), reference = constant.difference(exact);

@@ -119,12 +119,12 @@ DTENSOR_API at::Tensor scale_expert_gradients(const at::Tensor& weight, const at
 // Experts of any module type with a user-defined router. Written for one device; apply_expert_parallel() distributes
 // the modules over ranks.
 //
-//   struct Block : nn::Module {                          // in forward(x), plain ATen:
-//     auto [weights, ids] = at::softmax(router.forward(x), -1).topk(2, -1);
-//     return x + experts.forward(x, ids, weights);
+//   struct Block : nn::Callable<Block> {                 // in forward(x), plain ATen:
+//     auto [weights, ids] = at::softmax(router(x), -1).topk(2, -1);
+//     return x + experts(x, ids, weights);
 
 // A list of expert modules; each token is computed by a few of them.
-class DTENSOR_API RoutedExperts final : public nn::Module {
+class DTENSOR_API RoutedExperts final : public nn::Layer<RoutedExperts> {
  public:
   RoutedExperts();
   ~RoutedExperts() override;
@@ -136,7 +136,7 @@ class DTENSOR_API RoutedExperts final : public nn::Module {
   template <class Expert>
   void add(std::unique_ptr<Expert> expert) {
     auto* module = expert.get();
-    add(std::move(expert), [module](const at::Tensor& rows) { return module->forward(rows); });
+    add(std::move(expert), [module](const at::Tensor& rows) { return nn::call_module(*module, rows); });
   }
   // Number of experts.
   std::int64_t size() const;
@@ -146,7 +146,11 @@ class DTENSOR_API RoutedExperts final : public nn::Module {
   // throw (if ids are on the CPU). All three are regular tensors, or DTensors on one mesh.
   // On several ranks, regular tensors hold this rank's tokens; the placements of DTensors give their distribution.
   // Costs one all-gather of counts and one exchange of rows in each direction.
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights);
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights) {
+    return without_hooks(x, ids, weights);
+  }
+  // What a call runs.
+  at::Tensor compute(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights);
   at::Tensor load() const;  // [size()] entries of the last forward pass, on this rank
 
   // Called by apply_expert_parallel(): ep splits the modules in order; edp holds replicas of each, which fully_shard()

@@ -70,22 +70,26 @@ struct MoeStats {
 };
 
 // A router and its experts.
-class DTENSOR_API MixtureOfExperts final : public nn::Module {
+class DTENSOR_API MixtureOfExperts final : public nn::Layer<MixtureOfExperts> {
  public:
   explicit MixtureOfExperts(const MoeOptions& options);
   ~MixtureOfExperts() override;
 
-  // Result of run().
+  // Result of run() and call_with_loss().
   struct Output {
     at::Tensor y;     // same shape as x
     at::Tensor loss;  // router loss, a scalar to add to the mean loss; undefined without coefficients
+    // Both.
+    nn::TensorSlots tensors() { return {&y, &loss}; }
   };
   // x [tokens, D] or [batch, sequence, D]: a DTensor, or a regular tensor with this rank's tokens. For a regular tensor
   // the loss is this rank's summand of a sum over ranks.
   Output run(const at::Tensor& x);
+  Output call_with_loss(const at::Tensor& x);  // a call of the layer: as run(), with hooks
   at::Tensor forward(const at::Tensor& x) { return run(x).y; }
-
+  at::Tensor compute(const at::Tensor& x) { return compute_with_loss(x).y; }
   void reset_parameters() override;
+
   // Selects the dispatcher.
   void set_dispatch(DispatchKind kind, CapacityOptions capacity = {});
   // A user-defined dispatcher. `make` is called now and whenever the ranks that share the experts change (undefined
@@ -108,6 +112,7 @@ class DTENSOR_API MixtureOfExperts final : public nn::Module {
 
  private:
   struct Pass;
+  Output compute_with_loss(const at::Tensor& x);
   // `keep`: tensors that results must not be written into.
   Output run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep);
   at::Tensor run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass);

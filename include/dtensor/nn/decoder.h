@@ -159,11 +159,12 @@ struct DTENSOR_API DecoderConfig {
 };
 
 // A norm over the last dimension.
-class DTENSOR_API Norm final : public Module {
+class DTENSOR_API Norm final : public Layer<Norm> {
  public:
   Norm(std::int64_t size, NormKind kind, double eps, at::TensorOptions options);
   // [..., features].
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
+  at::Tensor compute(const at::Tensor& x) const;
   void reset_parameters() override;
   // Parameters; undefined if the norm has none.
   at::Tensor weight, bias;
@@ -175,13 +176,14 @@ class DTENSOR_API Norm final : public Module {
 };
 
 // A linear layer, weight [out, in], with an optional LoRA adapter lora_a [rank, in], lora_b [out, rank].
-class DTENSOR_API Projection final : public Module {
+class DTENSOR_API Projection final : public Layer<Projection> {
  public:
   Projection(std::int64_t in, std::int64_t out, bool bias, at::TensorOptions options);
   void adapt(std::int64_t rank, double alpha);  // before the model is distributed
   void reset_adapter();                         // initializes the adapter, if there is one
   // [..., in] to [..., out].
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
+  at::Tensor compute(const at::Tensor& x) const;
   void reset_parameters() override;
   std::int64_t output_dim(const std::string& parameter) const override;
   std::int64_t input_dim(const std::string& parameter) const override;
@@ -202,10 +204,12 @@ struct DecoderPass {
 };
 
 // Attention of one layer: heads, grouped or latent, with positions, window and cache.
-class DTENSOR_API DecoderAttention final : public Module {
+class DTENSOR_API DecoderAttention final : public Layer<DecoderAttention> {
  public:
   DecoderAttention(const DecoderConfig& config, std::int64_t layer);
-  at::Tensor forward(const at::Tensor& x, const DecoderPass& pass) const;  // x: [batch, sequence, hidden]
+  // x: [batch, sequence, hidden]
+  at::Tensor forward(const at::Tensor& x, const DecoderPass& pass) const { return without_hooks(x, pass); }
+  at::Tensor compute(const at::Tensor& x, const DecoderPass& pass) const;
 
  private:
   struct Projected;
@@ -224,11 +228,12 @@ class DTENSOR_API DecoderAttention final : public Module {
 };
 
 // The MLP of a layer.
-class DTENSOR_API FeedForward final : public Module {
+class DTENSOR_API FeedForward final : public Layer<FeedForward> {
  public:
   explicit FeedForward(const DecoderConfig& config);
   // [..., hidden].
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
+  at::Tensor compute(const at::Tensor& x) const;
 
  private:
   Nonlinearity activation_;
@@ -237,17 +242,20 @@ class DTENSOR_API FeedForward final : public Module {
 };
 
 // Attention, and MLP or experts, with their norms and residual connections.
-class DTENSOR_API DecoderBlock final : public Module {
+class DTENSOR_API DecoderBlock final : public Layer<DecoderBlock> {
  public:
   DecoderBlock(const DecoderConfig& config, std::int64_t layer);
-  // Result of forward().
+  // Result of a call.
   struct Output {
     // Same shape as x.
     at::Tensor y;
     at::Tensor loss;  // loss of the router; undefined without experts
+    // Both.
+    TensorSlots tensors() { return {&y, &loss}; }
   };
   // x: [batch, sequence, hidden].
-  Output forward(const at::Tensor& x, const DecoderPass& pass) const;
+  Output forward(const at::Tensor& x, const DecoderPass& pass) const { return without_hooks(x, pass); }
+  Output compute(const at::Tensor& x, const DecoderPass& pass) const;
 
  private:
   Norm attn_norm_;
@@ -260,7 +268,7 @@ class DTENSOR_API DecoderBlock final : public Module {
 };
 
 // Embedding, blocks, norm and head.
-class DTENSOR_API Decoder final : public Module {
+class DTENSOR_API Decoder final : public Layer<Decoder> {
  public:
   explicit Decoder(const DecoderConfig& config);
   // The completed configuration, and the layers.
@@ -268,10 +276,14 @@ class DTENSOR_API Decoder final : public Module {
   const std::vector<std::unique_ptr<DecoderBlock>>& blocks() const { return blocks_; }
 
   // ids: int64 [batch, sequence]; positions start at 0, or at cache->length(), which grows by the sequence. Returns
-  // logits [batch, sequence, vocabulary] in the parameters' dtype.
-  at::Tensor forward(const at::Tensor& ids, KVCache* cache = nullptr) const { return head(hidden(ids, cache)); }
-  // The two steps of forward(): the input of the head, [batch, sequence, hidden], of which a generator needs only the
-  // last token; and the head. Router losses are appended to `losses` if it is not null.
+  // logits [batch, sequence, vocabulary] in the parameters' dtype. Router losses are appended to `losses` if it is not
+  // null.
+  at::Tensor forward(const at::Tensor& ids, KVCache* cache = nullptr) const { return without_hooks(ids, cache); }
+  at::Tensor compute(const at::Tensor& ids, KVCache* cache = nullptr, std::vector<at::Tensor>* losses = nullptr) const {
+    return head(hidden(ids, cache, losses));
+  }
+  // The two steps of compute(): the input of the head, [batch, sequence, hidden], of which a generator needs only the
+  // last token; and the head. They are no calls of the decoder, whose own points and hooks do not run.
   at::Tensor hidden(const at::Tensor& ids, KVCache* cache = nullptr, std::vector<at::Tensor>* losses = nullptr) const;
   at::Tensor head(const at::Tensor& hidden) const;
 

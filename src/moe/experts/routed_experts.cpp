@@ -6,7 +6,6 @@
 
 #include <map>
 
-#include "dtensor/debug.h"
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/tensor.h"
 #include "internal/parameter_swap.h"
@@ -154,10 +153,8 @@ void check_ids(const at::Tensor& given, const at::Tensor& part, std::int64_t exp
 
 }  // namespace
 
-at::Tensor RoutedExperts::forward(const at::Tensor& input, const at::Tensor& ids, const at::Tensor& weights) {
-  const ModuleScope scope(name());
+at::Tensor RoutedExperts::compute(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights) {
   auto& p = *impl_;
-  const auto x = constrain("in", input);
   TORCH_CHECK(x.dim() >= 2 && ids.dim() == x.dim() && weights.sizes() == ids.sizes() &&
                   ids.sizes().slice(0, ids.dim() - 1) == x.sizes().slice(0, x.dim() - 1),
               "RoutedExperts: tokens ", x.sizes(), ", ids ", ids.sizes(), " and weights ", weights.sizes(),
@@ -187,8 +184,7 @@ at::Tensor RoutedExperts::forward(const at::Tensor& input, const at::Tensor& ids
   std::vector<at::Tensor> made;
   for (std::size_t e = 0; e < pieces.size(); ++e)
     made.push_back(p.run(p.first + static_cast<std::int64_t>(e), pieces[e], counts));
-  return constrain("out",
-                   moe::from_local_tokens(p.dispatcher->combine(at::cat(made), plan).view(part.sizes()), mapping));
+  return moe::from_local_tokens(p.dispatcher->combine(at::cat(made), plan).view(part.sizes()), mapping);
 }
 
 }  // namespace dtensor

@@ -97,6 +97,11 @@ ComputeScope::~ComputeScope() {
   for (auto kept = kept_.rbegin(); kept != kept_.rend(); ++kept) *kept->first = std::move(kept->second);
 }
 
+bool ComputeScope::current() {
+  const auto* state = ScopedValue<StatePtr>::current();
+  return state != nullptr && *state != nullptr;
+}
+
 at::Tensor ComputeScope::output(const at::Tensor& result) const {
   return output_dtype_ ? result.to(*output_dtype_) : result;
 }

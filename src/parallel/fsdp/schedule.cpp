@@ -10,13 +10,14 @@
 namespace dtensor::fsdp {
 namespace {
 
-// Warns if a model computes in the parameters' own dtype, which suggests a missing ComputeScope.
+// Warns if a model computes in the parameters' own dtype, which suggests a forward pass outside calls and
+// ComputeScopes.
 void warn_of_dtype(Unit& unit, const Parameter& p, const DTensor& parameter, at::ScalarType dtype) {
   if (dtype != p.dtype || !at::GradMode::is_enabled() || !parameter.requires_grad()) return;
   if (std::exchange(unit.warned, true)) return;
   TORCH_WARN("fully_shard: parameter '", p.name, "' is used in ", dtype, ", although the param_dtype of its ",
-             "unit is ", p.gather_dtype(), ". param_dtype takes effect only within a ComputeScope ",
-             "(or an autocast to it): run the forward pass in one");
+             "unit is ", p.gather_dtype(), ". param_dtype takes effect only in calls of a module ",
+             "that fully_shard was given, in a ComputeScope or an autocast to it: run the forward pass in one");
 }
 
 }  // namespace

@@ -174,6 +174,7 @@ struct FsdpUnit::Impl {
   bool prefetched = false;               // gathered, but not used yet
   std::vector<const at::Tensor*> slots;  // addresses of all entries of its list; never dereferenced
   bool on_other_mesh = false;            // its parameters have a mesh of their own (experts)
+  bool has_module = false;               // made of a module, whose calls have a hook
   bool pinned = false;                   // by unshard(): release() does not free the copy
   // Active calls with local semantics (local_data_call.h) in forward or backward; those in backward.
   int active_calls = 0;

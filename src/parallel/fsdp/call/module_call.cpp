@@ -1,5 +1,5 @@
-// call(): selects which parameters of a module are replaced during a call with local semantics, and swaps them in and
-// out.
+// The hook of a module's calls: decides their semantics. With local semantics it selects which parameters of the module
+// are replaced, and swaps them in and out; with global semantics it casts them.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -122,6 +122,86 @@ ModuleCall::~ModuleCall() = default;
 void ModuleCall::leave(at::TensorList outputs) {
   if (state_ != nullptr) state_->finish(outputs, outermost_);
   scope_.reset();
+}
+
+bool ModuleCall::has_global_semantics() const {
+  const auto* semantics = ScopedValue<CallSemantics>::current();
+  return semantics != nullptr && !semantics->on_local_data;
+}
+
+namespace fsdp {
+namespace {
+
+// Parameters that a call of the module casts: all but those of submodules with units, whose calls cast them.
+NamedTensors cast_by_call(const NamedTensors& parameters) {
+  NamedTensors own;
+  std::vector<std::shared_ptr<FsdpUnit::Impl>> parts;
+  for (const auto& item : parameters) {
+    const auto unit = find_unit_parameter(*item.second).unit;
+    if (unit == nullptr) continue;
+    own.push_back(item);
+    if (unit->slots.size() < parameters.size() && unit->has_module) parts.push_back(unit);
+  }
+  std::erase_if(own, [&](const auto& item) {
+    return std::any_of(parts.begin(), parts.end(), [&](const auto& unit) {
+      return std::find(unit->slots.begin(), unit->slots.end(), item.second) != unit->slots.end();
+    });
+  });
+  return own;
+}
+
+void cast(const std::vector<at::Tensor*>& tensors, std::optional<at::ScalarType> dtype) {
+  if (!dtype) return;
+  for (at::Tensor* tensor : tensors) {
+    if (tensor->is_floating_point()) *tensor = tensor->to(*dtype);
+  }
+}
+
+std::vector<at::Tensor> tensors_at(const std::vector<at::Tensor*>& slots) {
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor* slot : slots) tensors.push_back(*slot);
+  return tensors;
+}
+
+// One call of a module that fully_shard() was given.
+class HookedCall {
+ public:
+  HookedCall(const NamedTensors& parameters, const nn::TensorSlots& inputs, const MixedPrecision& precision)
+      : precision_(precision), call_(parameters, tensors_at(inputs)) {
+    casts_outputs_ = call_.is_outermost() && !ComputeScope::current();
+    if (precision.param_dtype || !precision.param_dtype_of.empty()) {
+      if (call_.has_global_semantics()) casts_.emplace(cast_by_call(parameters));
+    }
+    if (precision.cast_forward_inputs) cast(inputs, precision.param_dtype);
+  }
+  void leave(const nn::TensorSlots& outputs) {
+    casts_.reset();
+    call_.leave(tensors_at(outputs));
+    if (casts_outputs_) cast(outputs, precision_.output_dtype);
+  }
+
+ private:
+  const MixedPrecision& precision_;
+  ModuleCall call_;
+  std::optional<ComputeScope> casts_;
+  bool casts_outputs_ = false;
+};
+
+}  // namespace
+}  // namespace fsdp
+
+FsdpUnit fully_shard(nn::Module& module, const DeviceMesh& mesh, const FsdpOptions& options) {
+  const auto parameters = module.named_parameters();
+  auto unit = fully_shard(parameters, mesh, options);
+  for (const auto& item : parameters) {
+    const auto own = fsdp::find_unit_parameter(*item.second).unit;
+    if (own != nullptr && own->slots.size() == parameters.size()) own->has_module = true;
+  }
+  module.register_call_hook([&module, precision = options.precision](const nn::TensorSlots& inputs) {
+    const auto call = std::make_shared<fsdp::HookedCall>(module.named_parameters(), inputs, precision);
+    return [call](const nn::TensorSlots& outputs) { call->leave(outputs); };
+  });
+  return unit;
 }
 
 }  // namespace dtensor
