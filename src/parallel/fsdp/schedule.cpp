@@ -242,12 +242,17 @@ void Schedule::prefetch(const Unit& unit) {
   }
 }
 
+void Schedule::begin_pass(Unit& unit) {
+  unit.reduced_in_pass = false;
+  for (auto& p : unit.parameters) p.has_global_parts = p.has_global_parts && unit.unreduced_gradient(p).defined();
+}
+
 void Schedule::enter_pass(int pass) {
   forget_failed_passes();
   if (std::any_of(passes_.begin(), passes_.end(), [&](const Pass& open) { return open.id == pass; })) return;
   const auto end = std::make_shared<PassEnd>(*this, pass);
   for (auto* unit : units_) {
-    if (passes_.empty()) unit->reduced_in_pass = false;
+    if (passes_.empty()) begin_pass(*unit);
     for (const auto& p : unit->parameters) end->parameters.push_back(p.lock());
   }
   passes_.push_back({pass, end});
@@ -261,10 +266,9 @@ void Schedule::learn_implicit_reshards(Unit& unit) {
 }
 
 void Schedule::forget_expected(Unit& unit) {
-  const bool all_reduced = unit.requires_gradient_sync && unit.requires_all_reduce && !NoReplicaSync::current();
   for (auto& p : unit.parameters) {
     p.gradient_expected = false;
-    if (all_reduced) p.used_globally = false;
+    p.has_global_parts |= std::exchange(p.used_globally, false);
     if (unit.arrivals > 0) p.had_gradient = std::exchange(p.gradient_arrived, false);
   }
 }

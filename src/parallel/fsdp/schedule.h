@@ -44,6 +44,7 @@ class Schedule {
  private:
   void add_counts(Schedule& former);
   void begin_use(Unit& unit);
+  static void begin_pass(Unit& unit);
   void enter_pass(int pass);
   void leave_calls(int pass);
   bool is_recomputing() const;

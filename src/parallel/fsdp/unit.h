@@ -68,6 +68,7 @@ struct Parameter {
   std::uint64_t generation = 0;    // generation of the parameter when it was gathered
   bool used = false;               // since it was gathered
   bool used_globally = false;      // with DTensors and a graph, since the last pass that reduced
+  bool has_global_parts = false;   // its unreduced gradient may have parts of such uses before that pass
   bool gradient_expected = false;  // used with a graph, so a gradient will arrive
   bool gradient_arrived = false;   // in this pass
   bool had_gradient = false;       // in the last pass that reduced gradients of the unit
@@ -139,6 +140,8 @@ struct FsdpUnit::Impl {
   // Placements of this rank's contribution to a gradient with local semantics, which replace those of the unit's axes:
   // an average, or, of contributions that were divided by the divide factor, a sum.
   Placements contribution_placements(Placements placements) const;
+  // The gradient of a parameter that is not reduced over all axes of the unit; undefined: none.
+  at::Tensor unreduced_gradient(const fsdp::Parameter& p) const;
   bool frozen() const;
   bool all_used() const;
   bool complete() const;  // every expected gradient has arrived
