@@ -36,6 +36,8 @@ class FSDPModule:
 
         ``async_op``: returns a handle to wait for; the gather is complete when this function returns.
         """
+        for unit in self._fsdp_units:
+            unit.look_up_gather_hooks()
         for handle in self._handles(recurse=False):
             handle.unshard()
         return UnshardHandle() if async_op else None

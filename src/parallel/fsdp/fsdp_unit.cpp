@@ -20,7 +20,7 @@ std::vector<std::string> FsdpUnit::names() const {
 }
 
 const FsdpOptions& FsdpUnit::options() const { return impl().options; }
-std::int64_t FsdpUnit::gathered_bytes() const { return impl().flat_bytes; }
+std::int64_t FsdpUnit::gathered_bytes() const { return impl().gathered_bytes(); }
 void FsdpUnit::unshard() const { impl().schedule->pin(impl()); }
 void FsdpUnit::reshard() const { impl().schedule->unpin(impl()); }
 FsdpStats FsdpUnit::stats() const { return impl().schedule->stats; }

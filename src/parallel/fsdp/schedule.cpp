@@ -92,14 +92,15 @@ void Schedule::note_use(Unit& unit, Parameter& p, const DTensor& parameter) {
 }
 
 void Schedule::gather(Unit& unit) {
-  if (!unit.is_gathered()) count_gathered(unit.flat_bytes);
+  unit.prepare_gather();
+  if (!unit.is_gathered()) count_gathered(unit.gathered_bytes());
   const auto before = unit.kept_shard_bytes();
   try {
     unit.drop();
     unit.start_gather();
   } catch (...) {
     unit.abandon_gather();
-    count_gathered(-unit.flat_bytes);
+    count_gathered(-unit.gathered_bytes());
     throw;
   }
   count_gathered(unit.kept_shard_bytes() - before);
@@ -110,7 +111,7 @@ void Schedule::finish_gather(Unit& unit) {
   try {
     unit.finish_gather();
   } catch (...) {
-    count_gathered(-unit.flat_bytes);
+    count_gathered(-unit.gathered_bytes());
     throw;
   }
 }
@@ -119,6 +120,12 @@ void Schedule::finish_gather(Unit& unit) {
 // is finished. It is freed when another unit is used, and may have to be gathered again.
 bool Schedule::ends_implicitly(const Unit& unit) const {
   return pass_kind_ == kBackward && unit.recorded[kBackward].none() && NoGradientSync::current();
+}
+
+void Schedule::discard(Unit& unit) {
+  if (!unit.is_gathered()) return;
+  count_gathered(-unit.gathered_bytes());
+  unit.drop();
 }
 
 void Schedule::release(Unit& unit) {
@@ -132,7 +139,7 @@ void Schedule::release(Unit& unit) {
   unit.uses = 0;
   if (unit.pinned || unit.active_calls > 0 || unit.kept_for_graph) return;
   if (pass_kind_ == kBackward && !unit.reshards_after_backward) return;
-  count_gathered(-unit.flat_bytes);  // also if an active gather fails
+  count_gathered(-unit.gathered_bytes());  // also if an active gather fails
   if (pass_kind_ != kForward || !unit.has_post_forward_mesh()) return unit.drop();
   const auto before = unit.kept_shard_bytes();
   unit.reshard_after_forward_to_mesh();
@@ -140,7 +147,7 @@ void Schedule::release(Unit& unit) {
 }
 
 void Schedule::pin(Unit& unit) {
-  if (unit.flat_bytes == 0) return;
+  if (!unit.gathers()) return;
   if (!unit.is_gathered() || !unit.all_fresh()) gather(unit);
   unit.pinned = true;
 }
@@ -224,8 +231,8 @@ void Schedule::switch_pass_kind(PassKind pass_kind) {
 
 bool Schedule::may_prefetch(const Unit& by, const Unit& next) const {
   std::int64_t waiting = 0;
-  for (const auto* unit : units_) waiting += unit->prefetched ? unit->flat_bytes : 0;
-  if (by.options.prefetch_bytes) return waiting + next.flat_bytes <= *by.options.prefetch_bytes;
+  for (const auto* unit : units_) waiting += unit->prefetched ? unit->gathered_bytes() : 0;
+  if (by.options.prefetch_bytes) return waiting + next.gathered_bytes() <= *by.options.prefetch_bytes;
   return by.all_gather_comm.asynchronous() && waiting == 0;
 }
 
