@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any, Callable, Sequence
 
 import torch
@@ -215,6 +216,11 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
             for unit in reversed(self._fsdp_units):
                 args, kwargs = unit.enter(self, args, kwargs)
             outputs = method(*args, **kwargs)
+            if inspect.isgenerator(outputs):
+                raise TypeError(
+                    f"register_fsdp_forward_method: {method_name!r} is a generator, whose body runs after the unit is resharded; "
+                    "return a list"
+                )
             for unit in self._fsdp_units:
                 outputs = unit.leave(self, outputs)
             return outputs
