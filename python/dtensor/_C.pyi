@@ -571,6 +571,13 @@ class Casts:
     def close(self) -> None: ...
 
 def fully_shard(named: _Named, mesh: DeviceMesh, options: FsdpOptions, /) -> tuple[FsdpUnit, list[torch.Tensor]]: ...
+def set_gather_extension(
+    parameter: torch.Tensor,
+    contribute: Callable[[torch.Tensor], list[torch.Tensor]],
+    unshard: Callable[[list[torch.Tensor], torch.dtype], tuple[torch.Tensor, list[torch.Tensor]]],
+    refill: Callable[[list[torch.Tensor], torch.dtype, torch.Tensor], None],
+    /,
+) -> None: ...
 def units_of(parameters: Sequence[torch.Tensor], /) -> list[FsdpUnit]: ...
 def reduce_gradients(tensors: Sequence[torch.Tensor], /) -> None:
     """Reduces gradients that ``NoGradientSync`` left unreduced. Collective."""

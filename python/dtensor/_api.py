@@ -291,7 +291,8 @@ def replacement(tensor: torch.Tensor, former: torch.Tensor) -> nn.Parameter:
     """``tensor`` as the parameter that replaces ``former``, with the attributes that a program has set on it."""
     parameter = as_parameter(tensor, former.requires_grad)
     if tensor is not former:
-        parameter.__dict__.update(former.__dict__)
+        inner = former.__tensor_flatten__()[0] if is_traceable_wrapper_subclass(former) else ()
+        parameter.__dict__.update({key: value for key, value in former.__dict__.items() if key not in inner})
     return parameter
 
 

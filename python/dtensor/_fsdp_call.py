@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from . import _C
+from ._fsdp_gather import set_gather_hooks
 from ._module_boundary import SubmeshBoundary, map_tensors, tensors_in
 from ._C import DeviceMesh
 
@@ -81,7 +82,9 @@ class _Group:
         self._call = _C.FsdpCall(self.slots.parameters(), tensors_in(inputs), self.slots.in_backward(local_parameters))
         local_parameters += self._call.tensors()
         for tensor, owner in zip(local_parameters, self.slots.parameters()):
-            if tensor is not owner:
+            if type(tensor) is not torch.Tensor:
+                tensor._is_param = True  # type: ignore[attr-defined]  # a wrapper subclass
+            elif tensor is not owner:
                 tensor.__class__ = nn.Parameter
                 tensor.__dict__ = owner.__dict__  # attributes that the module or a library sets on the parameter
         self.slots.put(local_parameters)
@@ -148,6 +151,12 @@ class Unit:
         self._groups: list[_Group] = []
         self._ranks = set(self.mesh.mesh.flatten().tolist())
         self._on_local_data = True  # semantics of the last call
+        self._was_called = False  # with local semantics
+
+    def look_up_gather_hooks(self) -> None:
+        """Until the first call has gathered: programs set hooks on local tensors after ``fully_shard`` and ``to_empty``."""
+        if not self._was_called:
+            set_gather_hooks(self.slots.slots, self.mesh, self.policy)
 
     def handles(self) -> list[_C.FsdpUnit]:
         """The unit, and the units of parameters on other meshes (experts)."""
@@ -160,7 +169,9 @@ class Unit:
         _thread.calls.append(call)
         values = (args, kwargs)
         if call.on_local_data:
+            self.look_up_gather_hooks()
             self._enter_group(call, values)
+            self._was_called = True
         else:
             values, call.outer_mesh = self._boundary.enter(values)
             if self.policy.param_dtype is not None or self.policy.output_dtype is not None:

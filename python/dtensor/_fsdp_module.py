@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any, Callable, Sequence
 
 import torch
@@ -36,6 +37,8 @@ class FSDPModule:
 
         ``async_op``: returns a handle to wait for; the gather is complete when this function returns.
         """
+        for unit in self._fsdp_units:
+            unit.look_up_gather_hooks()
         for handle in self._handles(recurse=False):
             handle.unshard()
         return UnshardHandle() if async_op else None
@@ -213,6 +216,11 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
             for unit in reversed(self._fsdp_units):
                 args, kwargs = unit.enter(self, args, kwargs)
             outputs = method(*args, **kwargs)
+            if inspect.isgenerator(outputs):
+                raise TypeError(
+                    f"register_fsdp_forward_method: {method_name!r} is a generator, whose body runs after the unit is resharded; "
+                    "return a list"
+                )
             for unit in self._fsdp_units:
                 outputs = unit.leave(self, outputs)
             return outputs

@@ -136,6 +136,12 @@ def redistribute_(tensor: torch.Tensor, placements: Any) -> torch.Tensor:
     return tensor
 
 
+def _local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The local tensor itself, as the attribute of PyTorch's DTensor: attributes that a program sets on it stay."""
+    with torch.no_grad():
+        return _C.to_local(tensor, [])
+
+
 _ATTRIBUTES = {
     "device_mesh": _DTensorAttribute(_C.mesh_of),
     "placements": _DTensorAttribute(_C.placements_of),
@@ -144,6 +150,7 @@ _ATTRIBUTES = {
     "redistribute": _method(redistribute),
     "redistribute_": _method(redistribute_),
     "generation": _method(_C.generation_of),
+    "_local_tensor": _DTensorAttribute(_local_tensor),
 }
 
 

@@ -10,6 +10,7 @@ import functools
 from typing import Any, Callable
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C
 
@@ -19,7 +20,8 @@ def _repr(tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
     if tensor.grad_fn is not None:
         grad = f", grad_fn=<{type(tensor.grad_fn).__name__}>"
     if tensor.device_mesh.is_member():
-        local = torch._tensor_str._str(_C.to_local(tensor.detach(), []))
+        part = tensor._local_tensor  # type: ignore[attr-defined]
+        local = repr(part) if is_traceable_wrapper_subclass(part) else torch._tensor_str._str(part)
     else:
         local = "none on this rank"
     name = "DTensor" if type(tensor) is torch.Tensor else f"{type(tensor).__name__} containing:\nDTensor"

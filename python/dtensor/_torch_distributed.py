@@ -156,6 +156,27 @@ def _iterating(iterate: Callable[..., Any]) -> Callable[..., Any]:
     return iterate_over
 
 
+def _refusing_own_optimizers(verify: Callable[..., Any]) -> Callable[..., Any]:
+    """The first step of ``get_state_dict`` and its relatives, which read the states of ``torch.optim`` optimizers."""
+
+    def verify_options(model: Any, optims: Any, *args: Any, **options: Any) -> Any:
+        from .optim import _Optimizer
+
+        for optimizer in optims:
+            if isinstance(optimizer, _Optimizer):
+                raise TypeError(
+                    f"torch.distributed.checkpoint.state_dict: expected an optimizer of torch.optim, got "
+                    f"dtensor.optim.{type(optimizer).__name__}, whose state has another form; save it with dtensor.save and load"
+                )
+        return verify(model, optims, *args, **options)
+
+    return verify_options
+
+
+def _adapt_state_dict_functions(module: ModuleType) -> None:
+    _replace(module, "_verify_options", _refusing_own_optimizers)
+
+
 def _adapt_state_dict_helpers(module: ModuleType) -> None:
     _replace(module, "_iterate_state_dict", _iterating)
     _replace(module, "_gather_state_dict", _gathering)
@@ -279,3 +300,4 @@ def install() -> None:
     after_import("torch.distributed._functional_collectives", _adapt_functional_collectives)
     after_import("torch.distributed._state_dict_utils", _adapt_state_dict_helpers)
     after_import("torch.distributed.checkpoint._state_dict_stager", _adapt_stager)
+    after_import("torch.distributed.checkpoint.state_dict", _adapt_state_dict_functions)

@@ -1,6 +1,7 @@
 // Fully sharded parameters. A Python module keeps its parameters in a dictionary, to which C++ cannot point:
 // functions take names and tensors, and return the tensors that replace them.
 #include "bind.h"
+#include "internal/gather_extension.h"
 
 namespace dtensor::python {
 namespace {
@@ -11,19 +12,7 @@ NamedTensors slots_of(Named& named) {
   return slots;
 }
 
-// Rejects wrapper subclasses (torch.Tensor._make_wrapper_subclass), whose values are in other tensors.
-void check_is_no_wrapper(const std::string& name, const at::Tensor& tensor) {
-  const auto* impl = tensor.unsafeGetTensorImpl();
-  if (is_dtensor(tensor) || !impl->key_set().has(c10::DispatchKey::Python)) return;
-  if (!tensor.is_meta() && impl->has_storage() && impl->unsafe_storage().data() != nullptr) return;
-  const py::gil_scoped_acquire lock;
-  const auto type = py::type::of(py::cast(tensor)).attr("__name__").cast<std::string>();
-  TORCH_CHECK_TYPE(false, "fully_shard: parameter '", name, "' is a ", type, ", a wrapper of other tensors: shard the ",
-                   "module before converting its parameters, or list the parameter in ignored_params");
-}
-
 std::pair<FsdpUnit, std::vector<at::Tensor>> shard(Named named, const DeviceMesh& mesh, const FsdpOptions& options) {
-  for (const auto& [name, tensor] : named) check_is_no_wrapper(name, tensor);
   FsdpUnit unit = fully_shard(slots_of(named), mesh, options);
   std::vector<at::Tensor> tensors;
   for (const auto& item : named) tensors.push_back(item.second);
@@ -103,6 +92,11 @@ void bind_units(py::module_& module) {
           "finish",
           [](FsdpCall& call, const std::vector<at::Tensor>& outputs, bool keep) { call.finish(outputs, keep); },
           ReleaseGil());
+  module.def("set_gather_extension",
+             [](const at::Tensor& parameter, decltype(GatherExtension::contribute) contribute,
+                decltype(GatherExtension::unshard) unshard, decltype(GatherExtension::refill) refill) {
+               set_gather_extension(parameter, {std::move(contribute), std::move(unshard), std::move(refill)});
+             });
   module.def("units_of", [](const std::vector<at::Tensor>& parameters) { return units_of(parameters); });
   module.def("fully_shard", &shard, ReleaseGil());
   module.def(

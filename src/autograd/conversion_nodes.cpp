@@ -12,6 +12,7 @@
 #include "internal/local_data.h"
 #include "internal/scoped_value.h"
 #include "internal/simulated.h"
+#include "internal/wrapper_subclass.h"
 #include "mesh/content_hash.h"
 #include "placement/shard_map.h"
 #include "placement/stride_order.h"
@@ -143,7 +144,9 @@ DTensor as_dtensor_like(const at::Tensor& grad, const TensorSpec& spec) {
 
 at::Tensor wrap_local(const at::Tensor& local, SpecPtr spec) {
   // Shares memory with `local` if that is dense, as kernels expect of a tensor with dense global strides.
-  auto result = make_dtensor(spec, spec->mesh->is_member ? to_stride_order(local.detach(), *spec) : at::Tensor());
+  // A wrapper subclass stays the object that it is.
+  const auto stored = [&] { return is_wrapper_subclass(local) ? local : to_stride_order(local.detach(), *spec); };
+  auto result = make_dtensor(spec, spec->mesh->is_member ? stored() : at::Tensor());
   return with_history<FromLocalBackward>(std::move(result), local, std::move(spec));
 }
 
@@ -178,6 +181,7 @@ at::Tensor unwrap_local(const at::Tensor& tensor, Placements grad_placements, bo
     grad_placements = local_gradient_placements(spec->placements);
   }
   grad_placements = normalize_placements(std::move(grad_placements), tensor.dim(), spec->mesh->layout.shape);
+  const EnableSubclassesGuard subclasses;
   return with_history<ToLocalBackward>(impl->local().detach(), tensor, spec, std::move(grad_placements), check);
 }
 

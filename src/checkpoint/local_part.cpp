@@ -9,6 +9,7 @@
 
 #include "dtensor/tensor.h"
 #include "internal/materialized_views.h"
+#include "internal/wrapper_subclass.h"
 
 namespace dtensor::files {
 namespace {
@@ -54,6 +55,7 @@ LocalShard local_shard_of(const at::Tensor& tensor) {
   const auto coordinate = mesh.coordinate();
   if (!coordinate) return held;
   held.local = placed.to_local();
+  check_is_no_wrapper(held.local, "checkpoint");
   for (std::int64_t d = 0; d < placed.dim(); ++d) {
     held.segments.push_back(shard_segments(placed.size(d), d, placed.placements(), mesh.shape(), *coordinate));
   }

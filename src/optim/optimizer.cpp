@@ -12,6 +12,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
+#include "internal/wrapper_subclass.h"
 #include "optim/parameter_lists.h"
 
 namespace dtensor {
@@ -23,6 +24,11 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
               " is not a leaf, so it has no .grad; pass the leaf tensor");
   TORCH_CHECK(at::isFloatingType(parameter.scalar_type()), "optimizer: parameter ", name, " has dtype ",
               parameter.scalar_type(), "; expected a floating point dtype");
+  const at::NoGradGuard no_grad;
+  const bool has_local = is_dtensor(parameter) && DTensor(parameter).mesh().is_member();
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_wrapper_subclass(has_local ? DTensor(parameter).to_local() : parameter),
+                              "optimizer: expected a parameter with memory, got the wrapper subclass ", name,
+                              "; use an optimizer of torch.optim");
   if (!is_dtensor(parameter)) return;
   for (const Placement& p : DTensor(parameter).placements()) {
     TORCH_CHECK(!p.is_partial(), "optimizer: parameter ", name, " is ", DTensor(parameter).spec_str(),

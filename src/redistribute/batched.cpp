@@ -14,6 +14,7 @@
 #include "internal/bucketed_all_to_all.h"
 #include "internal/dispatch_modes.h"
 #include "internal/simulated.h"
+#include "internal/wrapper_subclass.h"
 #include "redistribute/edges/edge.h"
 #include "redistribute/execute.h"
 #include "redistribute/result_buffers.h"
@@ -198,6 +199,7 @@ std::vector<Group> groups_of(std::deque<Pending>& pending) {
 }  // namespace
 
 void RedistributeBucket::add(const RedistributePlan& plan, const TensorSpec& from, at::Tensor local) {
+  if (!plan.empty()) check_is_no_wrapper(local, "redistribute");
   const bool alone = c10::isFloat8Type(local.scalar_type());  // its sums are communicated in another dtype
   const TensorGeometry geometry{from.sizes, from.mesh->layout.shape, static_cast<std::int64_t>(local.element_size())};
   if (!alone && !plan.empty()) {

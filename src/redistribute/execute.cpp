@@ -9,6 +9,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/dispatch_modes.h"
 #include "internal/simulated.h"
+#include "internal/wrapper_subclass.h"
 #include "redistribute/edges/edge.h"
 
 namespace dtensor {
@@ -65,12 +66,15 @@ at::Tensor resolve_conj_and_neg(const at::Tensor& tensor) {
   return tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
 }
 
-at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& local, const TensorSpec& from) {
-  if (plan.empty() || !from.mesh->is_member) return local;
+at::Tensor execute_plan(const RedistributePlan& plan, const at::Tensor& given, const TensorSpec& from) {
+  if (plan.empty() || !from.mesh->is_member) return given;
+  const bool is_number = given.dim() == 0 && is_wrapper_subclass(given);
+  const at::Tensor local = is_number ? copy_to_memory(given) : given;
   TORCH_CHECK(local.sizes() == at::IntArrayRef(from.local_sizes), "redistribute: the local tensor has sizes ",
               local.sizes(), ", but ", from.str(), " has local sizes ", at::IntArrayRef(from.local_sizes),
               " on this rank");
   TORCH_CHECK(local.layout() == at::kStrided, "redistribute: expected a strided local tensor, got ", local.layout());
+  check_is_no_wrapper(local, "redistribute");
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A MeshScope would turn buffers into DTensors.
   const NoMeshScopeGuard regular;

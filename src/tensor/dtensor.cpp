@@ -8,6 +8,7 @@
 #include "autograd/conversion_nodes.h"
 #include "internal/materialized_views.h"
 #include "internal/simulated.h"
+#include "internal/wrapper_subclass.h"
 #include "mesh/mesh_impl.h"
 #include "ops/dispatch/boxed_kernel.h"
 #include "placement/shard_map.h"
@@ -43,7 +44,9 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
               "tensor; outside the mesh, its dtype is used");
   TORCH_CHECK(!is_dtensor(local), "from_local: the local_tensor argument only accepts torch.Tensor but got a DTensor: ",
               DTensor(local).spec_str());
-  check_has_memory(local, "from_local");
+  if (!is_wrapper_subclass(local)) check_has_memory(local, "from_local");
+  TORCH_CHECK(!is_wrapper_subclass(local) || !local.requires_grad(), "from_local: expected a wrapper subclass that ",
+              "requires no grad, got one that does; pass local.detach() and set requires_grad of the result");
   TORCH_CHECK(local.is_meta() || local.device().type() == mesh.device_type(), "from_local: expected a local tensor on ",
               mesh.device_type(), " for ", mesh.str(), ", got one on ", local.device());
   static const std::string name = "from_local";

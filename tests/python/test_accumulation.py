@@ -165,6 +165,15 @@ class DivideFactor(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "set the factor before the first backward pass"):
             self.check((2,), mixed)
 
+        def after_gradients_of_dtensors_went(net, mine, rows):
+            net.set_requires_all_reduce(False)
+            summed_loss(net, rows).backward()
+            net.zero_grad()
+            backward(net, mine, rows)
+
+        for shape in ((2,), (2, 2)):
+            self.check(shape, after_gradients_of_dtensors_went)
+
 
 class Branches(nn.Module):
     """Which layers a rank uses depends on its data."""

@@ -233,9 +233,15 @@ class Boundary(unittest.TestCase):
             def encode(self, x):
                 return self.layer(x) @ self.layer.weight
 
+            def rows(self, x):
+                yield from self.layer(x)
+
         def on_rank():
             net = fully_shard(copy.deepcopy(regular))
             register_fsdp_forward_method(net, "encode")
+            register_fsdp_forward_method(net, "rows")
+            with self.assertRaisesRegex(TypeError, "'rows' is a generator, whose body runs after the unit is resharded"):
+                net.rows(torch.ones(2, 4))
             y = net.encode(torch.ones(2 + dtensor.rank(), 4))
             torch.testing.assert_close(y, regular.encode(torch.ones(2 + dtensor.rank(), 4)))
             y.sum().backward()

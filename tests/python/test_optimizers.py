@@ -209,6 +209,17 @@ class Saved(unittest.TestCase):
             two.load_state_dict(one.state_dict())
 
 
+    def test_state_dict_functions_of_torch_refuse_them(self):
+        from torch.distributed.checkpoint import state_dict
+
+        net = torch.nn.Linear(2, 2)
+        own = dtensor.optim.AdamW(net.parameters(), lr=0.1)
+        for call in (state_dict.get_state_dict, state_dict.get_optimizer_state_dict):
+            with self.assertRaisesRegex(TypeError, "expected an optimizer of torch.optim, got dtensor.optim.AdamW"):
+                call(net, own)
+        with self.assertRaisesRegex(TypeError, "expected an optimizer of torch.optim, got dtensor.optim.AdamW"):
+            state_dict.set_optimizer_state_dict(net, own, {"state": {}, "param_groups": []})
+
     def test_state_dict_hooks(self):
         seen = []
         for module in (torch.optim, dtensor.optim):

@@ -124,17 +124,17 @@ class Tensors(unittest.TestCase):
         for ranks in (1, 2, 3):
             dtensor.run(ranks, check, ranks)
 
-    def test_wrapper_subclasses_are_refused(self):
+    def test_wrapper_subclasses_are_refused_where_memory_is_read(self):
         def check():
             mesh, wrapped = mesh_of((2,)), Wrapper(torch.ones(4, 4))
             with self.assertRaisesRegex(TypeError, "distribute_tensor: a Wrapper wraps other tensors \\(inner\\)"):
                 dtensor.distribute_tensor(wrapped, mesh, [Shard(0)])
-            with self.assertRaisesRegex(TypeError, "expected a tensor with memory of its own"):
-                DTensor.from_local(wrapped, mesh, [Shard(0)])
+            with self.assertRaisesRegex(RuntimeError, "from_local: expected a wrapper subclass that requires no grad"):
+                DTensor.from_local(Wrapper(torch.ones(4, 4)).requires_grad_(), mesh, [Shard(0)])
+            with self.assertRaisesRegex(NotImplementedError, "expected a local tensor with memory, got a wrapper subclass"):
+                DTensor.from_local(wrapped, mesh, [Shard(0)]).full_tensor()
             linear = torch.nn.Linear(4, 4, bias=False)
             linear.weight = torch.nn.Parameter(wrapped)
-            with self.assertRaisesRegex(TypeError, "parameter 'weight' is a Wrapper"):
-                dtensor.fully_shard(linear, mesh=mesh)
             with self.assertRaisesRegex(TypeError, "a Wrapper wraps other tensors"):
                 dtensor.parallelize_module(linear, mesh, dtensor.parallel.ColwiseParallel())
 

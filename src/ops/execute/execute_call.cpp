@@ -9,6 +9,7 @@
 #include "autograd/gradients/parameter_views.h"
 #include "autograd/materialized_view.h"
 #include "internal/simulated.h"
+#include "internal/wrapper_subclass.h"
 #include "ops/checks/index_bounds.h"
 #include "ops/checks/inspect_state.h"
 #include "ops/dispatch/for_each_tensor.h"
@@ -65,9 +66,17 @@ void run_present_positions(const ExecutionFrame& frame, Stack& stack, std::size_
   restore_positions(present, length, stack, first);
 }
 
+// Local kernels read memory. Those of random operators fill memory of their own.
+void check_have_memory(const ExecutionFrame& frame) {
+  for (const at::Tensor& local : frame.locals) {
+    if (local.defined()) check_is_no_wrapper(local, frame.entry.text());
+  }
+}
+
 void run_kernel(const ExecutionFrame& frame, Stack& stack, const std::vector<SpecPtr>& inputs,
                 const std::vector<SpecPtr>& outputs) {
   if (frame.call.local_kernel == nullptr) return frame.entry.op.callBoxed(stack);
+  if (!frame.entry.is_random) check_have_memory(frame);
   LocalCall call{frame.entry, stack, frame.call.decision, inputs, outputs, as_mesh_impl(*frame.call.mesh)};
   frame.call.local_kernel(call);
 }

@@ -4,6 +4,7 @@
 // rank.
 #include <ATen/CPUGeneratorImpl.h>
 
+#include "internal/wrapper_subclass.h"
 #include "ops/local_kernels/local_args.h"
 #include "random/fill.h"
 #include "random/state.h"
@@ -86,7 +87,10 @@ void random_fill(LocalCall& call) {
   const auto& spec = *call.outputs[0];
   const auto key = next_random_key(call.mesh);
   const auto target = is_inplace(call) ? args.tensor("self") : fresh(call, spec);
-  fill({args, target, region_of(spec), key});
+  const bool wraps = is_wrapper_subclass(target);
+  const auto memory = wraps ? fresh(call, spec) : target;
+  fill({args, memory, region_of(spec), key});
+  if (wraps) target.copy_(memory);
   set_results(call, {target});
 }
 

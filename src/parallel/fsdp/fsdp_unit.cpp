@@ -20,7 +20,7 @@ std::vector<std::string> FsdpUnit::names() const {
 }
 
 const FsdpOptions& FsdpUnit::options() const { return impl().options; }
-std::int64_t FsdpUnit::gathered_bytes() const { return impl().flat_bytes; }
+std::int64_t FsdpUnit::gathered_bytes() const { return impl().gathered_bytes(); }
 void FsdpUnit::unshard() const { impl().schedule->pin(impl()); }
 void FsdpUnit::reshard() const { impl().schedule->unpin(impl()); }
 FsdpStats FsdpUnit::stats() const { return impl().schedule->stats; }
@@ -42,20 +42,15 @@ void FsdpUnit::set_requires_all_reduce(bool on) const { impl().requires_all_redu
 void FsdpUnit::set_reshard_after_forward(bool on) const { impl().reshards = on; }
 void FsdpUnit::set_reshard_after_backward(bool on) const { impl().reshards_after_backward = on; }
 
-namespace {
-
-// The gradient of a parameter that is not reduced over all axes of the unit; undefined: none.
-at::Tensor unreduced_gradient(const FsdpUnit::Impl& unit, const fsdp::Parameter& p) {
+at::Tensor FsdpUnit::Impl::unreduced_gradient(const fsdp::Parameter& p) const {
   const auto tensor = p.lock();
   if (!tensor.defined() || !is_dtensor(tensor.grad())) return {};
   const auto placements = DTensor(tensor.grad()).placements();
   const auto partial = [&](std::int64_t axis) { return placements[static_cast<std::size_t>(axis)].is_partial(); };
-  const bool over_replicas = unit.axes.replicate >= 0 && partial(unit.axes.replicate);
-  const bool over_shards = std::any_of(unit.axes.shard.begin(), unit.axes.shard.end(), partial);
+  const bool over_replicas = axes.replicate >= 0 && partial(axes.replicate);
+  const bool over_shards = std::any_of(axes.shard.begin(), axes.shard.end(), partial);
   return over_replicas || over_shards ? tensor.grad() : at::Tensor();
 }
-
-}  // namespace
 
 // Unreduced gradients are sums of contributions with the former factor.
 void FsdpUnit::set_gradient_divide_factor(double factor) const {
@@ -63,10 +58,10 @@ void FsdpUnit::set_gradient_divide_factor(double factor) const {
   auto& unit = impl();
   const at::NoGradGuard no_grad;
   const auto former = unit.divide_factor.value_or(static_cast<double>(unit.data_parallel_ranks()));
-  const bool local =
-      std::none_of(unit.parameters.begin(), unit.parameters.end(), [](const auto& p) { return p.used_globally; });
+  const bool local = std::none_of(unit.parameters.begin(), unit.parameters.end(),
+                                  [](const auto& p) { return p.used_globally || p.has_global_parts; });
   for (const auto& p : unit.parameters) {
-    const auto gradient = unreduced_gradient(unit, p);
+    const auto gradient = unit.unreduced_gradient(p);
     if (!gradient.defined() || unit.divide_factor == factor) continue;
     TORCH_CHECK(local || factor == former, "fully_shard: expected gradients of calls with regular tensors only when ",
                 "the divide factor changes from ", former, " to ", factor,

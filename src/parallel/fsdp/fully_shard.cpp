@@ -11,6 +11,8 @@
 #include "internal/aten_scopes.h"
 #include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
+#include "internal/wrapper_subclass.h"
+#include "parallel/fsdp/extended_gather.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
@@ -92,13 +94,36 @@ at::Tensor kept_at(const DeviceMesh& home, const DTensor& placed) {
   return DTensor::from_local(local, home, placed.placements(), placed.sizes(), placed.strides());
 }
 
+// This rank's slice of a parameter that is a wrapper of other tensors. Values are not compared between ranks. Operators
+// do not gather it by themselves, so it is an ordinary shard.
+at::Tensor place_wrapper(const std::string& name, const at::Tensor& wrapper, const DeviceMesh& mesh, const Axes& axes,
+                         Placements placements) {
+  for (auto& placement : placements) placement = placement.as_storage(false);
+  const auto dim = placements[static_cast<std::size_t>(axes.shard[0])].dim();
+  TORCH_CHECK_NOT_IMPLEMENTED(dim == 0 && wrapper.is_contiguous() && mesh.is_member(), "fully_shard: parameter '", name,
+                              "' is a wrapper of other tensors; expected a contiguous one that is sharded along ",
+                              "dimension 0 over a mesh with this rank, got strides ", wrapper.strides(),
+                              " and dimension ", dim);
+  const auto layout = make_parameter_layout(wrapper.sizes(), wrapper.strides(), dim, shard_shape(mesh, axes));
+  const auto& piece = layout.pieces[static_cast<std::size_t>(mesh.communicator(axes.shard).rank())];
+  auto local = wrapper.detach().narrow(dim, piece.offset, piece.length);
+  if (wrapper.is_meta()) {
+    local = at::empty_like(local, wrapper.options().device(mesh.device_type()));
+    if (at::isFloatingType(wrapper.scalar_type())) local.fill_(std::numeric_limits<double>::quiet_NaN());
+  } else {
+    local = local.clone();
+  }
+  return DTensor::from_local(local, mesh, placements, wrapper.sizes(), wrapper.strides());
+}
+
 at::Tensor place_regular(const std::string& name, const at::Tensor& regular, const DeviceMesh& mesh,
-                         const DeviceMesh& home, const Placements& placements) {
+                         const DeviceMesh& home, const Axes& axes, const Placements& placements) {
   const at::NoGradGuard no_grad;
   TORCH_CHECK(regular.is_leaf() && !regular.grad().defined(),
               "fully_shard: expected a leaf without a gradient for parameter '", name, "', got ",
               regular.is_leaf() ? "one with a gradient" : "the result of an operator",
               "; shard a model before it is used");
+  if (is_wrapper_subclass(regular)) return place_wrapper(name, regular, home, axes, placements);
   auto placed = regular.is_meta() ? materialize(regular, home, placements)
                                   : at::Tensor(distribute_tensor(regular.detach(), home, placements));
   if (home != mesh) placed = kept_at(home, DTensor(placed));
@@ -134,7 +159,7 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
   if (!is_dtensor(tensor)) {
     const Placements full_tensor(static_cast<std::size_t>(mesh.ndim()));
     const auto own = keep_last_blocks(add_shard(full_tensor, mesh, axes, dim), name, tensor, mesh, axes, options);
-    return place_regular(name, tensor, mesh, home, own).requires_grad_(tensor.requires_grad());
+    return place_regular(name, tensor, mesh, home, axes, own).requires_grad_(tensor.requires_grad());
   }
   auto lifted = lift_placements(name, DTensor(tensor), mesh);
   bool stays = false;
@@ -169,8 +194,12 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   p.param_dtype = param_dtype_of(options.precision, name, p.dtype);
   p.sharded = shard.is_shard() && shard_ranks(mesh, axes) > 1 && mesh.is_member();
   p.in_flat_buffer = p.sharded || (placed.mesh() != mesh && mesh.is_member());
-  if (!p.in_flat_buffer) return p;
   const at::NoGradGuard no_grad;
+  if (mesh.is_member() && is_wrapper_subclass(placed.to_local())) {
+    p.extended = std::make_shared<ExtendedGather>();
+    p.in_flat_buffer = false;
+  }
+  if (!p.is_gathered()) return p;
   const auto full_tensor =
       empty(p.sizes, placed.mesh(), p.unsharded_placements, at::TensorOptions(p.dtype)).to_local().sizes().vec();
   p.layout = p.sharded ? make_parameter_layout(full_tensor, p.strides, shard.dim(), shard_shape(mesh, axes),

@@ -93,14 +93,15 @@ void Schedule::note_use(Unit& unit, Parameter& p, const DTensor& parameter) {
 }
 
 void Schedule::gather(Unit& unit) {
-  if (!unit.is_gathered()) count_gathered(unit.flat_bytes);
+  unit.prepare_gather();
+  if (!unit.is_gathered()) count_gathered(unit.gathered_bytes());
   const auto before = unit.kept_shard_bytes();
   try {
     unit.drop();
     unit.start_gather();
   } catch (...) {
     unit.abandon_gather();
-    count_gathered(-unit.flat_bytes);
+    count_gathered(-unit.gathered_bytes());
     throw;
   }
   count_gathered(unit.kept_shard_bytes() - before);
@@ -111,7 +112,7 @@ void Schedule::finish_gather(Unit& unit) {
   try {
     unit.finish_gather();
   } catch (...) {
-    count_gathered(-unit.flat_bytes);
+    count_gathered(-unit.gathered_bytes());
     throw;
   }
 }
@@ -120,6 +121,12 @@ void Schedule::finish_gather(Unit& unit) {
 // is finished. It is freed when another unit is used, and may have to be gathered again.
 bool Schedule::ends_implicitly(const Unit& unit) const {
   return pass_kind_ == kBackward && unit.recorded[kBackward].none() && NoGradientSync::current();
+}
+
+void Schedule::discard(Unit& unit) {
+  if (!unit.is_gathered()) return;
+  count_gathered(-unit.gathered_bytes());
+  unit.drop();
 }
 
 void Schedule::release(Unit& unit) {
@@ -133,7 +140,7 @@ void Schedule::release(Unit& unit) {
   unit.uses = 0;
   if (unit.pinned || unit.active_calls > 0 || unit.kept_for_graph) return;
   if (pass_kind_ == kBackward && !unit.reshards_after_backward) return;
-  count_gathered(-unit.flat_bytes);  // also if an active gather fails
+  count_gathered(-unit.gathered_bytes());  // also if an active gather fails
   if (pass_kind_ != kForward || !unit.has_post_forward_mesh()) return unit.drop();
   const auto before = unit.kept_shard_bytes();
   unit.reshard_after_forward_to_mesh();
@@ -141,7 +148,7 @@ void Schedule::release(Unit& unit) {
 }
 
 void Schedule::pin(Unit& unit) {
-  if (unit.flat_bytes == 0) return;
+  if (!unit.gathers()) return;
   if (!unit.is_gathered() || !unit.all_fresh()) gather(unit);
   unit.pinned = true;
 }
@@ -225,8 +232,8 @@ void Schedule::switch_pass_kind(PassKind pass_kind) {
 
 bool Schedule::may_prefetch(const Unit& by, const Unit& next) const {
   std::int64_t waiting = 0;
-  for (const auto* unit : units_) waiting += unit->prefetched ? unit->flat_bytes : 0;
-  if (by.options.prefetch_bytes) return waiting + next.flat_bytes <= *by.options.prefetch_bytes;
+  for (const auto* unit : units_) waiting += unit->prefetched ? unit->gathered_bytes() : 0;
+  if (by.options.prefetch_bytes) return waiting + next.gathered_bytes() <= *by.options.prefetch_bytes;
   return by.all_gather_comm.asynchronous() && waiting == 0;
 }
 
@@ -243,12 +250,17 @@ void Schedule::prefetch(const Unit& unit) {
   }
 }
 
+void Schedule::begin_pass(Unit& unit) {
+  unit.reduced_in_pass = false;
+  for (auto& p : unit.parameters) p.has_global_parts = p.has_global_parts && unit.unreduced_gradient(p).defined();
+}
+
 void Schedule::enter_pass(int pass) {
   forget_failed_passes();
   if (std::any_of(passes_.begin(), passes_.end(), [&](const Pass& open) { return open.id == pass; })) return;
   const auto end = std::make_shared<PassEnd>(*this, pass);
   for (auto* unit : units_) {
-    if (passes_.empty()) unit->reduced_in_pass = false;
+    if (passes_.empty()) begin_pass(*unit);
     for (const auto& p : unit->parameters) end->parameters.push_back(p.lock());
   }
   passes_.push_back({pass, end});
@@ -262,10 +274,9 @@ void Schedule::learn_implicit_reshards(Unit& unit) {
 }
 
 void Schedule::forget_expected(Unit& unit) {
-  const bool all_reduced = unit.requires_gradient_sync && unit.requires_all_reduce && !NoReplicaSync::current();
   for (auto& p : unit.parameters) {
     p.gradient_expected = false;
-    if (all_reduced) p.used_globally = false;
+    p.has_global_parts |= std::exchange(p.used_globally, false);
     if (unit.arrivals > 0) p.had_gradient = std::exchange(p.gradient_arrived, false);
   }
 }

@@ -32,6 +32,8 @@ class Schedule {
   // The gradient of parameter k has arrived in this backward pass. Returns whether the unit reduces it.
   bool gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient);
   void release(Unit& unit);
+  // Frees the gathered copy, although a call or unshard() keeps it.
+  void discard(Unit& unit);
   // Gathers the unit, which stays gathered until unpin().
   void pin(Unit& unit);
   void unpin(Unit& unit);
@@ -44,6 +46,7 @@ class Schedule {
  private:
   void add_counts(Schedule& former);
   void begin_use(Unit& unit);
+  static void begin_pass(Unit& unit);
   void enter_pass(int pass);
   void leave_calls(int pass);
   bool is_recomputing() const;

@@ -9,11 +9,15 @@
 #include "internal/memory_kind.h"
 #include "internal/ranks/next_number.h"
 #include "internal/ranks/separate_communicator.h"
+#include "parallel/fsdp/emptied_storage.h"
+#include "parallel/fsdp/extended_gather.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
 namespace {
 
+using fsdp::empty_storage;
+using fsdp::fill_storage;
 using fsdp::Parameter;
 
 constexpr std::int64_t kAlignment = 64;  // bytes; alignment of parameters in the flat buffer
@@ -24,26 +28,6 @@ std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAl
 at::Tensor local_of(const at::Tensor& parameter) {
   const at::NoGradGuard no_grad;
   return DTensor(parameter).to_local();
-}
-
-// `unsharded_in_module`: graphs may refer to the memory. In releases of LibTorch that support it, reading it then
-// throws an error instead of crashing.
-template <class Storage>
-void empty_storage(Storage& storage, bool unsharded_in_module) {
-  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
-  if (!unsharded_in_module) return;
-  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
-    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
-        "fully_shard: a gathered parameter is used while its unit is resharded. Backward gathers a unit when it "
-        "reaches the outputs of the unit's module: return the tensors from which backward starts (those in lists, "
-        "dictionaries and data classes are found), or set reshard_after_forward = false for the unit");
-  }
-}
-
-template <class Storage>
-void fill_storage(Storage& storage, c10::DataPtr memory) {
-  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) storage.clear_data_ptr_access_error_msg_();
-  storage.set_data_ptr_noswap(std::move(memory));
 }
 
 // Collectives of one communicator run in order. In the background, gathers run beside reductions, and both beside the
@@ -93,6 +77,7 @@ FsdpUnit::Impl::~Impl() {
 }
 
 void FsdpUnit::Impl::place_in_flat() {
+  flat_bytes = 0;
   for (auto& p : parameters) {
     if (!p.in_flat_buffer) continue;
     const auto element = static_cast<std::int64_t>(c10::elementSize(p.gather_dtype()));
@@ -156,7 +141,7 @@ bool FsdpUnit::Impl::is_fresh(const Parameter& p, const DTensor& parameter) cons
 
 bool FsdpUnit::Impl::all_fresh() const {
   for (const auto& p : parameters) {
-    if (!p.in_flat_buffer) continue;
+    if (!p.is_gathered()) continue;
     const auto tensor = p.lock();
     if (!tensor.defined() || p.generation != DTensor(tensor).generation()) return false;
   }
@@ -229,30 +214,36 @@ at::Tensor FsdpUnit::Impl::shard_on_device(const Parameter& p, const at::Tensor&
 }
 
 void FsdpUnit::Impl::gather_shards() {
-  std::vector<const Parameter*> gathered;
+  const auto ranks = static_cast<std::size_t>(all_gather_comm.size());
+  std::vector<std::vector<at::Tensor>> gathered;  // by input and rank
   std::vector<at::Tensor> outputs;
   inputs.reserve(parameters.size());
-  outputs.reserve(parameters.size() * static_cast<std::size_t>(all_gather_comm.size()));
+  outputs.reserve(parameters.size() * ranks);
   for (auto& p : parameters) {
-    if (!p.in_flat_buffer) continue;
+    if (!p.is_gathered()) continue;
     const auto tensor = p.lock();
     TORCH_CHECK(tensor.defined(), "fully_shard: parameter '", p.name,
                 "' was freed, but others of its unit are used; keep all parameters of the model alive");
     p.generation = DTensor(tensor).generation();
     if (!p.has_original_layout(DTensor(tensor))) continue;
+    if (p.extended) {
+      for (auto& pieces : p.extended->pieces(ranks)) gathered.push_back(std::move(pieces));
+      for (const auto& contribution : p.extended->contributions()) inputs.push_back(contribution);
+      continue;
+    }
     auto shard = shard_on_device(p, tensor);
     if (p.sharded) {
       for (std::size_t rank = p.pieces.size(); rank < p.layout.pieces.size(); ++rank)
         p.pieces.push_back(p.layout.shard_view(p.full, rank));
       inputs.push_back(std::move(shard));
-      gathered.push_back(&p);
+      gathered.push_back(p.pieces);
     } else {
       p.full.copy_(shard);
     }
   }
   if (inputs.empty()) return;
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(all_gather_comm.size()); ++rank) {
-    for (const auto* p : gathered) outputs.push_back(p->pieces[rank]);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (const auto& pieces : gathered) outputs.push_back(pieces[rank]);
   }
   work = all_gather_comm.all_gather_list(outputs, inputs);
 }
@@ -281,6 +272,9 @@ void FsdpUnit::Impl::finish_gather() {
   if (inputs.empty()) return;
   try {
     work.wait();
+    for (const auto& p : parameters) {
+      if (p.extended) p.extended->finish(p.gather_dtype());
+    }
   } catch (...) {
     abandon_gather();
     throw;
@@ -294,7 +288,7 @@ void FsdpUnit::Impl::finish_gather() {
 void FsdpUnit::Impl::abandon_gather() {
   work = Work();
   inputs.clear();
-  for (auto& p : parameters) p.full.reset(), p.pieces.clear();
+  for (auto& p : parameters) p.forget_gathered();
   flat.reset();
   freed_buffer.reset();  // its views were reset: allocation may have failed
   prefetched = false;
@@ -305,8 +299,11 @@ void FsdpUnit::Impl::drop() {
   if (flat.defined() && !aliased_by_output && (unsharded_in_module || holds_views_alone())) {
     empty_storage(*flat.storage().unsafeGetStorageImpl(), unsharded_in_module);
     freed_buffer = std::move(flat);
+    for (auto& p : parameters) {
+      if (p.extended) p.extended->empty();
+    }
   } else if (flat.defined()) {
-    for (auto& p : parameters) p.full.reset(), p.pieces.clear();
+    for (auto& p : parameters) p.forget_gathered();
   }
   flat.reset();
   prefetched = aliased_by_output = false;
@@ -355,9 +352,10 @@ bool FsdpUnit::Impl::all_used() const {
 bool FsdpUnit::Impl::complete() const {
   bool any_fetched = false, any = false;
   for (const auto& p : parameters) {
-    any_fetched |= p.in_flat_buffer;
-    if (p.in_flat_buffer && p.gradient_expected && !p.pending_gradient.defined()) return false;
-    any |= p.in_flat_buffer && p.pending_gradient.defined();
+    if (!p.is_gathered()) continue;
+    any_fetched = true;
+    if (p.gradient_expected && !p.pending_gradient.defined()) return false;
+    any |= p.pending_gradient.defined();
   }
   if (any_fetched) return any;
   // Nothing is gathered, so only calls with local semantics record uses. Otherwise expects a gradient of every

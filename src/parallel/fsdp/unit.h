@@ -14,12 +14,14 @@
 
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
+#include "internal/gather_extension.h"
 #include "internal/gradient_hooks.h"
 #include "internal/ranks/named_calls.h"
 #include "parallel/fsdp/parameter_shards.h"
 
 namespace dtensor::fsdp {
 
+class ExtendedGather;
 class LocalCall;
 class Schedule;
 
@@ -62,12 +64,14 @@ struct Parameter {
   bool in_flat_buffer = false;                // in the gathered copy: sharded, or in host memory
   ParameterLayout layout, shard;  // if in_flat_buffer: layouts of the gathered tensor and of this rank's shard
   std::int64_t offset = 0;        // in the unit's flat buffer, in elements of gather_dtype
+  std::shared_ptr<ExtendedGather> extended;  // instead of the flat buffer: an extension says what is gathered
 
   at::Tensor full;                 // the gathered tensor: a view of the flat buffer
   std::vector<at::Tensor> pieces;  // views of `full` by rank: outputs of the gather
   std::uint64_t generation = 0;    // generation of the parameter when it was gathered
   bool used = false;               // since it was gathered
   bool used_globally = false;      // with DTensors and a graph, since the last pass that reduced
+  bool has_global_parts = false;   // its unreduced gradient may have parts of such uses before that pass
   bool gradient_expected = false;  // used with a graph, so a gradient will arrive
   bool gradient_arrived = false;   // in this pass
   bool had_gradient = false;       // in the last pass that reduced gradients of the unit
@@ -76,6 +80,9 @@ struct Parameter {
   // Generation of a parameter that came from the meta device, until it is initialized.
   std::optional<std::uint64_t> uninitialized_generation;
 
+  // Whether the unit gathers it.
+  bool is_gathered() const { return in_flat_buffer || extended != nullptr; }
+  void forget_gathered();  // the gathered tensors: others may refer to them
   at::ScalarType gather_dtype() const { return param_dtype.value_or(dtype); }
   // Whether the gathered copy can be used for computation in a dtype. A copy in another dtype than the parameter's
   // serves only that dtype.
@@ -114,14 +121,18 @@ struct FsdpUnit::Impl {
   Impl& operator=(const Impl&) = delete;
 
   bool is_offloaded() const { return storage_mesh != mesh; }
+  bool gathers() const;  // whether there is anything to gather
   bool is_gathered() const { return flat.defined(); }
   // Bytes of this rank's share of the gathered copy between forward and backward; bytes of all copies.
   std::int64_t kept_shard_bytes() const { return post_forward_shard.defined() ? post_forward_shard.numel() : 0; }
-  std::int64_t held_bytes() const { return kept_shard_bytes() + (is_gathered() ? flat_bytes : 0); }
+  std::int64_t held_bytes() const { return kept_shard_bytes() + (is_gathered() ? gathered_bytes() : 0); }
+  std::int64_t gathered_bytes() const;
   std::int64_t post_forward_shard_bytes() const;  // size of the largest share among the neighbors
   // Whether the gathered copy of a parameter is up to date.
   bool is_fresh(const fsdp::Parameter& p, const DTensor& parameter) const;
   bool all_fresh() const;  // ignores whether the copy still exists
+  // Asks the extensions of parameters for their contributions; before start_gather().
+  void prepare_gather();
   void start_gather();
   void finish_gather();
   // Discards an incomplete gathered copy.
@@ -129,6 +140,8 @@ struct FsdpUnit::Impl {
   void drop();
   // Frees all but this rank's share among its neighbors (reshard_after_forward = a number).
   void reshard_after_forward_to_mesh();
+  void set_extension(std::size_t k, GatherExtension extension);
+  bool shares_gathered_memory(const at::Tensor& tensor) const;
   bool has_post_forward_mesh() const { return post_forward_ranks.size() > 1; }
 
   // Number of ranks over which gradients are reduced.
@@ -139,6 +152,8 @@ struct FsdpUnit::Impl {
   // Placements of this rank's contribution to a gradient with local semantics, which replace those of the unit's axes:
   // an average, or, of contributions that were divided by the divide factor, a sum.
   Placements contribution_placements(Placements placements) const;
+  // The gradient of a parameter that is not reduced over all axes of the unit; undefined: none.
+  at::Tensor unreduced_gradient(const fsdp::Parameter& p) const;
   bool frozen() const;
   bool all_used() const;
   bool complete() const;  // every expected gradient has arrived

@@ -190,7 +190,7 @@ void LocalCall::keep_memory_of(at::TensorList outputs) {
   for (const auto& output : outputs) {
     if (!output.defined() || is_dtensor(output) || !output.has_storage()) continue;
     for (const auto& unit : units_) {
-      if (unit->is_gathered() && shares_storage(output, unit->flat)) unit->aliased_by_output = true;
+      if (unit->shares_gathered_memory(output)) unit->aliased_by_output = true;
     }
   }
 }
@@ -287,7 +287,7 @@ void Schedule::enter(Unit& unit) {
               " only");
   begin_use(unit);
   if (recomputed_ != nullptr && recomputed_ != &unit) release(*std::exchange(recomputed_, nullptr));
-  if (unit.flat_bytes > 0) {
+  if (unit.gathers()) {
     if (!unit.is_gathered() || !unit.all_fresh()) gather(unit);
     finish_gather(unit);
   }

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 
 #include "internal/gradient_hooks.h"
+#include "internal/wrapper_subclass.h"
 #include "parallel/fsdp/call/local_data_call.h"
+#include "parallel/fsdp/extended_gather.h"
 #include "parallel/mesh_slice.h"
 
 namespace dtensor::fsdp {
@@ -11,6 +13,9 @@ namespace {
 
 at::Tensor gathered_memory(const UnitParameter& member, const DTensor& parameter) {
   auto& p = member.parameter();
+  if (p.extended && p.extended->is_ready()) {
+    return p.extended->unsharded(p.sharded ? at::IntArrayRef(p.layout.sizes) : parameter.to_local().sizes());
+  }
   if (p.in_flat_buffer && p.has_original_layout(parameter)) {
     if (!member.unit->is_gathered())
       return at::empty(p.layout.sizes, at::TensorOptions(p.gather_dtype()));  // no elements
@@ -53,6 +58,7 @@ at::Tensor gradient_from_unsharded(const UnitParameter& member, const at::Tensor
   } else if (is_dtensor(gradient)) {  // of activations on other axes, beside which the parameter counted as replicated
     local = DTensor(gradient).full_tensor();
   }
+  if (is_wrapper_subclass(local)) local = copy_to_memory(local);
   if (unit.divide_factor.value_or(1) != 1) local = local.to(p.dtype).div(*unit.divide_factor);
   return DTensor::from_local(local, unit.mesh, unit.contribution_placements(placements), p.sizes, p.strides);
 }

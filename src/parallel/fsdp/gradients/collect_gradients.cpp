@@ -47,7 +47,7 @@ bool Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
   // pass.
   const bool waits = unit.reduces_unused && is_recomputing();
   if (unit.pending_pass < 0) unit.pending_pass = waits ? passes_.front().id : pass;
-  if (unit.arrivals == 0 && p.in_flat_buffer && !p.gradient_expected) {
+  if (unit.arrivals == 0 && p.is_gathered() && !p.gradient_expected) {
     // The graph is older than the end of the previous pass: expects the gradients that the previous pass had.
     for (auto& other : unit.parameters) other.gradient_expected |= other.had_gradient;
   }
