@@ -12,6 +12,10 @@ static const char* folder_of_checkpoint(void) {
   return path;
 }
 
+#ifdef WITH_TORCHSCRIPT
+static const char* path_of_script(void) { return getenv("DTENSOR_TEST_SCRIPT"); }
+#endif
+
 static void make_prediction(objects* o) {
   dtensor_tensor_free(o->y);
   dtensor_tensor_free(o->loss);
@@ -54,6 +58,9 @@ void make_objects(objects* o, MPI_Comm comm) {
   make_module(o);
   ok(dtensor_optimizer_sgd(o->handle[kModule], 0.1, 0, 0, (dtensor_optimizer**)&o->handle[kOptimizer]));
   make_prediction(o);
+#ifdef WITH_TORCHSCRIPT
+  ok(dtensor_module_load_torchscript(o->handle[kMesh], path_of_script(), &o->script));
+#endif
   ok(create_graph(o->handle[kMesh], (dtensor_graph**)&o->handle[kGraph]));
   ok(dtensor_graph_exchange(o->handle[kGraph], o->handle[kTensor], &o->stored));
   ok(dtensor_graph_gather_source(o->handle[kGraph], o->stored, &o->edges));
@@ -67,6 +74,7 @@ void free_objects(objects* o) {
   dtensor_tensor_free(o->stored);
   dtensor_tensor_free(o->edges);
   dtensor_graph_free(o->handle[kGraph]);
+  dtensor_module_free(o->script);
   dtensor_optimizer_free(o->handle[kOptimizer]);
   dtensor_module_free(o->handle[kModule]);
   dtensor_tensor_free(o->handle[kTensor]);
@@ -229,19 +237,11 @@ CALL_THAT_MAKES(graph_gather_source, tensor, h[0], h[1] == o->handle[kTensor] ? 
 CALL_THAT_MAKES(graph_gather_target, tensor, h[0], h[1] == o->handle[kTensor] ? o->stored : h[1])
 CALL_THAT_MAKES(graph_scatter, tensor, h[0], h[1] == o->handle[kTensor] ? o->edges : h[1])
 #ifdef WITH_TORCHSCRIPT
-static const char* path_of_script(void) { return getenv("DTENSOR_TEST_SCRIPT"); }
-
 CALL_THAT_MAKES(module_load_torchscript, module, h[0], path_of_script())
 CALL(module_save_torchscript) {
-  dtensor_module* script = NULL;
-  void* module = h[0];
-  if (module == o->handle[kModule]) {  // the valid one is a layer
-    ok(dtensor_module_load_torchscript(o->handle[kMesh], path_of_script(), &script));
-    module = script;
-  }
-  const dtensor_status status = dtensor_module_save_torchscript(module, "saved_script.pt");
-  dtensor_module_free(script);
-  return status;
+  char path[4096];
+  snprintf(path, sizeof path, "%s_saved", path_of_script());
+  return dtensor_module_save_torchscript(h[0] == o->handle[kModule] ? o->script : h[0], path);
 }
 #endif
 
