@@ -125,6 +125,45 @@ static void check_reduce(dtensor_mesh* mesh) {
   dtensor_graph_free(graph);
 }
 
+static int same_row(const numbers* rows, int row, const numbers* nodes, int node) {
+  const double *a = rows->values + row * kFeatures, *b = nodes->values + node * kFeatures;
+  return a[0] == b[0] && a[1] == b[1];
+}
+
+// Rows of edges are those of their ends, and scatter adds them at the targets.
+static void check_ends(dtensor_mesh* mesh) {
+  static part p;
+  static numbers nodes, from, to, sums;
+  double values[kNodes * kFeatures];
+  dtensor_tensor *h = NULL, *sources = NULL, *targets = NULL, *y = NULL;
+  make_part(&p, rank, ranks);
+  dtensor_graph* graph = graph_of(mesh, &p);
+  dtensor_tensor* x = features_of(mesh, &p, values);
+  ok(dtensor_graph_exchange(graph, x, &h));
+  ok(dtensor_graph_gather_source(graph, h, &sources));
+  ok(dtensor_graph_gather_target(graph, h, &targets));
+  ok(dtensor_graph_scatter(graph, sources, &y));
+  nodes.count = from.count = to.count = sums.count = 0;
+  append(&nodes, x);
+  append(&from, sources);
+  append(&to, targets);
+  append(&sums, y);
+  for (int owner = 0, row = 0; owner < ranks; ++owner) {
+    for (int e = 0; e < kEdges; ++e) {
+      if (owner_of(target_of(e), ranks) != owner) continue;
+      expect(same_row(&from, row, &nodes, source_of(e)) && same_row(&to, row, &nodes, target_of(e)));
+      for (int i = 0; i < kFeatures; ++i) {
+        sums.values[target_of(e) * kFeatures + i] -= from.values[row * kFeatures + i];
+      }
+      ++row;
+    }
+  }
+  for (int i = 0; i < sums.count; ++i) expect(fabs(sums.values[i]) < 1e-12);
+  dtensor_tensor* all[] = {x, h, sources, targets, y};
+  for (int i = 0; i < 5; ++i) dtensor_tensor_free(all[i]);
+  dtensor_graph_free(graph);
+}
+
 // A wrong list on one rank is one error on all ranks.
 static void check_refusals(dtensor_mesh* mesh) {
   static part p;
@@ -150,5 +189,6 @@ static void check_refusals(dtensor_mesh* mesh) {
 void check_graphs(dtensor_mesh* mesh) {
   expect_as_one_process(mesh, pass_messages, NULL);
   check_reduce(mesh);
+  check_ends(mesh);
   check_refusals(mesh);
 }
