@@ -52,6 +52,10 @@ static void convolve(dtensor_mesh* mesh, int index, int count, const void* optio
   ok(dtensor_tensor_set_requires_grad(x, 1));
   ok(dtensor_module_create(mesh, l->name, l->count, l->sizes, NULL, DTENSOR_FLOAT64, 3, &convolution));
   ok(dtensor_module_forward(convolution, x, &y));
+  const int64_t stride = l->count > 3 ? l->sizes[3] : 1, padding = l->count > 4 ? l->sizes[4] : 0;
+  int64_t rows = 0;
+  ok(dtensor_tensor_size(y, 2, &rows));
+  expect(rows == (kRows + 2 * padding - l->sizes[2]) / stride + 1);
   append(result, y);
   backward_of_squares(y);
   append_gradient(result, x);
