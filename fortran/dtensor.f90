@@ -32,12 +32,15 @@ module dtensor
   type, public :: dtensor_optimizer
     type(c_ptr) :: handle = c_null_ptr
   end type
+  type, public :: dtensor_graph
+    type(c_ptr) :: handle = c_null_ptr
+  end type
 
   interface dtensor_mesh_from_mpi  ! a communicator of 4 or 8 bytes, whatever the default integer is
     module procedure mesh_from_mpi_int32, mesh_from_mpi_int64
   end interface
   interface dtensor_free  ! frees the object and clears the handle
-    module procedure free_mesh, free_tensor, free_module, free_optimizer
+    module procedure free_mesh, free_tensor, free_module, free_optimizer, free_graph
   end interface
   interface dtensor_forward  ! of one input and result, or of lists for modules of TorchScript
     module procedure forward_one, forward_list
@@ -47,15 +50,17 @@ module dtensor
   end interface
 
   public :: dtensor_last_error, dtensor_set_timeout, dtensor_mesh_from_mpi, dtensor_mesh_of_process
-  public :: dtensor_mesh_size, dtensor_mesh_rank
+  public :: dtensor_mesh_on_gpu, dtensor_mesh_size, dtensor_mesh_rank
   public :: dtensor_from_host, dtensor_increment_version, dtensor_free, dtensor_sizes, dtensor_placements
-  public :: dtensor_local, dtensor_redistribute, dtensor_copy_full, dtensor_copy, dtensor_item
+  public :: dtensor_local, dtensor_redistribute, dtensor_copy_full, dtensor_copy, dtensor_item, dtensor_compute
   public :: dtensor_set_requires_grad, dtensor_mse_loss, dtensor_l1_loss, dtensor_cross_entropy_loss, dtensor_backward
-  public :: dtensor_grad, dtensor_zero_grad
+  public :: dtensor_autograd_grad, dtensor_grad, dtensor_zero_grad
   public :: dtensor_module_create, dtensor_forward, dtensor_forward_no_grad, dtensor_parameter_count
   public :: dtensor_parameter_name, dtensor_parameter, dtensor_fully_shard, dtensor_train, dtensor_clip_grad_norm
   public :: dtensor_optimizer_adamw, dtensor_optimizer_sgd, dtensor_step, dtensor_set_lr
   public :: dtensor_checkpoint_save, dtensor_checkpoint_load
+  public :: dtensor_graph_create, dtensor_graph_ghosts, dtensor_graph_exchange, dtensor_graph_reduce
+  public :: dtensor_graph_gather_source, dtensor_graph_gather_target, dtensor_graph_scatter
 
 contains
 
@@ -93,6 +98,18 @@ contains
     type(dtensor_mesh), intent(inout) :: mesh
     integer, intent(out), optional :: status
     call finish(c_mesh_of_process(mesh%handle), status)
+  end subroutine
+
+  ! `gpu`: number of this rank's GPU; by default its number among the ranks of its host.
+  subroutine dtensor_mesh_on_gpu(mesh, result, gpu, status)
+    type(dtensor_mesh), intent(in) :: mesh
+    type(dtensor_mesh), intent(inout) :: result
+    integer, intent(in), optional :: gpu
+    integer, intent(out), optional :: status
+    integer(c_int) :: number
+    number = -1
+    if (present(gpu)) number = int(gpu, c_int)
+    call finish(c_mesh_on_gpu(mesh%handle, number, result%handle), status)
   end subroutine
 
   subroutine dtensor_mesh_size(mesh, ranks, status)
@@ -227,6 +244,16 @@ contains
     call finish(c_item(tensor%handle, number), status)
   end subroutine
 
-  ! Gradients, modules, optimizers and checkpoints.
+  ! `operands`: one or two tensors, or more for 'cat'.
+  subroutine dtensor_compute(name, operands, result, status)
+    character(len=*), intent(in) :: name
+    type(dtensor_tensor), intent(in) :: operands(:)
+    type(dtensor_tensor), intent(inout) :: result
+    integer, intent(out), optional :: status
+    call finish(c_compute(c_text(name), int(size(operands), c_int), operands%handle, result%handle), status)
+  end subroutine
+
+  ! Gradients, modules, optimizers and checkpoints; graphs.
   include 'dtensor_training.inc'
+  include 'dtensor_graph.inc'
 end module

@@ -26,7 +26,6 @@ module dtensor_c
       type(c_ptr), value :: text
       integer(c_size_t) :: length
     end function
-
     integer(c_int) function c_set_timeout(seconds) bind(c, name='dtensor_set_timeout')
       import
       real(c_double), value :: seconds
@@ -41,6 +40,12 @@ module dtensor_c
     integer(c_int) function c_mesh_of_process(mesh) bind(c, name='dtensor_mesh_of_process')
       import
       type(c_ptr), intent(inout) :: mesh
+    end function
+    integer(c_int) function c_mesh_on_gpu(mesh, gpu, made) bind(c, name='dtensor_mesh_on_gpu')
+      import
+      type(c_ptr), value :: mesh
+      integer(c_int), value :: gpu
+      type(c_ptr), intent(inout) :: made
     end function
     integer(c_int) function c_mesh_size(mesh, n) bind(c, name='dtensor_mesh_size')
       import
@@ -113,7 +118,13 @@ module dtensor_c
       type(c_ptr), value :: tensor
       real(c_double), intent(inout) :: number
     end function
-
+    integer(c_int) function c_compute(name, n, operands, made) bind(c, name='dtensor_tensor_compute')
+      import
+      character(kind=c_char), intent(in) :: name(*)
+      integer(c_int), value :: n
+      type(c_ptr), intent(in) :: operands(*)
+      type(c_ptr), intent(inout) :: made
+    end function
     integer(c_int) function c_set_requires_grad(tensor, on) bind(c, name='dtensor_tensor_set_requires_grad')
       import
       type(c_ptr), value :: tensor
@@ -142,6 +153,14 @@ module dtensor_c
       import
       type(c_ptr), value :: tensor
       type(c_ptr), intent(inout) :: gradient
+    end function
+    integer(c_int) function c_autograd_grad(output, gradient, n, tensors, made, create_graph) &
+        bind(c, name='dtensor_autograd_grad')
+      import
+      type(c_ptr), value :: output, gradient
+      integer(c_int), value :: n, create_graph
+      type(c_ptr), intent(in) :: tensors(*)
+      type(c_ptr), intent(inout) :: made(*)
     end function
     integer(c_int) function c_tensor_zero_grad(tensor) bind(c, name='dtensor_tensor_zero_grad')
       import
@@ -255,7 +274,38 @@ module dtensor_c
       type(c_ptr), value :: layer, optimizer
       integer(c_int64_t), intent(inout) :: step
     end function
+    ! Graphs.
+    integer(c_int) function c_graph_create(mesh, owned, counts, rows, edges, from, to, made) &
+        bind(c, name='dtensor_graph_create')
+      import
+      type(c_ptr), value :: mesh
+      integer(c_int64_t), value :: owned, edges
+      integer(c_int64_t), intent(in) :: counts(*), rows(*), from(*), to(*)
+      type(c_ptr), intent(inout) :: made
+    end function
+    subroutine c_graph_free(graph) bind(c, name='dtensor_graph_free')
+      import
+      type(c_ptr), value :: graph
+    end subroutine
+    integer(c_int) function c_graph_ghosts(graph, ghosts) bind(c, name='dtensor_graph_ghosts')
+      import
+      type(c_ptr), value :: graph
+      integer(c_int64_t), intent(inout) :: ghosts
+    end function
   end interface
+
+  abstract interface
+    integer(c_int) function c_rows(graph, rows, made) bind(c)
+      import
+      type(c_ptr), value :: graph, rows
+      type(c_ptr), intent(inout) :: made
+    end function
+  end interface
+  procedure(c_rows), bind(c, name='dtensor_graph_exchange') :: c_graph_exchange
+  procedure(c_rows), bind(c, name='dtensor_graph_reduce') :: c_graph_reduce
+  procedure(c_rows), bind(c, name='dtensor_graph_gather_source') :: c_graph_gather_source
+  procedure(c_rows), bind(c, name='dtensor_graph_gather_target') :: c_graph_gather_target
+  procedure(c_rows), bind(c, name='dtensor_graph_scatter') :: c_graph_scatter
 
 contains
 

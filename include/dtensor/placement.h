@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,15 +29,15 @@ class DTENSOR_API Placement {
   // The kind of a placement.
   enum class Kind : std::uint8_t { replicate, shard, strided_shard, ragged_shard, zigzag_shard, partial };
 
-  constexpr Placement() = default;
+  Placement() = default;
 
   // Used by the functions below.
-  static constexpr Placement replicate() { return {}; }
+  static Placement replicate() { return {}; }
   static Placement shard(std::int64_t dim);
   static Placement strided_shard(std::int64_t dim, std::int64_t split_factor);
   static Placement ragged_shard(std::int64_t dim, c10::IntArrayRef sizes);
   static Placement zigzag_shard(std::int64_t dim, std::int64_t split_factor = 1);
-  static constexpr Placement partial(ReduceOp op) {
+  static Placement partial(ReduceOp op) {
     Placement p;
     p.kind_ = Kind::partial;
     p.op_ = op;
@@ -44,40 +45,43 @@ class DTENSOR_API Placement {
   }
 
   // The kind of this placement.
-  constexpr Kind kind() const { return kind_; }
+  Kind kind() const { return kind_; }
   // Whether it has this kind and, if given, this dimension or operation.
-  constexpr bool is_replicate() const { return kind_ == Kind::replicate; }
+  bool is_replicate() const { return kind_ == Kind::replicate; }
   // True for Shard, StridedShard, RaggedShard and ZigzagShard.
-  constexpr bool is_shard() const { return kind_ >= Kind::shard && kind_ <= Kind::zigzag_shard; }
-  constexpr bool is_shard(std::int64_t dim) const { return is_shard() && dim_ == dim; }
-  constexpr bool is_strided() const { return kind_ == Kind::strided_shard; }
-  constexpr bool is_ragged() const { return kind_ == Kind::ragged_shard; }
-  constexpr bool is_zigzag() const { return kind_ == Kind::zigzag_shard; }
-  constexpr bool is_partial() const { return kind_ == Kind::partial; }
-  constexpr bool is_partial(ReduceOp op) const { return is_partial() && op_ == op; }
+  bool is_shard() const { return kind_ >= Kind::shard && kind_ <= Kind::zigzag_shard; }
+  bool is_shard(std::int64_t dim) const { return is_shard() && dim_ == dim; }
+  bool is_strided() const { return kind_ == Kind::strided_shard; }
+  bool is_ragged() const { return kind_ == Kind::ragged_shard; }
+  bool is_zigzag() const { return kind_ == Kind::zigzag_shard; }
+  bool is_partial() const { return kind_ == Kind::partial; }
+  bool is_partial(ReduceOp op) const { return is_partial() && op_ == op; }
 
   // The sharded tensor dimension; -1 unless is_shard(). Functions that receive the tensor (distribute_tensor,
   // from_local, redistribute) normalize negative dimensions.
-  constexpr std::int64_t dim() const { return dim_; }
+  std::int64_t dim() const { return dim_; }
   // StridedShard: into how many pieces the mesh axes to the right split the dimension first. ZigzagShard: into how many
   // pieces the dimension is cut before each is split. Otherwise 1.
-  constexpr std::int64_t split_factor() const { return split_factor_; }
-  // RaggedShard: how many elements of the dimension each rank of the axis stores; otherwise empty. The array is never
-  // freed.
-  c10::IntArrayRef ragged_sizes() const;
+  std::int64_t split_factor() const { return split_factor_; }
+  // RaggedShard: how many elements of the dimension each rank of the axis stores; otherwise empty. Valid as long as
+  // this placement or a copy of it.
+  c10::IntArrayRef ragged_sizes() const { return ragged_ ? c10::IntArrayRef(*ragged_) : c10::IntArrayRef(); }
   // The operation of a Partial; otherwise sum.
-  constexpr ReduceOp reduce_op() const { return op_; }
+  ReduceOp reduce_op() const { return op_; }
 
   // A *storage* shard (printed `S(0)*`), used for fully sharded parameters: the tensor is stored split on this axis.
   // Operators that compute with it treat it as Replicate, so it is gathered before use. In-place and list operators,
   // views and casts operate on the shard itself.
-  constexpr bool is_storage() const { return storage_; }
+  bool is_storage() const { return storage_; }
   Placement as_storage(bool storage = true) const;
 
   // The same placement with another dimension.
   Placement with_dim(std::int64_t dim) const;
 
-  friend constexpr bool operator==(const Placement&, const Placement&) = default;
+  friend bool operator==(const Placement& a, const Placement& b) {
+    return a.kind_ == b.kind_ && a.op_ == b.op_ && a.storage_ == b.storage_ && a.dim_ == b.dim_ &&
+           a.split_factor_ == b.split_factor_ && (a.ragged_ == b.ragged_ || a.ragged_sizes() == b.ragged_sizes());
+  }
   // Equal placements have equal hashes; `str` returns the format that parse_placement() reads.
   std::size_t hash() const;
   std::string str() const;
@@ -88,7 +92,7 @@ class DTENSOR_API Placement {
   bool storage_ = false;
   std::int32_t dim_ = -1;
   std::int32_t split_factor_ = 1;
-  std::int32_t ragged_ = 0;  // index in the table of size lists; equal lists have one index
+  std::shared_ptr<const std::vector<std::int64_t>> ragged_;  // shared by copies; null unless is_ragged()
 };
 
 // One placement per mesh dimension, in the order of the mesh's dimensions.
@@ -105,8 +109,7 @@ inline Placement StridedShard(std::int64_t dim, std::int64_t split_factor) {
 }
 // Rank r of the axis stores sizes[r] elements of the dimension, possibly none; the sizes add up to that of the
 // dimension. It is the outermost split of the dimension, whatever its axis: other axes split each rank's part. For
-// boundaries with a meaning (quantization blocks, rows of unequal work). Size lists are never freed, so do not create
-// them in a loop.
+// boundaries with a meaning (quantization blocks, rows of unequal work).
 inline Placement RaggedShard(std::int64_t dim, c10::IntArrayRef sizes) { return Placement::ragged_shard(dim, sizes); }
 // Head-tail pairs: of the 2 P chunks of the dimension, rank r of an axis of P ranks stores chunks r and 2 P - 1 - r, in
 // this order. This balances work that grows with the row index (causal attention). Of n elements the first n mod 2 P

@@ -1,5 +1,8 @@
 // Losses, backward passes and gradients.
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
 
 #include "c/handles.h"
 #include "c/status.h"
@@ -33,12 +36,27 @@ dtensor_status make_loss(const char* caller, const dtensor_tensor* prediction, c
   });
 }
 
-// Autograd would expand or sum a gradient of other sizes.
-const at::Tensor& gradient_of(const at::Tensor& output, const at::Tensor& gradient) {
+// The gradient of the output of a backward pass. Autograd would expand or sum one of other sizes.
+at::Tensor gradient_of(const DTensor& output, const dtensor_tensor* handle) {
+  TORCH_CHECK_VALUE(output.requires_grad(), "expected a result of a recorded computation, got a tensor that ",
+                    "requires no gradient");
+  TORCH_CHECK_VALUE(handle != nullptr || output.numel() == 1, "expected a gradient of sizes ", output.sizes(),
+                    ", got a null pointer; it may be null for a tensor with one element");
+  if (handle == nullptr) return {};
+  const at::Tensor gradient = object(handle, "gradient").tensor;
   TORCH_CHECK_VALUE(gradient.sizes() == output.sizes() && gradient.scalar_type() == output.scalar_type(),
                     "expected a gradient of ", output.scalar_type(), " ", output.sizes(), " as the tensor, got one of ",
                     gradient.scalar_type(), " ", gradient.sizes());
   return gradient;
+}
+
+TensorVector derived_tensors(int count, const dtensor_tensor* const* handles) {
+  TensorVector tensors = tensors_of(count, handles, "tensor");
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.requires_grad(), "expected tensors that require gradients, got one of sizes ",
+                      tensor.sizes(), " that requires none");
+  }
+  return tensors;
 }
 
 }  // namespace
@@ -79,11 +97,21 @@ dtensor_status dtensor_cross_entropy_loss(const dtensor_tensor* prediction, cons
 dtensor_status dtensor_tensor_backward(const dtensor_tensor* tensor, const dtensor_tensor* gradient) {
   return guarded_on_all(__func__, {tensor, gradient}, [&] {
     const auto& output = object(tensor).tensor;
-    TORCH_CHECK_VALUE(output.requires_grad(), "expected a result of a recorded computation, got a tensor that ",
-                      "requires no gradient");
-    TORCH_CHECK_VALUE(gradient != nullptr || output.numel() == 1, "expected a gradient of sizes ", output.sizes(),
-                      ", got a null pointer; it may be null for a tensor with one element");
-    output.backward(gradient == nullptr ? at::Tensor() : gradient_of(output, object(gradient, "gradient").tensor));
+    output.backward(gradient_of(output, gradient));
+  });
+}
+
+dtensor_status dtensor_autograd_grad(const dtensor_tensor* output, const dtensor_tensor* gradient, int count,
+                                     const dtensor_tensor* const* tensors, dtensor_tensor** results, int create_graph) {
+  return guarded_on_all(__func__, {output, gradient}, [&] {
+    const auto& derived = object(output).tensor;
+    agree_on_switch(derived.mesh().communicator(), create_graph);
+    required(results, "list of results");
+    const bool keep = create_graph == 1;
+    const auto found = torch::autograd::grad({derived}, derived_tensors(count, tensors),
+                                             {gradient_of(derived, gradient)}, keep, keep, /*allow_unused=*/true);
+    std::transform(found.begin(), found.end(), results,
+                   [](const at::Tensor& tensor) { return tensor.defined() ? new_tensor(tensor) : nullptr; });
   });
 }
 

@@ -29,7 +29,7 @@ Registry& registry() {
 }
 
 const char* name_of(Kind kind) {
-  static constexpr std::array kNames{"mesh", "tensor", "module", "optimizer"};
+  static constexpr std::array kNames{"mesh", "tensor", "module", "optimizer", "graph"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -81,6 +81,14 @@ Communicator communicator_of(const void* handle) {
   const std::lock_guard lock(all.mutex);
   const auto found = all.live.find(number(handle));
   return found == all.live.end() ? Communicator() : found->second.ranks;
+}
+
+TensorVector tensors_of(int count, const dtensor_tensor* const* handles, const char* what) {
+  TORCH_CHECK_VALUE(count >= 1 && count <= kMaxTensors, "expected 1 to ", kMaxTensors, " ", what, "s, got ", count);
+  required(handles, "list of tensors");
+  TensorVector tensors;
+  for (int i = 0; i < count; ++i) tensors.push_back(object(handles[i], what).tensor);
+  return tensors;
 }
 
 }  // namespace dtensor::c

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "dtensor/c/dtensor.h"
 #include "dtensor/mesh.h"
@@ -18,7 +19,7 @@
 
 namespace dtensor::c {
 
-enum class Kind : std::uint8_t { mesh, tensor, module, optimizer };
+enum class Kind : std::uint8_t { mesh, tensor, module, optimizer, graph };
 
 struct Mesh {
   static constexpr Kind kKind = Kind::mesh;
@@ -33,6 +34,7 @@ struct Tensor {
   std::string placements = {};  // what dtensor_tensor_placements returned
 };
 
+constexpr int kMaxTensors = 256;  // of a list
 using TensorVector = std::vector<at::Tensor>;
 using ForwardFn = std::function<TensorVector(const TensorVector&)>;
 
@@ -83,6 +85,8 @@ Handle* new_handle(Object object) {
 inline dtensor_tensor* new_tensor(at::Tensor tensor) {
   return new_handle<dtensor_tensor>(Tensor{DTensor(std::move(tensor))});
 }
+// The tensors of a list of 1 to 256 handles.
+TensorVector tensors_of(int count, const dtensor_tensor* const* handles, const char* what);
 
 // What a pointer of the caller refers to. `what` is its name in the error.
 template <class T>

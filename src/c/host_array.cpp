@@ -1,8 +1,10 @@
 // Checks an array of the host program before ATen accesses its memory.
 #include "c/host_array.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/strides.h>
 
 namespace dtensor::c {
@@ -58,12 +60,14 @@ void check_host_array(const dtensor_host_array& array) {
                     " elements, got a null pointer");
 }
 
-at::Tensor view_of_host(const dtensor_host_array& array) {
+at::Tensor view_of_host(const dtensor_host_array& array, c10::DeviceType device) {
   const at::IntArrayRef sizes(array.sizes, static_cast<std::size_t>(array.ndim));
   const at::DimVector dense(c10::contiguous_strides(sizes));
   const at::IntArrayRef strides =
       array.strides == nullptr ? at::IntArrayRef(dense) : at::IntArrayRef(array.strides, sizes.size());
-  return at::from_blob(array.data, sizes, strides, at::TensorOptions(scalar_type(array.dtype)));
+  const auto options = at::TensorOptions(scalar_type(array.dtype)).device(device);
+  if (device != c10::kCPU && c10::multiply_integers(sizes) == 0) return at::empty(sizes, options);
+  return at::from_blob(array.data, sizes, strides, options);  // on the GPU of the address
 }
 
 }  // namespace dtensor::c

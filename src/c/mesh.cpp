@@ -8,6 +8,7 @@
 
 #include "c/handles.h"
 #include "c/status.h"
+#include "dtensor/launch.h"
 #include "internal/ranks/mpi_handle.h"
 
 namespace dtensor::c {
@@ -89,6 +90,19 @@ dtensor_status dtensor_mesh_of_process(dtensor_mesh** mesh) {
   return guarded(__func__, [&] {
     auto& result = required(mesh, "pointer for the mesh");
     result = new_handle<dtensor_mesh>(Mesh{dtensor::init_device_mesh(process_communicator(), at::kCPU, {1})});
+  });
+}
+
+dtensor_status dtensor_mesh_on_gpu(const dtensor_mesh* mesh, int gpu, dtensor_mesh** result) {
+  return guarded_on_all(__func__, {mesh}, [&] {
+    const auto& of = object(mesh).mesh;
+    agree(of.communicator(), [&] {
+      required(result, "pointer for the mesh");
+      TORCH_CHECK_VALUE(gpu >= -1, "expected the number of a GPU, or -1, got ", gpu);
+      return std::string();
+    });
+    const auto ranks = dtensor::nccl_communicator(of.communicator(), gpu, {.timeout = timeout()});
+    *result = new_handle<dtensor_mesh>(Mesh{dtensor::init_device_mesh(ranks, at::kCUDA, of.shape(), of.names())});
   });
 }
 

@@ -17,8 +17,6 @@
 namespace dtensor::c {
 namespace {
 
-constexpr int kMaxTensors = 256;
-
 // Restores the random number state of the mesh's world, so that a module does not change numbers drawn later.
 class SeedScope {
  public:
@@ -58,14 +56,6 @@ dtensor_status forward_one(const char* caller, const dtensor_module* module, con
   });
 }
 
-TensorVector inputs_of(int count, const dtensor_tensor* const* inputs) {
-  TORCH_CHECK_VALUE(count >= 1 && count <= kMaxTensors, "expected 1 to ", kMaxTensors, " inputs, got ", count);
-  required(inputs, "list of inputs");
-  TensorVector tensors;
-  for (int i = 0; i < count; ++i) tensors.push_back(object(inputs[i], "input").tensor);
-  return tensors;
-}
-
 // The value of a regular tensor or DTensor.
 double value_of(const at::Tensor& number) {
   return (is_dtensor(number) ? DTensor(number).full_tensor() : number).item<double>();
@@ -95,7 +85,7 @@ dtensor_status dtensor_module_create(const dtensor_mesh* mesh, const char* name,
       request.sizes = {&required(sizes, "list of sizes"), static_cast<std::size_t>(count)};
       request.name = &required(name, "name of a layer");
       request.activation = activation == nullptr ? "" : activation;
-      request.options = at::TensorOptions(scalar_type(dtype));
+      request.options = at::TensorOptions(scalar_type(dtype)).device(on.device_type());
       check_layer(request);
       return c10::str(request.name, " ", request.sizes, " ", request.activation, " of ", scalar_type(dtype),
                       " with seed ", seed);
@@ -130,7 +120,7 @@ dtensor_status dtensor_module_forward_list(const dtensor_module* module, int inp
     TORCH_CHECK_VALUE(result_count >= 1 && result_count <= kMaxTensors, "expected 1 to ", kMaxTensors, " results, got ",
                       result_count);
     required(results, "list of results");
-    forward(module, inputs_of(input_count, inputs), result_count, results);
+    forward(module, tensors_of(input_count, inputs, "input"), result_count, results);
   });
 }
 

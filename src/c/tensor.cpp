@@ -74,7 +74,7 @@ dtensor_status dtensor_tensor_from_host(const dtensor_mesh* mesh, const dtensor_
       return c10::str(local->ndim, " dimensions of ", scalar_type(local->dtype), " with placements ",
                       dtensor::to_string(placements_of(placements)));
     });
-    *tensor = new_tensor(tensor_of_parts(view_of_host(*local), on, placements_of(placements)));
+    *tensor = new_tensor(tensor_of_parts(view_of_host(*local, on.device_type()), on, placements_of(placements)));
   });
 }
 

@@ -8,8 +8,6 @@
 #include <limits>
 #include <ostream>
 
-#include "placement/ragged_sizes.h"
-
 namespace dtensor {
 namespace {
 
@@ -54,9 +52,11 @@ Placement Placement::strided_shard(std::int64_t dim, std::int64_t split_factor) 
 }
 
 Placement Placement::ragged_shard(std::int64_t dim, c10::IntArrayRef sizes) {
+  TORCH_CHECK(!sizes.empty() && std::all_of(sizes.begin(), sizes.end(), [](auto n) { return n >= 0; }),
+              "RaggedShard: expected a non-negative number of elements for each rank, got ", sizes);
   Placement p = shard(dim);
   p.kind_ = Kind::ragged_shard;
-  p.ragged_ = intern_ragged_sizes(sizes);
+  p.ragged_ = std::make_shared<const std::vector<std::int64_t>>(sizes.vec());
   return p;
 }
 
@@ -67,10 +67,6 @@ Placement Placement::zigzag_shard(std::int64_t dim, std::int64_t split_factor) {
   p.kind_ = Kind::zigzag_shard;
   p.split_factor_ = static_cast<std::int32_t>(split_factor);
   return p;
-}
-
-c10::IntArrayRef Placement::ragged_sizes() const {
-  return is_ragged() ? ragged_sizes_by_id(ragged_) : c10::IntArrayRef();
 }
 
 // Only shards have different storage and compute placements, so the flag stays off elsewhere and equality is simple.
@@ -90,7 +86,9 @@ Placement Placement::with_dim(std::int64_t dim) const {
 std::size_t Placement::hash() const {
   const auto small = static_cast<std::size_t>(kind_) | static_cast<std::size_t>(op_) << 4 |
                      static_cast<std::size_t>(storage_) << 8 | static_cast<std::size_t>(split_factor_) << 16;
-  return c10::hash_combine(c10::hash_combine(small, static_cast<std::size_t>(dim_)), static_cast<std::size_t>(ragged_));
+  std::size_t hash = c10::hash_combine(small, static_cast<std::size_t>(dim_));
+  for (const std::int64_t size : ragged_sizes()) hash = c10::hash_combine(hash, static_cast<std::size_t>(size));
+  return hash;
 }
 
 std::string Placement::str() const {

@@ -109,7 +109,7 @@ SplitOrder split_order(std::int64_t dim, const Placements& placements, at::IntAr
   SplitOrder order;
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
     if (!placements[axis].is_ragged() || !placements[axis].is_shard(dim)) continue;
-    order.push_back({static_cast<std::int32_t>(axis), 1, placements[axis].ragged_sizes()});
+    order.push_back({static_cast<std::int32_t>(axis), 1, placements[axis].ragged_sizes().vec()});
   }
   for (auto axis = static_cast<std::int64_t>(placements.size()) - 1; axis >= 0; --axis) {
     const Placement& p = placements[axis];

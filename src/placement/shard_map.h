@@ -8,6 +8,8 @@
 #include <ATen/core/DimVector.h>
 #include <c10/util/SmallVector.h>
 
+#include <vector>
+
 #include "dtensor/placement.h"
 #include "internal/shard_segments.h"
 #include "placement/mesh_info.h"
@@ -24,8 +26,8 @@ Segment chunk(std::int64_t n, std::int64_t parts, std::int64_t index);
 struct SplitStep {
   std::int32_t axis;
   std::int32_t pieces;
-  c10::IntArrayRef ragged = {};  // sizes of a RaggedShard, else empty
-  bool zigzag = false;           // a ZigzagShard, whose part is two chunks
+  std::vector<std::int64_t> ragged = {};  // sizes of a RaggedShard, else empty
+  bool zigzag = false;                    // a ZigzagShard, whose part is two chunks
   bool is_contiguous_range() const { return pieces == 1 && !zigzag; }
   friend bool operator==(const SplitStep&, const SplitStep&) = default;
 };

@@ -12,6 +12,10 @@ static const char* folder_of_checkpoint(void) {
   return path;
 }
 
+#ifdef WITH_TORCHSCRIPT
+static const char* path_of_script(void) { return getenv("DTENSOR_TEST_SCRIPT"); }
+#endif
+
 static void make_prediction(objects* o) {
   dtensor_tensor_free(o->y);
   dtensor_tensor_free(o->loss);
@@ -26,6 +30,16 @@ static void make_module(objects* o) {
   dtensor_module_free(o->handle[kModule]);
   ok(dtensor_module_create(o->handle[kMesh], "Linear", 2, widths, NULL, DTENSOR_FLOAT64, 1, &module));
   o->handle[kModule] = module;
+}
+
+// Each rank sends two of its four nodes to the next one, and has three edges.
+static const int64_t kSource[3] = {0, 4, 5}, kTarget[3] = {0, 1, 1};
+
+static dtensor_status create_graph(const dtensor_mesh* mesh, dtensor_graph** graph) {
+  static const int64_t rows[2] = {0, 1};
+  int64_t counts[16] = {0};
+  counts[(rank + 1) % ranks] = 2;
+  return dtensor_graph_create(mesh, 4, counts, rows, 3, kSource, kTarget, graph);
 }
 
 void make_objects(objects* o, MPI_Comm comm) {
@@ -44,6 +58,12 @@ void make_objects(objects* o, MPI_Comm comm) {
   make_module(o);
   ok(dtensor_optimizer_sgd(o->handle[kModule], 0.1, 0, 0, (dtensor_optimizer**)&o->handle[kOptimizer]));
   make_prediction(o);
+#ifdef WITH_TORCHSCRIPT
+  ok(dtensor_module_load_torchscript(o->handle[kMesh], path_of_script(), &o->script));
+#endif
+  ok(create_graph(o->handle[kMesh], (dtensor_graph**)&o->handle[kGraph]));
+  ok(dtensor_graph_exchange(o->handle[kGraph], o->handle[kTensor], &o->stored));
+  ok(dtensor_graph_gather_source(o->handle[kGraph], o->stored, &o->edges));
 }
 
 void free_objects(objects* o) {
@@ -51,6 +71,10 @@ void free_objects(objects* o) {
   dtensor_tensor_free(o->loss);
   dtensor_tensor_free(o->target);
   dtensor_tensor_free(o->classes);
+  dtensor_tensor_free(o->stored);
+  dtensor_tensor_free(o->edges);
+  dtensor_graph_free(o->handle[kGraph]);
+  dtensor_module_free(o->script);
   dtensor_optimizer_free(o->handle[kOptimizer]);
   dtensor_module_free(o->handle[kModule]);
   dtensor_tensor_free(o->handle[kTensor]);
@@ -80,7 +104,7 @@ void free_objects(objects* o) {
     return (void)o, DTENSOR_OK;                      \
   }
 
-static const int64_t kShape[1] = {1}, kWidths[2] = {3, 2}, kSizes[2] = {4, 3};
+static const int64_t kWidths[2] = {3, 2}, kSizes[2] = {4, 3};
 
 CALL(last_error) { return (void)o, (void)h, dtensor_last_error() == NULL ? DTENSOR_INTERNAL : DTENSOR_OK; }
 CALL(set_timeout) { return (void)o, (void)h, dtensor_set_timeout(60); }
@@ -96,6 +120,14 @@ CALL(mesh_from_mpi) {
   const dtensor_status status = dtensor_mesh_from_mpi(MPI_Comm_c2f(o->comm), 1, shape, NULL, &made);
   dtensor_mesh_free(made);
   return (void)h, status;
+}
+// A valid call fails where the library has no CUDA.
+CALL(mesh_on_gpu) {
+  dtensor_mesh* made = NULL;
+  const dtensor_status status = dtensor_mesh_on_gpu(h[0], -1, &made);
+  dtensor_mesh_free(made);
+  const int refused = h[0] == o->handle[kMesh] && strstr(dtensor_last_error(), "nccl_communicator: ") != NULL;
+  return status == DTENSOR_INVALID_ARGUMENT && refused ? DTENSOR_OK : status;
 }
 CALL_THAT_WRITES(mesh_size, int, h[0])
 CALL_THAT_WRITES(mesh_rank, int, h[0])
@@ -127,6 +159,13 @@ CALL(tensor_item) {
   void* loss = h[0] == o->handle[kTensor] ? o->loss : h[0];  // the valid one has one element
   return dtensor_tensor_item(loss, &value);
 }
+CALL(tensor_compute) {
+  dtensor_tensor* made = NULL;
+  const dtensor_tensor* operands[2] = {h[0], h[1]};
+  const dtensor_status status = dtensor_tensor_compute("add", 2, operands, &made);
+  dtensor_tensor_free(made);
+  return (void)o, status;
+}
 CALL(tensor_set_requires_grad) { return (void)o, dtensor_tensor_set_requires_grad(h[0], 0); }
 CALL_THAT_MAKES(mse_loss, tensor, h[0], h[1])
 CALL_THAT_MAKES(l1_loss, tensor, h[0], h[1])
@@ -142,6 +181,17 @@ CALL(tensor_backward) {
   void* output = h[0] == o->handle[kTensor] ? o->y : h[0];
   void* gradient = h[1] == o->handle[kTensor] ? o->target : h[1];
   return dtensor_tensor_backward(output, gradient);
+}
+CALL(autograd_grad) {
+  dtensor_tensor *made = NULL, *weight = NULL;
+  ok(dtensor_module_parameter(o->handle[kModule], 0, &weight));
+  void* output = h[0] == o->handle[kTensor] ? o->y : h[0];
+  void* gradient = h[1] == o->handle[kTensor] ? o->target : h[1];
+  const dtensor_tensor* tensors[1] = {h[2] == o->handle[kTensor] ? weight : h[2]};
+  const dtensor_status status = dtensor_autograd_grad(output, gradient, 1, tensors, &made, 1);
+  dtensor_tensor_free(made);
+  dtensor_tensor_free(weight);
+  return status;
 }
 CALL_THAT_MAKES(tensor_grad, tensor, h[0])
 CALL(tensor_zero_grad) { return (void)o, dtensor_tensor_zero_grad(h[0]); }
@@ -173,20 +223,25 @@ CALL(checkpoint_load) {
   int64_t step = 0;
   return (void)o, dtensor_checkpoint_load(folder_of_checkpoint(), h[0], h[1], &step);
 }
+CALL(graph_create) {
+  dtensor_graph* made = NULL;
+  const dtensor_status status = create_graph(h[0], &made);
+  dtensor_graph_free(made);
+  return (void)o, status;
+}
+CALL_THAT_FREES(graph)
+CALL_THAT_WRITES(graph_ghosts, int64_t, h[0])
+CALL_THAT_MAKES(graph_exchange, tensor, h[0], h[1])
+CALL_THAT_MAKES(graph_reduce, tensor, h[0], h[1] == o->handle[kTensor] ? o->stored : h[1])
+CALL_THAT_MAKES(graph_gather_source, tensor, h[0], h[1] == o->handle[kTensor] ? o->stored : h[1])
+CALL_THAT_MAKES(graph_gather_target, tensor, h[0], h[1] == o->handle[kTensor] ? o->stored : h[1])
+CALL_THAT_MAKES(graph_scatter, tensor, h[0], h[1] == o->handle[kTensor] ? o->edges : h[1])
 #ifdef WITH_TORCHSCRIPT
-static const char* path_of_script(void) { return getenv("DTENSOR_TEST_SCRIPT"); }
-
 CALL_THAT_MAKES(module_load_torchscript, module, h[0], path_of_script())
 CALL(module_save_torchscript) {
-  dtensor_module* script = NULL;
-  void* module = h[0];
-  if (module == o->handle[kModule]) {  // the valid one is a layer
-    ok(dtensor_module_load_torchscript(o->handle[kMesh], path_of_script(), &script));
-    module = script;
-  }
-  const dtensor_status status = dtensor_module_save_torchscript(module, "saved_script.pt");
-  dtensor_module_free(script);
-  return status;
+  char path[4096];
+  snprintf(path, sizeof path, "%s_saved", path_of_script());
+  return dtensor_module_save_torchscript(h[0] == o->handle[kModule] ? o->script : h[0], path);
 }
 #endif
 
@@ -199,6 +254,7 @@ const function functions[] = {
     {F(set_timeout), 0, {0}, 0, kAlone, 0, NULL},
     {F(mesh_from_mpi), 0, {0}, 0, kTogether, 0, NULL},
     {F(mesh_of_process), 0, {0}, 0, kAlone, 0, NULL},
+    {F(mesh_on_gpu), 1, {kMesh}, 0, kTogether, 0, NULL},
     {F(mesh_size), 1, {kMesh}, 0, kAlone, 0, NULL},
     {F(mesh_rank), 1, {kMesh}, 0, kAlone, 0, NULL},
     {F(tensor_from_host), 1, {kMesh}, 0, kTogether, 0, NULL},
@@ -212,11 +268,13 @@ const function functions[] = {
     {F(tensor_copy_full), 1, {kTensor}, 0, kTogether, 0, NULL},
     {F(tensor_copy), 2, {kTensor, kTensor}, 0, kTogether, 0, NULL},
     {F(tensor_item), 1, {kTensor}, 0, kTogether, 0, NULL},
+    {F(tensor_compute), 2, {kTensor, kTensor}, 0, kTogether, 0, NULL},
     {F(tensor_set_requires_grad), 1, {kTensor}, 0, kTogether, 0, NULL},
     {F(mse_loss), 2, {kTensor, kTensor}, 0, kTogether, 0, NULL},
     {F(l1_loss), 2, {kTensor, kTensor}, 0, kTogether, 0, NULL},
     {F(cross_entropy_loss), 2, {kTensor, kTensor}, 0, kTogether, 0, NULL},
     {F(tensor_backward), 2, {kTensor, kTensor}, 2, kTogether, 0, make_prediction},
+    {F(autograd_grad), 3, {kTensor, kTensor, kTensor}, 2, kTogether, 0, make_prediction},
     {F(tensor_grad), 1, {kTensor}, 0, kAlone, 0, NULL},
     {F(tensor_zero_grad), 1, {kTensor}, 0, kTogether, 0, NULL},
     {F(module_create), 1, {kMesh}, 0, kTogether, 0, NULL},
@@ -236,6 +294,13 @@ const function functions[] = {
     {F(optimizer_set_lr), 1, {kOptimizer}, 0, kTogether, 0, NULL},
     {F(checkpoint_save), 2, {kModule, kOptimizer}, 2, kTogether, 2, NULL},
     {F(checkpoint_load), 2, {kModule, kOptimizer}, 2, kTogether, 2, NULL},
+    {F(graph_create), 1, {kMesh}, 0, kTogether, 0, NULL},
+    {F(graph_ghosts), 1, {kGraph}, 0, kAlone, 0, NULL},
+    {F(graph_exchange), 2, {kGraph, kTensor}, 0, kTogether, 0, NULL},
+    {F(graph_reduce), 2, {kGraph, kTensor}, 0, kTogether, 0, NULL},
+    {F(graph_gather_source), 2, {kGraph, kTensor}, 0, kTogether, 0, NULL},
+    {F(graph_gather_target), 2, {kGraph, kTensor}, 0, kTogether, 0, NULL},
+    {F(graph_scatter), 2, {kGraph, kTensor}, 0, kTogether, 0, NULL},
 #ifdef WITH_TORCHSCRIPT
     {F(module_load_torchscript), 1, {kMesh}, 0, kTogether, 0, NULL},
     {F(module_save_torchscript), 1, {kModule}, 0, kTogether, 0, NULL},
@@ -243,6 +308,7 @@ const function functions[] = {
     {F(mesh_free), 1, {kMesh}, 1, kAlone, 0, NULL},
     {F(tensor_free), 1, {kTensor}, 1, kAlone, 0, NULL},
     {F(module_free), 1, {kModule}, 1, kAlone, 0, NULL},
+    {F(graph_free), 1, {kGraph}, 1, kAlone, 0, NULL},
     {F(optimizer_free), 1, {kOptimizer}, 1, kAlone, 0, NULL},
 };
 const int function_count = sizeof functions / sizeof functions[0];

@@ -3,7 +3,8 @@
 
 #include "host.h"
 
-enum kind { kMesh, kTensor, kModule, kOptimizer, kKinds };
+enum kind { kMesh, kTensor, kModule, kOptimizer, kGraph, kKinds };
+enum { kMaxHandles = 3 };  // of one call
 
 // Objects with which each function can be called.
 typedef struct objects {
@@ -11,6 +12,8 @@ typedef struct objects {
   void* handle[kKinds];               // one of each kind, of the communicator's mesh
   dtensor_tensor *target, *y, *loss;  // of the output's sizes; a prediction; its loss
   dtensor_tensor* classes;
+  dtensor_tensor *stored, *edges;  // rows of nodes with ghosts, and of edges
+  dtensor_module* script;  // of TorchScript, in programs with it
   double values[12], goals[8];
   int64_t labels[4];
 } objects;
@@ -24,7 +27,7 @@ typedef struct function {
   // arguments besides. Frees what it returns.
   dtensor_status (*call)(objects* o, void* const* handles);
   int count;
-  enum kind kinds[2];
+  enum kind kinds[kMaxHandles];
   int optional;               // bit i: handle i may be null
   int collective;             // whether ranks call it together
   int reported;               // whether invalid handles of these positions (bits) are one error on all ranks

@@ -58,7 +58,7 @@ static dtensor_status probe(objects* o) {
 
 // All ranks pass the handle: one error, and the ranks go on.
 static void on_all_ranks(const function* f, objects* o, int position, enum defect defect) {
-  void* handles[2];
+  void* handles[kMaxHandles];
   valid_handles(f, o, handles);
   handles[position] = wrong_handle(o, f->kinds[position], defect);
   const dtensor_status status = f->call(o, handles);
@@ -70,7 +70,7 @@ static void on_all_ranks(const function* f, objects* o, int position, enum defec
 // The last rank passes the handle, the others a valid one. Either all ranks get one error and go on, or they get errors
 // in this call and the next one.
 static void on_one_rank(const function* f, objects* o, int position, enum defect defect) {
-  void* handles[2];
+  void* handles[kMaxHandles];
   const int wrong = rank == ranks - 1;
   if (f->renew != NULL) f->renew(o);
   valid_handles(f, o, handles);
@@ -95,7 +95,7 @@ static void renew(objects* o) {
 
 static void check_function(const function* f, objects* o) {
   const enum defect defect = kDefects;
-  void* handles[2] = {NULL, NULL};
+  void* handles[kMaxHandles] = {NULL};
   valid_handles(f, o, handles);
   if (!frees(f)) check(f->call(o, handles) == DTENSOR_OK);
   renew(o);

@@ -1,11 +1,11 @@
 // A C program that owns MPI and uses the library through its C interface.  mpirun -n N c_host FOLDER
 // FOLDER: for a checkpoint. Prints a line on failure and returns 1.
-#include "host.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "run.h"
 
 enum { kRows = 11, kInputs = 3, kOutputs = 2, kSteps = 5 };
 
@@ -36,13 +36,6 @@ void expect_error(int line, dtensor_status status, const char* part) {
 
 static double input_at(int row, int column) { return sin(1.0 + 3.0 * row + column); }
 static double target_at(int row, int column) { return 0.5 * cos(row - 2.0 * column); }
-
-// Rows of a rank among `count` ranks: chunks of ceil(rows / count).
-static void rows_of(int index, int count, int* first, int* last) {
-  const int chunk = (kRows + count - 1) / count;
-  *first = index * chunk < kRows ? index * chunk : kRows;
-  *last = *first + chunk < kRows ? *first + chunk : kRows;
-}
 
 // A field of this rank's rows, column-major as in Fortran with `gap` unused elements behind each column.
 typedef struct field {
@@ -94,7 +87,7 @@ static void create_model(setup* s, int fully_shard) {
 
 static void begin(setup* s, dtensor_mesh* mesh, int index, int count, int fully_shard) {
   int first = 0, last = 0;
-  rows_of(index, count, &first, &last);
+  chunk_of(kRows, index, count, &first, &last);
   s->mesh = mesh;
   create_model(s, fully_shard);
   make_field(&s->inputs, last - first, kInputs, 2);
@@ -333,6 +326,10 @@ int main(int argc, char** argv) {
   check_layers(mesh);
   check_losses(mesh);
   check_clipping(mesh);
+  check_learning_rate(mesh);
+  check_convolutions(mesh);
+  check_derivatives(mesh);
+  check_graphs(mesh);
   check_tensor_refusals(mesh);
   check_module_refusals(mesh);
   check_checkpoint(mesh, argc > 1 ? argv[1] : ".");

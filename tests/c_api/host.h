@@ -25,6 +25,12 @@ void expect_error(int line, dtensor_status status, const char* part);
 // losses.c
 void check_losses(dtensor_mesh* mesh);
 void check_clipping(dtensor_mesh* mesh);
+void check_learning_rate(dtensor_mesh* mesh);
+
+// convolutions.c, derivatives.c, graphs.c
+void check_convolutions(dtensor_mesh* mesh);
+void check_derivatives(dtensor_mesh* mesh);
+void check_graphs(dtensor_mesh* mesh);
 
 // refusals.c
 void check_mesh_refusals(void);

@@ -1,8 +1,8 @@
-// Losses, and clipping of gradients.
+// Losses, clipping of gradients, and the learning rate.
 #include <math.h>
 #include <stddef.h>
 
-#include "host.h"
+#include "run.h"
 
 static int close_to(double a, double b) { return fabs(a - b) <= 1e-12 * (1 + fabs(b)); }
 
@@ -64,4 +64,37 @@ void check_clipping(dtensor_mesh* mesh) {
     dtensor_module_free(module);
   }
   dtensor_tensor_free(x);
+}
+
+// A step of SGD moves a parameter by its gradient times the rate that was set last.
+void check_learning_rate(dtensor_mesh* mesh) {
+  const int64_t widths[2] = {3, 2};
+  const double rates[3] = {0, 0.25, 0.5};
+  dtensor_module* module = NULL;
+  dtensor_optimizer* sgd = NULL;
+  dtensor_tensor *weight = NULL, *gradient = NULL, *loss = NULL;
+  static numbers before, after, moved;
+  ok(dtensor_module_create(mesh, "Linear", 2, widths, NULL, DTENSOR_FLOAT64, 1, &module));
+  ok(dtensor_optimizer_sgd(module, 1, 0, 0, &sgd));
+  ok(dtensor_module_parameter(module, 0, &weight));
+  for (int step = 0; step < 3; ++step) {
+    before.count = after.count = moved.count = 0;
+    ok(dtensor_optimizer_zero_grad(sgd));
+    loss = compute("mul", weight, weight);
+    ok(dtensor_tensor_backward(loss, weight));
+    ok(dtensor_tensor_grad(weight, &gradient));
+    append(&moved, gradient);
+    append(&before, weight);
+    ok(dtensor_optimizer_set_lr(sgd, rates[step]));
+    ok(dtensor_optimizer_step(sgd));
+    append(&after, weight);
+    for (int i = 0; i < after.count; ++i) {
+      expect(close_to(after.values[i], before.values[i] - rates[step] * moved.values[i]) && moved.values[i] != 0);
+    }
+    dtensor_tensor_free(loss);
+    dtensor_tensor_free(gradient);
+  }
+  dtensor_tensor_free(weight);
+  dtensor_optimizer_free(sgd);
+  dtensor_module_free(module);
 }

@@ -43,7 +43,7 @@ static void expect_level(const char* name, Run run, const function* f, objects* 
 }
 
 static void call(const function* f, objects* o, long times) {
-  void* handles[2];
+  void* handles[kMaxHandles];
   for (long i = 0; i < times; ++i) {
     if (f->renew != NULL) f->renew(o);
     valid_handles(f, o, handles);
@@ -64,13 +64,14 @@ static void use_communicators(const function* f, objects* unused, long times) {
   }
 }
 
-// A field with a list of unequal parts. Each new list is kept for the life of the process, so the lists alternate.
+// A field with a list of unequal parts: a new one each time in long runs, which fill the caches of layouts.
 static void use_parts(const function* f, objects* o, long times) {
+  static int64_t lists;
   (void)f;
   for (long i = 0; i < times; ++i) {
     char placements[512] = "[RS(0,";
     double values[1] = {0};
-    const int64_t number = 1 + i % 4, sizes[2] = {number + rank, 0};
+    const int64_t number = 1 + lists++ % (times < 2000 ? 4 : INT64_MAX), sizes[2] = {number + rank, 0};
     const dtensor_host_array array = {values, DTENSOR_FLOAT64, 2, sizes, NULL};
     dtensor_tensor *tensor = NULL, *copy = NULL;
     for (int r = 0; r < ranks; ++r) snprintf(placements + strlen(placements), 24, " %lld", (long long)number + r);

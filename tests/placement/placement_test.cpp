@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <rapidcheck.h>
 
 #include <unordered_set>
@@ -100,6 +101,20 @@ TEST(Placement, HashesDiffer) {
     }
   }
   EXPECT_EQ(hashes.size(), count);
+}
+
+TEST(Placement, ListsOfRaggedShardsAreFreed) {
+  constexpr std::int64_t kLists = 10000;
+  const auto use = [](std::int64_t seed) {
+    const Placements one{RaggedShard(0, {seed, seed + 1, 7}), Replicate()};
+    const Placements copies{one[0].as_storage(), one[0].with_dim(1), parse_placement(one[0].str())};
+    EXPECT_EQ(copies[2], one[0]);
+    EXPECT_NE(copies[1], one[0]);
+  };
+  use(0);
+  const auto before = mallinfo2().uordblks;
+  for (std::int64_t i = 0; i < kLists; ++i) use(i);
+  EXPECT_LT(static_cast<std::int64_t>(mallinfo2().uordblks - before), kLists);  // less than a byte for each list
 }
 
 TEST(Placement, StorageIsForShardsOnly) {

@@ -51,8 +51,10 @@ typedef struct dtensor_tensor dtensor_tensor;
 typedef struct dtensor_module dtensor_module;
 // An optimizer of the parameters of a module. It keeps the parameters alive.
 typedef struct dtensor_optimizer dtensor_optimizer;
+// This rank's part of a graph whose nodes are distributed over the ranks. It keeps its mesh alive.
+typedef struct dtensor_graph dtensor_graph;
 
-// An array in the memory of the host program.
+// An array in the memory of the host program, or of its GPU (dtensor_mesh_on_gpu).
 struct dtensor_host_array {
   void* data;              // first element; may be null if the array has no elements
   dtensor_dtype dtype;     // type of the elements
@@ -80,6 +82,11 @@ DTENSOR_API dtensor_status dtensor_mesh_from_mpi(int comm, int ndim, const int64
                                                  dtensor_mesh** mesh);
 // A one-dimensional mesh of this process only. Needs no MPI.
 DTENSOR_API dtensor_status dtensor_mesh_of_process(dtensor_mesh** mesh);
+// The ranks, shape and names of `mesh`, for tensors in the memory of GPUs, which the library moves with NCCL. `gpu`:
+// number of this rank's GPU; -1: its number among the ranks of its host. dtensor_tensor_from_host then takes arrays in
+// device memory, and dtensor_tensor_local returns them. The program has completed its work on an array before it calls
+// the library, and waits for the device before it reads a result. Needs a library built with CUDA and NCCL. Collective.
+DTENSOR_API dtensor_status dtensor_mesh_on_gpu(const dtensor_mesh* mesh, int gpu, dtensor_mesh** result);
 // Number of ranks, and this rank in [0, size).
 DTENSOR_API dtensor_status dtensor_mesh_size(const dtensor_mesh* mesh, int* size);
 DTENSOR_API dtensor_status dtensor_mesh_rank(const dtensor_mesh* mesh, int* rank);
@@ -118,14 +125,21 @@ DTENSOR_API dtensor_status dtensor_tensor_local(dtensor_tensor* tensor, dtensor_
 // A new tensor of the same values with other placements. Collective. Differentiable.
 DTENSOR_API dtensor_status dtensor_tensor_redistribute(const dtensor_tensor* tensor, const char* placements,
                                                        dtensor_tensor** result);
-// Writes all elements to an array of the tensor's sizes and dtype on every rank, with any strides. Collective: an
-// invalid array on one rank is an error on all.
+// Writes all elements to an array of the tensor's sizes and dtype in host memory on every rank, with any strides.
+// Collective: an invalid array on one rank is an error on all.
 DTENSOR_API dtensor_status dtensor_tensor_copy_full(const dtensor_tensor* tensor, const dtensor_host_array* array);
 // Writes the values of `source` to `target`, which has the same sizes and any placements and strides, for instance the
 // host's own field. Not differentiable. Collective.
 DTENSOR_API dtensor_status dtensor_tensor_copy(dtensor_tensor* target, const dtensor_tensor* source);
 // The value of a tensor with one element. Collective.
 DTENSOR_API dtensor_status dtensor_tensor_item(const dtensor_tensor* tensor, double* value);
+
+// A new tensor by an operator of PyTorch on `count` tensors of one mesh: "add", "sub", "mul", "div" and "pow" of two,
+// which broadcast; "neg", "abs", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "relu", "gelu" and "silu" of
+// one; "sum" and "mean" of one, over all elements; "cat" of one or more along their last dimension. A number is a
+// tensor without dimensions. Collective. Differentiable.
+DTENSOR_API dtensor_status dtensor_tensor_compute(const char* name, int count, const dtensor_tensor* const* operands,
+                                                  dtensor_tensor** result);
 
 // Gradients.
 
@@ -147,6 +161,13 @@ DTENSOR_API dtensor_status dtensor_cross_entropy_loss(const dtensor_tensor* pred
 DTENSOR_API dtensor_status dtensor_tensor_backward(const dtensor_tensor* tensor, const dtensor_tensor* gradient);
 // The gradient that backward calls have added, or null if there is none. It shares the memory of the gradient.
 DTENSOR_API dtensor_status dtensor_tensor_grad(const dtensor_tensor* tensor, dtensor_tensor** gradient);
+// torch.autograd.grad: the derivatives of `output` with respect to `count` tensors, without adding to gradients.
+// Derived are tensors that require gradients, and results of recorded calls on them; a result is null if `output` does
+// not depend on its tensor. `gradient` as in dtensor_tensor_backward. `create_graph`: 1 records the results, which can
+// then be used in a loss or derived again, and keeps the graph; 0 frees it. Collective.
+DTENSOR_API dtensor_status dtensor_autograd_grad(const dtensor_tensor* output, const dtensor_tensor* gradient,
+                                                 int count, const dtensor_tensor* const* tensors,
+                                                 dtensor_tensor** results, int create_graph);
 // Removes the gradient.
 DTENSOR_API dtensor_status dtensor_tensor_zero_grad(dtensor_tensor* tensor);
 
@@ -157,6 +178,10 @@ DTENSOR_API dtensor_status dtensor_tensor_zero_grad(dtensor_tensor* tensor);
 //   "LayerNorm"   sizes {features}, over the last dimension
 //   "RMSNorm"     sizes {features}, over the last dimension
 //   "Perceptron"  sizes {in, hidden..., out}: Linear layers "0", "1", ... with `activation` between them
+//   "Conv1d", "Conv2d", "Conv3d"  sizes {in, out, kernel}, then optionally stride and zero padding (1 and 0 by
+//   default),
+//                 the same along each spatial dimension: [images, in, ...] to [images, out, ...]. Spatial dimensions
+//                 may be split; the layer then exchanges halos.
 // `activation`: "tanh", "relu", "gelu" or "silu"; null or "" for other layers. `dtype`: DTENSOR_FLOAT32 or
 // DTENSOR_FLOAT64. Initial values are those of torch.nn; they depend on `seed` only, not on the number of ranks.
 // Collective.
@@ -165,8 +190,8 @@ DTENSOR_API dtensor_status dtensor_module_create(const dtensor_mesh* mesh, const
                                                  uint64_t seed, dtensor_module** module);
 // Accepts null. The graph of a result stays usable.
 DTENSOR_API void dtensor_module_free(dtensor_module* module);
-// Applies the layer to a floating-point tensor [..., features] on the mesh, with any placements; the result is [...,
-// out]. The gradients of the parameters are reduced over the ranks. Collective. Differentiable.
+// Applies the layer to a floating-point tensor on the mesh, with any placements: [..., features] to [..., out], and
+// convolutions as above. The gradients of the parameters are reduced over the ranks. Collective. Differentiable.
 DTENSOR_API dtensor_status dtensor_module_forward(const dtensor_module* module, const dtensor_tensor* x,
                                                   dtensor_tensor** result);
 // The same without recording a graph.
@@ -221,6 +246,39 @@ DTENSOR_API dtensor_status dtensor_checkpoint_save(const char* directory, const 
 // `optimizer`, stored optimizer state is ignored. Collective: an error on one rank is an error on all.
 DTENSOR_API dtensor_status dtensor_checkpoint_load(const char* path, const dtensor_module* module,
                                                    dtensor_optimizer* optimizer, int64_t* step);
+
+// Graphs. An edge belongs to the rank of its target. A layer of a graph network: exchange, gather at both ends, "cat"
+// and a module on the rows of edges, scatter.
+
+// This rank's part of a graph over a mesh of one dimension: `owned` nodes, and `edges` edges. `send_counts`: for each
+// rank, the number of this rank's nodes that it needs as ghosts; `send_rows`: these nodes, in [0, owned), rank after
+// rank. The ghosts of a rank are ordered by the rank that sends them, then as in its list. Edge i goes from row
+// `source[i]` in [0, owned + ghosts), where ghosts follow the owned nodes, to row `target[i]` in [0, owned). The arrays
+// are copied. Collective: an invalid argument on one rank is an error on all.
+DTENSOR_API dtensor_status dtensor_graph_create(const dtensor_mesh* mesh, int64_t owned, const int64_t* send_counts,
+                                                const int64_t* send_rows, int64_t edges, const int64_t* source,
+                                                const int64_t* target, dtensor_graph** graph);
+// Accepts null. Graphs of results stay usable.
+DTENSOR_API void dtensor_graph_free(dtensor_graph* graph);
+// Number of ghosts of this rank.
+DTENSOR_API dtensor_status dtensor_graph_ghosts(const dtensor_graph* graph, int64_t* ghosts);
+// Rows of nodes [owned, ...] of all ranks, ordered by rank, to those followed by ghosts [owned + ghosts, ...]: each
+// rank has its own part, "[RS(0, n0 n1 ...)]" with the numbers of rows of the ranks. Collective. Differentiable.
+DTENSOR_API dtensor_status dtensor_graph_exchange(const dtensor_graph* graph, const dtensor_tensor* rows,
+                                                  dtensor_tensor** result);
+// The adjoint: [owned + ghosts, ...] to [owned, ...], which adds ghosts to the rows of their owners. Collective.
+// Differentiable.
+DTENSOR_API dtensor_status dtensor_graph_reduce(const dtensor_graph* graph, const dtensor_tensor* rows,
+                                                dtensor_tensor** result);
+// Rows [owned + ghosts, ...] at the sources, and at the targets, of this rank's edges: [edges, ...]. Collective.
+// Differentiable.
+DTENSOR_API dtensor_status dtensor_graph_gather_source(const dtensor_graph* graph, const dtensor_tensor* rows,
+                                                       dtensor_tensor** result);
+DTENSOR_API dtensor_status dtensor_graph_gather_target(const dtensor_graph* graph, const dtensor_tensor* rows,
+                                                       dtensor_tensor** result);
+// The sum of the rows [edges, ...] of the edges to each target: [owned, ...]. Collective. Differentiable.
+DTENSOR_API dtensor_status dtensor_graph_scatter(const dtensor_graph* graph, const dtensor_tensor* rows,
+                                                 dtensor_tensor** result);
 
 // Loads a file of torch.jit.save as a module. Its forward takes tensors and returns a tensor, or a tuple or list of
 // tensors (dtensor_module_forward_list). Every rank of the mesh stores the parameters and buffers in full, with the

@@ -66,6 +66,8 @@ void Job::report_failed_call(const std::string& error) {
   ++peers_[rank_].failed_calls;
   peers_[rank_].failed_call = error;
   send_control(kCallFailed, error);
+  // Calls that fail one after the other without a wait would leave the others' messages in the transport.
+  while (const auto word = transport_->poll_control()) handle_control(*word);
 }
 
 std::string Job::absence(std::int64_t rank) {
