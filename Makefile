@@ -57,7 +57,7 @@ docs:
 	@scripts/docs.sh $(BUILD)
 
 install: configure
-	@cmake --build --preset $(PRESET) --target installed
+	@cmake --build --preset $(PRESET) --target dtensor_installed
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 format:

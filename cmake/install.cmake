@@ -23,7 +23,11 @@ if(TARGET dtensor_cuda)
   get_filename_component(_nccl_folder "${NCCL_LIBRARY}" DIRECTORY)
   set_property(TARGET dtensor_cuda APPEND PROPERTY INSTALL_RPATH "${_nccl_folder};${CUDAToolkit_LIBRARY_DIR}")
 endif()
-install(TARGETS ${_libraries} EXPORT dtensorTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+set(_interfaces dtensor_c_interface)
+if(TARGET dtensor_c_torchscript)
+  list(APPEND _interfaces dtensor_c_torchscript)
+endif()
+install(TARGETS ${_libraries} ${_interfaces} EXPORT dtensorTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT dtensorTargets NAMESPACE dtensor:: DESTINATION ${_package_folder})
 foreach(tool verify_checkpoint verify_rules)
   if(TARGET ${tool})
@@ -38,20 +42,20 @@ foreach(target dtensor_mpi verify_checkpoint verify_rules)
     list(APPEND _installed ${target})
   endif()
 endforeach()
-add_custom_target(installed DEPENDS ${_installed})
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/dtensor DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+add_custom_target(dtensor_installed DEPENDS ${_installed})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/dtensor DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/fortran DESTINATION ${CMAKE_INSTALL_DATADIR}/dtensor
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/fortran DESTINATION ${CMAKE_INSTALL_DATADIR}/dtensor
   FILES_MATCHING PATTERN "*.f90" PATTERN "*.inc")
 
-configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/dtensorConfig.cmake.in ${CMAKE_BINARY_DIR}/dtensorConfig.cmake
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/dtensorConfig.cmake.in ${PROJECT_BINARY_DIR}/dtensorConfig.cmake
   INSTALL_DESTINATION ${_package_folder})
-write_basic_package_version_file(${CMAKE_BINARY_DIR}/dtensorConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_BINARY_DIR}/dtensorConfig.cmake ${CMAKE_BINARY_DIR}/dtensorConfigVersion.cmake
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/dtensorConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/dtensorConfig.cmake ${PROJECT_BINARY_DIR}/dtensorConfigVersion.cmake
   ${CMAKE_CURRENT_LIST_DIR}/FindLibTorch.cmake ${CMAKE_CURRENT_LIST_DIR}/LocateLibTorch.cmake DESTINATION ${_package_folder})
 foreach(_name dtensor dtensor-c dtensor-fortran)
-  configure_file(${CMAKE_CURRENT_LIST_DIR}/${_name}.pc.in ${CMAKE_BINARY_DIR}/${_name}.pc @ONLY)
-  install(FILES ${CMAKE_BINARY_DIR}/${_name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/${_name}.pc.in ${PROJECT_BINARY_DIR}/${_name}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/${_name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endforeach()
-install(FILES ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs ${CMAKE_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs ${PROJECT_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DOCDIR})

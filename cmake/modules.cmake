@@ -3,7 +3,7 @@
 # src/comm/launch/no_mpi.cpp without it; src/halo/partition/metis.cpp with METIS, no_metis.cpp without it.
 # src/comm/nccl/, src/random/cuda/ and src/moe/cuda/ belong to the library dtensor_cuda, so that CPU programs never load
 # CUDA.
-add_library(dtensor_pch OBJECT ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
+add_library(dtensor_pch OBJECT ${PROJECT_SOURCE_DIR}/cmake/pch.cpp)
 target_link_libraries(dtensor_pch PUBLIC LibTorch::torch_cpu)
 target_precompile_headers(dtensor_pch PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h> <torch/library.h>
   <algorithm> <functional> <map> <memory> <mutex> <numeric> <optional> <string> <unordered_map> <vector>)
@@ -11,20 +11,20 @@ target_precompile_headers(dtensor_pch PRIVATE <ATen/ATen.h> <ATen/core/dispatch/
 # ccache hashes this checksum instead of the precompiled header, whose bytes differ between clones. It contains all
 # inputs of the header; ccache hashes the compiler's flags with each command.
 get_target_property(pch_headers dtensor_pch PRECOMPILE_HEADERS)
-file(WRITE ${CMAKE_BINARY_DIR}/CMakeFiles/dtensor_pch.dir/cmake_pch.hxx.gch.sum
+file(WRITE ${PROJECT_BINARY_DIR}/CMakeFiles/dtensor_pch.dir/cmake_pch.hxx.gch.sum
   "${LIBTORCH_ROOT} ${LIBTORCH_VERSION} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_FLAGS} ${CMAKE_BUILD_TYPE} ${pch_headers}")
 
 # Creates the include folder of `target`: links to `modules`, and to `headers` of include/dtensor or src/internal. The
 # compiler finds no other header, which keeps the dependencies between modules acyclic.
 function(dtensor_include_modules target modules headers)
-  set(folder ${CMAKE_BINARY_DIR}/include/${target})
+  set(folder ${PROJECT_BINARY_DIR}/include/${target})
   file(REMOVE_RECURSE ${folder})
   list(SORT modules)  # a module before its sub-modules, which its link contains
   foreach(module ${modules})
     if(NOT EXISTS ${folder}/${module})
       get_filename_component(parent ${folder}/${module} DIRECTORY)
       file(MAKE_DIRECTORY ${parent})
-      file(CREATE_LINK ${CMAKE_SOURCE_DIR}/src/${module} ${folder}/${module} SYMBOLIC)
+      file(CREATE_LINK ${PROJECT_SOURCE_DIR}/src/${module} ${folder}/${module} SYMBOLIC)
     endif()
   endforeach()
   foreach(header ${headers})
@@ -36,7 +36,7 @@ function(dtensor_include_modules target modules headers)
     endif()
     get_filename_component(parent ${folder}/${link} DIRECTORY)
     file(MAKE_DIRECTORY ${parent})
-    file(CREATE_LINK ${CMAKE_SOURCE_DIR}/${found} ${folder}/${link} SYMBOLIC)
+    file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${found} ${folder}/${link} SYMBOLIC)
   endforeach()
   # Diagnostics and debuggers show the path in src/, not the link.
   target_include_directories(${target} PRIVATE ${folder})
@@ -66,8 +66,8 @@ function(dtensor_batch variable name folder)
     list(TRANSFORM batch REPLACE "^${folder}/(.*)$" "#include \"\\1\"\n")
     string(JOIN "" text ${batch})
     math(EXPR count "${count} + 1")
-    file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/batches/${name}_${count}.cpp CONTENT "${text}" @ONLY)
-    list(APPEND batches ${CMAKE_BINARY_DIR}/batches/${name}_${count}.cpp)
+    file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/batches/${name}_${count}.cpp CONTENT "${text}" @ONLY)
+    list(APPEND batches ${PROJECT_BINARY_DIR}/batches/${name}_${count}.cpp)
   endwhile()
   set(${variable} ${batches} PARENT_SCOPE)
 endfunction()
@@ -77,7 +77,7 @@ endfunction()
 function(dtensor_module name)
   cmake_parse_arguments(PARSE_ARGV 1 module "" "" "DEPENDS;PUBLIC")
   string(REPLACE / _ target dtensor_${name})
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
   get_property(modules GLOBAL PROPERTY DTENSOR_MODULES)
   foreach(inner ${modules})
     list(FILTER sources EXCLUDE REGEX "/src/${inner}/")
@@ -94,7 +94,7 @@ function(dtensor_module name)
     list(FILTER sources EXCLUDE REGEX "/halo/partition/metis\\.cpp$")
   endif()
   if(DTENSOR_BATCH GREATER 1)
-    dtensor_batch(sources ${target} ${CMAKE_SOURCE_DIR}/src)
+    dtensor_batch(sources ${target} ${PROJECT_SOURCE_DIR}/src)
   endif()
   add_library(${target} OBJECT ${sources})
   if(DTENSOR_BATCH GREATER 1)  # gcc treats types in unnamed namespaces of included files as those of a header
@@ -105,7 +105,7 @@ function(dtensor_module name)
   endif()
   dtensor_compile_like_module(${target})
   if(NOT module_PUBLIC)
-    target_include_directories(${target} PUBLIC ${CMAKE_SOURCE_DIR}/include)
+    target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/include)
     list(APPEND module_DEPENDS internal)
   endif()
   dtensor_include_modules(${target} "${name};${module_DEPENDS}" "${module_PUBLIC}")

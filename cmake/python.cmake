@@ -2,6 +2,9 @@
 # version is found, ON: an error if it is not, OFF), Python3_EXECUTABLE (by default the one of scripts/setup.sh, if
 # LibTorch is also from there, otherwise the first one found). Out: DTENSOR_PYTHON_MODULE (TRUE or FALSE), its reason in
 # *_WHY, DTENSOR_PYTHON_TORCH (the folder of that torch).
+if(NOT PROJECT_IS_TOP_LEVEL)  # a parent project asks for it
+  set(DTENSOR_WITH_PYTHON OFF CACHE STRING "Build the Python module: AUTO, ON or OFF")
+endif()
 set(DTENSOR_WITH_PYTHON AUTO CACHE STRING "Build the Python module: AUTO, ON or OFF")
 set_property(CACHE DTENSOR_WITH_PYTHON PROPERTY STRINGS AUTO ON OFF)
 set(DTENSOR_PYTHON_MODULE FALSE)

@@ -1,4 +1,5 @@
-# Compilation settings of all files: warnings, sanitizers, ccache, linker, number of parallel compilers.
+# Compilation settings of all files of this project: warnings, sanitizers, ccache, linker, number of parallel compilers. Those of
+# a project that adds this one as a subdirectory stay as they are.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -26,15 +27,17 @@ endif()
 add_compile_options(-fPIC)
 
 # All clones share one ccache: paths are hashed relative to the source folder, and objects contain no absolute paths.
-add_compile_options(-ffile-prefix-map=${CMAKE_SOURCE_DIR}=.)
-find_program(CCACHE ccache)
-if(CCACHE)
+add_compile_options(-ffile-prefix-map=${PROJECT_SOURCE_DIR}=.)
+find_program(DTENSOR_CCACHE ccache)
+mark_as_advanced(DTENSOR_CCACHE)
+if(DTENSOR_CCACHE AND (PROJECT_IS_TOP_LEVEL OR NOT CMAKE_CXX_COMPILER_LAUNCHER))
   set(CMAKE_CXX_COMPILER_LAUNCHER
-    ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
-    CCACHE_PCH_EXTSUM=1 CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
+    ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+    CCACHE_PCH_EXTSUM=1 CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${DTENSOR_CCACHE})
 endif()
-find_program(MOLD mold)
-if(MOLD)
+find_program(DTENSOR_MOLD mold)
+mark_as_advanced(DTENSOR_MOLD)
+if(DTENSOR_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
 
@@ -47,6 +50,6 @@ if(DTENSOR_COMPILE_JOBS GREATER cores)
 elseif(DTENSOR_COMPILE_JOBS LESS 1)
   set(DTENSOR_COMPILE_JOBS 1)
 endif()
-set_property(GLOBAL PROPERTY JOB_POOLS compile=${DTENSOR_COMPILE_JOBS})
-set(CMAKE_JOB_POOL_COMPILE compile)
-set(CMAKE_JOB_POOL_PRECOMPILE_HEADER compile)
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS dtensor_compile=${DTENSOR_COMPILE_JOBS})
+set(CMAKE_JOB_POOL_COMPILE dtensor_compile)
+set(CMAKE_JOB_POOL_PRECOMPILE_HEADER dtensor_compile)

@@ -3,7 +3,9 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
+#include <initializer_list>
 #include <string>
+#include <utility>
 
 namespace command_line {
 
@@ -24,6 +26,18 @@ inline CLI::Validator positive() {
 }
 inline CLI::Validator non_negative() {
   return number_check("number of at least 0", "NONNEGATIVE", [](double value) { return value >= 0; });
+}
+
+// Adds flags under headings of --help. A group is a heading and a function that adds its flags to `target`.
+template <class Target>
+using FlagGroup = std::pair<const char*, void (*)(CLI::App&, Target&)>;
+
+template <class Target>
+void add_groups(CLI::App& app, Target& target, std::initializer_list<FlagGroup<Target>> groups) {
+  for (const auto& [heading, add] : groups) {
+    app.option_defaults()->group(heading);
+    add(app, target);
+  }
 }
 
 // The text of a parse error. CLI11 lists unknown arguments from the last to the first.

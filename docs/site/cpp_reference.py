@@ -8,7 +8,7 @@ import sys
 TOPICS = {
     "Tensors and placements": "tensor placement",
     "C and Fortran": "c/dtensor",
-    "Ranks and meshes": "launch mpi mesh mesh_scope comm debug_rank",
+    "Ranks and meshes": "launch interrupt mpi mesh mesh_scope comm debug_rank",
     "Parallel modules": "parallelize fully_shard loss attention checkpoint_activations hooks named_tensors nn nn/float8 nn/print",
     "Mixture of experts": "moe moe/layer moe/router moe/experts moe/dispatch",
     "Pipelines": "pipeline pipeline_schedule",

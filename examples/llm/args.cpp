@@ -66,6 +66,7 @@ void add_tokens(CLI::App& app, Options& o) {
 }
 
 void add_generate(CLI::App& app, SampleOptions& s) {
+  app.option_defaults()->group("Generation");
   app.add_option("--max-new-tokens", s.max_new_tokens, "maximum number of new tokens")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
@@ -83,12 +84,15 @@ void add_generate(CLI::App& app, SampleOptions& s) {
   app.add_flag("--ignore-end", s.ignore_end, "continue after an end-of-text token");
 }
 
-void add_train(CLI::App& app, TrainOptions& t) {
+void add_text_flags(CLI::App& app, TrainOptions& t) {
   app.add_option("--data", t.data, "text files, folders of them, or JSONL files");
   app.add_option("--text-field", t.field, "field of each line of a JSONL file")->capture_default_str();
   app.add_option("--eval", t.eval, "the same, for evaluation");
   app.add_option("--eval-every", t.eval_every, "steps between evaluations; default: only at the end")
       ->check(CLI::Range(1, 1 << 30));
+}
+
+void add_training_flags(CLI::App& app, TrainOptions& t) {
   app.add_option("--steps", t.steps, "optimizer steps")->check(CLI::Range(1, 1 << 30))->capture_default_str();
   app.add_option("--batch", t.batch, "sequences in a step, over all ranks")
       ->check(CLI::Range(1, 1 << 20))
@@ -105,6 +109,10 @@ void add_train(CLI::App& app, TrainOptions& t) {
   app.add_option("--clip", t.clip, "maximum gradient norm; 0: no clipping")
       ->check(command_line::non_negative())
       ->capture_default_str();
+  app.add_option("--seed", t.seed, "seed of batches and adapters")->capture_default_str();
+}
+
+void add_adapter_flags(CLI::App& app, TrainOptions& t) {
   app.add_option("--lora-rank", t.lora_rank, "train low-rank adapters of this rank only; 0: all parameters")
       ->check(CLI::Range(0, 1 << 16))
       ->capture_default_str();
@@ -112,7 +120,9 @@ void add_train(CLI::App& app, TrainOptions& t) {
   app.add_option("--lora-targets", t.lora_targets,
                  "projections with adapters; default: q_proj and v_proj, or q_b_proj and kv_b_proj after a bottleneck")
       ->delimiter(',');
-  app.add_option("--seed", t.seed, "seed of batches and adapters")->capture_default_str();
+}
+
+void add_report_flags(CLI::App& app, TrainOptions& t) {
   add_run_flags(app, t);
   app.add_flag("--dry-run", t.dry_run,
                "report memory and collectives of rank 0 without starting it; needs only config.json of the model");
@@ -120,6 +130,14 @@ void add_train(CLI::App& app, TrainOptions& t) {
   app.add_option("--memory-limit", t.memory_limit,
                  "with --dry-run: memory of a rank in GB; status 1 if it is too small")
       ->check(command_line::positive());
+}
+
+void add_train(CLI::App& app, TrainOptions& t) {
+  command_line::add_groups(app, t,
+                           {{"Texts", add_text_flags},
+                            {"Training", add_training_flags},
+                            {"Adapters", add_adapter_flags},
+                            {"Files and reports", add_report_flags}});
 }
 
 void check(const Options& o) {

@@ -9,6 +9,7 @@
 #include <iostream>
 
 #include "device_flag.h"
+#include "dtensor/interrupt.h"
 #include "dtensor/launch.h"
 #include "export.h"
 #include "generate.h"
@@ -126,6 +127,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int run_program(int argc, char** argv) {
+  dtensor::report_interrupt("llm");
   try {
     return run(argc, argv);
   } catch (const UsageError& error) {

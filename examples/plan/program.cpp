@@ -12,6 +12,7 @@
 #include "calibrate.h"
 #include "command_line.h"
 #include "decoder_cost.h"
+#include "dtensor/interrupt.h"
 #include "dtensor/launch.h"
 #include "llm/hf_config.h"
 #include "train/args.h"
@@ -43,7 +44,7 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-void add_search(CLI::App& app, Options& o) {
+void add_workload_flags(CLI::App& app, Options& o) {
   auto* preset = app.add_option("--preset", o.preset,
                                 "a model: " + fmt::format("{}", fmt::join(names_in(data_folder("presets")), ", ")))
                      ->check(CLI::IsMember(names_in(data_folder("presets"))));
@@ -57,6 +58,9 @@ void add_search(CLI::App& app, Options& o) {
   app.add_option("--seq", o.sequence, "tokens a sequence")->check(CLI::Range(1, 1 << 24))->capture_default_str();
   app.add_option("--memory-limit", o.memory_limit, "memory of a rank in GB; default: the hardware's")
       ->check(command_line::positive());
+}
+
+void add_layout_flags(CLI::App& app, Options& o) {
   app.add_option("--max-pp", o.space.max_pp, "most pipeline stages")
       ->check(CLI::Range(1, 1 << 10))
       ->capture_default_str();
@@ -84,9 +88,17 @@ void add_search(CLI::App& app, Options& o) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app.add_flag("--exact", o.exact, "run all blocks of a stage instead of extrapolating from 2 and 3");
+}
+
+void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--out", o.out, "write the chosen layout to this JSON file");
   app.add_option("--trace", o.trace, "write a Chrome trace of the first stage's step in this layout to this JSON file");
   app.add_option("--plot", o.plot, "write the memory by kind over that step to this SVG file");
+}
+
+void add_search(CLI::App& app, Options& o) {
+  command_line::add_groups(
+      app, o, {{"Model and machine", add_workload_flags}, {"Layouts", add_layout_flags}, {"Files", add_file_flags}});
 }
 
 dtensor::HardwareModel read_hardware(const std::string& name) {
@@ -193,6 +205,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int run_program(int argc, char** argv) {
+  dtensor::report_interrupt("plan");
   try {
     return dtensor::finish_output(run(argc, argv));
   } catch (const UsageError& error) {

@@ -6,8 +6,11 @@
 //   mpirun -n 4 shampoo        processes
 //
 // Exit status: 0; 1 if a layout differs from one device.
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdio>
+#include <functional>
 
 #include "dtensor/launch.h"
 #include "launch_flags.h"
@@ -21,29 +24,40 @@ void print_row(const std::string& name, const std::vector<double>& curve, const 
   std::printf("%-28s", name.c_str());
   for (const std::size_t step : {0, 10, 20, 40, 60, 80, 100}) std::printf(" %10.3e", curve.at(step));
   std::printf("   %8.1e\n", deviation(curve, reference));
+  std::fflush(stdout);  // A pipe shows each row when it is done.
+}
+
+// On a terminal: the name of a run while it trains.
+std::vector<double> run_named(const std::string& name, bool shows, const std::function<std::vector<double>()>& run) {
+  const bool terminal = shows && isatty(STDERR_FILENO) == 1;
+  if (terminal) std::fprintf(stderr, "%s: training", name.c_str());
+  auto curve = run();
+  if (terminal) std::fputs("\r\033[K", stderr);
+  return curve;
 }
 
 // Whether every layout is as close to one device as float64 allows. If rounding is amplified (roots of factors without
 // full rank), the bound is the difference of one device that sums its batch in another order.
 bool compare(const dtensor::Communicator& world, const Experiment& base) {
   const bool shows = world.rank() == 0;
-  const auto reference = train_on_one_device(base);
-  const auto show = [&](const std::string& name, const std::vector<double>& curve) {
+  const auto reference = run_named("one device", shows, [&] { return train_on_one_device(base); });
+  const auto show = [&](const std::string& name, const std::function<std::vector<double>()>& run) {
+    const auto curve = run_named(name, shows, run);
     if (shows) print_row(name, curve, reference);
     return deviation(curve, reference);
   };
-  show("one device", reference);
+  show("one device", [&] { return reference; });
   double spread = 0;
   for (const std::int64_t pieces : {2, 4, 8}) {
-    spread =
-        std::max(spread, show("one device, batch in " + std::to_string(pieces), train_on_one_device(base, pieces)));
+    const auto split = [&] { return train_on_one_device(base, pieces); };
+    spread = std::max(spread, show("one device, batch in " + std::to_string(pieces), split));
   }
   const double bound = base.dtype == at::kDouble ? 1e-9 : std::max(1e-5, 5 * spread);
   bool equal = true;
   for (const MeshLayout& layout : layouts(world.size())) {
     const std::string sizes =
         std::to_string(layout.replicate) + "x" + std::to_string(layout.shard) + "x" + std::to_string(layout.tp);
-    const double differs = show(layout.name + " " + sizes, train(world, layout, base));
+    const double differs = show(layout.name + " " + sizes, [&] { return train(world, layout, base); });
     if (shows && !(differs <= bound)) {
       std::fprintf(stderr, "shampoo: %s: expected a deviation of at most %.1e from one device, got %.1e\n",
                    layout.name.c_str(), bound, differs);
@@ -53,9 +67,9 @@ bool compare(const dtensor::Communicator& world, const Experiment& base) {
   Experiment wrong = base;
   const MeshLayout sharded{"SHARD", 1, world.size(), 1};
   wrong.method = Method::shard_blocks;
-  show("control: blocks of shards", train(world, sharded, wrong));
+  show("control: blocks of shards", [&] { return train(world, sharded, wrong); });
   wrong.method = Method::first_shard_only;
-  show("control: first shard only", train(world, sharded, wrong));
+  show("control: first shard only", [&] { return train(world, sharded, wrong); });
   return equal;
 }
 

@@ -311,16 +311,12 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
                      : "Trains a mixture-of-experts language model, written for one device, on any mesh of ranks.",
                to_string(kind));
   add_job_flags(app, options, mesh, dtype);
-  using AddFlags = void (*)(CLI::App&, Options&);
-  const std::pair<const char*, AddFlags> groups[] = {{"Model", add_model_flags},
-                                                     {"Parallelism", add_parallel_flags},
-                                                     {"Pipeline", add_pipeline_flags},
-                                                     {"Training", add_training_flags},
-                                                     {"Files and reports", add_file_flags}};
-  for (const auto& [group, add] : groups) {
-    app.option_defaults()->group(group);
-    add(app, options);
-  }
+  command_line::add_groups(app, options,
+                           {{"Model", add_model_flags},
+                            {"Parallelism", add_parallel_flags},
+                            {"Pipeline", add_pipeline_flags},
+                            {"Training", add_training_flags},
+                            {"Files and reports", add_file_flags}});
   app.option_defaults()->group("Experts");
   if (!dense) add_expert_flags(app, options.experts.emplace());
   try {

@@ -54,8 +54,8 @@ double floor_of(const Options& options) {
 
 }  // namespace
 
-Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
-                                   const std::vector<StepRecord>& records) {
+Comparison compare_with_one_device(const Options& options, const Corpus& corpus, const std::vector<StepRecord>& records,
+                                   const OnStep& on_step) {
   Comparison result;
   // A resumed run is compared from its first step on with a run from step 0.
   const auto from_there = [&](std::vector<double> all) {
@@ -63,7 +63,7 @@ Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
     return all;
   };
   const bool sums = is_sum_over_pieces(options);
-  result.reference = from_there(losses(train_on_one_device(options, corpus, sums ? 1 : 0)));
+  result.reference = from_there(losses(train_on_one_device(options, corpus, sums ? 1 : 0, on_step)));
   result.difference = relative_difference(losses(records), result.reference);
   result.largest = largest(result.difference);
   result.first = result.difference.front();
@@ -71,7 +71,7 @@ Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
   result.bound = result.first_bound = floor_of(options);
   const bool has_spread = options.dtype != Dtype::float64 && options.batch > 1 && sums;
   if (!result.equal() && has_spread) {
-    const auto split = from_there(losses(train_on_one_device(options, corpus, /*pieces=*/2)));
+    const auto split = from_there(losses(train_on_one_device(options, corpus, /*pieces=*/2, on_step)));
     result.bound = std::max(result.bound, 3 * largest(relative_difference(split, result.reference)));
     if (result.first_step > 0) result.first_bound = result.bound;
   }

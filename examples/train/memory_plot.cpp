@@ -28,7 +28,6 @@ MemoryRecord::MemoryRecord(const dtensor::NamedTensors& parameters, std::vector<
                            std::int64_t optimizer)
     : counts_(std::move(counts)),
       optimizer_(optimizer),
-      begin_(std::chrono::steady_clock::now()),
       timeline_(std::int64_t{1} << 40),
       listener_([this](const dtensor::Event& event) { add(event.phase); }, {dtensor::Event::Kind::op}) {
   adding_ = true;
@@ -38,6 +37,8 @@ MemoryRecord::MemoryRecord(const dtensor::NamedTensors& parameters, std::vector<
   }
   gradients_before_ = gradient_bytes(parameters_);
   adding_ = false;
+  begin_ = std::chrono::steady_clock::now();
+  add(dtensor::Phase::forward);  // The plot begins with the step, not with its first operator.
 }
 
 void MemoryRecord::add(dtensor::Phase phase) {
@@ -105,7 +106,7 @@ std::vector<dtensor::ChartBand> phases(const std::vector<MemorySample>& samples)
 dtensor::ChartPanel panel_of(const MemoryPanel& memory, std::int64_t top) {
   const MemorySample peak = peak_of(memory.samples);
   dtensor::ChartPanel panel{
-      .title = fmt::format("{}, peak {}", memory.title, bytes_text(static_cast<double>(total(peak)))),
+      .title = fmt::format("{}, peak {}, of which:", memory.title, bytes_text(static_cast<double>(total(peak)))),
       .x_label = "time of one step, ms",
       .y_label = "memory, MB",
       .bands = phases(memory.samples),

@@ -9,6 +9,7 @@
 #include "compare.h"
 #include "device_flag.h"
 #include "dry_run.h"
+#include "dtensor/interrupt.h"
 #include "dtensor/launch.h"
 #include "load.h"
 #include "output.h"
@@ -183,7 +184,9 @@ int report(const Options& options, const Corpus& corpus, const Outcome& outcome)
     return 0;
   }
   std::fputs("training on one device to compare\n", stderr);
-  const Comparison comparison = compare_with_one_device(options, corpus, outcome.records);
+  Progress progress(options.steps);
+  const auto show = [&](const StepRecord& record) { progress.show(record); };
+  const Comparison comparison = compare_with_one_device(options, corpus, outcome.records, show);
   fmt::print(
       "largest relative difference of the loss from one device: {:.2e} (bound {:.2e}, {} steps; {:.2e} at step {}, "
       "bound {:.2e}): {}\n",
@@ -229,6 +232,7 @@ int run(Kind program, int argc, char** argv) {
 }  // namespace
 
 int run_program(Kind program, int argc, char** argv) {
+  dtensor::report_interrupt(to_string(program));
   try {
     return run(program, argc, argv);
   } catch (const UsageError& error) {

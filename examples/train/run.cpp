@@ -311,7 +311,8 @@ std::vector<StepRecord> train_on_mesh(const dtensor::Communicator& world, const 
   return run_job(job, on_step);
 }
 
-std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus& corpus, std::int64_t pieces) {
+std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus& corpus, std::int64_t pieces,
+                                            const OnStep& on_step) {
   std::vector<StepRecord> records;
   dtensor::run_local(1, [&](dtensor::Communicator world) {
     const dtensor::DeviceMesh mesh = make_mesh(world, {}, device_type(options));
@@ -326,7 +327,7 @@ std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus
     std::optional<LoadCount> load;
     if (options.experts && options.experts->show_load) job.load = &load.emplace(model);
     job.pieces = pieces == 0 ? pieces_of_batch(options) : equal_parts(options.batch, pieces);
-    records = run_steps(job, {});
+    records = run_steps(job, on_step);
   });
   return records;
 }

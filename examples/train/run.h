@@ -30,6 +30,7 @@ std::vector<std::int64_t> pieces_of_batch(const Options& options);
 // Regular tensors, no mesh. If a step draws random numbers (dropout, jitter), uses a mesh of one rank, since ATen's
 // generator depends on the order of calls. The batch is summed in `pieces` parts, which changes rounding only. 0 uses
 // the parts of the run, for losses that are not sums over parts.
-std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus& corpus, std::int64_t pieces = 1);
+std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus& corpus, std::int64_t pieces = 1,
+                                            const OnStep& on_step = {});
 
 }  // namespace train

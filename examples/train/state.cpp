@@ -3,10 +3,13 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <bit>
 #include <cstdio>
+#include <filesystem>
 
+#include "progress.h"
 #include "signals.h"
 
 namespace train {
@@ -27,7 +30,9 @@ RunState::RunState(const RunFlags& flags, const RunText& text, std::string model
 }
 
 void RunState::say(const std::string& line) const {
-  if (world_.rank() == 0) std::fputs((line + "\n").c_str(), stderr);
+  if (world_.rank() != 0) return;
+  const char* erased = isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "";  // The progress bar.
+  std::fputs((erased + line + "\n").c_str(), stderr);
 }
 
 std::string RunState::resume_run() {
@@ -95,18 +100,38 @@ int RunState::after(std::int64_t step) {
   const bool due = flags_.save_every > 0 && step_ % flags_.save_every == 0;
   if (last || signal != 0 || due) save(last || signal != 0);
   if (signal != 0) {
-    say(fmt::format("{}: saved to {} after step {} of {}; --resume continues the run", TerminationSignals::name(signal),
-                    flags_.keep > 0 ? dtensor::checkpoint_of_step(flags_.save, step_) : flags_.save, step_,
-                    flags_.steps));
+    say(fmt::format("{}: {}; --resume continues the run", TerminationSignals::name(signal), saved(step_)));
+  } else if (last) {
+    say(saved(step_));
   }
   return signal;
 }
 
-void RunState::save(bool wait) {
-  if (series_) return wait ? series_->save(parts_, step_) : series_->save_async(parts_, step_);
+std::string RunState::saved(std::int64_t step) const {
+  const std::string path = series_ ? dtensor::checkpoint_of_step(flags_.save, step) : flags_.save;
+  if (world_.rank() != 0) return "";
+  double bytes = 0;
+  std::error_code none;
+  for (const auto& file : std::filesystem::directory_iterator(path, none)) {
+    const auto size = file.file_size(none);
+    if (!none) bytes += static_cast<double>(size);
+  }
+  return fmt::format("saved to {} after step {} of {}: {}", path, step, flags_.steps, bytes_text(bytes));
+}
+
+void RunState::finish_background() {
+  if (background_step_ == 0) return;
+  if (series_) series_->finish();
   if (pending_) pending_->wait();
   pending_.reset();
-  if (wait) return parts_.save(flags_.save, world_);
+  say(saved(std::exchange(background_step_, 0)));
+}
+
+void RunState::save(bool wait) {
+  finish_background();
+  if (wait) return series_ ? series_->save(parts_, step_) : parts_.save(flags_.save, world_);
+  background_step_ = step_;
+  if (series_) return series_->save_async(parts_, step_);
   pending_ = parts_.save_async(flags_.save, world_);
 }
 

@@ -37,6 +37,8 @@ class RunState {
   void check_model(const std::string& from) const;
   int requested() const;
   void save(bool wait);
+  void finish_background();
+  std::string saved(std::int64_t step) const;  // Path, step and bytes of a checkpoint, on rank 0.
   void say(const std::string& line) const;
 
   const RunFlags flags_;
@@ -49,6 +51,7 @@ class RunState {
   dtensor::Checkpoint parts_;
   std::optional<dtensor::CheckpointSeries> series_;  // Of --keep.
   std::optional<dtensor::PendingSave> pending_;      // Without --keep.
+  std::int64_t background_step_ = 0;                 // Step of a save that is not complete; 0: none.
 };
 
 }  // namespace train

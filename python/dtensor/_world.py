@@ -27,7 +27,11 @@ def run(ranks: int, fn: Callable[..., Any], *args: Any, timeout: float = 300.0, 
     ``os.chdir``); share a tensor or module that it modifies between ranks. Threads that ``fn`` starts are not ranks: pass
     them the rank's number, mesh or tensors.
     """
-    return _C.run(ranks, _prepared("run", ranks, fn, *args, **kwargs), timeout)
+    try:
+        return _C.run(ranks, _prepared("run", ranks, fn, *args, **kwargs), timeout)
+    except KeyboardInterrupt as interrupt:
+        interrupt._of_ranks = True  # type: ignore[attr-defined]
+        raise
 
 
 def simulate(
@@ -156,24 +160,35 @@ def is_thread_rank() -> bool:
 
 
 _former_excepthook = sys.excepthook
+_INTERRUPTED = "interrupted"  # the same text on every rank, so that one of them prints it
 
 
-def _end_other_ranks(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Ends the entire job when an exception ends this process: the other ranks would wait for it."""
+def _end_other_ranks(kind: type[BaseException], error: BaseException, trace: Any, interrupted: bool) -> None:
+    """Ends the entire job when an exception ends this process: the other ranks would wait for it.
+
+    Ctrl-C, here or on a rank for which this one waited, is one line of the job instead of a traceback of each rank.
+    """
+    interactive = hasattr(sys, "ps1") or sys.flags.inspect  # a prompt follows, and the process is still a rank
+    interrupted = interrupted or issubclass(kind, KeyboardInterrupt) or f" failed: {_INTERRUPTED}" in str(error)
+    if interrupted and not interactive:
+        if _close_world(_INTERRUPTED) != 0:
+            return
+        if hasattr(error, "_of_ranks"):
+            print(_INTERRUPTED, file=sys.stderr)
+            return
     _former_excepthook(kind, error, trace)
-    if hasattr(sys, "ps1") or sys.flags.inspect:  # an interactive prompt follows, and the process is still a rank
-        return
-    text = "".join(traceback.format_exception_only(kind, error)).strip()
-    _close_world(text or kind.__name__)
+    if not interactive:
+        text = "".join(traceback.format_exception_only(kind, error)).strip()
+        _close_world(text or kind.__name__)
 
 
-def _close_world(failure: str) -> None:
-    """Closes the world. If any rank failed this ends the process, so streams are flushed first."""
+def _close_world(failure: str) -> int:
+    """Closes the world; 0 if there is none. If any rank failed this ends the process, so streams are flushed first."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # None, closed, or a pipe without a reader
             stream.flush()
-    _C.close_world(failure)
+    return _C.close_world(failure)
 
 
-sys.excepthook = _end_other_ranks
+sys.excepthook = _C.exception_hook(_end_other_ranks)
 atexit.register(_close_world, "")

@@ -1,4 +1,5 @@
 // The module dtensor._C binds the public headers. The Python part of the package is in python/dtensor.
+#include "argument_errors.h"
 #include "bind.h"
 #include "internal/ranks/gil_hooks.h"
 
@@ -33,4 +34,5 @@ PYBIND11_MODULE(_C, module) {
   bind_halo(module);
   bind_interop(module);
   bind_register_sharding(module);
+  explain_argument_errors(module);
 }

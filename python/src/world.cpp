@@ -360,6 +360,21 @@ void bind_world(py::module_& module) {
   module.def(
       "close_world", [](const std::string& failure) { return process_world().close(failure); }, py::arg("failure"),
       ReleaseGil());
+  // A hook for sys.excepthook. A SIGINT that arrived during the failed call would be raised in the first line of a hook
+  // that is a Python function; this one passes it on as `interrupted`.
+  module.def(
+      "exception_hook",
+      [](const py::function& hook) {
+        return py::cpp_function([hook](const py::object& kind, const py::object& error, const py::object& trace) {
+          bool interrupted = false;
+          if (PyErr_CheckSignals() != 0) {
+            interrupted = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0;
+            PyErr_Clear();
+          }
+          hook(kind, error, trace, interrupted);
+        });
+      },
+      py::arg("hook"));
 }
 
 }  // namespace dtensor::python

@@ -111,6 +111,13 @@ std::string title(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placement
   return partial ? text + ", ranks hold shares of the values" : text;
 }
 
+std::string legend(const Grid& grid) {
+  std::string text = "in a cell: the ranks that store it";
+  if (!grid.dims.empty())
+    text += fmt::format("; at its sides: elements of dimension {}", fmt::join(grid.dims, " and "));
+  return text;
+}
+
 // Lists sharded dimensions that the table does not show, by rank.
 std::string other_dims(const Grid& grid, const Placements& placements) {
   std::string text;
@@ -190,7 +197,10 @@ std::string visualize_sharding_svg(at::IntArrayRef sizes, const DeviceMesh& mesh
       canvas.text(x + width / 2, y + height / 2, Anchor::middle, ranks);
     }
   }
-  return canvas.str(std::max(kLeft + kSide, text_width(heading, kFont)) + 20, kTop + kSide + 20);
+  const std::string note = legend(grid);
+  canvas.text(8, kTop + kSide + 20, Anchor::start, note);
+  const double width = std::max({kLeft + kSide, text_width(heading, kFont), text_width(note, kFont)});
+  return canvas.str(width + 20, kTop + kSide + 34);
 }
 
 std::string visualize_sharding(const at::Tensor& t) {

@@ -17,5 +17,15 @@ TEST(VisualizationNames, AreEscaped) {
   });
 }
 
+TEST(VisualizationLegend, SaysWhatNumbersMean) {
+  run_local(2, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
+    const auto drawing = visualize_sharding_svg({4, 4, 4}, mesh, {Shard(2)});
+    EXPECT_NE(drawing.find("in a cell: the ranks that store it; at its sides: elements of dimension 0 and 2<"),
+              std::string::npos)
+        << drawing;
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test

@@ -121,6 +121,15 @@ TEST(ScheduleSvg, HasABoxForEachActionAndARowForEachRank) {
   EXPECT_EQ(svg.rfind("</svg>\n"), svg.size() - 7);
 }
 
+TEST(ScheduleSvg, HasAnAxisAndALegendOfItsKinds) {
+  const std::string svg = schedule_svg(simulate(make_schedule("1f1b", 2, 4)).ranks);
+  for (const char* text :
+       {">F: forward<", ">B: backward<", ">time: ", ">0<", ">10<", "2 ranks, 2 stages; the step takes"}) {
+    EXPECT_NE(svg.find(text), std::string::npos) << text << svg;
+  }
+  EXPECT_EQ(svg.find(">W: "), std::string::npos);
+}
+
 // An action from 2 to 3 in a step from 2 to 6 takes a quarter of the width, from the left edge.
 TEST(ScheduleSvg, BoxesAreToScaleForAnyStartTime) {
   const std::string svg = schedule_svg({{{{ActionKind::forward, 0, 0}, 2, 3}}, {{{ActionKind::forward, 1, 0}, 3, 6}}});

@@ -124,6 +124,12 @@ TEST(MemoryPlot, PanelsShareOneScale) {
   EXPECT_NEAR(heights[0] * 4, heights[1], 0.5);
 }
 
+TEST(MemoryPlot, BeginsBeforeTheFirstOperator) {
+  const train::MemoryRecord record({}, {}, 7);
+  ASSERT_EQ(record.samples().size(), 1U);
+  EXPECT_EQ(record.samples().front().optimizer, 7);
+}
+
 TEST(MemoryPlot, DrawsEachKindAndItsBytes) {
   const auto svg = svg_of("a title", {{.seconds = 0.5, .parameters = 2000000}, {.seconds = 1, .rest = 1000}});
   for (const char* text : {"a title, peak 2.0 MB", "parameters: 2.0 MB", "gathered units: 0", "</svg>"}) {

@@ -1,8 +1,13 @@
 // Selects the backend for a program's ranks, and converts exceptions into a message and an exit status.
 #include "dtensor/launch.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <iostream>
 #include <sstream>
 
@@ -12,6 +17,7 @@
 #include "comm/local/threads/run_local.h"
 #include "comm/waiting/no_timeout.h"
 #include "dtensor/inspect.h"
+#include "dtensor/interrupt.h"
 
 namespace dtensor {
 namespace {
@@ -72,7 +78,35 @@ ProcessMain choose(const LaunchFlags& flags, const LauncherEnvironment& e) {
   return chosen;
 }
 
+char interrupt_line[256] = "";  // for the handler, which may call functions without locks only
+
+void on_interrupt(int) {
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, interrupt_line, std::strlen(interrupt_line));
+  signal(SIGINT, SIG_DFL);
+  raise(SIGINT);
+}
+
+// An unclear environment is an error of launch().
+bool is_rank_zero() {
+  try {
+    return launcher_environment().rank == 0;
+  } catch (const LaunchError&) {
+    return true;
+  }
+}
+
 }  // namespace
+
+void report_interrupt(const std::string& program) {
+  struct sigaction now = {};
+  const bool kept =
+      sigaction(SIGINT, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL;
+  if (kept || !is_rank_zero()) return;
+  // A progress bar may stand on the terminal's line.
+  const std::string line = (isatty(STDERR_FILENO) == 1 ? "\n" : "") + program + ": interrupted\n";
+  std::strncpy(interrupt_line, line.c_str(), sizeof interrupt_line - 1);
+  signal(SIGINT, on_interrupt);
+}
 
 void print_failure(int rank, const std::string& text, const std::string& trace) {
   const std::string head = "rank " + std::to_string(rank) + ": ";
@@ -100,6 +134,7 @@ int finish_output(int status) {
 }
 
 int launch(int argc, char** argv, const std::function<void(Communicator)>& fn, RunOptions options) {
+  report_interrupt(argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "program");
   LauncherEnvironment environment;
   try {
     environment = launcher_environment();
