@@ -12,7 +12,7 @@
 namespace dtensor {
 
 // Exists from the first node of a backward pass that unpacks the tensor until the tensor's gradient is complete, which
-// is when all of them have run. A pass that needs no such gradient keeps it until the graph is released. These events
+// is when all of them have run. A pass that needs no such gradient keeps it until these nodes are released. These events
 // are the same on every rank, unlike the lifetime of the tensor of forward.
 class Regathered {
  public:
@@ -56,7 +56,11 @@ at::Tensor gather_activation(const at::Tensor& x, const Placements& placements) 
   if (!at::GradMode::is_enabled() || from.is_detached_view() || !is_all_gather(*from.spec(), *to.spec())) return result;
   auto regathered = std::make_shared<Regathered>(placements);
   to.make_extras().gathered = {x, from.generation(), to.generation(), regathered};
-  if (result.requires_grad()) result.register_hook([regathered](const at::Tensor&) { regathered->drop(); });
+  if (!result.requires_grad()) return result;
+  // Weak: nodes that have run release it, also in a pass without this gradient (zero-bubble pipelines).
+  result.register_hook([of_nodes = std::weak_ptr<Regathered>(regathered)](const at::Tensor&) {
+    if (const auto shared = of_nodes.lock()) shared->drop();
+  });
   return result;
 }
 

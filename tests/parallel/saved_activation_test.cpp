@@ -69,7 +69,7 @@ TEST(SavedActivation, LayersKeepTheBytesOfMegatronsFormula) {
   }
 }
 
-// Rotary positions too: the rotated queries and keys take the places of those before.
+// Rotary positions too: attention saves the rotated queries and keys, and nothing saves those before.
 TEST(SavedActivation, LayersOfDecodersKeepTheBytesOfMegatronsFormula) {
   for (const auto activation : {nn::Nonlinearity::silu, nn::Nonlinearity::gelu, nn::Nonlinearity::gelu_tanh}) {
     run_local(4, [&](Communicator world) {
