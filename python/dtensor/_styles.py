@@ -49,16 +49,16 @@ def _layouts(layouts: Layouts) -> tuple[Placement | None, ...]:
     return tuple(None if layout is None else as_placement(layout) for layout in several)
 
 
-def placed(tensor: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torch.Tensor:
-    """``tensor`` with this placement on the one axis of ``mesh``, which is the tensor's mesh or a slice of it."""
+def _placements_on(tensor: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> list[Placement]:
+    """The tensor's placements with this one on the axis of ``mesh``, which is the tensor's mesh or a slice of it."""
     if tensor.device_mesh == mesh:
-        return tensor.redistribute(placements=[placement])
+        return [placement]
     names, mine = tensor.device_mesh.mesh_dim_names, mesh.mesh_dim_names
     if not names or not mine or mine[0] not in names:
         raise ValueError(f"got an activation on {tensor.device_mesh} in a module that is parallel over {mesh}")
     wanted = list(tensor.placements)
     wanted[names.index(mine[0])] = placement
-    return tensor.redistribute(placements=wanted)
+    return wanted
 
 
 def _from_local(value: torch.Tensor, mesh: DeviceMesh, layout: Placement) -> torch.Tensor:
@@ -69,7 +69,7 @@ def _from_local(value: torch.Tensor, mesh: DeviceMesh, layout: Placement) -> tor
     return _C.from_local(value, mesh, [layout], list(value.shape), list(value.stride()))
 
 
-def _prepared(value: Any, mesh: DeviceMesh, pair: Pair, local: bool = False) -> Any:
+def _prepared(value: Any, mesh: DeviceMesh, pair: Pair, local: bool = False, is_input: bool = False) -> Any:
     """Places a tensor; returns ``value`` itself without a layout or for non-tensors. ``local``: returns the local tensor."""
     layout, desired = pair
     if layout is None or not isinstance(value, torch.Tensor):
@@ -77,7 +77,8 @@ def _prepared(value: Any, mesh: DeviceMesh, pair: Pair, local: bool = False) -> 
     if not _C.is_dtensor(value):
         value = _from_local(value, mesh, layout)
     if desired is not None:
-        value = placed(value, mesh, desired)
+        wanted = _placements_on(value, mesh, desired)
+        value = _C.gather_activation(value, wanted) if is_input else value.redistribute(placements=wanted)
     return _local(value, mesh) if local else value
 
 
@@ -100,8 +101,8 @@ def _input_hook(
     mesh: DeviceMesh, pairs: Sequence[Pair], named: Mapping[str, Pair], local: bool, module: nn.Module, args: Any, kwargs: Any
 ) -> Any:
     every = [*pairs, *[(None, None)] * (len(args) - len(pairs))]
-    own = tuple(_prepared(value, mesh, pair, local) for value, pair in zip(args, every))
-    return own, {key: _prepared(v, mesh, named.get(key, (None, None)), local) for key, v in kwargs.items()}
+    own = tuple(_prepared(value, mesh, pair, local, True) for value, pair in zip(args, every))
+    return own, {key: _prepared(v, mesh, named.get(key, (None, None)), local, True) for key, v in kwargs.items()}
 
 
 def _prepare_inputs(
@@ -118,7 +119,7 @@ def _output_hook(
     def prepared(value: Any, layout: Placement | None) -> Any:
         if not _C.is_dtensor(value):
             return value
-        value = value if layout is None else placed(value, mesh, layout)
+        value = value if layout is None else value.redistribute(placements=_placements_on(value, mesh, layout))
         return _local(value, mesh) if use_local_output else value
 
     if not isinstance(outputs, tuple):

@@ -4,6 +4,7 @@
 #include "bind.h"
 #include "internal/aten_scopes.h"
 #include "internal/parameter_swap.h"
+#include "internal/saved_activation.h"
 
 namespace dtensor::python {
 namespace {
@@ -137,6 +138,7 @@ void bind_conversions(py::module_& module) {
       "full_tensor", [](const at::Tensor& t, Placements grad) { return DTensor(t).full_tensor(std::move(grad)); },
       ReleaseGil());
   module.def("redistribute", &redistribute_one, ReleaseGil());
+  module.def("gather_activation", &gather_activation, ReleaseGil());
   module.def(
       "redistribute_in_place",
       [](const at::Tensor& t, Placements placements) {

@@ -3,6 +3,7 @@
 
 #include "dtensor/debug.h"
 #include "dtensor/nn/decoder.h"
+#include "internal/gated_product.h"
 
 namespace dtensor::nn {
 namespace {
@@ -19,6 +20,14 @@ at::Tensor activated(Nonlinearity kind, const at::Tensor& x) {
       return at::relu(x);
   }
   TORCH_CHECK(false, "FeedForward: unknown activation ", static_cast<int>(kind));
+}
+
+at::Tensor gated(Nonlinearity kind, const at::Tensor& gate, const at::Tensor& up) {
+  if (kind == Nonlinearity::relu) return at::relu(gate) * up;  // saves its result, which the product saves too
+  return gated_product(kind == Nonlinearity::silu   ? GateKind::silu
+                       : kind == Nonlinearity::gelu ? GateKind::gelu
+                                                    : GateKind::gelu_tanh,
+                       gate, up);
 }
 
 }  // namespace
@@ -96,7 +105,7 @@ FeedForward::FeedForward(const DecoderConfig& c)
 
 at::Tensor FeedForward::compute(const at::Tensor& x) const {
   const at::Tensor up = up_proj_(x);
-  const at::Tensor inner = gate_proj_ ? activated(activation_, (*gate_proj_)(x)) * up : activated(activation_, up);
+  const at::Tensor inner = gate_proj_ ? gated(activation_, (*gate_proj_)(x), up) : activated(activation_, up);
   return down_proj_(inner);
 }
 

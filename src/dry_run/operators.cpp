@@ -2,6 +2,7 @@
 // of the thread. Composite operators run as usual: what they call comes back here. An operator with a kernel of its own
 // is not run if an operand has no values: its results get their sizes from the meta kernel or from the sharding rule.
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 #include <torch/library.h>
 
 #include <unordered_map>
@@ -141,7 +142,42 @@ c10::IValue result_of_return(const OpCall& call, std::size_t r, c10::ArrayRef<c1
   return list;
 }
 
+bool is_mask(const at::Tensor& t) { return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; }
+
+// The indices that masks of known values select, in place of the masks: then the sizes of the result are known.
+void replace_known_masks(const OpInfo& info, Stack& stack) {
+  if (!is_named(info.op, {"aten::index"})) return;
+  const c10::impl::ExcludeDispatchKeyGuard as_usual(kSimulatedKey);
+  c10::List<std::optional<at::Tensor>> indices;
+  for (const c10::IValue& value : stack.back().toListRef()) {
+    const auto index = value.toOptional<at::Tensor>();
+    if (!index || !index->defined() || is_simulated(*index) || !is_mask(*index)) {
+      indices.push_back(index);
+      continue;
+    }
+    for (const at::Tensor& selected : index->nonzero().unbind(1)) indices.push_back(selected);
+  }
+  stack.back() = std::move(indices);
+}
+
+// masked_select() by a mask of known values.
+bool select_by_known_mask(const OpInfo& info, Stack& stack) {
+  if (!is_named(info.op, {"aten::masked_select"}) || info.has_out || is_simulated(stack.back().toTensor()))
+    return false;
+  const at::Tensor self = torch::jit::peek(stack, 0, 2).toTensor(), mask = torch::jit::peek(stack, 1, 2).toTensor();
+  std::int64_t count = 0;
+  {
+    const c10::impl::ExcludeDispatchKeyGuard as_usual(kSimulatedKey);
+    count = mask.expand(at::infer_size(self.sizes(), mask.sizes())).sum().item<std::int64_t>();
+  }
+  torch::jit::drop(stack, 2);
+  stack.emplace_back(simulated_empty_strided({count}, {1}, self.scalar_type()));
+  return true;
+}
+
 void compute(const OpInfo& info, Stack& stack) {
+  if (select_by_known_mask(info, stack)) return;
+  replace_known_masks(info, stack);
   const c10::ArrayRef<c10::IValue> args = torch::jit::last(stack, info.args.size());
   std::vector<c10::IValue> results;
   {

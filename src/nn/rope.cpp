@@ -122,15 +122,18 @@ Rope::Angles Rope::angles(std::int64_t first, std::int64_t count, at::TensorOpti
   return {kept_.cos.narrow(0, first, count), kept_.sin.narrow(0, first, count)};
 }
 
-at::Tensor Rope::rotate(const at::Tensor& x, const Angles& angles) const {
+// Computed by token, which is the memory order of projections: attention returns its result in that of the queries, and
+// the output projection takes it without a copy.
+at::Tensor Rope::rotate(const at::Tensor& by_head, const Angles& angles) const {
   const std::int64_t size = options_.size, half = size / 2;
+  const at::Tensor x = by_head.transpose(1, 2), cos = angles.cos.unsqueeze(1), sin = angles.sin.unsqueeze(1);
   const at::Tensor turned = x.size(3) == size ? x : x.narrow(3, 0, size);
   const at::Tensor first = options_.interleaved ? turned.slice(3, 0, size, 2) : turned.narrow(3, 0, half);
   const at::Tensor second = options_.interleaved ? turned.slice(3, 1, size, 2) : turned.narrow(3, half, half);
   // Interleaved pairs are written as halves, in queries and keys alike, so their products are the same.
-  std::vector<at::Tensor> parts{first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin};
+  std::vector<at::Tensor> parts{first * cos - second * sin, second * cos + first * sin};
   if (x.size(3) > size) parts.push_back(x.narrow(3, size, x.size(3) - size));
-  return at::cat(parts, 3);
+  return at::cat(parts, 3).transpose(1, 2);
 }
 
 }  // namespace dtensor::nn

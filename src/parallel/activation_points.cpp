@@ -8,6 +8,7 @@
 #include "dtensor/parallelize.h"
 #include "dtensor/tensor.h"
 #include "internal/gradient_hooks.h"
+#include "internal/saved_activation.h"
 #include "internal/scoped_value.h"
 #include "parallel/parallel_model.h"
 
@@ -48,7 +49,7 @@ at::Tensor constrain(const at::Tensor& x, const Placements& placements) {
   const DTensor input(x);
   Placements wanted = placements;
   for (Placement& p : wanted) p = normalized(p, x);
-  if (wanted != input.placements()) return input.redistribute(wanted);
+  if (wanted != input.placements()) return gather_activation(input, wanted);
   if (!x.requires_grad() || !at::GradMode::is_enabled()) return x;
   const at::Tensor result = at::alias(x);
   result.register_hook([gradient = gradient_placements(DTensor(result))](const at::Tensor& grad) -> at::Tensor {
@@ -75,13 +76,15 @@ at::Tensor apply_rules(const std::vector<ActivationRule>& rules, const at::Tenso
   const DTensor input = on_mesh(x, largest_mesh(rules));
   const DeviceMesh mesh = input.mesh();
   Placements wanted = input.placements();
-  bool pins_gradient = false;
+  bool pins_gradient = false, is_output = false;
   for (const ActivationRule& rule : rules) {
     const std::int64_t axis = mesh == rule.mesh ? rule.axis : mesh.dim(rule.axis_name);
     wanted[static_cast<std::size_t>(axis)] = normalized(rule.placement, input);
     pins_gradient |= rule.pins_gradient;
+    is_output |= rule.is_output;
   }
-  return pins_gradient ? constrain(input, wanted) : input.redistribute(wanted);
+  if (is_output && wanted != input.placements()) return input.redistribute(wanted);
+  return pins_gradient ? constrain(input, wanted) : gather_activation(input, wanted);
 }
 
 namespace {

@@ -15,6 +15,7 @@ struct ActivationRule {
   std::string axis_name;  // applies to activations on another mesh with this axis
   Placement placement;
   bool pins_gradient = false;  // redistributes the gradient too, even if the activation has the placement already
+  bool is_output = false;      // of a module: the gathered tensor is saved, since its readers are unknown
 };
 
 // Whether both rules are for the same axis, so that the later one replaces the earlier.

@@ -196,7 +196,8 @@ std::shared_ptr<const ParallelModel::State> apply_decisions(const Names& names, 
   const std::string axis_name = mesh.names().empty() ? "" : mesh.names()[static_cast<std::size_t>(axis)];
   for (const auto& [name, by] : points) {
     state->activations.push_back({name, by.placement, by.entry});
-    state->rules[name] = {ActivationRule{mesh, axis, axis_name, by.placement, by.pins_gradient}};
+    state->rules[name] = {
+        ActivationRule{mesh, axis, axis_name, by.placement, by.pins_gradient, last_name(name) == "out"}};
   }
   return state;
 }

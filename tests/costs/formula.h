@@ -175,7 +175,8 @@ class Formula {
   }
 
   // Each block has two sums per direction (one with experts in place of the MLP). The embedding and the gradient of the
-  // head's input add one each. With sequence parallelism each sum is a reduce-scatter and an all-gather. Recomputation
+  // head's input add one each. With sequence parallelism each sum is a reduce-scatter and an all-gather, and backward
+  // gathers the inputs of column-parallel layers again, since their shards are saved (as in Megatron). Recomputation
   // repeats those of the blocks, and the sum of the first block's input unless the sequence is split.
   void count_tensor_parallel(Counts& all) const {
     if (t == 1) return;
@@ -184,7 +185,8 @@ class Formula {
     const Int sums = pieces * (2 * (blocks + 1) + (o.checkpoint_activations ? again : 0));
     if (o.sequence_parallel) {
       add(all, "reduce_scatter tp", sums, sums * bytes * (t - 1) / t);
-      add(all, "all_gather tp", sums, sums * bytes * (t - 1) / t);
+      const Int gathers = sums + pieces * (blocks + 1);
+      add(all, "all_gather tp", gathers, gathers * bytes * (t - 1) / t);
       add(all, "all_reduce tp", 1, reduced((2 * config.layers + 1) * 2 * h * 4, t));  // gradients of norms
     } else {
       add(all, "all_reduce tp", sums, sums * reduced(bytes, t));

@@ -86,5 +86,38 @@ class DryRun(unittest.TestCase):
             dtensor.simulate(4, None)
 
 
+class Loops(unittest.TestCase):
+    """Calls of training loops, for which PyTorch's meta kernels are decompositions in Python."""
+
+    def test_norms_and_clipping(self):
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+            x = dtensor.randn(32, 64, device_mesh=mesh, placements=[Shard(0)])
+            self.assertEqual(nn.functional.layer_norm(x, (64,)).placements, (Shard(0),))
+            model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64))
+            fully_shard(model, mesh=mesh)
+            model(x).sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            self.assertEqual(model[1].weight.grad.placements, model[1].weight.placements)
+
+        dtensor.simulate(4, on_rank, rank=1, number=1.0)
+
+    def test_masks_of_known_values(self):
+        def on_rank():
+            x = torch.randn(8, 1024)
+            with self.assertRaisesRegex(RuntimeError, "aten::index.Tensor.*depends on values"):
+                x[x[:, 0] > 0]
+            mask = torch.arange(8) % 2 == 0  # the refused call leaves nothing behind
+            self.assertEqual(x[mask].shape, (4, 1024))
+            self.assertEqual(x[:, torch.arange(1024) < 100].shape, (8, 100))
+            self.assertEqual(x[torch.tensor([1, 5])].shape, (2, 1024))
+            self.assertEqual(x.masked_select(mask[:, None]).shape, (4 * 1024,))
+            labels = torch.full((8,), 3)
+            labels[:3] = -100
+            self.assertEqual(x[labels != -100].shape, (5, 1024))
+
+        dtensor.simulate(2, on_rank)
+
+
 if __name__ == "__main__":
     unittest.main()

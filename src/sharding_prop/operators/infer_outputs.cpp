@@ -107,9 +107,10 @@ bool has_empty_operand(const OpCall& call) {
 }
 
 void run_on_meta(OpCall& call) {
-  // Temporaries of kernels are regular tensors, and dispatch modes do not see them.
+  // Temporaries of kernels are regular tensors; neither dispatch modes nor a dry run (Fake) see them.
   const c10::impl::ExcludeDispatchKeyGuard no_modes(
-      c10::DispatchKeySet({kMeshScopeKey, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
+      c10::DispatchKeySet(
+          {kMeshScopeKey, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::Fake}) |
       c10::autocast_dispatch_keyset);
   MetaArguments meta(call);
   const NativeMetaKernels as_in_cpp;
@@ -143,8 +144,9 @@ bool run_meta_kernel(OpCall& call) {
     if (!is_inconclusive(call, error)) throw;
     const auto* own = dynamic_cast<const c10::Error*>(&error);
     // Some kernels check a call before they reach such an operator, so operators with an outputs function are tried
-    // again.
-    if (own != nullptr && failed_without_kernel(*own)) rule.lacks_meta = !rule.data().outputs;
+    // again, and so are those that reach it for some operands only (masks among indices).
+    const bool always = !rule.data().outputs && !call.info->dynamic_shape;
+    if (own != nullptr && failed_without_kernel(*own)) rule.lacks_meta = always;
   }
   return false;
 }

@@ -139,6 +139,16 @@ struct ParameterReference {
   std::uint64_t own = 0;         // of this tensor, at the same time
 };
 
+class Regathered;
+
+// For an activation that is the all-gather of another (internal/saved_activation.h).
+struct GatheredActivation {
+  at::Tensor source = {};
+  std::uint64_t generation = 0;  // of the source, when it was gathered
+  std::uint64_t own = 0;         // of this tensor, at the same time
+  std::shared_ptr<Regathered> regathered = {};
+};
+
 struct TensorExtras {
   std::shared_ptr<TensorHooks> hooks = {};  // hooks of a schedule (dtensor/hooks.h)
   ParameterReference source = {};
@@ -147,6 +157,7 @@ struct TensorExtras {
   c10::intrusive_ptr<DTensorImpl> stored = {};
   std::optional<MaterializedView> moved = {};
   DerivedCopy<c10::intrusive_ptr<DTensorImpl>> reduced = {};
+  GatheredActivation gathered = {};
   std::uint32_t data_changes = 0;  // by set_data: views that moved before keep the former data
 };
 

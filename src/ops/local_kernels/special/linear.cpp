@@ -10,6 +10,7 @@
 #include "internal/autograd_node.h"
 #include "internal/dispatch_modes.h"
 #include "internal/kernels/aligned_rows.h"
+#include "internal/saved_activation.h"
 #include "ops/local_kernels/special/special_kernel.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -45,15 +46,16 @@ Gradients differentiable(const at::Tensor& x, const at::Tensor& grad, const at::
 }
 
 // Saves only the operands that the required gradients need. ATen's LinearBackward0 saves both, so a frozen weight would
-// keep activations alive.
+// keep activations alive. Of a gathered input it saves the shards.
 struct LinearBackward final : Node {
-  SavedVariable x, weight;
+  SavedActivation x;
+  SavedVariable weight;
 
   std::string name() const override { return "LinearBackward0"; }
 
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    x.reset_data();
+    x.reset();
     weight.reset_data();
   }
 
@@ -80,7 +82,7 @@ auto node_of(const at::Tensor& x, const at::Tensor& weight, const std::optional<
   node = make_node<LinearBackward>();
   node->set_next_edges(collect_next_edges(x, weight, bias));
   if (node->should_compute_output(0)) node->weight = SavedVariable(weight, false);
-  if (node->should_compute_output(1)) node->x = SavedVariable(x, false);
+  if (node->should_compute_output(1)) node->x = SavedActivation(x);
   return node;
 }
 

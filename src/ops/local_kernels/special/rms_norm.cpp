@@ -1,6 +1,7 @@
-// RMS norm of half-precision DTensors on a GPU as one operator in forward and one in backward. Autograd would decompose
-// it into elementwise operators on float copies.
+// RMS norm of DTensors as one autograd node, which saves its input and no float copies of it. Half-precision DTensors
+// on a GPU take one kernel each way, others the elementwise operators of ATen's composite kernel.
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 #include <ATen/ops/_fused_rms_norm_backward_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -28,7 +29,8 @@ variable_list differentiable(const at::Tensor& x, const at::Tensor& grad, const 
   std::vector<std::int64_t> inner, outer;
   const auto first = x.dim() - static_cast<std::int64_t>(shape.size());
   for (std::int64_t d = 0; d < x.dim(); ++d) (d < first ? outer : inner).push_back(d);
-  const auto wide = x.to(at::kFloat), g = grad.to(at::kFloat);
+  const auto type = at::toOpMathType(x.scalar_type());
+  const auto wide = x.to(type), g = grad.to(type);
   const auto rstd = (wide.square().mean(inner, true) + eps).rsqrt(), xhat = wide * rstd;
   variable_list grads(2);
   const auto scaled = weight.defined() ? g * weight : g;
@@ -41,6 +43,7 @@ struct RmsNormBackward final : Node {
   SavedVariable x, weight, rstd;
   std::vector<std::int64_t> shape;
   double eps = 0;
+  bool has_kernel = false;
 
   std::string name() const override { return "FusedRmsNormBackward0"; }
 
@@ -54,7 +57,7 @@ struct RmsNormBackward final : Node {
     if (!grads[0].defined()) return variable_list(2);
     const std::array<bool, 2> mask{task_should_compute_output(0), task_should_compute_output(1)};
     const at::Tensor input = x.unpack(), scale = weight.unpack();
-    if (at::GradMode::is_enabled() || is_dispatch_mode_active()) {
+    if (!has_kernel || at::GradMode::is_enabled() || is_dispatch_mode_active()) {
       return differentiable(input, grads[0], scale, eps, shape, mask);
     }
     auto [to_x, to_weight] = at::_ops::_fused_rms_norm_backward::redispatch(c10::DispatchKeySet(kDTensorKey), grads[0],
@@ -63,11 +66,10 @@ struct RmsNormBackward final : Node {
   }
 };
 
-// Whether the kernels run the call. ATen's composite kernel raises errors for invalid calls.
+// Whether the node represents the call. ATen's composite kernel raises errors for invalid calls.
 bool takes(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& weight) {
-  if (!dtensor_or_null(x) || !is_half(x) || is_dispatch_mode_active() || torch::autograd::isFwGradDefined(x))
+  if (!dtensor_or_null(x) || !x.is_floating_point() || is_dispatch_mode_active() || torch::autograd::isFwGradDefined(x))
     return false;
-  if (!takes_gpu_kernel(GpuKernel::layer_norm, x.device().type()) || row_norm::kernels_of(x) == nullptr) return false;
   const auto sizes = x.sizes();
   if (shape.empty() || sizes.size() < shape.size() || !sizes.slice(sizes.size() - shape.size()).equals(shape))
     return false;
@@ -76,29 +78,42 @@ bool takes(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& weight)
   return fits && dtensor_or_null(weight) && weight.sizes().equals(shape) && !torch::autograd::isFwGradDefined(weight);
 }
 
+bool takes_kernel(const at::Tensor& x) {
+  return is_half(x) && takes_gpu_kernel(GpuKernel::layer_norm, x.device().type()) && row_norm::kernels_of(x) != nullptr;
+}
+
+at::Tensor composed(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& weight, std::optional<double> eps) {
+  static const auto composite = c10::Dispatcher::singleton().findSchemaOrThrow("aten::rms_norm", "");
+  torch::jit::Stack stack{x, shape.vec(), weight.defined() ? c10::IValue(weight) : c10::IValue(), eps};
+  composite.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  return stack[0].toTensor();
+}
+
+double default_eps(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                        : std::numeric_limits<float>::epsilon();
+}
+
 }  // namespace
 
 at::Tensor rms_norm_special(const at::Tensor& x, at::IntArrayRef shape, const std::optional<at::Tensor>& given,
                             std::optional<double> given_eps) {
   const at::Tensor weight = given.value_or(at::Tensor());
-  static const auto composite = c10::Dispatcher::singleton().findSchemaOrThrow("aten::rms_norm", "");
   static const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_rms_norm", ""));
-  if (!takes(x, shape, weight)) {
-    torch::jit::Stack stack{x, shape.vec(), weight.defined() ? c10::IValue(weight) : c10::IValue(), given_eps};
-    composite.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
-    return stack[0].toTensor();
-  }
-  const double eps = given_eps.value_or(std::numeric_limits<float>::epsilon());
-  torch::jit::Stack stack{x.detach(), shape.vec(), weight.defined() ? c10::IValue(weight.detach()) : c10::IValue(),
-                          eps};
-  run_operator(entry, stack);
-  at::Tensor y = stack[0].toTensor();
-  if (!torch::autograd::compute_requires_grad(x, weight)) return y;
+  if (!takes(x, shape, weight)) return composed(x, shape, weight, given_eps);
+  const bool has_kernel = takes_kernel(x), saves = torch::autograd::compute_requires_grad(x, weight);
+  if (!has_kernel && !saves) return composed(x, shape, weight, given_eps);
+  const double eps = given_eps.value_or(default_eps(x));
+  const at::Tensor input = x.detach(), scale = weight.defined() ? weight.detach() : weight;
+  torch::jit::Stack stack{input, shape.vec(), scale.defined() ? c10::IValue(scale) : c10::IValue(), eps};
+  if (has_kernel) run_operator(entry, stack);
+  at::Tensor y = has_kernel ? stack[0].toTensor() : composed(input, shape, scale, eps);
+  if (!saves) return y;
   const auto node = make_node<RmsNormBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(x, weight));
   node->x = SavedVariable(x, false), node->weight = SavedVariable(weight, false);
-  node->rstd = SavedVariable(stack[1].toTensor(), false);
-  node->shape = shape.vec(), node->eps = eps;
+  if (has_kernel) node->rstd = SavedVariable(stack[1].toTensor(), false);
+  node->shape = shape.vec(), node->eps = eps, node->has_kernel = has_kernel;
   torch::autograd::set_history(y, node);
   return y;
 }
