@@ -83,7 +83,8 @@ void add_search(CLI::App& app, Options& o) {
   app.add_option("--most-runs", o.most_runs, "layouts that are dry-run at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app.add_flag("--exact", o.exact, "run all blocks of a stage instead of extrapolating from 2 and 3");
+  app.add_flag("--exact", o.exact,
+               "run all blocks and microbatches of a stage instead of extrapolating from 3 and 4 blocks");
   app.add_option("--out", o.out, "write the chosen layout to this JSON file");
   app.add_option("--trace", o.trace, "write a Chrome trace of the first stage's step in this layout to this JSON file");
   app.add_option("--plot", o.plot, "write the memory by kind over that step to this SVG file");
