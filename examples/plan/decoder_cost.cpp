@@ -7,6 +7,7 @@
 #include <chrono>
 #include <set>
 
+#include "block_cost.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "dtensor/moe.h"
@@ -177,7 +178,7 @@ namespace {
 class DecoderCost {
  public:
   DecoderCost(const Workload& work, const HardwareModel& hardware, bool exact)
-      : work_(work), hardware_(hardware), exact_(exact), size_(size_of(work)) {}
+      : work_(work), hardware_(hardware), exact_(exact), size_(size_of(work)), blocks_(work, hardware) {}
 
   std::string reject(const ParallelLayout& l) const {
     const auto& c = work_.model;
@@ -188,7 +189,8 @@ class DecoderCost {
     for (const auto& reason : {divides("the heads of keys", c.checked().kv_heads, l.tp, "tp"),
                                divides("the sequence", work_.sequence, l.cp * l.tp, "cp x tp"),
                                divides("the batch", work_.batch, l.replicate * l.shard, "replicate x shard"),
-                               c.experts ? divides("the number of experts", router.experts, l.ep, "ep") : ""}) {
+                               c.experts ? divides("the number of experts", router.experts, l.ep, "ep") : "",
+                               c.experts ? divides("the ranks of a stage,", l.ranks() / l.pp, l.ep, "ep") : ""}) {
       if (!reason.empty()) return reason;
     }
     if (rank_rows(work_, l) % l.microbatches != 0) return "the sequences of a rank are not a multiple of microbatches";
@@ -198,21 +200,23 @@ class DecoderCost {
     return "";
   }
 
-  LayoutCost bound(const ParallelLayout& l) const {
-    double rate = 0;
-    for (const auto& [name, curve] : hardware_.rates) {
-      for (const auto& point : curve) rate = name.starts_with("product") ? std::max(rate, point.rate) : rate;
-    }
-    const auto tokens = static_cast<double>(work_.batch * work_.sequence);
-    const double passes = l.recompute == Recomputation::full ? 4.0 / 3 : 1, ranks = static_cast<double>(l.ranks());
-    const double bubble = static_cast<double>(l.pp - 1) / static_cast<double>(l.microbatches);
+  // Without the communication of data parallelism, and without temporaries.
+  LayoutCost bound(const ParallelLayout& l) {
+    const auto block = blocks_.of(l);
+    const auto stage = static_cast<double>((work_.model.layers + l.pp - 1) / l.pp);
+    const auto microbatches = static_cast<double>(l.microbatches);
+    const double in_flight = l.schedule == "gpipe" ? microbatches : static_cast<double>(std::min(l.pp, l.microbatches));
     const double dense =
         (size_.parameters - size_.expert_parameters) / static_cast<double>(l.shard * l.cp * l.tp * l.pp);
-    const double sparse = size_.expert_parameters / ranks;
+    const double share = dense + size_.expert_parameters / static_cast<double>(l.ranks());
+    const double kept = stage * in_flight * block.kept_bytes;
     LayoutCost cost;
-    cost.seconds = size_.causal_flops_per_token * tokens * passes * (1 + bubble) / ranks / rate;
-    cost.peak_bytes = static_cast<std::int64_t>(16 * (dense + sparse));  // float: parameter, gradient, two states
-    cost.largest = fmt::format("parameters, gradients and states alone, {:.1f} GB", 16e-9 * (dense + sparse));
+    cost.seconds = static_cast<double>(l.pp - 1) * stage * block.seconds +
+                   microbatches * (stage * block.seconds + block.head_seconds);
+    // float: parameter and two states, with the gradient at the update, with activations before backward
+    cost.peak_bytes = static_cast<std::int64_t>(std::max(16 * share, 12 * share + kept));
+    cost.largest = kept > 4 * share ? fmt::format("activations alone, {:.1f} GB", 1e-9 * kept)
+                                    : fmt::format("parameters, gradients and states alone, {:.1f} GB", 16e-9 * share);
     return cost;
   }
 
@@ -285,12 +289,13 @@ class DecoderCost {
   HardwareModel hardware_;
   bool exact_;
   ModelSize size_;
+  BlockCosts blocks_;
 };
 
 }  // namespace
 
 PlannedProgram planned_decoder(const Workload& work, const HardwareModel& hardware, bool exact) {
-  const auto cost = std::make_shared<const DecoderCost>(work, hardware, exact);
+  const auto cost = std::make_shared<DecoderCost>(work, hardware, exact);
   return {[cost](const ParallelLayout& l) { return cost->reject(l); },
           [cost](const ParallelLayout& l) { return cost->bound(l); },
           [cost](const ParallelLayout& l) { return cost->cost(l); }};
