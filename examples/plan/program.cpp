@@ -164,7 +164,7 @@ int search(const Options& o) {
   const dtensor::SearchLimits limits{
       .memory_bytes = static_cast<std::int64_t>(o.memory_limit > 0 ? o.memory_limit * 1e9 : hardware.memory_bytes),
       .most_runs = static_cast<std::size_t>(o.most_runs),
-      .tolerance = 0.01,
+      .tolerance = 0.02,
       .progress = progress_lines()};
   const auto all = candidates(o, work.model.experts.has_value());
   const auto plan = search_layouts(all, planned_decoder(work, hardware, o.exact), limits);
