@@ -7,10 +7,12 @@
 #include <chrono>
 #include <set>
 
+#include "block_cost.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "dtensor/moe.h"
 #include "dtensor/optim.h"
+#include "extrapolate.h"
 #include "stage_model.h"
 
 namespace plan {
@@ -172,40 +174,10 @@ double utilization(double flops_per_token, const Workload& work, const ParallelL
 
 namespace {
 
-// One stage: its time and its memory by kind.
-struct StageResult {
-  StepEstimate time;
-  double peak = 0;
-  std::array<double, kMemoryKinds> by_kind = {};
-};
-
-// a + share * (b - a), for each number.
-StageResult between(const StageResult& a, const StageResult& b, double share) {
-  const auto mix = [&](double x, double y) { return x + share * (y - x); };
-  const auto mix_all = [&](std::map<std::string, double> x, const std::map<std::string, double>& y) {
-    for (const auto& [name, value] : y) x[name] = mix(x[name], value);
-    return x;
-  };
-  StageResult r = a;
-  r.peak = mix(a.peak, b.peak);
-  for (std::size_t k = 0; k < kMemoryKinds; ++k) r.by_kind[k] = mix(a.by_kind[k], b.by_kind[k]);
-  r.time.seconds = mix(a.time.seconds, b.time.seconds);
-  r.time.compute = mix(a.time.compute, b.time.compute);
-  r.time.communication = mix(a.time.communication, b.time.communication);
-  r.time.exposed = mix(a.time.exposed, b.time.exposed);
-  r.time.compute_by_kind = mix_all(a.time.compute_by_kind, b.time.compute_by_kind);
-  r.time.exposed_by_axis = mix_all(a.time.exposed_by_axis, b.time.exposed_by_axis);
-  r.time.communication_by_axis = mix_all(a.time.communication_by_axis, b.time.communication_by_axis);
-  for (std::size_t m = 0; m < r.time.marks.size(); ++m) {
-    r.time.marks[m].second = mix(a.time.marks[m].second, b.time.marks[m].second);
-  }
-  return r;
-}
-
 class DecoderCost {
  public:
   DecoderCost(const Workload& work, const HardwareModel& hardware, bool exact)
-      : work_(work), hardware_(hardware), exact_(exact), size_(size_of(work)) {}
+      : work_(work), hardware_(hardware), exact_(exact), size_(size_of(work)), blocks_(work, hardware) {}
 
   std::string reject(const ParallelLayout& l) const {
     const auto& c = work_.model;
@@ -216,7 +188,8 @@ class DecoderCost {
     for (const auto& reason : {divides("the heads of keys", c.checked().kv_heads, l.tp, "tp"),
                                divides("the sequence", work_.sequence, l.cp * l.tp, "cp x tp"),
                                divides("the batch", work_.batch, l.replicate * l.shard, "replicate x shard"),
-                               c.experts ? divides("the number of experts", router.experts, l.ep, "ep") : ""}) {
+                               c.experts ? divides("the number of experts", router.experts, l.ep, "ep") : "",
+                               c.experts ? divides("the ranks of a stage,", l.ranks() / l.pp, l.ep, "ep") : ""}) {
       if (!reason.empty()) return reason;
     }
     if (rank_rows(work_, l) % l.microbatches != 0) return "the sequences of a rank are not a multiple of microbatches";
@@ -226,21 +199,23 @@ class DecoderCost {
     return "";
   }
 
-  LayoutCost bound(const ParallelLayout& l) const {
-    double rate = 0;
-    for (const auto& [name, curve] : hardware_.rates) {
-      for (const auto& point : curve) rate = name.starts_with("product") ? std::max(rate, point.rate) : rate;
-    }
-    const auto tokens = static_cast<double>(work_.batch * work_.sequence);
-    const double passes = l.recompute == Recomputation::full ? 4.0 / 3 : 1, ranks = static_cast<double>(l.ranks());
-    const double bubble = static_cast<double>(l.pp - 1) / static_cast<double>(l.microbatches);
+  // Without the communication of data parallelism, and without temporaries.
+  LayoutCost bound(const ParallelLayout& l) {
+    const auto block = blocks_.of(l);
+    const auto stage = static_cast<double>((work_.model.layers + l.pp - 1) / l.pp);
+    const auto microbatches = static_cast<double>(l.microbatches);
+    const double in_flight = l.schedule == "gpipe" ? microbatches : static_cast<double>(std::min(l.pp, l.microbatches));
     const double dense =
         (size_.parameters - size_.expert_parameters) / static_cast<double>(l.shard * l.cp * l.tp * l.pp);
-    const double sparse = size_.expert_parameters / ranks;
+    const double share = dense + size_.expert_parameters / static_cast<double>(l.ranks());
+    const double kept = stage * in_flight * block.kept_bytes;
     LayoutCost cost;
-    cost.seconds = size_.causal_flops_per_token * tokens * passes * (1 + bubble) / ranks / rate;
-    cost.peak_bytes = static_cast<std::int64_t>(16 * (dense + sparse));  // float: parameter, gradient, two states
-    cost.largest = fmt::format("parameters, gradients and states alone, {:.1f} GB", 16e-9 * (dense + sparse));
+    cost.seconds = static_cast<double>(l.pp - 1) * stage * block.seconds +
+                   microbatches * (stage * block.seconds + block.head_seconds);
+    // float: parameter and two states, with the gradient at the update, with activations before backward
+    cost.peak_bytes = static_cast<std::int64_t>(std::max(16 * share, 12 * share + kept));
+    cost.largest = kept > 4 * share ? fmt::format("activations alone, {:.1f} GB", 1e-9 * kept)
+                                    : fmt::format("parameters, gradients and states alone, {:.1f} GB", 16e-9 * share);
     return cost;
   }
 
@@ -252,18 +227,20 @@ class DecoderCost {
     const auto schedule = pipeline::make_schedule(l.schedule, static_cast<int>(l.pp), static_cast<int>(l.microbatches));
     const auto step = estimate_pipeline(schedule, stages, message_seconds(l));
     const auto& most =
-        *std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.peak < b.peak; });
+        *std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.peak() < b.peak(); });
     LayoutCost result;
     result.seconds = step.seconds;
-    result.peak_bytes = static_cast<std::int64_t>(most.peak);
-    const auto largest = std::max_element(most.by_kind.begin(), most.by_kind.end()) - most.by_kind.begin();
-    result.largest = fmt::format("{} {:.1f} GB", to_string(static_cast<MemoryKind>(largest)),
-                                 1e-9 * most.by_kind[static_cast<std::size_t>(largest)]);
+    result.peak_bytes = static_cast<std::int64_t>(most.peak());
+    const auto largest = std::max_element(most.memory.begin(), most.memory.end());
+    result.largest = fmt::format("{} {:.1f} GB", to_string(static_cast<MemoryKind>(largest - most.memory.begin())),
+                                 1e-9 * static_cast<double>(*largest));
     result.explanation = explain(l, kinds[kinds.size() / 2].time, step);
     return result;
   }
 
  private:
+  static constexpr std::int64_t kFew = 3;  // blocks of the smaller run: a first, a last and one between
+
   static std::vector<int> representatives(const ParallelLayout& l) {
     std::set<int> stages{0, static_cast<int>(l.pp) / 2, static_cast<int>(l.pp) - 1};
     return {stages.begin(), stages.end()};
@@ -280,21 +257,23 @@ class DecoderCost {
     return hardware_.seconds("send", {0, l.ranks() / l.pp}, bytes);
   }
 
-  StageResult run(const ParallelLayout& l, int stage, std::int64_t blocks) const {
-    // The first stage has the most microbatches in flight; time is extrapolated from a few.
-    const auto enough = stage == 0 && l.pp > 1 ? l.pp + 1 : 3;
-    const auto microbatches = static_cast<int>(std::min(l.microbatches, enough));
-    const auto report = run_stage(work_, l, stage, blocks, microbatches, hardware_.asynchronous);
-    StageResult result{estimate_step(report.trace, hardware_), static_cast<double>(report.peak.bytes), {}};
-    for (std::size_t k = 0; k < kMemoryKinds; ++k) result.by_kind[k] = static_cast<double>(report.peak_by_kind[k]);
-    return result;
+  // Microbatches that a stage runs. Time is extrapolated from a few, memory is highest with as many in flight as the
+  // schedule has: all in gpipe, in 1f1b as many as there are stages from this one on, and the first has the most.
+  std::int64_t microbatches_of(const ParallelLayout& l, int stage) const {
+    if (exact_ || l.schedule == "gpipe") return l.microbatches;
+    return std::min<std::int64_t>(l.microbatches, stage == 0 && l.pp > 1 ? l.pp + 1 : 3);
+  }
+
+  StageResult run(const ParallelLayout& l, int stage, std::int64_t blocks, bool trace_memory) const {
+    auto report = run_stage(work_, l, stage, blocks, static_cast<int>(microbatches_of(l, stage)),
+                            hardware_.asynchronous, trace_memory);
+    return {estimate_step(report.trace, hardware_), report.peak_by_kind, std::move(report.trace)};
   }
 
   StageResult measure(const ParallelLayout& l, int stage) const {
-    constexpr std::int64_t kFew = 2;
     const auto blocks = (work_.model.layers + l.pp - 1) / l.pp;
-    if (exact_ || blocks <= kFew + 1) return run(l, stage, blocks);
-    return between(run(l, stage, kFew), run(l, stage, kFew + 1), static_cast<double>(blocks - kFew));
+    if (exact_ || blocks <= kFew + 1) return run(l, stage, blocks, /*trace_memory=*/false);
+    return extrapolate(run(l, stage, kFew, true), run(l, stage, kFew + 1, true), static_cast<double>(blocks - kFew));
   }
 
   std::string explain(const ParallelLayout& l, const StepEstimate& stage, const PipelineEstimate& step) const {
@@ -309,12 +288,13 @@ class DecoderCost {
   HardwareModel hardware_;
   bool exact_;
   ModelSize size_;
+  BlockCosts blocks_;
 };
 
 }  // namespace
 
 PlannedProgram planned_decoder(const Workload& work, const HardwareModel& hardware, bool exact) {
-  const auto cost = std::make_shared<const DecoderCost>(work, hardware, exact);
+  const auto cost = std::make_shared<DecoderCost>(work, hardware, exact);
   return {[cost](const ParallelLayout& l) { return cost->reject(l); },
           [cost](const ParallelLayout& l) { return cost->bound(l); },
           [cost](const ParallelLayout& l) { return cost->cost(l); }};

@@ -23,8 +23,8 @@ dtensor::DryRunReport run_stage(const Workload& work, const dtensor::ParallelLay
 // Trains on thread ranks of this process, without pipelines. Seconds of each of `steps` steps after the first one.
 std::vector<double> measure_steps(const Workload& work, const dtensor::ParallelLayout& layout, int steps);
 
-// What a search needs about a decoder on this hardware. Stages with many blocks are extrapolated from runs of 2 and 3
-// blocks; with `exact` they run in full.
+// What a search needs about a decoder on this hardware. Stages with many blocks are extrapolated from runs of 3 and 4
+// blocks; with `exact` all blocks and all microbatches run.
 dtensor::PlannedProgram planned_decoder(const Workload& work, const dtensor::HardwareModel& hardware,
                                         bool exact = false);
 

@@ -1,11 +1,14 @@
 #include "program.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -87,7 +90,8 @@ void add_layout_flags(CLI::App& app, Options& o) {
   app.add_option("--most-runs", o.most_runs, "layouts that are dry-run at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app.add_flag("--exact", o.exact, "run all blocks of a stage instead of extrapolating from 2 and 3");
+  app.add_flag("--exact", o.exact,
+               "run all blocks and microbatches of a stage instead of extrapolating from 3 and 4 blocks");
 }
 
 void add_file_flags(CLI::App& app, Options& o) {
@@ -152,14 +156,28 @@ std::string json_of(const Options& o, const dtensor::PlannedLayout& best) {
   return json.dump(1) + "\n";
 }
 
+// A line on stderr every two seconds.
+std::function<void(const dtensor::SearchProgress&)> progress_lines() {
+  using Clock = std::chrono::steady_clock;
+  return [last = Clock::now()](const dtensor::SearchProgress& p) mutable {
+    if (Clock::now() - last < std::chrono::seconds(2)) return;
+    last = Clock::now();
+    const auto fastest = p.fastest > 0 ? fmt::format(", the fastest so far takes {:.4g} s", p.fastest) : "";
+    fmt::print(stderr, "{} dry runs, {} of {} layouts decided{}\n", p.runs, p.decided, p.layouts, fastest);
+  };
+}
+
 int search(const Options& o) {
+  at::set_num_threads(1);  // dry runs compute nothing
   if (o.preset.empty() == o.model.empty()) throw UsageError("expected --preset or --model");
   const auto hardware = read_hardware(o.hardware);
   const auto family = llm::read_family(o.preset.empty() ? o.model : data_folder("presets") + "/" + o.preset);
   const Workload work{family.config, o.batch, o.sequence};
   const dtensor::SearchLimits limits{
       .memory_bytes = static_cast<std::int64_t>(o.memory_limit > 0 ? o.memory_limit * 1e9 : hardware.memory_bytes),
-      .most_runs = static_cast<std::size_t>(o.most_runs)};
+      .most_runs = static_cast<std::size_t>(o.most_runs),
+      .tolerance = 0.02,
+      .progress = progress_lines()};
   const auto all = candidates(o, work.model.experts.has_value());
   const auto plan = search_layouts(all, planned_decoder(work, hardware, o.exact), limits);
   const auto size = size_of(work);

@@ -51,8 +51,9 @@ struct DTENSOR_API HardwareModel {
   // time to read and write its operands.
   double seconds(const StepTrace::Event& op, const std::string& name = {}) const;
   // Seconds of a collective of these world ranks, by the sum of latencies and the largest quotient of bytes and
-  // bandwidth over the levels. `bytes`: received by a rank. The links of all members below a level share what the
-  // level moves, except for all_to_all.
+  // bandwidth over the levels. `bytes`: received by a rank. A level moves what comes from members beyond the level
+  // below, whose members share it, except for all_to_all; they forward it to each other. So a collective takes at least
+  // as long as in one unit of the first level.
   double seconds(const std::string& collective, const std::vector<std::int64_t>& ranks, std::int64_t bytes) const;
 };
 
@@ -136,12 +137,21 @@ struct PlannedProgram {
   // Cheap lower bounds of seconds and memory. Layouts are tried in the order of the bounds.
   std::function<LayoutCost(const ParallelLayout&)> bound;
   // The cost by dry runs. A layout whose run throws counts as rejected, for the first line of the error. Memory must
-  // not grow with recomputation or with microbatches: where a layout does not fit, those with less of both are not run.
+  // not grow with recomputation, nor with microbatches if there are at least two: where a layout does not fit, those
+  // with less of both are not run.
   std::function<LayoutCost(const ParallelLayout&)> cost;
+};
+// How far a search is.
+struct SearchProgress {
+  std::size_t runs = 0;                  // layouts whose cost is computed
+  std::size_t decided = 0, layouts = 0;  // of those that the program accepts
+  double fastest = 0;                    // seconds of the fastest layout that fits; 0: none yet
 };
 struct SearchLimits {
   std::int64_t memory_bytes = 0;  // of a rank
   std::size_t most_runs = 1000;   // layouts whose cost is computed
+  double tolerance = 0;           // share of its time by which the layout that is found may be slower than the fastest
+  std::function<void(const SearchProgress&)> progress = {};  // called before each run
 };
 // A layout of a search with its cost.
 struct PlannedLayout {
@@ -154,8 +164,8 @@ struct DTENSOR_API LayoutPlan {
   std::vector<PlannedLayout> fitting;            // fastest first
   std::vector<PlannedLayout> too_large;          // least memory first
   std::map<std::string, std::int64_t> rejected;  // number of layouts by reason
-  std::int64_t slower = 0;                       // layouts whose bound is above the time of the fastest
-  std::int64_t not_tried = 0;                    // layouts beyond SearchLimits::most_runs
+  std::int64_t slower = 0;     // layouts whose bound, with the tolerance, is above the time of the fastest
+  std::int64_t not_tried = 0;  // layouts beyond SearchLimits::most_runs
   // One screen: the fastest layouts and where their time goes, the nearest that do not fit and why.
   std::string table(const SearchLimits& limits) const;
 };

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -205,13 +206,15 @@ double HardwareModel::seconds(const std::string& collective, const std::vector<s
   const auto all = static_cast<double>(ranks.size());
   const double rounds = collective == "all_reduce" ? 2 : 1;
   double latency_sum = 0, transfer = 0, below = 1;
+  double latency = 0, bandwidth = std::numeric_limits<double>::infinity();  // of a path, which passes the levels below
   for (std::size_t l = 0; l < levels.size(); ++l) {
+    latency = std::max(latency, levels[l].latency), bandwidth = std::min(bandwidth, levels[l].bandwidth);
     const double within = l + 1 == levels.size() ? all : members_within(ranks, levels[l].ranks);
     if (within <= below) continue;
-    latency_sum += rounds * levels[l].latency * std::ceil(std::log2(within / below));
+    latency_sum += rounds * latency * std::ceil(std::log2(within / below));
     const double sharing = collective == "all_to_all" ? 1 : below;
-    const double moved = static_cast<double>(bytes) * (within - below) / (all - 1) / sharing;
-    transfer = std::max(transfer, moved / levels[l].bandwidth);
+    const double moved = static_cast<double>(bytes) * (all - below) / (all - 1) / sharing;
+    transfer = std::max(transfer, moved / bandwidth);
     below = within;
   }
   return latency_sum + transfer;

@@ -1,5 +1,6 @@
 // Enumerates layouts, and computes the costs of those that may be the fastest.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <optional>
@@ -108,9 +109,11 @@ std::vector<PlannedLayout> bounded(const std::vector<ParallelLayout>& layouts, c
 
 constexpr const char* kDominated = "a variant with less memory does not fit";
 
-// Recomputation of more and more microbatches do not need more memory.
+// Recomputation of more and more microbatches do not need more memory. The second microbatch does: gradients
+// accumulate.
 bool needs_at_most(const ParallelLayout& a, const ParallelLayout& b) {
-  return a.recompute >= b.recompute && a.microbatches >= b.microbatches;
+  const bool more = a.microbatches >= b.microbatches && b.microbatches > 1;
+  return a.recompute >= b.recompute && (more || a.microbatches == b.microbatches);
 }
 
 class Search {
@@ -124,8 +127,9 @@ class Search {
   void run() {
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       PlannedLayout entry = entries_[i];
+      decided_ = i;
       if (fits(entry.cost)) {
-        if (entry.cost.seconds >= fastest_) {
+        if (entry.cost.seconds >= fastest_ * (1 - limits_.tolerance)) {
           ++plan_.slower;
           continue;
         }
@@ -173,6 +177,9 @@ class Search {
   // None if the layout does not run, or if too many have run.
   const std::optional<LayoutCost>& computed(std::size_t i) {
     if (costs_[i] || failed_.contains(i) || runs_ == limits_.most_runs) return costs_[i];
+    if (limits_.progress) {
+      limits_.progress({runs_, decided_, entries_.size(), std::isfinite(fastest_) ? fastest_ : 0});
+    }
     ++runs_;
     try {
       costs_[i] = program_.cost(entries_[i].layout);
@@ -192,7 +199,7 @@ class Search {
   std::vector<std::optional<LayoutCost>> costs_;              // computed ones
   std::map<std::size_t, std::string> failed_;                 // why an entry does not run
   double fastest_ = std::numeric_limits<double>::infinity();
-  std::size_t runs_ = 0;
+  std::size_t runs_ = 0, decided_ = 0;
 };
 
 }  // namespace

@@ -1,10 +1,12 @@
 // Tables of hardware: what is misspelt, unsorted or no number is one error, and nothing of it is read as a default.
 #include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 
 #include <string>
 #include <utility>
 
 #include "dtensor/estimate.h"
+#include "support/draws.h"
 
 namespace dtensor {
 namespace {
@@ -62,6 +64,32 @@ TEST(HardwareTable, EachInvalidFieldIsAnError) {
            Change{"{\"name\": \"card\"", "[", "not a hardware table"},
        }) {
     EXPECT_NE(error_of(changed(from, to)).find(error), std::string::npos) << to << ": " << error_of(changed(from, to));
+  }
+}
+
+// For any table, also where the links between nodes are faster than those inside.
+RC_GTEST_PROP(HardwareLevels, CollectivesOverNodesAreNotCheaperThanInsideOne, ()) {
+  using test::one_of;
+  const std::int64_t node = one_of<std::int64_t>({2, 4, 8}), rack = node * one_of<std::int64_t>({2, 4});
+  HardwareModel h;
+  for (const auto& [name, ranks] : {std::pair("node", node), {"rack", rack}, {"cluster", std::int64_t{1} << 20}}) {
+    h.levels.push_back({name, ranks, one_of({0.0, 1e-6, 1e-5}), one_of({1e9, 1e10, 1e11, 1e12})});
+  }
+  const auto size = static_cast<std::size_t>(*rc::gen::inRange<std::int64_t>(2, node + 1));
+  std::vector<std::int64_t> inside;
+  for (std::size_t r = 0; r < size; ++r) inside.push_back(static_cast<std::int64_t>(r));
+  // As many ranks, in equal parts of some nodes.
+  const auto parts =
+      *rc::gen::suchThat(rc::gen::inRange<std::size_t>(2, size + 1), [&](auto n) { return size % n == 0; });
+  const auto stride = one_of({node, rack});
+  std::vector<std::int64_t> over;
+  for (std::size_t r = 0; r < size; ++r) {
+    over.push_back(static_cast<std::int64_t>(r / (size / parts)) * stride +
+                   static_cast<std::int64_t>(r % (size / parts)));
+  }
+  const auto bytes = one_of<std::int64_t>({0, 1000, 1'000'000'000});
+  for (const char* collective : {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"}) {
+    RC_ASSERT(h.seconds(collective, over, bytes) >= h.seconds(collective, inside, bytes) * (1 - 1e-9));
   }
 }
 

@@ -35,13 +35,20 @@ double mixed(const ParallelLayout& l, unsigned seed) {
 RC_GTEST_PROP(Search, FindsTheFastestThatFits, ()) {
   const auto seed = *rc::gen::arbitrary<unsigned>();
   const auto all = enumerate_layouts({.ranks = 32, .max_pp = 4, .microbatches = {1, 2, 4}});
-  const SearchLimits limits{.memory_bytes = *rc::gen::inRange<std::int64_t>(1, 12) * 1'000'000'000};
+  std::size_t runs = 0, lines = 0;
+  SearchLimits limits{.memory_bytes = *rc::gen::inRange<std::int64_t>(1, 12) * 1'000'000'000};
+  limits.tolerance = *rc::gen::element(0.0, 0.02, 0.2);
+  limits.progress = [&](const SearchProgress& p) {
+    ++lines;
+    RC_ASSERT(p.runs == runs && p.decided < p.layouts && p.layouts < all.size());
+  };
+  // Microbatches split the activations, and from the second on gradients accumulate.
   const auto memory = [&](ParallelLayout l) {
     const auto saved = static_cast<double>(l.microbatches + 2 * static_cast<int>(l.recompute));
+    const double accumulated = l.microbatches > 1 ? 4 : 0;
     l.microbatches = 1, l.recompute = Recomputation::none;
-    return static_cast<std::int64_t>(1e9 * (1 + mixed(l, seed + 1) / saved));
+    return static_cast<std::int64_t>(1e9 * (1 + accumulated + mixed(l, seed + 1) / saved));
   };
-  std::size_t runs = 0;
   const PlannedProgram program{
       .reject = [](const auto& l) { return l.tp == 8 ? std::string("tp=8 does not divide 12 heads") : ""; },
       .bound =
@@ -58,15 +65,16 @@ RC_GTEST_PROP(Search, FindsTheFastestThatFits, ()) {
     if (layout.tp != 8 && memory(layout) <= limits.memory_bytes) best = std::min(best, mixed(layout, seed));
   }
   RC_ASSERT(plan.fitting.empty() == (best == 1e9));
-  if (!plan.fitting.empty()) RC_ASSERT(plan.fitting.front().cost.seconds == best);
+  if (!plan.fitting.empty()) RC_ASSERT(plan.fitting.front().cost.seconds * (1 - limits.tolerance) <= best);
+  RC_ASSERT(lines == runs);
   RC_ASSERT(plan.rejected.size() == 1u);
   const auto seen = plan.fitting.size() + plan.too_large.size() + static_cast<std::size_t>(plan.slower);
   RC_ASSERT(seen + static_cast<std::size_t>(plan.rejected.begin()->second) == all.size());
   if (!plan.fitting.empty()) RC_ASSERT(runs < seen);
 }
 
-// A mesh whose variant with the least memory does not fit takes one run.
-TEST(Search, RunsOneVariantOfAMeshThatDoesNotFit) {
+// A mesh whose variants with the least memory do not fit takes two runs: with one microbatch, and with the most.
+TEST(Search, RunsTwoVariantsOfAMeshThatDoesNotFit) {
   std::size_t runs = 0;
   const PlannedProgram program{.reject = [](const auto&) { return ""; },
                                .bound =
@@ -81,7 +89,7 @@ TEST(Search, RunsOneVariantOfAMeshThatDoesNotFit) {
   const auto plan = search_layouts(all, program, {.memory_bytes = 10});
   EXPECT_EQ(plan.too_large.size(), 16u);  // tp=4 and tp=2
   EXPECT_EQ(plan.fitting.size() + static_cast<std::size_t>(plan.slower), 8u);
-  EXPECT_LE(runs, 2u + 2u);
+  EXPECT_LE(runs, 4u + 4u);
 }
 
 TEST(Search, TableNamesWhatDoesNotFit) {

@@ -1,0 +1,69 @@
+#include "block_cost.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "decoder_cost.h"
+
+namespace plan {
+
+using namespace dtensor;
+
+namespace {
+
+// Three stages, so that the middle one has blocks only. As few ranks as ep allows.
+ParallelLayout block_layout(const ParallelLayout& l) {
+  ParallelLayout block{.pp = 3, .cp = l.cp, .tp = l.tp, .ep = l.ep, .recompute = l.recompute, .bf16 = l.bf16};
+  block.shard = std::lcm(l.ep, l.cp * l.tp) / (l.cp * l.tp);
+  return block;
+}
+
+// Rows of at least 65536 tokens on a rank.
+std::int64_t rows_of_block(const Workload& work, const ParallelLayout& l) {
+  return (65536 * l.cp + work.sequence - 1) / work.sequence;
+}
+
+struct Run {
+  double seconds = 0, kept = 0;
+};
+
+Run run(const Workload& work, const ParallelLayout& block, int stage, std::int64_t blocks, const HardwareModel& h) {
+  const auto report = run_stage(work, block, stage, blocks, 1, h.asynchronous, /*trace_memory=*/true);
+  Run result;
+  for (const auto& [name, seconds] : estimate_step(report.trace, h).marks) {
+    if (name != "update") result.seconds += seconds;
+  }
+  constexpr auto kActivations = static_cast<std::size_t>(MemoryKind::activation);
+  int marks = 0;
+  for (std::size_t i = 0; i < report.trace.events.size(); ++i) {
+    marks += report.trace.events[i].kind == StepTrace::Kind::mark ? 1 : 0;
+    if (marks == 2) return result.kept = static_cast<double>(report.trace.memory[i][kActivations]), result;
+  }
+  return result;
+}
+
+}  // namespace
+
+BlockCost BlockCosts::measure(const ParallelLayout& block) const {
+  Workload work = work_;
+  work.batch = rows_of_block(work_, block) * block.shard;
+  try {
+    const auto one = run(work, block, 1, 1, hardware_), two = run(work, block, 1, 2, hardware_);
+    const auto last = run(work, block, 2, 1, hardware_);
+    return {two.seconds - one.seconds, std::max(0.0, last.seconds - one.seconds), two.kept - one.kept};
+  } catch (const c10::Error&) {  // the dry run of the layout reports it
+    return {};
+  }
+}
+
+BlockCost BlockCosts::of(const ParallelLayout& l) {
+  const auto block = block_layout(l);
+  const auto [entry, added] = known_.try_emplace(block.str());
+  if (added) entry->second = measure(block);
+  const auto rows = work_.batch / (l.replicate * l.shard * l.microbatches);
+  const double share = static_cast<double>(rows) / static_cast<double>(rows_of_block(work_, l));
+  const auto& [seconds, head, kept] = entry->second;
+  return {share * seconds, share * head, share * kept};
+}
+
+}  // namespace plan
