@@ -7,6 +7,7 @@
 #include "dtensor/moe/experts.h"
 #include "dtensor/nn/float8.h"
 #include "internal/aten_scopes.h"
+#include "internal/bit_identical.h"
 #include "moe/counting.h"
 #include "moe/dispatch/dispatch_details.h"
 #include "moe/dispatch/permute.h"
@@ -174,6 +175,7 @@ at::Tensor shared_rows(const at::Tensor& made, const moe::TokenMapping& mapping,
 }  // namespace
 
 MixtureOfExperts::Output MixtureOfExperts::run(const at::Tensor& input) {
+  refuse_if_bit_identical("MixtureOfExperts");
   const ModuleScope scope(name());
   moe::count(&MoeCounters::passes);
   const auto x = constrain("in", input);

@@ -1,0 +1,120 @@
+// mm, bmm, addmm, baddbmm, linear and linear_backward in a BitIdentical scope.
+#include "internal/simulated.h"
+#include "ops/local_kernels/bit_identical/tiles.h"
+#include "ops/local_kernels/local_args.h"
+
+namespace dtensor {
+namespace {
+
+using bit_identical::Contracted;
+using bit_identical::contracted_of;
+using bit_identical::multiply;
+
+void check_values(const LocalCall& call, const at::Tensor& t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_simulated(t), call.info.name(), " in a BitIdentical scope: no dry runs");
+}
+
+std::vector<std::int64_t> iota(std::int64_t n) {
+  std::vector<std::int64_t> dims(static_cast<std::size_t>(n));
+  std::iota(dims.begin(), dims.end(), std::int64_t{0});
+  return dims;
+}
+
+// a times b, for matrices or stacks of them.
+at::Tensor multiply_stacks(const at::Tensor& a, const at::Tensor& b, const Contracted& k) {
+  if (a.dim() == 2) return multiply(a, b, k);
+  if (a.size(0) == 0) return at::zeros({0, a.size(1), b.size(2)}, a.options());
+  std::vector<at::Tensor> products;
+  for (std::int64_t i = 0; i < a.size(0); ++i) products.push_back(multiply(a[i], b[i], k));
+  return at::stack(products);
+}
+
+// One tensor of a call by its names in the schemas of the operators.
+const char* name_of(const LocalArgs& args, std::initializer_list<const char*> names) {
+  return *std::find_if(names.begin(), names.end(), [&](const char* name) { return args.has(name); });
+}
+
+// beta self + alpha a b, each operation rounded in the dtype of sums.
+at::Tensor biased(const LocalArgs& args, at::Tensor product) {
+  const auto number = [&](const char* name) { return args.value(name).toScalar(); };
+  if (!number("alpha").equal(1)) product = at::mul(product, number("alpha"));
+  if (number("beta").equal(0)) return product;
+  const auto self = args.tensor("self").to(product.scalar_type());
+  return at::add(product, number("beta").equal(1) ? self : at::mul(self, number("beta")));
+}
+
+void product(LocalCall& call) {
+  const LocalArgs args(call);
+  const bool adds = args.has("beta");
+  const char* left = adds ? name_of(args, {"mat1", "batch1"}) : "self";
+  const auto a = args.tensor(left), b = args.tensor(name_of(args, {"mat2", "batch2"}));
+  check_values(call, a);
+  const auto k = contracted_of(call.mesh, args.spec(left), args.global_sizes(left), {a.dim() - 1});
+  const auto result = multiply_stacks(a, b, k);
+  set_results(call, {(adds ? biased(args, result) : result).to(call.outputs[0]->dtype)});
+}
+
+at::Tensor as_rows(const at::Tensor& t) { return t.reshape({-1, t.size(-1)}); }
+
+at::Tensor as_rows_of(const at::Tensor& t, std::int64_t columns) {
+  return t.numel() == 0 ? t.reshape({c10::multiply_integers(t.sizes().slice(0, t.dim() - 1)), columns}) : as_rows(t);
+}
+
+std::vector<std::int64_t> with_last(at::IntArrayRef sizes, std::int64_t last) {
+  auto all = sizes.vec();
+  all.back() = last;
+  return all;
+}
+
+void linear(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto x = args.tensor("input"), weight = args.tensor("weight"), bias = args.tensor("bias");
+  check_values(call, x);
+  const auto k = contracted_of(call.mesh, args.spec("input"), args.global_sizes("input"), {x.dim() - 1});
+  auto out = multiply(as_rows_of(x, x.size(-1)), weight.t(), k);
+  if (bias.defined()) out = at::add(out, bias.to(out.scalar_type()));
+  set_results(call, {out.to(call.outputs[0]->dtype).view(with_last(x.sizes(), weight.size(0)))});
+}
+
+at::Tensor gradient_of_input(const LocalCall& call, const LocalArgs& args) {
+  const auto grad = args.tensor("grad_output"), weight = args.tensor("weight");
+  const auto k = contracted_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"), {grad.dim() - 1});
+  const auto rows = multiply(as_rows_of(grad, grad.size(-1)), weight, k);
+  return rows.view(with_last(grad.sizes(), weight.size(1)));
+}
+
+at::Tensor gradient_of_weight(const LocalCall& call, const LocalArgs& args) {
+  const auto grad = args.tensor("grad_output"), x = args.tensor("self");
+  const auto k =
+      contracted_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"), iota(grad.dim() - 1));
+  return multiply(as_rows_of(grad, grad.size(-1)).t(), as_rows_of(x, x.size(-1)), k);
+}
+
+at::Tensor gradient_of_bias(const LocalCall& call, const LocalArgs& args) {
+  const auto grad = args.tensor("grad_output");
+  const auto leaves = bit_identical::leaves_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"),
+                                               iota(grad.dim() - 1), 1);
+  return bit_identical::sum_rows(as_rows_of(grad, grad.size(-1)), leaves);
+}
+
+void linear_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto mask = args.value("output_mask").toBoolList();
+  check_values(call, args.tensor("grad_output"));
+  const auto type = args.tensor("grad_output").scalar_type();
+  std::vector<at::Tensor> results(3);
+  if (mask[0]) results[0] = gradient_of_input(call, args).to(type);
+  if (mask[1]) results[1] = gradient_of_weight(call, args).to(type);
+  if (mask[2]) results[2] = gradient_of_bias(call, args).to(type);
+  set_results(call, std::move(results));
+}
+
+}  // namespace
+
+void add_tiled_product_kernels(LocalKernels& kernels) {
+  kernels.emplace("tiled_product", product);
+  kernels.emplace("tiled_linear", linear);
+  kernels.emplace("tiled_linear_backward", linear_backward);
+}
+
+}  // namespace dtensor
