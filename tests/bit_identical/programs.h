@@ -55,7 +55,7 @@ class ProgramBuilder {
       case 5:
         return add_view();
       case 6:
-        return add_lookup();
+        return draw_.coin() ? add_lookup() : add_attention();
       default:
         return add_elementwise();
     }
@@ -96,9 +96,11 @@ class ProgramBuilder {
         return add("rms_norm",
                    [=](const at::Tensor& x, const Tensors& in) { return at::rms_norm(x, shape, in[w], 1e-5); });
       case 2:
-        return add("softmax", [](const at::Tensor& x, const Tensors&) { return at::softmax(x, 1); });
-      default:
-        return add("log_softmax", [](const at::Tensor& x, const Tensors&) { return at::log_softmax(x, 1); });
+        return add("softmax", [](const at::Tensor& x, const Tensors&) { return at::softmax(x, 0) + at::softmax(x, 1); });
+      default: {
+        const auto dim = draw_.integer(0, 1);
+        return add("log_softmax", [=](const at::Tensor& x, const Tensors&) { return at::log_softmax(x, dim); });
+      }
     }
   }
 
@@ -126,6 +128,16 @@ class ProgramBuilder {
         columns_ *= 2;
         return add("cat", [](const at::Tensor& x, const Tensors&) { return at::cat({x, x * 0.5}, 1); });
     }
+  }
+
+  // Two heads over the rows as a sequence.
+  void add_attention() {
+    if (columns_ % 2 != 0) return add_elementwise();
+    const bool causal = draw_.coin();
+    add("attention", [=, n = rows_, c = columns_](const at::Tensor& x, const Tensors&) {
+      const auto heads = x.reshape({1, n, 2, c / 2}).transpose(1, 2);
+      return at::scaled_dot_product_attention(heads, heads * 0.5, heads, {}, 0, causal).transpose(1, 2).reshape({n, c});
+    });
   }
 
   // Rows of a table, or the losses of rows.

@@ -40,12 +40,14 @@ train::Options options_of(const Layout& layout) {
 }
 
 // Forward and backward of rows [first, first + count) of the batch.
-void run_rows(const train::Gpt& model, const DeviceMesh& mesh, const train::Options& options, const at::Tensor& ids,
+void run_rows(train::Gpt& model, const DeviceMesh& mesh, const train::Options& options, const at::Tensor& ids,
               std::int64_t first, std::int64_t count) {
   const auto place = [&](const at::Tensor& t) {
     return distribute_tensor(t.narrow(0, first, count).contiguous(), mesh, train::batch_placements(options));
   };
-  const auto out = model.run(place(ids), {});
+  const ComputeScope scope(model.named_parameters());
+  auto out = model.run(place(ids), {});
+  for (at::Tensor& logits : out.logits) logits = scope.output(logits);
   const auto loss = train::token_losses(out.logits, place(at::roll(ids, -1, 1)));
   (loss * (static_cast<double>(count) / static_cast<double>(kRows))).backward();
 }

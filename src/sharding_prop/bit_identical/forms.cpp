@@ -25,8 +25,17 @@ Rule rows(const OpCall&, const Rule& ordinary) {
   return Rule(std::move(data));
 }
 
+// ATen's kernels along another dimension than the last depend on the threads.
+Rule last_dimension(const OpCall& call, const Rule& ordinary) { return rows(call, ordinary).kernel("last_dimension"); }
+
+Rule softmax_backward(const OpCall& call, const Rule& ordinary) {
+  return rows(call, ordinary).kernel("tree_softmax_backward");
+}
+
 // Flash kernels choose their blocks by the number of queries.
-Rule full_queries(const OpCall&, const Rule& ordinary) { return Rule(ordinary).unsharded("l"); }
+Rule full_queries(const OpCall&, const Rule& ordinary) {
+  return Rule(ordinary).unsharded("l").kernel("single_heads");
+}
 
 // Elements of a partial vector are computed by other code than those of a full one.
 Rule vectors(const OpCall&, const Rule& ordinary) { return Rule(ordinary).kernel("full_vectors"); }
@@ -187,6 +196,11 @@ void add_exact_elementwise(Table& table) {
        "aten::sign",        "aten::floor",       "aten::ceil",           "aten::round",     "aten::trunc",
        "aten::bitwise_not", "aten::logical_not", "aten::native_dropout", "aten::uniform_",  "aten::uniform",
        "aten::normal_",     "aten::bernoulli_",  "aten::rand_like",      "aten::randn_like"});
+  add(table, vectors,
+      {"aten::gelu_backward", "aten::silu_backward", "aten::sigmoid_backward", "aten::tanh_backward",
+       "aten::logit_backward", "aten::elu_backward", "aten::hardtanh_backward", "aten::hardsigmoid_backward",
+       "aten::hardswish_backward", "aten::hardswish", "aten::leaky_relu_backward", "aten::mish_backward",
+       "aten::softplus_backward", "aten::softshrink_backward", "aten::native_dropout_backward"});
   add(table, sum_of_two, {"aten::add", "aten::sub", "aten::rsub"});
   add(table, exact,
       {"aten::_foreach_mul", "aten::_foreach_div", "aten::_foreach_sqrt", "aten::_foreach_neg", "aten::_foreach_abs",
@@ -199,10 +213,12 @@ void add_exact_elementwise(Table& table) {
 
 void add_rows(Table& table) {
   add(table, rows,
-      {"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::_softmax", "aten::_log_softmax",
-       "aten::_softmax_backward_data", "aten::_log_softmax_backward_data", "aten::nll_loss_backward",
+      {"aten::native_layer_norm", "aten::_fused_rms_norm",
+       "aten::nll_loss_backward",
        "aten::nll_loss2d_backward", "aten::embedding", "aten::amax", "aten::amin", "aten::max", "aten::min",
        "aten::argmax", "aten::argmin", "aten::any", "aten::all"});
+  add(table, last_dimension, {"aten::_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"});
+  table.emplace("aten::_softmax_backward_data", softmax_backward);
   add(table, full_queries,
       {"aten::_scaled_dot_product_flash_attention_for_cpu",
        "aten::_scaled_dot_product_flash_attention_for_cpu_backward"});
@@ -268,7 +284,7 @@ Rule bit_identical_rule(const OpCall& call, const Rule& ordinary) {
   TORCH_CHECK_NOT_IMPLEMENTED(form != nullptr, call.info->name(),
                               " has no bit-identical form (docs/design/bit_identical.md). Run it outside the ",
                               "BitIdentical scope, where its bits depend on the mesh.");
-  RuleData data = form(call, ordinary).data();
+  RuleData data = expand_packs(form(call, ordinary), call).data();
   data.groups.clear();
   return Rule(std::move(data));
 }

@@ -2,6 +2,8 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
 
+#include <c10/core/WrapDimMinimal.h>
+
 #include <map>
 
 #include "ops/local_kernels/bit_identical/tree.h"
@@ -117,6 +119,35 @@ void rms_norm_backward(LocalCall& call) {
   set_results(call, std::move(results));
 }
 
+// grad_input = output (grad - sum of grad output along the dimension).
+void softmax_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto given = args.tensor("grad_output");
+  const auto type = sum_type(given.scalar_type());
+  const auto grad = given.to(type), output = args.tensor("output").to(type);
+  const auto dim = c10::maybe_wrap_dim(args.integer("dim"), grad.dim());
+  auto sum = at::mul(grad, output);
+  if (grad.dim() > 0) {
+    sum = sum_over(call, args.spec("output"), args.global_sizes("output"), sum, {dim}).unsqueeze(dim);
+  }
+  set_results(call, {at::mul(output, at::sub(grad, sum)).to(call.outputs[0]->dtype)});
+}
+
+// Runs an operator along the last dimension of contiguous operands.
+void last_dimension(LocalCall& call) {
+  const auto given = torch::jit::last(call.stack, call.info.args.size());
+  torch::jit::Stack args(given.begin(), given.end());
+  const auto rank = args[0].toTensor().dim();
+  if (rank == 0) return set_results(call, run_aten_operator(call));
+  const auto dim = c10::maybe_wrap_dim(LocalArgs(call).integer("dim"), rank);
+  for (auto& value : args) {
+    if (value.isTensor()) value = value.toTensor().movedim(dim, -1).contiguous();
+  }
+  args[static_cast<std::size_t>(index_of(call, "dim"))] = std::int64_t{rank - 1};
+  call.info.op.callBoxed(args);
+  set_results(call, {args[0].toTensor().movedim(-1, dim)});
+}
+
 // The losses of single targets and their weights.
 std::pair<at::Tensor, at::Tensor> losses_of_targets(const LocalArgs& args, at::ScalarType type) {
   const auto self = args.tensor("self"), target = args.tensor("target"), weight = args.tensor("weight");
@@ -193,6 +224,8 @@ void add_tree_sum_kernels(LocalKernels& kernels) {
   kernels.emplace("tree_nll_loss", nll_loss);
   kernels.emplace("tree_layer_norm_backward", layer_norm_backward);
   kernels.emplace("tree_rms_norm_backward", rms_norm_backward);
+  kernels.emplace("tree_softmax_backward", softmax_backward);
+  kernels.emplace("last_dimension", last_dimension);
   kernels.emplace("tree_embedding_backward", embedding_backward);
   kernels.emplace("tree_sum", sum<false>);
   kernels.emplace("tree_mean", sum<true>);

@@ -114,7 +114,7 @@ CachedForward cached_forward() {
 
 at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
-  if (attention_impl::sequence_axes(q, k, v) != 0) refuse_if_bit_identical("attention of split sequences");
+  refuse_if_bit_identical("dtensor::attention()");
   const CallerScope caller(attention_impl::attention_call_name());
   const bool shown = is_dispatch_mode_active();
   const DisableDispatchModesGuard hidden;
