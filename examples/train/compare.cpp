@@ -40,6 +40,7 @@ bool is_sum_over_pieces(const Options& options) {
 }
 
 double floor_of(const Options& options) {
+  if (options.bit_identical) return 0;
   // A different last bit rounds to another float8 number now and then.
   if (options.float8 && !options.bf16 && options.dtype != Dtype::float64) return 1e-3;
   switch (options.bf16 ? Dtype::bfloat16 : options.dtype) {
@@ -69,7 +70,7 @@ Comparison compare_with_one_device(const Options& options, const Corpus& corpus,
   result.first = result.difference.front();
   result.first_step = records.front().step;
   result.bound = result.first_bound = floor_of(options);
-  const bool has_spread = options.dtype != Dtype::float64 && options.batch > 1 && sums;
+  const bool has_spread = !options.bit_identical && options.dtype != Dtype::float64 && options.batch > 1 && sums;
   if (!result.equal() && has_spread) {
     const auto split = from_there(losses(train_on_one_device(options, corpus, /*pieces=*/2, on_step)));
     result.bound = std::max(result.bound, 3 * largest(relative_difference(split, result.reference)));

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "dtensor/attention.h"
+#include "dtensor/bit_identical.h"
 #include "dtensor/debug.h"
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
@@ -178,6 +179,8 @@ at::Tensor run_batch(const Job& job, const Batch& batch) {
 // Counts events during the step, except those of counting the load.
 void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
   const Options& o = job.options;
+  std::optional<dtensor::BitIdentical> same_bits;
+  if (o.bit_identical) same_bits.emplace();
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
                                         {dtensor::Event::Kind::collective});
   const auto draws = mesh_of_draws(job);
@@ -250,9 +253,10 @@ GptConfig meta_config(const Options& options) {
   return config;
 }
 
-// Whether a step draws random numbers by element index of the mesh's generator: for dropout or for the router's jitter.
-bool draws_random_numbers(const Options& options) {
-  return options.dropout > 0 || (options.experts && options.experts->jitter > 0);
+// Whether one device needs a mesh of one rank: for random numbers by element index (dropout, the router's jitter), and
+// for operators of a BitIdentical scope.
+bool needs_mesh(const Options& options) {
+  return options.bit_identical || options.dropout > 0 || (options.experts && options.experts->jitter > 0);
 }
 
 void make_regular(Gpt& model) {
@@ -320,7 +324,7 @@ std::vector<StepRecord> train_on_one_device(const Options& options, const Corpus
     parallelize(model, mesh, {});
     dtensor::manual_seed(mesh, options.seed);
     model.reset();
-    const bool regular = !draws_random_numbers(options);
+    const bool regular = !needs_mesh(options);
     if (regular) make_regular(model);
     Job job{.options = options, .corpus = corpus, .model = model};
     if (!regular) job.batch_mesh = mesh;

@@ -144,6 +144,14 @@ class Checked(_Scope):
 
     def __init__(self, checks: str = "values") -> None: ...
 
+class bit_identical(_Scope):
+    """While open, results have the same bits on every mesh, whatever the placements and the number of threads; operators
+    without such a form are errors. ``block``: contracted dimensions are summed in blocks of this many indices. Open it
+    around forward, backward and the optimizer step.
+    """
+
+    def __init__(self, block: int = 32) -> None: ...
+
 class NoTimeout(_Scope):
     """While one is open in this process, waiting for other ranks has no time limit."""
 

@@ -29,7 +29,7 @@ from ._factories import arange, empty, full, linspace, logspace, ones, rand, ran
 from ._C import Checked, Communicator, DeviceMesh, ImplicitRedistributionScope, MeshScope, NoTimeout, Strict  # noqa: E402
 from ._C import CommError, DryRunReport, HardwareModel, PeerError, StepEstimate  # noqa: E402
 from ._C import GraphHalo, GraphPart, graph_part, is_metis_available, partition_graph  # noqa: E402
-from ._C import attention, attention_strategy, init_device_mesh, visualize_sharding_svg, visualize_sharding_text  # noqa: E402
+from ._C import attention, attention_strategy, bit_identical, init_device_mesh, visualize_sharding_svg, visualize_sharding_text  # noqa: E402
 from ._local_map import local_map  # noqa: E402
 from ._random import get_rng_state, manual_seed, set_rng_state  # noqa: E402
 from ._world import barrier, begin_step, is_dry_run, is_thread_rank, rank, run, set_timeout, simulate  # noqa: E402

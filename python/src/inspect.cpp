@@ -1,5 +1,6 @@
 // Inspection of the engine: explanations, counts of collectives, events, strictness, diagrams.
 #include "bind.h"
+#include "dtensor/bit_identical.h"
 #include "dtensor/debug.h"
 
 namespace dtensor::python {
@@ -188,6 +189,13 @@ void bind_scopes(py::module_& module) {
              return ScopeContextManager<Checked>([=] { return std::make_unique<Checked>(wanted); });
            }),
            py::arg("checks") = "values");
+  bind_scope<BitIdentical>(
+      module, "bit_identical",
+      "While open, results have the same bits on every mesh; operators without such a form are errors.")
+      .def(py::init([](std::int64_t block) {
+             return ScopeContextManager<BitIdentical>([=] { return std::make_unique<BitIdentical>(block); });
+           }),
+           py::arg("block") = 32);
   bind_scope<NoTimeout>(module, "NoTimeout",
                         "While one is open in this process, waiting for other ranks has no time limit.")
       .def(py::init([] { return ScopeContextManager<NoTimeout>([] { return std::make_unique<NoTimeout>(); }); }));

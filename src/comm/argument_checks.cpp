@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "comm/error_messages.h"
+#include "internal/bit_identical.h"
 #include "internal/simulated.h"
 
 namespace dtensor {
@@ -136,6 +137,8 @@ void check_reduction(const CollectiveCall& call) {
   const bool order = call.op == ReduceOp::max || call.op == ReduceOp::min;
   TORCH_CHECK(!order || !c10::isComplexType(call.dtype), to_string(call.kind), ": complex numbers do not support ",
               reduce_op_name(call.op));
+  // Sums of floating-point shares depend on how ranks split them.
+  if (number && !order) refuse_if_bit_identical(to_string(call.kind));
 }
 
 }  // namespace dtensor

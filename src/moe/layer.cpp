@@ -7,6 +7,7 @@
 #include "dtensor/moe/experts.h"
 #include "dtensor/nn/float8.h"
 #include "internal/aten_scopes.h"
+#include "internal/bit_identical.h"
 #include "moe/counting.h"
 #include "moe/dispatch/dispatch_details.h"
 #include "moe/dispatch/permute.h"
@@ -182,6 +183,7 @@ MixtureOfExperts::Output MixtureOfExperts::call_with_loss(const at::Tensor& x) {
 }
 
 MixtureOfExperts::Output MixtureOfExperts::compute_with_loss(const at::Tensor& x) {
+  refuse_if_bit_identical("MixtureOfExperts");
   moe::count(&MoeCounters::passes);
   TORCH_CHECK(x.dim() >= 2 && x.size(-1) == options_.hidden,
               "MixtureOfExperts: expected an input [tokens, hidden] or [batch, sequence, hidden], got ", x.sizes(),

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "placement/shard_map.h"
+#include "sharding_prop/bit_identical/forms.h"
 #include "sharding_prop/strategies/build_problems.h"
 
 namespace dtensor {
@@ -166,6 +167,7 @@ Decision propagate(const OpCall& call) {
 
 Decision decide(const OpCall& call, const Chooser& chooser) {
   check_allowed(call);
+  if (call.block > 0) check_bit_identical_operands(call);
   Decision decision = empty_decision(call);
   const std::deque<CallPart> parts = split_call(call);
   for (const CallPart& part : parts) {

@@ -12,6 +12,7 @@ import sys
 
 # Headers of modules with another name. Others are named like their module, or are in a folder of that name (optim/sgd.h).
 MODULES = {
+    "bit_identical": "scope",
     "checkpoint_activations": "parallel",
     "comm_backend": "comm",
     "debug_rank": "debug",

@@ -4,6 +4,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "comm/event_listeners.h"
+#include "dtensor/bit_identical.h"
+#include "internal/bit_identical.h"
 #include "internal/simulated.h"
 #include "ops/cache/decision_cache.h"
 #include "ops/checks/call_fingerprint.h"
@@ -147,6 +149,12 @@ void note_default_type(CallView& view) {
   }
 }
 
+// Decisions of a BitIdentical scope are other ones, for each block size.
+void note_block(CallView& view) {
+  const auto block = bit_identical_block();
+  if (C10_UNLIKELY(block != 0)) view.key.integer(-block);
+}
+
 // Sets `fresh` if the cache did not hold the decision.
 void decide_and_run(const OpEntry& entry, torch::jit::Stack& stack, const CallView& view, bool& fresh) {
   const CallerScope caller(entry.text());
@@ -178,7 +186,7 @@ void throw_wrong_thread(const OpEntry& entry, const MeshInfo& mesh) {
 
 bool any_operator_observer() {
   return is_listening(Event::Kind::op) || recording_explanations() || is_caching_results() || checked_calls() ||
-         is_simulating();
+         is_simulating() || is_bit_identical();
 }
 
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
@@ -194,6 +202,7 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
   }
   if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // an argument list without DTensors
   note_default_type(view);
+  note_block(view);
   begin_call(entry, view);
   if (C10_UNLIKELY(any_observing_scope())) {
     if (run_visible_call(entry.op, stack) || (is_caching_results() && replay_cached_result(entry, stack))) return;

@@ -7,6 +7,7 @@ void add_aligned_row_kernels(LocalKernels& kernels);
 void add_convolution_kernels(LocalKernels& kernels);
 void add_embedding_kernels(LocalKernels& kernels);
 void add_adaptive_pooling_kernels(LocalKernels& kernels);
+void add_full_vector_kernels(LocalKernels& kernels);
 void add_group_norm_kernels(LocalKernels& kernels);
 void add_grouped_product_kernels(LocalKernels& kernels);
 void add_linalg_kernels(LocalKernels& kernels);
@@ -24,6 +25,8 @@ void add_segment_kernels(LocalKernels& kernels);
 void add_shuffle_kernels(LocalKernels& kernels);
 void add_scan_kernels(LocalKernels& kernels);
 void add_softmax_kernels(LocalKernels& kernels);
+void add_tiled_product_kernels(LocalKernels& kernels);
+void add_tree_sum_kernels(LocalKernels& kernels);
 
 LocalKernel find_local_kernel(std::string_view name) {
   static const LocalKernels kernels = [] {
@@ -32,6 +35,7 @@ LocalKernel find_local_kernel(std::string_view name) {
                       add_aligned_row_kernels,
                       add_convolution_kernels,
                       add_embedding_kernels,
+                      add_full_vector_kernels,
                       add_group_norm_kernels,
                       add_grouped_product_kernels,
                       add_linalg_kernels,
@@ -48,7 +52,9 @@ LocalKernel find_local_kernel(std::string_view name) {
                       add_scan_kernels,
                       add_segment_kernels,
                       add_shuffle_kernels,
-                      add_softmax_kernels}) {
+                      add_softmax_kernels,
+                      add_tiled_product_kernels,
+                      add_tree_sum_kernels}) {
       add(all);
     }
     return all;

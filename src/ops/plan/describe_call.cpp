@@ -1,4 +1,5 @@
 // Describes a call for sharding propagation.
+#include "internal/bit_identical.h"
 #include "mesh/mesh_impl.h"
 #include "ops/dispatch/for_each_tensor.h"
 #include "ops/execute/gradient_target.h"
@@ -91,6 +92,7 @@ OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, cons
     call.operands.push_back(describe_operand(view.operands[next++], static_cast<int>(i), position,
                                              mesh_at(entry, args, position, call.mesh), entry.args[i].mutated));
   });
+  call.block = bit_identical_block();
   check_one_mesh(entry, call);
   infer_outputs(call);
   if (entry.rule().data().follows_parameter_placement) set_preferred_result(call);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "dtensor/bit_identical.h"
 #include "dtensor/named_tensors.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
@@ -181,10 +182,26 @@ at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
   return known.common.defined() ? at::maximum(largest, known.common) : largest;
 }
 
+// In a BitIdentical scope the engine sums the squares of each tensor by the tree.
+at::Tensor tree_powers(at::TensorList tensors, double p) {
+  TORCH_CHECK_NOT_IMPLEMENTED(p == 2, "get_total_norm in a BitIdentical scope: expected norm_type 2, got ", p);
+  const at::Tensor sums = at::zeros({std::ssize(tensors)}, at::kDouble);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) continue;
+    TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(tensors[i]) && DTensor(tensors[i]).mesh().is_member(),
+                                "get_total_norm in a BitIdentical scope: expected DTensors on meshes of this rank, ",
+                                "got another tensor of sizes ", tensors[i].sizes());
+    const at::Tensor wide = tensors[i].to(at::kDouble);
+    sums[static_cast<std::int64_t>(i)] = (wide * wide).sum().item<double>();
+  }
+  return sums;
+}
+
 // By tensor: the sums of p-th powers; for infinity the norms. `described`: tensors with the same dtypes and meshes,
 // defined also if this rank has no gradient.
 at::Tensor powers_of(at::TensorList tensors, at::TensorList described, const NormGroup& group, double p) {
   if (tensors.empty()) return at::zeros({0}, at::kDouble);
+  if (is_bit_identical()) return tree_powers(tensors, p);
   const Known known(tensors, group, p, device_of(tensors, described));
   return std::isinf(p) ? exchange_largest(known, group) : exchange(known, group);
 }

@@ -3,6 +3,7 @@
 // split).
 #include "dtensor/loss.h"
 #include "internal/aten_scopes.h"
+#include "internal/bit_identical.h"
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
@@ -238,6 +239,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, co
 
 at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor& given_weight,
                                 const at::Tensor& targets, const CrossEntropyOptions& options, std::int64_t chunk) {
+  refuse_if_bit_identical("linear_cross_entropy");
   TORCH_CHECK(given_weight.dim() == 2 && given_hidden.dim() >= 1 && given_hidden.size(-1) == given_weight.size(1),
               "linear_cross_entropy: expected hidden [..., features] and weight [classes, features], got ",
               given_hidden.sizes(), " and ", given_weight.sizes());

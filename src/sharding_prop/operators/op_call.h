@@ -40,7 +40,8 @@ struct OpCall : OpArgs {
   // The shards that result 0 will be redistributed to (those of the parameter whose gradient it is). Replicate means no
   // preference; empty means unknown.
   Placements preferred_result;
-  MeshRef mesh;  // of the first operand with a spec; for list operators, of that list position
+  std::int64_t block = 0;  // block size of products in a BitIdentical scope; 0 outside
+  MeshRef mesh;            // of the first operand with a spec; for list operators, of that list position
 };
 
 }  // namespace dtensor

@@ -45,14 +45,6 @@ std::string full_name(const c10::OperatorName& name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
 
-std::string base_name(const OpInfo& info) {
-  const std::string& name = info.name().name;
-  if (info.inplace && ends_with(name, "_") && !ends_with(name, "__")) return name.substr(0, name.size() - 1);
-  if (info.has_out) return name;
-  if (ends_with(name, "_copy")) return name.substr(0, name.size() - 5);
-  return {};
-}
-
 RuleEntryPtr find_derived(const OpInfo& info, const std::string& base, std::string& derived_from) {
   const c10::FunctionSchema& schema = info.schema();
   for (const c10::OperatorName& candidate : overloads_of(base, schema.operator_name())) {
@@ -93,6 +85,14 @@ RuleEntryPtr find_rule(const OpInfo& info, std::string& derived_from) {
 }
 
 }  // namespace
+
+std::string base_name(const OpInfo& info) {
+  const std::string& name = info.name().name;
+  if (info.inplace && ends_with(name, "_") && !ends_with(name, "__")) return name.substr(0, name.size() - 1);
+  if (info.has_out) return name;
+  if (ends_with(name, "_copy")) return name.substr(0, name.size() - 5);
+  return {};
+}
 
 const OpRule& OpInfo::find_rule() const {
   static std::mutex mutex;

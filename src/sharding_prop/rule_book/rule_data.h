@@ -20,6 +20,7 @@ struct Factor {
   bool sharded_by_kernel = false;
   bool elastic = false;    // sizes may differ between tensors; each is split by its own size
   std::int64_t size = -1;  // -1: taken from the tensors
+  std::int64_t block = 1;  // sharded only at multiples of it
 };
 
 // Content of the dimensions that a slot names: own factors (or those of the pack), size 1, size 1 or nothing depending

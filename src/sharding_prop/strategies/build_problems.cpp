@@ -1,6 +1,8 @@
 // Splits a call into parts and builds their problems.
 #include "sharding_prop/strategies/build_problems.h"
 
+#include "sharding_prop/bit_identical/forms.h"
+
 #include <map>
 
 namespace dtensor {
@@ -92,6 +94,7 @@ void build_problem(CallPart& part, const std::vector<ResultAlias>& aliases) {
   p.call = &part.call;
   p.mesh = part.call.mesh;
   p.rule = rule_for(part.call);
+  if (part.call.block > 0) p.rule = bit_identical_rule(part.call, p.rule);
   p.pinned = !part.call.info->inplace_view;
   p.storage = storage_view(p);
   add_operands(part);
@@ -135,6 +138,7 @@ void fill_part(const OpCall& call, int position, const std::vector<ResultAlias>&
   part.call.preferred_result = call.preferred_result;
   part.call.runs_replicated = call.runs_replicated;
   part.call.has_sparse_operand = call.has_sparse_operand;
+  part.call.block = call.block;
   for (const int i : part.operands) part.call.operands.push_back(call.operands[static_cast<std::size_t>(i)]);
   part.call.mesh = mesh_of(part.call, position);
   std::vector<ResultAlias> aliases;

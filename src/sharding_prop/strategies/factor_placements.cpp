@@ -181,6 +181,23 @@ std::int64_t smallest_part(const Problem& p, int factor, const Assignment& chose
   return n;
 }
 
+bool is_cut_at_blocks(const Problem& p, int factor, const Assignment& chosen) {
+  const FactorState& state = p.factors[static_cast<std::size_t>(factor)];
+  const at::IntArrayRef shape = p.mesh_shape().slice(0, chosen.size());
+  const Placements placements = factor_placements(chosen, factor);
+  const std::int64_t ranks = c10::multiply_integers(shape);
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    Coordinate coordinate(shape.size());
+    std::int64_t rest = rank;
+    for (std::size_t a = shape.size(); a-- > 0; rest /= shape[a]) coordinate[a] = rest % shape[a];
+    for (const Segment& s : join(shard_segments(state.size, 0, placements, shape, coordinate))) {
+      const std::int64_t end = s.offset + s.length;
+      if (s.offset % state.block != 0 || (end % state.block != 0 && end != state.size)) return false;
+    }
+  }
+  return true;
+}
+
 std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& tensor, const Assignment& chosen,
                                          std::size_t axis, bool& valid) {
   const AxisChoice& choice = chosen[axis];

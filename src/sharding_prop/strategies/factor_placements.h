@@ -24,6 +24,8 @@ bool placements_fit_factors(const Problem& p, const TensorState& tensor, at::Int
 
 // Size of the smallest part of the factor on any rank.
 std::int64_t smallest_part(const Problem& p, int factor, const Assignment& chosen);
+// Whether every boundary between the factor's parts is a multiple of its block.
+bool is_cut_at_blocks(const Problem& p, int factor, const Assignment& chosen);
 // Number of ranks over which the factor is split.
 std::int64_t parts_of_factor(const Problem& p, int factor, const Assignment& chosen, std::size_t axes);
 

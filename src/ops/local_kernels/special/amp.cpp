@@ -1,5 +1,6 @@
 // Gradient scaling: unscales local gradients, and sets found_inf on every rank if any rank found an infinity or NaN.
 #include "autograd/materialized_view.h"
+#include "internal/bit_identical.h"
 #include "mesh/mesh_impl.h"
 #include "ops/local_kernels/special/special_kernel.h"
 #include "redistribute/execute.h"
@@ -68,6 +69,7 @@ void agree(const at::Tensor& found, const MeshInfo& mesh) {
 
 // Arguments: self (a list), found_inf, inv_scale.
 void amp_unscale_special(const OpEntry& entry, torch::jit::Stack& stack) {
+  refuse_if_bit_identical(entry.text().c_str());
   const auto arguments = torch::jit::pop(stack, entry.args.size());
   std::vector<MeshRef> meshes;
   c10::List<at::Tensor> parts;

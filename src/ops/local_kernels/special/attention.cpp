@@ -14,7 +14,9 @@
 #include "attention/dtensor_attention.h"
 #include "comm/event_listeners.h"
 #include "comm/record/caller.h"
+#include "dtensor/bit_identical.h"
 #include "internal/aten_scopes.h"
+#include "internal/bit_identical.h"
 #include "internal/dispatch_modes.h"
 #include "ops/checks/explain.h"
 #include "ops/checks/inspect_state.h"
@@ -112,6 +114,7 @@ CachedForward cached_forward() {
 
 at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
+  refuse_if_bit_identical("dtensor::attention()");
   const CallerScope caller(attention_impl::attention_call_name());
   const bool shown = is_dispatch_mode_active();
   const DisableDispatchModesGuard hidden;
@@ -147,6 +150,7 @@ bool takes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
   if (q.size(0) != k.size(0) || k.size(0) != v.size(0) || k.size(1) != v.size(1) || k.size(2) != v.size(2))
     return false;
   if (q.size(3) != k.size(3) || (gqa ? q.size(1) % k.size(1) != 0 : q.size(1) != k.size(1))) return false;
+  if (is_bit_identical()) return false;  // the kernel's rule gathers the sequence
   if (dropout < 0 || dropout > 1 || (masked && (causal || mask->requires_grad()))) return false;
   if (masked && mask->scalar_type() != at::kBool && !mask->is_floating_point()) return false;
   return attention_impl::sequence_axes(q, k, v) != 0;

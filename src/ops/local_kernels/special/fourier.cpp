@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "autograd/conversion_nodes.h"
+#include "internal/bit_identical.h"
 #include "ops/dispatch/boxed_kernel.h"
 #include "ops/local_kernels/special/special_kernel.h"
 #include "tensor/impl/dtensor_impl.h"
@@ -48,6 +49,7 @@ at::Tensor with_unsharded_last(const at::Tensor& x, std::int64_t last, std::int6
 }  // namespace
 
 void fourier_special(const OpEntry& entry, Stack& stack) {
+  refuse_if_bit_identical(entry.text().c_str());
   const std::size_t count = entry.args.size();
   const at::Tensor self = torch::jit::peek(stack, 0, count).toTensor();
   const auto* impl = dtensor_or_null(self);

@@ -1,0 +1,14 @@
+// The block size of the current BitIdentical scope, and refusal of what has no bit-identical form.
+#pragma once
+
+#include <cstdint>
+
+namespace dtensor {
+
+// Block size of products; 0 outside a scope.
+std::int64_t bit_identical_block();
+
+// Throws in a BitIdentical scope: `what` has no form whose bits are independent of the mesh.
+void refuse_if_bit_identical(const char* what);
+
+}  // namespace dtensor

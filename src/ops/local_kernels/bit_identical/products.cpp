@@ -1,0 +1,174 @@
+// mm, bmm, addmm, baddbmm, linear, linear_backward and attention in a BitIdentical scope.
+#include <ATen/Parallel.h>
+
+#include "internal/simulated.h"
+#include "ops/local_kernels/bit_identical/tiles.h"
+#include "ops/local_kernels/local_args.h"
+
+namespace dtensor {
+namespace {
+
+using bit_identical::Contracted;
+using bit_identical::contracted_of;
+using bit_identical::multiply;
+
+void check_values(const LocalCall& call, const at::Tensor& t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_simulated(t), call.info.name(), " in a BitIdentical scope: no dry runs");
+}
+
+std::vector<std::int64_t> iota(std::int64_t n) {
+  std::vector<std::int64_t> dims(static_cast<std::size_t>(n));
+  std::iota(dims.begin(), dims.end(), std::int64_t{0});
+  return dims;
+}
+
+// a times b, for matrices or stacks of them.
+at::Tensor multiply_stacks(const at::Tensor& a, const at::Tensor& b, const Contracted& k) {
+  if (a.dim() == 2) return multiply(a, b, k);
+  if (a.size(0) == 0) return at::zeros({0, a.size(1), b.size(2)}, a.options());
+  std::vector<at::Tensor> products;
+  for (std::int64_t i = 0; i < a.size(0); ++i) products.push_back(multiply(a[i], b[i], k));
+  return at::stack(products);
+}
+
+// One tensor of a call by its names in the schemas of the operators.
+const char* name_of(const LocalArgs& args, std::initializer_list<const char*> names) {
+  return *std::find_if(names.begin(), names.end(), [&](const char* name) { return args.has(name); });
+}
+
+// beta self + alpha a b, each operation rounded in the dtype of sums.
+at::Tensor biased(const LocalArgs& args, at::Tensor product) {
+  const auto number = [&](const char* name) { return args.value(name).toScalar(); };
+  if (!number("alpha").equal(1)) product = at::mul(product, number("alpha"));
+  if (number("beta").equal(0)) return product;
+  const auto self = args.tensor("self").to(product.scalar_type());
+  return at::add(product, number("beta").equal(1) ? self : at::mul(self, number("beta")));
+}
+
+void product(LocalCall& call) {
+  const LocalArgs args(call);
+  const bool adds = args.has("beta");
+  const char* left = adds ? name_of(args, {"mat1", "batch1"}) : "self";
+  const auto a = args.tensor(left), b = args.tensor(name_of(args, {"mat2", "batch2"}));
+  check_values(call, a);
+  const auto k = contracted_of(call.mesh, args.spec(left), args.global_sizes(left), {a.dim() - 1});
+  const auto result = multiply_stacks(a, b, k);
+  set_results(call, {(adds ? biased(args, result) : result).to(call.outputs[0]->dtype)});
+}
+
+at::Tensor as_rows(const at::Tensor& t) { return t.reshape({-1, t.size(-1)}); }
+
+at::Tensor as_rows_of(const at::Tensor& t, std::int64_t columns) {
+  return t.numel() == 0 ? t.reshape({c10::multiply_integers(t.sizes().slice(0, t.dim() - 1)), columns}) : as_rows(t);
+}
+
+std::vector<std::int64_t> with_last(at::IntArrayRef sizes, std::int64_t last) {
+  auto all = sizes.vec();
+  all.back() = last;
+  return all;
+}
+
+void linear(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto x = args.tensor("input"), weight = args.tensor("weight"), bias = args.tensor("bias");
+  check_values(call, x);
+  const auto k = contracted_of(call.mesh, args.spec("input"), args.global_sizes("input"), {x.dim() - 1});
+  auto out = multiply(as_rows_of(x, x.size(-1)), weight.t(), k);
+  if (bias.defined()) out = at::add(out, bias.to(out.scalar_type()));
+  set_results(call, {out.to(call.outputs[0]->dtype).view(with_last(x.sizes(), weight.size(0)))});
+}
+
+at::Tensor gradient_of_input(const LocalCall& call, const LocalArgs& args) {
+  const auto grad = args.tensor("grad_output"), weight = args.tensor("weight");
+  const auto k = contracted_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"), {grad.dim() - 1});
+  const auto rows = multiply(as_rows_of(grad, grad.size(-1)), weight, k);
+  return rows.view(with_last(grad.sizes(), weight.size(1)));
+}
+
+at::Tensor gradient_of_weight(const LocalCall& call, const LocalArgs& args) {
+  const auto grad = args.tensor("grad_output"), x = args.tensor("self");
+  const auto k =
+      contracted_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"), iota(grad.dim() - 1));
+  return multiply(as_rows_of(grad, grad.size(-1)).t(), as_rows_of(x, x.size(-1)), k);
+}
+
+at::Tensor gradient_of_bias(const LocalCall& call, const LocalArgs& args) {
+  const auto grad = args.tensor("grad_output");
+  const auto leaves = bit_identical::leaves_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"),
+                                               iota(grad.dim() - 1), 1);
+  return bit_identical::sum_rows(as_rows_of(grad, grad.size(-1)), leaves);
+}
+
+void linear_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto mask = args.value("output_mask").toBoolList();
+  check_values(call, args.tensor("grad_output"));
+  const auto type = args.tensor("grad_output").scalar_type();
+  std::vector<at::Tensor> results(3);
+  if (mask[0]) results[0] = gradient_of_input(call, args).to(type);
+  if (mask[1]) results[1] = gradient_of_weight(call, args).to(type);
+  if (mask[2]) results[2] = gradient_of_bias(call, args).to(type);
+  set_results(call, std::move(results));
+}
+
+// Attention runs one head at a time on copies of its operands. The products inside ATen's kernel depend on the alignment
+// and the strides of a head, and the order of their sums on the threads.
+
+// The part of a tensor [batch, heads, ...] for one of `count` heads. Groups of query heads share a head of keys.
+at::Tensor head_of(const at::Tensor& t, std::int64_t batch, std::int64_t head, std::int64_t count) {
+  if (t.dim() < 3) return t;  // a mask for all heads
+  const auto rows = t.size(0) == 1 ? t : t.narrow(0, batch, 1);
+  const auto own = rows.narrow(1, head * t.size(1) / count, 1);
+  return own.clone(at::MemoryFormat::Contiguous);
+}
+
+std::vector<at::Tensor> run_head(const c10::OperatorHandle& op, torch::jit::Stack args, std::int64_t batch,
+                                 std::int64_t head, std::int64_t count) {
+  for (auto& value : args) {
+    if (value.isTensor() && value.toTensor().defined()) value = head_of(value.toTensor(), batch, head, count);
+  }
+  op.callBoxed(args);
+  std::vector<at::Tensor> results;
+  for (const auto& value : args) results.push_back(value.toTensor());
+  return results;
+}
+
+void check_heads(const LocalCall& call, const LocalArgs& args) {
+  const auto queries = args.global_sizes("query")[1], keys = args.global_sizes("key")[1];
+  TORCH_CHECK_NOT_IMPLEMENTED(!args.has("grad_out") || queries == keys, call.info.name(), " with ", queries,
+                              " heads of queries and ", keys, " of keys has no bit-identical form");
+}
+
+void single_heads(LocalCall& call) {
+  const LocalArgs args(call);
+  check_heads(call, args);
+  const auto given = torch::jit::last(call.stack, call.info.args.size());
+  const torch::jit::Stack stack(given.begin(), given.end());
+  const auto query = args.tensor("query");
+  const std::int64_t heads = query.size(1), count = query.size(0) * heads;
+  std::vector<std::vector<at::Tensor>> parts(static_cast<std::size_t>(count));
+  at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      parts[static_cast<std::size_t>(i)] = run_head(call.info.op, stack, i / heads, i % heads, heads);
+    }
+  });
+  std::vector<at::Tensor> results;
+  for (std::size_t r = 0; r < parts[0].size(); ++r) {
+    std::vector<at::Tensor> of_result;
+    for (const auto& part : parts) of_result.push_back(part[r].squeeze(0).squeeze(0));
+    const auto all = at::stack(of_result);
+    results.push_back(all.unflatten(0, {query.size(0), heads}));
+  }
+  set_results(call, std::move(results));
+}
+
+}  // namespace
+
+void add_tiled_product_kernels(LocalKernels& kernels) {
+  kernels.emplace("tiled_product", product);
+  kernels.emplace("tiled_linear", linear);
+  kernels.emplace("tiled_linear_backward", linear_backward);
+  kernels.emplace("single_heads", single_heads);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,234 @@
+// Sums by the tree in a BitIdentical scope: sum, mean, losses, gradients of norms and embeddings.
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/_fused_rms_norm_backward.h>
+
+#include <c10/core/WrapDimMinimal.h>
+
+#include <map>
+
+#include "ops/local_kernels/bit_identical/tree.h"
+#include "ops/local_kernels/local_args.h"
+
+namespace dtensor {
+namespace {
+
+using bit_identical::leaves_of;
+using bit_identical::sum_rows;
+using bit_identical::sum_type;
+
+std::vector<std::int64_t> first_dims(std::int64_t n) {
+  std::vector<std::int64_t> dims(static_cast<std::size_t>(n));
+  std::iota(dims.begin(), dims.end(), std::int64_t{0});
+  return dims;
+}
+
+// The sum of a local tensor over `dims` of the global tensor, which the result lacks.
+at::Tensor sum_over(const LocalCall& call, const TensorSpec* spec, at::IntArrayRef global, const at::Tensor& local,
+                    std::vector<std::int64_t> dims) {
+  if (dims.empty()) return local.to(sum_type(local.scalar_type()));
+  std::sort(dims.begin(), dims.end());
+  std::vector<std::int64_t> order = dims, kept;
+  std::int64_t leaves = 1, columns = 1;
+  for (std::int64_t d = 0; d < local.dim(); ++d) {
+    const bool summed = std::find(dims.begin(), dims.end(), d) != dims.end();
+    (summed ? leaves : columns) *= local.size(d);
+    if (!summed) order.push_back(d), kept.push_back(local.size(d));
+  }
+  const auto rows = local.permute(order).reshape({leaves, columns});
+  return sum_rows(rows, leaves_of(call.mesh, spec, global, dims, 1)).view(kept);
+}
+
+// Sums of integers have no order.
+at::Tensor sum_of_integers(const LocalCall& call, const at::Tensor& self, at::IntArrayRef dims) {
+  const auto sum = at::sum(self, dims, false, call.outputs[0]->dtype);
+  return all_reduce(call.mesh, sum, ReduceOp::sum, shard_axes(LocalArgs(call).spec("self"), dims));
+}
+
+at::Tensor with_kept_dims(const LocalArgs& args, at::Tensor sum, std::vector<std::int64_t> dims) {
+  if (!args.flag("keepdim")) return sum;
+  std::sort(dims.begin(), dims.end());
+  for (const auto d : dims) sum = sum.unsqueeze(d);
+  return sum;
+}
+
+template <bool mean>
+void sum(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto dims = args.reduced_dims();
+  const auto sizes = args.global_sizes("self");
+  const auto type = call.outputs[0]->dtype;
+  auto self = args.tensor("self");
+  at::Tensor result;
+  if (at::isIntegralType(type, true)) {
+    result = sum_of_integers(call, self, dims);
+  } else {
+    if (args.dtype() || !at::isFloatingType(self.scalar_type())) self = self.to(type);
+    result = sum_over(call, args.spec("self"), sizes, self, dims);
+  }
+  double count = 1;
+  for (const auto d : dims) count *= static_cast<double>(sizes[static_cast<std::size_t>(d)]);
+  if (mean) result = result.div(count);
+  set_results(call, {with_kept_dims(args, result, dims).to(type)});
+}
+
+// Sums over the dimensions before the normalized ones.
+at::Tensor sum_over_rows(const LocalCall& call, const LocalArgs& args, const at::Tensor& products) {
+  const auto rows = products.dim() - std::ssize(args.value("normalized_shape").toIntVector());
+  return sum_over(call, args.spec("grad_out"), args.global_sizes("grad_out"), products, first_dims(rows));
+}
+
+// ATen's operator for the gradient of the input only.
+at::Tensor gradient_of_input(LocalCall& call) {
+  const auto arguments = torch::jit::last(call.stack, call.info.args.size());
+  torch::jit::Stack stack(arguments.begin(), arguments.end());
+  auto mask = stack.back().toBoolList().copy();
+  for (std::size_t i = 1; i < mask.size(); ++i) mask[i] = false;
+  stack.back() = mask;
+  call.info.op.callBoxed(stack);
+  return stack[0].toTensor();
+}
+
+// The gradients of weight and bias are sums over rows of grad x^ and grad, each product rounded in the dtype of sums.
+void layer_norm_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto mask = args.value("output_mask").toBoolList();
+  std::vector<at::Tensor> results(3);
+  const auto grad = args.tensor("grad_out");
+  const auto type = sum_type(grad.scalar_type());
+  if (mask[0]) results[0] = gradient_of_input(call);
+  if (mask[1]) {
+    const auto centered = at::sub(args.tensor("input").to(type), args.tensor("mean").to(type));
+    const auto normal = at::mul(centered, args.tensor("rstd").to(type));
+    results[1] = sum_over_rows(call, args, at::mul(grad.to(type), normal)).to(call.outputs[1]->dtype);
+  }
+  if (mask[2]) results[2] = sum_over_rows(call, args, grad).to(call.outputs[2]->dtype);
+  set_results(call, std::move(results));
+}
+
+void rms_norm_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto mask = args.value("output_mask").toBoolList();
+  std::vector<at::Tensor> results(2);
+  const auto grad = args.tensor("grad_out");
+  const auto type = sum_type(grad.scalar_type());
+  if (mask[0]) results[0] = gradient_of_input(call);
+  if (mask[1]) {
+    const auto normal = at::mul(args.tensor("input").to(type), args.tensor("rstd").to(type));
+    results[1] = sum_over_rows(call, args, at::mul(grad.to(type), normal)).to(call.outputs[1]->dtype);
+  }
+  set_results(call, std::move(results));
+}
+
+// grad_input = output (grad - sum of grad output along the dimension).
+void softmax_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto given = args.tensor("grad_output");
+  const auto type = sum_type(given.scalar_type());
+  const auto grad = given.to(type), output = args.tensor("output").to(type);
+  const auto dim = c10::maybe_wrap_dim(args.integer("dim"), grad.dim());
+  auto sum = at::mul(grad, output);
+  if (grad.dim() > 0) {
+    sum = sum_over(call, args.spec("output"), args.global_sizes("output"), sum, {dim}).unsqueeze(dim);
+  }
+  set_results(call, {at::mul(output, at::sub(grad, sum)).to(call.outputs[0]->dtype)});
+}
+
+// Runs an operator along the last dimension of contiguous operands.
+void last_dimension(LocalCall& call) {
+  const auto given = torch::jit::last(call.stack, call.info.args.size());
+  torch::jit::Stack args(given.begin(), given.end());
+  const auto rank = args[0].toTensor().dim();
+  if (rank == 0) return set_results(call, run_aten_operator(call));
+  const auto dim = c10::maybe_wrap_dim(LocalArgs(call).integer("dim"), rank);
+  for (auto& value : args) {
+    if (value.isTensor()) value = value.toTensor().movedim(dim, -1).contiguous();
+  }
+  args[static_cast<std::size_t>(index_of(call, "dim"))] = std::int64_t{rank - 1};
+  call.info.op.callBoxed(args);
+  set_results(call, {args[0].toTensor().movedim(-1, dim)});
+}
+
+// The losses of single targets and their weights.
+std::pair<at::Tensor, at::Tensor> losses_of_targets(const LocalArgs& args, at::ScalarType type) {
+  const auto self = args.tensor("self"), target = args.tensor("target"), weight = args.tensor("weight");
+  const auto ignored = target.eq(args.integer("ignore_index"));
+  const auto index = target.masked_fill(ignored, 0);
+  check_indices(index, self.size(-1), "nll_loss: target");
+  auto weights = ignored.logical_not().to(type);
+  if (weight.defined()) weights = weights * weight.to(type).index_select(0, index.reshape({-1})).view_as(index);
+  const auto chosen = self.gather(-1, index.unsqueeze(-1)).squeeze(-1).to(type);
+  return {chosen.mul(weights).neg().masked_fill(ignored, 0), weights};
+}
+
+void nll_loss(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto type = sum_type(args.tensor("self").scalar_type());
+  const auto [losses, weights] = losses_of_targets(args, type);
+  const auto over_all = [&](const at::Tensor& t) {
+    const auto dims = first_dims(t.dim());
+    return sum_over(call, args.spec("target"), args.global_sizes("target"), t, dims);
+  };
+  const auto reduction = args.integer("reduction");
+  const auto total = over_all(weights);
+  auto loss = losses;
+  if (reduction != at::Reduction::None) loss = over_all(losses);
+  if (reduction == at::Reduction::Mean) loss = loss / total;
+  const auto shown = reduction == at::Reduction::None ? at::zeros_like(total) : total;
+  set_results(call, {loss.to(call.outputs[0]->dtype), shown.to(call.outputs[1]->dtype)});
+}
+
+// Rows of equal indices are summed by the tree over the positions, in which absent positions are left out. So the sum
+// of two halves is that of the full batch. Sums begin with +0, as absent rows do.
+template <class T, class From>
+void sum_equal_indices(const From* grad, const std::int64_t* index, std::int64_t count, std::int64_t width, T* out) {
+  std::map<std::int64_t, std::vector<std::int64_t>> positions;
+  for (std::int64_t i = 0; i < count; ++i) positions[index[i]].push_back(i);
+  for (const auto& [row, list] : positions) {
+    std::vector<std::pair<std::int64_t, std::vector<T>>> nodes;
+    for (const auto i : list) nodes.emplace_back(i, std::vector<T>(grad + i * width, grad + (i + 1) * width));
+    while (nodes.size() > 1) {
+      std::size_t kept = 0;
+      for (std::size_t i = 0; i < nodes.size(); ++kept) {
+        const auto parent = nodes[i].first / 2;
+        if (kept != i) nodes[kept] = std::move(nodes[i]);
+        nodes[kept].first = parent;
+        if (++i == nodes.size() || nodes[i].first / 2 != parent) continue;
+        for (std::int64_t c = 0; c < width; ++c) nodes[kept].second[c] += nodes[i].second[c];
+        ++i;
+      }
+      nodes.resize(kept);
+    }
+    for (std::int64_t c = 0; c < width; ++c) out[row * width + c] = nodes[0].second[c] + T(0);
+  }
+}
+
+void embedding_backward(LocalCall& call) {
+  const LocalArgs args(call);
+  auto grad = args.tensor("grad_output").contiguous();
+  auto index = args.tensor("indices").to(at::kLong).contiguous();
+  const auto rows = args.integer("num_weights"), padding = args.integer("padding_idx"), width = grad.size(-1);
+  check_indices(index, rows, "embedding_dense_backward: index");
+  const auto out = at::zeros({rows, width}, grad.options().dtype(sum_type(grad.scalar_type())));
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, grad.scalar_type(), "embedding_dense_backward", [&] {
+    using Sum = at::opmath_type<scalar_t>;
+    sum_equal_indices(grad.const_data_ptr<scalar_t>(), index.const_data_ptr<std::int64_t>(), index.numel(), width,
+                      out.mutable_data_ptr<Sum>());
+  });
+  if (padding >= 0) out.select(0, padding).zero_();
+  set_results(call, {out.to(call.outputs[0]->dtype)});
+}
+
+}  // namespace
+
+void add_tree_sum_kernels(LocalKernels& kernels) {
+  kernels.emplace("tree_nll_loss", nll_loss);
+  kernels.emplace("tree_layer_norm_backward", layer_norm_backward);
+  kernels.emplace("tree_rms_norm_backward", rms_norm_backward);
+  kernels.emplace("tree_softmax_backward", softmax_backward);
+  kernels.emplace("last_dimension", last_dimension);
+  kernels.emplace("tree_embedding_backward", embedding_backward);
+  kernels.emplace("tree_sum", sum<false>);
+  kernels.emplace("tree_mean", sum<true>);
+}
+
+}  // namespace dtensor

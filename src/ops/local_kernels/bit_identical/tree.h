@@ -1,0 +1,94 @@
+// Sums by a binary tree over global leaves. Node (level, i) is the sum of (level - 1, 2 i) and (level - 1, 2 i + 1); a
+// node without a right sibling passes on unchanged. A rank sums the largest subtrees that it owns; ranks then exchange
+// these nodes and complete the tree.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "internal/contiguous_ranges.h"
+#include "mesh/mesh_impl.h"
+#include "placement/spec.h"
+
+namespace dtensor::bit_identical {
+
+struct Node {
+  int level;
+  std::int64_t index;
+  std::int64_t first_leaf() const { return index << level; }
+};
+
+// The nodes of a tree in order, while leaves or subtrees are added from the left.
+class NodeStack {
+ public:
+  explicit NodeStack(std::int64_t leaves) : leaves_(leaves) {}
+
+  void push(Node node) { nodes_.push_back(node); }
+  // Whether the two last nodes are siblings; if so, they become their parent. Repeat until false.
+  bool merge();
+  const std::vector<Node>& nodes() const { return nodes_; }
+
+ private:
+  void promote();  // while the last node has no sibling to its right
+
+  std::int64_t leaves_;
+  std::vector<Node> nodes_;
+};
+
+// The subtrees that remain when the leaves of these segments are summed.
+std::vector<Node> nodes_of(const Segments& segments, std::int64_t leaves);
+
+// Partial sums of `width` numbers at a time.
+template <class T>
+class TreeSum {
+ public:
+  TreeSum(std::int64_t leaves, std::int64_t width) : stack_(leaves), width_(width) {}
+
+  // Memory for the values of the next node; add() follows.
+  T* next() {
+    const auto used = stack_.nodes().size();
+    if (memory_.size() <= used) memory_.emplace_back(static_cast<std::size_t>(width_));
+    return memory_[used].data();
+  }
+  void add(Node node) {
+    stack_.push(node);
+    while (stack_.merge()) {
+      T* left = memory_[stack_.nodes().size() - 1].data();
+      const T* right = memory_[stack_.nodes().size()].data();
+      for (std::int64_t i = 0; i < width_; ++i) left[i] += right[i];
+    }
+  }
+  std::size_t size() const { return stack_.nodes().size(); }
+  const T* values(std::size_t node) const { return memory_[node].data(); }
+
+ private:
+  NodeStack stack_;
+  std::int64_t width_;
+  std::vector<std::vector<T>> memory_;
+};
+
+// How the leaves of a sum are spread over ranks.
+struct Leaves {
+  std::int64_t count = 0;
+  Segments own;
+  std::vector<Segments> ranks;  // along `axes`, in the order of their communicator; empty: this rank has all
+  const MeshImpl* mesh = nullptr;
+  AxisMask axes = 0;
+};
+
+// The leaves of dimensions `dims` of a tensor, row-major, with blocks of `block` indices in the last of them. A null
+// spec is Replicate with `sizes`.
+Leaves leaves_of(const MeshImpl& mesh, const TensorSpec* spec, at::IntArrayRef sizes, at::IntArrayRef dims,
+                 std::int64_t block);
+
+// The root of a tree. `nodes` has a row for each of this rank's nodes, in order; the result lacks that dimension.
+at::Tensor complete(const at::Tensor& nodes, const Leaves& leaves);
+
+// The sum of the rows [leaves, columns] of this rank, completed over ranks. Half types are summed in float.
+at::Tensor sum_rows(const at::Tensor& rows, const Leaves& leaves);
+
+// Dtype of the sums of a type: float for half types.
+at::ScalarType sum_type(at::ScalarType type);
+
+}  // namespace dtensor::bit_identical

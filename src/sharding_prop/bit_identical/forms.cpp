@@ -1,0 +1,292 @@
+// The table of operators whose bits can be independent of the mesh: how each is cut. Sums are cut into the leaves of a
+// tree over the global index, by a local kernel. Row operators keep their rows. All others throw.
+#include "sharding_prop/bit_identical/forms.h"
+
+#include <unordered_map>
+
+#include "sharding_prop/rule_book/resolve.h"
+
+namespace dtensor {
+namespace {
+
+using Form = Rule (*)(const OpCall& call, const Rule& ordinary);
+
+bool is_half(c10::ScalarType type) { return type == c10::kHalf || type == c10::kBFloat16; }
+
+// Moves elements, or computes each exactly.
+Rule exact(const OpCall&, const Rule& ordinary) { return ordinary; }
+
+// What a local kernel would reduce over ranks stays unsharded.
+Rule rows(const OpCall&, const Rule& ordinary) {
+  RuleData data = ordinary.data();
+  for (Factor& factor : data.factors) factor.unsharded |= factor.sharded_by_kernel;
+  for (Pack& pack : data.packs) pack.each.unsharded |= pack.each.sharded_by_kernel;
+  data.batch.unsharded |= data.batch.sharded_by_kernel;
+  return Rule(std::move(data));
+}
+
+// ATen's kernels along another dimension than the last depend on the threads.
+Rule last_dimension(const OpCall& call, const Rule& ordinary) { return rows(call, ordinary).kernel("last_dimension"); }
+
+Rule softmax_backward(const OpCall& call, const Rule& ordinary) {
+  return rows(call, ordinary).kernel("tree_softmax_backward");
+}
+
+// Flash kernels choose their blocks by the number of queries.
+Rule full_queries(const OpCall&, const Rule& ordinary) {
+  return Rule(ordinary).unsharded("l").kernel("single_heads");
+}
+
+// Elements of a partial vector are computed by other code than those of a full one.
+Rule vectors(const OpCall&, const Rule& ordinary) { return Rule(ordinary).kernel("full_vectors"); }
+
+// ATen multiplies by alpha before or after rounding to a half type, depending on the position.
+Rule sum_of_two(const OpCall& call, const Rule& ordinary) {
+  return is_half(call.outputs.at(0).dtype) ? vectors(call, ordinary) : ordinary;
+}
+
+// Factors of the contracted dimensions are cut at multiples of the block.
+Rule tiles(const OpCall& call, Rule rule, std::string_view contracted, const char* kernel) {
+  RuleData data = rule.sharded_by_kernel(contracted, kernel).kernel(kernel).kernel_gives_replicate().data();
+  for (Factor& factor : data.factors) {
+    if (contracted.find(factor.name) != std::string_view::npos) factor.block = call.block;
+  }
+  return Rule(std::move(data));
+}
+
+Rule tree(Rule rule, std::string_view summed, const char* kernel) {
+  return rule.sharded_by_kernel(summed, kernel).kernel(kernel).kernel_gives_replicate();
+}
+
+Rule product(const OpCall& call, const char* text) { return tiles(call, text, "k", "tiled_product"); }
+
+Rule linear(const OpCall& call, const Rule&) { return tiles(call, "...k, nk, n -> ...n", "k", "tiled_linear"); }
+
+// Blocks of tokens end with each row of the last batch dimension, so the others are cut anywhere.
+Rule linear_backward(const OpCall& call, const Rule&) {
+  const auto rank = std::max<std::size_t>(call.sizes(0).size(), 1);
+  TORCH_CHECK(rank <= 8, "linear_backward in a BitIdentical scope: expected at most 8 dimensions, got ", rank);
+  const std::string batch = std::string("abcdefg").substr(0, rank - 1);
+  Rule rule(batch + "k, " + batch + "n, nk -> " + batch + "k@12, nk@01, n@1");
+  rule.sharded_by_kernel(batch + "n", "tiled_linear_backward").kernel("tiled_linear_backward").kernel_gives_replicate();
+  RuleData data = rule.data();
+  for (Factor& factor : data.factors) {
+    if (factor.name == "n" || (!batch.empty() && factor.name[0] == batch.back())) factor.block = call.block;
+  }
+  return Rule(std::move(data));
+}
+
+Rule sum(const OpCall&, const Rule&) { return tree("X[dim] -> X[dim?]*", "dim", "tree_sum"); }
+Rule mean(const OpCall&, const Rule&) { return tree("X[dim] -> X[dim?]*", "dim", "tree_mean"); }
+
+Rule layer_norm_backward(const OpCall&, const Rule&) {
+  Rule rule("N D, N D, N D=_, N D=_, D, D -> N D, D, D; D = normalized_shape");
+  return tree(rule.unsharded("D"), "N", "tree_layer_norm_backward");
+}
+
+Rule rms_norm_backward(const OpCall&, const Rule&) {
+  return tree("N D!, N D, N D=_, D -> N D, D; D = normalized_shape", "N", "tree_rms_norm_backward");
+}
+
+Rule nll_loss(const OpCall&, const Rule&) {
+  return tree("nc!S, nS, c -> , | nc!S, nS, c -> nS, | c!, , c -> , ", "nS", "tree_nll_loss");
+}
+
+Rule embedding_backward(const OpCall& call, const Rule&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!call.boolean("scale_grad_by_freq"), call.info->name(),
+                              " with scale_grad_by_freq has no bit-identical form");
+  return Rule("...d, ... -> vd").unsharded("...v").kernel("tree_embedding_backward");
+}
+
+// The kernels of lists have no full vectors; these are exact for types of at least 32 bits.
+Rule wide_list(const OpCall& call, const Rule& ordinary) {
+  for (const Operand& operand : call.operands) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!operand.defined || !is_half(operand.dtype), call.info->name(), " of ", operand.dtype,
+                                " has no bit-identical form; keep such lists in float32");
+  }
+  return ordinary;
+}
+
+using Table = std::unordered_map<std::string_view, Form>;
+
+void add(Table& table, Form form, std::initializer_list<const char*> names) {
+  for (const char* name : names) table.emplace(name, form);
+}
+
+void add_moves(Table& table) {
+  add(table, exact,
+      {"aten::alias",
+       "aten::detach",
+       "aten::lift",
+       "aten::lift_fresh",
+       "aten::contiguous",
+       "aten::_fw_primal",
+       "aten::t",
+       "aten::transpose",
+       "aten::unsqueeze",
+       "aten::unbind",
+       "aten::select",
+       "aten::slice",
+       "aten::split",
+       "aten::chunk",
+       "aten::unsafe_split",
+       "aten::unsafe_chunk",
+       "aten::narrow",
+       "aten::split_with_sizes",
+       "aten::unsafe_split_with_sizes",
+       "aten::diagonal",
+       "aten::unfold",
+       "aten::view",
+       "aten::_unsafe_view",
+       "aten::_reshape_alias",
+       "aten::reshape",
+       "aten::_reshape_copy",
+       "aten::permute",
+       "aten::expand",
+       "aten::squeeze",
+       "aten::view_as_real",
+       "aten::view_as_complex",
+       "aten::clone",
+       "aten::_lazy_clone",
+       "aten::_to_copy",
+       "aten::copy",
+       "aten::copy_",
+       "aten::zero",
+       "aten::fill",
+       "aten::cat",
+       "aten::_cat",
+       "aten::stack",
+       "aten::_stack",
+       "aten::flip",
+       "aten::roll",
+       "aten::repeat",
+       "aten::constant_pad_nd",
+       "aten::tril",
+       "aten::triu",
+       "aten::slice_backward",
+       "aten::select_backward",
+       "aten::diagonal_backward",
+       "aten::zeros_like",
+       "aten::ones_like",
+       "aten::full_like",
+       "aten::new_zeros",
+       "aten::new_ones",
+       "aten::new_full",
+       "aten::empty_like",
+       "aten::new_empty",
+       "aten::new_empty_strided",
+       "aten::index_select",
+       "aten::gather",
+       "aten::index",
+       "aten::where",
+       "aten::masked_fill",
+       "aten::_local_scalar_dense",
+       "aten::equal",
+       "aten::is_nonzero",
+       "aten::_is_all_true",
+       "aten::_is_any_true",
+       "aten::nonzero"});
+}
+
+void add_exact_elementwise(Table& table) {
+  add(table, exact,
+      {"aten::mul",         "aten::div.Tensor",  "aten::div.Scalar",     "aten::neg",       "aten::positive",
+       "aten::abs",         "aten::sqrt",        "aten::relu",           "aten::threshold", "aten::threshold_backward",
+       "aten::maximum",     "aten::minimum",     "aten::clamp",          "aten::clamp_min", "aten::clamp_max",
+       "aten::sign",        "aten::floor",       "aten::ceil",           "aten::round",     "aten::trunc",
+       "aten::bitwise_not", "aten::logical_not", "aten::native_dropout", "aten::uniform_",  "aten::uniform",
+       "aten::normal_",     "aten::bernoulli_",  "aten::rand_like",      "aten::randn_like"});
+  add(table, vectors,
+      {"aten::gelu_backward", "aten::silu_backward", "aten::sigmoid_backward", "aten::tanh_backward",
+       "aten::logit_backward", "aten::elu_backward", "aten::hardtanh_backward", "aten::hardsigmoid_backward",
+       "aten::hardswish_backward", "aten::hardswish", "aten::leaky_relu_backward", "aten::mish_backward",
+       "aten::softplus_backward", "aten::softshrink_backward", "aten::native_dropout_backward"});
+  add(table, sum_of_two, {"aten::add", "aten::sub", "aten::rsub"});
+  add(table, exact,
+      {"aten::_foreach_mul", "aten::_foreach_div", "aten::_foreach_sqrt", "aten::_foreach_neg", "aten::_foreach_abs",
+       "aten::_foreach_copy", "aten::_foreach_copy_", "aten::_foreach_zero", "aten::_foreach_zero_",
+       "aten::_foreach_clone"});
+  add(table, wide_list,
+      {"aten::_foreach_add", "aten::_foreach_sub", "aten::_foreach_lerp", "aten::_foreach_addcmul",
+       "aten::_foreach_addcdiv"});
+}
+
+void add_rows(Table& table) {
+  add(table, rows,
+      {"aten::native_layer_norm", "aten::_fused_rms_norm",
+       "aten::nll_loss_backward",
+       "aten::nll_loss2d_backward", "aten::embedding", "aten::amax", "aten::amin", "aten::max", "aten::min",
+       "aten::argmax", "aten::argmin", "aten::any", "aten::all"});
+  add(table, last_dimension, {"aten::_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"});
+  table.emplace("aten::_softmax_backward_data", softmax_backward);
+  add(table, full_queries,
+      {"aten::_scaled_dot_product_flash_attention_for_cpu",
+       "aten::_scaled_dot_product_flash_attention_for_cpu_backward"});
+}
+
+void add_sums(Table& table) {
+  table.emplace("aten::mm", [](const OpCall& call, const Rule&) { return product(call, "mk, kn -> mn"); });
+  table.emplace("aten::bmm", [](const OpCall& call, const Rule&) { return product(call, "bmk, bkn -> bmn"); });
+  table.emplace("aten::addmm", [](const OpCall& call, const Rule&) { return product(call, "mn, mk, kn -> mn"); });
+  table.emplace("aten::baddbmm", [](const OpCall& call, const Rule&) { return product(call, "bmn, bmk, bkn -> bmn"); });
+  table.emplace("aten::linear", linear);
+  table.emplace("aten::linear_backward", linear_backward);
+  table.emplace("aten::sum", sum);
+  table.emplace("aten::mean", mean);
+  table.emplace("aten::native_layer_norm_backward", layer_norm_backward);
+  table.emplace("aten::_fused_rms_norm_backward", rms_norm_backward);
+  add(table, nll_loss, {"aten::nll_loss_forward"});
+  table.emplace("aten::embedding_dense_backward", embedding_backward);
+}
+
+const Table& table() {
+  static const Table forms = [] {
+    Table all;
+    add_moves(all);
+    add_exact_elementwise(all);
+    add_rows(all);
+    add_sums(all);
+    return all;
+  }();
+  return forms;
+}
+
+bool returns_floating(const OpCall& call) {
+  return std::any_of(call.outputs.begin(), call.outputs.end(), [](const OutputMeta& output) {
+    return output.defined && (c10::isFloatingType(output.dtype) || c10::isComplexType(output.dtype));
+  });
+}
+
+// By the operator's name with overload, its name, and the name of its functional form.
+Form find_form(const OpCall& call) {
+  const OpInfo& info = *call.info;
+  for (const std::string& name : {c10::toString(info.name()), info.name().name, base_name(info)}) {
+    const auto found = table().find(name);
+    if (found != table().end()) return found->second;
+  }
+  if (!info.op.hasTag(at::Tag::pointwise)) return nullptr;
+  return returns_floating(call) ? vectors : exact;
+}
+
+}  // namespace
+
+void check_bit_identical_operands(const OpCall& call) {
+  for (const Operand& operand : call.operands) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !operand.spec || !operand.spec->has_partial, call.info->name(),
+        " in a BitIdentical scope: expected operands that are not Partial, whose shares depend ", "on the mesh, got ",
+        operand.spec ? operand.spec->str() : "none", ". Reduce it before the scope begins.");
+  }
+}
+
+Rule bit_identical_rule(const OpCall& call, const Rule& ordinary) {
+  const Form form = find_form(call);
+  TORCH_CHECK_NOT_IMPLEMENTED(form != nullptr, call.info->name(),
+                              " has no bit-identical form (docs/design/bit_identical.md). Run it outside the ",
+                              "BitIdentical scope, where its bits depend on the mesh.");
+  RuleData data = expand_packs(form(call, ordinary), call).data();
+  data.groups.clear();
+  return Rule(std::move(data));
+}
+
+}  // namespace dtensor

@@ -1,0 +1,48 @@
+// Random programs on random meshes and placements have the bits of one device. RC_PARAMS="max_success=5000" runs more.
+#include "bit_identical/programs.h"
+#include "support/draws.h"
+
+namespace dtensor::test {
+namespace {
+
+const std::vector<Shape> kMeshes{{2}, {3}, {4}, {2, 2}, {2, 3}};
+
+std::string placements_text(const std::vector<Placements>& placements) {
+  std::string text;
+  for (const Placements& p : placements) text += " " + to_string(p);
+  return text;
+}
+
+void run_on_mesh(const Shape& shape, const Program& program, const Computation& compute, const Tensors& expected,
+                 std::uint64_t seed, std::int64_t block) {
+  on_mesh(shape, [&](const DeviceMesh& mesh) {
+    Draw draw(seed);
+    std::vector<Placements> placements;
+    for (const at::Tensor& t : program.inputs) placements.push_back(any_layout(draw, mesh, t, /*partial=*/false));
+    const auto actual = run_placed(mesh, compute, program.inputs, placements, block);
+    require_same_bits(actual, expected,
+                      program.text + " on " + mesh.str() + placements_text(placements) + " rows " +
+                          std::to_string(program.inputs[0].size(0)) + " columns " +
+                          std::to_string(program.inputs[0].size(1)));
+  });
+}
+
+void programs_have_equal_bits() {
+  const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1u << 30);
+  const auto shape = *rc::gen::elementOf(kMeshes);
+  const auto type = one_of({at::kFloat, at::kFloat, at::kBFloat16, at::kDouble});
+  const auto block = one_of<std::int64_t>({8, 16, 32});
+  Draw draw(seed);
+  const Program program = ProgramBuilder(draw, type).build(draw.integer(1, 6));
+  const Computation compute = with_gradients(program.function);
+  const auto expected = on_one_device(compute, program.inputs, 1, block);
+  require_same_bits(on_one_device(compute, program.inputs, 2, block), expected, program.text + " with 2 threads");
+  run_on_mesh(shape, program, compute, expected, seed, block);
+}
+
+TEST(BitIdentical, ProgramsHaveTheBitsOfOneDevice) {
+  check_property("programs in a BitIdentical scope", programs_have_equal_bits, 60);
+}
+
+}  // namespace
+}  // namespace dtensor::test
