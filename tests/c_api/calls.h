@@ -13,7 +13,7 @@ typedef struct objects {
   dtensor_tensor *target, *y, *loss;  // of the output's sizes; a prediction; its loss
   dtensor_tensor* classes;
   dtensor_tensor *stored, *edges;  // rows of nodes with ghosts, and of edges
-  dtensor_module* script;  // of TorchScript, in programs with it
+  dtensor_module* script;          // of TorchScript, in programs with it
   double values[12], goals[8];
   int64_t labels[4];
 } objects;

@@ -89,10 +89,10 @@ static void check_formulas(dtensor_mesh* mesh) {
   const dtensor_tensor* of[2] = {x, ddy};
   ok(dtensor_autograd_grad(dy, dy, 2, of, unused, 1));
   expect(unused[0] != NULL && unused[1] == NULL);  // dy does not depend on ddy
-  dtensor_tensor *plain = column(mesh, rank, ranks, values), *none = NULL;
-  refused(dtensor_autograd_grad(dy, dy, 1, (const dtensor_tensor* const*)&plain, &none, 0), "that requires none");
+  dtensor_tensor *fixed = column(mesh, rank, ranks, values), *none = NULL;
+  refused(dtensor_autograd_grad(dy, dy, 1, (const dtensor_tensor* const*)&fixed, &none, 0), "that requires none");
   refused(dtensor_autograd_grad(dy, NULL, 1, of, &none, 0), "expected a gradient of sizes [9, 1]");
-  dtensor_tensor* all[] = {x, square, y, dy, ddy, unused[0], plain};
+  dtensor_tensor* all[] = {x, square, y, dy, ddy, unused[0], fixed};
   for (int i = 0; i < 7; ++i) dtensor_tensor_free(all[i]);
 }
 
