@@ -7,9 +7,9 @@
 namespace dtensor::test {
 
 struct Program {
-  Tensors inputs;      // the matrix, the operands of the steps, and the gradient of the result
-  std::string text;    // names of the steps
-  Function function;   // of all inputs but the last
+  Tensors inputs;     // the matrix, the operands of the steps, and the gradient of the result
+  std::string text;   // names of the steps
+  Function function;  // of all inputs but the last
 };
 
 class ProgramBuilder {
@@ -96,7 +96,8 @@ class ProgramBuilder {
         return add("rms_norm",
                    [=](const at::Tensor& x, const Tensors& in) { return at::rms_norm(x, shape, in[w], 1e-5); });
       case 2:
-        return add("softmax", [](const at::Tensor& x, const Tensors&) { return at::softmax(x, 0) + at::softmax(x, 1); });
+        return add("softmax",
+                   [](const at::Tensor& x, const Tensors&) { return at::softmax(x, 0) + at::softmax(x, 1); });
       default: {
         const auto dim = draw_.integer(0, 1);
         return add("log_softmax", [=](const at::Tensor& x, const Tensors&) { return at::log_softmax(x, dim); });
@@ -147,9 +148,8 @@ class ProgramBuilder {
       const auto table = add_operand({vocabulary, columns_});
       inputs_.push_back(draw_.integers({rows_}, vocabulary));
       const auto index = inputs_.size() - 1;
-      return add("embedding", [=](const at::Tensor& x, const Tensors& in) {
-        return x + at::embedding(in[table], in[index]);
-      });
+      return add("embedding",
+                 [=](const at::Tensor& x, const Tensors& in) { return x + at::embedding(in[table], in[index]); });
     }
     if (type_ != at::kFloat) return;  // losses are computed in float32
     inputs_.push_back(draw_.integers({rows_}, columns_));

@@ -32,8 +32,10 @@ Rule softmax_backward(const OpCall& call, const Rule& ordinary) {
   return rows(call, ordinary).kernel("tree_softmax_backward");
 }
 
-// Flash kernels choose their blocks by the number of queries.
-Rule full_queries(const OpCall&, const Rule& ordinary) {
+// Flash kernels choose their blocks by the number of queries. In double their products depend on a thread's buffer.
+Rule full_queries(const OpCall& call, const Rule& ordinary) {
+  TORCH_CHECK_NOT_IMPLEMENTED(call.dtype(0) != c10::kDouble, call.info->name(),
+                              " of float64 has no bit-identical form");
   return Rule(ordinary).unsharded("l").kernel("single_heads");
 }
 
@@ -213,10 +215,9 @@ void add_exact_elementwise(Table& table) {
 
 void add_rows(Table& table) {
   add(table, rows,
-      {"aten::native_layer_norm", "aten::_fused_rms_norm",
-       "aten::nll_loss_backward",
-       "aten::nll_loss2d_backward", "aten::embedding", "aten::amax", "aten::amin", "aten::max", "aten::min",
-       "aten::argmax", "aten::argmin", "aten::any", "aten::all"});
+      {"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::nll_loss_backward", "aten::nll_loss2d_backward",
+       "aten::embedding", "aten::amax", "aten::amin", "aten::max", "aten::min", "aten::argmax", "aten::argmin",
+       "aten::any", "aten::all"});
   add(table, last_dimension, {"aten::_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"});
   table.emplace("aten::_softmax_backward_data", softmax_backward);
   add(table, full_queries,

@@ -111,8 +111,8 @@ void linear_backward(LocalCall& call) {
   set_results(call, std::move(results));
 }
 
-// Attention runs one head at a time on copies of its operands. The products inside ATen's kernel depend on the alignment
-// and the strides of a head, and the order of their sums on the threads.
+// Attention runs one head at a time on copies of its operands. The products inside ATen's kernel depend on the
+// alignment and the strides of a head, and the order of their sums on the threads.
 
 // The part of a tensor [batch, heads, ...] for one of `count` heads. Groups of query heads share a head of keys.
 at::Tensor head_of(const at::Tensor& t, std::int64_t batch, std::int64_t head, std::int64_t count) {
