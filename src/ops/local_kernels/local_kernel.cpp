@@ -23,6 +23,7 @@ void add_row_kernels(LocalKernels& kernels);
 void add_segment_kernels(LocalKernels& kernels);
 void add_shuffle_kernels(LocalKernels& kernels);
 void add_scan_kernels(LocalKernels& kernels);
+void add_slice_kernels(LocalKernels& kernels);
 void add_softmax_kernels(LocalKernels& kernels);
 
 LocalKernel find_local_kernel(std::string_view name) {
@@ -48,6 +49,7 @@ LocalKernel find_local_kernel(std::string_view name) {
                       add_scan_kernels,
                       add_segment_kernels,
                       add_shuffle_kernels,
+                      add_slice_kernels,
                       add_softmax_kernels}) {
       add(all);
     }
