@@ -104,15 +104,27 @@ struct ToLocalBackward final : Node {
   AxisMask checked_axes;
 };
 
+// The same placements, but with the shards of `other` where they are Replicate.
+Placements with_shards_of(Placements placements, const Placements& other) {
+  Placements sharded = placements;
+  for (std::size_t a = 0; a < placements.size(); ++a) {
+    if (placements[a].is_replicate() && other[a].is_shard()) sharded[a] = other[a];
+  }
+  return at_most_one_ragged(sharded) ? sharded : placements;
+}
+
 struct RedistributeBackward final : Node {
-  explicit RedistributeBackward(SpecPtr s) : spec(std::move(s)) {}
+  RedistributeBackward(SpecPtr s, bool keep) : spec(std::move(s)), keeps_shards(keep) {}
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor()};
     const DisableDispatchModesGuard hidden;
-    return {as_dtensor_like(grads[0], *spec).redistribute(replicate_partials(spec->placements))};
+    const DTensor grad = as_dtensor_like(grads[0], *spec);
+    const auto wanted = replicate_partials(spec->placements);
+    return {grad.redistribute(keeps_shards ? with_shards_of(wanted, grad.placements()) : wanted)};
   }
   std::string name() const override { return "RedistributeBackward"; }
   SpecPtr spec;
+  bool keeps_shards;  // where the forward tensor is Replicate
 };
 
 }  // namespace
@@ -194,10 +206,11 @@ at::Tensor moved_local(at::Tensor moved, const DTensorImpl& tensor) {
   return to_stride_order(std::move(moved), *tensor.spec());
 }
 
-at::Tensor moved_tensor(const at::Tensor& tensor, const Placements& placements, at::Tensor local) {
+at::Tensor moved_tensor(const at::Tensor& tensor, const Placements& placements, at::Tensor local,
+                        bool keeps_shards = false) {
   const auto from = dtensor_or_null(tensor)->spec();
   return with_history<RedistributeBackward>(make_dtensor(with_placements(*from, placements), std::move(local)), tensor,
-                                            from);
+                                            from, keeps_shards);
 }
 
 }  // namespace
@@ -237,6 +250,13 @@ std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tens
     results[i] = moved_tensor(tensors[i], placements[i], moved_local(bucket[k], *dtensor_or_null(tensors[i])));
   }
   return results;
+}
+
+DTensor redistribute_gradient(const DTensor& gradient, const Placements& placements) {
+  if (!needs_graph(gradient) || gradient.placements() == placements) return gradient.redistribute(placements);
+  auto& impl = *dtensor_or_null(gradient);
+  install_gradient_pipeline(impl);
+  return DTensor(moved_tensor(gradient, placements, redistribute_local_of(impl, placements), /*keeps_shards=*/true));
 }
 
 namespace {

@@ -41,6 +41,10 @@ const DTensorImpl& checked_impl(const at::Tensor& tensor);
 std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
                                              const std::vector<Placements>& placements);
 
+// Moves a gradient to its leaf's placements. Its own gradient keeps its shards where `gradient` is Replicate, since no
+// operator needs them in full.
+DTensor redistribute_gradient(const DTensor& gradient, const Placements& placements);
+
 // Redistribution to `mesh`, from any meshes of its world, in one exchange (autograd/redistribute_between_meshes.cpp).
 std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tensors,
                                              const c10::intrusive_ptr<MeshImpl>& mesh,

@@ -68,6 +68,12 @@ std::string describe_group(const std::string& label, const std::vector<std::int6
   return out.str();
 }
 
+std::string two_threads(std::int64_t rank, const std::string& call) {
+  return "expected one thread of rank " + std::to_string(rank) + " at a time in collectives of a communicator, got " +
+         call + " during a call of another thread. Let each thread use a mesh and a communicator of its own " +
+         "(Communicator::subgroup), or let the threads take turns in one order on all ranks.";
+}
+
 std::string ranks_text(const std::vector<std::int64_t>& ranks) {
   std::string out = ranks.size() > 1 ? "ranks" : "rank";
   for (std::size_t i = 0; i < ranks.size(); ++i) out += (i > 0 ? ", " : " ") + std::to_string(ranks[i]);

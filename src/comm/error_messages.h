@@ -34,6 +34,9 @@ DTENSOR_API const char* reduce_op_name(ReduceOp op);
 // Example: tp {0, 2}: the label, if any, and the world ranks.
 DTENSOR_API std::string describe_group(const std::string& label, const std::vector<std::int64_t>& ranks);
 
+// The error of a call during a call of another thread of the rank.
+std::string two_threads(std::int64_t rank, const std::string& call);
+
 // Examples: rank 0; ranks 0, 2.
 std::string ranks_text(const std::vector<std::int64_t>& ranks);
 

@@ -72,8 +72,10 @@ void decide_results(const CallPart& part, const Assignment& chosen, Decision& de
 AxisMask local_kernel_axes(const Problem& p, const Assignment& chosen) {
   AxisMask mask = 0;
   for (std::size_t a = 0; a < chosen.size(); ++a) {
-    const bool factor = chosen[a].kind == AxisChoice::Kind::factor;
-    if (factor && p.factors[static_cast<std::size_t>(chosen[a].index)].sharded_by_kernel) mask |= 1u << a;
+    if (chosen[a].kind != AxisChoice::Kind::factor) continue;
+    const FactorState& factor = p.factors[static_cast<std::size_t>(chosen[a].index)];
+    // On an axis of one rank no rows are elsewhere.
+    if (factor.sharded_by_kernel && !(factor.elastic && p.mesh_shape()[a] == 1)) mask |= 1u << a;
   }
   return mask;
 }

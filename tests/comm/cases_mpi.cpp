@@ -144,6 +144,27 @@ const std::map<std::string, Body>& cases() {
          world.barrier();
          helper.join();
        }},
+      {"two threads",  // rank 1 calls a collective while its helper waits for the others in one
+       [](Communicator world) {
+         const auto sleep = [](int milliseconds) {
+           std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+         };
+         std::exception_ptr error;
+         std::thread helper([&] {
+           if (world.rank() == 1) {
+             EXPECT_THROW(reduce(world, 4), CommError);
+           }
+         });
+         sleep(world.rank() == 1 ? 100 : 500);
+         try {
+           reduce(world, 4);
+           world.barrier();
+         } catch (const CommError&) {
+           error = std::current_exception();
+         }
+         helper.join();
+         if (error) std::rethrow_exception(error);
+       }},
       {"everybody", [](Communicator) { TORCH_CHECK(false, "no such file"); }},
       {"own handler", save_on_signal},
       {"interrupted",

@@ -49,6 +49,23 @@ Outcome outcome(int ranks, const std::function<void(Communicator)>& body, RunOpt
   return ::testing::AssertionSuccess();
 }
 
+// The helper of rank 1 waits for the others when its main thread calls.
+TEST(Failure, TwoThreadsOfARankInOneCommunicatorFailOnEveryRank) {
+  const auto out = outcome(3, [](Communicator world) {
+    const auto reduce = [&](std::int64_t n) { world.all_reduce(at::ones({n}), ReduceOp::sum).wait(); };
+    std::thread helper([&] {
+      if (world.rank() == 1) {
+        EXPECT_THROW(reduce(4), CommError);
+      }
+    });
+    std::this_thread::sleep_for(milliseconds(world.rank() == 1 ? 50 : 250));
+    EXPECT_THROW(reduce(5), CommError);
+    helper.join();
+    world.barrier();
+  });
+  for (int r : {0, 1, 2}) EXPECT_TRUE(has(out.of_rank[r], {"expected one thread of rank 1", "all_reduce #2"})) << r;
+}
+
 TEST(Failure, ThrowingRankWakesAllAndIsRethrownWithItsRank) {
   const auto out = outcome(4, [](Communicator world) {
     if (world.rank() == 2) throw std::runtime_error("the disk is full");

@@ -78,6 +78,10 @@ TEST_P(ProcessFailure, MismatchedMessageEndsAllRanks) {
   ends("message", {0, 1, 2}, {"rank 0 called send", "[300000]", "[3]"});
 }
 
+TEST_P(ProcessFailure, TwoThreadsOfARankInOneCommunicatorEndAllRanks) {
+  ends("two threads", {0, 1, 2}, {"expected one thread of rank 1", "all_reduce #2 (sum, Float [4])"});
+}
+
 TEST_P(ProcessFailure, AbortCarriesTheReason) { ends("abort", {0, 1, 2}, {"rank 1 aborted: out of data"}); }
 
 // Variables of another MPI's mpiexec, while this MPI reports one process.

@@ -20,7 +20,7 @@ struct SpatialOperator {
   std::function<at::Tensor(const Tensors&)> run;
 };
 
-constexpr int kSpatialKinds = 19;
+constexpr int kSpatialKinds = 24;
 
 struct Range {
   std::int64_t smallest, largest;
@@ -228,6 +228,73 @@ inline SpatialOperator fourier(Draw& draw, Range range) {
           }};
 }
 
+// The rows that a finite difference reads.
+inline SpatialOperator slice(Draw& draw, Range range) {
+  const auto dims = draw.integer(1, 3);
+  const Shape sizes = spatial_sizes(draw, dims, range);
+  Shape starts, ends, steps;
+  for (const auto n : sizes) {
+    starts.push_back(draw.coin() ? draw.integer(0, std::min<std::int64_t>(n - 1, 4)) : -draw.integer(1, n));
+    const auto from = (starts.back() + n) % n;
+    ends.push_back(draw.coin() ? n : std::max(from + 1, n - draw.integer(0, 4)));
+    steps.push_back(draw.integer(0, 2) > 0 ? 1 : draw.integer(2, 3));
+  }
+  return {text_of("slice", {starts, ends, steps}), dims, {image_of(draw, 2, sizes)}, [=](const Tensors& t) {
+            at::Tensor x = t[0];
+            for (std::size_t d = 0; d < sizes.size(); ++d) {
+              x = x.slice(2 + static_cast<std::int64_t>(d), starts[d], ends[d], steps[d]);
+            }
+            return x * x;
+          }};
+}
+
+// Differences along each dimension: of slices, by diff and by torch.gradient.
+inline SpatialOperator difference(Draw& draw, Range range) {
+  const auto dims = draw.integer(1, 3);
+  Shape sizes = spatial_sizes(draw, dims, range);
+  for (auto& n : sizes) n = std::max<std::int64_t>(n, 4);
+  const Shape kinds = drawn(draw, dims, 0, 2);
+  return {text_of("difference", {kinds}), dims, {image_of(draw, 1, sizes)}, [=](const Tensors& t) {
+            at::Tensor x = t[0];
+            for (std::size_t i = 0; i < kinds.size(); ++i) {
+              const auto d = 2 + static_cast<std::int64_t>(i);
+              if (kinds[i] == 0) x = x.slice(d, 1) - x.slice(d, 0, -1);
+              if (kinds[i] == 1) x = x.diff(1, d);
+              if (kinds[i] == 2) x = at::gradient(x, std::optional<at::Scalar>(0.5), d)[0];
+            }
+            return x * x;
+          }};
+}
+
+// Concatenation of a part before, the image itself and a part after it; an image without rows may be among them.
+inline SpatialOperator concatenation(Draw& draw, Range range) {
+  const auto dims = draw.integer(1, 3), dim = 2 + draw.integer(0, dims - 1);
+  const Shape sizes = spatial_sizes(draw, dims, range);
+  const auto n = sizes[static_cast<std::size_t>(dim - 2)];
+  const auto before = draw.integer(0, n), after = draw.integer(0, n);
+  return {text_of("cat", {{dim, before, after}}), dims, {image_of(draw, 2, sizes)}, [=](const Tensors& t) {
+            return at::cat({t[0].narrow(dim, n - before, before), t[0] * t[0], t[0].narrow(dim, 0, after)}, dim);
+          }};
+}
+
+// The product of each part of a split, in reverse order.
+inline SpatialOperator splitting(Draw& draw, Range range, bool sized) {
+  const auto dims = draw.integer(1, 3), dim = 2 + draw.integer(0, dims - 1);
+  const Shape sizes = spatial_sizes(draw, dims, range);
+  const auto n = sizes[static_cast<std::size_t>(dim - 2)];
+  const auto first = draw.integer(0, n);
+  return {text_of(sized ? "split_with_sizes" : "split", {{dim, first}}),
+          dims,
+          {image_of(draw, 2, sizes)},
+          [=](const Tensors& t) {
+            auto parts = sized ? t[0].split_with_sizes({first, n - first}, dim)
+                               : t[0].split(std::max<std::int64_t>(first, 1), dim);
+            for (auto& part : parts) part = part * part;
+            std::reverse(parts.begin(), parts.end());
+            return at::cat(parts, dim);
+          }};
+}
+
 // An operator of kind `kind` in [0, kSpatialKinds) with random arguments. `smallest`, `largest`: sizes of spatial
 // dimensions; enlarged where the operator needs more.
 inline SpatialOperator spatial_operator(Draw& draw, int kind, std::int64_t smallest, std::int64_t largest) {
@@ -262,8 +329,17 @@ inline SpatialOperator spatial_operator(Draw& draw, int kind, std::int64_t small
       return adaptive_average(draw, range);
     case 16:
       return antialiased(draw, range);
-    default:
+    case 17:
+    case 18:
       return norm(draw, range, kind - 17);
+    case 19:
+      return slice(draw, range);
+    case 20:
+      return difference(draw, range);
+    case 21:
+      return concatenation(draw, range);
+    default:
+      return splitting(draw, range, kind == 22);
   }
 }
 

@@ -169,7 +169,7 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
 
   DTensor reduce_immediately(const Collected& collected, const DTensor& gradient) const {
     const NamedCallScope named(name_of_reduction());
-    return move_to_leaf(gradient.redistribute(wanted()), collected.leaf);
+    return move_to_leaf(redistribute_gradient(gradient, wanted()), collected.leaf);
   }
 
   void join_and_reduce(const Collected& collected, const DTensor& gradient) const {

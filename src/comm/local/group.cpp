@@ -142,7 +142,10 @@ void Group::run_collective(int me, const PublishedCall& mine, c10::function_ref<
   Member& member = members_[me];
   // Set before the failure is tested: a member that leaves because of a failure waits for all members that are inside,
   // so no member may enter unseen.
-  member.in_collective.store(true);
+  if (member.in_collective.exchange(true)) {
+    world_->fail(two_threads(ranks_[me], describe_call(mine)));
+    world_->throw_failure();
+  }
   try {
     if (world_->failed()) world_->throw_failure();
     member.slots[mine.call.sequence & 1] = mine;

@@ -106,7 +106,7 @@ class ProcessBackend final : public CommBackend {
     }
     const auto me = static_cast<int>(std::find(list.begin(), list.end(), rank()) - list.begin());
     return std::make_shared<ProcessBackend>(
-        std::make_shared<ProcessGroup>(ProcessGroup{group_->job, std::move(world_ranks), me, id, label}));
+        std::shared_ptr<ProcessGroup>(new ProcessGroup{group_->job, std::move(world_ranks), me, id, label}));
   }
 
   void report_failed_call(const std::string& error) override { group_->job.report_failed_call(error); }
@@ -144,7 +144,7 @@ std::shared_ptr<CommBackend> make_world_backend(Job& job) {
   std::vector<std::int64_t> ranks(job.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   return std::make_shared<ProcessBackend>(
-      std::make_shared<ProcessGroup>(ProcessGroup{job, std::move(ranks), job.rank(), 1, ""}));
+      std::shared_ptr<ProcessGroup>(new ProcessGroup{job, std::move(ranks), job.rank(), 1, ""}));
 }
 
 }  // namespace dtensor::p2p

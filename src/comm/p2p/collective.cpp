@@ -169,7 +169,29 @@ void Collective::compare(const std::vector<CallHeader>& mine, const std::vector<
   group_.job.throw_failure(operation());
 }
 
+namespace {
+
+// A thread's use of a group. The messages of its collectives have one tag, so those of two threads would mix.
+class Turn {
+ public:
+  Turn(ProcessGroup& members, c10::function_ref<std::string()> operation) : busy_(members.in_collective) {
+    if (!busy_.exchange(true)) return;
+    members.job.fail(two_threads(members.ranks[static_cast<std::size_t>(members.me)], operation()));
+    members.job.throw_failure(operation());
+  }
+  ~Turn() { busy_.store(false); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  std::atomic<bool>& busy_;
+};
+
+}  // namespace
+
 void Collective::run_transfers(const std::vector<Transfers>& parts) {
+  const auto where = [&] { return operation(); };
+  const Turn turn(group_, where);
   const int n = group_.size(), me = group_.me;
   const bool with_headers = group_.job.options().check_calls && !compared_;
   compared_ = true;
@@ -194,7 +216,6 @@ void Collective::run_transfers(const std::vector<Transfers>& parts) {
   for (int k = 1; k < n; ++k) {
     for (const Transfer& part : parts[to(k)]) data.send(part.send_data, part.send_bytes, group_.ranks[to(k)]);
   }
-  const auto where = [&] { return operation(); };
   headers.wait(where, MessageBatch::WaitReason::peer_arrival);
   if (with_headers) compare(mine, theirs);
   for (int k = 1; k < n; ++k) {

@@ -3,6 +3,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ struct ProcessGroup {
   std::uint64_t id;                 // equal on all members, different between groups
   std::string label;
   std::shared_ptr<Job> owner = job.weak_from_this().lock();  // keeps the job if it is shared
+  std::atomic<bool> in_collective{false};                    // a thread of this rank exchanges messages
 
   int size() const { return static_cast<int>(ranks.size()); }
   std::string describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) const;

@@ -77,11 +77,17 @@ SpecPtr spec_of_result(const OutputDecision& decision, const CachedCall& call) {
   return known ? own : intern_spec(decision.mesh, decision.placements, meta.sizes, meta.strides, meta.dtype);
 }
 
-// Whether a local kernel gathers an axis that shards the operand, so that the result shares no memory with it.
+bool has_other_rows(const TensorSpec& from, const TensorSpec& to, std::int64_t dim) {
+  return from.dim() == to.dim() && from.sizes[static_cast<std::size_t>(dim)] != to.sizes[static_cast<std::size_t>(dim)];
+}
+
+// Whether a local kernel moves rows of the operand, so that the result shares no memory with it: it gathers an axis
+// that shards the operand, or the result has a part of the sharded rows.
 bool sent_by_kernel(const Decision& decision, const SpecPtr& from, const TensorSpec& to) {
   for (std::size_t a = 0; a < to.placements.size(); ++a) {
     const bool sharded_by_kernel = (decision.local_kernel_axes >> a & 1) != 0;
-    if (sharded_by_kernel && from && from->placements[a].is_shard() && !to.placements[a].is_shard()) return true;
+    if (!sharded_by_kernel || !from || !from->placements[a].is_shard()) continue;
+    if (!to.placements[a].is_shard() || has_other_rows(*from, to, from->placements[a].dim())) return true;
   }
   return false;
 }
@@ -107,7 +113,8 @@ OutputAction make_output(const OutputDecision& decision, const CachedCall& call)
     action.alias = -1;
     action.offset_delta = meta.offset_delta;
     const auto& base = call.inputs[action.base];
-    action.detached = base.from && (!base.plan.empty() || sent_by_kernel(call.decision, base.to, *action.spec));
+    action.ordered = sent_by_kernel(call.decision, base.to, *action.spec);
+    action.detached = base.from && (action.ordered || !base.plan.empty());
     if (!action.detached) action.source = action.base;
   }
   return action;

@@ -17,6 +17,13 @@ bool is_sharded_on(const Problem& p, std::size_t axis) {
                      [&](const OperandState& o) { return o.spec && own(o)[axis].is_shard(); });
 }
 
+// Whether an operand is in storage shards on the axis. Its parts are taken of the parameter that its unit gathers.
+bool is_stored_on(const Problem& p, std::size_t axis) {
+  return p.storage == StorageView::keep &&
+         std::any_of(p.operands.begin(), p.operands.end(),
+                     [&](const OperandState& o) { return o.spec && o.operand->spec->placements[axis].is_storage(); });
+}
+
 bool occurs_in_operands(const Problem& p, int factor) {
   return std::any_of(p.operands.begin(), p.operands.end(),
                      [&](const OperandState& o) { return o.used && o.has(factor); });
@@ -114,8 +121,9 @@ bool may_shard(const Problem& p, const Assignment& with_choice) {
   const AxisChoice& c = with_choice.back();
   const FactorState& factor = p.factors[static_cast<std::size_t>(c.index)];
   if (factor.unsharded || factor.size < 0) return false;
-  if (p.call->block > 0 && factor.contracted && !factor.sharded_by_kernel) return false;
-  if (factor.block > 1 && !is_cut_at_blocks(p, c.index, with_choice)) return false;
+    if (p.call->block > 0 && factor.contracted && !factor.sharded_by_kernel) return false;
+    if (factor.block > 1 && !is_cut_at_blocks(p, c.index, with_choice)) return false;
+    if (factor.elastic && is_stored_on(p, with_choice.size() - 1)) return false;
   if (!occurs_in_operands(p, c.index) && !is_preferred(p, c.index, with_choice.size() - 1)) return false;
   const std::int64_t parts = parts_of_factor(p, c.index, with_choice, with_choice.size());
   // Ragged parts of a compound dimension are scaled, so they need not be equal.

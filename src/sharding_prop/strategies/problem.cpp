@@ -86,7 +86,8 @@ class Binder {
       if (!tensor.absent) bind_term(tensor, *term);
       for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
         const std::int64_t size = product(tensor.dims[d]);
-        tensor.absent |= !tensor.dims[d].empty() && size >= 0 && size != sizes_of(tensor)[d];
+        tensor.absent |=
+            !tensor.dims[d].empty() && !is_elastic(tensor.dims[d]) && size >= 0 && size != sizes_of(tensor)[d];
       }
       if (tensor.absent) replicated_beside(tensor, *term);
       if (tensor.absent) tensor.dims.assign(tensor.dims.size(), {});
@@ -118,6 +119,10 @@ class Binder {
     std::int64_t size = 1;
     for (const int f : dim) size *= p_.factors[static_cast<std::size_t>(f)].size;
     return size;
+  }
+
+  bool is_elastic(const RuleDim& dim) const {
+    return dim.size() == 1 && p_.factors[static_cast<std::size_t>(dim[0])].elastic;
   }
 
   // Dimensions are aligned at the right; a tensor of lower rank lacks the leading ones (broadcasting).
@@ -204,7 +209,7 @@ class Binder {
       RuleDim& dim = tensor.dims[d];
       if (dim.empty()) continue;
       const std::int64_t size = sizes_of(tensor)[d];
-      if (product(dim) == size || (dim.size() == 1 && p_.factors[static_cast<std::size_t>(dim[0])].elastic)) continue;
+      if (product(dim) == size || is_elastic(dim)) continue;
       if (size != 1 || data_.exact || std::is_same_v<T, ResultState>) {
         for (const int f : dim) p_.factors[static_cast<std::size_t>(f)].unsharded = true;
       }

@@ -7,7 +7,9 @@ namespace {
 
 void add_moves(RuleBook& book) {
   // A 1-d tensor without elements may be in a list with tensors of any shape.
-  for (const char* op : {"aten::cat", "aten::_cat"}) book.rule(op, "X[dim=_]?* -> X[dim=_]").structural();
+  for (const char* op : {"aten::cat", "aten::_cat"}) {
+    book.rule(op, elastic(Rule("X[dim=r]?* -> X[dim=r]").structural().sharded_by_kernel("r", "cat_split"), "r"));
+  }
   for (const char* op : {"aten::stack", "aten::_stack"}) book.rule(op, "X* -> X[dim=_]").structural();
   const auto flipped = [](const OpArgs& op) {
     return op.integers("dims").empty() ? std::vector<std::int64_t>{} : op.dims("dims");
@@ -33,7 +35,12 @@ void add_moves(RuleBook& book) {
 }
 
 void add_backward(RuleBook& book) {
-  book.rule("aten::slice_backward", "X -> X").linear({0}).local_size("input_sizes");
+  const auto slice = [](const OpArgs& op) {
+    Rule rule = Rule("X[dim] -> X[dim]").linear({0}).local_size("input_sizes");
+    if (op.sizes(0) == op.integers("input_sizes")) return rule;
+    return elastic(rule.sharded_by_kernel("dim", "slice_split_backward"), "dim");
+  };
+  book.rule("aten::slice_backward", slice, "X[dim] -> X[dim], by a kernel unless the slice is everything");
   book.rule("aten::select_backward", "X -> X[dim]")
       .linear({0})
       .local_size("input_sizes")

@@ -1,11 +1,14 @@
 // Views and slicing: the correspondence of dimensions of operand and result. Partials of any kind are preserved. A
-// sliced dimension has another size in the result, so it is unsharded.
+// sliced dimension has another size in the result, so rows move if it is sharded.
 #include "sharding_prop/rules/rules.h"
+#include "sharding_prop/rules/shared_parts.h"
 
 namespace dtensor {
 namespace {
 
 using Dims = std::vector<std::int64_t>;
+
+constexpr const char* kParts = "X[dim] -> X[dim]*, by a kernel unless the part is everything";
 
 Rule view_rule(Rule rule) { return rule.structural({0}).keeps_storage_shards(); }
 
@@ -43,6 +46,15 @@ Rule::Dims squeezed(bool goes) {
   };
 }
 
+// A part of all rows is the operand itself, a view. Other parts are copies if the dimension is sharded. With out=
+// tensors the dimension is unsharded.
+Rule parts(const OpArgs& op, const char* text, const char* kernel) {
+  Rule rule = view_rule(text);
+  if (op.operand_count() > 1) return rule.unsharded("dim");
+  if (op.result_count() == 1 && op.result(0).sizes == op.sizes(0)) return rule;
+  return elastic(rule.sharded_by_kernel("dim", kernel), "dim");
+}
+
 void add(RuleBook& book, const char* text, std::initializer_list<const char*> ops) {
   for (const char* op : ops) book.rule(op, view_rule(text));
 }
@@ -59,9 +71,16 @@ void add_texts(RuleBook& book) {
   add(book, "X[dim!] -> X*", {"aten::unbind"});
   // If the dimension is split, the rank that has the entry broadcasts it; the result is a copy, not a view.
   book.rule("aten::select", view_rule("X[dim] -> X")).sharded_by_kernel("dim", "select_row").kernel_gives_replicate();
-  add(book, "X -> X*", {"aten::slice", "aten::split", "aten::chunk", "aten::unsafe_split", "aten::unsafe_chunk"});
+  book.rule(
+      "aten::slice", [](const OpArgs& op) { return parts(op, "X[dim] -> X[dim]", "slice_split"); }, kParts);
+  for (const char* op :
+       {"aten::split", "aten::unsafe_split", "aten::split_with_sizes", "aten::unsafe_split_with_sizes"}) {
+    book.rule(
+        op, [](const OpArgs& call) { return parts(call, "X[dim] -> X[dim]*", "split_split"); }, kParts);
+  }
   // The arguments are lengths of the global dimension, which do not apply to a part.
-  add(book, "X[dim!] -> X[dim]*", {"aten::narrow", "aten::split_with_sizes", "aten::unsafe_split_with_sizes"});
+  add(book, "X[dim!] -> X[dim]*", {"aten::narrow"});
+  add(book, "X -> X*", {"aten::chunk", "aten::unsafe_chunk"});
   add(book, "X[dim1!,dim2!] -> X_", {"aten::diagonal"});
   add(book, "X[dimension!] -> X[dimension=_]_", {"aten::unfold"});
   add(book, "X -> X_", {"aten::view_as_real", "aten::_view_as_real_physical"});
