@@ -16,6 +16,7 @@ std::string placements_text(const std::vector<Placements>& placements) {
 void run_on_mesh(const Shape& shape, const Program& program, const Computation& compute, const Tensors& expected,
                  std::uint64_t seed, std::int64_t block) {
   on_mesh(shape, [&](const DeviceMesh& mesh) {
+    at::set_num_threads(1);  // as attention needs
     Draw draw(seed);
     std::vector<Placements> placements;
     for (const at::Tensor& t : program.inputs) placements.push_back(any_layout(draw, mesh, t, /*partial=*/false));
