@@ -133,7 +133,10 @@ std::vector<at::Tensor> run_head(const c10::OperatorHandle& op, torch::jit::Stac
   return results;
 }
 
+// ATen's kernel uses a buffer for each thread, whose alignment decides which code MKL runs.
 void check_heads(const LocalCall& call, const LocalArgs& args) {
+  TORCH_CHECK_NOT_IMPLEMENTED(at::get_num_threads() == 1, call.info.name(), " with ", at::get_num_threads(),
+                              " threads has no bit-identical form; use one thread per rank (at::set_num_threads)");
   const auto queries = args.global_sizes("query")[1], keys = args.global_sizes("key")[1];
   TORCH_CHECK_NOT_IMPLEMENTED(!args.has("grad_out") || queries == keys, call.info.name(), " with ", queries,
                               " heads of queries and ", keys, " of keys has no bit-identical form");
