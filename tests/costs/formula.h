@@ -82,7 +82,7 @@ class Formula {
     return bytes;
   }
 
-  // Gradients after one piece of a batch, of all parameters that a unit splits or replicates.
+  // Gradients that wait for a reduction after one piece of a batch, of all parameters that a unit splits or replicates.
   Int waiting_bytes() const {
     Int bytes = 0;
     for (const auto& unit : units()) {
@@ -91,6 +91,15 @@ class Formula {
     }
     // With sequence parallelism, gradients of norms are sums over tp.
     if (bytes == 0 && o.sequence_parallel) bytes = (2 * config.layers + 1) * 2 * config.hidden * 4;
+    return bytes;
+  }
+
+  // Gradients of the unit with most.
+  Int largest_gradient_bytes() const {
+    Int bytes = 0;
+    for (const auto& unit : units()) {
+      bytes = std::max(bytes, unit.sum([](const Matrix& m) { return m.rows * m.width * 4; }));
+    }
     return bytes;
   }
 
@@ -163,7 +172,8 @@ class Formula {
         const bool dropped = o.reshard != "false" && i + 1 != list.size() && i != kept_for_backward(list);
         add(all, gather, pieces, pieces * unit.received());
         if (dropped) add(all, gather, pieces, pieces * again(unit));
-        add(all, "reduce_scatter " + unit.axis, 1, unit.shard() * (unit.ranks - 1));
+        const Int passes = o.accumulate_sharded ? pieces : 1;
+        add(all, "reduce_scatter " + unit.axis, passes, passes * unit.shard() * (unit.ranks - 1));
       }
       if (r > 1 && unit.axis == "shard") add(all, "all_reduce replicate", 1, reduced(unit.shard(), r));
     }
