@@ -172,12 +172,14 @@ class Formula {
         const bool dropped = o.reshard != "false" && i + 1 != list.size() && i != kept_for_backward(list);
         add(all, gather, pieces, pieces * unit.received());
         if (dropped) add(all, gather, pieces, pieces * again(unit));
-        const Int passes = o.accumulate_sharded ? pieces : 1;
-        add(all, "reduce_scatter " + unit.axis, passes, passes * unit.shard() * (unit.ranks - 1));
+        add(all, "reduce_scatter " + unit.axis, reductions(), reductions() * unit.shard() * (unit.ranks - 1));
       }
       if (r > 1 && unit.axis == "shard") add(all, "all_reduce replicate", 1, reduced(unit.shard(), r));
     }
   }
+
+  // Of a step's gradients, other than sums over replicas.
+  Int reductions() const { return o.accumulate_sharded ? pieces : 1; }
 
   Int again(const Unit& unit) const {
     if (o.reshard == "true" || std::stoll(o.reshard) >= unit.ranks) return unit.received();
@@ -197,7 +199,7 @@ class Formula {
       add(all, "reduce_scatter tp", sums, sums * bytes * (t - 1) / t);
       const Int gathers = sums + pieces * (blocks + 1);
       add(all, "all_gather tp", gathers, gathers * bytes * (t - 1) / t);
-      add(all, "all_reduce tp", 1, reduced((2 * config.layers + 1) * 2 * h * 4, t));  // gradients of norms
+      add(all, "all_reduce tp", reductions(), reductions() * reduced((2 * config.layers + 1) * 2 * h * 4, t));  // gradients of norms
     } else {
       add(all, "all_reduce tp", sums, sums * reduced(bytes, t));
     }
@@ -231,7 +233,8 @@ class Formula {
     if (cuts) add(all, "all_gather tp", ways, ways * bytes * (t - 1) / t);
     if (!cuts) add(all, "all_reduce tp", ways, ways * reduced(bytes, t));
     // The router's gradient, from this rank's tokens or part of the experts.
-    add(all, "all_reduce tp", config.layers, config.layers * reduced(chunk(o.experts->experts, s) * h * 4, t));
+    const Int sums = config.layers * reductions();
+    add(all, "all_reduce tp", sums, sums * reduced(chunk(o.experts->experts, s) * h * 4, t));
   }
 
   const train::Options& o;
