@@ -94,13 +94,15 @@ class Formula {
     return bytes;
   }
 
-  // Gradients of the unit with most.
+  // Gradients of the block or of the other parameters, whichever are more. A block with experts has two units, whose
+  // gradients are complete at about the same time.
   Int largest_gradient_bytes() const {
-    Int bytes = 0;
-    for (const auto& unit : units()) {
-      bytes = std::max(bytes, unit.sum([](const Matrix& m) { return m.rows * m.width * 4; }));
-    }
-    return bytes;
+    const auto list = units();
+    const auto gradients = [](const Unit& unit) {
+      return unit.sum([](const Matrix& m) { return m.rows * m.width * 4; });
+    };
+    const Int of_block = gradients(list[0]) + (o.experts ? gradients(list[1]) : 0);
+    return std::max(of_block, gradients(list.back()));
   }
 
   // Bytes of the root unit and the largest other unit, or of all units without reshard.
