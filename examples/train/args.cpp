@@ -115,8 +115,14 @@ void add_pipeline_flags(CLI::App& app, Options& o) {
 void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--steps", o.steps, "optimizer steps")->check(CLI::Range(1, 100'000'000))->capture_default_str();
   app.add_option("--batch", o.batch, "sequences in a step, over all ranks")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--grad-accum", o.grad_accum, "parts of a batch for gradient accumulation; gradients are reduced once")
+  app.add_option("--grad-accum", o.grad_accum, "parts of a batch for gradient accumulation")
       ->check(CLI::Range(1, 1 << 20));
+  app.add_option_function<std::string>(
+         "--accumulate", [&o](const std::string& text) { o.accumulate_sharded = text == "sharded"; },
+         "gradients of the parts of a batch: sharded (each part's are reduce-scattered, as by fully_shard) or "
+         "unsharded "
+         "(they are reduced once, as under no_sync)")
+      ->check(CLI::IsMember({"sharded", "unsharded"}));
   app.add_option("--seq", o.seq, "tokens a sequence")->check(CLI::Range(1, 1 << 20));
   app.add_option("--optimizer", o.optimizer, "adamw, sgd, shampoo or muon")
       ->check(CLI::IsMember({"adamw", "sgd", "shampoo", "muon"}))
@@ -285,6 +291,7 @@ void resolve_sizes(Options& o) {
   if (o.memory && o.parallel != "fsdp") throw UsageError("--memory needs --parallel fsdp");
   if (o.reshard != "true" && o.parallel != "fsdp") throw UsageError("--reshard-after-forward needs --parallel fsdp");
   check_run_flags(o);
+  if (o.grad_accum == 1 && !o.accumulate_sharded) throw UsageError("--accumulate unsharded needs --grad-accum");
   if (o.grad_accum > o.batch) throw UsageError("--grad-accum: expected at most the number of sequences in a batch");
   if (!o.mesh || !o.ranks) return;
   if (*o.ranks != o.mesh->size()) fit_mesh(o, *o.ranks);

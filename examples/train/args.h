@@ -69,7 +69,8 @@ struct Options : RunFlags {
   std::string cp_strategy = "auto";  // Of attention over cp.
   bool zigzag_sequence = false;      // Over cp: head-tail pairs of chunks instead of chunks.
   std::int64_t grad_accum = 1;
-  std::string schedule = "1f1b";  // Of a pipeline: a name, or a file with a schedule as text.
+  bool accumulate_sharded = true;  // Else gradients of earlier parts of a batch stay unsharded.
+  std::string schedule = "1f1b";   // Of a pipeline: a name, or a file with a schedule as text.
   std::string schedule_plot = {};
   int microbatches = 4, chunks = 0;  // chunks: stages of a rank; 0: the schedule's default.
   ShampooFlags shampoo = {};

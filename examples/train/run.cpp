@@ -165,8 +165,11 @@ at::Tensor run_batch(const Job& job, const Batch& batch) {
     const auto count = job.pieces[i];
     const dtensor::MicrobatchRandomGuard rows({first, count, batch.ids.size(0)});  // Dropout as for the full batch.
     if (draws) set_rng_state(draws, random);
-    std::optional<dtensor::NoGradientSync> later;
-    if (i + 1 < job.pieces.size()) later.emplace();
+    std::optional<dtensor::NoGradientSync> unsharded;
+    std::optional<dtensor::NoReplicaSync> sharded;  // Sums over replicas wait, since they need no memory.
+    const bool last = i + 1 == job.pieces.size();
+    if (!last && !job.options.accumulate_sharded) unsharded.emplace();
+    if (!last && job.options.accumulate_sharded) sharded.emplace();
     const double weight = static_cast<double>(count) / static_cast<double>(batch.ids.size(0));
     const at::Tensor part = run_piece(job, batch.narrow(first, count), weight);
     loss = loss.defined() ? loss + part : part;

@@ -57,6 +57,7 @@ inline std::vector<Case> all_cases() {
     with(", kept", [](auto& o) { o.reshard = "false"; });
     if (base.mesh->shard == 4) with(", 2 keep a copy", [](auto& o) { o.reshard = "2"; });
     with(", 2 pieces", [](auto& o) { o.grad_accum = 2; });
+    with(", 2 pieces, unsharded", [](auto& o) { o.grad_accum = 2, o.accumulate_sharded = false; });
   }
   return all;
 }

@@ -82,7 +82,7 @@ class Formula {
     return bytes;
   }
 
-  // Gradients after one piece of a batch, of all parameters that a unit splits or replicates.
+  // Gradients that wait for a reduction after one piece of a batch, of all parameters that a unit splits or replicates.
   Int waiting_bytes() const {
     Int bytes = 0;
     for (const auto& unit : units()) {
@@ -92,6 +92,17 @@ class Formula {
     // With sequence parallelism, gradients of norms are sums over tp.
     if (bytes == 0 && o.sequence_parallel) bytes = (2 * config.layers + 1) * 2 * config.hidden * 4;
     return bytes;
+  }
+
+  // Gradients of the block or of the other parameters, whichever are more. A block with experts has two units, whose
+  // gradients are complete at about the same time.
+  Int largest_gradient_bytes() const {
+    const auto list = units();
+    const auto gradients = [](const Unit& unit) {
+      return unit.sum([](const Matrix& m) { return m.rows * m.width * 4; });
+    };
+    const Int of_block = gradients(list[0]) + (o.experts ? gradients(list[1]) : 0);
+    return std::max(of_block, gradients(list.back()));
   }
 
   // Bytes of the root unit and the largest other unit, or of all units without reshard.
@@ -163,11 +174,14 @@ class Formula {
         const bool dropped = o.reshard != "false" && i + 1 != list.size() && i != kept_for_backward(list);
         add(all, gather, pieces, pieces * unit.received());
         if (dropped) add(all, gather, pieces, pieces * again(unit));
-        add(all, "reduce_scatter " + unit.axis, 1, unit.shard() * (unit.ranks - 1));
+        add(all, "reduce_scatter " + unit.axis, reductions(), reductions() * unit.shard() * (unit.ranks - 1));
       }
       if (r > 1 && unit.axis == "shard") add(all, "all_reduce replicate", 1, reduced(unit.shard(), r));
     }
   }
+
+  // Of a step's gradients, other than sums over replicas.
+  Int reductions() const { return o.accumulate_sharded ? pieces : 1; }
 
   Int again(const Unit& unit) const {
     if (o.reshard == "true" || std::stoll(o.reshard) >= unit.ranks) return unit.received();
@@ -187,7 +201,7 @@ class Formula {
       add(all, "reduce_scatter tp", sums, sums * bytes * (t - 1) / t);
       const Int gathers = sums + pieces * (blocks + 1);
       add(all, "all_gather tp", gathers, gathers * bytes * (t - 1) / t);
-      add(all, "all_reduce tp", 1, reduced((2 * config.layers + 1) * 2 * h * 4, t));  // gradients of norms
+      add(all, "all_reduce tp", reductions(), reductions() * reduced((2 * config.layers + 1) * 2 * h * 4, t));  // gradients of norms
     } else {
       add(all, "all_reduce tp", sums, sums * reduced(bytes, t));
     }
@@ -221,7 +235,8 @@ class Formula {
     if (cuts) add(all, "all_gather tp", ways, ways * bytes * (t - 1) / t);
     if (!cuts) add(all, "all_reduce tp", ways, ways * reduced(bytes, t));
     // The router's gradient, from this rank's tokens or part of the experts.
-    add(all, "all_reduce tp", config.layers, config.layers * reduced(chunk(o.experts->experts, s) * h * 4, t));
+    const Int sums = config.layers * reductions();
+    add(all, "all_reduce tp", sums, sums * reduced(chunk(o.experts->experts, s) * h * 4, t));
   }
 
   const train::Options& o;

@@ -57,6 +57,7 @@ inline Options any_options(const std::vector<train::MeshShape>& meshes) {
   options.rope = coin();
   options.kv_heads = coin() ? 2 : 0;
   options.grad_accum = coin() ? 1 : 2;
+  options.accumulate_sharded = options.grad_accum == 1 || coin();
   options.optimizer = *rc::gen::elementOf(std::vector<std::string>{"adamw", "sgd", "muon"});
   options.dropout = coin() ? 0 : 0.1;
   options.predict_tokens = coin() ? 1 : 2;
@@ -73,8 +74,9 @@ inline std::string text(const Options& o) {
                   " hidden ", o.hidden, " layers ", o.layers, " ", to_string(o.dtype), " ", o.parallel,
                   o.bf16 ? " bf16" : "", " reshard ", o.reshard, o.loss_parallel ? " loss-parallel" : "",
                   o.sequence_parallel ? " sequence-parallel" : "", o.checkpoint_activations ? " checkpoint" : "",
-                  o.rope ? " rope" : "", " kv ", o.kv_heads, " accum ", o.grad_accum, " ", o.optimizer, " dropout ",
-                  o.dropout, " predict ", o.predict_tokens, o.experts ? " experts" : "");
+                  o.rope ? " rope" : "", " kv ", o.kv_heads, " accum ", o.grad_accum,
+                  o.accumulate_sharded ? "" : " unsharded", " ", o.optimizer, " dropout ", o.dropout, " predict ",
+                  o.predict_tokens, o.experts ? " experts" : "");
 }
 
 using Counted = std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;

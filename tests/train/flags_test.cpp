@@ -137,6 +137,7 @@ std::vector<Row> rows_of_both() {
       {"--steps", {"4"}, [](const Run& a, const Run&) { return a.log.size() == 4; }},
       {"--batch", {"6"}, value("tokens", 0)},
       {"--grad-accum", {"2"}, more("shard"), kOnShard},
+      {"--accumulate", {"unsharded"}, less("shard"), {"--mesh", "shard=2", "--grad-accum", "2"}},
       {"--seq", {"6"}, value("tokens", 0)},
       {"--seed", {"3"}, loss_at_once},
       {"--optimizer", {"sgd"}, loss_later},

@@ -213,6 +213,7 @@ TEST(Usage, ErrorsAreOneLineWithTheProgramName) {
       {Kind::dense,
        {"--mesh", "pp=2", "--grad-accum", "2", "--microbatches", "3"},
        "train: --microbatches: expected at most the number of sequences in a part of --grad-accum"},
+      {Kind::dense, {"--accumulate", "unsharded"}, "train: --accumulate unsharded needs --grad-accum"},
       {Kind::dense, {"--tokenizer", "/nowhere"}, "train: --tokenizer: /nowhere: no such file or folder"},
       {Kind::experts, {"--etp", "3"}, "moe: --etp: expected 1 or the size of tp (1), got 3"},
       {Kind::experts, {"--top-k", "9"}, "moe: --top-k: expected at most 8 (--experts), got 9"},
