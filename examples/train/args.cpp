@@ -41,8 +41,7 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--dtype", dtype, "float32, float64 or bfloat16")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}));
   app.add_flag("--compare", o.compare, "also train on one device and compare the loss curves");
-  app.add_flag("--bit-identical", o.bit_identical,
-               "the same bits on every mesh; --compare then expects equal losses");
+  app.add_flag("--bit-identical", o.bit_identical, "the same bits on every mesh; --compare then expects equal losses");
   app.add_option("--seed", o.seed, "seed of parameters, batches and dropout")->capture_default_str();
 }
 

@@ -12,8 +12,8 @@
 namespace dtensor {
 
 // Exists from the first node of a backward pass that unpacks the tensor until the tensor's gradient is complete, which
-// is when all of them have run. A pass that needs no such gradient keeps it until these nodes are released. These events
-// are the same on every rank, unlike the lifetime of the tensor of forward.
+// is when all of them have run. A pass that needs no such gradient keeps it until these nodes are released. These
+// events are the same on every rank, unlike the lifetime of the tensor of forward.
 class Regathered {
  public:
   explicit Regathered(Placements placements) : placements_(std::move(placements)) {}

@@ -201,7 +201,8 @@ class Formula {
       add(all, "reduce_scatter tp", sums, sums * bytes * (t - 1) / t);
       const Int gathers = sums + pieces * (blocks + 1);
       add(all, "all_gather tp", gathers, gathers * bytes * (t - 1) / t);
-      add(all, "all_reduce tp", reductions(), reductions() * reduced((2 * config.layers + 1) * 2 * h * 4, t));  // gradients of norms
+      add(all, "all_reduce tp", reductions(),
+          reductions() * reduced((2 * config.layers + 1) * 2 * h * 4, t));  // gradients of norms
     } else {
       add(all, "all_reduce tp", sums, sums * reduced(bytes, t));
     }

@@ -53,10 +53,10 @@ LocalKernel find_local_kernel(std::string_view name) {
                       add_scan_kernels,
                       add_segment_kernels,
                       add_shuffle_kernels,
-                       add_slice_kernels,
-                       add_softmax_kernels,
-                       add_tiled_product_kernels,
-                       add_tree_sum_kernels}) {
+                      add_slice_kernels,
+                      add_softmax_kernels,
+                      add_tiled_product_kernels,
+                      add_tree_sum_kernels}) {
       add(all);
     }
     return all;

@@ -121,9 +121,9 @@ bool may_shard(const Problem& p, const Assignment& with_choice) {
   const AxisChoice& c = with_choice.back();
   const FactorState& factor = p.factors[static_cast<std::size_t>(c.index)];
   if (factor.unsharded || factor.size < 0) return false;
-    if (p.call->block > 0 && factor.contracted && !factor.sharded_by_kernel) return false;
-    if (factor.block > 1 && !is_cut_at_blocks(p, c.index, with_choice)) return false;
-    if (factor.elastic && is_stored_on(p, with_choice.size() - 1)) return false;
+  if (p.call->block > 0 && factor.contracted && !factor.sharded_by_kernel) return false;
+  if (factor.block > 1 && !is_cut_at_blocks(p, c.index, with_choice)) return false;
+  if (factor.elastic && is_stored_on(p, with_choice.size() - 1)) return false;
   if (!occurs_in_operands(p, c.index) && !is_preferred(p, c.index, with_choice.size() - 1)) return false;
   const std::int64_t parts = parts_of_factor(p, c.index, with_choice, with_choice.size());
   // Ragged parts of a compound dimension are scaled, so they need not be equal.
