@@ -1,6 +1,6 @@
 // Slices, differences, crops and concatenations along a sharded dimension move the rows whose owner changes, and
 // nothing else: bytes by a count of rows, at batch 1, forward, backward and in the second derivative. Fourier
-// transforms and means move no whole image either. A dry run predicts the same collectives.
+// transforms and means move no full image either. A dry run predicts the same collectives.
 #include <torch/torch.h>
 
 #include "dtensor/dry_run.h"
@@ -171,14 +171,14 @@ TEST(MovedRows, BytesAreThoseOfRowsThatChangeTheirRank) {
   }
 }
 
-struct Whole {
+struct Transform {
   const char* name;
   Run run;
   const char* collective;
 };
 
 // A transform needs all rows of a column: one all-to-all each way. A mean needs one number for each channel.
-std::vector<Whole> whole_images() {
+std::vector<Transform> transforms() {
   return {{"rfft2", [](T x) { return at::view_as_real(at::fft_rfft2(x)).square().sum(-1); }, "all_to_all"},
           {"irfft2",
            [](T x) {
@@ -199,7 +199,7 @@ std::vector<Whole> whole_images() {
 
 TEST(MovedRows, TransformsAndMeansGatherNoImage) {
   constexpr std::int64_t kRows = 11, kComplex = 16;
-  for (const auto& row : whole_images()) {
+  for (const auto& row : transforms()) {
     for (const int ranks : {2, 3, 4}) {
       const auto values = operands(row.run, kRows);
       const auto expected = derivatives(row.run, values[0].clone().requires_grad_(), values[1], values[2]);
