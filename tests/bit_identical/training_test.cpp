@@ -45,9 +45,7 @@ void run_rows(train::Gpt& model, const DeviceMesh& mesh, const train::Options& o
   const auto place = [&](const at::Tensor& t) {
     return distribute_tensor(t.narrow(0, first, count).contiguous(), mesh, train::batch_placements(options));
   };
-  const ComputeScope scope(model.named_parameters());
-  auto out = model.run(place(ids), {});
-  for (at::Tensor& logits : out.logits) logits = scope.output(logits);
+  const auto out = model(place(ids));
   const auto loss = train::token_losses(out.logits, place(at::roll(ids, -1, 1)));
   (loss * (static_cast<double>(count) / static_cast<double>(kRows))).backward();
 }
