@@ -21,6 +21,7 @@ MODULES = {
     "grad_scaler": "parallel",
     "hooks": "autograd",
     "inspect": "ops",
+    "interrupt": "comm",
     "launch": "comm",
     "loss": "parallel",
     "memory_kind": "scope",
