@@ -94,15 +94,16 @@ class Formula {
     return bytes;
   }
 
-  // Gradients of the block or of the other parameters, whichever are more. A block with experts has two units, whose
-  // gradients are complete at about the same time.
+  // Gradients of the last unit, or of a block while those of the head and the final norm wait for the embedding's. A
+  // block with experts has two units, whose gradients are complete at about the same time.
   Int largest_gradient_bytes() const {
     const auto list = units();
     const auto gradients = [](const Unit& unit) {
       return unit.sum([](const Matrix& m) { return m.rows * m.width * 4; });
     };
     const Int of_block = gradients(list[0]) + (o.experts ? gradients(list[1]) : 0);
-    return std::max(of_block, gradients(list.back()));
+    const Int last = gradients(list.back()), embedding = chunk(config.vocabulary, t) * config.hidden * 4;
+    return std::max(last, last - embedding + of_block);
   }
 
   // Bytes of the root unit and the largest other unit, or of all units without reshard.
