@@ -2,6 +2,7 @@
 #include "run.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <chrono>
 #include <optional>
@@ -167,9 +168,10 @@ at::Tensor run_batch(const Job& job, const Batch& batch) {
     if (draws) set_rng_state(draws, random);
     std::optional<dtensor::NoGradientSync> unsharded;
     std::optional<dtensor::NoReplicaSync> sharded;  // Sums over replicas wait, since they need no memory.
-    const bool last = i + 1 == job.pieces.size();
-    if (!last && !job.options.accumulate_sharded) unsharded.emplace();
-    if (!last && job.options.accumulate_sharded) sharded.emplace();
+    const bool last = i + 1 == job.pieces.size(),
+               shards = job.options.accumulate_sharded && job.options.parallel == "fsdp" && job.stages == nullptr;
+    if (!last && !shards) unsharded.emplace();
+    if (!last && shards) sharded.emplace();
     const double weight = static_cast<double>(count) / static_cast<double>(batch.ids.size(0));
     const at::Tensor part = run_piece(job, batch.narrow(first, count), weight);
     loss = loss.defined() ? loss + part : part;
@@ -183,7 +185,10 @@ at::Tensor run_batch(const Job& job, const Batch& batch) {
 void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
   const Options& o = job.options;
   std::optional<dtensor::BitIdentical> same_bits;
-  if (o.bit_identical) same_bits.emplace();
+  if (o.bit_identical) {
+    at::set_num_threads(1);  // Attention has no form for several threads.
+    same_bits.emplace();
+  }
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
                                         {dtensor::Event::Kind::collective});
   const auto draws = mesh_of_draws(job);

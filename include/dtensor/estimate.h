@@ -147,6 +147,7 @@ struct SearchProgress {
   std::size_t decided = 0, layouts = 0;  // of those that the program accepts
   double fastest = 0;                    // seconds of the fastest layout that fits; 0: none yet
 };
+// What bounds a search.
 struct SearchLimits {
   std::int64_t memory_bytes = 0;  // of a rank
   std::size_t most_runs = 1000;   // layouts whose cost is computed

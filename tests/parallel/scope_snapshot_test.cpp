@@ -5,6 +5,7 @@
 #include <fstream>
 #include <optional>
 
+#include "dtensor/bit_identical.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/nn/float8.h"
 #include "internal/context_parallel_scope.h"
@@ -95,6 +96,11 @@ RestoredScope float8() {
           [](const at::Tensor&) { return c10::str(nn::Float8Scope::is_open()); }};
 }
 
+RestoredScope bit_identical() {
+  return {"BitIdentical", [](const at::Tensor&) { return std::make_shared<BitIdentical>(); },
+          [](const at::Tensor&) { return c10::str(is_bit_identical()); }};
+}
+
 // Slots and unit of a ComputeScope, which computes in bfloat16.
 struct ComputeInBfloat16 {
   explicit ComputeInBfloat16(at::Tensor& weight)
@@ -110,8 +116,8 @@ RestoredScope compute(at::Tensor& weight) {
 }
 
 std::vector<RestoredScope> restored_scopes(at::Tensor& weight) {
-  return {attention_strategy(),      microbatch(),       factories(), plan(),         strict(),
-          implicit_redistribution(), context_parallel(), float8(),    compute(weight)};
+  return {attention_strategy(),      microbatch(),       factories(), plan(),          strict(),
+          implicit_redistribution(), context_parallel(), float8(),    bit_identical(), compute(weight)};
 }
 
 // What `scope` shows to the first and the second run of a recomputed function.
