@@ -57,7 +57,6 @@ inline Options any_options(const std::vector<train::MeshShape>& meshes) {
   options.rope = coin();
   options.kv_heads = coin() ? 2 : 0;
   options.grad_accum = coin() ? 1 : 2;
-  options.accumulate_sharded = options.grad_accum == 1 || coin();
   options.optimizer = *rc::gen::elementOf(std::vector<std::string>{"adamw", "sgd", "muon"});
   options.dropout = coin() ? 0 : 0.1;
   options.predict_tokens = coin() ? 1 : 2;
@@ -66,6 +65,7 @@ inline Options any_options(const std::vector<train::MeshShape>& meshes) {
     options.batch = 8;  // each piece has rows for all ranks, since peers send what this one sends
   }
   if (options.mesh->pp > 1) draw_pipeline(options);
+  options.accumulate_sharded = options.grad_accum == 1 || coin();
   return options;
 }
 
