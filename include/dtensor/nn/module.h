@@ -28,12 +28,14 @@ using TensorSlots = std::vector<at::Tensor*>;
 
 namespace detail {
 
+template <class T>
+concept ListsTensors = requires(T& value) {
+  TensorSlots(value.tensors());
+};
+
 // Whether values of a type may contain tensors that add_tensors() finds.
 template <class T>
-        struct HoldsTensors : std::bool_constant < std::is_base_of_v<at::Tensor, T> ||
-    requires(T& value) {
-  TensorSlots(value.tensors());
-} > {};
+struct HoldsTensors : std::bool_constant<std::is_base_of_v<at::Tensor, T> || ListsTensors<T>> {};
 template <class T, class A>
 struct HoldsTensors<std::vector<T, A>> : HoldsTensors<T> {};
 template <class T, std::size_t n>
