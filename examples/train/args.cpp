@@ -118,9 +118,8 @@ void add_training_flags(CLI::App& app, Options& o) {
       ->check(CLI::Range(1, 1 << 20));
   app.add_option_function<std::string>(
          "--accumulate", [&o](const std::string& text) { o.accumulate_sharded = text == "sharded"; },
-         "gradients of the parts of a batch: sharded (each part's are reduce-scattered, as by fully_shard) or "
-         "unsharded "
-         "(they are reduced once, as under no_sync, and as stages of a pipeline always do)")
+         "gradients of the parts of a batch, with --parallel fsdp and without a pipeline: sharded (each part's are "
+         "reduce-scattered) or unsharded (reduced once, as under no_sync)")
       ->check(CLI::IsMember({"sharded", "unsharded"}));
   app.add_option("--seq", o.seq, "tokens a sequence")->check(CLI::Range(1, 1 << 20));
   app.add_option("--optimizer", o.optimizer, "adamw, sgd, shampoo or muon")

@@ -115,80 +115,29 @@ void add(Table& table, Form form, std::initializer_list<const char*> names) {
   for (const char* name : names) table.emplace(name, form);
 }
 
-void add_moves(Table& table) {
+// clang-format off
+void add_views(Table& table) {
   add(table, exact,
-      {"aten::alias",
-       "aten::detach",
-       "aten::lift",
-       "aten::lift_fresh",
-       "aten::contiguous",
-       "aten::_fw_primal",
-       "aten::t",
-       "aten::transpose",
-       "aten::unsqueeze",
-       "aten::unbind",
-       "aten::select",
-       "aten::slice",
-       "aten::split",
-       "aten::chunk",
-       "aten::unsafe_split",
-       "aten::unsafe_chunk",
-       "aten::narrow",
-       "aten::split_with_sizes",
-       "aten::unsafe_split_with_sizes",
-       "aten::diagonal",
-       "aten::unfold",
-       "aten::view",
-       "aten::_unsafe_view",
-       "aten::_reshape_alias",
-       "aten::reshape",
-       "aten::_reshape_copy",
-       "aten::permute",
-       "aten::expand",
-       "aten::squeeze",
-       "aten::view_as_real",
-       "aten::view_as_complex",
-       "aten::clone",
-       "aten::_lazy_clone",
-       "aten::_to_copy",
-       "aten::copy",
-       "aten::copy_",
-       "aten::zero",
-       "aten::fill",
-       "aten::cat",
-       "aten::_cat",
-       "aten::stack",
-       "aten::_stack",
-       "aten::flip",
-       "aten::roll",
-       "aten::repeat",
-       "aten::constant_pad_nd",
-       "aten::tril",
-       "aten::triu",
-       "aten::slice_backward",
-       "aten::select_backward",
-       "aten::diagonal_backward",
-       "aten::zeros_like",
-       "aten::ones_like",
-       "aten::full_like",
-       "aten::new_zeros",
-       "aten::new_ones",
-       "aten::new_full",
-       "aten::empty_like",
-       "aten::new_empty",
-       "aten::new_empty_strided",
-       "aten::index_select",
-       "aten::gather",
-       "aten::index",
-       "aten::where",
-       "aten::masked_fill",
-       "aten::_local_scalar_dense",
-       "aten::equal",
-       "aten::is_nonzero",
-       "aten::_is_all_true",
-       "aten::_is_any_true",
+      {"aten::alias", "aten::detach", "aten::lift", "aten::lift_fresh", "aten::contiguous", "aten::_fw_primal",
+       "aten::t", "aten::transpose", "aten::unsqueeze", "aten::unbind", "aten::select", "aten::slice", "aten::split",
+       "aten::chunk", "aten::unsafe_split", "aten::unsafe_chunk", "aten::narrow", "aten::split_with_sizes",
+       "aten::unsafe_split_with_sizes", "aten::diagonal", "aten::unfold", "aten::view", "aten::_unsafe_view",
+       "aten::_reshape_alias", "aten::reshape", "aten::_reshape_copy", "aten::permute", "aten::expand",
+       "aten::squeeze", "aten::view_as_real", "aten::view_as_complex"});
+}
+
+void add_copies(Table& table) {
+  add(table, exact,
+      {"aten::clone", "aten::_lazy_clone", "aten::_to_copy", "aten::copy", "aten::copy_", "aten::zero", "aten::fill",
+       "aten::cat", "aten::_cat", "aten::stack", "aten::_stack", "aten::flip", "aten::roll", "aten::repeat",
+       "aten::constant_pad_nd", "aten::tril", "aten::triu", "aten::slice_backward", "aten::select_backward",
+       "aten::diagonal_backward", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros",
+       "aten::new_ones", "aten::new_full", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
+       "aten::index_select", "aten::gather", "aten::index", "aten::where", "aten::masked_fill",
+       "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::_is_all_true", "aten::_is_any_true",
        "aten::nonzero"});
 }
+// clang-format on
 
 void add_exact_elementwise(Table& table) {
   add(table, exact,
@@ -243,7 +192,8 @@ void add_sums(Table& table) {
 const Table& table() {
   static const Table forms = [] {
     Table all;
-    add_moves(all);
+    add_views(all);
+    add_copies(all);
     add_exact_elementwise(all);
     add_rows(all);
     add_sums(all);

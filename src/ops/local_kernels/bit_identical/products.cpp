@@ -16,12 +16,6 @@ void check_values(const LocalCall& call, const at::Tensor& t) {
   TORCH_CHECK_NOT_IMPLEMENTED(!is_simulated(t), call.info.name(), " in a BitIdentical scope: no dry runs");
 }
 
-std::vector<std::int64_t> iota(std::int64_t n) {
-  std::vector<std::int64_t> dims(static_cast<std::size_t>(n));
-  std::iota(dims.begin(), dims.end(), std::int64_t{0});
-  return dims;
-}
-
 // a times b, for matrices or stacks of them.
 at::Tensor multiply_stacks(const at::Tensor& a, const at::Tensor& b, const Contracted& k) {
   if (a.dim() == 2) return multiply(a, b, k);
@@ -87,15 +81,15 @@ at::Tensor gradient_of_input(const LocalCall& call, const LocalArgs& args) {
 
 at::Tensor gradient_of_weight(const LocalCall& call, const LocalArgs& args) {
   const auto grad = args.tensor("grad_output"), x = args.tensor("self");
-  const auto k =
-      contracted_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"), iota(grad.dim() - 1));
+  const auto k = contracted_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"),
+                               bit_identical::first_dims(grad.dim() - 1));
   return multiply(as_rows_of(grad, grad.size(-1)).t(), as_rows_of(x, x.size(-1)), k);
 }
 
 at::Tensor gradient_of_bias(const LocalCall& call, const LocalArgs& args) {
   const auto grad = args.tensor("grad_output");
   const auto leaves = bit_identical::leaves_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"),
-                                               iota(grad.dim() - 1), 1);
+                                               bit_identical::first_dims(grad.dim() - 1), 1);
   return bit_identical::sum_rows(as_rows_of(grad, grad.size(-1)), leaves);
 }
 
@@ -133,7 +127,7 @@ std::vector<at::Tensor> run_head(const c10::OperatorHandle& op, torch::jit::Stac
   return results;
 }
 
-// ATen's kernel uses a buffer for each thread, whose alignment decides which code MKL runs.
+// With several threads ATen's kernel gave other bits in random draws. The cause is not known.
 void check_heads(const LocalCall& call, const LocalArgs& args) {
   TORCH_CHECK_NOT_IMPLEMENTED(at::get_num_threads() == 1, call.info.name(), " with ", at::get_num_threads(),
                               " threads has no bit-identical form; use one thread per rank (at::set_num_threads)");

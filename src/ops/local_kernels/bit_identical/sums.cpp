@@ -12,15 +12,10 @@
 namespace dtensor {
 namespace {
 
+using bit_identical::first_dims;
 using bit_identical::leaves_of;
 using bit_identical::sum_rows;
 using bit_identical::sum_type;
-
-std::vector<std::int64_t> first_dims(std::int64_t n) {
-  std::vector<std::int64_t> dims(static_cast<std::size_t>(n));
-  std::iota(dims.begin(), dims.end(), std::int64_t{0});
-  return dims;
-}
 
 // The sum of a local tensor over `dims` of the global tensor, which the result lacks.
 at::Tensor sum_over(const LocalCall& call, const TensorSpec* spec, at::IntArrayRef global, const at::Tensor& local,

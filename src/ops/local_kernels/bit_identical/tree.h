@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include <numeric>
 #include <vector>
 
 #include "internal/contiguous_ranges.h"
@@ -12,6 +13,13 @@
 #include "placement/spec.h"
 
 namespace dtensor::bit_identical {
+
+// Dimensions 0 to n - 1.
+inline std::vector<std::int64_t> first_dims(std::int64_t n) {
+  std::vector<std::int64_t> dims(static_cast<std::size_t>(n));
+  std::iota(dims.begin(), dims.end(), std::int64_t{0});
+  return dims;
+}
 
 struct Node {
   int level;
