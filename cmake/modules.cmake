@@ -3,16 +3,21 @@
 # src/comm/launch/no_mpi.cpp without it; src/halo/partition/metis.cpp with METIS, no_metis.cpp without it.
 # src/comm/nccl/, src/random/cuda/ and src/moe/cuda/ belong to the library dtensor_cuda, so that CPU programs never load
 # CUDA.
-add_library(dtensor_pch OBJECT ${PROJECT_SOURCE_DIR}/cmake/pch.cpp)
-target_link_libraries(dtensor_pch PUBLIC LibTorch::torch_cpu)
-target_precompile_headers(dtensor_pch PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h> <torch/library.h>
-  <algorithm> <functional> <map> <memory> <mutex> <numeric> <optional> <string> <unordered_map> <vector>)
 
-# ccache hashes this checksum instead of the precompiled header, whose bytes differ between clones. It contains all
-# inputs of the header; ccache hashes the compiler's flags with each command.
-get_target_property(pch_headers dtensor_pch PRECOMPILE_HEADERS)
-file(WRITE ${PROJECT_BINARY_DIR}/CMakeFiles/dtensor_pch.dir/cmake_pch.hxx.gch.sum
-  "${LIBTORCH_ROOT} ${LIBTORCH_VERSION} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_FLAGS} ${CMAKE_BUILD_TYPE} ${pch_headers}")
+# Creates `name`, the target whose precompiled header has the given headers. ccache hashes the checksum written here instead
+# of the precompiled header, whose bytes differ between clones. It contains all inputs of the header; ccache hashes the
+# compiler's flags with each command.
+function(dtensor_precompiled_header name)
+  add_library(${name} OBJECT ${PROJECT_SOURCE_DIR}/cmake/pch.cpp)
+  target_link_libraries(${name} PUBLIC LibTorch::torch_cpu)
+  target_precompile_headers(${name} PRIVATE ${ARGN})
+  file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${name}.dir/cmake_pch.hxx.gch.sum
+    "${LIBTORCH_ROOT} ${LIBTORCH_VERSION} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_FLAGS} ${CMAKE_BUILD_TYPE} ${ARGN}")
+endfunction()
+
+set(DTENSOR_PRECOMPILED <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h> <torch/library.h>
+  <algorithm> <functional> <map> <memory> <mutex> <numeric> <optional> <string> <unordered_map> <vector>)
+dtensor_precompiled_header(dtensor_pch ${DTENSOR_PRECOMPILED})
 
 # Creates the include folder of `target`: links to `modules`, and to `headers` of include/dtensor or src/internal. The
 # compiler finds no other header, which keeps the dependencies between modules acyclic.
