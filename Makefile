@@ -43,7 +43,7 @@ bench: build
 
 calibrate: configure
 	@cmake --build --preset $(PRESET) --target plan
-	@$(BUILD)/examples/plan calibrate --out $(BUILD)/hardware.json
+	@$(BUILD)/apps/plan calibrate --out $(BUILD)/hardware.json
 
 # On a machine with a GPU; no more is built than is run.
 gpu-check:

@@ -1,4 +1,4 @@
-// Time of a training step of examples/moe with experts over all ranks: one JSON line for each mode, in the format of
+// Time of a training step of apps/moe with experts over all ranks: one JSON line for each mode, in the format of
 // the peer's script.
 //   bench_moe [--mode moe_local,moe_ep,moe_forced,moe_equal] [--hidden 64] [--batch 8] [--seq 16] [--steps 20]
 //   [--warmup 5] [--runs 1] [--ranks N]

@@ -7,6 +7,7 @@
 
 #include "llm/hf_config.h"
 #include "plan/decoder_cost.h"
+#include "program_data.h"
 
 namespace {
 
@@ -26,7 +27,7 @@ void measure(const char* what, const std::function<std::string()>& fn) {
 }
 
 plan::Workload workload(const std::string& preset, std::int64_t batch, std::int64_t sequence) {
-  return {llm::read_family(std::string(DTENSOR_PLAN_DATA) + "/presets/" + preset).config, batch, sequence};
+  return {llm::read_family(program_data("plan/presets/" + preset)).config, batch, sequence};
 }
 
 std::string run(const plan::Workload& work, const ParallelLayout& layout, const HardwareModel& hardware) {
@@ -48,7 +49,7 @@ std::string search(const plan::Workload& work, const LayoutSpace& space, std::in
 }  // namespace
 
 int main() {
-  const auto hardware = HardwareModel::read(std::string(DTENSOR_PLAN_DATA) + "/hardware/h100.json");
+  const auto hardware = HardwareModel::read(program_data("plan/hardware/h100.json"));
   const auto llama = workload("llama3-70b", 4096, 8192), deepseek = workload("deepseek-v3", 512, 4096);
   const auto full = Recomputation::full;
   measure("70B, 16384 ranks: shard=256,tp=8,pp=8", [&] {

@@ -2,7 +2,7 @@
 """Compares `plan` with published runs of torchtitan (benchmarks/llama3_h100_202412_torchtitan.md, end of 2024): published_runs.py PLAN.
 
 Two constants are fitted: the rate of products in bfloat16 (row 1a) and in float8 with torch.compile (row 1c), relative to the table
-examples/plan/hardware/h100-hbm2e.json, from which all other numbers are. Prints one row of a table for each run."""
+apps/plan/hardware/h100-hbm2e.json, from which all other numbers are. Prints one row of a table for each run."""
 import json
 import pathlib
 import re
@@ -30,7 +30,7 @@ ROWS = [
     ("6d", "llama3-405b", 512, "pp=8,shard=1,cp=8,tp=8", 8, 262144, "full", "float8", 16, 84.9),
 ]
 MICROBATCHES = {"5a": 32, "6a": 8, "6b": 8, "6c": 8, "6d": 8}
-TABLE = pathlib.Path(__file__).parent.parent / "examples/plan/hardware/h100-hbm2e.json"
+TABLE = pathlib.Path(__file__).parent.parent / "apps/plan/hardware/h100-hbm2e.json"
 
 
 def predict(plan, row, bfloat16=1.0, float8=1.0):

@@ -1,4 +1,4 @@
-// Time and memory of a training step of examples/train on a mesh: one JSON line for each mode, as the peer's script.
+// Time and memory of a training step of apps/train on a mesh: one JSON line for each mode, as the peer's script.
 //   bench_train [--mode fsdp,tp,tp_lp] [--hidden 64] [--batch 8] [--seq 16] [--steps 20] [--warmup 5] [--ranks N]
 // `single` is one device without DTensors. `fsdp_checked` and `tp_checked` alternate steps with and without
 // Checked(Checks::calls) and print its cost. Under mpirun the ranks are processes.

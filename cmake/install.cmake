@@ -35,9 +35,9 @@ foreach(tool verify_checkpoint verify_rules)
     install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()
 endforeach()
-# What `make install` builds: no tests, examples and benchmarks.
+# What `make install` builds: no tests, examples and benchmarks. apps/CMakeLists.txt installs programs.
 set(_installed ${_libraries})
-foreach(target dtensor_mpi verify_checkpoint verify_rules)
+foreach(target dtensor_mpi verify_checkpoint verify_rules train moe llm plan)
   if(TARGET ${target})
     list(APPEND _installed ${target})
   endif()

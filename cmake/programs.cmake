@@ -23,3 +23,22 @@ function(dtensor_folder_programs prefix setup)
   endforeach()
   set(${prefix}_programs ${programs} PARENT_SCOPE)
 endfunction()
+
+# Compiles a target of apps/ or examples/ with what a user of the library has, and the headers of apps/.
+function(dtensor_program_target target)
+  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/apps)
+  target_link_libraries(${target} PUBLIC LibTorch::torch_cpu PRIVATE nlohmann_json::nlohmann_json CLI11::CLI11 dtensor_fmt)
+  target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY)
+  target_precompile_headers(${target} REUSE_FROM dtensor_pch)
+endfunction()
+
+function(dtensor_link_programs)
+  foreach(program ${ARGN})
+    target_link_libraries(${program} PRIVATE dtensor)
+    # Only if the user requested it (preset cuda): a machine without a GPU may lack dependencies of torch_cuda.
+    if(TARGET dtensor_cuda AND DTENSOR_WITH_NCCL STREQUAL "ON")
+      target_link_libraries(${program} PRIVATE dtensor_cuda LibTorch::torch_cuda)
+      target_link_options(${program} PRIVATE LINKER:--no-as-needed,--allow-shlib-undefined)
+    endif()
+  endforeach()
+endfunction()

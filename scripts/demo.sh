@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build/release}
-train=$build/examples/train
+train=$build/apps/train
 if [ ! -x "$train" ]; then
   echo "demo: no $train; run make demo" >&2
   exit 2

@@ -17,7 +17,7 @@ rm -rf "$out" && mkdir -p "$out/source"
 cp -r docs/. "$out/source" && cp CHANGELOG.md "$out/source/changelog.md" && cp README.md "$out/source/readme.md"
 # Adapts the pages: reduces code fences to the lexer's name, and replaces links to files that the site has elsewhere or
 # lacks.
-sed -i -E 's/^```cpp global$/```cpp/; s#\((\.\./)+CHANGELOG\.md\)#(/changelog.md)#; s#\]\(docs/#](#g; s#\[([^]]*)\]\((\.\./)+(examples|include|packaging|scripts|src|tests|tools)/[^)]*\)#\1#g' "$out"/source/*.md "$out"/source/*/*.md "$out"/source/*/*/*.md
+sed -i -E 's/^```cpp global$/```cpp/; s#\((\.\./)+CHANGELOG\.md\)#(/changelog.md)#; s#\]\(docs/#](#g; s#\[([^]]*)\]\((\.\./)+(apps|examples|include|packaging|scripts|src|tests|tools)/[^)]*\)#\1#g' "$out"/source/*.md "$out"/source/*/*.md "$out"/source/*/*/*.md
 
 chmod +x docs/site/comments.py
 { cat docs/site/Doxyfile

@@ -88,8 +88,8 @@ operators() {
 }
 
 # Training on each layout. --compare fails unless the loss curve equals that of one device.
-train() { "$build/examples/train" --device cuda --steps 20 --compare "${text[@]}" "$@"; }
-moe() { "$build/examples/moe" --device cuda --steps 20 --compare "${text[@]}" "$@"; }
+train() { "$build/apps/train" --device cuda --steps 20 --compare "${text[@]}" "$@"; }
+moe() { "$build/apps/moe" --device cuda --steps 20 --compare "${text[@]}" "$@"; }
 trains() {
   train --mesh shard=2 && train --mesh replicate=2,shard=2,tp=2 --sequence-parallel --loss-parallel &&
     train --mesh shard=2,tp=2 --mixed-precision bf16 --checkpoint-activations && train --mesh shard=2 --dtype float64 --dropout 0.1 &&

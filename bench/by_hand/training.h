@@ -1,4 +1,4 @@
-// Hand-written SPMD code for the transformer of examples/train: ATen on local tensors and calls of a Communicator,
+// Hand-written SPMD code for the transformer of apps/train: ATen on local tensors and calls of a Communicator,
 // without DTensor. It is the reference for the library's overhead and gives the same results.
 #pragma once
 

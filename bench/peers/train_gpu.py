@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A training step of examples/train's GPT on one GPU in PyTorch: bfloat16 with parameters, gradients and AdamW in float32.
+"""A training step of apps/train's GPT on one GPU in PyTorch: bfloat16 with parameters, gradients and AdamW in float32.
 
   train_gpu.py [--mode eager,fsdp2,compile] [--hidden 2048] [--layers 12] [--heads 16] [--vocab 50257] [--batch 16] [--seq 1024]
 
 eager: autocast, without any distribution. fsdp2: fully_shard of each block and of the model over NCCL with one rank,
 MixedPrecisionPolicy(param_dtype=bfloat16). compile: the same with each block and the loss under torch.compile. --vocab 50304 is the
 vocabulary padded to a multiple of 64. One JSON line per mode; tokens/s from the mean of the steps after --warmup, the device's work
-included; MFU of --peak-tflops by both formulas of examples/train/flops.h.
+included; MFU of --peak-tflops by both formulas of apps/train/flops.h.
 """
 
 import argparse

@@ -26,7 +26,7 @@ class DTensor(ConanFile):
 
     def generate(self):
         toolchain = CMakeToolchain(self, generator="Ninja")
-        for part in ("TESTS", "EXAMPLES", "TOOLS", "BENCH"):
+        for part in ("TESTS", "APPS", "EXAMPLES", "TOOLS", "BENCH"):
             toolchain.cache_variables["DTENSOR_BUILD_" + part] = False
         toolchain.cache_variables["DTENSOR_WITH_PYTHON"] = "OFF"  # pip's
         toolchain.user_presets_path = False

@@ -1,4 +1,4 @@
-// Costs of a training step of examples/train on rank 0, computed from sizes alone: collectives by kind and axis with
+// Costs of a training step of apps/train on rank 0, computed from sizes alone: collectives by kind and axis with
 // bytes received, and bytes in memory. Parameters, gradients and states have 4 bytes per element. Computation uses 4,
 // or 2 with --mixed-precision bf16, except for norms and routers.
 #pragma once

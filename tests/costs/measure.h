@@ -1,4 +1,4 @@
-// Measures communication and memory of one training step of examples/train on rank 0.
+// Measures communication and memory of one training step of apps/train on rank 0.
 #pragma once
 
 #include <map>

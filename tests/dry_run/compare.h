@@ -1,4 +1,4 @@
-// A dry run of examples/train beside the same steps on thread ranks.
+// A dry run of apps/train beside the same steps on thread ranks.
 #pragma once
 
 #include <string>

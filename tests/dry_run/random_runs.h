@@ -1,4 +1,4 @@
-// Random runs of examples/train, and what a dry run of one must predict.
+// Random runs of apps/train, and what a dry run of one must predict.
 #pragma once
 
 #include <rapidcheck.h>

@@ -1,4 +1,4 @@
-// A step of examples/train makes the host wait for the device only for the numbers that it prints: it reads nothing
+// A step of apps/train makes the host wait for the device only for the numbers that it prints: it reads nothing
 // else and has no blocking copies.
 #include "dtensor/fully_shard.h"
 #include "dtensor/random.h"

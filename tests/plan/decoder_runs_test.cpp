@@ -14,6 +14,7 @@
 #include "llm/hf_config.h"
 #include "plan/any_hardware.h"
 #include "plan/decoder_cost.h"
+#include "program_data.h"
 
 namespace plan {
 namespace {
@@ -24,7 +25,7 @@ constexpr std::int64_t kSteps = 3;
 
 // The architecture of a preset with small sizes.
 nn::DecoderConfig small(const std::string& preset) {
-  auto c = llm::read_family(std::string(DTENSOR_PLAN_DATA) + "/presets/" + preset).config;
+  auto c = llm::read_family(program_data("plan/presets/" + preset)).config;
   c.vocabulary = 64, c.hidden = 64, c.ffn = 96, c.heads = 8, c.kv_heads = c.latent ? 8 : 4, c.head_size = 8;
   c.layers = *rc::gen::inRange(1, 4);
   c.layer.resize(static_cast<std::size_t>(std::min<std::int64_t>(c.layers, static_cast<std::int64_t>(c.layer.size()))));

@@ -8,6 +8,7 @@
 #include "llm/hf_config.h"
 #include "plan/any_hardware.h"
 #include "plan/decoder_cost.h"
+#include "program_data.h"
 #include "support/draws.h"
 
 namespace plan {
@@ -47,7 +48,7 @@ const std::vector<ParallelLayout>& some_layouts() {
 // A preset with fewer layers, all of one kind.
 Workload any_preset(std::int64_t rows) {
   const auto name = one_of<std::string>({"llama3-8b", "llama3-70b", "llama3-405b", "mixtral-8x7b", "qwen3-235b-a22b"});
-  auto config = llm::read_family(std::string(DTENSOR_PLAN_DATA) + "/presets/" + name).config;
+  auto config = llm::read_family(program_data("plan/presets/" + name)).config;
   config.layers = one_of<std::int64_t>({6, 9, 14});
   config.layer.resize(static_cast<std::size_t>(config.layers), config.layer.back());
   return {config, rows * one_of<std::int64_t>({1, 2}), one_of<std::int64_t>({2048, 8192, 32768})};

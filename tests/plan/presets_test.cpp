@@ -5,11 +5,12 @@
 
 #include "llm/hf_config.h"
 #include "plan/decoder_cost.h"
+#include "program_data.h"
 
 namespace plan {
 namespace {
 
-const std::string kData = DTENSOR_PLAN_DATA;
+const std::string kData = program_data("plan");
 
 Workload preset(const std::string& name) { return {llm::read_family(kData + "/presets/" + name).config, 16, 4096}; }
 

@@ -121,7 +121,7 @@ class Pages(unittest.TestCase):
         os.chdir(folder)
         torch.save(nn.Linear(4, 4).state_dict(), "model.pt")
         os.makedirs("build/release")
-        shutil.copy(ROOT / "examples/plan/hardware/h100.json", "build/release/hardware.json")
+        shutil.copy(ROOT / "apps/plan/hardware/h100.json", "build/release/hardware.json")
 
     def test_each_page_with_blocks_is_listed(self):
         pages = [ROOT / "README.md", ROOT / "docs/python.md", *(ROOT / "docs/guide").glob("*.md")]

@@ -21,7 +21,7 @@ using tokenizer::Tokenizer;
 json read(const std::string& path) { return json::parse(std::ifstream(path)); }
 
 std::string path_of(const std::string& family) {
-  return family == "gpt2" ? dtensor::test::source_path("examples/train/tokenizer.json")
+  return family == "gpt2" ? dtensor::test::source_path("apps/train/tokenizer.json")
                           : dtensor::test::data_path("tokenizer/" + family + ".json");
 }
 

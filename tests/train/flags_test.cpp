@@ -89,7 +89,7 @@ struct Row {
   Words common = {};  // Arguments of both runs.
 };
 
-const std::string kHardware = dtensor::test::source_path("examples/plan/hardware/h100.json");
+const std::string kHardware = dtensor::test::source_path("apps/plan/hardware/h100.json");
 const Words kDryRunWithTimes = {"--dry-run", "--hardware", kHardware};
 const Words kOnShard = {"--mesh", "shard=2"}, kOnTp = {"--mesh", "tp=2"};
 const Words kOnCp = {"--mesh", "cp=2", "--cp-strategy", "gather"};

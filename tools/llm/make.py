@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Creates a tiny random model of each family that examples/llm supports with the transformers package, and records
+"""Creates a tiny random model of each family that apps/llm supports with the transformers package, and records
 the results of transformers: OUT/FAMILY has config.json and safetensors files as save_pretrained() writes
 them, and expected.json with token ids, logits, greedy tokens and the losses of five training steps, for all parameters and
 with low-rank adapters. OUT/rope.json has the frequencies of each scaling of rotary positions.

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Trains the vocabulary of examples/train, and records encodings of the Python package `tokenizers`.
+"""Trains the vocabulary of apps/train, and records encodings of the Python package `tokenizers`.
 
     pip install tokenizers
     tools/tokenizer/make.py train FOLDER [SIZE]   trains byte-pair encoding on a folder's text files (the default corpus of
-                                                  train is LibTorch's ATen headers); writes examples/train/tokenizer.json
+                                                  train is LibTorch's ATen headers); writes apps/train/tokenizer.json
     tools/tokenizer/make.py record OUT            writes a small tokenizer.json as for each family of models, and cases.json
                                                   with texts, their ids and the decoded texts
     tools/tokenizer/make.py patterns OUT          writes patterns.json: regular expressions and their matches, or null if
@@ -17,7 +17,7 @@ import random
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHIPPED = ROOT / "examples/train/tokenizer.json"
+SHIPPED = ROOT / "apps/train/tokenizer.json"
 
 
 def train(folder, size):

@@ -1,4 +1,4 @@
-// Draws the figures of the documentation: losses of examples/train under each usual layout and on one device, memory of
+// Draws the figures of the documentation: losses of apps/train under each usual layout and on one device, memory of
 // a step on rank 0, and costs of long sequences that are split over ranks.
 //
 //   figures FOLDER [flags of train, as --steps 50 --hidden 32]

@@ -11,6 +11,7 @@
 #include "dtensor/tensor.h"
 #include "hash.h"
 #include "input_file.h"
+#include "program_data.h"
 
 namespace train {
 namespace fs = std::filesystem;
@@ -35,7 +36,7 @@ void append_file(const fs::path& path, std::string& text) {
 
 }  // namespace
 
-std::string shipped_tokenizer() { return DTENSOR_TRAIN_TOKENIZER; }
+std::string shipped_tokenizer() { return program_data("train/tokenizer.json"); }
 
 tokenizer::Tokenizer read_tokenizer(const std::string& name) {
   try {

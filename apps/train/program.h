@@ -1,4 +1,4 @@
-// The program of examples/train and examples/moe, for a dense model or one with experts.
+// The program of apps/train and apps/moe, for a dense model or one with experts.
 #pragma once
 
 #include "args.h"

@@ -18,6 +18,7 @@
 #include "dtensor/interrupt.h"
 #include "dtensor/launch.h"
 #include "llm/hf_config.h"
+#include "program_data.h"
 #include "train/args.h"
 #include "train/dry_run.h"
 #include "train/output.h"
@@ -38,7 +39,7 @@ struct Options {
   int calibrated_ranks = 2;
 };
 
-std::string data_folder(const char* kind) { return std::string(DTENSOR_PLAN_DATA) + "/" + kind; }
+std::string data_folder(const char* kind) { return program_data(std::string("plan/") + kind); }
 
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
