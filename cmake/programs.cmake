@@ -42,3 +42,13 @@ function(dtensor_link_programs)
     endif()
   endforeach()
 endfunction()
+
+# The library's module of charts, which exports no names, for a target that draws.
+function(dtensor_use_charts target)
+  if(NOT TARGET program_charts)
+    add_library(program_charts STATIC $<TARGET_OBJECTS:dtensor_chart>)
+    set_target_properties(program_charts PROPERTIES LINKER_LANGUAGE CXX)
+  endif()
+  dtensor_include_modules(${target} "chart" "")
+  target_link_libraries(${target} PRIVATE program_charts)
+endfunction()

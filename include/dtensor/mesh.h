@@ -51,6 +51,8 @@ class DTENSOR_API DeviceMesh {
   bool is_member() const;  // whether this rank is in the mesh
   // This rank's coordinate, one index per dimension; nullopt if it is not in the mesh.
   std::optional<std::vector<std::int64_t>> coordinate() const;
+  // The coordinate of a world rank; nullopt if it is not in the mesh.
+  std::optional<std::vector<std::int64_t>> coordinate_of(std::int64_t rank) const;
   // This rank's coordinate along one dimension; throws on ranks outside the mesh.
   std::int64_t local_rank(const std::string& name) const;
 

@@ -55,6 +55,12 @@ std::optional<std::vector<std::int64_t>> DeviceMesh::coordinate() const {
   return std::vector<std::int64_t>(mesh.coordinate.begin(), mesh.coordinate.end());
 }
 
+std::optional<std::vector<std::int64_t>> DeviceMesh::coordinate_of(std::int64_t rank) const {
+  const auto found = coordinate_of_rank(checked(impl_).layout, rank);
+  if (!found) return std::nullopt;
+  return std::vector<std::int64_t>(found->begin(), found->end());
+}
+
 std::int64_t DeviceMesh::local_rank(const std::string& name) const {
   const auto d = dim(name);
   return checked_coordinate(checked(impl_))[d];

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <unordered_set>
 
 namespace dtensor {
@@ -54,9 +55,17 @@ Coordinate coordinate_of_index(const MeshLayout& layout, std::int64_t index) {
 }
 
 std::optional<Coordinate> coordinate_of_rank(const MeshLayout& layout, std::int64_t world_rank) {
-  const auto found = std::find(layout.ranks.begin(), layout.ranks.end(), world_rank);
-  if (found == layout.ranks.end()) return std::nullopt;
-  return coordinate_of_index(layout, found - layout.ranks.begin());
+  const c10::IntArrayRef ranks = layout.ranks;
+  if (ranks.size() > 1) {  // most meshes consist of evenly spaced ranks
+    const auto steps = std::div(world_rank - ranks[0], ranks[1] - ranks[0]);
+    const bool inside = steps.rem == 0 && steps.quot >= 0 && steps.quot < static_cast<std::int64_t>(ranks.size());
+    if (inside && ranks[static_cast<std::size_t>(steps.quot)] == world_rank) {
+      return coordinate_of_index(layout, steps.quot);
+    }
+  }
+  const auto* const found = std::find(ranks.begin(), ranks.end(), world_rank);
+  if (found == ranks.end()) return std::nullopt;
+  return coordinate_of_index(layout, found - ranks.begin());
 }
 
 MeshInfo::MeshInfo(MeshLayout mesh_layout, std::int64_t rank, c10::DeviceType device_type,

@@ -67,6 +67,23 @@ std::int64_t rank_at(const MeshLayout& layout, at::IntArrayRef coordinate) {
   return layout.ranks[index];
 }
 
+// Shuffled ranks, and evenly spaced ones in either order, which are found without a search.
+RC_GTEST_PROP(MeshLayout, CoordinateOfARankIsThatOfItsIndex, ()) {
+  auto layout = random_layout();
+  if (*rc::gen::arbitrary<bool>()) {
+    const auto first = *rc::gen::inRange<std::int64_t>(0, 4), step = *rc::gen::inRange<std::int64_t>(1, 4);
+    for (std::size_t i = 0; i < layout.ranks.size(); ++i) layout.ranks[i] = first + step * static_cast<std::int64_t>(i);
+    if (*rc::gen::arbitrary<bool>()) std::reverse(layout.ranks.begin(), layout.ranks.end());
+  }
+  const auto size = static_cast<std::int64_t>(layout.ranks.size());
+  for (std::int64_t rank = -4; rank < 4 * size + 8; ++rank) {
+    const auto found = std::find(layout.ranks.begin(), layout.ranks.end(), rank);
+    const auto got = coordinate_of_rank(layout, rank);
+    RC_ASSERT(got.has_value() == (found != layout.ranks.end()));
+    if (got) RC_ASSERT(*got == coordinate_of_index(layout, found - layout.ranks.begin()));
+  }
+}
+
 TEST(MeshLayout, NestedRanksMatchNativeParallelism) {
   EXPECT_EQ(nested(make_layout(2, {1, 2, 1}, kThree)), "[[[0],[1]]]");
   EXPECT_EQ(nested(make_layout(2, {2, 1, 1}, kThree)), "[[[0]],[[1]]]");

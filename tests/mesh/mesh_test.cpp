@@ -38,6 +38,8 @@ TEST(DeviceMesh, NativeParallelismCube) {
     EXPECT_EQ(mesh.local_rank("replicate"), world.rank() / 4);
     EXPECT_EQ(*mesh.coordinate(),
               (std::vector<std::int64_t>{world.rank() / 4, world.rank() / 2 % 2, world.rank() % 2}));
+    EXPECT_EQ(mesh.coordinate_of(6), (std::vector<std::int64_t>{1, 1, 0}));
+    EXPECT_FALSE(mesh["tp"].coordinate_of(world.rank() ^ 2).has_value());
     const auto dp = mesh[{"replicate", "shard"}];
     const auto tp = mesh["tp"];
     if (world.rank() == 0) {

@@ -14,13 +14,6 @@
 namespace dtensor::optim {
 namespace {
 
-std::vector<std::int64_t> coordinate_of(const DeviceMesh& mesh, std::int64_t index) {
-  std::vector<std::int64_t> coordinate(static_cast<std::size_t>(mesh.ndim()));
-  for (auto a = mesh.ndim(); a-- > 0; index /= mesh.size(a))
-    coordinate[static_cast<std::size_t>(a)] = index % mesh.size(a);
-  return coordinate;
-}
-
 std::int64_t index_of(const std::vector<std::int64_t>& ranks, std::int64_t rank) {
   return std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
 }
@@ -179,13 +172,13 @@ void BlockExchange::route(Entry& block) {
   block.members = communicator_of(mesh);
   const auto& peers = block.members.ranks();
   const std::vector<std::int64_t> ranks = mesh.ranks().vec();
-  const auto owner = coordinate_of(mesh, index_of(ranks, block.owner)), self = *mesh.coordinate();
+  const auto owner = mesh.coordinate_of(block.owner).value(), self = mesh.coordinate().value();
   block.owner_peer = static_cast<int>(index_of(peers, block.owner));
   block.mine = pieces(block, &mesh, self);
   block.sends = sends_to(block.placements, self, owner);
   block.holders.clear();
   for (std::size_t i = 0; block.owned && i < ranks.size(); ++i) {
-    const auto coordinate = coordinate_of(mesh, static_cast<std::int64_t>(i));
+    const auto coordinate = mesh.coordinate_of(ranks[i]).value();
     Holder holder{static_cast<int>(index_of(peers, ranks[i])), sends_to(block.placements, coordinate, owner), {}};
     holder.pieces = pieces(block, &mesh, coordinate);
     if (!holder.pieces.empty()) block.holders.push_back(std::move(holder));
