@@ -1,7 +1,7 @@
 # One object library per module of src/. A module is a folder with all its sources, without sub-folders that are
 # declared as modules themselves. Backends are selected by file, not by #ifdef: src/comm/mpi/ with MPI,
 # src/comm/launch/no_mpi.cpp without it; src/halo/partition/metis.cpp with METIS, no_metis.cpp without it.
-# src/comm/nccl/, src/random/cuda/ and src/moe/cuda/ belong to the library dtensor_cuda, so that CPU programs never load
+# src/comm/nccl/ and the folders src/*/cuda/ belong to the library dtensor_cuda, so that CPU programs never load
 # CUDA.
 
 # Creates `name`, the target whose precompiled header has the given headers. ccache hashes the checksum written here instead
@@ -87,7 +87,7 @@ function(dtensor_module name)
   foreach(inner ${modules})
     list(FILTER sources EXCLUDE REGEX "/src/${inner}/")
   endforeach()
-  list(FILTER sources EXCLUDE REGEX "/(comm/mpi/library|comm/nccl|random/cuda|moe/cuda|parallel/cuda|row_norm/cuda)/")
+  list(FILTER sources EXCLUDE REGEX "/(comm/mpi/library|comm/nccl|[a-z_]+/cuda)/")
   if(DTENSOR_MPI)
     list(FILTER sources EXCLUDE REGEX "/comm/launch/no_mpi\\.cpp$")
   else()

@@ -1,63 +1,73 @@
-// Kernels by device, and memory for their results.
+// Calls of the operators of norms, and memory for their results.
 #include "row_norm/kernels.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/DispatchKey.h>
+#include <torch/library.h>
 
-#include <array>
-
-#include "internal/simulated.h"
+#include "internal/library_operator.h"
 #include "row_norm/arithmetic.h"
 
 namespace dtensor::row_norm {
 namespace {
 
-constexpr Kernels kSimulated{[](const Saved& saved, const at::Tensor&, double, const at::Tensor& y) {
-                               if (saved.mean.defined()) forget_values(saved.mean);
-                               forget_values(saved.rstd), forget_values(y);
-                             },
-                             [](const Saved&, const at::Tensor&, const at::Tensor& result) { forget_values(result); },
-                             [](const Saved&, const at::Tensor&, const at::Tensor& partial, const at::Tensor& sums) {
-                               forget_values(partial), forget_values(sums);
-                             }};
+Optional optional(const at::Tensor& t) { return t.defined() ? Optional(t) : std::nullopt; }
 
-// Written while libraries are loaded, read-only afterwards.
-std::array<Kernels, c10::COMPILE_TIME_MAX_DEVICE_TYPES>& registered_kernels() {
-  static std::array<Kernels, c10::COMPILE_TIME_MAX_DEVICE_TYPES> kernels;
-  return kernels;
+const auto& norm_rows() {
+  static const auto op = library_operator<decltype(norm_rows_loop)>("dtensor::norm_rows");
+  return op;
 }
 
 }  // namespace
 
-void register_kernels(c10::DeviceType device, const Kernels& kernels) {
-  registered_kernels()[static_cast<std::size_t>(device)] = kernels;
+bool has_kernels(const at::Tensor& x) {
+  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, x.device());
+  return norm_rows().hasKernelForDispatchKey(key);
 }
 
-const Kernels* kernels_of(const at::Tensor& x) {
-  if (is_simulated(x)) return &kSimulated;
-  if (x.is_cpu()) return &cpu_loops();
-  const auto& registered = registered_kernels()[static_cast<std::size_t>(x.device().type())];
-  return registered.forward != nullptr ? &registered : nullptr;
+Normalized forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps, bool centers) {
+  return norm_rows().call(x, optional(weight), optional(bias), eps, centers);
 }
 
-at::Tensor forward(const Kernels& kernels, const Saved& saved, const at::Tensor& bias, double eps) {
-  auto y = at::empty_like(saved.x);
-  if (y.numel() > 0) kernels.forward(saved, bias, eps, y);
-  return y;
+at::Tensor input_gradient(const Saved& s, const at::Tensor& grad) {
+  static const auto op = library_operator<decltype(input_gradient_loop)>("dtensor::norm_rows_input_gradient");
+  return op.call(grad, s.x, optional(s.mean), s.rstd, optional(s.weight));
 }
 
-at::Tensor input_gradient(const Kernels& kernels, const Saved& saved, const at::Tensor& grad) {
-  auto result = at::empty_like(saved.x);
-  if (result.numel() > 0) kernels.input_gradient(saved, grad, result);
-  return result;
+at::Tensor parameter_gradients(const Saved& s, const at::Tensor& grad) {
+  static const auto op = library_operator<decltype(parameter_gradients_loop)>("dtensor::norm_rows_parameter_gradients");
+  return std::get<0>(op.call(grad, s.x, optional(s.mean), s.rstd));
 }
 
-at::Tensor parameter_gradients(const Kernels& kernels, const Saved& saved, const at::Tensor& grad) {
-  const auto options = saved.x.options().dtype(at::kFloat);
-  const auto rows = saved.x.size(0), n = saved.x.size(1);
-  if (rows == 0 || n == 0) return at::zeros({2, n}, options);
-  auto sums = at::empty({2, n}, options);
-  kernels.parameter_gradients(saved, grad, at::empty({2, (rows + kRowsOfChunk - 1) / kRowsOfChunk, n}, options), sums);
-  return sums;
+Normalized empty_normalized(const at::Tensor& x, bool centers) {
+  const auto stats = x.options().dtype(at::kFloat);
+  at::Tensor mean = centers ? at::empty({x.size(0)}, stats) : at::Tensor();
+  at::Tensor rstd = at::empty({x.size(0)}, stats);
+  return {at::empty_like(x), std::move(mean), std::move(rstd)};
+}
+
+Sums empty_sums(const at::Tensor& x) {
+  const auto options = x.options().dtype(at::kFloat);
+  const auto rows = x.size(0), n = x.size(1);
+  at::Tensor sums = rows > 0 ? at::empty({2, n}, options) : at::zeros({2, n}, options);
+  return {std::move(sums), at::empty({2, (rows + kRowsOfChunk - 1) / kRowsOfChunk, n}, options)};
+}
+
+// Here and not in loops.cpp, since static archives drop objects that only register themselves.
+TORCH_LIBRARY_IMPL(dtensor, CPU, m) {
+  m.impl("norm_rows", norm_rows_loop);
+  m.impl("norm_rows_input_gradient", input_gradient_loop);
+  m.impl("norm_rows_parameter_gradients", parameter_gradients_loop);
+}
+
+TORCH_LIBRARY_IMPL(dtensor, Meta, m) {
+  m.impl("norm_rows", [](const at::Tensor& x, const Optional&, const Optional&, double, bool centers) {
+    return empty_normalized(x, centers);
+  });
+  m.impl("norm_rows_input_gradient", [](const at::Tensor&, const at::Tensor& x, const Optional&, const at::Tensor&,
+                                        const Optional&) { return at::empty_like(x); });
+  m.impl("norm_rows_parameter_gradients",
+         [](const at::Tensor&, const at::Tensor& x, const Optional&, const at::Tensor&) { return empty_sums(x); });
 }
 
 }  // namespace dtensor::row_norm

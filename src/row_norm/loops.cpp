@@ -47,7 +47,7 @@ void each(std::int64_t count, std::int64_t elements, const Fn& fn) {
 }
 
 template <class T>
-void forward_loop(const Rows<T>& s, const float* bias, float eps, T* y) {
+void write_normalized(const Rows<T>& s, const float* bias, float eps, T* y) {
   const auto count = static_cast<float>(s.n);
   each(s.rows, s.n, [&](std::int64_t r) {
     const T* row = s.x + r * s.n;
@@ -62,7 +62,7 @@ void forward_loop(const Rows<T>& s, const float* bias, float eps, T* y) {
 }
 
 template <class T>
-void input_gradient_loop(const Rows<T>& s, const T* grad, T* result) {
+void write_input_gradient(const Rows<T>& s, const T* grad, T* result) {
   const auto count = static_cast<float>(s.n);
   each(s.rows, s.n, [&](std::int64_t r) {
     const auto scaled = [&](std::int64_t c) {
@@ -78,7 +78,7 @@ void input_gradient_loop(const Rows<T>& s, const T* grad, T* result) {
 }
 
 template <class T>
-void parameter_gradients_loop(const Rows<T>& s, const T* grad, std::int64_t chunks, float* partial, float* sums) {
+void write_sums(const Rows<T>& s, const T* grad, std::int64_t chunks, float* partial, float* sums) {
   const auto plane = chunks * s.n;
   each(chunks, s.n * kRowsOfChunk, [&](std::int64_t chunk) {
     float *weight = partial + chunk * s.n, *bias = weight + plane;
@@ -101,28 +101,44 @@ void parameter_gradients_loop(const Rows<T>& s, const T* grad, std::int64_t chun
 
 #define DTENSOR_DISPATCH_HALF(x, ...) AT_DISPATCH_REDUCED_FLOATING_TYPES((x).scalar_type(), "layer_norm", __VA_ARGS__)
 
-constexpr Kernels kLoops{
-    [](const Saved& saved, const at::Tensor& bias, double eps, const at::Tensor& y) {
-      DTENSOR_DISPATCH_HALF(saved.x, [&] {
-        forward_loop(Rows<scalar_t>(saved), bias.defined() ? bias.const_data_ptr<float>() : nullptr,
-                     static_cast<float>(eps), y.mutable_data_ptr<scalar_t>());
-      });
-    },
-    [](const Saved& saved, const at::Tensor& grad, const at::Tensor& result) {
-      DTENSOR_DISPATCH_HALF(saved.x, [&] {
-        input_gradient_loop(Rows<scalar_t>(saved), grad.const_data_ptr<scalar_t>(),
-                            result.mutable_data_ptr<scalar_t>());
-      });
-    },
-    [](const Saved& saved, const at::Tensor& grad, const at::Tensor& partial, const at::Tensor& sums) {
-      DTENSOR_DISPATCH_HALF(saved.x, [&] {
-        parameter_gradients_loop(Rows<scalar_t>(saved), grad.const_data_ptr<scalar_t>(), partial.size(1),
-                                 partial.mutable_data_ptr<float>(), sums.mutable_data_ptr<float>());
-      });
-    }};
+Saved saved(const at::Tensor& x, const Optional& mean, const at::Tensor& rstd, const Optional& weight = {}) {
+  return {x, mean.value_or(at::Tensor()), rstd, weight.value_or(at::Tensor())};
+}
 
 }  // namespace
 
-const Kernels& cpu_loops() { return kLoops; }
+Normalized norm_rows_loop(const at::Tensor& x, const Optional& weight, const Optional& bias, double eps, bool centers) {
+  auto results = empty_normalized(x, centers);
+  const auto& [y, mean, rstd] = results;
+  if (x.numel() == 0) return results;
+  DTENSOR_DISPATCH_HALF(x, [&, &y = y, &mean = mean, &rstd = rstd] {
+    write_normalized(Rows<scalar_t>(saved(x, mean, rstd, weight)), bias ? bias->const_data_ptr<float>() : nullptr,
+                     static_cast<float>(eps), y.mutable_data_ptr<scalar_t>());
+  });
+  return results;
+}
+
+at::Tensor input_gradient_loop(const at::Tensor& grad, const at::Tensor& x, const Optional& mean,
+                               const at::Tensor& rstd, const Optional& weight) {
+  auto result = at::empty_like(x);
+  if (x.numel() == 0) return result;
+  DTENSOR_DISPATCH_HALF(x, [&] {
+    write_input_gradient(Rows<scalar_t>(saved(x, mean, rstd, weight)), grad.const_data_ptr<scalar_t>(),
+                         result.mutable_data_ptr<scalar_t>());
+  });
+  return result;
+}
+
+Sums parameter_gradients_loop(const at::Tensor& grad, const at::Tensor& x, const Optional& mean,
+                              const at::Tensor& rstd) {
+  auto results = empty_sums(x);
+  const auto& [sums, partial] = results;
+  if (x.numel() == 0) return results;
+  DTENSOR_DISPATCH_HALF(x, [&, &sums = sums, &partial = partial] {
+    write_sums(Rows<scalar_t>(saved(x, mean, rstd)), grad.const_data_ptr<scalar_t>(), partial.size(1),
+               partial.mutable_data_ptr<float>(), sums.mutable_data_ptr<float>());
+  });
+  return results;
+}
 
 }  // namespace dtensor::row_norm

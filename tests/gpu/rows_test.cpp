@@ -4,9 +4,10 @@
 
 #include "gpu/gpu.h"
 #include "moe/experts/experts.h"
-#include "moe/experts/swiglu.h"
 #include "moe/row_kernels.h"
+#include "support/gpu_kernels.h"
 #include "support/ranks.h"
+#include "support/swiglu_kernels.h"
 
 namespace dtensor::moe {
 namespace {
@@ -99,33 +100,26 @@ TEST_F(GpuRows, GroupsNeedNoPadding) {
   }
 }
 
-TEST_F(GpuRows, SwigluHasTheBitsOfTheCpu) {
+// silu(gate) * up and the gradients of both.
+std::vector<at::Tensor> results_on(c10::DeviceType device, const at::Tensor& gate, const at::Tensor& up,
+                                   const at::Tensor& grad) {
+  const auto leaf = [&](const at::Tensor& t) { return t.to(device, t.scalar_type(), false, true).requires_grad_(); };
+  const at::Tensor g = leaf(gate), u = leaf(up), y = gated_product(GateKind::silu, g, u);
+  y.backward(grad.to(device));
+  return {y.detach(), g.grad(), u.grad()};
+}
+
+TEST_F(GpuRows, SwigluHasTheBitsOfTheLoops) {
+  const test::SwigluKernels loops(c10::DispatchKey::CPU);
+  const test::GpuKernelsOnCpu on_cpu;
   for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
     for (std::uint64_t seed = 0; seed < 25; ++seed) {
       test::Draw draw(seed);
       const auto n = draw.integer(1, 100000);
       const auto gate = draw.normal({n}).mul_(20).to(dtype), up = draw.normal({n}).to(dtype);
       const auto grad = draw.normal({n}).to(dtype);
-      const auto results = [&](const auto& run, const auto& place) {
-        std::vector<at::Tensor> made{at::empty_like(place(gate)), at::empty_like(place(gate)),
-                                     at::empty_like(place(gate))};
-        run(place(gate), place(up), place(grad), made);
-        return made;
-      };
-      const auto cpu = results(
-          [](const auto& g, const auto& u, const auto& dy, const auto& made) {
-            swiglu_cpu_loops().forward(g, u, made[0]);
-            swiglu_cpu_loops().backward(dy, g, u, made[1], made[2]);
-          },
-          [](const at::Tensor& t) { return t; });
-      const auto gpu = results(
-          [](const auto& g, const auto& u, const auto& dy, const auto& made) {
-            auto leaf = g.detach().requires_grad_(), other = u.detach().requires_grad_();
-            const auto y = swiglu(leaf, other);
-            y.backward(dy);
-            made[0].copy_(y.detach()), made[1].copy_(leaf.grad()), made[2].copy_(other.grad());
-          },
-          [](const at::Tensor& t) { return t.cuda(); });
+      const std::vector<at::Tensor> cpu = results_on(at::kCPU, gate, up, grad),
+                                    gpu = results_on(at::kCUDA, gate, up, grad);
       for (std::size_t i = 0; i < cpu.size(); ++i) {
         EXPECT_TRUE(at::equal(gpu[i].cpu(), cpu[i])) << dtype << " result " << i << " seed " << seed;
       }

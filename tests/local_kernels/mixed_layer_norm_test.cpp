@@ -17,23 +17,20 @@ TEST(MixedLayerNorm, KernelsEqualFloat64) {
   test::Draw draw(51);
   for (int round = 0; round < 60; ++round) {
     const auto type = round % 2 == 0 ? at::kBFloat16 : at::kHalf;
-    const auto [saved, bias, grad] = test::draw_norm(draw, type);
+    const test::NormCase c = test::draw_norm(draw, type);
     const auto leaf = [](const at::Tensor& t) { return t.to(at::kDouble).requires_grad_(); };
-    const auto n = saved.x.size(1);
-    const at::Tensor x = leaf(saved.x), w = leaf(saved.weight.defined() ? saved.weight : at::ones({n}));
-    const at::Tensor b = leaf(bias.defined() ? bias : at::zeros({n}));
-    const at::Tensor expected =
-        saved.mean.defined() ? at::layer_norm(x, {n}, w, b, 1e-5) : at::rms_norm(x, {n}, w, 1e-5) + b;
-    const auto& kernels = row_norm::cpu_loops();
-    const at::Tensor y = row_norm::forward(kernels, saved, bias, 1e-5);
-    EXPECT_TRUE(at::allclose(y.to(at::kDouble), expected.detach(), unit_of(type), 1e-5)) << round;
-    if (saved.x.size(0) == 0) continue;
-    expected.backward(grad.to(at::kDouble));
-    const at::Tensor to_x = row_norm::input_gradient(kernels, saved, grad);
+    const auto n = c.x.size(1);
+    const at::Tensor x = leaf(c.x), w = leaf(c.weight.defined() ? c.weight : at::ones({n}));
+    const at::Tensor b = leaf(c.bias.defined() ? c.bias : at::zeros({n}));
+    const at::Tensor expected = c.centers ? at::layer_norm(x, {n}, w, b, 1e-5) : at::rms_norm(x, {n}, w, 1e-5) + b;
+    const test::NormResults got = test::results_of(c);
+    EXPECT_TRUE(at::allclose(got.y.to(at::kDouble), expected.detach(), unit_of(type), 1e-5)) << round;
+    if (c.x.size(0) == 0) continue;
+    expected.backward(c.grad.to(at::kDouble));
     // A row of one or two elements has gradients that cancel: their errors are relative to the operands.
-    const double size = 1 + (x.grad().abs().max().item<double>() + saved.rstd.max().item<double>()) * 1e-5;
-    EXPECT_TRUE(at::allclose(to_x.to(at::kDouble), x.grad(), unit_of(type), 1e-4 * size)) << round;
-    const at::Tensor sums = row_norm::parameter_gradients(kernels, saved, grad).to(at::kDouble);
+    const double size = 1 + (x.grad().abs().max().item<double>() + got.rstd.max().item<double>()) * 1e-5;
+    EXPECT_TRUE(at::allclose(got.to_x.to(at::kDouble), x.grad(), unit_of(type), 1e-4 * size)) << round;
+    const at::Tensor sums = got.sums.to(at::kDouble);
     EXPECT_TRUE(at::allclose(sums[0], w.grad(), 1e-5, 1e-3)) << round;
     EXPECT_TRUE(at::allclose(sums[1], b.grad(), 1e-5, 1e-3)) << round;
   }

@@ -1,18 +1,17 @@
-// The kernels of SwiGLU: values against float64, and experts that use them.
-#include "moe/experts/swiglu.h"
-
+// The arithmetic of the GPU kernels of SwiGLU: values against float64, and experts that use them.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "internal/kernels/gpu_kernels.h"
 #include "moe/experts/experts.h"
 #include "small_layer.h"
+#include "support/swiglu_kernels.h"
 
 namespace dtensor::test {
 namespace {
 
-// The CPU takes its loops in place of ATen's operators.
+// The CPU takes loops in place of ATen's operators.
 struct OnCpu {
+  SwigluKernels kernels{c10::DispatchKey::CPU};
   OnCpu() { set_takes_gpu_kernels(at::kCPU, true); }
   ~OnCpu() { set_takes_gpu_kernels(at::kCPU, false); }
 };
@@ -21,10 +20,10 @@ struct Results {
   at::Tensor y, d_gate, d_up;
 };
 
-Results of(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& grad, const char* node) {
+Results of(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& grad) {
   auto g = gate.clone().requires_grad_(), u = up.clone().requires_grad_();
-  const auto y = moe::swiglu(g, u);
-  EXPECT_EQ(y.grad_fn()->name(), node);
+  const auto y = gated_product(GateKind::silu, g, u);
+  EXPECT_EQ(y.grad_fn()->name(), "GatedProductBackward");
   y.backward(grad);
   return {y.detach(), g.grad(), u.grad()};
 }
@@ -45,8 +44,8 @@ TEST(Swiglu, LoopsEqualFloat64UpToOneRounding) {
       const auto scale = seed % 2 == 0 ? 1.0 : 40.0;  // saturates the sigmoid
       const auto gate = draw.normal(sizes).mul_(scale).to(dtype);
       const auto up = draw.normal(sizes).to(dtype), grad = draw.normal(sizes).to(dtype);
-      const auto got = of(gate, up, grad, "SwigluBackward");
-      const auto exact = of(gate.to(at::kDouble), up.to(at::kDouble), grad.to(at::kDouble), "MulBackward0");
+      const auto got = of(gate, up, grad);
+      const auto exact = of(gate.to(at::kDouble), up.to(at::kDouble), grad.to(at::kDouble));
       expect_rounded(got.y, exact.y, epsilon, "result");
       expect_rounded(got.d_gate, exact.d_gate, epsilon, "gradient of gate");
       expect_rounded(got.d_up, exact.d_up, epsilon, "gradient of up");

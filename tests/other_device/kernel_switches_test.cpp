@@ -6,25 +6,18 @@
 #include "internal/kernels/gpu_kernels.h"
 #include "other_device/step.h"
 #include "parallel/loss/row_kernels.h"
-#include "row_norm/kernels.h"
 #include "support/errors.h"
+#include "support/norm_rows.h"
 
 namespace dtensor::test {
 namespace {
 
-std::atomic<int> norm_calls, loss_calls;
+std::atomic<int> loss_calls;
 
 // Registers the CPU's loops for the fake device, whose memory is the host's. They count their calls.
 struct CountedKernels {
+  CountedNormKernels norms{c10::DispatchKey::PrivateUse1};
   CountedKernels() {
-    row_norm::register_kernels(fake::kDevice,
-                               {.forward =
-                                    [](const auto& saved, const auto& bias, double eps, const at::Tensor& y) {
-                                      ++norm_calls;
-                                      row_norm::cpu_loops().forward(saved, bias, eps, y);
-                                    },
-                                .input_gradient = row_norm::cpu_loops().input_gradient,
-                                .parameter_gradients = row_norm::cpu_loops().parameter_gradients});
     auto loss = loss_rows::cpu_loops();
     loss.sums = [](const auto& rows, const at::Tensor& top, bool finds_top, const at::Tensor& sums) {
       ++loss_calls;
@@ -33,7 +26,6 @@ struct CountedKernels {
     loss_rows::register_loss_kernels(fake::kDevice, loss);
   }
   ~CountedKernels() {
-    row_norm::register_kernels(fake::kDevice, {});
     loss_rows::register_loss_kernels(fake::kDevice, {});
     set_takes_gpu_kernels(fake::kDevice, true);
   }
@@ -46,7 +38,7 @@ struct Used {
 
 // Kernels that a norm, a head of 50 classes and a loss call; `results` gets the values.
 Used run_kernels(std::vector<at::Tensor>& results) {
-  norm_calls = loss_calls = 0;
+  CountedNormKernels::forward_calls = loss_calls = 0;
   on_device_mesh({1}, [&](const DeviceMesh& mesh) {
     clear_cache();
     Draw draw(61);
@@ -57,7 +49,7 @@ Used run_kernels(std::vector<at::Tensor>& results) {
     const at::Tensor loss = cross_entropy(at::linear(y, head), put(at::arange(6)));
     results = {host_value(y), host_value(loss)};
   });
-  return {aligned_width(50, at::kBFloat16, fake::kDevice) == 64, norm_calls > 0, loss_calls > 0};
+  return {aligned_width(50, at::kBFloat16, fake::kDevice) == 64, CountedNormKernels::forward_calls > 0, loss_calls > 0};
 }
 
 TEST(OtherDevice, EachKernelIsDisabledByItsName) {

@@ -5,10 +5,10 @@
 
 #include "internal/kernels/gpu_kernels.h"
 #include "moe/dispatch/permute.h"
-#include "moe/experts/swiglu.h"
 #include "moe/row_kernels.h"
 #include "moe/small_layer.h"
 #include "other_device/step.h"
+#include "support/swiglu_kernels.h"
 
 namespace dtensor::test {
 namespace {
@@ -114,29 +114,11 @@ TEST(OtherDevice, PaddedGroupsReadNoCounts) {
   }
 }
 
-std::atomic<int> swiglu_passes;
-
-// The CPU's loops for the fake device, counted.
-struct CountedSwiglu {
-  CountedSwiglu() {
-    moe::register_swiglu_kernels(
-        fake::kDevice, {[](const auto& gate, const auto& up, const auto& out) {
-                          ++swiglu_passes;
-                          moe::swiglu_cpu_loops().forward(gate, up, out);
-                        },
-                        [](const auto& grad, const auto& gate, const auto& up, const auto& d_gate, const auto& d_up) {
-                          ++swiglu_passes;
-                          moe::swiglu_cpu_loops().backward(grad, gate, up, d_gate, d_up);
-                        }});
-  }
-  ~CountedSwiglu() { moe::register_swiglu_kernels(fake::kDevice, {}); }
-};
-
 enum class Grouped { yes, disabled, no_kernel };
 
 // Automatic: no read on one rank, with and without a loss of the router; one read of the counts without the kernel.
 TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
-  const CountedSwiglu counted_swiglu;
+  const SwigluKernels swiglu(c10::DispatchKey::PrivateUse1);
   for (const auto grouped : {Grouped::yes, Grouped::disabled, Grouped::no_kernel}) {
     for (const bool scales : {false, true}) {
       disable_gpu_kernels(grouped == Grouped::disabled ? "grouped_experts,swiglu" : "");

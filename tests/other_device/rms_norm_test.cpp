@@ -2,32 +2,14 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "other_device/step.h"
-#include "row_norm/kernels.h"
+#include "support/norm_rows.h"
 
 namespace dtensor::test {
 namespace {
 
-std::atomic<int> forward_calls, backward_calls;
-
-// Registers the CPU's loops for the fake device. They count their calls.
 struct CountedKernels {
-  CountedKernels() {
-    fake::start();
-    forward_calls = backward_calls = 0;
-    row_norm::register_kernels(fake::kDevice,
-                               {.forward =
-                                    [](const auto& saved, const auto& bias, double eps, const at::Tensor& y) {
-                                      ++forward_calls;
-                                      row_norm::cpu_loops().forward(saved, bias, eps, y);
-                                    },
-                                .input_gradient =
-                                    [](const auto& saved, const at::Tensor& grad, const at::Tensor& result) {
-                                      ++backward_calls;
-                                      row_norm::cpu_loops().input_gradient(saved, grad, result);
-                                    },
-                                .parameter_gradients = row_norm::cpu_loops().parameter_gradients});
-  }
-  ~CountedKernels() { row_norm::register_kernels(fake::kDevice, {}); }
+  CountedKernels() { fake::start(); }
+  CountedNormKernels kernels{c10::DispatchKey::PrivateUse1};
 };
 
 TEST(OtherDevice, RmsNormEqualsFloat64OnEveryLayout) {
@@ -63,8 +45,8 @@ TEST(OtherDevice, RmsNormEqualsFloat64OnEveryLayout) {
       }
     });
   }
-  EXPECT_GT(forward_calls, 0);
-  EXPECT_GT(backward_calls, 0);
+  EXPECT_GT(CountedNormKernels::forward_calls, 0);
+  EXPECT_GT(CountedNormKernels::backward_calls, 0);
 }
 
 TEST(OtherDevice, RmsNormSecondDerivativesEqualFloat64) {

@@ -1,8 +1,6 @@
-// Registers the CUDA kernels for row permutations and SwiGLU when the library dtensor_cuda is loaded.
+// Registers the CUDA kernels for row permutations when the library dtensor_cuda is loaded.
 #include "internal/kernels/cuda_launch.h"
 #include "moe/cuda/rows.h"
-#include "moe/cuda/swiglu.h"
-#include "moe/experts/swiglu.h"
 #include "moe/row_kernels.h"
 
 namespace dtensor::moe {
@@ -51,22 +49,6 @@ void count(const at::Tensor& ids, const at::Tensor& counts) {
   });
 }
 
-void swiglu_forward(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& out) {
-  launch_on_device_of(gate, "swiglu", [&](auto stream) {
-    return cuda::launch_swiglu(type_of(gate), gate.numel(), gate.const_data_ptr(), up.const_data_ptr(),
-                               out.mutable_data_ptr(), stream);
-  });
-}
-
-void swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up, const at::Tensor& d_gate,
-                     const at::Tensor& d_up) {
-  launch_on_device_of(gate, "swiglu backward", [&](auto stream) {
-    return cuda::launch_swiglu_backward(type_of(gate), gate.numel(), grad.const_data_ptr(), gate.const_data_ptr(),
-                                        up.const_data_ptr(), d_gate.mutable_data_ptr(), d_up.mutable_data_ptr(),
-                                        stream);
-  });
-}
-
 // LibTorch has the kernel for these compute capabilities.
 bool multiplies_groups_on(c10::Device device) {
   int major = 0;
@@ -76,7 +58,7 @@ bool multiplies_groups_on(c10::Device device) {
 
 const bool registered =
     (register_row_kernels(c10::DeviceType::CUDA, {permute, unpermute, unpermute_backward, count, multiplies_groups_on}),
-     register_swiglu_kernels(c10::DeviceType::CUDA, {swiglu_forward, swiglu_backward}), true);
+     true);
 
 }  // namespace
 }  // namespace dtensor::moe

@@ -9,9 +9,9 @@
 
 #include "dtensor/nn/float8.h"
 #include "dtensor/tensor.h"
+#include "internal/gated_product.h"
 #include "moe/counting.h"
 #include "moe/experts/float8_experts.h"
-#include "moe/experts/swiglu.h"
 #include "moe/local_function.h"
 #include "moe/row_kernels.h"
 
@@ -69,7 +69,7 @@ ExpertWeights pack(const std::vector<ExpertWeights>& experts) {
 }  // namespace
 
 at::Tensor moe::activate_gated(const at::Tensor& gate, const at::Tensor& up, ExpertActivation activation) {
-  if (activation == ExpertActivation::swiglu) return moe::swiglu(gate, up);
+  if (activation == ExpertActivation::swiglu) return gated_product(GateKind::silu, gate, up);
   const auto h = activate(gate, activation);
   return up.defined() ? h * up : h;
 }

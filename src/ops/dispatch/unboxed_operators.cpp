@@ -66,6 +66,8 @@
 
 #include <unordered_map>
 
+#include "internal/library_operator.h"
+
 namespace dtensor::unboxed {
 namespace {
 
@@ -78,6 +80,30 @@ Table make_table() {
   (table.emplace(c10::OperatorName(Ops::name, Ops::overload_name), &kernel_of<Ops>), ...);
   return table;
 }
+
+// An operator of this library in the form of at::_ops.
+template <class Named, class Ret, class... Args>
+struct LibraryOperator {
+  using schema = Ret(Args...);
+  static constexpr const char* overload_name = "";
+  static const c10::TypedOperatorHandle<schema>& handle() {
+    static const auto op = library_operator<schema>(Named::name);
+    return op;
+  }
+  static Ret call(Args... args) { return handle().call(std::forward<Args>(args)...); }
+  static Ret redispatch(c10::DispatchKeySet keys, Args... args) {
+    return handle().redispatch(keys, std::forward<Args>(args)...);
+  }
+};
+
+using T = const at::Tensor&;
+struct GatedProduct : LibraryOperator<GatedProduct, at::Tensor, T, T, std::string_view> {
+  static constexpr const char* name = "dtensor::gated_product";
+};
+struct GatedProductBackward
+    : LibraryOperator<GatedProductBackward, std::tuple<at::Tensor, at::Tensor>, T, T, T, std::string_view> {
+  static constexpr const char* name = "dtensor::gated_product_backward";
+};
 
 Table hottest() {
   return make_table<
@@ -98,7 +124,7 @@ Table hottest() {
       at::_ops::_foreach_mul__Scalar, at::_ops::_foreach_mul__Tensor, at::_ops::_foreach_add__Scalar,
       at::_ops::_foreach_lerp__Scalar, at::_ops::_foreach_addcmul__Scalar, at::_ops::_foreach_addcdiv__Scalar,
       at::_ops::_foreach_div__List, at::_ops::_foreach_sqrt_, at::_ops::_foreach_zero_, at::_ops::_fused_adamw_,
-      at::_ops::_fused_adam_>();
+      at::_ops::_fused_adam_, GatedProduct, GatedProductBackward>();
 }
 
 }  // namespace

@@ -23,5 +23,6 @@ void add_linalg_rules(RuleBook& book);
 void add_spatial_rules(RuleBook& book);
 void add_convolution_rules(RuleBook& book);
 void add_transform_rules(RuleBook& book);
+void add_fused_rules(RuleBook& book);
 
 }  // namespace dtensor

@@ -15,18 +15,15 @@ at::Tensor as_floats(const at::Tensor& t) { return t.defined() ? t.to(at::kFloat
 void rms_norm(LocalCall& call) {
   const LocalArgs args(call);
   const auto x = args.tensor("input");
-  const row_norm::Saved saved{.x = as_rows(x, width_of(args)),
-                              .mean = {},
-                              .rstd = at::empty(call.outputs[1]->local_sizes, x.options().dtype(at::kFloat)),
-                              .weight = as_floats(args.tensor("weight"))};
-  const auto y = row_norm::forward(*row_norm::kernels_of(x), saved, {}, args.value("eps").toDouble());
-  set_results(call, {y.view(x.sizes()), saved.rstd.to(call.outputs[1]->dtype)});
+  const auto [y, mean, rstd] = row_norm::forward(as_rows(x, width_of(args)), as_floats(args.tensor("weight")), {},
+                                                 args.value("eps").toDouble(), /*centers=*/false);
+  const TensorSpec& stats = *call.outputs[1];
+  set_results(call, {y.view(x.sizes()), rstd.view(stats.local_sizes).to(stats.dtype)});
 }
 
 void rms_norm_backward(LocalCall& call) {
   const LocalArgs args(call);
   const auto x = args.tensor("input");
-  const auto& kernels = *row_norm::kernels_of(x);
   const auto mask = args.value("output_mask").toBoolList();
   const auto n = width_of(args);
   const row_norm::Saved saved{.x = as_rows(x, n),
@@ -35,9 +32,9 @@ void rms_norm_backward(LocalCall& call) {
                               .weight = as_floats(args.tensor("weight"))};
   const auto grad = as_rows(args.tensor("grad_out"), n);
   std::vector<at::Tensor> grads(2);
-  if (mask[0]) grads[0] = row_norm::input_gradient(kernels, saved, grad).view(x.sizes());
+  if (mask[0]) grads[0] = row_norm::input_gradient(saved, grad).view(x.sizes());
   if (mask[1]) {
-    const auto sum = row_norm::parameter_gradients(kernels, saved, grad)[0].view(call.outputs[1]->local_sizes);
+    const auto sum = row_norm::parameter_gradients(saved, grad)[0].view(call.outputs[1]->local_sizes);
     grads[1] =
         reduce_contribution(call, sum, ReduceOp::sum, shard_axes(args.spec("input")), 1).to(call.outputs[1]->dtype);
   }

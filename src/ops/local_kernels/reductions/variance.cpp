@@ -111,13 +111,14 @@ at::Tensor as_floats(const at::Tensor& t) { return t.defined() ? t.to(at::kFloat
 // Half-precision input with float parameters, unsharded rows. Returns false if the device has no kernels.
 bool layer_norm_of_rows(LocalCall& call, const LocalArgs& args, const Shape& s) {
   const auto x = args.tensor("input");
-  const auto* kernels = row_norm::kernels_of(x);
-  if (kernels == nullptr) return false;
-  const auto stats = at::empty(call.outputs[1]->local_sizes, x.options().dtype(at::kFloat));
-  const row_norm::Saved saved{as_rows(x, s), stats, at::empty_like(stats), as_floats(args.tensor("weight"))};
-  const auto y = row_norm::forward(*kernels, saved, as_floats(args.tensor("bias")), args.value("eps").toDouble());
-  const auto type = call.outputs[1]->dtype;
-  set_results(call, {y.view(x.sizes()), saved.mean.to(type), saved.rstd.to(type)});
+  if (!row_norm::has_kernels(x)) return false;
+  const auto [y, mean, rstd] =
+      row_norm::forward(as_rows(x, s), as_floats(args.tensor("weight")), as_floats(args.tensor("bias")),
+                        args.value("eps").toDouble(), /*centers=*/true);
+  const auto as_stats = [&](const at::Tensor& t) {
+    return t.view(call.outputs[1]->local_sizes).to(call.outputs[1]->dtype);
+  };
+  set_results(call, {y.view(x.sizes()), as_stats(mean), as_stats(rstd)});
   return true;
 }
 
@@ -151,16 +152,15 @@ at::Tensor grad_input(const LocalCall& call, const at::Tensor& g, const at::Tens
 
 bool layer_norm_backward_of_rows(LocalCall& call, const LocalArgs& args, const Shape& s) {
   const auto x = args.tensor("input");
-  const auto* kernels = row_norm::kernels_of(x);
-  if (kernels == nullptr) return false;
+  if (!row_norm::has_kernels(x)) return false;
   const auto mask = args.value("output_mask").toBoolList();
   const row_norm::Saved saved{as_rows(x, s), as_floats(args.tensor("mean")), as_floats(args.tensor("rstd")),
                               as_floats(args.tensor("weight"))};
   const auto grad = as_rows(args.tensor("grad_out"), s);
   std::vector<at::Tensor> grads(3);
-  if (mask[0]) grads[0] = row_norm::input_gradient(*kernels, saved, grad).view(x.sizes());
+  if (mask[0]) grads[0] = row_norm::input_gradient(saved, grad).view(x.sizes());
   if (mask[1] || mask[2]) {
-    const auto sums = row_norm::parameter_gradients(*kernels, saved, grad);
+    const auto sums = row_norm::parameter_gradients(saved, grad);
     for (int i = 1; i < 3; ++i) {
       if (!mask[i]) continue;
       const auto sum = sums[i - 1].view(call.outputs[i]->local_sizes);

@@ -79,7 +79,7 @@ bool takes(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& weight)
 }
 
 bool takes_kernel(const at::Tensor& x) {
-  return is_half(x) && takes_gpu_kernel(GpuKernel::layer_norm, x.device().type()) && row_norm::kernels_of(x) != nullptr;
+  return is_half(x) && takes_gpu_kernel(GpuKernel::layer_norm, x.device().type()) && row_norm::has_kernels(x);
 }
 
 at::Tensor composed(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& weight, std::optional<double> eps) {

@@ -3,7 +3,7 @@
 
 #include "internal/kernels/host_device.h"
 
-namespace dtensor::moe {
+namespace dtensor::nn {
 
 // 1 / (1 + e^-x). The exponent is limited to the range of dist::exp_of.
 DTENSOR_HD float sigmoid_of(float x) {
@@ -29,4 +29,4 @@ DTENSOR_HD SwigluGradients swiglu_gradients(float grad, float gate, float up) {
   return {dist::product(dist::product(grad, up), slope), dist::product(grad, silu)};
 }
 
-}  // namespace dtensor::moe
+}  // namespace dtensor::nn

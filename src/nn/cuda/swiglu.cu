@@ -1,10 +1,10 @@
 // CUDA kernels of SwiGLU. A thread reads and writes kVector elements of each tensor at once.
-#include "moe/cuda/swiglu.h"
+#include "nn/cuda/swiglu.h"
 
 #include "internal/kernels/lanes.cuh"
-#include "moe/experts/swiglu_arithmetic.h"
+#include "nn/swiglu_arithmetic.h"
 
-namespace dtensor::moe::cuda {
+namespace dtensor::nn::cuda {
 namespace {
 
 using namespace lanes::cuda;
@@ -99,4 +99,4 @@ const char* launch_swiglu_backward(Type type, std::int64_t n, const void* grad, 
   });
 }
 
-}  // namespace dtensor::moe::cuda
+}  // namespace dtensor::nn::cuda

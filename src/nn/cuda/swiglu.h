@@ -7,7 +7,7 @@
 
 #include "internal/kernels/lanes.h"
 
-namespace dtensor::moe::cuda {
+namespace dtensor::nn::cuda {
 
 using lanes::Type;
 
@@ -16,4 +16,4 @@ const char* launch_swiglu(Type type, std::int64_t n, const void* gate, const voi
 const char* launch_swiglu_backward(Type type, std::int64_t n, const void* grad, const void* gate, const void* up,
                                    void* d_gate, void* d_up, cudaStream_t stream);
 
-}  // namespace dtensor::moe::cuda
+}  // namespace dtensor::nn::cuda
