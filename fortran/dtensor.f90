@@ -17,7 +17,7 @@ module dtensor
   private
 
   public :: dtensor_array, dtensor_view, dtensor_max_ndim
-  public :: dtensor_float32, dtensor_float64, dtensor_int32, dtensor_int64
+  public :: dtensor_float32, dtensor_float64, dtensor_int8, dtensor_int16, dtensor_int32, dtensor_int64
   public :: dtensor_ok, dtensor_invalid_argument, dtensor_communication, dtensor_out_of_memory, dtensor_internal
   ! Handles. Copies refer to the same object; free each object once.
   type, public :: dtensor_mesh
@@ -50,14 +50,14 @@ module dtensor
   end interface
 
   public :: dtensor_last_error, dtensor_set_timeout, dtensor_mesh_from_mpi, dtensor_mesh_of_process
-  public :: dtensor_mesh_on_gpu, dtensor_mesh_size, dtensor_mesh_rank
+  public :: dtensor_mesh_on_gpu, dtensor_mesh_on_device, dtensor_mesh_size, dtensor_mesh_rank
   public :: dtensor_from_host, dtensor_increment_version, dtensor_free, dtensor_sizes, dtensor_placements
-  public :: dtensor_local, dtensor_redistribute, dtensor_copy_full, dtensor_copy, dtensor_item, dtensor_compute
+  public :: dtensor_local, dtensor_redistribute, dtensor_to_mesh, dtensor_copy_full, dtensor_copy, dtensor_item, dtensor_compute
   public :: dtensor_set_requires_grad, dtensor_mse_loss, dtensor_l1_loss, dtensor_cross_entropy_loss, dtensor_backward
   public :: dtensor_autograd_grad, dtensor_grad, dtensor_zero_grad
   public :: dtensor_module_create, dtensor_forward, dtensor_forward_no_grad, dtensor_parameter_count
   public :: dtensor_parameter_name, dtensor_parameter, dtensor_fully_shard, dtensor_train, dtensor_clip_grad_norm
-  public :: dtensor_optimizer_adamw, dtensor_optimizer_sgd, dtensor_step, dtensor_set_lr
+  public :: dtensor_optimizer_adamw, dtensor_optimizer_sgd, dtensor_step, dtensor_set_lr, dtensor_set_option
   public :: dtensor_checkpoint_save, dtensor_checkpoint_load
   public :: dtensor_graph_create, dtensor_graph_ghosts, dtensor_graph_exchange, dtensor_graph_reduce
   public :: dtensor_graph_gather_source, dtensor_graph_gather_target, dtensor_graph_scatter
@@ -110,6 +110,15 @@ contains
     number = -1
     if (present(gpu)) number = int(gpu, c_int)
     call finish(c_mesh_on_gpu(mesh%handle, number, result%handle), status)
+  end subroutine
+
+  ! `device`: 'xpu', 'xpu:1', 'mps' or another device of LibTorch.
+  subroutine dtensor_mesh_on_device(mesh, device, result, status)
+    type(dtensor_mesh), intent(in) :: mesh
+    character(len=*), intent(in) :: device
+    type(dtensor_mesh), intent(inout) :: result
+    integer, intent(out), optional :: status
+    call finish(c_mesh_on_device(mesh%handle, c_text(device), result%handle), status)
   end subroutine
 
   subroutine dtensor_mesh_size(mesh, ranks, status)
@@ -222,6 +231,15 @@ contains
     type(dtensor_tensor), intent(inout) :: result
     integer, intent(out), optional :: status
     call finish(c_redistribute(tensor%handle, c_text(placements), result%handle), status)
+  end subroutine
+
+  ! A copy on a mesh of the same shape: between host memory and a device.
+  subroutine dtensor_to_mesh(tensor, mesh, result, status)
+    type(dtensor_tensor), intent(in) :: tensor
+    type(dtensor_mesh), intent(in) :: mesh
+    type(dtensor_tensor), intent(inout) :: result
+    integer, intent(out), optional :: status
+    call finish(c_to_mesh(tensor%handle, mesh%handle, result%handle), status)
   end subroutine
 
   subroutine dtensor_copy_full(tensor, array, status)

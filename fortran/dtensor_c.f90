@@ -47,6 +47,12 @@ module dtensor_c
       integer(c_int), value :: gpu
       type(c_ptr), intent(inout) :: made
     end function
+    integer(c_int) function c_mesh_on_device(mesh, device, made) bind(c, name='dtensor_mesh_on_device')
+      import
+      type(c_ptr), value :: mesh
+      character(kind=c_char), intent(in) :: device(*)
+      type(c_ptr), intent(inout) :: made
+    end function
     integer(c_int) function c_mesh_size(mesh, n) bind(c, name='dtensor_mesh_size')
       import
       type(c_ptr), value :: mesh
@@ -102,6 +108,11 @@ module dtensor_c
       import
       type(c_ptr), value :: tensor
       character(kind=c_char), intent(in) :: placements(*)
+      type(c_ptr), intent(inout) :: made
+    end function
+    integer(c_int) function c_to_mesh(tensor, mesh, made) bind(c, name='dtensor_tensor_to_mesh')
+      import
+      type(c_ptr), value :: tensor, mesh
       type(c_ptr), intent(inout) :: made
     end function
     integer(c_int) function c_copy_full(tensor, array) bind(c, name='dtensor_tensor_copy_full')
@@ -261,6 +272,12 @@ module dtensor_c
       import
       type(c_ptr), value :: optimizer
       real(c_double), value :: lr
+    end function
+    integer(c_int) function c_set_option(optimizer, name, number) bind(c, name='dtensor_optimizer_set_option')
+      import
+      type(c_ptr), value :: optimizer
+      character(kind=c_char), intent(in) :: name(*)
+      real(c_double), value :: number
     end function
     integer(c_int) function c_save(path, layer, optimizer, step) bind(c, name='dtensor_checkpoint_save')
       import

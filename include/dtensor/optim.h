@@ -25,9 +25,11 @@ struct AdamWOptions {
   // elements of a tensor (less than a vector) differently. So shards differ from one device in the last bit; foreach
   // operators are bit-equal on all layouts.
   bool fused = true;
+  // AMSGrad (Reddi et al., arXiv 1904.09237): divides by the largest second moment so far, which is a third state.
+  bool amsgrad = false;
 };
 
-// State: exp_avg, exp_avg_sq.
+// State: exp_avg, exp_avg_sq, and max_exp_avg_sq with amsgrad.
 class DTENSOR_API AdamW final : public GroupOptimizer<AdamWOptions> {
  public:
   explicit AdamW(std::vector<at::Tensor> parameters, AdamWOptions options = {});
@@ -40,6 +42,7 @@ class DTENSOR_API AdamW final : public GroupOptimizer<AdamWOptions> {
 
  private:
   void update(const std::vector<Entry*>& active) override;
+  bool is_slot_required(const Entry& entry, std::size_t slot) const override;
 
   at::Tensor divisor_;
 };

@@ -182,7 +182,8 @@ class _Optimizer(torch.optim.Optimizer):
 
 
 class AdamW(_Optimizer):
-    """Adam with decoupled weight decay. With ``fused=False`` results are bitwise equal on every layout."""
+    """Adam with decoupled weight decay. With ``fused=False`` results are bitwise equal on every layout. ``amsgrad``
+    divides by the largest second moment so far."""
 
     _kind = "AdamW"
 
@@ -193,10 +194,13 @@ class AdamW(_Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
+        amsgrad: bool = False,
         *,
         fused: bool = True,
     ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+        super().__init__(
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, fused=fused
+        )  # fmt: skip
 
 
 class SGD(_Optimizer):

@@ -24,6 +24,7 @@ void take(Options& options, const char* name, T& field) {
 void read(Options& o, AdamWOptions& to) {
   take(o, "beta1", to.beta1), take(o, "beta2", to.beta2), take(o, "eps", to.eps);
   take(o, "weight_decay", to.weight_decay), take(o, "fused", to.fused);
+  take(o, "amsgrad", to.amsgrad);
 }
 void read(Options& o, SGDOptions& to) {
   take(o, "momentum", to.momentum), take(o, "dampening", to.dampening), take(o, "weight_decay", to.weight_decay);

@@ -32,12 +32,19 @@ at::ScalarType scalar_type(dtensor_dtype dtype) {
       return at::kInt;
     case DTENSOR_INT64:
       return at::kLong;
+    case DTENSOR_INT8:
+      return at::kChar;
+    case DTENSOR_INT16:
+      return at::kShort;
+    case DTENSOR_UINT8:
+      return at::kByte;
   }
   TORCH_CHECK_VALUE(false, "expected a dtensor_dtype, got ", static_cast<int>(dtype));
 }
 
 dtensor_dtype dtype_of(at::ScalarType type) {
-  for (const auto dtype : {DTENSOR_FLOAT32, DTENSOR_FLOAT64, DTENSOR_INT32, DTENSOR_INT64}) {
+  for (const auto dtype :
+       {DTENSOR_FLOAT32, DTENSOR_FLOAT64, DTENSOR_INT32, DTENSOR_INT64, DTENSOR_INT8, DTENSOR_INT16, DTENSOR_UINT8}) {
     if (scalar_type(dtype) == type) return dtype;
   }
   TORCH_CHECK_VALUE(false, "expected a tensor of a dtensor_dtype, got one of ", type);

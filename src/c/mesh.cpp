@@ -1,15 +1,18 @@
 // Meshes over all ranks of an MPI communicator, or of this process.
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
+#include <numeric>
 #include <sstream>
 
 #include "c/handles.h"
 #include "c/status.h"
 #include "dtensor/launch.h"
 #include "internal/ranks/mpi_handle.h"
+#include "internal/ranks/staged_communicator.h"
 
 namespace dtensor::c {
 namespace {
@@ -53,6 +56,21 @@ std::string describe_mesh(const Communicator& ranks, int ndim, const std::int64_
   TORCH_CHECK_VALUE(product == ranks.size(), "expected a shape of ", ranks.size(), " ranks, the size of the ",
                     "communicator, got ", sizes, "; use a communicator of the ranks of the mesh");
   return c10::str("shape ", sizes, " with names '", names == nullptr ? "" : names, "'");
+}
+
+c10::Device device_of(const char* text) {
+  const c10::Device device(std::string(&required(text, "name of a device")));
+  const bool known = device.type() != c10::kMeta && c10::impl::hasDeviceGuardImpl(device.type());
+  const int count = known ? c10::impl::VirtualGuardImpl(device.type()).deviceCount() : 0;
+  TORCH_CHECK_VALUE(device.index() < count && count > 0, "expected a device that LibTorch can use, got '", text,
+                    "'; it finds ", count, " of this type");
+  return device;
+}
+
+// The current device of this thread from here on.
+void use_device(c10::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  if (device.has_index()) guard.setDevice(device);
 }
 
 // A communicator of this rank only. It needs no other thread, so it may be used after run_local has returned.
@@ -103,6 +121,22 @@ dtensor_status dtensor_mesh_on_gpu(const dtensor_mesh* mesh, int gpu, dtensor_me
     });
     const auto ranks = dtensor::nccl_communicator(of.communicator(), gpu, {.timeout = timeout()});
     *result = new_handle<dtensor_mesh>(Mesh{dtensor::init_device_mesh(ranks, at::kCUDA, of.shape(), of.names())});
+  });
+}
+
+dtensor_status dtensor_mesh_on_device(const dtensor_mesh* mesh, const char* device, dtensor_mesh** result) {
+  return guarded_on_all(__func__, {mesh}, [&] {
+    const auto& of = object(mesh).mesh;
+    agree(of.communicator(), [&] {
+      required(result, "pointer for the mesh");
+      return "a device of type " + c10::DeviceTypeName(device_of(device).type(), /*lower_case=*/true);
+    });
+    const c10::Device chosen = device_of(device);
+    use_device(chosen);
+    std::vector<std::int64_t> all(static_cast<std::size_t>(of.communicator().size()));
+    std::iota(all.begin(), all.end(), 0);
+    const auto ranks = dtensor::staged_communicator(of.communicator().subgroup(all), at::kCPU);
+    *result = new_handle<dtensor_mesh>(Mesh{dtensor::init_device_mesh(ranks, chosen.type(), of.shape(), of.names())});
   });
 }
 

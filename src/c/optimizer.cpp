@@ -2,6 +2,7 @@
 #include "dtensor/c/dtensor.h"
 
 #include <cmath>
+#include <map>
 
 #include "c/handles.h"
 #include "c/status.h"
@@ -39,6 +40,44 @@ void create_optimizer(const dtensor_module* module, const Options& options, std:
     return "options" + text_of(values);
   });
   *optimizer = new_handle<dtensor_optimizer>(std::move(made));
+}
+
+// The options that dtensor_optimizer_set_option sets, by name.
+template <class Options>
+struct NamedOptions {
+  std::map<std::string, double Options::*> numbers;
+  std::map<std::string, bool Options::*> switches;
+};
+NamedOptions<dtensor::AdamWOptions> named_options(const dtensor::AdamW& /*of*/) {
+  using O = dtensor::AdamWOptions;
+  return {{{"beta1", &O::beta1}, {"beta2", &O::beta2}, {"eps", &O::eps}, {"weight_decay", &O::weight_decay}},
+          {{"amsgrad", &O::amsgrad}}};
+}
+NamedOptions<dtensor::SGDOptions> named_options(const dtensor::SGD& /*of*/) {
+  using O = dtensor::SGDOptions;
+  return {{{"momentum", &O::momentum}, {"dampening", &O::dampening}, {"weight_decay", &O::weight_decay}},
+          {{"nesterov", &O::nesterov}}};
+}
+
+// A function that sets the option. Throws if the optimizer has no such option or the value is invalid. Empty if it is
+// another optimizer.
+template <class Algorithm>
+std::function<void()> option_setter(dtensor::Optimizer& optimizer, const std::string& name, double value) {
+  auto* made = dynamic_cast<Algorithm*>(&optimizer);
+  if (made == nullptr) return {};
+  auto options = made->options();
+  const auto known = named_options(*made);
+  if (const auto number = known.numbers.find(name); number != known.numbers.end()) {
+    TORCH_CHECK_VALUE(std::isfinite(value), "expected a finite ", name, ", got ", value);
+    options.*number->second = value;
+  } else {
+    const auto on = known.switches.find(name);
+    TORCH_CHECK_VALUE(on != known.switches.end(), "expected the name of an option of this optimizer, got '", name, "'");
+    TORCH_CHECK_VALUE(value == 0 || value == 1, "expected 0 or 1 for ", name, ", got ", value);
+    options.*on->second = value == 1;
+  }
+  const Algorithm validator({}, options);  // checks them
+  return [made, options] { made->options() = options; };
 }
 
 }  // namespace
@@ -83,5 +122,19 @@ dtensor_status dtensor_optimizer_set_lr(dtensor_optimizer* optimizer, double lr)
       return "learning rate " + digits(lr);
     });
     changed.optimizer->set_lr(lr);
+  });
+}
+
+dtensor_status dtensor_optimizer_set_option(dtensor_optimizer* optimizer, const char* name, double value) {
+  return guarded_on_all(__func__, {optimizer}, [&] {
+    auto& changed = object(optimizer);
+    std::function<void()> set;
+    agree(changed.mesh.communicator(), [&] {
+      const std::string option = &required(name, "name of an option");
+      set = option_setter<dtensor::AdamW>(*changed.optimizer, option, value);
+      if (!set) set = option_setter<dtensor::SGD>(*changed.optimizer, option, value);
+      return option + ' ' + digits(value);
+    });
+    set();
   });
 }

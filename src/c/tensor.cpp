@@ -50,6 +50,21 @@ void describe_local(const at::Tensor& local, dtensor_host_array& array) {
   array.strides = local.strides().data();
 }
 
+dtensor::Placements stored_placements(const DTensor& tensor) {
+  auto placements = tensor.placements();
+  for (auto& placement : placements) placement = placement.as_storage(false);
+  return placements;
+}
+
+void check_copy_to(const DTensor& source, const DeviceMesh& mesh) {
+  TORCH_CHECK_VALUE(source.mesh().shape() == mesh.shape(), "expected meshes of equal shapes, got ",
+                    source.mesh().shape(), " and ", mesh.shape());
+  for (const auto& placement : source.placements()) {
+    TORCH_CHECK_VALUE(!placement.is_partial(), "expected a tensor without Partial placements, got ", source.spec_str(),
+                      "; redistribute it first");
+  }
+}
+
 std::string describe_output(const DTensor& tensor, const dtensor_host_array* array) {
   check_host_array(required(array, "host array"));
   const at::Tensor output = view_of_host(*array);
@@ -134,6 +149,21 @@ dtensor_status dtensor_tensor_redistribute(const dtensor_tensor* tensor, const c
       return "placements " + dtensor::to_string(wanted);
     });
     *result = new_tensor(source.redistribute(wanted));
+  });
+}
+
+dtensor_status dtensor_tensor_to_mesh(const dtensor_tensor* tensor, const dtensor_mesh* mesh, dtensor_tensor** result) {
+  return guarded_on_all(__func__, {tensor, mesh}, [&] {
+    const auto& source = tensor_of(tensor);
+    const dtensor::DeviceMesh to = object(mesh).mesh;
+    agree(to.communicator(), [&] {
+      required(result, "pointer for the tensor");
+      check_copy_to(source, to);
+      return std::string();
+    });
+    const auto placements = stored_placements(source);
+    const at::Tensor local = source.to_local(placements).to(to.device_type());
+    *result = new_tensor(dtensor::DTensor::from_local(local, to, placements, source.sizes(), source.strides()));
   });
 }
 

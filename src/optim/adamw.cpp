@@ -11,6 +11,8 @@ namespace {
 
 using optim::Bucket;
 
+constexpr std::size_t kLargest = 2;  // the slot of AMSGrad
+
 at::Tensor on_device_of(const Bucket& b, const at::Tensor& number) {
   return number.to(optim::device_of_data(b.parameters.front()));
 }
@@ -26,8 +28,17 @@ void fused_step(const Bucket& b, const AdamWOptions& o, const at::Tensor& diviso
   } else if (divisor.defined()) {
     scale = on_device_of(b, divisor).to(at::kFloat);
   }
-  at::_fused_adamw_(b.parameters, b.gradients, b.slots(0), b.slots(1), {}, b.steps(), o.lr, o.beta1, o.beta2,
-                    o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false, scale);
+  const auto largest = o.amsgrad ? b.slots(kLargest) : std::vector<at::Tensor>();
+  at::_fused_adamw_(b.parameters, b.gradients, b.slots(0), b.slots(1), largest, b.steps(), o.lr, o.beta1, o.beta2,
+                    o.weight_decay, o.eps, o.amsgrad, /*maximize=*/false, scale);
+}
+
+// The second moments by which a step divides: under AMSGrad the largest so far, which it updates.
+std::vector<at::Tensor> divisors(const Bucket& b, const std::vector<at::Tensor>& squares, bool amsgrad) {
+  if (!amsgrad) return squares;
+  const auto largest = b.slots(kLargest);
+  at::_foreach_maximum_(largest, squares);
+  return largest;
 }
 
 // Same formula as the fused kernel: p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
@@ -43,7 +54,7 @@ void foreach_step(const Bucket& b, const AdamWOptions& o) {
   at::_foreach_lerp_(averages, b.gradients, 1 - o.beta1);
   at::_foreach_mul_(squares, o.beta2);
   at::_foreach_addcmul_(squares, b.gradients, b.gradients, 1 - o.beta2);
-  auto denominators = at::_foreach_sqrt(squares);
+  auto denominators = at::_foreach_sqrt(divisors(b, squares, o.amsgrad));
   at::_foreach_div_(denominators, roots);
   at::_foreach_add_(denominators, o.eps);
   at::_foreach_addcdiv_(b.parameters, averages, denominators, factors);
@@ -62,7 +73,11 @@ AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
     : AdamW(std::vector<Group>{{std::move(parameters), options}}) {}
 
 AdamW::AdamW(const std::vector<Group>& groups)
-    : GroupOptimizer(groups, {"exp_avg", "exp_avg_sq"}, false, {"AdamW", check}) {}
+    : GroupOptimizer(groups, {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, false, {"AdamW", check}) {}
+
+bool AdamW::is_slot_required(const Entry& entry, std::size_t slot) const {
+  return slot != kLargest || options(entry.group).amsgrad;
+}
 
 void AdamW::update(const std::vector<Entry*>& active) {
   const auto calls = optim::make_calls(active, [&](std::size_t group) { return options(group).fused; });

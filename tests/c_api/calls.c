@@ -129,6 +129,12 @@ CALL(mesh_on_gpu) {
   const int refused = h[0] == o->handle[kMesh] && strstr(dtensor_last_error(), "nccl_communicator: ") != NULL;
   return status == DTENSOR_INVALID_ARGUMENT && refused ? DTENSOR_OK : status;
 }
+CALL(mesh_on_device) {
+  dtensor_mesh* made = NULL;
+  const dtensor_status status = dtensor_mesh_on_device(h[0], "cpu", &made);
+  dtensor_mesh_free(made);
+  return (void)o, status;
+}
 CALL_THAT_WRITES(mesh_size, int, h[0])
 CALL_THAT_WRITES(mesh_rank, int, h[0])
 CALL_THAT_FREES(mesh)
@@ -147,6 +153,7 @@ CALL_THAT_WRITES(tensor_dtype, dtensor_dtype, h[0])
 CALL_THAT_WRITES(tensor_placements, const char*, h[0])
 CALL_THAT_WRITES(tensor_local, dtensor_host_array, h[0])
 CALL_THAT_MAKES(tensor_redistribute, tensor, h[0], "[R]")
+CALL_THAT_MAKES(tensor_to_mesh, tensor, h[0], h[1])
 CALL(tensor_copy_full) {
   double values[12 * 16];
   const int64_t sizes[2] = {4 * ranks, 3};
@@ -218,6 +225,7 @@ CALL_THAT_FREES(optimizer)
 CALL(optimizer_step) { return (void)o, dtensor_optimizer_step(h[0]); }
 CALL(optimizer_zero_grad) { return (void)o, dtensor_optimizer_zero_grad(h[0]); }
 CALL(optimizer_set_lr) { return (void)o, dtensor_optimizer_set_lr(h[0], 0.1); }
+CALL(optimizer_set_option) { return (void)o, dtensor_optimizer_set_option(h[0], "weight_decay", 0.1); }
 CALL(checkpoint_save) { return (void)o, dtensor_checkpoint_save(folder_of_checkpoint(), h[0], h[1], 3); }
 CALL(checkpoint_load) {
   int64_t step = 0;
@@ -255,6 +263,7 @@ const function functions[] = {
     {F(mesh_from_mpi), 0, {0}, 0, kTogether, 0, NULL},
     {F(mesh_of_process), 0, {0}, 0, kAlone, 0, NULL},
     {F(mesh_on_gpu), 1, {kMesh}, 0, kTogether, 0, NULL},
+    {F(mesh_on_device), 1, {kMesh}, 0, kTogether, 0, NULL},
     {F(mesh_size), 1, {kMesh}, 0, kAlone, 0, NULL},
     {F(mesh_rank), 1, {kMesh}, 0, kAlone, 0, NULL},
     {F(tensor_from_host), 1, {kMesh}, 0, kTogether, 0, NULL},
@@ -265,6 +274,7 @@ const function functions[] = {
     {F(tensor_placements), 1, {kTensor}, 0, kAlone, 0, NULL},
     {F(tensor_local), 1, {kTensor}, 0, kAlone, 0, NULL},
     {F(tensor_redistribute), 1, {kTensor}, 0, kTogether, 0, NULL},
+    {F(tensor_to_mesh), 2, {kTensor, kMesh}, 0, kTogether, 0, NULL},
     {F(tensor_copy_full), 1, {kTensor}, 0, kTogether, 0, NULL},
     {F(tensor_copy), 2, {kTensor, kTensor}, 0, kTogether, 0, NULL},
     {F(tensor_item), 1, {kTensor}, 0, kTogether, 0, NULL},
@@ -292,6 +302,7 @@ const function functions[] = {
     {F(optimizer_step), 1, {kOptimizer}, 0, kTogether, 0, NULL},
     {F(optimizer_zero_grad), 1, {kOptimizer}, 0, kTogether, 0, NULL},
     {F(optimizer_set_lr), 1, {kOptimizer}, 0, kTogether, 0, NULL},
+    {F(optimizer_set_option), 1, {kOptimizer}, 0, kTogether, 0, NULL},
     {F(checkpoint_save), 2, {kModule, kOptimizer}, 2, kTogether, 2, NULL},
     {F(checkpoint_load), 2, {kModule, kOptimizer}, 2, kTogether, 2, NULL},
     {F(graph_create), 1, {kMesh}, 0, kTogether, 0, NULL},

@@ -255,6 +255,31 @@ static void check_other_tensors(dtensor_mesh* mesh) {
   dtensor_tensor_free(tensor);
 }
 
+// Integers of 1 and 2 bytes, in every second element of the program's array.
+#define CHECK_NARROW(type, dtype_name)                                                                       \
+  do {                                                                                                       \
+    type own[6], total[3 * 16];                                                                              \
+    for (int i = 0; i < 6; ++i) own[i] = (type)(100 + 50 * rank + i);                                        \
+    const int64_t sizes[1] = {3}, gaps[1] = {2}, full[1] = {3 * ranks};                                      \
+    const dtensor_host_array local = {own, dtype_name, 1, sizes, gaps}, all = {total, dtype_name, 1, full, NULL}; \
+    dtensor_tensor* tensor = NULL;                                                                           \
+    dtensor_dtype dtype = DTENSOR_FLOAT32;                                                                   \
+    dtensor_host_array shown;                                                                                \
+    ok(dtensor_tensor_from_host(mesh, &local, "[S(0)]", &tensor));                                           \
+    ok(dtensor_tensor_dtype(tensor, &dtype));                                                                \
+    ok(dtensor_tensor_local(tensor, &shown));                                                                \
+    expect(dtype == dtype_name && shown.data == (void*)own);                                                 \
+    ok(dtensor_tensor_copy_full(tensor, &all));                                                              \
+    for (int i = 0; i < 3 * ranks; ++i) expect(total[i] == (type)(100 + 50 * (i / 3) + 2 * (i % 3)));         \
+    dtensor_tensor_free(tensor);                                                                             \
+  } while (0)
+
+static void check_narrow_integers(dtensor_mesh* mesh) {
+  CHECK_NARROW(int8_t, DTENSOR_INT8);
+  CHECK_NARROW(int16_t, DTENSOR_INT16);
+  CHECK_NARROW(uint8_t, DTENSOR_UINT8);
+}
+
 static void check_checkpoint(dtensor_mesh* mesh, const char* folder) {
   setup s, t;
   int64_t step = 0;
@@ -321,12 +346,14 @@ int main(int argc, char** argv) {
   expect(size == ranks && index == rank);
   check_tensors(mesh);
   check_other_tensors(mesh);
+  check_narrow_integers(mesh);
   check_host_memory(mesh);
   check_training(mesh);
   check_layers(mesh);
   check_losses(mesh);
   check_clipping(mesh);
   check_learning_rate(mesh);
+  check_optimizer_options(mesh, argc > 1 ? argv[1] : ".");
   check_convolutions(mesh);
   check_derivatives(mesh);
   check_graphs(mesh);

@@ -194,16 +194,20 @@ contains
     call end_run(s)
   end subroutine
 
-  ! Arrays of one, three, four and five dimensions, of 4 bytes and of integers, with gaps.
+  ! Arrays of one, three, four and five dimensions, of 4 bytes and of integers of 1 to 8 bytes, with gaps.
   subroutine check_dimensions()
     real(c_float), target :: cube(2, 3, 4), copy(2, 3, 2 * ranks)
     real(c_double), target :: line(7), doubled(4 * ranks), block(2, 2, 2, 2), all_blocks(2, 2, 2, 2 * ranks)
     integer(c_int64_t), target :: numbers(2, 1, 3, 1, 4), all_numbers(2, 1, 3, 1, 2 * ranks)
     integer(c_int32_t), target :: small(5), all_small(3 * ranks)
+    integer(c_int8_t), target :: bytes(3, 4), all_bytes(3, 2 * ranks)
+    integer(c_int16_t), target :: words(5), all_words(3 * ranks)
     type(dtensor_tensor) :: tensor
     integer :: i
     numbers = reshape([(int(100 * rank + i, c_int64_t), i=1, 24)], shape(numbers))
     small = [(10 * rank + i, i=1, 5)]
+    bytes = reshape([(int(100 - 30 * rank - i, c_int8_t), i=1, 12)], shape(bytes))
+    words = [(int(30000 - 1000 * rank - i, c_int16_t), i=1, 5)]
     call random_number(cube)
     call random_number(line)
     call random_number(block)
@@ -227,15 +231,25 @@ contains
     call dtensor_copy_full(tensor, dtensor_view(all_small))
     call expect(all(all_small(3 * rank + 1:3 * rank + 3) == small(1::2)), 'integers of 4 bytes')
     call dtensor_free(tensor)
+    call dtensor_from_host(mesh, dtensor_view(bytes(:, 1::2)), '[S(1)]', tensor)
+    call dtensor_copy_full(tensor, dtensor_view(all_bytes))
+    call expect(all(all_bytes(:, 2 * rank + 1:2 * rank + 2) == bytes(:, 1::2)), 'integers of 1 byte')
+    call dtensor_free(tensor)
+    call dtensor_from_host(mesh, dtensor_view(words(1::2)), '[S(0)]', tensor)
+    call dtensor_copy_full(tensor, dtensor_view(all_words))
+    call expect(all(all_words(3 * rank + 1:3 * rank + 3) == words(1::2)), 'integers of 2 bytes')
+    call dtensor_free(tensor)
   end subroutine
 
-  ! The losses, clipping, lists of one tensor, and the mode of a layer.
+  ! The losses, clipping, lists of one tensor, options of optimizers, and the mode of a layer.
   subroutine check_training_parts()
     real(c_double), target :: scores(2, 3), zeros(2, 3)
     integer(c_int64_t), target :: classes(2)
     type(dtensor_module) :: layer
+    type(dtensor_optimizer) :: sgd
     type(dtensor_tensor) :: x(1), y(1), zero, labels, loss
     real(c_double) :: value, before
+    integer :: status
     scores = 1
     zeros = 0
     classes = [0, 2]
@@ -258,6 +272,11 @@ contains
     call dtensor_clip_grad_norm(layer, 1e-3_c_double, before)
     call dtensor_clip_grad_norm(layer, 1e-3_c_double, value)
     call expect(before > 1e-2_c_double .and. abs(value - 1e-3_c_double) < 1e-6_c_double, 'the clipped norm')
+    call dtensor_optimizer_sgd(layer, 0.1_c_double, sgd, momentum=0.9_c_double)
+    call dtensor_set_option(sgd, 'nesterov', 1.0_c_double)
+    call dtensor_set_option(sgd, 'amsgrad', 1.0_c_double, status)
+    call refused(status, "got 'amsgrad'")
+    call dtensor_free(sgd)
     call dtensor_free(loss)
     call dtensor_free(y(1))
     call dtensor_free(x(1))

@@ -26,6 +26,7 @@ void expect_error(int line, dtensor_status status, const char* part);
 void check_losses(dtensor_mesh* mesh);
 void check_clipping(dtensor_mesh* mesh);
 void check_learning_rate(dtensor_mesh* mesh);
+void check_optimizer_options(dtensor_mesh* mesh, const char* folder);
 
 // convolutions.c, derivatives.c, graphs.c
 void check_convolutions(dtensor_mesh* mesh);

@@ -20,6 +20,7 @@ program fortran_layers
   call check_graph()
   call dtensor_mesh_on_gpu(mesh, gpus, status=status)
   if (status /= dtensor_ok) call expect(index(dtensor_last_error(), 'nccl_communicator: ') > 0, 'the reason without GPUs')
+  call check_device()
   call dtensor_free(gpus)
   call dtensor_free(alone)
   call dtensor_free(mesh)
@@ -33,6 +34,26 @@ contains
     if (holds) return
     write (error_unit, '(a, i0, 4a)') 'fortran_layers: rank ', rank, ': ', what, '; last error: ', dtensor_last_error()
     error stop 1  ! without MPI_Finalize: mpirun ends the other ranks
+  end subroutine
+
+  ! A mesh of a device by name, and a copy to it and back. The host stands for a device that is always there.
+  subroutine check_device()
+    type(dtensor_mesh) :: device
+    type(dtensor_tensor) :: x, there, back
+    real(8), target :: field(2, 3), copy(2 * ranks, 3)
+    field = rank + 1
+    call dtensor_mesh_on_device(mesh, 'no_device', device, status)
+    call expect(index(dtensor_last_error(), 'no_device') > 0, 'the name of an unknown device')
+    call dtensor_mesh_on_device(mesh, 'cpu', device)
+    call dtensor_from_host(mesh, dtensor_view(field), '[S(0)]', x)
+    call dtensor_to_mesh(x, device, there)
+    call dtensor_to_mesh(there, mesh, back)
+    call dtensor_copy_full(back, dtensor_view(copy))
+    call expect(equal(copy(2 * rank + 1, :), field(1, :)), 'a copy to a device and back')
+    call dtensor_free(x)
+    call dtensor_free(there)
+    call dtensor_free(back)
+    call dtensor_free(device)
   end subroutine
 
   logical function equal(a, b)

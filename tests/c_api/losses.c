@@ -1,6 +1,8 @@
-// Losses, clipping of gradients, and the learning rate.
+// Losses, clipping of gradients, the learning rate, and other options of optimizers.
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "run.h"
 
@@ -95,6 +97,113 @@ void check_learning_rate(dtensor_mesh* mesh) {
     dtensor_tensor_free(gradient);
   }
   dtensor_tensor_free(weight);
+  dtensor_optimizer_free(sgd);
+  dtensor_module_free(module);
+}
+
+enum { kWeights = 6, kOptionSteps = 4 };
+
+// A switch of an optimizer.
+typedef struct option_case {
+  const char *optimizer, *option;
+} option_case;
+
+// One step of SGD with Nesterov momentum, or of AMSGrad without weight decay, on gradients g.
+static void reference_step(int is_sgd, int step, double* w, const double* g, double state[3][kWeights]) {
+  const double t = step + 1;
+  for (int i = 0; i < kWeights; ++i) {
+    if (is_sgd) {
+      state[0][i] = step == 0 ? g[i] : 0.9 * state[0][i] + g[i];
+      w[i] -= 0.1 * (g[i] + 0.9 * state[0][i]);
+      continue;
+    }
+    state[0][i] = 0.9 * state[0][i] + 0.1 * g[i];
+    state[1][i] = 0.5 * state[1][i] + 0.5 * g[i] * g[i];
+    state[2][i] = fmax(state[2][i], state[1][i]);
+    w[i] -= 0.1 / (1 - pow(0.9, t)) * state[0][i] / (sqrt(state[2][i] / (1 - pow(0.5, t))) + 1e-8);
+  }
+}
+
+static void create(const option_case* c, const dtensor_mesh* mesh, dtensor_module** module, dtensor_optimizer** made) {
+  const int64_t widths[2] = {3, 2};
+  ok(dtensor_module_create(mesh, "Linear", 2, widths, NULL, DTENSOR_FLOAT64, 1, module));
+  if (strcmp(c->optimizer, "sgd") == 0) {
+    ok(dtensor_optimizer_sgd(*module, 0.1, 0.9, 0, made));
+  } else {
+    ok(dtensor_optimizer_adamw(*module, 0.1, 0.9, 0.5, 1e-8, 0, made));
+  }
+  ok(dtensor_optimizer_set_option(*made, c->option, 1));
+}
+
+// One step on the gradient w * factor. Writes the weights before and after.
+static void take_step(dtensor_mesh* mesh, dtensor_module* module, dtensor_optimizer* optimizer, double factor,
+                      double* before, double* after) {
+  double half[1] = {factor / 2};
+  const dtensor_host_array number = {half, DTENSOR_FLOAT64, 0, NULL, NULL};
+  dtensor_tensor *weight = NULL, *scale = NULL;
+  static numbers now;
+  ok(dtensor_optimizer_zero_grad(optimizer));
+  ok(dtensor_module_parameter(module, 0, &weight));
+  ok(dtensor_tensor_from_host(mesh, &number, "[R]", &scale));
+  dtensor_tensor* square = compute("mul", weight, weight);
+  dtensor_tensor* product = compute("mul", square, scale);
+  dtensor_tensor* sum = compute("sum", product, NULL);
+  ok(dtensor_tensor_backward(sum, NULL));
+  now.count = 0;
+  append(&now, weight);
+  ok(dtensor_optimizer_step(optimizer));
+  append(&now, weight);
+  memcpy(before, now.values, kWeights * sizeof(double));
+  memcpy(after, now.values + kWeights, kWeights * sizeof(double));
+  dtensor_tensor* all[] = {weight, scale, square, product, sum};
+  for (int i = 0; i < 5; ++i) dtensor_tensor_free(all[i]);
+}
+
+// Nesterov momentum and AMSGrad follow their formulas, also after a checkpoint. The factors fall, so that the largest
+// second moment is not the last one.
+static void check_option(dtensor_mesh* mesh, const option_case* c, const char* folder) {
+  const double factors[kOptionSteps] = {4, 1, -0.5, 0.25};
+  double before[kWeights], after[kWeights], expected[kWeights], state[3][kWeights] = {{0}}, gradient[kWeights];
+  dtensor_module* module = NULL;
+  dtensor_optimizer* optimizer = NULL;
+  char path[4096];
+  int64_t loaded = 0;
+  snprintf(path, sizeof path, "%s/option_%s_%d", folder, c->option, ranks);
+  create(c, mesh, &module, &optimizer);
+  for (int step = 0; step < kOptionSteps; ++step) {
+    if (step == 2) {
+      ok(dtensor_checkpoint_save(path, module, optimizer, step));
+      dtensor_optimizer_free(optimizer);
+      dtensor_module_free(module);
+      create(c, mesh, &module, &optimizer);
+      ok(dtensor_checkpoint_load(path, module, optimizer, &loaded));
+    }
+    take_step(mesh, module, optimizer, factors[step], before, after);
+    if (step == 0) memcpy(expected, before, sizeof expected);
+    for (int i = 0; i < kWeights; ++i) gradient[i] = factors[step] * expected[i];
+    reference_step(strcmp(c->optimizer, "sgd") == 0, step, expected, gradient, state);
+    for (int i = 0; i < kWeights; ++i) expect(close_to(after[i], expected[i]));
+  }
+  dtensor_optimizer_free(optimizer);
+  dtensor_module_free(module);
+}
+
+void check_optimizer_options(dtensor_mesh* mesh, const char* folder) {
+  const option_case cases[] = {{"sgd", "nesterov"}, {"adamw", "amsgrad"}};
+  const int64_t widths[2] = {3, 2};
+  dtensor_module* module = NULL;
+  dtensor_optimizer* sgd = NULL;
+  for (int i = 0; i < 2; ++i) check_option(mesh, &cases[i], folder);
+  ok(dtensor_module_create(mesh, "Linear", 2, widths, NULL, DTENSOR_FLOAT64, 1, &module));
+  ok(dtensor_optimizer_sgd(module, 1, 0, 0, &sgd));
+  refused(dtensor_optimizer_set_option(sgd, "nesterov", 1), "Nesterov momentum requires momentum > 0");
+  refused(dtensor_optimizer_set_option(sgd, "nesterov", 0.5), "expected 0 or 1 for nesterov, got 0.5");
+  refused(dtensor_optimizer_set_option(sgd, "amsgrad", 1), "got 'amsgrad'");
+  refused(dtensor_optimizer_set_option(sgd, "momentum", -1), "momentum must be >= 0, got -1");
+  refused(dtensor_optimizer_set_option(sgd, "momentum", NAN), "expected a finite momentum");
+  refused(dtensor_optimizer_set_option(sgd, NULL, 1), "got a null pointer");
+  if (ranks > 1) refused(dtensor_optimizer_set_option(sgd, "momentum", rank), "momentum");
+  ok(dtensor_optimizer_set_option(sgd, "momentum", 0.9));
   dtensor_optimizer_free(sgd);
   dtensor_module_free(module);
 }

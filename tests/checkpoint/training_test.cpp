@@ -19,6 +19,7 @@ Make named(Options options) {
 
 std::map<std::string, Make> optimizers() {
   return {{"adamw", named<AdamW>(AdamWOptions{.lr = 0.01, .fused = false})},
+          {"amsgrad", named<AdamW>(AdamWOptions{.lr = 0.01, .fused = false, .amsgrad = true})},
           {"sgd", named<SGD>(SGDOptions{.lr = 0.01, .momentum = 0.9, .fused = false})},
           {"sgd without momentum", named<SGD>(SGDOptions{.lr = 0.01, .fused = false})},
           {"adagrad", named<Adagrad>(AdagradOptions{})},

@@ -4,9 +4,9 @@
 #include "comm/fixture_test.cpp"
 #include "comm/groups_test.cpp"
 #include "comm/lists_test.cpp"
-#include "comm/on_device.h"
 #include "comm/resolved_values_test.cpp"
 #include "fake_cuda/calls.h"
+#include "internal/ranks/staged_communicator.h"
 
 namespace dtensor::test {
 
@@ -14,7 +14,7 @@ void on_ranks(int ranks, const std::function<void(Communicator)>& body) {
   static std::uint64_t seed = 0;
   fake_cuda::expect_none(fake_cuda::errors_of_ranks(ranks, {++seed}, [&](const Communicator& nccl) {
     body(nccl);
-    body(on_device(nccl, {c10::kCUDA, static_cast<c10::DeviceIndex>(nccl.rank())}));
+    body(staged_communicator(nccl, {c10::kCUDA, static_cast<c10::DeviceIndex>(nccl.rank())}));
   }));
 }
 

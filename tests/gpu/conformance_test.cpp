@@ -10,9 +10,9 @@
 #include "comm/fixture_test.cpp"
 #include "comm/groups_test.cpp"
 #include "comm/lists_test.cpp"
-#include "comm/on_device.h"
 #include "comm/resolved_values_test.cpp"
 #include "dtensor/launch.h"
+#include "internal/ranks/staged_communicator.h"
 
 namespace dtensor::test {
 namespace {
@@ -34,12 +34,12 @@ void on_ranks(int ranks, const std::function<void(Communicator)>& body) {
   const int devices = c10::cuda::device_count();
   if (over_nccl() && ranks > devices && !ranks_may_share()) GTEST_SKIP() << "each rank of NCCL needs its own GPU";
   run_local(ranks, [&](const Communicator& world) {
-    if (!over_nccl()) return body(on_device(world, {c10::kCUDA, 0}));
+    if (!over_nccl()) return body(staged_communicator(world, {c10::kCUDA, 0}));
     const auto device = static_cast<c10::DeviceIndex>(world.rank() % devices);
     const c10::cuda::CUDAStreamGuard own_stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device));
     const Communicator nccl = nccl_communicator(world, device);
     body(nccl);  // CPU tensors
-    body(on_device(nccl, {c10::kCUDA, device}));
+    body(staged_communicator(nccl, {c10::kCUDA, device}));
   });
 }
 

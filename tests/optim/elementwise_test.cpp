@@ -1,5 +1,7 @@
 // AdamW, SGD and Adagrad on regular parameters and parameters on several meshes in one step: bit-equal to one device
 // and without collectives. State, restoring and skipped parameters.
+#include <torch/optim/adamw.h>
+
 #include "dtensor/fully_shard.h"
 #include "optim/mixture.h"
 #include "support/errors.h"
@@ -13,6 +15,9 @@ const std::vector<std::pair<const char*, Make>>& optimizers() {
   static const std::vector<std::pair<const char*, Make>> all{
       {"adamw", [](auto& p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.1, .weight_decay = 0.1}); }},
       {"adamw_foreach", [](auto& p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.1, .fused = false}); }},
+      {"adamw_amsgrad", [](auto& p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.1, .amsgrad = true}); }},
+      {"adamw_amsgrad_foreach",
+       [](auto& p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.1, .fused = false, .amsgrad = true}); }},
       {"sgd", [](auto& p) { return std::make_unique<SGD>(p, SGDOptions{.lr = 0.1}); }},
       {"sgd_nesterov",
        [](auto& p) {
@@ -118,8 +123,8 @@ TEST(Elementwise, MatchesSingleDeviceOnThreeMeshesAndRegular) {
     SCOPED_TRACE(name);
     const auto expected = one_device(c, make);
     const std::string listed = name;  // In bfloat16, ATen's add with a factor rounds as its fused kernels do.
-    const bool exact =
-        listed == "adamw_foreach" || listed == "adagrad" || (listed == "sgd_foreach" && dtype != at::kBFloat16);
+    const bool exact = listed == "adamw_foreach" || listed == "adamw_amsgrad_foreach" || listed == "adagrad" ||
+                       (listed == "sgd_foreach" && dtype != at::kBFloat16);
     run_local(4, [&](Communicator world) { run_on_rank(c, make, expected, exact, world); });
     RC_ASSERT(!::testing::Test::HasFailure());
   }));
@@ -173,6 +178,29 @@ TEST(Elementwise, FusedAndForeachAgree) {
                return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.1, .weight_decay = 0.1, .fused = false});
              });
   for (std::size_t i = 0; i < a.size(); ++i) expect_close(b[i].detach(), a[i].detach(), "adamw", 1e-12);
+}
+
+// AMSGrad divides by the largest second moment so far, which is state that a checkpoint needs.
+TEST(Elementwise, AmsgradEqualsItsFormulaAndTorch) {
+  for (const bool fused : {false, true}) {
+    const at::Tensor start = Draw(1).normal({5, 3});
+    const at::Tensor p = start.clone().requires_grad_(), q = start.clone().requires_grad_();
+    AdamW ours({p}, {.lr = 0.1, .beta2 = 0.5, .fused = fused, .amsgrad = true});
+    torch::optim::AdamW torch_adamw(std::vector<at::Tensor>{q},
+                                    torch::optim::AdamWOptions(0.1).betas({0.9, 0.5}).amsgrad(true));
+    for (const double factor : {4., 1., -0.5, 0.25}) {
+      p.mutable_grad() = start * factor;
+      q.mutable_grad() = start * factor;
+      ours.step();
+      torch_adamw.step();
+      expect_close(p.detach(), q.detach(), "amsgrad", 1e-12);
+    }
+    ASSERT_EQ(ours.state(p).size(), 3u);
+    EXPECT_TRUE((ours.state(p)[2].second > ours.state(p)[1].second).all().item<bool>());
+    OptimizerState state = ours.state_dict();
+    state.tensors.pop_back();
+    EXPECT_NE(error_of([&] { ours.load_state_dict(state); }).find("max_exp_avg_sq"), std::string::npos);
+  }
 }
 
 // A gradient whose strides differ from its parameter's: fused kernels iterate in memory order.

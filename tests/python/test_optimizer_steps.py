@@ -45,6 +45,9 @@ class Optimizers(unittest.TestCase):
         self.compare(lambda ps: ours.AdamW(ps, lr=0.01), lambda ps: torchs.AdamW(ps, lr=0.01))
         self.compare(lambda ps: ours.AdamW(ps, lr=0.01, betas=(0.5, 0.7), fused=False),
                      lambda ps: torchs.AdamW(ps, lr=0.01, betas=(0.5, 0.7)))  # fmt: skip
+        for fused in (False, True):
+            self.compare(lambda ps: ours.AdamW(ps, lr=0.01, betas=(0.9, 0.5), amsgrad=True, fused=fused),
+                         lambda ps: torchs.AdamW(ps, lr=0.01, betas=(0.9, 0.5), amsgrad=True))  # fmt: skip
         self.compare(lambda ps: ours.SGD(ps, lr=0.1, momentum=0.9, nesterov=True),
                      lambda ps: torchs.SGD(ps, lr=0.1, momentum=0.9, nesterov=True))  # fmt: skip
         self.compare(lambda ps: ours.Adagrad(ps, lr=0.1, initial_accumulator_value=0.1),

@@ -40,6 +40,9 @@ enum dtensor_dtype {
   DTENSOR_FLOAT64 = 1,  // double, real64
   DTENSOR_INT32 = 2,    // int32_t
   DTENSOR_INT64 = 3,    // int64_t
+  DTENSOR_INT8 = 4,     // int8_t
+  DTENSOR_INT16 = 5,    // int16_t
+  DTENSOR_UINT8 = 6,    // uint8_t
 };
 typedef enum dtensor_dtype dtensor_dtype;  // the same without `enum`
 
@@ -87,6 +90,10 @@ DTENSOR_API dtensor_status dtensor_mesh_of_process(dtensor_mesh** mesh);
 // device memory, and dtensor_tensor_local returns them. The program has completed its work on an array before it calls
 // the library, and waits for the device before it reads a result. Needs a library built with CUDA and NCCL. Collective.
 DTENSOR_API dtensor_status dtensor_mesh_on_gpu(const dtensor_mesh* mesh, int gpu, dtensor_mesh** result);
+// The same for any device that LibTorch supports: "xpu", "xpu:1", "mps", "cuda" (also of a LibTorch for ROCm).
+// Without a number: the current device of LibTorch. Collectives copy through host memory and run on the ranks'
+// communicator of `mesh`; between NVIDIA GPUs dtensor_mesh_on_gpu is faster. Collective.
+DTENSOR_API dtensor_status dtensor_mesh_on_device(const dtensor_mesh* mesh, const char* device, dtensor_mesh** result);
 // Number of ranks, and this rank in [0, size).
 DTENSOR_API dtensor_status dtensor_mesh_size(const dtensor_mesh* mesh, int* size);
 DTENSOR_API dtensor_status dtensor_mesh_rank(const dtensor_mesh* mesh, int* rank);
@@ -125,6 +132,10 @@ DTENSOR_API dtensor_status dtensor_tensor_local(dtensor_tensor* tensor, dtensor_
 // A new tensor of the same values with other placements. Collective. Differentiable.
 DTENSOR_API dtensor_status dtensor_tensor_redistribute(const dtensor_tensor* tensor, const char* placements,
                                                        dtensor_tensor** result);
+// A copy on a mesh of the same shape, with the same placements, none of them Partial: between host memory and a device.
+// Collective. Differentiable.
+DTENSOR_API dtensor_status dtensor_tensor_to_mesh(const dtensor_tensor* tensor, const dtensor_mesh* mesh,
+                                                  dtensor_tensor** result);
 // Writes all elements to an array of the tensor's sizes and dtype in host memory on every rank, with any strides.
 // Collective: an invalid array on one rank is an error on all.
 DTENSOR_API dtensor_status dtensor_tensor_copy_full(const dtensor_tensor* tensor, const dtensor_host_array* array);
@@ -235,6 +246,9 @@ DTENSOR_API dtensor_status dtensor_optimizer_step(dtensor_optimizer* optimizer);
 DTENSOR_API dtensor_status dtensor_optimizer_zero_grad(dtensor_optimizer* optimizer);
 // Sets the learning rate of the next steps. Collective.
 DTENSOR_API dtensor_status dtensor_optimizer_set_lr(dtensor_optimizer* optimizer, double lr);
+// Sets another option of the next steps by its name in torch.optim: "beta1", "beta2", "eps", "weight_decay" and
+// "amsgrad" of AdamW, "momentum", "dampening", "weight_decay" and "nesterov" of SGD. Switches are 0 or 1. Collective.
+DTENSOR_API dtensor_status dtensor_optimizer_set_option(dtensor_optimizer* optimizer, const char* name, double value);
 
 // Checkpoints.
 
