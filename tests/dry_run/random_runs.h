@@ -57,6 +57,7 @@ inline Options any_options(const std::vector<train::MeshShape>& meshes) {
   options.rope = coin();
   options.kv_heads = coin() ? 2 : 0;
   options.grad_accum = coin() ? 1 : 2;
+  options.accumulate_sharded = options.grad_accum == 1 || coin();
   options.optimizer = *rc::gen::elementOf(std::vector<std::string>{"adamw", "sgd", "muon"});
   options.dropout = coin() ? 0 : 0.1;
   options.predict_tokens = coin() ? 1 : 2;
@@ -65,7 +66,6 @@ inline Options any_options(const std::vector<train::MeshShape>& meshes) {
     options.batch = 8;  // each piece has rows for all ranks, since peers send what this one sends
   }
   if (options.mesh->pp > 1) draw_pipeline(options);
-  options.accumulate_sharded = options.grad_accum == 1 || coin();
   return options;
 }
 
@@ -94,15 +94,14 @@ inline double bytes_in_flight(const Options& o) {
   return 2.0 * static_cast<double>(elements * (o.dtype == train::Dtype::float64 ? 8 : 4));
 }
 
-// What is wrong with the prediction; empty: nothing. `staging`: bytes that the communication backend may copy into
-// buffers of its own.
-inline std::string difference(const Options& options, const Reports& reports, double staging = 0) {
+// What is wrong with the prediction; empty: nothing.
+inline std::string difference(const Options& options, const Reports& reports) {
   const auto& [predicted, measured] = reports;
   if (counted(predicted) != counted(measured)) return "collectives";
   const auto real = static_cast<double>(measured.peak.bytes), dry = static_cast<double>(predicted.peak.bytes);
   const double late = bytes_in_flight(options);
   // In bfloat16 kernels compute on copies.
-  if (dry < (options.bf16 ? 0.9 : 0.99) * real - kKernelTemporaries - late - staging) return "too little memory";
+  if (dry < (options.bf16 ? 0.9 : 0.99) * real - kKernelTemporaries - late) return "too little memory";
   if (dry > 1.03 * real + late) return "too much memory";
   if (dry != real) return "";
   for (std::size_t kind = 0; kind < dtensor::kMemoryKinds; ++kind) {  // two moments may have the same peak
