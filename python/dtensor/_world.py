@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 from . import _C
 from ._C import Communicator, DryRunReport, HardwareModel
+from ._memory_kinds import declared_by_optimizers
 
 __all__ = ["run", "simulate", "begin_step", "is_dry_run", "world", "rank", "world_size", "barrier", "is_thread_rank", "set_timeout"]
 
@@ -53,7 +54,8 @@ def simulate(
     ``hardware``: records what ``report.estimate(hardware)`` needs for the time of the step. ``staging``: counts the
     buffers that collectives of processes (MPI, sockets) copy through; those of thread ranks have none.
     """
-    return _C.simulate(ranks, _prepared("simulate", ranks, fn, *args, **kwargs), rank, number, hardware, staging)
+    with declared_by_optimizers():
+        return _C.simulate(ranks, _prepared("simulate", ranks, fn, *args, **kwargs), rank, number, hardware, staging)
 
 
 def begin_step() -> None:

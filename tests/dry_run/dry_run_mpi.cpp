@@ -30,6 +30,14 @@ dry::Options uneven_shards() {
   return options;
 }
 
+dry::Options float8_products() {
+  dry::Options options;
+  options.mesh = train::MeshShape{.shard = 2};
+  options.batch = 4, options.seq = 64, options.hidden = 128, options.layers = 2;
+  options.bf16 = options.float8 = true;
+  return options;
+}
+
 dry::Options drawn_options(std::uint64_t seed, int ranks) {
   auto meshes = dry::meshes();
   std::erase_if(meshes, [&](const auto& mesh) { return mesh.size() != ranks; });
@@ -47,7 +55,9 @@ std::vector<dry::Options> runs_of(int ranks) {
   }
   std::vector<dry::Options> runs;
   for (int i = 0; i < draws; ++i) runs.push_back(drawn_options(first + static_cast<std::uint64_t>(i), ranks));
-  if (ranks == 2) runs.push_back(packed_gradients()), runs.push_back(uneven_shards());
+  if (ranks == 2) {
+    for (const auto& fixed : {packed_gradients(), uneven_shards(), float8_products()}) runs.push_back(fixed);
+  }
   return runs;
 }
 

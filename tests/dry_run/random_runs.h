@@ -66,17 +66,18 @@ inline Options any_options(const std::vector<train::MeshShape>& meshes) {
     options.batch = 8;  // each piece has rows for all ranks, since peers send what this one sends
   }
   if (options.mesh->pp > 1) draw_pipeline(options);
+  options.float8 = options.dtype == train::Dtype::float32 && coin();
   return options;
 }
 
 inline std::string text(const Options& o) {
   return c10::str("mesh ", o.mesh->str(), " ", o.schedule, " of ", o.microbatches, " batch ", o.batch, " seq ", o.seq,
                   " hidden ", o.hidden, " layers ", o.layers, " ", to_string(o.dtype), " ", o.parallel,
-                  o.bf16 ? " bf16" : "", " reshard ", o.reshard, o.loss_parallel ? " loss-parallel" : "",
-                  o.sequence_parallel ? " sequence-parallel" : "", o.checkpoint_activations ? " checkpoint" : "",
-                  o.rope ? " rope" : "", " kv ", o.kv_heads, " accum ", o.grad_accum,
-                  o.accumulate_sharded ? "" : " unsharded", " ", o.optimizer, " dropout ", o.dropout, " predict ",
-                  o.predict_tokens, o.experts ? " experts" : "");
+                  o.bf16 ? " bf16" : "", o.float8 ? " float8" : "", " reshard ", o.reshard,
+                  o.loss_parallel ? " loss-parallel" : "", o.sequence_parallel ? " sequence-parallel" : "",
+                  o.checkpoint_activations ? " checkpoint" : "", o.rope ? " rope" : "", " kv ", o.kv_heads, " accum ",
+                  o.grad_accum, o.accumulate_sharded ? "" : " unsharded", " ", o.optimizer, " dropout ", o.dropout,
+                  " predict ", o.predict_tokens, o.experts ? " experts" : "");
 }
 
 using Counted = std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
