@@ -37,6 +37,9 @@ struct DryRunOptions {
   bool trace_memory = false;
   // Whether collectives run in the background, as NCCL's do: FSDP then gathers the next unit during the current one.
   bool asynchronous = false;
+  // Whether collectives copy into buffers of their own, as those of processes (MPI, sockets) do and those of thread
+  // ranks do not. Their memory is counted.
+  bool staging = false;
 };
 
 // What a rank did in a step, in order. estimate_step() (dtensor/estimate.h) computes its time.

@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 from . import _C
 from ._C import Communicator, DryRunReport, HardwareModel
+from ._memory_kinds import declared_by_optimizers
 
 __all__ = ["run", "simulate", "begin_step", "is_dry_run", "world", "rank", "world_size", "barrier", "is_thread_rank", "set_timeout"]
 
@@ -41,6 +42,7 @@ def simulate(
     rank: int = 0,
     number: float | None = None,
     hardware: HardwareModel | None = None,
+    staging: bool = False,
     **kwargs: Any,
 ) -> DryRunReport:
     """Dry run: runs ``fn(*args, **kwargs)`` as one rank of ``ranks``, without its peers, memory and arithmetic.
@@ -49,9 +51,11 @@ def simulate(
     ``fits(bytes)``). Tensors of more than 4096 bytes (integers: 16 MiB) that ``fn`` creates have sizes, but no values.
     Reading them is a ``RuntimeError`` that names the operator. ``number``: the result of such a read of one
     floating-point number, such as a loss for a log. If the rank has a pipeline, ``fn`` also runs as its other ranks.
-    ``hardware``: records what ``report.estimate(hardware)`` needs for the time of the step.
+    ``hardware``: records what ``report.estimate(hardware)`` needs for the time of the step. ``staging``: counts the
+    buffers that collectives of processes (MPI, sockets) copy through; those of thread ranks have none.
     """
-    return _C.simulate(ranks, _prepared("simulate", ranks, fn, *args, **kwargs), rank, number, hardware)
+    with declared_by_optimizers():
+        return _C.simulate(ranks, _prepared("simulate", ranks, fn, *args, **kwargs), rank, number, hardware, staging)
 
 
 def begin_step() -> None:

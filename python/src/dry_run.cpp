@@ -2,6 +2,8 @@
 #include "dtensor/dry_run.h"
 
 #include "dtensor/estimate.h"
+#include "dtensor/tensor.h"
+#include "internal/memory_kind.h"
 
 #include "bind.h"
 
@@ -30,6 +32,14 @@ py::dict operators(const DryRunReport& report) {
     counts[py::str(name)] = py::make_tuple(count.calls, count.flops, count.bytes);
   }
   return counts;
+}
+
+// `kind`: as in peak_by_kind.
+void set_kind(const at::Tensor& tensor, const std::string& kind) {
+  for (std::size_t k = 0; k < kMemoryKinds; ++k) {
+    const auto known = static_cast<MemoryKind>(k);
+    if (kind == to_string(known)) set_memory_kind(is_dtensor(tensor) ? DTensor(tensor).to_local() : tensor, known);
+  }
 }
 
 StepEstimate estimate(const DryRunReport& report, const HardwareModel& hardware) {
@@ -82,6 +92,7 @@ void bind_dry_run(py::module_& module) {
       .def("chrome_trace", &step_chrome_trace, py::arg("hardware"), "The estimated step as JSON for Perfetto.")
       .def("memory_svg", &step_memory_svg, py::arg("hardware"), "A plot of the memory over the estimated step.");
   module.def("begin_step", &StepRecorder::begin_step);
+  module.def("set_memory_kind", &set_kind, py::arg("tensor"), py::arg("kind"));
   module.def("is_dry_run", &is_dry_run);
 }
 

@@ -286,8 +286,8 @@ py::list run(int ranks, const py::object& fn, double timeout) {
 }
 
 DryRunReport simulate(int ranks, const py::object& fn, int rank, std::optional<double> number,
-                      const HardwareModel* hardware) {
-  DryRunOptions options{.ranks = ranks, .rank = rank, .number = number};
+                      const HardwareModel* hardware, bool staging) {
+  DryRunOptions options{.ranks = ranks, .rank = rank, .number = number, .staging = staging};
   if (hardware != nullptr) options.trace = options.trace_memory = true, options.asynchronous = hardware->asynchronous;
   DryRunReport report;
   run_ranks(ranks, fn, [&](const auto& of_rank) { report = dry_run(options, of_rank); });
@@ -353,7 +353,7 @@ void bind_world(py::module_& module) {
   bind_communicator(module);
   module.def("run", &run, py::arg("ranks"), py::arg("fn"), py::arg("timeout"));
   module.def("simulate", &simulate, py::arg("ranks"), py::arg("fn"), py::arg("rank"), py::arg("number"),
-             py::arg("hardware"));
+             py::arg("hardware"), py::arg("staging"));
   module.def("world", &current_world, ReleaseGil());
   module.def(
       "set_timeout", [](double seconds) { process_world().set_timeout(seconds); }, py::arg("seconds"));

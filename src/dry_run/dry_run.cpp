@@ -104,7 +104,7 @@ DryRunReport dry_run(const DryRunOptions& options, const std::function<void(Comm
               options.expert_load);
   std::mutex mutex;
   std::map<int, DryRunReport> reports;
-  const SimulatedRanks which{options.ranks, options.rank, options.asynchronous};
+  const SimulatedRanks which{options.ranks, options.rank, options.asynchronous, options.staging};
   run_simulated_rank(which, [&](const Communicator& world) {
     auto report = run_one(world, options, fn);
     const std::lock_guard lock(mutex);
@@ -119,7 +119,8 @@ DryRunReport dry_run(const DryRunOptions& options, const std::function<void(Comm
 namespace {
 
 int run_and_print(const SimulatedRank& which, const std::function<void(Communicator)>& fn) {
-  const auto report = dry_run({.ranks = which.ranks, .rank = which.rank, .number = which.number}, fn);
+  const auto report =
+      dry_run({.ranks = which.ranks, .rank = which.rank, .number = which.number, .staging = which.staging}, fn);
   std::fputs(report.table().c_str(), stdout);
   return 0;
 }

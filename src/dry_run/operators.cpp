@@ -117,9 +117,16 @@ void resize(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef str
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
 }
 
+// The flag of GradScaler keeps its value, as in a step with finite gradients; the number of DryRunOptions would be read
+// as an infinity, and the optimizer would not step.
+bool is_found_inf(const OpInfo& info, std::size_t arg) {
+  return arg == 1 && is_named(info.op, {"aten::_amp_foreach_non_finite_check_and_unscale_"});
+}
+
 void forget_written(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   for (std::size_t i = 0; i < args.size(); ++i) {
-    if (info.args[i].mutated) for_each_tensor(args[i], [](const at::Tensor& t) { forget_values(t); });
+    if (info.args[i].mutated && !is_found_inf(info, i))
+      for_each_tensor(args[i], [](const at::Tensor& t) { forget_values(t); });
   }
 }
 
@@ -175,6 +182,19 @@ bool select_by_known_mask(const OpInfo& info, Stack& stack) {
   return true;
 }
 
+// The most memory that the CPU's kernel allocates inside. It computes products in float8 from float copies of the
+// operands: it makes the second one contiguous, converts each and multiplies it by its scale, then computes the product
+// in float and converts that.
+std::int64_t temporary_bytes(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const c10::IValue& result) {
+  if (!is_named(info.op, {"aten::_scaled_mm"})) return 0;
+  constexpr std::int64_t kFloatBytes = sizeof(float);
+  const std::int64_t a = kFloatBytes * args[0].toTensor().numel(), b = kFloatBytes * args[1].toTensor().numel();
+  const at::Tensor out = result.toTensor();
+  const std::int64_t converted = out.scalar_type() == at::kFloat ? 0 : static_cast<std::int64_t>(out.nbytes());
+  const std::int64_t copied = args[1].toTensor().is_contiguous() ? 0 : b / kFloatBytes;
+  return copied + std::max({2 * a, a + 2 * b, a + b + kFloatBytes * out.numel() + converted});
+}
+
 void compute(const OpInfo& info, Stack& stack) {
   if (select_by_known_mask(info, stack)) return;
   replace_known_masks(info, stack);
@@ -186,6 +206,8 @@ void compute(const OpInfo& info, Stack& stack) {
     infer_outputs(call);
     for (std::size_t r = 0; r < info.returns.size(); ++r) results.push_back(result_of_return(call, r, args));
     forget_written(info, args);
+    const std::int64_t inside = results.empty() ? 0 : temporary_bytes(info, args, results[0]);
+    if (inside > 0) simulated_empty_strided({inside}, {1}, at::kByte);
   }
   torch::jit::drop(stack, info.args.size());
   for (auto& result : results) stack.push_back(std::move(result));

@@ -7,6 +7,7 @@
 #include "dtensor/nn/float8.h"
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
+#include "internal/selective_checkpoint_cache.h"
 #include "moe/counting.h"
 #include "moe/dispatch/dispatch_details.h"
 #include "moe/dispatch/permute.h"
@@ -146,12 +147,20 @@ void check_equal_tokens(const Dispatcher& dispatcher, const moe::TokenMapping& m
               " on each; expected the same number on all ranks (use DispatchKind::all_to_all otherwise)");
 }
 
+// Whether results of operators are kept for a recomputation, so that they must not be written.
+bool keeps_results() {
+  const auto* kept = ScopedValue<SelectiveCheckpointCache::Recording>::current();
+  return kept != nullptr && kept->state != nullptr;
+}
+
 // The shared expert's output as rows of this rank's tokens, to which results may be added in place. Undefined if the
-// placements differ (for instance a sum over tp), or if a gradient is recorded, which adds full tensors anyway.
+// placements differ (for instance a sum over tp), if results are kept, or if a gradient is recorded, which adds full
+// tensors anyway.
 at::Tensor shared_rows(const at::Tensor& made, const moe::TokenMapping& mapping, at::IntArrayRef rows) {
   if (!made.defined()) return {};
   if (!is_dtensor(made)) return made.reshape(rows);
-  if (at::GradMode::is_enabled() || !mapping.mesh || !(DTensor(made).mesh() == mapping.mesh)) return {};
+  if (at::GradMode::is_enabled() || keeps_results() || !mapping.mesh || !(DTensor(made).mesh() == mapping.mesh))
+    return {};
   const auto& came = DTensor(made).placements();
   for (std::size_t a = 0; a < came.size(); ++a) {
     const bool cuts = came[a].is_replicate() && mapping.result[a].is_shard();  // a local slice, without communication

@@ -57,6 +57,7 @@ inline Options any_options(const std::vector<train::MeshShape>& meshes) {
   options.rope = coin();
   options.kv_heads = coin() ? 2 : 0;
   options.grad_accum = coin() ? 1 : 2;
+  options.accumulate_sharded = options.grad_accum == 1 || coin();
   options.optimizer = *rc::gen::elementOf(std::vector<std::string>{"adamw", "sgd", "muon"});
   options.dropout = coin() ? 0 : 0.1;
   options.predict_tokens = coin() ? 1 : 2;
@@ -65,18 +66,18 @@ inline Options any_options(const std::vector<train::MeshShape>& meshes) {
     options.batch = 8;  // each piece has rows for all ranks, since peers send what this one sends
   }
   if (options.mesh->pp > 1) draw_pipeline(options);
-  options.accumulate_sharded = options.grad_accum == 1 || coin();
+  options.float8 = options.dtype == train::Dtype::float32 && coin();
   return options;
 }
 
 inline std::string text(const Options& o) {
   return c10::str("mesh ", o.mesh->str(), " ", o.schedule, " of ", o.microbatches, " batch ", o.batch, " seq ", o.seq,
                   " hidden ", o.hidden, " layers ", o.layers, " ", to_string(o.dtype), " ", o.parallel,
-                  o.bf16 ? " bf16" : "", " reshard ", o.reshard, o.loss_parallel ? " loss-parallel" : "",
-                  o.sequence_parallel ? " sequence-parallel" : "", o.checkpoint_activations ? " checkpoint" : "",
-                  o.rope ? " rope" : "", " kv ", o.kv_heads, " accum ", o.grad_accum,
-                  o.accumulate_sharded ? "" : " unsharded", " ", o.optimizer, " dropout ", o.dropout, " predict ",
-                  o.predict_tokens, o.experts ? " experts" : "");
+                  o.bf16 ? " bf16" : "", o.float8 ? " float8" : "", " reshard ", o.reshard,
+                  o.loss_parallel ? " loss-parallel" : "", o.sequence_parallel ? " sequence-parallel" : "",
+                  o.checkpoint_activations ? " checkpoint" : "", o.rope ? " rope" : "", " kv ", o.kv_heads, " accum ",
+                  o.grad_accum, o.accumulate_sharded ? "" : " unsharded", " ", o.optimizer, " dropout ", o.dropout,
+                  " predict ", o.predict_tokens, o.experts ? " experts" : "");
 }
 
 using Counted = std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
@@ -94,15 +95,14 @@ inline double bytes_in_flight(const Options& o) {
   return 2.0 * static_cast<double>(elements * (o.dtype == train::Dtype::float64 ? 8 : 4));
 }
 
-// What is wrong with the prediction; empty: nothing. `staging`: bytes that the communication backend may copy into
-// buffers of its own.
-inline std::string difference(const Options& options, const Reports& reports, double staging = 0) {
+// What is wrong with the prediction; empty: nothing.
+inline std::string difference(const Options& options, const Reports& reports) {
   const auto& [predicted, measured] = reports;
   if (counted(predicted) != counted(measured)) return "collectives";
   const auto real = static_cast<double>(measured.peak.bytes), dry = static_cast<double>(predicted.peak.bytes);
   const double late = bytes_in_flight(options);
   // In bfloat16 kernels compute on copies.
-  if (dry < (options.bf16 ? 0.9 : 0.99) * real - kKernelTemporaries - late - staging) return "too little memory";
+  if (dry < (options.bf16 ? 0.9 : 0.99) * real - kKernelTemporaries - late) return "too little memory";
   if (dry > 1.03 * real + late) return "too much memory";
   if (dry != real) return "";
   for (std::size_t kind = 0; kind < std::tuple_size_v<dtensor::MemoryByKind>;

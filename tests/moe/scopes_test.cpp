@@ -79,6 +79,31 @@ TEST(MoeScopes, LayerMayBeConstructedAndTrainedInAMeshScope) {
   });
 }
 
+// Results are added to the shared expert's output in place where no gradient is recorded, but not to a kept product.
+TEST(MoeScopes, RecomputationKeepsProductsOfASharedExpert) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto gradients = [&](bool recomputes) {
+      auto o = small_options();
+      o.shared_ffn = 4;
+      MixtureOfExperts layer(o);
+      fill(layer, 3);
+      apply_expert_parallel(layer, mesh);
+      const auto x = distribute_tensor(Draw(1).normal({8, 8}), mesh, {Shard(0)}).requires_grad_();
+      const auto squares = [&](const at::Tensor& in) { return layer(in).square(); };
+      const auto y = recomputes ? checkpoint(squares, x, {.keep = {"aten::mm"}}) : squares(x);
+      y.sum().backward();
+      std::vector<at::Tensor> results{x.grad()};
+      for (const auto& p : layer.parameters()) results.push_back(p.grad());
+      for (auto& t : results) t = is_dtensor(t) ? DTensor(t).full_tensor() : t;
+      return results;
+    };
+    const auto wanted = gradients(false), got = gradients(true);
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_TRUE(at::equal(got[i], wanted[i])) << "gradient " << i;
+    }
+  });
+}
+
 struct Autocast {
   Autocast() { at::autocast::set_autocast_enabled(at::kCPU, true); }
   ~Autocast() {

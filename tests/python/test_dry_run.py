@@ -102,6 +102,47 @@ class Loops(unittest.TestCase):
 
         dtensor.simulate(4, on_rank, rank=1, number=1.0)
 
+    def test_kinds_of_memory_of_modules_and_optimizers_of_pytorch(self):
+        def train(sharded, steps=2):
+            mesh = dtensor.init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+            with torch.device("meta"):
+                model = nn.Linear(WIDTH, WIDTH, bias=False)
+            if sharded:
+                fully_shard(model, mesh=mesh)
+            model.to_empty(device="cpu")
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+            for step in range(steps):
+                model(torch.randn(1, WIDTH)).sum().backward()
+                optimizer.step()
+                if step == 0:
+                    dtensor.begin_step()
+                self.assertGreater(len(optimizer.state), 0)
+
+        for sharded in (True, False):
+            kinds = dtensor.simulate(4, train, sharded).peak_by_kind
+            own = WIDTH * WIDTH * FLOAT // (4 if sharded else 1)
+            self.assertEqual(kinds["parameters"], own)
+            self.assertEqual(kinds["optimizer states"], 2 * own + FLOAT)  # two moments and the number of steps
+            self.assertEqual(kinds["gradients"], own)
+
+    def test_a_scaled_step_is_finite(self):
+        """``number`` is what reads of a loss give, and no infinity that GradScaler found."""
+
+        def train():
+            model = nn.Linear(WIDTH, WIDTH)
+            fully_shard(model, mesh=dtensor.init_device_mesh("cpu", (4,)))
+            optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cpu")
+            for _ in range(2):
+                loss = model(torch.randn(4, WIDTH)).sum()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                loss.item()
+            self.assertEqual(scaler.get_scale(), 65536.0)
+            self.assertGreater(len(optimizer.state), 0)  # the optimizer did step
+
+        dtensor.simulate(4, train, number=1.0)
+
     def test_masks_of_known_values(self):
         def on_rank():
             x = torch.randn(8, 1024)

@@ -95,6 +95,8 @@ SimulatedRank simulated_rank(int argc, const char* const* argv) {
       parse_simulated(*ranks, which);
     else if (const auto text = value_of("--dtensor-simulate-number", argc, argv, i)) {
       which.number = parse_simulated_number(*text);
+    } else if (const auto backend = value_of("--backend", argc, argv, i)) {
+      which.staging = *backend == "mpi" || *backend == "socket";
     }
   }
   return which;

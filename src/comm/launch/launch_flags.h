@@ -25,7 +25,8 @@ struct LaunchFlags {
   int ranks = 0;          // --ranks; 0: not given
   std::int64_t mesh = 0;  // product of --mesh; 0: not given
   std::string backend;    // --backend; empty: automatic
-  // --dtensor-simulate N[:r], or DTENSOR_SIMULATE: a dry run. Other flags are then not read. 0 ranks: none.
+  // --dtensor-simulate N[:r], or DTENSOR_SIMULATE: a dry run, which reads --backend, but not the other flags. 0 ranks:
+  // none.
   SimulatedRank simulated;
 };
 

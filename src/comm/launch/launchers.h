@@ -44,6 +44,7 @@ std::string load_nccl();
 struct SimulatedRank {
   int ranks = 0, rank = 0;
   std::optional<double> number;  // --dtensor-simulate-number
+  bool staging = false;          // --backend mpi or socket
 };
 
 // Runs fn as that rank, prints the report and returns the exit status. Registered by src/dry_run.

@@ -8,7 +8,6 @@
 #include <numeric>
 
 #include "comm/error_messages.h"
-#include "comm/memory/copy.h"
 #include "comm/p2p/collective.h"
 #include "comm/p2p/list_collectives.h"
 #include "comm/p2p/message.h"
@@ -55,29 +54,13 @@ class ProcessBackend final : public CommBackend {
   }
 
   Work all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) override {
-    return guarded(call, outputs, inputs, [&](Collective& collective) {
-      std::vector<at::Tensor> buffers(size());
-      collective.run([&](int i) {
-        buffers[i] = collective.receive_buffer(outputs[i]);
-        return Transfers{to_send(collective.dense(inputs[i])), to_receive(buffers[i])};
-      });
-      for (int i = 0; i < size(); ++i) {
-        if (i != rank()) copy_received(outputs[i], buffers[i]);
-      }
-      copy_tensor(outputs[rank()], inputs[rank()]);
-    });
+    return guarded(call, outputs, inputs,
+                   [&](Collective& collective) { p2p::all_to_all(*group_, collective, outputs, inputs); });
   }
 
   Work broadcast(const CollectiveCall& call, const at::Tensor& tensor) override {
-    return guarded(call, tensor, {}, [&](Collective& collective) {
-      const bool root = rank() == call.peer;
-      const at::Tensor flat = root ? collective.dense(tensor) : collective.receive_buffer(tensor);
-      collective.run([&](int i) {
-        if (root) return Transfers{to_send(flat)};
-        return i == call.peer ? Transfers{to_receive(flat)} : Transfers{};
-      });
-      if (!root) copy_received(tensor, flat);
-    });
+    return guarded(call, tensor, {},
+                   [&](Collective& collective) { p2p::broadcast(*group_, collective, call.peer, tensor); });
   }
 
   void barrier(const CollectiveCall& call) override {

@@ -8,17 +8,10 @@
 #include <cstring>
 
 #include "comm/error_messages.h"
-#include "comm/memory/copy.h"
-#include "comm/memory/pool/buffer_pool.h"
 #include "comm/record/call_history.h"
 #include "comm/record/caller.h"
 
 namespace dtensor::p2p {
-namespace {
-
-bool is_dense(const at::Tensor& t) { return t.is_contiguous() && !t.is_conj() && !t.is_neg(); }
-
-}  // namespace
 
 std::string ProcessGroup::describe(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) const {
   return dtensor::describe(call, outputs, inputs) + " on " + describe_group(call.label ? *call.label : label, ranks) +
@@ -30,24 +23,6 @@ Collective::Collective(ProcessGroup& members, const CollectiveCall& call, at::Te
   for (const auto& t : outputs) kept_.push_back(t);
   for (const auto& t : inputs) kept_.push_back(t);
   if (members.job.failed()) members.job.throw_failure(operation());
-}
-
-at::Tensor Collective::dense(const at::Tensor& t) {
-  if (is_dense(t)) return t;
-  at::Tensor copy = receive_buffer(t);
-  copy_tensor(copy, t);
-  return copy;
-}
-
-at::Tensor Collective::receive_buffer(const at::Tensor& t) {
-  if (is_dense(t)) return t;
-  at::Tensor buffer = pooled_empty(t.sizes(), t.scalar_type());
-  keep(buffer);
-  return buffer;
-}
-
-void copy_received(const at::Tensor& to, const at::Tensor& buffer) {
-  if (!buffer.is_same(to)) copy_tensor(to, buffer);
 }
 
 // A list has one or more tensors for each member.

@@ -60,11 +60,6 @@ class Collective {
   // Keeps `tensor`, whose memory is in use, until the collective is complete.
   void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
 
-  // `t` itself if it is contiguous without conjugate and negative bit, else a contiguous copy that is kept.
-  at::Tensor dense(const at::Tensor& t);
-  // `t` itself in that case, else a buffer of its size to receive into, which copy_received copies to `t`.
-  at::Tensor receive_buffer(const at::Tensor& t);
-
  private:
   void run_transfers(const std::vector<Transfers>& parts);
   Sizes gives(int i) const;
@@ -79,7 +74,5 @@ class Collective {
   std::vector<at::Tensor> kept_;
   bool compared_ = false;
 };
-
-void copy_received(const at::Tensor& to, const at::Tensor& buffer);
 
 }  // namespace dtensor::p2p

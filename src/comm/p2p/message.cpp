@@ -6,8 +6,7 @@
 #include <thread>
 
 #include "comm/error_messages.h"
-#include "comm/memory/copy.h"
-#include "comm/memory/pool/buffer_pool.h"
+#include "comm/p2p/staging.h"
 
 namespace dtensor::p2p {
 namespace {
@@ -20,10 +19,8 @@ int message_tag(const ProcessGroup& members, int tag) {
 class MessageWork : public Work::Impl {
  public:
   MessageWork(std::shared_ptr<ProcessGroup> members, const CollectiveCall& call, const at::Tensor& tensor)
-      : group_(std::move(members)), call_(call), tensor_(tensor) {
+      : group_(std::move(members)), call_(call), tensor_(tensor), message_(tensor, PackedAs::bytes) {
     if (job().failed()) job().throw_failure(operation());
-    const bool direct = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-    flat_ = direct ? tensor : pooled_empty(tensor.sizes(), tensor.scalar_type());
     const bool sends = call.kind == CollectiveKind::send;
     headers_->mine = CallHeader(call, group_->id, sends ? Sizes(tensor) : Sizes(), sends ? Sizes() : Sizes(tensor));
   }
@@ -37,7 +34,8 @@ class MessageWork : public Work::Impl {
   bool checked() const { return job().options().check_calls; }
   std::int64_t me() const { return group_->ranks[group_->me]; }
   std::int64_t peer() const { return group_->ranks[call_.peer]; }
-  std::int64_t bytes() const { return static_cast<std::int64_t>(flat_.nbytes()); }
+  const at::Tensor& buffer() const { return message_.buffers()[0]; }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(buffer().nbytes()); }
   std::string operation() const {
     const at::Tensor list[] = {tensor_};
     return group_->describe(call_, list, {});
@@ -45,14 +43,15 @@ class MessageWork : public Work::Impl {
 
   std::unique_ptr<MessageBatch> start(Channel channel, int tag) {
     auto exchange = std::make_unique<MessageBatch>(job(), channel, tag);
-    exchange->keep(flat_);
+    exchange->keep(buffer());
     exchange->keep(headers_);
     return exchange;
   }
 
   std::shared_ptr<ProcessGroup> group_;
   CollectiveCall call_;
-  at::Tensor tensor_, flat_;
+  at::Tensor tensor_;
+  Messages message_;
   std::shared_ptr<Headers> headers_ = std::make_shared<Headers>();  // outlives an abandoned exchange
 };
 
@@ -60,7 +59,7 @@ class SendWork final : public MessageWork {
  public:
   SendWork(std::shared_ptr<ProcessGroup> members, const CollectiveCall& call, const at::Tensor& tensor)
       : MessageWork(std::move(members), call, tensor) {
-    if (!flat_.is_same(tensor_)) copy_tensor(flat_, tensor_);
+    message_.fill();
     headers_->mine.payload_tag = job().next_payload_tag();
     const int tag = message_tag(*group_, call.tag);
     if (checked()) {
@@ -69,7 +68,7 @@ class SendWork final : public MessageWork {
     }
     data_ = checked() ? start(Channel::payloads, static_cast<int>(headers_->mine.payload_tag))
                       : start(Channel::messages, tag);
-    data_->send(flat_.const_data_ptr(), bytes(), peer());
+    data_->send(buffer().const_data_ptr(), bytes(), peer());
   }
 
   // Errors are thrown again by the next call; the batches keep memory that is still in use.
@@ -172,7 +171,7 @@ class RecvWork final : public MessageWork, public PendingReceive {
 
   void take(Channel channel, int tag) {
     data_ = start(channel, tag);
-    data_->recv(flat_.data_ptr(), bytes(), peer());
+    data_->recv(buffer().data_ptr(), bytes(), peer());
   }
 
   void receive_payload() {
@@ -186,7 +185,7 @@ class RecvWork final : public MessageWork, public PendingReceive {
 
   void finish() {
     finished_ = true;
-    if (!flat_.is_same(tensor_)) copy_tensor(tensor_, flat_);
+    message_.unpack();
   }
 
   std::unique_ptr<MessageBatch> header_, data_;

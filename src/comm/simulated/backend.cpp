@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/p2p/staging.h"
 #include "comm/simulated/world.h"
 #include "internal/aten_scopes.h"
 #include "internal/simulated.h"
@@ -26,6 +27,10 @@ void receive_zeros(const at::Tensor& to) {
 
 }  // namespace
 
+void SimulatedBackend::stage(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) const {
+  if (staging_) p2p::allocate_staging(call, rank(), size(), outputs, inputs);
+}
+
 // `tensor` becomes the sum of as many equal tensors as there are members.
 void SimulatedBackend::sum_equal(const CollectiveCall& call, const at::Tensor& tensor) const {
   if (call.op != ReduceOp::sum || is_simulated(tensor) || tensor.scalar_type() == at::kBool) return;
@@ -34,6 +39,7 @@ void SimulatedBackend::sum_equal(const CollectiveCall& call, const at::Tensor& t
 }
 
 Work SimulatedBackend::all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) {
+  stage(call, outputs, input);
   if (threads_) return threads_->all_gather(call, outputs, input);
   for (const auto& output : outputs) receive(output, input);
   return {};
@@ -44,30 +50,37 @@ Work SimulatedBackend::reduce_scatter(const CollectiveCall& call, const at::Tens
 }
 
 Work SimulatedBackend::all_reduce(const CollectiveCall& call, const at::Tensor& tensor) {
+  stage(call, tensor, {});
   if (threads_) return threads_->all_reduce(call, tensor);
   sum_equal(call, tensor);
   return {};
 }
 
 Work SimulatedBackend::all_reduce(const CollectiveCall& call, const at::Tensor& output, const at::Tensor& input) {
-  if (threads_) return threads_->all_reduce(call, output, input);
+  if (threads_) {
+    stage(call, output, {});
+    return threads_->all_reduce(call, output, input);
+  }
   receive(output, input);
   return all_reduce(call, output);
 }
 
 Work SimulatedBackend::all_to_all(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+  stage(call, outputs, inputs);
   if (threads_) return threads_->all_to_all(call, outputs, inputs);
   for (const auto& output : outputs) receive(output, inputs[static_cast<std::size_t>(rank())]);
   return {};
 }
 
 Work SimulatedBackend::all_gather_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+  stage(call, outputs, inputs);
   if (threads_) return threads_->all_gather_list(call, outputs, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) receive(outputs[i], inputs[i % inputs.size()]);
   return {};
 }
 
 Work SimulatedBackend::reduce_scatter_list(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) {
+  stage(call, outputs, inputs);
   if (threads_) return threads_->reduce_scatter_list(call, outputs, inputs);
   const auto own = inputs.slice(static_cast<std::size_t>(rank()) * outputs.size(), outputs.size());
   for (std::size_t k = 0; k < outputs.size(); ++k) {
@@ -78,22 +91,26 @@ Work SimulatedBackend::reduce_scatter_list(const CollectiveCall& call, at::Tenso
 }
 
 Work SimulatedBackend::all_reduce_list(const CollectiveCall& call, at::TensorList tensors) {
+  stage(call, tensors, {});
   if (threads_) return threads_->all_reduce_list(call, tensors);
   for (const auto& tensor : tensors) sum_equal(call, tensor);
   return {};
 }
 
 Work SimulatedBackend::broadcast(const CollectiveCall& call, const at::Tensor& tensor) {
+  stage(call, tensor, {});
   if (threads_) return threads_->broadcast(call, tensor);
   if (call.peer != rank()) receive_zeros(tensor);
   return {};
 }
 
 Work SimulatedBackend::send(const CollectiveCall& call, const at::Tensor& tensor) {
+  stage(call, {}, tensor);
   return threads_ ? threads_->send(call, tensor) : Work();
 }
 
 Work SimulatedBackend::recv(const CollectiveCall& call, const at::Tensor& tensor) {
+  stage(call, tensor, {});
   if (threads_) return threads_->recv(call, tensor);
   receive_zeros(tensor);
   return {};
@@ -112,6 +129,7 @@ std::shared_ptr<CommBackend> SimulatedBackend::subgroup(at::IntArrayRef members,
   auto group = std::make_shared<SimulatedBackend>(static_cast<int>(own - members.begin()), std::move(world), world_);
   group->set_record(shared_record());
   group->set_asynchronous(asynchronous_);
+  group->set_staging(staging_);
   return group;
 }
 

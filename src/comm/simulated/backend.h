@@ -17,6 +17,8 @@ class SimulatedBackend final : public CommBackend {
   bool supports(c10::DeviceType device) const override { return device == c10::kCPU; }
   bool asynchronous() const override { return asynchronous_; }
   void set_asynchronous(bool asynchronous) { asynchronous_ = asynchronous; }
+  // Whether calls allocate the buffers that processes copy through.
+  void set_staging(bool staging) { staging_ = staging; }
 
   Work all_gather(const CollectiveCall& call, at::TensorList outputs, const at::Tensor& input) override;
   Work reduce_scatter(const CollectiveCall& call, const at::Tensor& output, at::TensorList inputs) override;
@@ -38,12 +40,13 @@ class SimulatedBackend final : public CommBackend {
   std::string failure() override { return reason_; }
 
  private:
+  void stage(const CollectiveCall& call, at::TensorList outputs, at::TensorList inputs) const;
   void sum_equal(const CollectiveCall& call, const at::Tensor& tensor) const;
 
   std::shared_ptr<SimulatedWorld> world_;
   std::shared_ptr<CommBackend> threads_;  // if all members run
   std::string reason_;
-  bool asynchronous_ = false;
+  bool asynchronous_ = false, staging_ = false;
 };
 
 }  // namespace dtensor

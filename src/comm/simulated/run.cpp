@@ -59,6 +59,7 @@ void SimulatedWorld::run(std::int64_t rank, const std::shared_ptr<RankRecord>& r
   try {
     auto backend = std::make_shared<SimulatedBackend>(static_cast<int>(rank), std::move(all), shared_from_this());
     backend->set_asynchronous(which_.asynchronous);
+    backend->set_staging(which_.staging);
     backend->set_record(record);
     fn_(Communicator(std::move(backend)));  // without Checked: there are no values and no peers to compare
   } catch (...) {

@@ -7,10 +7,10 @@
 
 namespace dtensor {
 
-// The rank that runs, of how many, and whether collectives run in the background.
+// The rank that runs, of how many, and fields of DryRunOptions.
 struct SimulatedRanks {
   int ranks = 1, rank = 0;
-  bool asynchronous = false;
+  bool asynchronous = false, staging = false;
 };
 
 // Runs fn on a thread of its own as that rank, with the communicator of all ranks, and waits also for the ranks that
