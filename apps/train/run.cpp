@@ -185,10 +185,7 @@ at::Tensor run_batch(const Job& job, const Batch& batch) {
 void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
   const Options& o = job.options;
   std::optional<dtensor::BitIdentical> same_bits;
-  if (o.bit_identical) {
-    at::set_num_threads(1);  // Attention has no form for several threads.
-    same_bits.emplace();
-  }
+  if (o.bit_identical) same_bits.emplace();
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
                                         {dtensor::Event::Kind::collective});
   const auto draws = mesh_of_draws(job);

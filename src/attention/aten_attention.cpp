@@ -51,6 +51,17 @@ at::Tensor weights_of(const at::Tensor& scores, const at::Tensor& sinks) {
   return at::_safe_softmax(wide, -1).narrow(3, 0, scores.size(3));
 }
 
+// Everything that hides keys as one mask; undefined if all are visible.
+at::Tensor mask_of(const AttentionOptions& o, std::int64_t queries, std::int64_t keys, at::Device device) {
+  at::Tensor seen = seen_by_position(o, queries, keys, device);
+  if (o.row_cu_seqlens.defined()) {
+    const auto documents = in_one_document(o.row_cu_seqlens, queries);
+    seen = seen.defined() ? documents.logical_and(seen) : documents;
+  }
+  if (!o.mask.defined() || !seen.defined()) return o.mask.defined() ? o.mask : seen;
+  return o.mask.scalar_type() == at::kBool ? o.mask.logical_and(seen) : o.mask.masked_fill(seen.logical_not(), kUnseen);
+}
+
 bool is_regular(const at::Tensor& t) { return !t.defined() || dtensor_or_null(t) == nullptr; }
 
 // Whether to compute documents separately. Not for DTensors, because slices of a sharded sequence need communication.
@@ -121,6 +132,14 @@ at::Tensor reference_attention(const at::Tensor& q, const at::Tensor& k, const a
     weights = at::dropout(weights, o.dropout, true);
   }
   return at::matmul(weights.to(values.scalar_type()), values);
+}
+
+at::Tensor masked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o) {
+  const bool learned = o.mask.defined() && o.mask.requires_grad() && at::GradMode::is_enabled();
+  if (o.sinks.defined() || o.dropout > 0 || learned || q.numel() == 0) return reference_attention(q, k, v, o);
+  const bool hides = o.mask.defined() || o.window > 0 || !o.documents.empty() || o.row_cu_seqlens.defined();
+  const auto mask = hides ? std::optional(mask_of(o, q.size(2), k.size(2), q.device())) : std::nullopt;
+  return at::scaled_dot_product_attention(q, k, v, mask, 0.0, o.causal && !hides, o.scale, q.size(1) != k.size(1));
 }
 
 }  // namespace dtensor::attention_impl

@@ -50,4 +50,9 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 at::Tensor reference_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const AttentionOptions& options, const at::Tensor& kept = {});
 
+// Attention as ATen's operator with one mask, which has a bit-identical form. Sinks, dropout and masks with gradients
+// use the reference.
+at::Tensor masked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const AttentionOptions& options);
+
 }  // namespace dtensor::attention_impl

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "bit_identical/bits.h"
+#include "dtensor/attention.h"
 
 namespace dtensor::test {
 
@@ -131,14 +132,56 @@ class ProgramBuilder {
     }
   }
 
-  // Two heads over the rows as a sequence.
+  // The rows as sequences of one or two batch entries, with heads of the columns; fewer heads of keys in groups.
   void add_attention() {
-    if (columns_ % 2 != 0) return add_elementwise();
-    const bool causal = draw_.coin();
-    add("attention", [=, n = rows_, c = columns_](const at::Tensor& x, const Tensors&) {
-      const auto heads = x.reshape({1, n, 2, c / 2}).transpose(1, 2);
-      return at::scaled_dot_product_attention(heads, heads * 0.5, heads, {}, 0, causal).transpose(1, 2).reshape({n, c});
+    const std::int64_t batch = rows_ % 2 == 0 ? draw_.integer(1, 2) : 1;
+    const std::int64_t heads = columns_ % 4 == 0 ? 4 : columns_ % 2 == 0 ? 2 : 1;
+    const std::int64_t groups = draw_.coin() ? 1 : heads, length = rows_ / batch;
+    const auto options = attention_options(length, heads);
+    add("attention", [=, n = rows_, c = columns_](const at::Tensor& x, const Tensors& in) {
+      const auto q = x.reshape({batch, length, heads, c / heads}).transpose(1, 2), kv = q.narrow(1, 0, groups);
+      return attend(q, kv * 0.5, kv, options, in).transpose(1, 2).reshape({n, c});
     });
+  }
+
+  // How attention is called. Operands are given by their index.
+  struct Attention {
+    AttentionOptions options;
+    std::size_t mask = 0, sinks = 0;
+    bool by_aten = false;
+  };
+
+  Attention attention_options(std::int64_t length, std::int64_t heads) {
+    Attention a;
+    a.options.causal = draw_.coin();
+    switch (draw_.integer(0, 6)) {
+      case 0:
+        a.mask = add_operand({length, length});
+        break;
+      case 1:
+        a.options.window = draw_.integer(1, length);
+        break;
+      case 2:
+        a.options.documents = {0, draw_.integer(0, length)};
+        break;
+      case 3:
+        a.sinks = add_operand({heads});
+        break;
+      default:
+        a.by_aten = true;
+    }
+    return a;
+  }
+
+  static at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& a,
+                           const Tensors& in) {
+    if (a.by_aten) {
+      return at::scaled_dot_product_attention(q, k, v, {}, 0, a.options.causal, {}, q.size(1) != k.size(1));
+    }
+    AttentionOptions options = a.options;
+    if (a.mask != 0) options.mask = in[a.mask].detach();
+    if (a.sinks != 0) options.sinks = in[a.sinks];
+    return attention(q, k, v, options);
   }
 
   // Rows of a table, or the losses of rows.

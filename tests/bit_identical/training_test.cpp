@@ -1,18 +1,21 @@
 // Training in a BitIdentical scope: parameters and optimizer states have the bits of one device on every mesh, with any
 // number of threads, and in two microbatches.
 #include "bit_identical/bits.h"
+#include "dtensor/attention.h"
 #include "train/plan.h"
 
 namespace dtensor::test {
 namespace {
 
 constexpr int kSteps = 4;
-constexpr std::int64_t kBlock = 16, kRows = 4, kTokens = 16, kVocabulary = 96;
+constexpr std::int64_t kBlock = 16, kRows = 4, kTokens = 32, kVocabulary = 96;
 
 struct Layout {
   train::MeshShape shape = {};
   bool units = false;  // fully_shard for each block
   bool sequence_parallel = false, recompute = false;
+  const char* attention = "auto";  // strategy over cp
+  bool zigzag = false;
   std::int64_t microbatches = 1;
   at::ScalarType dtype = at::kFloat;
   bool bf16 = false;  // parameters are gathered as bfloat16
@@ -20,7 +23,8 @@ struct Layout {
 
 std::string text_of(const Layout& layout) {
   return layout.shape.str() + (layout.units ? " units" : "") + (layout.sequence_parallel ? " sequence" : "") +
-         " microbatches " + std::to_string(layout.microbatches);
+         " attention " + layout.attention + (layout.zigzag ? " zigzag" : "") + " microbatches " +
+         std::to_string(layout.microbatches);
 }
 
 train::GptConfig config_of(const Layout& layout) {
@@ -36,6 +40,7 @@ train::Options options_of(const Layout& layout) {
   options.parallel = layout.units ? "fsdp" : "plain";
   options.sequence_parallel = layout.sequence_parallel;
   options.bf16 = layout.bf16;
+  options.zigzag_sequence = layout.zigzag;
   return options;
 }
 
@@ -59,6 +64,7 @@ Tensors train_gpt(const Communicator& world, const Layout& layout) {
   model.reset();
   Draw draw(5);
   AdamW optimizer(model.parameters(), AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
+  const AttentionStrategyScope strategy(parse_attention_strategy(layout.attention));
   const BitIdentical scope(kBlock);
   for (int step = 0; step < kSteps; ++step) {
     const auto ids = draw.integers({kRows, kTokens}, kVocabulary);
@@ -105,7 +111,7 @@ void expect_bits(const Layout& layout, const Tensors& expected, int threads = 1)
 TEST(BitIdenticalTraining, EveryMeshHasTheBitsOfOneDevice) {
   const Tensors expected = run_layout({});
   for (const at::Tensor& t : expected) EXPECT_TRUE(t.isfinite().all().item<bool>());
-  EXPECT_THROW(run_layout({}, 2), c10::Error);  // attention needs one thread per rank
+  expect_bits({}, expected, 2);
   expect_bits({.microbatches = 2}, expected);
   expect_bits({.recompute = true}, expected);
   for (const std::int64_t n : {2, 3, 4}) expect_bits({.shape = {.tp = n}}, expected);
@@ -115,6 +121,11 @@ TEST(BitIdenticalTraining, EveryMeshHasTheBitsOfOneDevice) {
   expect_bits({.shape = {.shard = 2, .tp = 2}, .units = true}, expected);
   expect_bits({.shape = {.replicate = 2, .shard = 2}, .units = true}, expected);
   expect_bits({.shape = {.tp = 2}, .sequence_parallel = true}, expected);
+  for (const char* attention : {"ring", "gather", "ulysses"}) {
+    expect_bits({.shape = {.cp = 2}, .units = true, .attention = attention}, expected);
+  }
+  expect_bits({.shape = {.cp = 2}, .units = true, .zigzag = true}, expected);
+  expect_bits({.shape = {.shard = 2, .cp = 2}, .units = true, .recompute = true, .zigzag = true}, expected);
 }
 
 TEST(BitIdenticalTraining, MixedPrecisionHasTheBitsOfOneDevice) {

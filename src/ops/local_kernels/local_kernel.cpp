@@ -26,6 +26,8 @@ void add_shuffle_kernels(LocalKernels& kernels);
 void add_scan_kernels(LocalKernels& kernels);
 void add_slice_kernels(LocalKernels& kernels);
 void add_softmax_kernels(LocalKernels& kernels);
+void add_tiled_attention_gradient_kernels(LocalKernels& kernels);
+void add_tiled_attention_kernels(LocalKernels& kernels);
 void add_tiled_product_kernels(LocalKernels& kernels);
 void add_tree_sum_kernels(LocalKernels& kernels);
 
@@ -55,6 +57,8 @@ LocalKernel find_local_kernel(std::string_view name) {
                       add_shuffle_kernels,
                       add_slice_kernels,
                       add_softmax_kernels,
+                      add_tiled_attention_gradient_kernels,
+                      add_tiled_attention_kernels,
                       add_tiled_product_kernels,
                       add_tree_sum_kernels}) {
       add(all);

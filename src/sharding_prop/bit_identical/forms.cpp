@@ -32,13 +32,6 @@ Rule softmax_backward(const OpCall& call, const Rule& ordinary) {
   return rows(call, ordinary).kernel("tree_softmax_backward");
 }
 
-// Flash kernels choose their blocks by the number of queries. In double their products depend on a thread's buffer.
-Rule full_queries(const OpCall& call, const Rule& ordinary) {
-  TORCH_CHECK_NOT_IMPLEMENTED(call.dtype(0) != c10::kDouble, call.info->name(),
-                              " of float64 has no bit-identical form");
-  return Rule(ordinary).unsharded("l").kernel("single_heads");
-}
-
 // Elements of a partial vector are computed by other code than those of a full one.
 Rule vectors(const OpCall&, const Rule& ordinary) { return Rule(ordinary).kernel("full_vectors"); }
 
@@ -76,6 +69,18 @@ Rule linear_backward(const OpCall& call, const Rule&) {
     if (factor.name == "n" || (!batch.empty() && factor.name[0] == batch.back())) factor.block = call.block;
   }
   return Rule(std::move(data));
+}
+
+// Each rank has all keys. Rows of queries do not depend on each other.
+Rule attention(const OpCall&, const Rule&) {
+  Rule rule("b(hg)le!, bhs!e, bhs!f!, b(hg)ls -> b(hg)lf, b(hg)l");
+  return rule.nonempty("bhgl").sharded_by_kernel("l", "tiled_attention").kernel("tiled_attention");
+}
+
+// Gradients of keys and values are sums over blocks of queries, and over the heads of a group.
+Rule attention_backward(const OpCall& call, const Rule&) {
+  Rule rule("b(hg)lf!, b(hg)le!, bhs!e, bhsf, b(hg)lf, b(hg)l, b(hg)ls -> b(hg)le, bhse, bhsf");
+  return tiles(call, rule.nonempty("bhl").unsharded("g"), "l", "tiled_attention_backward");
 }
 
 Rule sum(const OpCall&, const Rule&) { return tree("X[dim] -> X[dim?]*", "dim", "tree_sum"); }
@@ -135,7 +140,7 @@ void add_copies(Table& table) {
        "aten::new_ones", "aten::new_full", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
        "aten::index_select", "aten::gather", "aten::index", "aten::where", "aten::masked_fill",
        "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::_is_all_true", "aten::_is_any_true",
-       "aten::nonzero"});
+       "aten::nonzero", "aten::searchsorted", "aten::bucketize", "aten::arange"});
 }
 // clang-format on
 
@@ -167,11 +172,9 @@ void add_rows(Table& table) {
       {"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::nll_loss_backward", "aten::nll_loss2d_backward",
        "aten::embedding", "aten::amax", "aten::amin", "aten::max", "aten::min", "aten::argmax", "aten::argmin",
        "aten::any", "aten::all"});
-  add(table, last_dimension, {"aten::_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"});
+  add(table, last_dimension,
+      {"aten::_softmax", "aten::_safe_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"});
   table.emplace("aten::_softmax_backward_data", softmax_backward);
-  add(table, full_queries,
-      {"aten::_scaled_dot_product_flash_attention_for_cpu",
-       "aten::_scaled_dot_product_flash_attention_for_cpu_backward"});
 }
 
 void add_sums(Table& table) {
@@ -181,6 +184,8 @@ void add_sums(Table& table) {
   table.emplace("aten::baddbmm", [](const OpCall& call, const Rule&) { return product(call, "bmn, bmk, bkn -> bmn"); });
   table.emplace("aten::linear", linear);
   table.emplace("aten::linear_backward", linear_backward);
+  table.emplace("aten::_scaled_dot_product_flash_attention_for_cpu", attention);
+  table.emplace("aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward);
   table.emplace("aten::sum", sum);
   table.emplace("aten::mean", mean);
   table.emplace("aten::native_layer_norm_backward", layer_norm_backward);

@@ -1,6 +1,4 @@
-// mm, bmm, addmm, baddbmm, linear, linear_backward and attention in a BitIdentical scope.
-#include <ATen/Parallel.h>
-
+// mm, bmm, addmm, baddbmm, linear and linear_backward in a BitIdentical scope.
 #include "internal/simulated.h"
 #include "ops/local_kernels/bit_identical/tiles.h"
 #include "ops/local_kernels/local_args.h"
@@ -105,67 +103,12 @@ void linear_backward(LocalCall& call) {
   set_results(call, std::move(results));
 }
 
-// Attention runs one head at a time on copies of its operands. The products inside ATen's kernel depend on the
-// alignment and the strides of a head, and the order of their sums on the threads.
-
-// The part of a tensor [batch, heads, ...] for one of `count` heads. Groups of query heads share a head of keys.
-at::Tensor head_of(const at::Tensor& t, std::int64_t batch, std::int64_t head, std::int64_t count) {
-  if (t.dim() < 3) return t;  // a mask for all heads
-  const auto rows = t.size(0) == 1 ? t : t.narrow(0, batch, 1);
-  const auto own = rows.narrow(1, head * t.size(1) / count, 1);
-  return own.clone(at::MemoryFormat::Contiguous);
-}
-
-std::vector<at::Tensor> run_head(const c10::OperatorHandle& op, torch::jit::Stack args, std::int64_t batch,
-                                 std::int64_t head, std::int64_t count) {
-  for (auto& value : args) {
-    if (value.isTensor() && value.toTensor().defined()) value = head_of(value.toTensor(), batch, head, count);
-  }
-  op.callBoxed(args);
-  std::vector<at::Tensor> results;
-  for (const auto& value : args) results.push_back(value.toTensor());
-  return results;
-}
-
-// With several threads ATen's kernel gave other bits in random draws. The cause is not known.
-void check_heads(const LocalCall& call, const LocalArgs& args) {
-  TORCH_CHECK_NOT_IMPLEMENTED(at::get_num_threads() == 1, call.info.name(), " with ", at::get_num_threads(),
-                              " threads has no bit-identical form; use one thread per rank (at::set_num_threads)");
-  const auto queries = args.global_sizes("query")[1], keys = args.global_sizes("key")[1];
-  TORCH_CHECK_NOT_IMPLEMENTED(!args.has("grad_out") || queries == keys, call.info.name(), " with ", queries,
-                              " heads of queries and ", keys, " of keys has no bit-identical form");
-}
-
-void single_heads(LocalCall& call) {
-  const LocalArgs args(call);
-  check_heads(call, args);
-  const auto given = torch::jit::last(call.stack, call.info.args.size());
-  const torch::jit::Stack stack(given.begin(), given.end());
-  const auto query = args.tensor("query");
-  const std::int64_t heads = query.size(1), count = query.size(0) * heads;
-  std::vector<std::vector<at::Tensor>> parts(static_cast<std::size_t>(count));
-  at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      parts[static_cast<std::size_t>(i)] = run_head(call.info.op, stack, i / heads, i % heads, heads);
-    }
-  });
-  std::vector<at::Tensor> results;
-  for (std::size_t r = 0; r < parts[0].size(); ++r) {
-    std::vector<at::Tensor> of_result;
-    for (const auto& part : parts) of_result.push_back(part[r].squeeze(0).squeeze(0));
-    const auto all = at::stack(of_result);
-    results.push_back(all.unflatten(0, {query.size(0), heads}));
-  }
-  set_results(call, std::move(results));
-}
-
 }  // namespace
 
 void add_tiled_product_kernels(LocalKernels& kernels) {
   kernels.emplace("tiled_product", product);
   kernels.emplace("tiled_linear", linear);
   kernels.emplace("tiled_linear_backward", linear_backward);
-  kernels.emplace("single_heads", single_heads);
 }
 
 }  // namespace dtensor

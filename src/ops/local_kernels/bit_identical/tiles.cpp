@@ -15,20 +15,6 @@ constexpr std::int64_t kTile = 64;
 
 std::int64_t tiles_of(std::int64_t n) { return (n + kTile - 1) / kTile; }
 
-// One tile of a product over a block of `k` indices.
-void multiply_tile(const float* a, const float* b, std::int64_t k, float* c) {
-  at::native::cpublas::brgemm(kTile, kTile, k, k, kTile, kTile, /*add_C=*/false, a, b, c);
-}
-void multiply_tile(const double* a, const double* b, std::int64_t k, double* c) {
-  std::fill(c, c + kTile * kTile, 0.0);
-  for (std::int64_t i = 0; i < kTile; ++i) {
-    for (std::int64_t p = 0; p < k; ++p) {
-      const double factor = a[i * k + p];
-      for (std::int64_t j = 0; j < kTile; ++j) c[i * kTile + j] += factor * b[p * kTile + j];
-    }
-  }
-}
-
 // A strided matrix, read as T.
 template <class T, class From>
 struct Matrix {
@@ -100,8 +86,8 @@ class Product {
   void run_tile(const std::vector<T>& panel, std::int64_t row, std::int64_t column) {
     TreeSum<T> sum(k_.leaves.count, kTile * kTile);
     for (std::int64_t i = 0; i < blocks_; ++i) {
-      multiply_tile(panel.data() + i * tile_size(), packed_.data() + (column * blocks_ + i) * tile_size(), k_.block,
-                    sum.next());
+      multiply_block(kTile, kTile, k_.block, panel.data() + i * tile_size(),
+                     packed_.data() + (column * blocks_ + i) * tile_size(), sum.next(), /*adds=*/false);
       sum.add({0, k_.ranges[static_cast<std::size_t>(i)].leaf});
     }
     for (std::size_t node = 0; node < sum.size(); ++node) {
@@ -138,6 +124,22 @@ void add_ranges(Contracted& k, std::int64_t local_last) {
 }
 
 }  // namespace
+
+void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+                    bool adds) {
+  at::native::cpublas::brgemm(m, n, k, k, n, n, adds, a, b, c);
+}
+
+void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const double* a, const double* b, double* c,
+                    bool adds) {
+  if (!adds) std::fill(c, c + m * n, 0.0);
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t p = 0; p < k; ++p) {
+      const double factor = a[i * k + p];
+      for (std::int64_t j = 0; j < n; ++j) c[i * n + j] += factor * b[p * n + j];
+    }
+  }
+}
 
 Contracted contracted_of(const MeshImpl& mesh, const TensorSpec* spec, at::IntArrayRef sizes, at::IntArrayRef dims) {
   Contracted k;

@@ -15,6 +15,12 @@ struct Contracted {
   std::int64_t block = 0;
 };
 
+// c [m, n] (+)= a [m, k] b [k, n], row-major without gaps. The bits of an element do not depend on its position.
+void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
+                    bool adds);
+void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const double* a, const double* b, double* c,
+                    bool adds);
+
 // Dimensions `dims` of a tensor as contracted indices, row-major.
 Contracted contracted_of(const MeshImpl& mesh, const TensorSpec* spec, at::IntArrayRef sizes, at::IntArrayRef dims);
 

@@ -15,7 +15,6 @@
 #include "comm/event_listeners.h"
 #include "comm/record/caller.h"
 #include "internal/aten_scopes.h"
-#include "internal/bit_identical.h"
 #include "internal/dispatch_modes.h"
 #include "ops/checks/explain.h"
 #include "ops/checks/inspect_state.h"
@@ -113,7 +112,6 @@ CachedForward cached_forward() {
 
 at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
-  refuse_if_bit_identical("dtensor::attention()");
   const CallerScope caller(attention_impl::attention_call_name());
   const bool shown = is_dispatch_mode_active();
   const DisableDispatchModesGuard hidden;
@@ -203,6 +201,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   const bool learned_mask = options.mask.defined() && options.mask.requires_grad() && at::GradMode::is_enabled();
   const auto* mesh = one_mesh({&q, &k, &v, &options.mask, &options.sinks, &options.row_cu_seqlens});
   const bool ours = mesh != nullptr && one_mesh({&q, &k, &v}) != nullptr && has_kernel(*mesh, q, v);
+  if (is_bit_identical()) return attention_impl::masked_attention(q, k, v, options);
   if (!ours || learned_mask || q.numel() == 0) {
     return attention_impl::reference_attention(q, k, v, options);
   }
