@@ -4,6 +4,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "layer_cases.h"
+#include "moe/experts/experts.h"
 #include "moe/routing/router_parts.h"
 
 namespace dtensor::test {

@@ -1,4 +1,5 @@
 // Routing strategies and dispatchers as objects, their caches, and counters of saved work.
+#include "moe/routing/router_parts.h"
 #include "moe/small_layer.h"
 #include "support/errors.h"
 
