@@ -8,15 +8,15 @@ import sys
 TOPICS = {
     "Tensors and placements": "tensor placement",
     "C and Fortran": "c/dtensor",
-    "Ranks and meshes": "launch interrupt mpi mesh mesh_scope comm debug_rank",
-    "Parallel modules": "parallelize fully_shard loss attention checkpoint_activations hooks named_tensors nn nn/module nn/float8 nn/print",
+    "Ranks and meshes": "launch mpi mesh comm",
+    "Parallel modules": "parallelize fully_shard loss attention checkpoint_activations hooks nn nn/module nn/float8",
     "Mixture of experts": "moe moe/layer moe/router moe/experts moe/dispatch",
     "Pipelines": "pipeline pipeline_schedule",
     "Distributed graphs and grids": "halo",
     "Language models": "nn/decoder",
-    "Optimizers": "optim optim/optimizer optim/adamw optim/sgd optim/adagrad optim/muon optim/shampoo optim/clip grad_scaler torch_optimizer",
+    "Optimizers": "optim optim/optimizer optim/shampoo optim/clip grad_scaler torch_optimizer",
     "Random numbers, data and checkpoints": "random bit_identical data checkpoint",
-    "Debugging and plots": "dry_run estimate debug memory_kind inspect events chart",
+    "Debugging and estimates": "dry_run estimate debug inspect events",
     "Operators and backends of your own": "rule comm_backend",
 }
 NO_PAGE = {"dtensor", "export"}  # one includes the others, one defines a macro

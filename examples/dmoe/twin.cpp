@@ -121,7 +121,7 @@ MoeOptions layer_options(const at::TensorOptions& options) {
   o.hidden = o.ffn = kHidden;
   o.router.experts = kExperts;
   o.router.top_k = kTopK;
-  o.router.normalise = true;
+  o.router.normalize = true;
   o.experts.activation = ExpertActivation::geglu;
   o.tensor = options;
   return o;

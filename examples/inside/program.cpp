@@ -8,7 +8,7 @@
 
 #include "command_line.h"
 #include "device_flag.h"
-#include "dtensor/debug_rank.h"
+#include "dtensor/debug.h"
 #include "dtensor/launch.h"
 #include "inside.h"
 

@@ -19,8 +19,8 @@
 namespace llm {
 namespace {
 
+using dtensor::nn::Activation;
 using dtensor::nn::DecoderConfig;
-using dtensor::nn::Nonlinearity;
 using Json = nlohmann::json;
 
 Json read_json(const std::filesystem::path& path) {
@@ -32,13 +32,13 @@ Json read_json(const std::filesystem::path& path) {
   }
 }
 
-Nonlinearity activation_of(const Json& j) {
-  static const std::map<std::string, Nonlinearity> known = {{"silu", Nonlinearity::silu},
-                                                            {"swish", Nonlinearity::silu},
-                                                            {"gelu", Nonlinearity::gelu},
-                                                            {"gelu_new", Nonlinearity::gelu_tanh},
-                                                            {"gelu_pytorch_tanh", Nonlinearity::gelu_tanh},
-                                                            {"relu", Nonlinearity::relu}};
+Activation activation_of(const Json& j) {
+  static const std::map<std::string, Activation> known = {{"silu", Activation::silu},
+                                                          {"swish", Activation::silu},
+                                                          {"gelu", Activation::gelu},
+                                                          {"gelu_new", Activation::gelu_tanh},
+                                                          {"gelu_pytorch_tanh", Activation::gelu_tanh},
+                                                          {"relu", Activation::relu}};
   const char* const keys[] = {"hidden_activation", "hidden_act", "activation_function"};
   for (const char* key : keys) {
     const auto name = value_or<std::string>(j, key, "");
@@ -47,7 +47,7 @@ Nonlinearity activation_of(const Json& j) {
     if (found == known.end()) throw UsageError(fmt::format("config.json: {} '{}' is not supported", key, name));
     return found->second;
   }
-  return Nonlinearity::silu;
+  return Activation::silu;
 }
 
 // A size or a divisor. `otherwise` is the default for a missing key.
@@ -144,7 +144,7 @@ dtensor::MoeOptions experts(const Json& j, const char* count, std::int64_t ffn) 
   moe.ffn = ffn;
   moe.router.experts = value_or<std::int64_t>(j, count, value_or<std::int64_t>(j, "num_local_experts", 8));
   moe.router.top_k = j.at("num_experts_per_tok");
-  moe.router.normalise = true;
+  moe.router.normalize = true;
   return moe;
 }
 
@@ -158,7 +158,7 @@ DecoderConfig mixtral(const Json& j) {
 DecoderConfig qwen3_moe(const Json& j) {
   DecoderConfig c = qwen3(j);
   c.experts = experts(j, "num_experts", j.at("moe_intermediate_size"));
-  c.experts->router.normalise = value_or(j, "norm_topk_prob", false);
+  c.experts->router.normalize = value_or(j, "norm_topk_prob", false);
   const auto step = positive(j, "decoder_sparse_step", 1);
   const auto dense = value_or<std::vector<std::int64_t>>(j, "mlp_only_layers", {});
   for (std::int64_t i = 0; i < c.layers; ++i) {
@@ -187,7 +187,7 @@ DecoderConfig deepseek_v3(const Json& j) {
   }
   auto& moe = c.experts.emplace(experts(j, "n_routed_experts", j.at("moe_intermediate_size")));
   moe.router.score = dtensor::RouterScore::sigmoid;
-  moe.router.normalise = value_or(j, "norm_topk_prob", true);
+  moe.router.normalize = value_or(j, "norm_topk_prob", true);
   moe.router.scale = value_or(j, "routed_scaling_factor", 1.0);
   moe.router.groups = value_or<std::int64_t>(j, "n_group", 1);
   moe.router.top_groups = value_or<std::int64_t>(j, "topk_group", 1);

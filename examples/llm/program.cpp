@@ -9,7 +9,6 @@
 #include <iostream>
 
 #include "device_flag.h"
-#include "dtensor/interrupt.h"
 #include "dtensor/launch.h"
 #include "export.h"
 #include "generate.h"

@@ -1,9 +1,8 @@
-// Two panels over the same lengths; dtensor/chart.h draws them.
+// Two panels over the same lengths; chart/chart.h draws them.
 #include "plot.h"
+#include "chart/chart.h"
 
 #include <fmt/format.h>
-
-#include "dtensor/chart.h"
 
 namespace long_sequence {
 namespace {

@@ -65,7 +65,7 @@ class StageStep {
   }
 
  private:
-  static bool is_backward(const pipeline::Action& action) { return action.kind == pipeline::ActionKind::backward; }
+  static bool is_backward(const pipeline::Action& action) { return action.kind == pipeline::Action::Kind::backward; }
 
   std::int64_t rows() const { return rank_rows(work_, layout_) / layout_.microbatches; }
 

@@ -91,7 +91,7 @@ class Moments {
 
   void add(const MemoryByKind& few, const MemoryByKind& more) {
     MemoryByKind memory;
-    for (std::size_t k = 0; k < kMemoryKinds; ++k) {
+    for (std::size_t k = 0; k < std::tuple_size_v<MemoryByKind>; ++k) {
       const auto a = static_cast<double>(few[k]), b = static_cast<double>(more[k]);
       memory[k] = std::llround(a + blocks_ * (b - a));
     }

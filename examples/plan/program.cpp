@@ -15,7 +15,6 @@
 #include "calibrate.h"
 #include "command_line.h"
 #include "decoder_cost.h"
-#include "dtensor/interrupt.h"
 #include "dtensor/launch.h"
 #include "llm/hf_config.h"
 #include "train/args.h"

@@ -64,7 +64,7 @@ void StageModel::distribute(const DeviceMesh& mesh, const ParallelLayout& layout
   }
   parallelize(*this, mesh, parallel_plan());
   FsdpOptions options;
-  options.more_shard_axes = {"cp"};
+  options.shard_axes = {"shard", "cp"};
   options.reshard_after_forward = layout.pp == 1;  // stages keep gathered parameters over the microbatches
   if (layout.bf16) {
     options.precision.param_dtype = at::kBFloat16;

@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include "dtensor/mesh_scope.h"
 #include "dtensor/nn.h"
 #include "dtensor/tensor.h"
 #include "train/larger.h"

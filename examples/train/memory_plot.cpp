@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "bytes.h"
-#include "dtensor/chart.h"
+#include "chart/chart.h"
 #include "dtensor/tensor.h"
 #include "progress.h"
 

@@ -10,7 +10,7 @@
 #include "dtensor/debug.h"
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
-#include "dtensor/named_tensors.h"
+#include "dtensor/tensor.h"
 
 namespace train {
 

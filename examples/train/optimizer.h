@@ -8,8 +8,8 @@
 
 #include "args.h"
 #include "dtensor/checkpoint.h"
-#include "dtensor/named_tensors.h"
 #include "dtensor/optim.h"
+#include "dtensor/tensor.h"
 
 namespace train {
 

@@ -68,7 +68,7 @@ void shard_storage(const dtensor::NamedTensors& parameters, const dtensor::Devic
 
 dtensor::FsdpOptions fsdp_options(const Options& options) {
   dtensor::FsdpOptions how;
-  how.more_shard_axes = {"cp"};  // Ranks of cp have different tokens, as those of shard do.
+  how.shard_axes = {"shard", "cp"};  // Ranks of cp have different tokens, as those of shard do.
   if (options.reshard == "true" || options.reshard == "false") {
     how.reshard_after_forward = options.reshard == "true";
   } else {

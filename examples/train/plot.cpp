@@ -1,11 +1,11 @@
-// Selects what a plot of a run shows; dtensor/chart.h draws it.
+// Selects what a plot of a run shows; chart/chart.h draws it.
 #include "plot.h"
+#include "chart/chart.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "dtensor/chart.h"
 #include "output.h"
 
 namespace train {

@@ -9,7 +9,6 @@
 #include "compare.h"
 #include "device_flag.h"
 #include "dry_run.h"
-#include "dtensor/interrupt.h"
 #include "dtensor/launch.h"
 #include "load.h"
 #include "output.h"

@@ -49,7 +49,7 @@ ExpertConfig expert_config(const ExpertFlags& flags, std::int64_t hidden) {
   auto& r = c.moe.router;
   r.experts = flags.experts;
   r.top_k = flags.top_k;
-  r.normalise = true;
+  r.normalize = true;
   if (flags.balance == "aux") r.aux_loss = 0.01;
   if (flags.balance == "bias") c.moe.balance_rate = 0.001;
   if (flags.router == "experts") r.choice = dtensor::RouterChoice::experts;
@@ -164,7 +164,7 @@ at::Tensor run_batch(const Job& job, const Batch& batch) {
   std::int64_t first = 0;
   for (std::size_t i = 0; i < job.pieces.size(); ++i) {
     const auto count = job.pieces[i];
-    const dtensor::MicrobatchRandomGuard rows({first, count, batch.ids.size(0)});  // Dropout as for the full batch.
+    const dtensor::MicrobatchRandomScope rows({first, count, batch.ids.size(0)});  // Dropout as for the full batch.
     if (draws) set_rng_state(draws, random);
     std::optional<dtensor::NoGradientSync> unsharded;
     std::optional<dtensor::NoReplicaSync> sharded;  // Sums over replicas wait, since they need no memory.

@@ -51,7 +51,7 @@ pipeline::Schedule schedule_of(const Options& options, int ranks) {
 namespace {
 
 // Outputs of the last stage: operands of the loss, then the router losses.
-pipeline::LossFunction mean_loss(std::int64_t operands, bool fused) {
+pipeline::Pipeline::LossFunction mean_loss(std::int64_t operands, bool fused) {
   return [operands, fused](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
     const auto routers = outputs.begin() + operands;
     const at::Tensor loss = (fused ? fused_token_losses : token_losses)({outputs.begin(), routers}, targets[0]);

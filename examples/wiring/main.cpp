@@ -11,7 +11,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "dtensor/debug_rank.h"
+#include "dtensor/debug.h"
 #include "dtensor/launch.h"
 #include "launch_flags.h"
 #include "report.h"

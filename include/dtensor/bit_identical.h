@@ -16,14 +16,12 @@ class DTENSOR_API BitIdentical {
   // Contracted dimensions of products are summed in blocks of `block` indices, in [8, 512]. Results depend on it. Shard
   // edges at its multiples avoid moving rows.
   explicit BitIdentical(std::int64_t block = 32);
+  static bool current();  // whether one is open on this thread
   BitIdentical(const BitIdentical&) = delete;
   BitIdentical& operator=(const BitIdentical&) = delete;
 
  private:
   std::shared_ptr<const void> scope_;
 };
-
-// Whether a BitIdentical scope is open on this thread.
-DTENSOR_API bool is_bit_identical();
 
 }  // namespace dtensor

@@ -18,9 +18,9 @@
 #include "dtensor/export.h"
 #include "dtensor/grad_scaler.h"
 #include "dtensor/mesh.h"
-#include "dtensor/named_tensors.h"
 #include "dtensor/optim/optimizer.h"
 #include "dtensor/placement.h"
+#include "dtensor/tensor.h"
 
 namespace dtensor {
 
@@ -33,24 +33,23 @@ namespace dtensor {
 //     {.tensor = "layers.*.moe.experts.w1", .stored = "layers.*.experts.#.w1.weight"},  // a stack of tensors
 //     {.tensor = "**", .stored = "model.**"}};                                 // a renamed tensor
 
-// A range of indices of one dimension; by default the full dimension.
-struct IndexRange {
-  // Dimension and first index.
-  std::int64_t dim = 0, begin = 0;
-  std::int64_t count = -1;  // number of indices; -1: to the end of the dimension
-};
-
 // One row of a StateDictKeyMapping.
 struct StateDictKeyRule {
+  // A range of indices of one dimension; by default the full dimension.
+  struct Range {
+    // Dimension and first index.
+    std::int64_t dim = 0, begin = 0;
+    std::int64_t count = -1;  // number of indices; -1: to the end of the dimension
+  };
   // Pattern over the model's tensor names. "*" matches any text between two dots, "**" matches any text. If empty,
   // stored tensors whose names match `stored` are ignored (for instance attention masks).
   std::string tensor;
   // Name of the stored tensor. Its n-th "*" or "**" stands for the text that the n-th wildcard of `tensor` matched. "#"
   // is an index into the first dimension of the model's tensor: each index is stored as a separate tensor.
   std::string stored;
-  bool transposed = false;       // the stored tensor has its last two dimensions transposed
-  IndexRange stored_slice = {};  // the slice of the stored tensor that is used, in stored dimensions
-  IndexRange tensor_slice = {};  // the slice of the model's tensor that is filled (for a fused model tensor)
+  bool transposed = false;  // the stored tensor has its last two dimensions transposed
+  Range stored_slice = {};  // the slice of the stored tensor that is used, in stored dimensions
+  Range tensor_slice = {};  // the slice of the model's tensor that is filled (for a fused model tensor)
 };
 // Rows with equal `tensor` apply together and must fill the tensor. If several different patterns match a name, the
 // first one applies.
@@ -63,9 +62,8 @@ using StateDictKeyMapping = std::vector<StateDictKeyRule>;
 DTENSOR_API std::vector<std::pair<std::string, at::Tensor>> map_state_dict_keys(
     const std::vector<std::pair<std::string, at::Tensor>>& tensors, const StateDictKeyMapping& names);
 
-// A value that is no tensor: a step count, a learning rate, a note.
-using CheckpointValue = std::variant<bool, std::int64_t, double, std::string>;
-using CheckpointValues = std::map<std::string, CheckpointValue>;
+// Values that are no tensors, by name: a step count, a learning rate, a note.
+using CheckpointValues = std::map<std::string, std::variant<bool, std::int64_t, double, std::string>>;
 
 // Options of save_state().
 struct SaveOptions {
@@ -224,9 +222,9 @@ class DTENSOR_API Checkpoint {
 DTENSOR_API void broadcast_state(const StateTensors& full, const Communicator& ranks, const StateTensors& targets,
                                  int source = 0);
 // Like the above, but returns new DTensors on `mesh` with the placements that `place` returns, in the order of `full`.
-using StatePlacementFn = std::function<Placements(const std::string& name, at::IntArrayRef sizes)>;
-DTENSOR_API StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh,
-                                         const StatePlacementFn& place, int source = 0);
+DTENSOR_API StateTensors
+broadcast_state(const StateTensors& full, const DeviceMesh& mesh,
+                const std::function<Placements(const std::string& name, at::IntArrayRef sizes)>& place, int source = 0);
 
 // The checkpoints of a run: the newest ones are kept as ROOT/step-00000050 etc.; ROOT/latest is a link to the newest
 // one. See docs/design/checkpoint.md.

@@ -20,9 +20,6 @@ struct CheckpointOptions {
   std::set<std::string> keep = {};
 };
 
-// A segment of a model: tensors in, tensors out.
-using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
-
 // Returns fn(inputs) and keeps only the inputs, and the results of options.keep, until backward, which runs fn again.
 // fn may draw random numbers of DTensors on any mesh (recomputation draws the same ones) and use captured parameters.
 // It must not change anything else. Gradients of captured parameters are accumulated once. Changing an input in place
@@ -30,8 +27,9 @@ using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::ve
 // tensors other than the inputs. (backward with `inputs` that no input of the segment leads to does not run the
 // segment: a parameter that only it captures gets no gradient, like a tensor outside the graph.) Without grad mode the
 // call is fn(inputs).
-DTENSOR_API std::vector<at::Tensor> checkpoint(const CheckpointedFunction& fn, const std::vector<at::Tensor>& inputs,
-                                               const CheckpointOptions& options = {});
+DTENSOR_API std::vector<at::Tensor> checkpoint(
+    const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& fn,
+    const std::vector<at::Tensor>& inputs, const CheckpointOptions& options = {});
 DTENSOR_API at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& fn, const at::Tensor& input,
                                   const CheckpointOptions& options = {});
 

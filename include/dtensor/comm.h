@@ -56,12 +56,12 @@ class DTENSOR_API PeerError : public c10::Error {
   using c10::Error::Error;
 };
 
-// Number of message tags of a communicator (send, recv); valid tags are [0, kMessageTags).
-inline constexpr int kMessageTags = 1024;
-
 // A group of ranks that communicate. A cheap handle; calls are collective unless stated otherwise.
 class DTENSOR_API Communicator {
  public:
+  // Number of message tags (send, recv); valid tags are [0, kMessageTags).
+  static constexpr int kMessageTags = 1024;
+
   Communicator() = default;  // no communicator: converts to false, and any use throws c10::Error
   explicit Communicator(std::shared_ptr<CommBackend> backend);
 
@@ -111,8 +111,6 @@ class DTENSOR_API Communicator {
   // The same communicator under another name in events and messages.
   Communicator with_label(std::string label) const;
   const std::string& label() const;
-  // The same communicator for the calls of one mesh. Under Checked, its collectives compare the operator calls.
-  Communicator with_history(std::shared_ptr<const CallHistory> history) const;
   // Makes every wait of every rank of the run throw a CommError with `reason` and this rank: current and later waits,
   // on any communicator.
   void abort(const std::string& reason) const;
@@ -120,6 +118,11 @@ class DTENSOR_API Communicator {
   friend bool operator==(const Communicator& a, const Communicator& b) { return a.backend_ == b.backend_; }
 
  private:
+  // The same communicator for the calls of one mesh. Under Checked, its collectives compare the operator calls.
+  friend Communicator with_call_history(Communicator comm, std::shared_ptr<const CallHistory> history) {
+    comm.history_ = std::move(history);
+    return comm;
+  }
   // The backend, for other backends and for state that lives as long as this rank's communicator. Store it as a weak
   // pointer: subgroups must not keep the backend that made them alive.
   friend const std::shared_ptr<CommBackend>& backend_of(const Communicator& comm) { return comm.backend_; }

@@ -35,10 +35,6 @@ enum class CollectiveKind : std::uint8_t {
 // The name in messages: "all_gather".
 DTENSOR_API const char* to_string(CollectiveKind kind);
 
-// Declares that this process can read and write tensors of this device type directly (unified memory, a device made by
-// a test). Thread ranks then handle them like CPU tensors.
-DTENSOR_API void declare_host_memory(c10::DeviceType device);
-
 // One call of this rank. Backends compare the fields up to `sequence`, except `peer` and `tag` of send and recv.
 struct CollectiveCall {
   // What is called, and how reductions combine values.

@@ -15,15 +15,15 @@
 
 namespace dtensor {
 
-// Storage type of a token, in the byte order of this machine.
-enum class TokenDtype : std::uint8_t { uint16, uint32 };
-
 // A stream of the concatenated tokens of headerless files. Tokens are read on demand; only the operating system caches
 // them. Copies share their state. Several threads may use it.
 class DTENSOR_API TokenFiles {
  public:
+  // Storage type of a token, in the byte order of this machine.
+  enum class Dtype : std::uint8_t { uint16, uint32 };
+
   // Throws c10::Error if a file cannot be read or ends within a token.
-  explicit TokenFiles(const std::vector<std::string>& paths, TokenDtype dtype = TokenDtype::uint16);
+  explicit TokenFiles(const std::vector<std::string>& paths, Dtype dtype = Dtype::uint16);
 
   // Number of tokens in all files.
   std::int64_t size() const;
@@ -42,23 +42,22 @@ class DTENSOR_API TokenFiles {
 // Writes a token file atomically. If several processes write it at once, the last one wins. Throws c10::Error if a
 // token does not fit the dtype.
 DTENSOR_API void write_token_file(const std::string& path, c10::IntArrayRef tokens,
-                                  TokenDtype dtype = TokenDtype::uint16);
-
-// Options of TokenBatches.
-struct TokenBatchOptions {
-  std::int64_t batch = 1;  // Sequences in the global batch of a step.
-  // Tokens of a sequence. One more is read for the last target.
-  std::int64_t sequence = 1;
-  std::uint64_t seed = 0;  // Seed of the order of sequences, which differs in each epoch.
-  bool shuffle = true;     // False: the order of the files.
-};
+                                  TokenFiles::Dtype dtype = TokenFiles::Dtype::uint16);
 
 // Splits the stream into sequences, each of which occurs once in an epoch. An incomplete sequence at the end is left
 // out. Step s has sequences s * batch to (s + 1) * batch - 1 of the concatenation of all epochs.
 class DTENSOR_API TokenBatches {
  public:
+  // Options of the constructor.
+  struct Options {
+    std::int64_t batch = 1;  // Sequences in the global batch of a step.
+    // Tokens of a sequence. One more is read for the last target.
+    std::int64_t sequence = 1;
+    std::uint64_t seed = 0;  // Seed of the order of sequences, which differs in each epoch.
+    bool shuffle = true;     // False: the order of the files.
+  };
   // Throws c10::Error if the files have less than one sequence and its last target.
-  TokenBatches(TokenFiles files, TokenBatchOptions options);
+  TokenBatches(TokenFiles files, Options options);
 
   // Token ids and the next tokens as targets.
   struct Batch {
@@ -78,7 +77,7 @@ class DTENSOR_API TokenBatches {
   std::int64_t first_token(std::int64_t step, std::int64_t row) const;
 
   TokenFiles files_;
-  TokenBatchOptions options_;
+  Options options_;
   std::int64_t sequences_ = 0;
 };
 

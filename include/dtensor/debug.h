@@ -4,12 +4,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -18,10 +21,9 @@
 #include "dtensor/comm.h"
 #include "dtensor/events.h"
 #include "dtensor/export.h"
-#include "dtensor/memory_kind.h"
 #include "dtensor/mesh.h"
-#include "dtensor/named_tensors.h"
 #include "dtensor/placement.h"
+#include "dtensor/tensor.h"
 
 namespace dtensor {
 
@@ -47,34 +49,34 @@ class DTENSOR_API ModuleScope {
   std::uint64_t first_node_ = 0;
 };
 
-// Collectives are counted by these attributes.
-struct CommKey {
-  std::string kind;    // all_gather, all_reduce, reduce_scatter, all_to_all, broadcast, ...
-  std::string axis;    // Names of the mesh dimensions.
-  std::string module;  // "" outside any ModuleScope
-  // Whether the forward or the backward pass ran.
-  Phase phase = Phase::forward;
-  // The parameter that was gathered, or whose gradient was reduced. For several at once (an FSDP unit, a list) it is
-  // the common part of their names and their number: "h.0.* (12)". "" for activations, and if no names were given.
-  std::string parameter = {};
-  friend bool operator<(const CommKey& a, const CommKey& b) {
-    return std::tie(a.module, a.phase, a.kind, a.axis, a.parameter) <
-           std::tie(b.module, b.phase, b.kind, b.axis, b.parameter);
-  }
-};
-
-// Number of collectives and bytes that they received.
-struct CommCount {
-  // Number of collectives.
-  std::int64_t calls = 0;
-  std::int64_t bytes = 0;  // Received by this rank from other ranks.
-};
-
 // Counts the collectives of this thread, and of backward passes that run on it, during its lifetime. Instances nest.
 class DTENSOR_API CommDebugMode {
  public:
+  // Collectives are counted by these attributes.
+  struct Key {
+    std::string kind;    // all_gather, all_reduce, reduce_scatter, all_to_all, broadcast, ...
+    std::string axis;    // Names of the mesh dimensions.
+    std::string module;  // "" outside any ModuleScope
+    // Whether the forward or the backward pass ran.
+    Phase phase = Phase::forward;
+    // The parameter that was gathered, or whose gradient was reduced. For several at once (an FSDP unit, a list) it is
+    // the common part of their names and their number: "h.0.* (12)". "" for activations, and if no names were given.
+    std::string parameter = {};
+    friend bool operator<(const Key& a, const Key& b) {
+      return std::tie(a.module, a.phase, a.kind, a.axis, a.parameter) <
+             std::tie(b.module, b.phase, b.kind, b.axis, b.parameter);
+    }
+  };
+
+  // Number of collectives and bytes that they received.
+  struct Count {
+    // Number of collectives.
+    std::int64_t calls = 0;
+    std::int64_t bytes = 0;  // Received by this rank from other ranks.
+  };
+
   CommDebugMode();
-  // Also attributes collectives to the parameters that they gather or reduce (CommKey::parameter). The placements of
+  // Also attributes collectives to the parameters that they gather or reduce (Key::parameter). The placements of
   // the parameters are read once, by the constructor.
   explicit CommDebugMode(const NamedTensors& parameters);
   ~CommDebugMode();
@@ -82,11 +84,11 @@ class DTENSOR_API CommDebugMode {
   CommDebugMode& operator=(const CommDebugMode&) = delete;
 
   // All counts, and their sum over the keys for which `of` returns true. An empty `of` selects all keys.
-  const std::map<CommKey, CommCount>& counts() const;
-  CommCount total(const std::function<bool(const CommKey&)>& of = {}) const;
+  const std::map<Key, Count>& counts() const;
+  Count total(const std::function<bool(const Key&)>& of = {}) const;
   // Sums by kind, axis and phase. An empty string selects all. `module` includes its submodules.
-  CommCount total(const std::string& kind, const std::string& axis = "", const std::string& module = "") const;
-  CommCount total(const std::string& kind, Phase phase, const std::string& module = "") const;
+  Count total(const std::string& kind, const std::string& axis = "", const std::string& module = "") const;
+  Count total(const std::string& kind, Phase phase, const std::string& module = "") const;
   std::string table() const;
   void reset();
 
@@ -94,6 +96,21 @@ class DTENSOR_API CommDebugMode {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// What a block of memory belongs to. Blocks that no module of the library claims are activations.
+enum class MemoryKind : std::uint8_t {
+  parameter,
+  gradient,         // Reduced gradients, and those that wait for their reduction in .grad.
+  optimizer_state,  // Also the updates that a step computes.
+  gathered,         // Gathered copies of parameters.
+  activation,       // Also temporaries of operators and gradients of activations.
+  communication,    // Outputs of collectives that are none of the above.
+};
+// Bytes by kind, indexed by MemoryKind; its size is the number of kinds.
+using MemoryByKind = std::array<std::int64_t, 6>;
+
+// The name in tables: "optimizer states".
+DTENSOR_API const char* to_string(MemoryKind kind);
 
 // Memory of this rank over time, by module. ATen's allocators and the communicators report it.
 
@@ -146,24 +163,23 @@ class DTENSOR_API MemoryTimeline {
 
 // Detection of the first non-finite value (NaN or infinity) of a training step, by module and operator.
 
-// An operator with non-finite results.
-struct NonFinite {
-  std::string module = {};       // The innermost ModuleScope; "" outside any.
-  std::string op = {};           // For example aten::div.
-  Phase phase = Phase::forward;  // Whether the forward or the backward pass ran.
-  // The first of the compared ranks whose results were not finite.
-  int rank = 0;
-  // Whether an operand was non-finite already, for example a parameter, the batch or data of another program.
-  bool from_operand = false;
-  std::string str() const;  // For example "in h.1.mlp, forward, by aten::div on rank 1".
-};
-
 // The result of find_nonfinite(), the same on every rank.
 struct NonFiniteReport {
-  std::optional<NonFinite> nan;  // The operator that first returned NaN.
+  // An operator with non-finite results.
+  struct Operator {
+    std::string module = {};       // The innermost ModuleScope; "" outside any.
+    std::string op = {};           // For example aten::div.
+    Phase phase = Phase::forward;  // Whether the forward or the backward pass ran.
+    // The first of the compared ranks whose results were not finite.
+    int rank = 0;
+    // Whether an operand was non-finite already, for example a parameter, the batch or data of another program.
+    bool from_operand = false;
+    std::string str() const;  // For example "in h.1.mlp, forward, by aten::div on rank 1".
+  };
+  std::optional<Operator> nan;  // The operator that first returned NaN.
   // The operator that first returned infinite values for finite operands. Requested infinities, such as masks filled
   // with -inf, are not reported.
-  std::optional<NonFinite> infinite;
+  std::optional<Operator> infinite;
   std::string str() const;  // One line.
 };
 
@@ -177,21 +193,21 @@ DTENSOR_API NonFiniteReport find_nonfinite(const std::function<void()>& pass, co
 
 // Thrown by check_step_finite() for a step with a non-finite loss or gradient norm.
 class DTENSOR_API NonFiniteError : public std::runtime_error {
+ public:
+  // Numbers of a step before the optimizer runs, the same on every rank.
+  struct Step {
+    std::int64_t step = 0;  // The step number for error messages.
+    // Loss of the batch, and norm of all gradients together before clipping.
+    double loss = 0, gradient_norm = 0;
+  };
   using std::runtime_error::runtime_error;
-};
-
-// Numbers of a step before the optimizer runs, the same on every rank.
-struct StepNumbers {
-  std::int64_t step = 0;  // The step number for error messages.
-  // Loss of the batch, and norm of all gradients together before clipping.
-  double loss = 0, gradient_norm = 0;
 };
 
 // Call it between the backward pass and the optimizer. It returns at once if both numbers are finite, without
 // communication. Otherwise it runs `pass` through find_nonfinite and throws a NonFiniteError with step, module and
 // operator. `pass` repeats the step's forward and backward pass on the same batch. If it draws random numbers, it must
 // restore their state (get_rng_state, set_rng_state). Parameters are unchanged; gradients are not.
-DTENSOR_API void check_step_finite(const StepNumbers& numbers, const std::function<void()>& pass,
+DTENSOR_API void check_step_finite(const NonFiniteError::Step& numbers, const std::function<void()>& pass,
                                    const Communicator& ranks = {});
 
 // Visualization of shards: which ranks of a mesh store which part of a tensor. No communication; any rank may call it.
@@ -204,5 +220,13 @@ DTENSOR_API std::string visualize_sharding(const at::Tensor& dtensor);
 DTENSOR_API std::string visualize_sharding_svg(at::IntArrayRef sizes, const DeviceMesh& mesh,
                                                const Placements& placements);
 DTENSOR_API std::string visualize_sharding_svg(const at::Tensor& dtensor);
+
+// Called by every rank of `comm`. Rank `rank` stops at this line (-1: each rank, one
+// after the other); the other ranks wait without a timeout. If the run
+// fails, all ranks throw. The stopped rank prints its position and the command to attach a debugger. When a debugger is
+// attached, the thread traps here, a few frames below the caller; after `continue`, all ranks go on. `stop` replaces
+// the trap.
+DTENSOR_API void debug_rank(const Communicator& comm, int rank = 0, const std::function<void()>& stop = {},
+                            std::source_location where = std::source_location::current());
 
 }  // namespace dtensor

@@ -72,16 +72,16 @@ struct DTENSOR_API StepTrace {
   std::vector<Group> groups;         // of collectives, each once
 };
 
-// The calls of one operator on local tensors.
-struct OperatorCount {
-  std::int64_t calls = 0;  // On this rank.
-  std::int64_t flops = 0;  // Of matrix products, convolutions and attention, two for a product and a sum; others: 0.
-  std::int64_t bytes = 0;  // Read and written.
-};
-
 // What one rank of a program needs since the last StepRecorder::begin_step(), or since the start. A dry run predicts
 // it; StepRecorder measures it in a real run.
 struct DTENSOR_API DryRunReport {
+  // The calls of one operator on local tensors.
+  struct OperatorCount {
+    std::int64_t calls = 0;  // On this rank.
+    std::int64_t flops = 0;  // Of matrix products, convolutions and attention, two for a product and a sum; others: 0.
+    std::int64_t bytes = 0;  // Read and written.
+  };
+
   // The rank and the number of ranks.
   int rank = 0;
   int ranks = 1;
@@ -93,7 +93,7 @@ struct DTENSOR_API DryRunReport {
   // The live memory at the peak by module and phase, largest first.
   std::vector<MemoryTimeline::Holder> holders;
   // Collectives by kind and mesh axis.
-  std::map<std::pair<std::string, std::string>, CommCount> collectives;
+  std::map<std::pair<std::string, std::string>, CommDebugMode::Count> collectives;
   // Operators by name. Only a dry run counts them.
   std::map<std::string, OperatorCount> operators;
   // The events of the step, if DryRunOptions::trace is set.

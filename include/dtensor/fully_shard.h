@@ -17,7 +17,6 @@
 
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
-#include "dtensor/named_tensors.h"
 #include "dtensor/nn/module.h"
 #include "dtensor/tensor.h"
 
@@ -45,11 +44,11 @@ struct FsdpOptions {
   // Limit for bytes of parameters that are gathered ahead of the current unit, in the order recorded in the previous
   // step. Default: the next unit if collectives run in the background, otherwise none.
   std::optional<std::int64_t> prefetch_bytes = {};
-  // Names of mesh axes. A 1-D mesh needs no names; without names, the first axis of a 2-D mesh replicates.
-  std::string shard_axis = "shard", replicate_axis = "replicate";
-  // Further axes over which parameters are sharded, after the shard axis: axes whose ranks differ only in their
-  // activations (context parallelism). The collectives of a unit run over all these axes at once.
-  std::vector<std::string> more_shard_axes = {};
+  // Names of mesh axes. A 1-D mesh needs no names; without names, the first axis of a 2-D mesh replicates. Of several
+  // shard axes, those after the first are axes whose ranks differ only in their activations (context parallelism). The
+  // collectives of a unit run over all of them at once.
+  std::vector<std::string> shard_axes = {"shard"};
+  std::string replicate_axis = "replicate";
   // The dimension along which a parameter is sharded; default 0. Tensors without dimensions are replicated.
   std::function<std::int64_t(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
   // Consecutive elements along that dimension that must stay on one rank, such as rows of a quantization or
@@ -109,41 +108,6 @@ class DTENSOR_API FsdpUnit {
   std::shared_ptr<Impl> impl_;
 };
 
-namespace fsdp {
-class LocalCall;
-}
-
-// One call of a module with local semantics: regular tensors replace its parameters and the module computes with
-// regular ATen calls. Gradients of the parameters are averages over the shard and replicate axes. Gathers the units of
-// the parameters (collective); backward gathers them again when it reaches the outputs.
-class DTENSOR_API FsdpCall {
- public:
-  // Called with true when a backward pass reaches the module, with false when the gradients of all its parameters are
-  // complete.
-  using OnBackward = std::function<void(bool inside)>;
-
-  // Replaces parameters of units. Other parameters are not changed, nor are those that were distributed over a mesh of
-  // their own before fully_shard (experts). `inputs` of the module mark the end of its backward if its parameters get
-  // no gradients.
-  explicit FsdpCall(at::TensorList parameters, at::TensorList inputs = {}, OnBackward on_backward = {});
-  ~FsdpCall();  // finishes without outputs (the module threw)
-  FsdpCall(const FsdpCall&) = delete;
-  FsdpCall& operator=(const FsdpCall&) = delete;
-
-  // The gathered tensor of each parameter: a regular tensor in the dtype that the unit computes in. If the parameter is
-  // distributed over other axes than the unit's (tensor parallelism), a DTensor on their mesh.
-  const std::vector<at::Tensor>& tensors() const;
-  // Adds outputs of the module before finish().
-  void watch(at::TensorList outputs);
-  // Ends the forward call and reshards the units. `outputs` are the module's results, where backward enters. `keep`: no
-  // other module runs before backward, which begins with these units, so they stay gathered.
-  void finish(at::TensorList outputs, bool keep = false);
-
- private:
-  std::shared_ptr<fsdp::LocalCall> call_;
-  bool finished_ = false;
-};
-
 // Creates one unit of those parameters that are in no unit yet, and adds it to the schedule of their model: call it for
 // each block, then for the entire model. `mesh` has the shard axis, optionally the replicate axis (HSDP), and any axes
 // over which parameters are already distributed (tensor parallelism).
@@ -164,30 +128,17 @@ DTENSOR_API FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMes
 // module its semantics, its dtypes and the end of its unit.
 DTENSOR_API FsdpUnit fully_shard(nn::Module& module, const DeviceMesh& mesh, const FsdpOptions& options = {});
 
-// The semantics of one call around forward().
-class DTENSOR_API ModuleCall {
- public:
-  ModuleCall(const NamedTensors& parameters, at::TensorList inputs);
-  ~ModuleCall();
-  ModuleCall(const ModuleCall&) = delete;
-  ModuleCall& operator=(const ModuleCall&) = delete;
+namespace detail {
 
-  void leave(at::TensorList outputs);  // after forward(), with its results
-  // Whether no other call is around this one, and whether this call has global semantics.
-  bool is_outermost() const { return outermost_; }
-  bool has_global_semantics() const;
+// Runs forward(), which returns the tensors among its results, as one call of the module with these parameters.
+DTENSOR_API void run_module_call(const NamedTensors& parameters, at::TensorList inputs,
+                                 const std::function<std::vector<at::Tensor>()>& forward);
 
- private:
-  struct State;
-  struct CallSemantics;
-  std::unique_ptr<State> state_;  // null: global semantics
-  std::shared_ptr<const void> scope_;
-  bool outermost_ = false;
-};
+}  // namespace detail
 
 // A call of a module without a call operator. Runs module.forward(inputs...) with local semantics; with global
 // semantics if an input is a DTensor. With local semantics the module's parameters are regular tensors during the call
-// (see FsdpCall). The outermost call decides for nested calls, so call the module of each unit. Inputs and results are
+// . The outermost call decides for nested calls, so call the module of each unit. Inputs and results are
 // tensors or vectors of tensors; other inputs are forwarded unchanged. The module must live until backward ends.
 template <class Module, class... Inputs>
 requires requires(Module& m) { m.named_parameters(); }
@@ -199,15 +150,18 @@ auto call(Module& module, const Inputs&... inputs) {
     if constexpr (std::is_same_v<Value, std::vector<at::Tensor>>) given.insert(given.end(), value.begin(), value.end());
   };
   (add(inputs), ...);
-  ModuleCall scope(module.named_parameters(), given);
-  auto result = [&] {
-    if constexpr (std::is_base_of_v<nn::Module, Module>) return nn::call_module(module, inputs...);
+  const auto forward = [&] {
+    if constexpr (std::is_base_of_v<nn::Module, Module>) return nn::detail::call_module(module, inputs...);
     if constexpr (!std::is_base_of_v<nn::Module, Module>) return module.forward(inputs...);
-  }();
-  given.clear();
-  add(result);
-  scope.leave(given);
-  return result;
+  };
+  std::optional<std::decay_t<decltype(forward())>> result;
+  detail::run_module_call(module.named_parameters(), given, [&] {
+    result.emplace(forward());
+    given.clear();
+    add(*result);
+    return given;
+  });
+  return *std::move(result);
 }
 
 // For a model that lists its parameters: an nn::Module, or a torch::nn::Module. The latter returns copies of tensor

@@ -11,8 +11,7 @@ namespace dtensor {
 
 // Called after each accumulation into parameter.grad(). The gradient then has the parameter's placements, unless
 // NoGradientSync is active. One hook per tensor.
-using GradientReadyHook = std::function<void(const DTensor& parameter)>;
-DTENSOR_API void set_gradient_ready_hook(const DTensor& parameter, GradientReadyHook hook);
+DTENSOR_API void set_gradient_ready_hook(const DTensor& parameter, std::function<void(const DTensor& parameter)> hook);
 
 // Affects this thread during its lifetime: gradients are accumulated without the reduction to the parameter's
 // placements (gradient accumulation without synchronization). The sum keeps the first gradient's placements until the

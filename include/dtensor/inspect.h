@@ -84,20 +84,6 @@ class DTENSOR_API Checked {
   std::shared_ptr<const void> scope_;
 };
 
-// The value of DTENSOR_CHECKED (calls or values); nullopt if it is not set. Throws c10::ValueError for another value.
-DTENSOR_API std::optional<Checks> checks_from_environment();
-
-// During its lifetime, this thread has the checks that the environment requests. launch() and run_local() open one.
-class CheckedFromEnvironment {
- public:
-  CheckedFromEnvironment() {
-    if (const auto checks = checks_from_environment()) checked_.emplace(*checks);
-  }
-
- private:
-  std::optional<Checked> checked_;
-};
-
 // Statistics of this thread's decision cache.
 struct CacheStats {
   // Calls found in the cache, calls not found, stored decisions, and decisions evicted because of the limit.
@@ -110,7 +96,6 @@ struct CacheStats {
 // and no collective.
 DTENSOR_API CacheStats cache_stats();
 DTENSOR_API void clear_cache();
-inline constexpr std::size_t kDefaultCacheLimit = 1024;
-DTENSOR_API void set_cache_limit(std::size_t entries);  // per operator, at least 1; older entries are evicted
+DTENSOR_API void set_cache_limit(std::size_t entries = 1024);  // per operator, at least 1; older entries are evicted
 
 }  // namespace dtensor

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "dtensor/comm.h"
 #include "dtensor/export.h"
@@ -29,5 +30,10 @@ DTENSOR_API int finish_output(int status);
 // communicator and its subgroups. Loads libdtensor_cuda.so if the program does not link dtensor::cuda. Throws
 // c10::Error if that fails or there is no device. Collective.
 DTENSOR_API Communicator nccl_communicator(const Communicator& cpu, int device = -1, RunOptions options = {});
+
+// From here on SIGINT (Ctrl-C) ends this process with the line `PROGRAM: interrupted` on stderr, if it is rank 0 or the
+// only process; the exit status is still that of the signal. A handler of the program, or SIG_IGN, is kept. launch()
+// calls it with the name of the program; a program that works before or without launch() calls it first.
+DTENSOR_API void report_interrupt(const std::string& program);
 
 }  // namespace dtensor

@@ -5,6 +5,7 @@
 #include <c10/core/TensorOptions.h>
 
 #include <cstdint>
+#include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
@@ -114,8 +115,18 @@ class DTENSOR_API Attention final : public Layer<Attention> {
   Options options_;
 };
 
-// Activation function of MLP.
-enum class Activation : std::uint8_t { gelu, swiglu };
+// Activation functions of MLPs and experts. Gated ones have a third weight: down(f(gate(x)) * up(x)), others
+// down(f(up(x))).
+enum class Activation : std::uint8_t {
+  swiglu,     // gated, f = silu
+  geglu,      // gated, f = gelu
+  glu,        // gated, f = sigmoid
+  gelu,       // exact
+  silu,       // x sigmoid(x)
+  relu,       // max(x, 0)
+  gelu_tanh,  // gelu by tanh
+};
+DTENSOR_API bool is_gated(Activation activation);
 
 // gelu: down(gelu(up(x))). swiglu: down(silu(gate(x)) * up(x)).
 class DTENSOR_API MLP final : public Layer<MLP> {
@@ -211,6 +222,11 @@ class DTENSOR_API Rope {
   RopeOptions options_;
   mutable Angles kept_;  // from position 0, if they do not depend on the length
 };
+
+// The tree of modules with their types and tensors: sizes and dtypes, and the placements of DTensors. Consecutive
+// children with equal texts are one entry. No communication.
+DTENSOR_API std::string to_string(Module& module);
+DTENSOR_API std::ostream& operator<<(std::ostream& out, Module& module);
 
 }  // namespace nn
 }  // namespace dtensor

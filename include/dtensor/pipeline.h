@@ -41,9 +41,8 @@ DTENSOR_API std::vector<int> balanced_stages(const std::vector<double>& costs, i
 DTENSOR_API StageFunction stage_of_layers(const std::vector<Layer>& layers, const std::vector<int>& stage_of,
                                           int stage);
 
-// The mean loss over a microbatch, a scalar, from the outputs of the last stage and the targets of the microbatch.
-using LossFunction = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
-// The count over which that mean is taken: rows, or valid targets. A C++ number, equal on all ranks of a stage.
+// The count over which the mean loss of a microbatch is taken: rows, or valid targets. A C++ number, equal on all ranks
+// of a stage.
 using WeightFunction = std::function<double(const Tensors& targets)>;
 DTENSOR_API WeightFunction rows();                                           // size(0) of the first target
 DTENSOR_API WeightFunction valid_targets(std::int64_t ignore_index = -100);  // of the first target
@@ -71,6 +70,8 @@ struct StepResult {
 // same options. Ranks outside the mesh may do so too: their calls do nothing and return empty results.
 class DTENSOR_API Pipeline {
  public:
+  // The mean loss over a microbatch, a scalar, from the outputs of the last stage and the targets of the microbatch.
+  using LossFunction = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
   // `mesh` has options.axis, and `schedule` a line for each rank of that axis. The constructor checks the schedule and
   // adds sends and receives if it has none.
   Pipeline(const DeviceMesh& mesh, Schedule schedule, LossFunction loss, PipelineOptions options = {});

@@ -15,35 +15,24 @@
 
 namespace dtensor::pipeline {
 
-// Stages 0, 1, ... split the model, microbatches 0, 1, ... split the batch.
-enum class ActionKind : std::uint8_t {
-  forward,          // F: the stage's outputs for a microbatch (of the last stage: the loss)
-  backward,         // B: the gradients of its inputs and weights
-  backward_input,   // I: the gradients of its inputs only, for the previous stage
-  backward_weight,  // W: the gradients of its weights, after I
-  send_forward,     // SEND_F: the outputs, to the next stage
-  recv_forward,     // RECV_F: the inputs, from the previous stage
-  send_backward,    // SEND_B: the gradients of the inputs, to the previous stage
-  recv_backward,    // RECV_B: the gradients of the outputs, from the next stage
-  unshard,          // UNSHARD: gathers the stage's fully sharded weights
-  reshard,          // RESHARD: frees the gathered weights
-  reduce_grad,      // REDUCE_GRAD: reduces the gradients, summed over the microbatches, over the replicas
-};
-// Number of kinds.
-constexpr int kActionKinds = 11;
-
-// F, B, I, W: the actions that take a rank's compute time, and the only ones that generators write.
-constexpr bool is_compute(ActionKind kind) { return kind <= ActionKind::backward_weight; }
-constexpr bool is_communication(ActionKind kind) {
-  return kind >= ActionKind::send_forward && kind <= ActionKind::recv_backward;
-}
-// Whether actions of this kind have a microbatch; the others have only a stage.
-constexpr bool has_microbatch(ActionKind kind) { return kind < ActionKind::unshard; }
-
-// One action of a rank.
+// One action of a rank. Stages 0, 1, ... split the model, microbatches 0, 1, ... split the batch.
 struct Action {
+  // The kind of work.
+  enum class Kind : std::uint8_t {
+    forward,          // F: the stage's outputs for a microbatch (of the last stage: the loss)
+    backward,         // B: the gradients of its inputs and weights
+    backward_input,   // I: the gradients of its inputs only, for the previous stage
+    backward_weight,  // W: the gradients of its weights, after I
+    send_forward,     // SEND_F: the outputs, to the next stage
+    recv_forward,     // RECV_F: the inputs, from the previous stage
+    send_backward,    // SEND_B: the gradients of the inputs, to the previous stage
+    recv_backward,    // RECV_B: the gradients of the outputs, from the next stage
+    unshard,          // UNSHARD: gathers the stage's fully sharded weights
+    reshard,          // RESHARD: frees the gathered weights
+    reduce_grad,      // REDUCE_GRAD: reduces the gradients, summed over the microbatches, over the replicas
+  };
   // The kind of work, and its stage.
-  ActionKind kind = ActionKind::forward;
+  Kind kind = Kind::forward;
   int stage = 0;
   int microbatch = -1;  // -1 if the action has none
   friend bool operator==(const Action&, const Action&) = default;
@@ -61,13 +50,30 @@ struct DTENSOR_API Schedule {
   int microbatches() const;
   // The rank of the stage's first action. Throws if no rank has the stage.
   int rank_of(int stage) const;
-  bool has(ActionKind kind) const;
+  bool has(Action::Kind kind) const;
 
   // One line per rank, actions separated by blanks; `-` for a rank without actions.
   std::string str() const;
   // Parses the result of str(). Separators are commas and blanks, `#` begins a comment, empty lines are skipped. Throws
   // with the line and the word that is not an action. It does not check that the schedule is valid; see check().
   static Schedule parse(std::string_view text);
+
+  // Limits for check().
+  struct Limits {
+    int stages = 0, microbatches = 0;  // required numbers; 0: those of the schedule
+    int live_microbatches = 0;         // limit for microbatch activations held at once by a stage; 0: no limit
+    bool forward_only = false;         // the schedule is for evaluation: F without gradients
+  };
+  // Results of check().
+  struct Report {
+    bool in_order = true;  // messages from one rank to another are received in the order in which they are sent
+    // Empty if the schedule also runs with sends that block until their receive; otherwise the cycle of blocked
+    // actions. check() itself requires only buffered sends, which return at once. Batched: consecutive communication
+    // actions start together and are then awaited together (as batch_isend_irecv). Rendezvous: one at a time (as
+    // MPI_Ssend).
+    std::string batched, rendezvous;
+    std::vector<int> live_activations;  // see live_activations()
+  };
 
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
@@ -100,21 +106,6 @@ struct CommunicationOptions {
 // need no messages. RESHARD and REDUCE_GRAD follow the last use and the last B or W of a stage.
 DTENSOR_API Schedule with_communication(const Schedule& schedule, const CommunicationOptions& options = {});
 
-// Limits for check().
-struct ScheduleLimits {
-  int stages = 0, microbatches = 0;  // required numbers; 0: those of the schedule
-  int live_microbatches = 0;         // limit for microbatch activations held at once by a stage; 0: no limit
-  bool forward_only = false;         // the schedule is for evaluation: F without gradients
-};
-// Results of check().
-struct ScheduleReport {
-  bool in_order = true;  // messages from one rank to another are received in the order in which they are sent
-  // Empty if the schedule also runs with sends that block until their receive; otherwise the cycle of blocked actions.
-  // check() itself requires only buffered sends, which return at once. Batched: consecutive communication actions start
-  // together and are then awaited together (as batch_isend_irecv). Rendezvous: one at a time (as MPI_Ssend).
-  std::string batched, rendezvous;
-  std::vector<int> live_activations;  // see live_activations()
-};
 // Verifies a schedule and throws an error that names the two actions that conflict, with their ranks. The rules:
 // - Each stage is on one rank. Each stage and microbatch has one F and one B, or one I and a later W.
 // - The inputs of an action are computed or received before it.
@@ -123,7 +114,7 @@ struct ScheduleReport {
 // - A stage with UNSHARD is unsharded whenever it computes, and resharded at the end.
 // - If any stage has REDUCE_GRAD, each stage has it once, after its last gradient.
 // - No rank waits for itself.
-DTENSOR_API ScheduleReport check(const Schedule& schedule, const ScheduleLimits& limits = {});
+DTENSOR_API Schedule::Report check(const Schedule& schedule, const Schedule::Limits& limits = {});
 
 // For each rank of a valid schedule: the peak of microbatch activations that all its stages together hold. An
 // activation is held from F to B, or to W if the backward is split, because W needs it.
@@ -138,7 +129,6 @@ struct DTENSOR_API Costs {
   double operator()(const Action& action) const;
 };
 // Duration of one action, in any unit of time.
-using CostFunction = std::function<double(const Action&)>;
 
 // An action with its measured or simulated times.
 struct TimedAction {
@@ -156,7 +146,7 @@ struct Timeline {
 };
 // Simulates a valid schedule. Each action starts as soon as the previous action of its rank has ended and its inputs
 // are available. A receive lasts until its message arrives.
-DTENSOR_API Timeline simulate(const Schedule& schedule, const CostFunction& cost = Costs());
+DTENSOR_API Timeline simulate(const Schedule& schedule, const std::function<double(const Action&)>& cost = Costs());
 
 // An SVG of a simulated or measured step: one row per rank, one box per action, colored by kind.
 DTENSOR_API std::string schedule_svg(const std::vector<std::vector<TimedAction>>& ranks);

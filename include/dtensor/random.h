@@ -5,8 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
@@ -26,49 +24,17 @@ DTENSOR_API void manual_seed(const DeviceMesh& mesh, std::uint64_t seed);
 DTENSOR_API RngState get_rng_state(const DeviceMesh& mesh);
 DTENSOR_API void set_rng_state(const DeviceMesh& mesh, RngState state);
 
-// The worlds from which a function drew random numbers, each with its state before the first draw. Replaying that state
-// draws the same numbers again.
-class DTENSOR_API RandomDraws {
- public:
-  // Records the draws of this thread during its lifetime.
-  class DTENSOR_API Record {
-   public:
-    explicit Record(RandomDraws& draws);
-
-   private:
-    std::shared_ptr<const void> scope_;
-  };
-  // Sets the recorded worlds to their state before the first draw. The destructor restores the state of the
-  // construction.
-  class DTENSOR_API Replay {
-   public:
-    explicit Replay(const RandomDraws& draws);
-    ~Replay();
-    Replay(const Replay&) = delete;
-    Replay& operator=(const Replay&) = delete;
-
-   private:
-    std::vector<std::pair<DeviceMesh, RngState>> now_;
-  };
-
-  // Records a draw; only the first one of each world is kept.
-  void note(const DeviceMesh& mesh, RngState before);
-
- private:
-  std::vector<std::pair<DeviceMesh, RngState>> before_;  // One mesh of each world.
-};
-
 // During its lifetime, random tensors of `count` rows are rows [first, first + count) of a batch of `total` rows. So a
 // microbatch gets the values that its rows would get in the full batch. This also applies to a multiple of `count`
 // rows, where dimension 0 was flattened with the dimensions behind it. Other sizes of dimension 0 are not affected.
-class DTENSOR_API MicrobatchRandomGuard {
+class DTENSOR_API MicrobatchRandomScope {
  public:
   // A range of rows of a batch.
   struct Range {
     // Counted in rows of dimension 0.
     std::int64_t first = 0, count = 0, total = 0;
   };
-  explicit MicrobatchRandomGuard(Range range);
+  explicit MicrobatchRandomScope(Range range);
 
   // The innermost range of this thread. Outside any guard it is empty and has no effect.
   static Range current();

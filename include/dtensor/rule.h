@@ -33,31 +33,29 @@ struct OutputMeta {
   c10::ScalarType dtype = c10::ScalarType::Undefined;
 };
 
-class OpArgs;
-
-// Sizes or strides of an operand. Access to a dimension that does not exist throws an error with the operator, the
-// operand and the number of dimensions that the rule needs.
-class DTENSOR_API Extents : public at::IntArrayRef {
- public:
-  Extents(const OpArgs& op, int operand, at::IntArrayRef values)
-      : at::IntArrayRef(values), op_(&op), operand_(operand) {}
-
-  // Returns *this; throws if there are fewer than `rank` dimensions.
-  const Extents& require(std::size_t rank) const;
-  std::int64_t operator[](std::size_t dim) const { return require(dim + 1).data()[dim]; }
-  std::int64_t from_end(std::size_t i) const { return require(i).data()[size() - i]; }  // 1 is the last dimension.
-  std::int64_t back() const { return from_end(1); }
-  at::IntArrayRef drop_back(std::size_t count) const { return require(count).slice(0, size() - count); }
-
- private:
-  const OpArgs* op_;
-  int operand_;
-};
-
 // The arguments of a call as a rule reads them: by name, and tensor operands by index in schema order, with lists
 // flattened.
 class DTENSOR_API OpArgs {
  public:
+  // Sizes or strides of an operand. Access to a dimension that does not exist throws an error with the operator, the
+  // operand and the number of dimensions that the rule needs.
+  class DTENSOR_API Extents : public at::IntArrayRef {
+   public:
+    Extents(const OpArgs& op, int operand, at::IntArrayRef values)
+        : at::IntArrayRef(values), op_(&op), operand_(operand) {}
+
+    // Returns *this; throws if there are fewer than `rank` dimensions.
+    const Extents& require(std::size_t rank) const;
+    std::int64_t operator[](std::size_t dim) const { return require(dim + 1).data()[dim]; }
+    std::int64_t from_end(std::size_t i) const { return require(i).data()[size() - i]; }  // 1 is the last dimension.
+    std::int64_t back() const { return from_end(1); }
+    at::IntArrayRef drop_back(std::size_t count) const { return require(count).slice(0, size() - count); }
+
+   private:
+    const OpArgs* op_;
+    int operand_;
+  };
+
   // The named argument. Throws with the operator's name if there is none.
   const c10::IValue& arg(std::string_view name) const;
   bool has_arg(std::string_view name) const;
@@ -91,24 +89,26 @@ class DTENSOR_API OpArgs {
 };
 
 struct RuleData;
-// Factors of one dimension of an operand or result, major first. Empty: never sharded.
-using RuleDim = c10::SmallVector<int, 2>;
-using RuleTerm = c10::SmallVector<RuleDim, 5>;
-
 // The factors of one operator's tensors and permissions for Partial. Build a rule from notation, such as "mk, kn -> mn"
 // where letters name factors, or with factor(), operand() and result(). Rules have value semantics: changing a copy
 // does not change the original.
 class DTENSOR_API Rule {
  public:
+  // Factors of one dimension of an operand or result, major first (empty: never sharded), and those of all dimensions.
+  using DimFactors = c10::SmallVector<int, 2>;
+  using Term = c10::SmallVector<DimFactors, 5>;
   // Indices of operands, a function for the metadata of results, and a function for the dimensions that a name means.
   using Operands = std::vector<int>;
   using Outputs = std::function<std::vector<OutputMeta>(const OpArgs&)>;
   using Dims = std::function<std::vector<std::int64_t>(const OpArgs&)>;
+  using Function = std::function<Rule(const OpArgs&)>;  // returns the rule for a call
 
   Rule();
   Rule(std::string_view text);  // NOLINT: implicit conversion from notation
   Rule(const char* text) : Rule(std::string_view(text)) {}
   explicit Rule(RuleData data);
+  // The rule of a view: operand 0 with the sizes of result 0, in the same row-major order of elements.
+  static Rule view(at::IntArrayRef in_sizes, at::IntArrayRef out_sizes);
 
   // Sets of operands that may be Partial(sum or avg) together while the others are Replicate. The result is then
   // Partial.
@@ -166,8 +166,8 @@ class DTENSOR_API Rule {
 
   int factor(std::string name = {}, std::int64_t size = -1);  // `size` is needed only in compound dimensions.
   // operand() and result() add a term. unsharded_factor() excludes a factor from sharding.
-  Rule& operand(RuleTerm term);
-  Rule& result(RuleTerm term);
+  Rule& operand(Term term);
+  Rule& result(Term term);
   Rule& unsharded_factor(int factor);
 
   // For the library's own use.
@@ -182,12 +182,6 @@ class DTENSOR_API Rule {
   std::shared_ptr<RuleData> data_;
 };
 
-// Returns the rule for a call.
-using RuleFunction = std::function<Rule(const OpArgs&)>;
-
-// The rule of a view: operand 0 with the sizes of result 0, in the same row-major order of elements.
-DTENSOR_API Rule view_factors(at::IntArrayRef in_sizes, at::IntArrayRef out_sizes);
-
 // The rules of all operators, shared by thread ranks. While ranks run, register only finished rules and do not modify
 // returned ones.
 class DTENSOR_API RuleBook {
@@ -200,8 +194,8 @@ class DTENSOR_API RuleBook {
   Rule& rule(const std::string& op, const char* text) { return rule(op, Rule(text)); }
   // `properties` of the returned rule (reads_scalars, outputs) apply to every rule that the function returns. `about`
   // describes the function in listings.
-  Rule& rule(const std::string& op, RuleFunction function, std::string about = "of the call");
-  void for_tag(at::Tag tag, RuleFunction function);
+  Rule& rule(const std::string& op, Rule::Function function, std::string about = "of the call");
+  void for_tag(at::Tag tag, Rule::Function function);
   void replicate(const std::string& op, std::string why);
   void refuse(const std::string& op, std::string why);
 

@@ -7,7 +7,9 @@
 
 #include <functional>
 #include <iosfwd>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtensor/export.h"
@@ -15,6 +17,10 @@
 #include "dtensor/placement.h"
 
 namespace dtensor {
+
+// Full names ("h.0.attn.q_proj.weight") and pointers to the tensors, so that tensors can be replaced. A tied tensor is
+// listed under each of its names.
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor*>>;
 
 // Whether the tensor carries a device mesh and placements.
 DTENSOR_API bool is_dtensor(const at::Tensor& tensor);
@@ -101,10 +107,10 @@ struct LocalMapOptions {
   std::vector<std::vector<std::int64_t>> out_sizes;
 };
 // Maps the local tensors of one rank to local results.
-using LocalFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
-DTENSOR_API std::vector<at::Tensor> local_map(const LocalFunction& fn, const std::vector<at::Tensor>& inputs,
-                                              const std::vector<Placements>& out_placements,
-                                              const LocalMapOptions& options = {});
+DTENSOR_API std::vector<at::Tensor> local_map(
+    const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& fn,
+    const std::vector<at::Tensor>& inputs, const std::vector<Placements>& out_placements,
+    const LocalMapOptions& options = {});
 
 // Factory functions. Each rank fills its own part only. Random ones give the same global tensor on every mesh and with
 // every placement (dtensor/random.h).
@@ -125,5 +131,18 @@ DTENSOR_API DTensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, Placeme
 // 0, 1, ..., end - 1.
 DTENSOR_API DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, Placements placements = {},
                            at::TensorOptions options = {});
+
+// Every tensor that an ATen factory function creates on this thread is a DTensor on `mesh` with `placements` (empty:
+// Replicate; a Shard of a dimension that the tensor lacks becomes Replicate). Scopes nest; the innermost applies.
+class DTENSOR_API MeshScope {
+ public:
+  explicit MeshScope(DeviceMesh mesh, Placements placements = {});
+  ~MeshScope();
+  MeshScope(const MeshScope&) = delete;
+  MeshScope& operator=(const MeshScope&) = delete;
+
+ private:
+  std::shared_ptr<const void> scope_;
+};
 
 }  // namespace dtensor

@@ -127,7 +127,7 @@ class TorchOptimizer final : public Optimizer {
     return all;
   }
 
-  StateTargets state_targets(const StateScalars& scalars, const Saved& saved) override {
+  StateTargets state_targets(const OptimizerState::Scalars& scalars, const Saved& saved) override {
     const at::NoGradGuard no_grad;
     std::map<std::string, double> numbers(scalars.begin(), scalars.end());
     StateTargets targets;

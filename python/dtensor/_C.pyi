@@ -550,7 +550,7 @@ class MixedPrecision:
 class FsdpOptions:
     reshard_after_forward: bool | int
     precision: MixedPrecision
-    shard_axis: str
+    shard_axes: list[str]
     replicate_axis: str
     cpu_offload: bool
     def __init__(self) -> None: ...

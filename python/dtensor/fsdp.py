@@ -136,7 +136,7 @@ def _options(mesh: DeviceMesh, policy: MixedPrecisionPolicy, reshard: bool | int
     if mesh.ndim > 2:
         raise ValueError(f"fully_shard: mesh has {mesh.ndim} dimensions; expected one (shard) or two (replicate, shard)")
     if names:
-        options.shard_axis = names[-1]
+        options.shard_axes = [names[-1]]
         options.replicate_axis = names[0] if mesh.ndim == 2 else "a replicate axis that the mesh lacks"
     options.reshard_after_forward = True if reshard is None else reshard
     precision = _C.MixedPrecision()

@@ -50,7 +50,7 @@ class MixtureOfExperts(nn.Module):
         score: str = "softmax",
         choice: str = "tokens",
         strategy: RoutingStrategy | None = None,
-        normalise: bool = False,
+        normalize: bool = False,
         scale: float = 1,
         groups: int = 1,
         top_groups: int = 1,

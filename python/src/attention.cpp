@@ -17,7 +17,7 @@ void bind_context_parallel(py::module_& module) {
                  [=] { return std::make_unique<ContextParallelScope>(mesh, lengths); });
            }),
            py::arg("mesh"), py::arg("lengths"));
-  module.def("is_context_parallel", &ContextParallelScope::is_open,
+  module.def("is_context_parallel", &ContextParallelScope::current,
              "Whether a ContextParallelScope is open on this thread.");
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 py::dict by_kind(const DryRunReport& report) {
   py::dict bytes;
-  for (std::size_t kind = 0; kind < kMemoryKinds; ++kind) {
+  for (std::size_t kind = 0; kind < std::tuple_size_v<MemoryByKind>; ++kind) {
     bytes[to_string(static_cast<MemoryKind>(kind))] = report.peak_by_kind[kind];
   }
   return bytes;

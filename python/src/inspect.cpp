@@ -31,12 +31,12 @@ class CommCounts {
     table_ = mode_->table();
     mode_.reset();
   }
-  const std::map<CommKey, CommCount>& counts() const { return mode_ ? mode_->counts() : counts_; }
+  const std::map<CommDebugMode::Key, CommDebugMode::Count>& counts() const { return mode_ ? mode_->counts() : counts_; }
   std::string table() const { return mode_ ? mode_->table() : table_; }
 
  private:
   std::unique_ptr<CommDebugMode> mode_;
-  std::map<CommKey, CommCount> counts_;
+  std::map<CommDebugMode::Key, CommDebugMode::Count> counts_;
   std::string table_;
 };
 

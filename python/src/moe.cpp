@@ -79,8 +79,9 @@ class Layer {
   void set_dispatch(const std::string& kind, double factor, const std::string& drop) {
     CapacityOptions capacity;
     capacity.factor = factor;
-    capacity.drop = one_of<DropPolicy>("drop", drop,
-                                       {{"position", DropPolicy::position}, {"probability", DropPolicy::probability}});
+    capacity.drop = one_of<CapacityOptions::Drop>(
+        "drop", drop,
+        {{"position", CapacityOptions::Drop::position}, {"probability", CapacityOptions::Drop::probability}});
     module_.set_dispatch(one_of<DispatchKind>("dispatch", kind,
                                               {{"all_to_all", DispatchKind::all_to_all},
                                                {"all_gather", DispatchKind::all_gather},
@@ -117,7 +118,7 @@ RouterOptions router_options(const py::dict& given) {
                                        {{"tokens", RouterChoice::tokens},
                                         {"experts", RouterChoice::experts},
                                         {"round_robin", RouterChoice::round_robin}});
-  router.normalise = given["normalise"].cast<bool>();
+  router.normalize = given["normalize"].cast<bool>();
   router.scale = given["scale"].cast<double>();
   router.groups = given["groups"].cast<std::int64_t>();
   router.top_groups = given["top_groups"].cast<std::int64_t>();

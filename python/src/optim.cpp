@@ -121,7 +121,7 @@ void bind_optim(py::module_& module) {
           ReleaseGil())
       .def(
           "load_state_dict",
-          [](Optimizer& o, StateTensors tensors, StateScalars scalars) {
+          [](Optimizer& o, StateTensors tensors, OptimizerState::Scalars scalars) {
             o.load_state_dict({std::move(tensors), std::move(scalars)});
           },
           ReleaseGil());

@@ -1,6 +1,7 @@
 // Fully sharded parameters. A Python module keeps its parameters in a dictionary, to which C++ cannot point:
 // functions take names and tensors, and return the tensors that replace them.
 #include "bind.h"
+#include "internal/fsdp_call.h"
 #include "internal/gather_extension.h"
 
 namespace dtensor::python {
@@ -55,7 +56,7 @@ void bind_options(py::module_& module) {
       .def(py::init<>())
       .def_readwrite("reshard_after_forward", &FsdpOptions::reshard_after_forward)
       .def_readwrite("precision", &FsdpOptions::precision)
-      .def_readwrite("shard_axis", &FsdpOptions::shard_axis)
+      .def_readwrite("shard_axes", &FsdpOptions::shard_axes)
       .def_readwrite("replicate_axis", &FsdpOptions::replicate_axis)
       .def_readwrite("cpu_offload", &FsdpOptions::cpu_offload)
       .def("set_shard_dims", [](FsdpOptions& options, std::map<std::string, std::int64_t> dims) {

@@ -28,7 +28,7 @@ pl::Schedule with_communication(const pl::Schedule& schedule, std::optional<int>
 }
 
 py::dict check(const pl::Schedule& schedule, int stages, int microbatches, int live_microbatches, bool forward_only) {
-  pl::ScheduleLimits limits;
+  pl::Schedule::Limits limits;
   limits.stages = stages;
   limits.microbatches = microbatches;
   limits.live_microbatches = live_microbatches;
@@ -76,8 +76,9 @@ void bind_schedule(py::module_& module) {
              py::arg("backward_input"), py::arg("backward_weight"), py::arg("communication"));
 }
 
-std::unique_ptr<pl::Pipeline> make_pipeline(const DeviceMesh& mesh, const pl::Schedule& schedule, pl::LossFunction loss,
-                                            const std::string& axis, pl::WeightFunction weight) {
+std::unique_ptr<pl::Pipeline> make_pipeline(const DeviceMesh& mesh, const pl::Schedule& schedule,
+                                            pl::Pipeline::LossFunction loss, const std::string& axis,
+                                            pl::WeightFunction weight) {
   pl::PipelineOptions options;
   options.axis = axis;
   if (weight) options.weight = std::move(weight);

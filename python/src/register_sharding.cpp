@@ -37,8 +37,8 @@ std::vector<std::size_t> ranks_of_results(const OpArgs& op) {
   return result;
 }
 
-RuleTerm term_of(const Term& dims) {
-  RuleTerm term;
+Rule::Term term_of(const Term& dims) {
+  Rule::Term term;
   for (const auto& factors : dims) term.emplace_back(factors.begin(), factors.end());
   return term;
 }

@@ -110,10 +110,11 @@ void bind_factory(py::module_& module, const char* name, Factory make) {
 std::vector<at::Tensor> map_local(const py::function& fn, const std::vector<at::Tensor>& inputs,
                                   const std::vector<Placements>& out_placements, std::vector<Placements> in_placements,
                                   std::vector<Placements> in_grad_placements) {
-  const LocalFunction call = [&](const std::vector<at::Tensor>& locals) {
-    const py::gil_scoped_acquire lock;
-    return fn(*py::cast(locals)).cast<std::vector<at::Tensor>>();
-  };
+  const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> call =
+      [&](const std::vector<at::Tensor>& locals) {
+        const py::gil_scoped_acquire lock;
+        return fn(*py::cast(locals)).cast<std::vector<at::Tensor>>();
+      };
   LocalMapOptions options;
   options.in_placements = std::move(in_placements);
   options.in_grad_placements = std::move(in_grad_placements);

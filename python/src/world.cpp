@@ -17,6 +17,7 @@
 #include "dtensor/comm_backend.h"
 #include "dtensor/estimate.h"
 #include "dtensor/launch.h"
+#include "internal/checked_from_environment.h"
 
 namespace dtensor::python {
 namespace {

@@ -9,7 +9,6 @@
 #include "c/layers.h"
 #include "c/status.h"
 #include "dtensor/fully_shard.h"
-#include "dtensor/mesh_scope.h"
 #include "dtensor/optim/clip.h"
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
@@ -169,7 +168,7 @@ dtensor_status dtensor_module_fully_shard(dtensor_module* module) {
     TORCH_CHECK_VALUE(layer.mesh.ndim() <= 2, "expected a mesh of 1 or 2 dimensions, got ", layer.mesh.str());
     dtensor::FsdpOptions options;
     if (const auto& names = layer.mesh.names(); !names.empty()) {
-      options.shard_axis = names.back();
+      options.shard_axes = {names.back()};
       options.replicate_axis = names.front();
     }
     dtensor::fully_shard(layer.parameters, layer.mesh, options);

@@ -1,5 +1,5 @@
 // Arranges panels in rows; the plots of a row have the same vertical position.
-#include "dtensor/chart.h"
+#include "chart/chart.h"
 
 #include <c10/util/Exception.h>
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "chart/canvas.h"
+#include "chart/chart.h"
 #include "chart/scale.h"
-#include "dtensor/chart.h"
 
 namespace dtensor {
 

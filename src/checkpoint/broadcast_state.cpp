@@ -166,7 +166,8 @@ void broadcast_state(const StateTensors& full, const Communicator& ranks, const 
   raise_on_all(ranks, kFunctionName, error);
 }
 
-StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh, const StatePlacementFn& place,
+StateTensors broadcast_state(const StateTensors& full, const DeviceMesh& mesh,
+                             const std::function<Placements(const std::string& name, at::IntArrayRef sizes)>& place,
                              int source) {
   using namespace files;
   const Communicator ranks = mesh.world();

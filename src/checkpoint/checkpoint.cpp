@@ -44,14 +44,15 @@ std::string joined(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
-std::optional<CheckpointValue> converted(const CheckpointValue& value, const CheckpointValue& like) {
+std::optional<CheckpointValues::mapped_type> converted(const CheckpointValues::mapped_type& value,
+                                                       const CheckpointValues::mapped_type& like) {
   if (value.index() == like.index()) return value;
   const auto* integer = std::get_if<std::int64_t>(&value);
   if (integer != nullptr && std::holds_alternative<double>(like)) return static_cast<double>(*integer);
   return {};
 }
 
-void put(CheckpointValues& values, const std::string& name, const CheckpointValue& value) {
+void put(CheckpointValues& values, const std::string& name, const CheckpointValues::mapped_type& value) {
   TORCH_CHECK(values.emplace(name, value).second, "duplicate value name in the checkpoint: '", name, "'");
 }
 
@@ -119,7 +120,7 @@ void load_values(Reading& reading, const std::string& begin, CheckpointValues& v
 
 // Loads the scalars with this prefix. Every optimizer saves some, at least its learning rates.
 void load_optimizer(Reading& reading, const std::string& begin, Optimizer& optimizer) {
-  StateScalars scalars;
+  OptimizerState::Scalars scalars;
   each_value(reading.loader.values(), begin, [&](const auto& name, const std::string& own, const auto& value) {
     if (!reading.known.emplace(name, true).second) return;
     if (const auto number = converted(value, double{})) scalars.emplace_back(own, std::get<double>(*number));

@@ -121,8 +121,8 @@ void check_peer(const CommBackend& backend, const CollectiveCall& call) {
 
 void check_message(const CommBackend& backend, const CollectiveCall& call) {
   check_peer(backend, call);
-  TORCH_CHECK(call.tag >= 0 && call.tag < kMessageTags, to_string(call.kind), ": expected a tag in [0, ", kMessageTags,
-              "), got ", call.tag);
+  TORCH_CHECK(call.tag >= 0 && call.tag < Communicator::kMessageTags, to_string(call.kind), ": expected a tag in [0, ",
+              Communicator::kMessageTags, "), got ", call.tag);
 }
 
 void check_reduction(const CollectiveCall& call) {

@@ -323,12 +323,6 @@ Communicator Communicator::with_label(std::string label) const {
   return named;
 }
 
-Communicator Communicator::with_history(std::shared_ptr<const CallHistory> history) const {
-  Communicator seen = *this;
-  seen.history_ = std::move(history);
-  return seen;
-}
-
 const std::string& Communicator::label() const {
   static const std::string kNone;
   return label_ ? *label_ : kNone;

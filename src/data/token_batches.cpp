@@ -61,7 +61,7 @@ void check_step(std::int64_t step, std::int64_t batch) {
 
 }  // namespace
 
-TokenBatches::TokenBatches(TokenFiles files, TokenBatchOptions options) : files_(std::move(files)), options_(options) {
+TokenBatches::TokenBatches(TokenFiles files, Options options) : files_(std::move(files)), options_(options) {
   TORCH_CHECK(options.batch > 0 && options.sequence > 0,
               "TokenBatches: expected batch and sequence of at least 1, got ", options.batch, " and ",
               options.sequence);

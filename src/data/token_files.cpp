@@ -21,7 +21,7 @@
 namespace dtensor {
 namespace {
 
-std::int64_t bytes_of(TokenDtype dtype) { return dtype == TokenDtype::uint16 ? 2 : 4; }
+std::int64_t bytes_of(TokenFiles::Dtype dtype) { return dtype == TokenFiles::Dtype::uint16 ? 2 : 4; }
 
 // One file, with the tokens [first, first + count) of the stream.
 struct File {
@@ -30,7 +30,7 @@ struct File {
   std::int64_t first = 0, count = 0;
 };
 
-File open_file(const std::string& path, TokenDtype dtype, std::int64_t first) {
+File open_file(const std::string& path, TokenFiles::Dtype dtype, std::int64_t first) {
   // O_NONBLOCK: opening a pipe would block until it has a writer. The check below then refuses the pipe.
   File file{path, ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK), first, 0};
   TORCH_CHECK(file.descriptor >= 0, "TokenFiles: ", path, ": ", std::strerror(errno));
@@ -65,7 +65,7 @@ std::string temporary_beside(const std::string& path) {
 }  // namespace
 
 struct TokenFiles::State {
-  TokenDtype dtype = TokenDtype::uint16;
+  TokenFiles::Dtype dtype = TokenFiles::Dtype::uint16;
   std::vector<File> files;
   std::int64_t size = 0;
   std::atomic<std::int64_t> tokens_read{0};
@@ -84,11 +84,13 @@ struct TokenFiles::State {
       TORCH_CHECK(n > 0, "TokenFiles: ", file.path, " ends at byte ", offset, ": it was truncated after it was opened");
       at += static_cast<std::size_t>(n);
     }
-    dtype == TokenDtype::uint16 ? widen<std::uint16_t>(bytes, count, to) : widen<std::uint32_t>(bytes, count, to);
+    dtype == TokenFiles::Dtype::uint16 ? widen<std::uint16_t>(bytes, count, to)
+                                       : widen<std::uint32_t>(bytes, count, to);
   }
 };
 
-TokenFiles::TokenFiles(const std::vector<std::string>& paths, TokenDtype dtype) : state_(std::make_shared<State>()) {
+TokenFiles::TokenFiles(const std::vector<std::string>& paths, TokenFiles::Dtype dtype)
+    : state_(std::make_shared<State>()) {
   state_->dtype = dtype;
   for (const auto& path : paths) {
     state_->files.push_back(open_file(path, dtype, state_->size));
@@ -114,9 +116,9 @@ void TokenFiles::read(std::int64_t first, std::int64_t count, std::int64_t* to) 
   }
 }
 
-void write_token_file(const std::string& path, c10::IntArrayRef tokens, TokenDtype dtype) {
-  const std::int64_t most = dtype == TokenDtype::uint16 ? std::numeric_limits<std::uint16_t>::max()
-                                                        : std::numeric_limits<std::uint32_t>::max();
+void write_token_file(const std::string& path, c10::IntArrayRef tokens, TokenFiles::Dtype dtype) {
+  const std::int64_t most = dtype == TokenFiles::Dtype::uint16 ? std::numeric_limits<std::uint16_t>::max()
+                                                               : std::numeric_limits<std::uint32_t>::max();
   for (const std::int64_t token : tokens) {
     TORCH_CHECK(token >= 0 && token <= most, "write_token_file: token ", token, " is not in [0, ", most, "]");
   }
@@ -129,7 +131,7 @@ void write_token_file(const std::string& path, c10::IntArrayRef tokens, TokenDty
   for (const std::int64_t token : tokens) {
     const auto word = static_cast<std::uint32_t>(token);
     const auto half = static_cast<std::uint16_t>(token);
-    if (dtype == TokenDtype::uint16) {
+    if (dtype == TokenFiles::Dtype::uint16) {
       out.write(reinterpret_cast<const char*>(&half), sizeof half);
     } else {
       out.write(reinterpret_cast<const char*>(&word), sizeof word);

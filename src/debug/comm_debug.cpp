@@ -61,14 +61,15 @@ struct CommDebugMode::State {
 
   const ParameterNames names;
   NodeRecorder recorder;
-  std::map<CommKey, CommCount> counts;
+  std::map<CommDebugMode::Key, CommDebugMode::Count> counts;
   EventListener listener{[this](const Event& event) { on_event(event); }};
 
   void on_event(const Event& event) {
     // Called for operators too, because it advances the current module of a backward pass.
     const ModuleAndPhase place = current_module_and_phase();
     if (event.kind != Event::Kind::collective) return;
-    CommCount& count = counts[{event.name, event.axis, place.module, place.phase, names.of(CollectiveTag::storages())}];
+    CommDebugMode::Count& count =
+        counts[{event.name, event.axis, place.module, place.phase, names.of(CollectiveTag::storages())}];
     ++count.calls;
     count.bytes += event.bytes;
   }
@@ -78,11 +79,11 @@ CommDebugMode::CommDebugMode() : CommDebugMode(NamedTensors()) {}
 CommDebugMode::CommDebugMode(const NamedTensors& parameters) : state_(std::make_unique<State>(parameters)) {}
 CommDebugMode::~CommDebugMode() = default;
 
-const std::map<CommKey, CommCount>& CommDebugMode::counts() const { return state_->counts; }
+const std::map<CommDebugMode::Key, CommDebugMode::Count>& CommDebugMode::counts() const { return state_->counts; }
 void CommDebugMode::reset() { state_->counts.clear(); }
 
-CommCount CommDebugMode::total(const std::function<bool(const CommKey&)>& of) const {
-  CommCount sum;
+CommDebugMode::Count CommDebugMode::total(const std::function<bool(const CommDebugMode::Key&)>& of) const {
+  CommDebugMode::Count sum;
   for (const auto& [key, count] : state_->counts) {
     if (of && !of(key)) continue;
     sum.calls += count.calls;
@@ -100,14 +101,15 @@ bool is_within(const std::string& module, const std::string& parent) {
 
 }  // namespace
 
-CommCount CommDebugMode::total(const std::string& kind, const std::string& axis, const std::string& module) const {
-  return total([&](const CommKey& key) {
+CommDebugMode::Count CommDebugMode::total(const std::string& kind, const std::string& axis,
+                                          const std::string& module) const {
+  return total([&](const CommDebugMode::Key& key) {
     return (kind.empty() || key.kind == kind) && (axis.empty() || key.axis == axis) && is_within(key.module, module);
   });
 }
 
-CommCount CommDebugMode::total(const std::string& kind, Phase phase, const std::string& module) const {
-  return total([&](const CommKey& key) {
+CommDebugMode::Count CommDebugMode::total(const std::string& kind, Phase phase, const std::string& module) const {
+  return total([&](const CommDebugMode::Key& key) {
     return (kind.empty() || key.kind == kind) && key.phase == phase && is_within(key.module, module);
   });
 }
@@ -130,7 +132,7 @@ std::string CommDebugMode::table() const {
     const char* phase = key.phase == Phase::forward ? "forward" : "backward";
     add(key.module, phase, key.kind, key.axis, key.parameter, count.calls, count.bytes);
   }
-  const CommCount sum = total();
+  const CommDebugMode::Count sum = total();
   add("total", "", "", "", "", sum.calls, sum.bytes);
   return text;
 }

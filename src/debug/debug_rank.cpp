@@ -1,5 +1,5 @@
 // The chosen rank waits until a debugger traces its process and then raises SIGTRAP. The other ranks wait in a barrier.
-#include "dtensor/debug_rank.h"
+#include "dtensor/debug.h"
 
 #include <c10/util/Exception.h>
 #include <sys/syscall.h>
@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "dtensor/comm_backend.h"
+#include "internal/attach_hint.h"
 
 namespace dtensor {
 namespace {
@@ -34,8 +35,8 @@ void wait_for_debugger(const Communicator& comm) {
 }
 
 void check_rank(const Communicator& comm, int rank) {
-  TORCH_CHECK(rank >= kAllRanksSequentially && rank < comm.size(), "debug_rank: expected a rank in [0, ", comm.size(),
-              ") or kAllRanksSequentially, got ", rank);
+  TORCH_CHECK(rank >= -1 && rank < comm.size(), "debug_rank: expected a rank in [0, ", comm.size(),
+              "), or -1 for all ranks in turn, got ", rank);
 }
 
 }  // namespace
@@ -51,8 +52,7 @@ std::string attach_hint(const Communicator& comm, std::source_location where) {
 void debug_rank(const Communicator& comm, int rank, const std::function<void()>& stop, std::source_location where) {
   check_rank(comm, rank);
   const NoTimeout patience;
-  const int first = rank == kAllRanksSequentially ? 0 : rank,
-            last = rank == kAllRanksSequentially ? comm.size() - 1 : rank;
+  const int first = rank == -1 ? 0 : rank, last = rank == -1 ? comm.size() - 1 : rank;
   for (int turn = first; turn <= last; ++turn) {
     if (comm.rank() == turn) {
       if (!stop) std::cerr << attach_hint(comm, where) << std::endl;

@@ -98,7 +98,7 @@ bool uninitialized_results(const at::RecordFunction& call) {
 struct SeenValue {
   std::int64_t call = 0;
   std::int64_t name = 0;  // name_of_call()
-  NonFinite what = {};
+  NonFiniteReport::Operator what = {};
 };
 
 // Findings of one rank for one kind of value, NaN or infinity.
@@ -259,8 +259,9 @@ bool originates_on_other_rank(const Communicator& ranks, const SeenValue& seen, 
 }
 
 // The first value made from finite operands on any rank; otherwise, if `also_given`, the first non-finite operand.
-std::optional<NonFinite> first_of_all(const Findings& mine, bool also_given, const Communicator& ranks) {
-  const auto as_given = [](NonFinite what) {
+std::optional<NonFiniteReport::Operator> first_of_all(const Findings& mine, bool also_given,
+                                                      const Communicator& ranks) {
+  const auto as_given = [](NonFiniteReport::Operator what) {
     what.from_operand = true;
     return what;
   };
@@ -288,7 +289,7 @@ std::string nonfinite_name(double value) { return std::isnan(value) ? "NaN" : va
 
 }  // namespace
 
-std::string NonFinite::str() const {
+std::string NonFiniteReport::Operator::str() const {
   return fmt::format("{}, {}, by {} on rank {}", module.empty() ? "outside any module" : "in " + module,
                      phase == Phase::forward ? "forward" : "backward", op, rank);
 }
@@ -313,7 +314,8 @@ NonFiniteReport find_nonfinite(const std::function<void()>& pass, const Communic
           .infinite = first_of_all(watch.infinite(), /*also_given=*/false, ranks)};
 }
 
-void check_step_finite(const StepNumbers& numbers, const std::function<void()>& pass, const Communicator& ranks) {
+void check_step_finite(const NonFiniteError::Step& numbers, const std::function<void()>& pass,
+                       const Communicator& ranks) {
   const bool loss_ends = !std::isfinite(numbers.loss);
   if (!loss_ends && std::isfinite(numbers.gradient_norm)) return;
   const auto what = loss_ends ? "the loss is " + nonfinite_name(numbers.loss)

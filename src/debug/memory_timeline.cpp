@@ -1,4 +1,5 @@
 // Allocators report each allocation and release to the thread's profiler state, which this file implements.
+#include "chart/chart.h"
 #include "dtensor/debug.h"
 
 #define FMT_HEADER_ONLY
@@ -13,11 +14,16 @@
 #include <unordered_map>
 #include <utility>
 
-#include "dtensor/chart.h"
 #include "internal/memory_kind.h"
 #include "scope/module_scope.h"
 
 namespace dtensor {
+
+const char* to_string(MemoryKind kind) {
+  constexpr std::array<const char*, std::tuple_size_v<MemoryByKind>> kNames = {
+      "parameters", "gradients", "optimizer states", "gathered", "activations", "communication"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
 
 using DebugInfo = c10::ThreadLocalDebugInfo;
 

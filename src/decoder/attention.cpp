@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "decoder/causal_attention.h"
+#include "decoder/parts.h"
 #include "dtensor/debug.h"
-#include "dtensor/nn/decoder.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
 

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
+#include "decoder/parts.h"
 #include "dtensor/debug.h"
-#include "dtensor/nn/decoder.h"
 
 namespace dtensor::nn {
 namespace {
@@ -27,6 +27,11 @@ DecoderConfig DecoderConfig::checked() const {
   TORCH_CHECK(c.vocabulary > 0 && c.hidden > 0 && c.layers > 0 && c.heads > 0,
               "Decoder: expected positive sizes, got vocabulary ", c.vocabulary, ", hidden ", c.hidden, ", layers ",
               c.layers, " and heads ", c.heads);
+  TORCH_CHECK(
+      !is_gated(c.activation),
+      "Decoder: expected the activation silu, gelu, gelu_tanh or relu, with DecoderConfig::gated for a gate, got "
+      "Activation number ",
+      static_cast<int>(c.activation));
   if (c.kv_heads == 0) c.kv_heads = c.heads;
   TORCH_CHECK(c.kv_heads > 0 && c.heads % c.kv_heads == 0,
               "Decoder: expected heads to be a multiple of kv_heads, got heads ", c.heads, " and kv_heads ",
@@ -84,10 +89,10 @@ void add_adapters(Module& model, const LoraOptions& lora) {
 
 DecoderBlock::DecoderBlock(const DecoderConfig& c, std::int64_t layer)
     : attn_norm_(c.hidden, c.norm, c.norm_eps, c.tensor),
-      attn_(c, layer),
+      attn_(std::make_unique<DecoderAttention>(c, layer)),
       mlp_norm_(c.hidden, c.norm, c.norm_eps, c.tensor) {
   register_module("attn_norm", attn_norm_);
-  register_module("attn", attn_);
+  register_module("attn", *attn_);
   register_module("mlp_norm", mlp_norm_);
   if (has_experts(c, layer)) {
     register_module("moe", *(moe_ = make_experts(c)));
@@ -101,9 +106,11 @@ DecoderBlock::DecoderBlock(const DecoderConfig& c, std::int64_t layer)
   register_module("mlp_post_norm", *mlp_post_norm_);
 }
 
+DecoderBlock::~DecoderBlock() = default;
+
 DecoderBlock::Output DecoderBlock::compute(const at::Tensor& x, const DecoderPass& pass) const {
   const auto post = [](const std::unique_ptr<Norm>& norm, const at::Tensor& y) { return norm ? (*norm)(y) : y; };
-  const at::Tensor h = x + post(attn_post_norm_, attn_(attn_norm_(x), pass));
+  const at::Tensor h = x + post(attn_post_norm_, (*attn_)(attn_norm_(x), pass));
   const at::Tensor normal = mlp_norm_(h);
   const auto made = moe_ ? moe_->call_with_loss(normal) : MixtureOfExperts::Output{(*mlp_)(normal), {}};
   return {h + post(mlp_post_norm_, made.y), made.loss};

@@ -1,32 +1,33 @@
 // Norms, projections with adapters, and the MLP.
 #include <ATen/ATen.h>
 
+#include "decoder/parts.h"
 #include "dtensor/debug.h"
-#include "dtensor/nn/decoder.h"
 #include "internal/gated_product.h"
 
 namespace dtensor::nn {
 namespace {
 
-at::Tensor activated(Nonlinearity kind, const at::Tensor& x) {
+at::Tensor activated(Activation kind, const at::Tensor& x) {
   switch (kind) {
-    case Nonlinearity::silu:
+    case Activation::silu:
       return at::silu(x);
-    case Nonlinearity::gelu:
+    case Activation::gelu:
       return at::gelu(x);
-    case Nonlinearity::gelu_tanh:
+    case Activation::gelu_tanh:
       return at::gelu(x, "tanh");
-    case Nonlinearity::relu:
+    case Activation::relu:
       return at::relu(x);
+    default:
+      TORCH_CHECK(false, "FeedForward: unknown activation ", static_cast<int>(kind));
   }
-  TORCH_CHECK(false, "FeedForward: unknown activation ", static_cast<int>(kind));
 }
 
-at::Tensor gated(Nonlinearity kind, const at::Tensor& gate, const at::Tensor& up) {
-  if (kind == Nonlinearity::relu) return at::relu(gate) * up;  // saves its result, which the product saves too
-  return gated_product(kind == Nonlinearity::silu   ? GateKind::silu
-                       : kind == Nonlinearity::gelu ? GateKind::gelu
-                                                    : GateKind::gelu_tanh,
+at::Tensor gated(Activation kind, const at::Tensor& gate, const at::Tensor& up) {
+  if (kind == Activation::relu) return at::relu(gate) * up;  // saves its result, which the product saves too
+  return gated_product(kind == Activation::silu   ? GateKind::silu
+                       : kind == Activation::gelu ? GateKind::gelu
+                                                  : GateKind::gelu_tanh,
                        gate, up);
 }
 

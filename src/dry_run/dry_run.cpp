@@ -59,7 +59,7 @@ DryRunReport StepRecorder::report(const Communicator& world) const {
   report.peak_before = state_->before;
   report.holders = state_->memory.holders_at_peak();
   for (const auto& [key, count] : state_->collectives.counts()) {
-    CommCount& sum = report.collectives[{key.kind, key.axis}];
+    CommDebugMode::Count& sum = report.collectives[{key.kind, key.axis}];
     sum.calls += count.calls;
     sum.bytes += count.bytes;
   }

@@ -120,7 +120,7 @@ void OperatorCounter::count(const torch::jit::Stack& stack) const {
   const Args results = torch::jit::last(stack, op_.schema().returns().size());
   for (const c10::IValue& value : results) event.bytes += bytes_of(value);
   const std::string& name = op_.schema().name();
-  OperatorCount& sum = state->operators[name];
+  DryRunReport::OperatorCount& sum = state->operators[name];
   ++sum.calls;
   if (flops_) event.flops = flops_(results[0].toTensor());
   sum.flops += event.flops;

@@ -56,7 +56,7 @@ std::string DryRunReport::table(std::optional<std::int64_t> limit) const {
   std::string text = fmt::format("rank {} of {}\n", rank, ranks);
   text +=
       fmt::format("  {:<18} {:>10}  in {}\n", "peak memory", bytes_text(peak.bytes), place(peak.module, peak.phase));
-  for (std::size_t kind = 0; kind < kMemoryKinds; ++kind) {
+  for (std::size_t kind = 0; kind < std::tuple_size_v<MemoryByKind>; ++kind) {
     text +=
         fmt::format("    {:<16} {:>10}\n", to_string(static_cast<MemoryKind>(kind)), bytes_text(peak_by_kind[kind]));
   }
@@ -94,7 +94,7 @@ std::string DryRunReport::json() const {
   out["peak_module"] = peak.module;
   out["peak_phase"] = phase_name(peak.phase);
   out["peak_bytes_before"] = peak_before.bytes;
-  for (std::size_t kind = 0; kind < kMemoryKinds; ++kind) {
+  for (std::size_t kind = 0; kind < std::tuple_size_v<MemoryByKind>; ++kind) {
     out["peak_by_kind"][to_string(static_cast<MemoryKind>(kind))] = peak_by_kind[kind];
   }
   out["holders"] = nlohmann::json::array();

@@ -16,7 +16,7 @@ namespace dtensor::dry {
 
 struct State {
   std::optional<double> number;  // DryRunOptions::number
-  std::map<std::string, OperatorCount> operators;
+  std::map<std::string, DryRunReport::OperatorCount> operators;
   std::optional<TraceRecorder> trace;  // if it is recorded
 };
 using StatePtr = std::shared_ptr<State>;

@@ -9,6 +9,7 @@
 #include "dtensor/estimate.h"
 #include "estimate/kind_name.h"
 #include "estimate/replay.h"
+#include "internal/action_kinds.h"
 
 namespace dtensor {
 namespace {
@@ -112,7 +113,7 @@ class Replay {
   StepEstimate result_;
 };
 
-using pipeline::ActionKind;
+using pipeline::Action;
 
 std::optional<pipeline::Action> action_of(const std::string& mark) {
   const auto letter = mark.find_first_not_of("0123456789");
@@ -125,8 +126,8 @@ std::optional<pipeline::Action> action_of(const std::string& mark) {
 }
 
 struct RankCost {
-  std::map<std::pair<int, ActionKind>, double> actions;  // mean seconds by stage and kind
-  double outside = 0;                                    // the rest of the step
+  std::map<std::pair<int, Action::Kind>, double> actions;  // mean seconds by stage and kind
+  double outside = 0;                                      // the rest of the step
 };
 
 double mean(const std::vector<double>& values) {
@@ -143,7 +144,7 @@ std::vector<int> stages_of(const std::vector<pipeline::Action>& actions) {
 // of the marks are those of the schedule in the same order.
 RankCost cost_of(const StepEstimate& rank, const std::vector<int>& stages) {
   std::vector<pipeline::Action> marked;
-  std::map<std::pair<int, ActionKind>, std::vector<double>> times;
+  std::map<std::pair<int, Action::Kind>, std::vector<double>> times;
   for (const auto& [name, seconds] : rank.marks) {
     const auto action = action_of(name);
     if (!action || !pipeline::is_compute(action->kind)) continue;
@@ -157,7 +158,7 @@ RankCost cost_of(const StepEstimate& rank, const std::vector<int>& stages) {
   for (auto& [key, all] : times) {
     const auto [name, kind] = key;
     const auto count = static_cast<double>(all.size());
-    if (all.size() > 1) all.erase(kind == ActionKind::forward ? all.begin() : all.end() - 1);
+    if (all.size() > 1) all.erase(kind == Action::Kind::forward ? all.begin() : all.end() - 1);
     const auto place = std::find(names.begin(), names.end(), name) - names.begin();
     cost.actions[{stages[static_cast<std::size_t>(place)], kind}] = mean(all);
     cost.outside -= count * mean(all);
@@ -190,7 +191,7 @@ PipelineEstimate estimate_pipeline(const pipeline::Schedule& schedule, const std
                                    double message_seconds) {
   TORCH_CHECK(ranks.size() == schedule.ranks.size(), "estimate_pipeline: expected the times of ", schedule.ranks.size(),
               " ranks, got ", ranks.size());
-  std::map<std::pair<int, ActionKind>, double> seconds;
+  std::map<std::pair<int, Action::Kind>, double> seconds;
   double outside = 0;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     auto cost = cost_of(ranks[r], stages_of(schedule.ranks[r]));
@@ -198,7 +199,7 @@ PipelineEstimate estimate_pipeline(const pipeline::Schedule& schedule, const std
     seconds.merge(cost.actions);
   }
   const auto cost = [&](const pipeline::Action& action) {
-    const bool sends = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
+    const bool sends = action.kind == Action::Kind::send_forward || action.kind == Action::Kind::send_backward;
     if (!pipeline::is_compute(action.kind)) return sends ? message_seconds : 0;
     const auto known = seconds.find({action.stage, action.kind});
     TORCH_CHECK(known != seconds.end(), "estimate_pipeline: expected a mark of the kind of ", to_string(action));

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "dtensor/chart.h"
+#include "chart/chart.h"
 #include "estimate/kind_name.h"
 #include "estimate/replay.h"
 #include "internal/bytes_text.h"
@@ -83,7 +83,8 @@ class RankRows {
       const auto& memory = report_.trace.memory[i];
       if (i > 0 && memory == report_.trace.memory[i - 1]) continue;
       Json bytes;
-      for (std::size_t k = 0; k < kMemoryKinds; ++k) bytes[to_string(static_cast<MemoryKind>(k))] = memory[k];
+      for (std::size_t k = 0; k < std::tuple_size_v<MemoryByKind>; ++k)
+        bytes[to_string(static_cast<MemoryKind>(k))] = memory[k];
       events_.push_back({{"ph", "C"},
                          {"pid", report_.rank},
                          {"name", "memory"},
@@ -121,7 +122,7 @@ ChartPanel memory_panel(const DryRunReport& report, const HardwareModel& hardwar
                    .x_label = "estimated time of the step, ms",
                    .y_label = "memory, MB",
                    .y_low = 0};
-  for (std::size_t k = 0; k < kMemoryKinds; ++k) {
+  for (std::size_t k = 0; k < std::tuple_size_v<MemoryByKind>; ++k) {
     ChartSeries area{.name = to_string(static_cast<MemoryKind>(k)), .style = ChartSeries::Style::area};
     for (const auto i : visible(memory, static_cast<double>(report.peak.bytes))) {
       area.x.push_back(1e3 * timeline.times[i]);

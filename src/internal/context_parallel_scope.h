@@ -17,7 +17,7 @@ class DTENSOR_API ContextParallelScope {
   // `lengths`: full lengths of the sequences that the program has sharded.
   ContextParallelScope(const DeviceMesh& mesh, std::vector<std::int64_t> lengths);
 
-  static bool is_open();  // on this thread
+  static bool current();  // on this thread
 
  private:
   std::shared_ptr<const void> scope_;

@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "dtensor/memory_kind.h"
+#include "dtensor/debug.h"
 
 namespace dtensor {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dtensor/export.h"
-#include "dtensor/named_tensors.h"
+#include "dtensor/tensor.h"
 
 namespace dtensor {
 

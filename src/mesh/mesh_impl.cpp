@@ -40,7 +40,7 @@ const Communicator& MeshImpl::make_communicator(AxisMask axes) const {
   const auto label = axes_label(layout, axes);
   const auto shared = ranks == full_world ? world_ : state_->communicator(world_, ranks, label);
   const std::lock_guard lock(owned_communicators_mutex_);
-  owned_communicators_.push_back(std::make_unique<Communicator>(shared.with_label(label).with_history(history_)));
+  owned_communicators_.push_back(std::make_unique<Communicator>(with_call_history(shared.with_label(label), history_)));
   communicators_by_axes_[axes].store(owned_communicators_.back().get(), std::memory_order_release);
   return *owned_communicators_.back();
 }

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include "dtensor/debug.h"
-#include "dtensor/moe/experts.h"
 #include "dtensor/nn/float8.h"
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
@@ -12,7 +11,9 @@
 #include "moe/dispatch/dispatch_details.h"
 #include "moe/dispatch/permute.h"
 #include "moe/experts/expert_parallel.h"
+#include "moe/experts/experts.h"
 #include "moe/experts/float8_experts.h"
+#include "moe/routing/router_parts.h"
 #include "moe/row_kernels.h"
 #include "moe/token_mapping.h"
 
@@ -33,8 +34,8 @@ void Experts::reset_parameters() {
   reset_uniform(w3, w1.size(2));
 }
 
-SharedExpert::SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, bool result_gate,
-                           at::TensorOptions options)
+MixtureOfExperts::SharedExpert::SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, bool result_gate,
+                                             at::TensorOptions options)
     : w1(at::empty({ffn, hidden}, options)), w2(at::empty({hidden, ffn}, options)) {
   if (gated) w3 = at::empty({ffn, hidden}, options);
   if (result_gate) gate = at::empty({1, hidden}, options);
@@ -45,7 +46,7 @@ SharedExpert::SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, bo
   SharedExpert::reset_parameters();
 }
 
-void SharedExpert::reset_parameters() {
+void MixtureOfExperts::SharedExpert::reset_parameters() {
   reset_uniform(w1, w1.size(1));
   reset_uniform(w2, w2.size(1));
   reset_uniform(w3, w1.size(1));
@@ -66,6 +67,7 @@ MixtureOfExperts::MixtureOfExperts(const MoeOptions& options)
       experts(options.router.experts, options.hidden, options.ffn, is_gated(options.experts.activation),
               options.tensor),
       options_(options),
+      cache_(std::make_unique<ExpertWeightCache>()),
       seen_(std::make_unique<Seen>()) {
   TORCH_CHECK(!options.shared_gate || options.shared_ffn > 0,
               "MixtureOfExperts: shared_gate needs a shared expert; expected shared_ffn > 0, got ", options.shared_ffn);
@@ -102,26 +104,12 @@ void MixtureOfExperts::reset_parameters() {
 }
 
 void MixtureOfExperts::set_dispatch(DispatchKind kind, CapacityOptions capacity) {
-  set_dispatcher([=](const Communicator& ranks) {
-    switch (kind) {
-      case DispatchKind::all_to_all:
-        return ranks ? all_to_all_dispatcher(ranks) : local_dispatcher();
-      case DispatchKind::all_gather:
-        return all_gather_dispatcher(ranks);
-      case DispatchKind::capacity:
-        return capacity_all_to_all_dispatcher(ranks, capacity);
-      case DispatchKind::equal:
-        return equal_all_to_all_dispatcher(ranks);
-      case DispatchKind::padded:
-        return ranks ? padded_all_to_all_dispatcher(ranks) : local_dispatcher();
-    }
-    TORCH_CHECK(false, "MixtureOfExperts: unknown kind of dispatch");
-  });
+  set_dispatcher([=](const Communicator& ranks) { return make_dispatcher(kind, ranks, capacity); });
 }
 
 namespace {
 
-DispatcherPtr made_by(const MixtureOfExperts::MakeDispatcher& make, const Communicator& ranks) {
+std::shared_ptr<const Dispatcher> made_by(const MixtureOfExperts::MakeDispatcher& make, const Communicator& ranks) {
   auto made = make(ranks);
   TORCH_CHECK(made, "MixtureOfExperts: the function given to set_dispatcher() returned null");
   return made;
@@ -155,7 +143,7 @@ void check_equal_tokens(const Dispatcher& dispatcher, const moe::TokenMapping& m
     return;
   TORCH_CHECK(false, dispatcher.name(), ": ", mapping.layout.total, " tokens on ", mapping.layout.ranks.size(),
               " ranks, ", mapping.min_tokens, " to ", mapping.max_tokens,
-              " on each; expected the same number on all ranks (use all_to_all_dispatcher otherwise)");
+              " on each; expected the same number on all ranks (use DispatchKind::all_to_all otherwise)");
 }
 
 // The shared expert's output as rows of this rank's tokens, to which results may be added in place. Undefined if the
@@ -229,7 +217,7 @@ at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x, const moe::TokenMap
   const auto used = [&](const at::Tensor& w) { return mapping.mesh ? w : moe::replicated_parameter(w, mapping); };
   const ExpertWeights weights{used(shared->w1), used(shared->w2), used(shared->w3)};
   const auto activation = options_.experts.activation;
-  const bool float8 = !mapping.mesh && nn::Float8Scope::is_open() && moe::fits_float8(x, weights);
+  const bool float8 = !mapping.mesh && nn::Float8Scope::current() && moe::fits_float8(x, weights);
   const auto y = float8 ? moe::run_float8_expert(x, weights, activation, moe::max_over({mapping.layout.ranks}))
                         : run_expert(x, weights, activation);
   return shared->gate.defined() ? at::sigmoid(at::linear(x, used(shared->gate))) * y : y;
@@ -260,8 +248,8 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
 at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass) {
   const auto weights = local_experts(pass);
   // DTensors count all writes. Regular tensors do not count writes through data(), so they are not cached.
-  auto* cache = weights.parameters.empty() ? nullptr : &cache_;
-  const bool float8 = nn::Float8Scope::is_open() && moe::fits_float8(rows, weights);
+  auto* cache = weights.parameters.empty() ? nullptr : cache_.get();
+  const bool float8 = nn::Float8Scope::current() && moe::fits_float8(rows, weights);
   const auto run = [&](const at::Tensor& all, at::IntArrayRef counts) {
     if (!float8) return run_experts(all, counts, weights, options_.experts, cache);
     moe::count(&MoeCounters::float8_passes);

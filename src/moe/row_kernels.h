@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "dtensor/moe/experts.h"
 #include "moe/dispatch/permute.h"
+#include "moe/experts/experts.h"
 
 namespace dtensor::moe {
 

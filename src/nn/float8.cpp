@@ -97,6 +97,6 @@ at::Tensor float8_linear(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 Float8Scope::Float8Scope() : scope_(open_scope(Open{}, Recompute::restored)) {}
-bool Float8Scope::is_open() { return ScopedValue<Open>::current() != nullptr; }
+bool Float8Scope::current() { return ScopedValue<Open>::current() != nullptr; }
 
 }  // namespace dtensor::nn

@@ -23,7 +23,7 @@ void Linear::reset_parameters() {
 
 at::Tensor Linear::compute(const at::Tensor& x) const {
   const bool fits = weight.size(0) % 16 == 0 && weight.size(1) % 16 == 0 && x.scalar_type() != at::kDouble;
-  if (!fits || !Float8Scope::is_open()) return at::linear(x, weight, bias);
+  if (!fits || !Float8Scope::current()) return at::linear(x, weight, bias);
   const at::Tensor y = float8_linear(x, weight);
   return bias.defined() ? y + bias : y;
 }

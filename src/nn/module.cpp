@@ -121,9 +121,9 @@ void Module::set_constraint(const std::string& point, Constraint constraint) {
   own_constraint(point) = std::move(constraint);
 }
 
-const Constraint& Module::constraint(const std::string& point) { return own_constraint(point); }
+const Module::Constraint& Module::constraint(const std::string& point) { return own_constraint(point); }
 
-Constraint& Module::own_constraint(const std::string& point) {
+Module::Constraint& Module::own_constraint(const std::string& point) {
   for (auto& [name, own] : points_) {
     if (name == point) return own;
   }

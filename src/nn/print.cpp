@@ -1,5 +1,5 @@
 // The text of a module: its type, its tensors, and the trees of its children.
-#include "dtensor/nn/print.h"
+#include "dtensor/nn.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/Type.h>

@@ -81,6 +81,10 @@ at::Tensor Attention::compute(const at::Tensor& x, const at::Tensor& mask, const
   return o_proj(y.transpose(1, 2).flatten(2, 3));
 }
 
+bool is_gated(Activation activation) {
+  return activation == Activation::swiglu || activation == Activation::geglu || activation == Activation::glu;
+}
+
 MLP::MLP(const Options& options)
     : gate_proj(options.activation == Activation::swiglu
                     ? std::make_unique<Linear>(options.hidden, options.ffn, options.bias, options.tensor)
@@ -88,6 +92,9 @@ MLP::MLP(const Options& options)
       up_proj(options.hidden, options.ffn, options.bias, options.tensor),
       down_proj(options.ffn, options.hidden, options.bias, options.tensor),
       activation_(options.activation) {
+  TORCH_CHECK_VALUE(activation_ == Activation::gelu || activation_ == Activation::swiglu,
+                    "MLP: expected the activation gelu or swiglu, got Activation number ",
+                    static_cast<int>(activation_));
   if (gate_proj) register_module("gate_proj", *gate_proj);
   register_module("up_proj", up_proj);
   register_module("down_proj", down_proj);

@@ -1,5 +1,5 @@
 // Adagrad on tensor lists, with ATen's fused kernel if the memory formats allow it.
-#include "dtensor/optim/adagrad.h"
+#include "dtensor/optim.h"
 
 #include <ATen/ATen.h>
 
@@ -12,7 +12,7 @@ namespace {
 using optim::Bucket;
 
 void start_sums(const Bucket& b, double value) {
-  for (OptimizerEntry* entry : b.entries) {
+  for (detail::SlotOptimizer::Entry* entry : b.entries) {
     if (!entry->slots[0].defined()) entry->slots[0] = at::full_like(entry->parameter, value);
   }
 }
@@ -31,7 +31,7 @@ void foreach_step(const Bucket& b, const AdagradOptions& o) {
   auto denominators = at::_foreach_sqrt(sums);
   at::_foreach_add_(denominators, o.eps);
   std::vector<at::Scalar> factors;
-  for (const OptimizerEntry* entry : b.entries) {
+  for (const detail::SlotOptimizer::Entry* entry : b.entries) {
     factors.emplace_back(-o.lr / (1 + static_cast<double>(entry->steps - 1) * o.lr_decay));
   }
   at::_foreach_addcdiv_(b.parameters, gradients, denominators, factors);

@@ -1,5 +1,5 @@
 // AdamW on tensor lists: one fused kernel or a sequence of foreach operators.
-#include "dtensor/optim/adamw.h"
+#include "dtensor/optim.h"
 
 #include <ATen/ATen.h>
 
@@ -34,7 +34,7 @@ void fused_step(const Bucket& b, const AdamWOptions& o, const at::Tensor& diviso
 void foreach_step(const Bucket& b, const AdamWOptions& o) {
   const auto averages = b.slots(0), squares = b.slots(1);
   std::vector<at::Scalar> factors, roots;
-  for (const OptimizerEntry* entry : b.entries) {
+  for (const detail::SlotOptimizer::Entry* entry : b.entries) {
     const auto t = static_cast<double>(entry->steps);
     factors.emplace_back(-o.lr / (1 - std::pow(o.beta1, t)));
     roots.emplace_back(std::sqrt(1 - std::pow(o.beta2, t)));

@@ -24,7 +24,7 @@ void take_prefixed(const std::string& prefix, const std::vector<std::pair<std::s
 }
 
 // Rejects names that no part would read, such as the state of a single optimizer.
-void check_prefixes(const StateScalars& scalars, std::size_t parts) {
+void check_prefixes(const OptimizerState::Scalars& scalars, std::size_t parts) {
   std::vector<std::string> unknown;
   for (const auto& [name, value] : scalars) {
     bool known = false;
@@ -111,13 +111,13 @@ OptimizerState CombinedOptimizer::state_dict() const {
   return all;
 }
 
-StateTargets CombinedOptimizer::state_targets(const StateScalars& scalars, const Saved& saved) {
+StateTargets CombinedOptimizer::state_targets(const OptimizerState::Scalars& scalars, const Saved& saved) {
   check_prefixes(scalars, parts_.size());
   StateTargets all;
   std::vector<std::function<void()>> commits;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const std::string prefix = std::to_string(i) + ".";
-    StateScalars own;
+    OptimizerState::Scalars own;
     take_prefixed(prefix, scalars, own);
     StateTargets part = parts_[i]->state_targets(own, [&](const std::string& name) { return saved(prefix + name); });
     append_prefixed(prefix, std::move(part.tensors), all.tensors);

@@ -1,5 +1,5 @@
 // A Muon step: momentum on the shards, orthogonalization of full matrices on their owners, results back to the shards.
-#include "dtensor/optim/muon.h"
+#include "dtensor/optim.h"
 
 #include <ATen/ATen.h>
 
@@ -26,7 +26,7 @@ double scale(const at::Tensor& parameter, const MuonOptions& o) {
   return o.match_adamw_rms ? 0.2 * std::sqrt(std::max(rows, columns)) : std::sqrt(std::max(1.0, rows / columns));
 }
 
-at::ScalarType working_type(const OptimizerEntry& entry, const MuonOptions& o) {
+at::ScalarType working_type(const detail::SlotOptimizer::Entry& entry, const MuonOptions& o) {
   return o.bfloat16 ? at::kBFloat16 : entry.dtype;
 }
 
@@ -52,7 +52,7 @@ struct Matrix {
   optim::Block shape;
 };
 
-void check_is_matrix(const OptimizerEntry& entry) {
+void check_is_matrix(const detail::SlotOptimizer::Entry& entry) {
   const auto dims = entry.parameter.dim();
   TORCH_CHECK_VALUE(dims == 2 || dims == 3, "Muon: expected matrices [m, n] or stacks of matrices [k, m, n], got ",
                     "parameter ", entry.name, " of sizes ", entry.parameter.sizes(), "; use AdamW for it ",
@@ -65,7 +65,8 @@ struct Muon::State {
   BlockExchange exchange;
   std::vector<std::vector<Matrix>> matrices;  // by entry
 
-  const std::vector<Matrix>& of(const OptimizerEntry& entry, const std::vector<OptimizerEntry>& entries) const {
+  const std::vector<Matrix>& of(const detail::SlotOptimizer::Entry& entry,
+                                const std::vector<detail::SlotOptimizer::Entry>& entries) const {
     return matrices[static_cast<std::size_t>(&entry - entries.data())];
   }
 };

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <unordered_set>
 
-#include "dtensor/named_tensors.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
 #include "internal/memory_kind.h"
@@ -104,8 +103,8 @@ std::int64_t detail::step_count(const std::string& name, std::optional<double> s
   return static_cast<std::int64_t>(*saved);
 }
 
-void SlotOptimizer::add_parameters(std::size_t group, const std::vector<at::Tensor>& parameters,
-                                   const std::vector<std::string>& names) {
+void detail::SlotOptimizer::add_parameters(std::size_t group, const std::vector<at::Tensor>& parameters,
+                                           const std::vector<std::string>& names) {
   TORCH_CHECK(names.empty() || names.size() == parameters.size(), "optimizer: ", names.size(),
               " names, expected one for each of ", parameters.size(), " parameters");
   std::unordered_set<std::string> known;
@@ -124,7 +123,7 @@ void SlotOptimizer::add_parameters(std::size_t group, const std::vector<at::Tens
   }
 }
 
-void SlotOptimizer::step() {
+void detail::SlotOptimizer::step() {
   const LocalNoGradGuard scope;
   const MemoryKindScope states(MemoryKind::optimizer_state);
   std::vector<Entry*> active;
@@ -142,7 +141,7 @@ void SlotOptimizer::step() {
   }
 }
 
-void SlotOptimizer::check_step() const {
+void detail::SlotOptimizer::check_step() const {
   check_options();
   for (const Entry& entry : entries_) {
     if (entry.parameter.grad().defined()) {
@@ -155,7 +154,7 @@ void SlotOptimizer::check_step() const {
   }
 }
 
-void SlotOptimizer::warn_without_gradients() {
+void detail::SlotOptimizer::warn_without_gradients() {
   const bool any_here = std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
     return !is_dtensor(entry.parameter) || DTensor(entry.parameter).mesh().is_member();
   });
@@ -164,14 +163,14 @@ void SlotOptimizer::warn_without_gradients() {
              "Call backward() first, and check that the optimizer has the parameters of the model.");
 }
 
-std::vector<at::Tensor> SlotOptimizer::parameters() const {
+std::vector<at::Tensor> detail::SlotOptimizer::parameters() const {
   std::vector<at::Tensor> result;
   result.reserve(entries_.size());
   for (const Entry& entry : entries_) result.push_back(entry.parameter);
   return result;
 }
 
-StateTensors SlotOptimizer::slots_of(const Entry& entry, const std::string& prefix) const {
+StateTensors detail::SlotOptimizer::slots_of(const Entry& entry, const std::string& prefix) const {
   StateTensors result;
   for (std::size_t i = 0; i < slot_names_.size(); ++i) {
     if (entry.slots[i].defined()) result.emplace_back(prefix + slot_names_[i], entry.slots[i]);
@@ -179,7 +178,7 @@ StateTensors SlotOptimizer::slots_of(const Entry& entry, const std::string& pref
   return result;
 }
 
-StateTensors SlotOptimizer::state(const at::Tensor& parameter) const {
+StateTensors detail::SlotOptimizer::state(const at::Tensor& parameter) const {
   const LocalNoGradGuard scope;
   const auto found = index_.find(parameter.unsafeGetTensorImpl());
   TORCH_CHECK(found != index_.end(), "optimizer: state() expects a parameter of this optimizer, got another tensor");
@@ -191,7 +190,7 @@ StateTensors SlotOptimizer::state(const at::Tensor& parameter) const {
   return result;
 }
 
-OptimizerState SlotOptimizer::state_dict() const {
+OptimizerState detail::SlotOptimizer::state_dict() const {
   const LocalNoGradGuard scope;
   OptimizerState state;
   for (std::size_t g = 0; g < group_count(); ++g)
@@ -207,8 +206,8 @@ OptimizerState SlotOptimizer::state_dict() const {
   return state;
 }
 
-std::vector<at::Tensor> SlotOptimizer::slot_targets(const Entry& entry, std::int64_t steps, const Saved& saved,
-                                                    StateTensors& tensors) const {
+std::vector<at::Tensor> detail::SlotOptimizer::slot_targets(const Entry& entry, std::int64_t steps, const Saved& saved,
+                                                            StateTensors& tensors) const {
   std::vector<at::Tensor> slots(slot_names_.size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const std::string name = entry.name + "." + slot_names_[i];
@@ -219,7 +218,8 @@ std::vector<at::Tensor> SlotOptimizer::slot_targets(const Entry& entry, std::int
   return slots;
 }
 
-std::int64_t SlotOptimizer::saved_steps(const Entry& entry, std::optional<double> count, const Saved& saved) const {
+std::int64_t detail::SlotOptimizer::saved_steps(const Entry& entry, std::optional<double> count,
+                                                const Saved& saved) const {
   bool counted = count.has_value();
   for (std::size_t i = 0; i < slot_names_.size(); ++i) {
     counted = counted || (is_slot_required(entry, i) && saved(entry.name + "." + slot_names_[i]));
@@ -227,7 +227,7 @@ std::int64_t SlotOptimizer::saved_steps(const Entry& entry, std::optional<double
   return counted ? detail::step_count(entry.name + ".step", count) : 0;
 }
 
-void SlotOptimizer::check_known(const StateScalars& scalars) const {
+void detail::SlotOptimizer::check_known(const OptimizerState::Scalars& scalars) const {
   std::unordered_set<std::string> names;
   for (const Entry& entry : entries_) names.insert(entry.name + ".step");
   for (std::size_t g = 0; g < group_count(); ++g) names.insert("group" + std::to_string(g) + ".lr");
@@ -239,7 +239,7 @@ void SlotOptimizer::check_known(const StateScalars& scalars) const {
               ", which does not belong to a parameter or group of this optimizer");
 }
 
-StateTargets SlotOptimizer::state_targets(const StateScalars& scalars, const Saved& saved) {
+StateTargets detail::SlotOptimizer::state_targets(const OptimizerState::Scalars& scalars, const Saved& saved) {
   const at::NoGradGuard no_grad;
   check_known(scalars);
   const auto numbers = by_name(scalars);

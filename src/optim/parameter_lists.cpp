@@ -1,12 +1,12 @@
 // Groups parameters into buckets.
 #include "optim/parameter_lists.h"
+#include "internal/bit_identical.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <tuple>
 
-#include "dtensor/bit_identical.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::optim {
@@ -42,7 +42,7 @@ at::Tensor placed_like(at::Tensor gradient, const at::Tensor& parameter) {
   return distribute_tensor(g, mesh, without_storage(p.placements()));
 }
 
-Bucket& bucket_of(std::vector<Bucket>& buckets, const OptimizerEntry& entry) {
+Bucket& bucket_of(std::vector<Bucket>& buckets, const detail::SlotOptimizer::Entry& entry) {
   for (Bucket& bucket : buckets) {
     const at::Tensor& first = bucket.parameters.front();
     if (bucket.group == entry.group && first.scalar_type() == entry.parameter.scalar_type() &&
@@ -56,7 +56,7 @@ Bucket& bucket_of(std::vector<Bucket>& buckets, const OptimizerEntry& entry) {
 }
 
 // Foreach kernels do not compare sizes and would access memory out of bounds.
-void check_sizes(const char* what, const at::Tensor& tensor, const OptimizerEntry& entry) {
+void check_sizes(const char* what, const at::Tensor& tensor, const detail::SlotOptimizer::Entry& entry) {
   TORCH_CHECK(tensor.sizes() == entry.parameter.sizes(), "optimizer: the ", what, " of parameter ", entry.name,
               " has sizes ", tensor.sizes(), ", the parameter ", entry.parameter.sizes(),
               " (was it replaced after its gradient or the optimizer's state was created?)");
@@ -71,7 +71,7 @@ at::Tensor laid_out_like(at::Tensor tensor, const at::Tensor& parameter) {
 }
 
 // Placements or strides of the parameter may have changed since its slots were created.
-void redistribute_slots(OptimizerEntry& entry, bool dense) {
+void redistribute_slots(detail::SlotOptimizer::Entry& entry, bool dense) {
   for (at::Tensor& slot : entry.slots) {
     if (!slot.defined()) continue;
     slot = placed_like(std::move(slot), entry.parameter);
@@ -92,7 +92,7 @@ void sort_alike_on_all_ranks(std::vector<Bucket>& buckets) {
 
 }  // namespace
 
-void check_entry(const OptimizerEntry& entry) {
+void check_entry(const detail::SlotOptimizer::Entry& entry) {
   const at::Tensor &parameter = entry.parameter, &gradient = parameter.grad();
   check_sizes("gradient", gradient, entry);
   TORCH_CHECK(is_dtensor(parameter) || !is_dtensor(gradient), "optimizer: a regular parameter of sizes ",
@@ -102,7 +102,7 @@ void check_entry(const OptimizerEntry& entry) {
   }
 }
 
-at::Tensor gradient_of(const OptimizerEntry& entry) {
+at::Tensor gradient_of(const detail::SlotOptimizer::Entry& entry) {
   at::Tensor gradient = placed_like(entry.parameter.grad(), entry.parameter);
   return gradient.scalar_type() == entry.dtype ? gradient : gradient.to(entry.dtype);
 }
@@ -110,7 +110,7 @@ at::Tensor gradient_of(const OptimizerEntry& entry) {
 std::vector<at::Tensor> Bucket::slots(std::size_t index) const {
   std::vector<at::Tensor> result;
   result.reserve(entries.size());
-  for (OptimizerEntry* entry : entries) {
+  for (detail::SlotOptimizer::Entry* entry : entries) {
     at::Tensor& slot = entry->slots[index];
     if (!slot.defined()) slot = at::zeros_like(entry->parameter, entry->parameter.options().dtype(entry->dtype));
     result.push_back(slot);
@@ -122,7 +122,7 @@ std::vector<at::Tensor> Bucket::steps() const {
   std::vector<at::Tensor> result;
   result.reserve(entries.size());
   std::unordered_map<std::int64_t, at::Tensor> made;
-  for (const OptimizerEntry* entry : entries) {
+  for (const detail::SlotOptimizer::Entry* entry : entries) {
     at::Tensor& number = made[entry->steps];
     if (!number.defined()) {  // Created on the device: the host would wait for a copy.
       const at::TensorOptions options(device_of_data(parameters.front()));
@@ -133,9 +133,9 @@ std::vector<at::Tensor> Bucket::steps() const {
   return result;
 }
 
-std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, bool dense) {
+std::vector<Bucket> make_buckets(const std::vector<detail::SlotOptimizer::Entry*>& active, bool dense) {
   std::vector<Bucket> buckets;
-  for (OptimizerEntry* entry : active) {
+  for (detail::SlotOptimizer::Entry* entry : active) {
     const at::Tensor& parameter = entry->parameter;
     at::Tensor gradient = gradient_of(*entry);
     if (dense) gradient = laid_out_like(std::move(gradient), parameter);
@@ -149,10 +149,11 @@ std::vector<Bucket> make_buckets(const std::vector<OptimizerEntry*>& active, boo
   return buckets;
 }
 
-Calls make_calls(const std::vector<OptimizerEntry*>& active, const std::function<bool(std::size_t group)>& fused) {
-  std::vector<OptimizerEntry*> together, listed;
+Calls make_calls(const std::vector<detail::SlotOptimizer::Entry*>& active,
+                 const std::function<bool(std::size_t group)>& fused) {
+  std::vector<detail::SlotOptimizer::Entry*> together, listed;
   const bool same_bits = is_bit_identical();  // fused kernels round the end of a buffer differently
-  for (OptimizerEntry* entry : active) {
+  for (detail::SlotOptimizer::Entry* entry : active) {
     (fused(entry->group) && !same_bits && fits_fused(entry->parameter) ? together : listed).push_back(entry);
   }
   return {make_buckets(together, true), make_buckets(listed, false)};

@@ -1,5 +1,5 @@
 // SGD on tensor lists, with ATen's fused kernel if the memory formats allow it.
-#include "dtensor/optim/sgd.h"
+#include "dtensor/optim.h"
 
 #include <ATen/ATen.h>
 

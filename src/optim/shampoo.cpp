@@ -38,7 +38,7 @@ double cost(const optim::Block& block) {
 
 // A parameter during a step, in the dtype of the state.
 struct PendingMove {
-  OptimizerEntry* entry;
+  detail::SlotOptimizer::Entry* entry;
   at::Tensor gradient, average, graft;  // graft: undefined without grafting
   bool preconditioned;
 };
@@ -84,7 +84,7 @@ at::Tensor direction(const Preconditioner& p, const at::Tensor& average, const a
 // The elementwise part, for all parameters of a bucket at once.
 void average(const optim::Bucket& b, const ShampooOptions& o, std::vector<PendingMove>& moving) {
   std::vector<at::Scalar> first, second;
-  for (const OptimizerEntry* entry : b.entries) {
+  for (const detail::SlotOptimizer::Entry* entry : b.entries) {
     const auto t = static_cast<double>(entry->steps);
     first.emplace_back(1 - std::pow(o.beta1, t));
     second.emplace_back(1 - std::pow(o.graft_beta2, t));
@@ -117,7 +117,8 @@ struct Shampoo::State {
   BlockExchange exchange;
   std::vector<std::vector<Preconditioner>> blocks;  // by entry
 
-  std::vector<Preconditioner>& of(const OptimizerEntry& entry, const std::vector<OptimizerEntry>& entries) {
+  std::vector<Preconditioner>& of(const detail::SlotOptimizer::Entry& entry,
+                                  const std::vector<detail::SlotOptimizer::Entry>& entries) {
     auto& own = blocks[static_cast<std::size_t>(&entry - entries.data())];
     if (!own.empty()) exchange.check_ranks(own.front().block);
     return own;
@@ -138,10 +139,10 @@ void check(const ShampooOptions& o) {
 }
 
 // Called on all ranks of the parameter's mesh, after all communication of the step.
-void check_roots(const std::vector<bool>& failed, const std::vector<const OptimizerEntry*>& of) {
+void check_roots(const std::vector<bool>& failed, const std::vector<const detail::SlotOptimizer::Entry*>& of) {
   const auto found = std::find(failed.begin(), failed.end(), true);
   if (found == failed.end()) return;
-  const OptimizerEntry& entry = *of[static_cast<std::size_t>(found - failed.begin())];
+  const detail::SlotOptimizer::Entry& entry = *of[static_cast<std::size_t>(found - failed.begin())];
   TORCH_CHECK(false, "Shampoo: the second moments of parameter ", entry.name, " of sizes ", entry.parameter.sizes(),
               " have no inverse roots: its gradient was not finite in this or an earlier step. Its state is unusable; ",
               "resume from a checkpoint and skip such steps (GradScaler, or error_if_nonfinite of ",
@@ -236,7 +237,7 @@ void Shampoo::update(const std::vector<Entry*>& active) {
 namespace {
 
 // Shards a matrix that one rank owns evenly over all ranks of its parameter's mesh.
-at::Tensor spread(const at::Tensor& owned, std::int64_t size, const OptimizerEntry& entry) {
+at::Tensor spread(const at::Tensor& owned, std::int64_t size, const detail::SlotOptimizer::Entry& entry) {
   if (!is_dtensor(entry.parameter)) return owned;
   const DeviceMesh mesh = DTensor(entry.parameter).mesh();
   const auto axes = static_cast<std::size_t>(mesh.ndim());
@@ -247,7 +248,7 @@ at::Tensor spread(const at::Tensor& owned, std::int64_t size, const OptimizerEnt
 }
 
 // The load target of such a matrix, sharded in the same way.
-at::Tensor spread_target(std::int64_t size, const OptimizerEntry& entry) {
+at::Tensor spread_target(std::int64_t size, const detail::SlotOptimizer::Entry& entry) {
   if (!is_dtensor(entry.parameter)) {
     const LocalNoGradGuard scope;
     return at::zeros({size, size}, entry.parameter.options().dtype(entry.dtype));

@@ -15,9 +15,9 @@
 
 #include "dtensor/debug.h"
 #include "dtensor/hooks.h"
-#include "dtensor/random.h"
 #include "dtensor/tensor.h"
 #include "internal/gradient_hooks.h"
+#include "internal/random_draws.h"
 #include "internal/selective_checkpoint_cache.h"
 #include "scope/scope_snapshot.h"
 
@@ -50,7 +50,7 @@ struct AutocastState {
 };
 
 struct CheckpointedCall {
-  CheckpointedFunction fn;
+  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> fn;
   std::string module;  // path of the ModuleScopes around it
   ScopeSnapshot scopes = ScopeSnapshot::current();
   AutocastState autocast = AutocastState::current();
@@ -279,8 +279,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 
 }  // namespace
 
-std::vector<at::Tensor> checkpoint(const CheckpointedFunction& fn, const std::vector<at::Tensor>& inputs,
-                                   const CheckpointOptions& options) {
+std::vector<at::Tensor> checkpoint(const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& fn,
+                                   const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) return fn(inputs);
   auto call = std::make_shared<CheckpointedCall>();
   call->fn = fn;

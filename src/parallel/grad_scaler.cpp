@@ -12,7 +12,6 @@
 #include <limits>
 #include <set>
 
-#include "dtensor/named_tensors.h"
 #include "dtensor/tensor.h"
 #include "internal/parameter_swap.h"
 

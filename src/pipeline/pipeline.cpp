@@ -9,7 +9,9 @@
 
 #include "dtensor/optim/clip.h"
 #include "dtensor/tensor.h"
+#include "internal/action_kinds.h"
 #include "internal/aten_scopes.h"
+#include "internal/gradient_norms.h"
 #include "internal/ranks/simulated_rank.h"
 #include "internal/simulated.h"
 #include "object_collectives/object_collectives.h"
@@ -25,10 +27,8 @@ DeviceMesh slice_of(const DeviceMesh& mesh, const std::string& axis, std::int64_
   const auto dim = static_cast<std::size_t>(mesh.dim(axis));
   std::vector<std::int64_t> shape = mesh.shape().vec(), ranks;
   std::vector<std::string> names = mesh.names();
-  std::int64_t inner = 1;
-  for (std::size_t d = dim + 1; d < shape.size(); ++d) inner *= shape[d];
-  for (std::int64_t i = 0; i < mesh.size(); ++i) {
-    if (i / inner % shape[dim] == coordinate) ranks.push_back(mesh.ranks()[static_cast<std::size_t>(i)]);
+  for (const std::int64_t rank : mesh.ranks()) {
+    if (mesh.coordinate_of(rank).value()[dim] == coordinate) ranks.push_back(rank);
   }
   shape.erase(shape.begin() + static_cast<std::ptrdiff_t>(dim));
   names.erase(names.begin() + static_cast<std::ptrdiff_t>(dim));
@@ -155,7 +155,7 @@ void Pipeline::Impl::set_stage(int stage, Stage what) {
   TORCH_CHECK(std::count(own.begin(), own.end(), stage) == 1, "pipeline: expected a stage of rank ", rank, " of ",
               options.axis, " (", c10::Join(", ", own), "), got stage ", stage);
   for (const Action& action : schedule.ranks[static_cast<std::size_t>(rank)]) {
-    const bool needs = action.kind == ActionKind::unshard || action.kind == ActionKind::reduce_grad;
+    const bool needs = action.kind == Action::Kind::unshard || action.kind == Action::Kind::reduce_grad;
     TORCH_CHECK(what.parameters || !needs || action.stage != stage, "pipeline: the schedule has ", to_string(action),
                 ", but set_stage was given no parameters of stage ", stage);
   }

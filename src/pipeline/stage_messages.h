@@ -14,7 +14,7 @@ namespace dtensor::pipeline {
 // Position of a microbatch in its batch, and the number of random operators that it has passed. They make random
 // numbers equal to those of one device.
 struct MicrobatchState {
-  MicrobatchRandomGuard::Range rows;
+  MicrobatchRandomScope::Range rows;
   std::uint64_t random_operators = 0;
 };
 

@@ -63,16 +63,16 @@ Step::Step(const StepContext& context, StageMessages& messages)
     : context_(context),
       messages_(messages),
       last_(context.schedule.stages() - 1),
-      trains_(context.schedule.has(ActionKind::backward) || context.schedule.has(ActionKind::backward_input)),
+      trains_(context.schedule.has(Action::Kind::backward) || context.schedule.has(Action::Kind::backward_input)),
       random_(get_rng_state(context.mesh)) {
   for (const Action& action : context.schedule.ranks[static_cast<std::size_t>(context.rank)]) {
-    const bool full = action.kind == ActionKind::backward;
+    const bool full = action.kind == Action::Kind::backward;
     StageState& state = states_[action.stage];
     state.name = "stage " + std::to_string(action.stage);
-    state.inputs_left += full || action.kind == ActionKind::backward_input;
-    state.weights_left += full || action.kind == ActionKind::backward_weight;
-    state.unshards |= action.kind == ActionKind::unshard;
-    state.reduces |= action.kind == ActionKind::reduce_grad;
+    state.inputs_left += full || action.kind == Action::Kind::backward_input;
+    state.weights_left += full || action.kind == Action::Kind::backward_weight;
+    state.unshards |= action.kind == Action::Kind::unshard;
+    state.reduces |= action.kind == Action::Kind::reduce_grad;
   }
   for (auto& [stage, state] : states_) state.units = units_of(context.stages.at(stage).list());
 }
@@ -105,31 +105,31 @@ void Step::run(const Action& action) {
   const int s = action.stage;
   const auto [peer, channel] = route_of(action);
   switch (action.kind) {
-    case ActionKind::forward:
+    case Action::Kind::forward:
       return forward(action);
-    case ActionKind::backward:
-    case ActionKind::backward_input:
+    case Action::Kind::backward:
+    case Action::Kind::backward_input:
       return backward(action);
-    case ActionKind::backward_weight:
+    case Action::Kind::backward_weight:
       return weight(action);
-    case ActionKind::send_forward:
+    case Action::Kind::send_forward:
       return messages_.send(slot(action).outputs, slot(action).where, peer, channel);
-    case ActionKind::recv_forward:
+    case Action::Kind::recv_forward:
       std::tie(slot(action).inputs, slot(action).where) = messages_.receive(peer, channel);
       return;
-    case ActionKind::send_backward:
+    case Action::Kind::send_backward:
       messages_.send(slot(action).input_gradients, {}, peer, channel);
       return slot(action).input_gradients.clear();
-    case ActionKind::recv_backward:
+    case Action::Kind::recv_backward:
       slot(action).output_gradients = messages_.receive(peer, channel).first;
       return;
-    case ActionKind::unshard:
+    case Action::Kind::unshard:
       for (const FsdpUnit& unit : states_[s].units) unit.unshard();
       return;
-    case ActionKind::reshard:
+    case Action::Kind::reshard:
       for (const FsdpUnit& unit : states_[s].units) unit.reshard();
       return;
-    case ActionKind::reduce_grad:
+    case Action::Kind::reduce_grad:
       if (!NoGradientSync::current()) reduce_gradients(context_.stages.at(s).list());
       return;
   }
@@ -138,9 +138,9 @@ void Step::run(const Action& action) {
 // In evaluation, frees what no later action needs. Outputs are needed until they are sent; a next stage on this rank
 // has copies.
 void Step::forget(const Action& action) {
-  const bool sent = action.kind == ActionKind::send_forward;
-  const bool stays = action.kind == ActionKind::forward && (action.stage == last_ || is_local(action.stage + 1));
-  if (action.kind == ActionKind::forward) slot(action).inputs.clear();
+  const bool sent = action.kind == Action::Kind::send_forward;
+  const bool stays = action.kind == Action::Kind::forward && (action.stage == last_ || is_local(action.stage + 1));
+  if (action.kind == Action::Kind::forward) slot(action).inputs.clear();
   if (sent || stays) slot(action).outputs.clear();
 }
 
@@ -157,7 +157,7 @@ MicrobatchState Step::initial_microbatch_state(int microbatch) const {
     where.rows.total += rows;
   }
   // The step may compute some rows of a larger batch (gradient accumulation over steps).
-  if (const auto* piece = ScopedValue<MicrobatchRandomGuard::Range>::current();
+  if (const auto* piece = ScopedValue<MicrobatchRandomScope::Range>::current();
       piece && piece->count == where.rows.total) {
     where.rows = {piece->first + where.rows.first, where.rows.count, piece->total};
   }
@@ -172,7 +172,7 @@ void Step::forward(const Action& action) {
     mine.where = initial_microbatch_state(action.microbatch);
   }
   {
-    const MicrobatchRandomGuard rows(mine.where.rows);
+    const MicrobatchRandomScope rows(mine.where.rows);
     set_rng_state(context_.mesh, {random_.seed, random_.counter + mine.where.random_operators});
     mine.outputs = context_.stages.at(action.stage).forward(mine.inputs);
     if (action.stage == last_) add_loss(mine, action.microbatch);  // the loss may draw random numbers
@@ -208,14 +208,14 @@ void Step::add_loss(Slot& mine, int microbatch) {
 
 void Step::backward(const Action& action) {
   const ModuleScope scope(states_[action.stage].name);
-  const bool splits = action.kind == ActionKind::backward_input;
+  const bool splits = action.kind == Action::Kind::backward_input;
   Slot& mine = slot(action);
   {
     const AutocastDisabled wide(context_.mesh.device_type());
     const bool reduces = synchronizes(action);
     std::optional<NoGradientSync> later;
     if (!splits && !reduces) later.emplace();
-    const MicrobatchRandomGuard rows(mine.where.rows);  // for recomputation
+    const MicrobatchRandomScope rows(mine.where.rows);  // for recomputation
     mine.input_gradients = run_backward(mine, splits, reduces);
   }
   StageState& state = states_[action.stage];
@@ -311,8 +311,8 @@ bool Step::reduces_here(int stage) { return !states_[stage].reduces && !NoGradie
 // if recomputed segments leave nothing to W. An I that leaves work to W reduces nothing.
 bool Step::synchronizes(const Action& action) {
   const StageState& state = states_[action.stage];
-  const bool last = action.kind == ActionKind::backward_weight ? state.inputs_left == 0 && state.halves == 1
-                                                               : state.inputs_left == 1 && state.halves == 0;
+  const bool last = action.kind == Action::Kind::backward_weight ? state.inputs_left == 0 && state.halves == 1
+                                                                 : state.inputs_left == 1 && state.halves == 0;
   return last && reduces_here(action.stage);
 }
 

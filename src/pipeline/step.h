@@ -26,7 +26,7 @@ struct StepContext {
   const Schedule& schedule;
   int rank;  // along the axis
   const std::map<int, Stage>& stages;
-  const LossFunction& loss;
+  const Pipeline::LossFunction& loss;
   const std::vector<Tensors>& inputs;
   const std::vector<Tensors>& targets;
   const std::vector<double>& shares;  // weight of each microbatch in the mean, on the last stage's ranks

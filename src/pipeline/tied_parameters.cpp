@@ -8,7 +8,6 @@
 
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
-#include "dtensor/named_tensors.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
 #include "internal/parameter_swap.h"

@@ -32,7 +32,7 @@ GlobalRegion region_of(at::IntArrayRef sizes, const Placements& placements, at::
 
 namespace {
 
-void place_in_batch(GlobalRegion& region, const MicrobatchRandomGuard::Range& rows) {
+void place_in_batch(GlobalRegion& region, const MicrobatchRandomScope::Range& rows) {
   if (region.sizes.empty() || rows.count == 0 || region.sizes[0] == 0 || region.sizes[0] % rows.count != 0) return;
   const std::int64_t flattened = region.sizes[0] / rows.count;
   region.sizes[0] = rows.total * flattened;
@@ -44,7 +44,7 @@ void place_in_batch(GlobalRegion& region, const MicrobatchRandomGuard::Range& ro
 GlobalRegion region_of(const TensorSpec& spec) {
   TORCH_CHECK(spec.mesh->is_member, "rank ", spec.mesh->world_rank, " is outside the mesh of ", spec.str());
   auto region = region_of(spec.sizes, spec.placements, spec.mesh->layout.shape, spec.mesh->coordinate);
-  if (const auto* rows = ScopedValue<MicrobatchRandomGuard::Range>::current()) place_in_batch(region, *rows);
+  if (const auto* rows = ScopedValue<MicrobatchRandomScope::Range>::current()) place_in_batch(region, *rows);
   return region;
 }
 

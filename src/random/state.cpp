@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "dtensor/random.h"
+#include "internal/random_draws.h"
 #include "internal/scoped_value.h"
 #include "mesh/world_state.h"
 
@@ -49,9 +50,9 @@ RandomDraws::Replay::~Replay() {
   for (const auto& [mesh, now] : now_) set_rng_state(mesh, now);
 }
 
-MicrobatchRandomGuard::MicrobatchRandomGuard(Range range) : scope_(open_scope(range, Recompute::restored)) {}
+MicrobatchRandomScope::MicrobatchRandomScope(Range range) : scope_(open_scope(range, Recompute::restored)) {}
 
-MicrobatchRandomGuard::Range MicrobatchRandomGuard::current() {
+MicrobatchRandomScope::Range MicrobatchRandomScope::current() {
   const auto* rows = ScopedValue<Range>::current();
   return rows == nullptr ? Range{} : *rows;
 }

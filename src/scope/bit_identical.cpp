@@ -30,7 +30,7 @@ std::int64_t bit_identical_block() {
   return blocks == nullptr ? 0 : blocks->size;
 }
 
-bool is_bit_identical() { return bit_identical_block() != 0; }
+bool BitIdentical::current() { return bit_identical_block() != 0; }
 
 void refuse_if_bit_identical(const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(!is_bit_identical(), what, " has no bit-identical form (docs/design/bit_identical.md). ",

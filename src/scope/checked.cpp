@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "dtensor/inspect.h"
+#include "internal/checked_from_environment.h"
 #include "scope/scope_frames.h"
 
 namespace dtensor {

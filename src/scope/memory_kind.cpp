@@ -17,12 +17,6 @@ MemoryKindScope::MemoryKindScope(MemoryKind kind) : outer_(current_kind) { curre
 MemoryKindScope::~MemoryKindScope() { current_kind = outer_; }
 MemoryKind MemoryKindScope::current() { return current_kind; }
 
-const char* to_string(MemoryKind kind) {
-  constexpr std::array<const char*, kMemoryKinds> kNames = {"parameters", "gradients",   "optimizer states",
-                                                            "gathered",   "activations", "communication"};
-  return kNames[static_cast<std::size_t>(kind)];
-}
-
 void set_memory_kind(const at::Tensor& local, MemoryKind kind) {
   auto* state = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
   if (state == nullptr || !local.defined() || !local.has_storage()) return;

@@ -255,6 +255,6 @@ ContextParallelScope::ContextParallelScope(const DeviceMesh& mesh, std::vector<s
   scope_ = open_scope(Scope{mesh, std::move(lengths), even}, Recompute::restored, /*watched=*/true);
 }
 
-bool ContextParallelScope::is_open() { return ScopedValue<Scope>::current() != nullptr; }
+bool ContextParallelScope::current() { return ScopedValue<Scope>::current() != nullptr; }
 
 }  // namespace dtensor

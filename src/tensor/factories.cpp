@@ -2,7 +2,6 @@
 
 #include <ATen/Functions.h>
 
-#include "dtensor/mesh_scope.h"
 #include "dtensor/tensor.h"
 #include "placement/shard_map.h"
 

@@ -51,8 +51,9 @@ void check_options(const DeviceMesh& mesh, std::size_t inputs, const std::vector
 
 }  // namespace
 
-std::vector<at::Tensor> local_map(const LocalFunction& fn, const std::vector<at::Tensor>& inputs,
-                                  const std::vector<Placements>& out_placements, const LocalMapOptions& options) {
+std::vector<at::Tensor> local_map(const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& fn,
+                                  const std::vector<at::Tensor>& inputs, const std::vector<Placements>& out_placements,
+                                  const LocalMapOptions& options) {
   const auto mesh = mesh_of(inputs);
   check_options(mesh, inputs.size(), out_placements, options);
   std::vector<at::Tensor> moved = inputs;

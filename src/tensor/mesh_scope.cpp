@@ -1,7 +1,6 @@
 // MeshScope: a dispatch mode whose kernels replace factory operators. It uses the free key DeferredInit in this
 // thread's included set. Each tensor is created with its local size. Random tensors are filled by global index. Tensors
 // whose values depend on the position (arange, eye, tril_indices, ...) are created in full and sharded.
-#include "dtensor/mesh_scope.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "dtensor/named_tensors.h"
+#include "dtensor/tensor.h"
 #include "internal/parameter_swap.h"
 
 namespace dtensor {

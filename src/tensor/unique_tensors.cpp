@@ -1,7 +1,7 @@
 // Removes duplicate tensors from a list.
 #include <unordered_set>
 
-#include "dtensor/named_tensors.h"
+#include "dtensor/tensor.h"
 #include "internal/parameter_swap.h"
 
 namespace dtensor {

@@ -137,7 +137,7 @@ void compare(const Trial& t, const at::Tensor& loss, const NamedTensors& paramet
   }
 }
 
-FsdpOptions how(const Trial& t) { return {.reshard_after_forward = t.reshard, .more_shard_axes = {"cp"}}; }
+FsdpOptions how(const Trial& t) { return {.reshard_after_forward = t.reshard, .shard_axes = {"shard", "cp"}}; }
 
 // Axes replicate and shard split the batch; cp splits the sequence.
 Placements batch_split(const Trial& t) { return {Shard(0), Shard(0), t.sequence}; }

@@ -251,7 +251,7 @@ TEST(AttentionInPrograms, DropoutOfMicrobatchEqualsFullBatch) {
     const auto full = DTensor(attend(c, in, {})).full_tensor();
     for (const std::int64_t first : {0, 2}) {
       manual_seed(mesh, 7);
-      const MicrobatchRandomGuard rows({first, 2, 4});
+      const MicrobatchRandomScope rows({first, 2, 4});
       const auto part =
           attend(c, {in[0].narrow(0, first, 2), in[1].narrow(0, first, 2), in[2].narrow(0, first, 2)}, {});
       EXPECT_TRUE(at::allclose(DTensor(part).full_tensor(), full.narrow(0, first, 2)));

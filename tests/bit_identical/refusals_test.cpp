@@ -60,9 +60,9 @@ TEST(BitIdentical, SharesOfASumAreRefused) {
 TEST(BitIdentical, BlockSizesOutOfRangeAreRefused) {
   EXPECT_THROW(BitIdentical(4), c10::Error);
   EXPECT_THROW(BitIdentical(1024), c10::Error);
-  EXPECT_FALSE(is_bit_identical());
+  EXPECT_FALSE(BitIdentical::current());
   const BitIdentical scope(64);
-  EXPECT_TRUE(is_bit_identical());
+  EXPECT_TRUE(BitIdentical::current());
 }
 
 TEST(BitIdentical, DecisionsOfTheScopeAreNotUsedOutside) {

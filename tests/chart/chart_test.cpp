@@ -1,5 +1,4 @@
 // Charts: texts lie inside the document, series are distinguishable, and all coordinates are finite.
-#include "dtensor/chart.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -10,6 +9,7 @@
 #include <set>
 
 #include "chart/canvas.h"
+#include "chart/chart.h"
 #include "chart/scale.h"
 
 namespace dtensor::test {

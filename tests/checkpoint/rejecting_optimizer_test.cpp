@@ -19,7 +19,7 @@ class Refusing final : public Optimizer {
   void set_lr(std::size_t /*group*/, double lr) override { rate_ = lr; }
   StateTensors state(const at::Tensor& /*parameter*/) const override { return {}; }
   OptimizerState state_dict() const override { return {{}, {{"group0.lr", rate_}}}; }
-  StateTargets state_targets(const StateScalars& scalars, const Saved& /*saved*/) override {
+  StateTargets state_targets(const OptimizerState::Scalars& scalars, const Saved& /*saved*/) override {
     return {{}, [this, rate = scalars.at(0).second] {
               TORCH_CHECK(!refuses, "learning rate refused");
               rate_ = rate;

@@ -40,7 +40,7 @@ TEST(Values, DictionaryReceivesValuesUnderItsPrefix) {
     EXPECT_EQ(some, (CheckpointValues{{"loss", 0.0}}));
     load_some(true);
     EXPECT_EQ(some.size(), 7U);
-    EXPECT_EQ(some.at("loss"), CheckpointValue(0.0));  // missing, which is allowed
+    EXPECT_EQ(some.at("loss"), CheckpointValues::mapped_type(0.0));  // missing, which is allowed
   });
 }
 

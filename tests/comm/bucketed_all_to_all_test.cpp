@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/mesh.h"
-#include "dtensor/mesh_scope.h"
+#include "dtensor/tensor.h"
 #include "support/ranks.h"
 
 namespace dtensor::test {

@@ -38,7 +38,7 @@ TEST(LateFailure, MemoryOfAReturnedRankIsNotRead) {
     std::vector<at::Tensor> out = {at::zeros({2}), at::zeros({2})};
     const at::Tensor mine = at::ones({2});
     const auto linger = [&] { entered = true, within(milliseconds(300), [&] { return gone.load(); }); };
-    pair.with_history(world.rank() == 1 ? dying(linger) : nullptr).all_gather(out, mine).wait();
+    with_call_history(pair, world.rank() == 1 ? dying(linger) : nullptr).all_gather(out, mine).wait();
     pair.all_gather(out, mine).wait();
     for (const auto& t : out) t.zero_();
     EXPECT_THROW(pair.all_gather(out, mine).wait(), CommError);

@@ -58,18 +58,18 @@ TEST(RefusedCalls, DivergedRanksReportTheirCalls) {
   });
 }
 
-// Tags outside [0, kMessageTags) are rejected on threads and between processes.
+// Tags outside [0, Communicator::kMessageTags) are rejected on threads and between processes.
 TEST(RefusedCalls, TagsOutOfRangeAreRefused) {
   run_local(2, [](Communicator world) {
     const int other = 1 - world.rank();
     const at::Tensor x = at::ones({2}), y = at::zeros({2});
-    for (const int tag : {-1, kMessageTags}) {
+    for (const int tag : {-1, Communicator::kMessageTags}) {
       const std::string text = "expected a tag in [0, 1024), got " + std::to_string(tag);
       expect_rejected("send: " + text, [&] { world.send(x, other, tag); });
       expect_rejected("recv: " + text, [&] { world.recv(y, other, tag); });
     }
-    const Work sent = world.send(x, other, kMessageTags - 1);
-    world.recv(y, other, kMessageTags - 1).wait();
+    const Work sent = world.send(x, other, Communicator::kMessageTags - 1);
+    world.recv(y, other, Communicator::kMessageTags - 1).wait();
     EXPECT_TRUE(at::equal(x, y));
   });
 }

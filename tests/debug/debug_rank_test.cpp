@@ -1,5 +1,5 @@
 // A rank that waits for a debugger while another rank fails.
-#include "dtensor/debug_rank.h"
+#include "dtensor/debug.h"
 
 #include <gtest/gtest.h>
 

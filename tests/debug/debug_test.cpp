@@ -8,6 +8,7 @@
 
 #include "dtensor/debug.h"
 #include "dtensor/dtensor.h"
+#include "internal/attach_hint.h"
 #include "support/ranks.h"
 
 namespace {
@@ -48,7 +49,7 @@ TEST(CommDebugMode, NamesTheParametersOfCollectives) {
     const at::Tensor x = distribute_tensor(at::ones({8, 4}), mesh, {Shard(0), Replicate()});
     const CommDebugMode comms({{"h.0.norm", &norm}, {"h.0.w", &w}});
     const auto of = [&](const std::string& name, Phase phase) {
-      return comms.total([&](const CommKey& key) { return key.parameter == name && key.phase == phase; });
+      return comms.total([&](const CommDebugMode::Key& key) { return key.parameter == name && key.phase == phase; });
     };
     const at::Tensor gathered = DTensor(w).redistribute({Replicate(), Shard(0)});
     EXPECT_EQ(of("h.0.w", Phase::forward).calls, 1) << comms.table();
@@ -77,7 +78,7 @@ TEST(CommDebugMode, NamesUnitsByTheirCommonPrefix) {
     for (const auto& [name, tensor] : all) x = at::mm(x, *tensor);
     x.sum().backward();
     const auto of = [&](const std::string& name, const std::string& kind) {
-      return comms.total([&](const CommKey& key) { return key.parameter == name && key.kind == kind; });
+      return comms.total([&](const CommDebugMode::Key& key) { return key.parameter == name && key.kind == kind; });
     };
     const std::int64_t half = 4 * 4 / 2 * 4;  // half of a matrix, from the other rank
     for (const char* kind : {"all_gather", "reduce_scatter"}) {
@@ -298,7 +299,7 @@ TEST(DebugRank, OthersWaitWithoutTimingOut) {
       options);
   std::vector<int> order;
   run_local(3, [&](Communicator world) {
-    debug_rank(world, kAllRanksSequentially, [&] { order.push_back(world.rank()); });
+    debug_rank(world, -1, [&] { order.push_back(world.rank()); });
     EXPECT_NE(attach_hint(world, std::source_location::current()).find("gdb -p"), std::string::npos);
     EXPECT_THROW(debug_rank(world, 3), c10::Error);
   });

@@ -180,7 +180,7 @@ TEST(FindNonfinite, WorksInAMeshScope) {
 TEST(CheckStepFinite, RunsThePassOnlyForNonFiniteNumbers) {
   const auto never = [] { FAIL() << "the pass must not run"; };
   check_step_finite({.step = 1, .loss = 2, .gradient_norm = 3}, never);
-  const auto text = [](StepNumbers numbers) -> std::string {
+  const auto text = [](NonFiniteError::Step numbers) -> std::string {
     try {
       check_step_finite(numbers, [] { at::log(at::full({2}, -1.0)); });
     } catch (const NonFiniteError& error) {

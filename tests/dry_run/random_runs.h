@@ -105,7 +105,8 @@ inline std::string difference(const Options& options, const Reports& reports, do
   if (dry < (options.bf16 ? 0.9 : 0.99) * real - kKernelTemporaries - late - staging) return "too little memory";
   if (dry > 1.03 * real + late) return "too much memory";
   if (dry != real) return "";
-  for (std::size_t kind = 0; kind < dtensor::kMemoryKinds; ++kind) {  // two moments may have the same peak
+  for (std::size_t kind = 0; kind < std::tuple_size_v<dtensor::MemoryByKind>;
+       ++kind) {  // two moments may have the same peak
     const auto apart = predicted.peak_by_kind[kind] - measured.peak_by_kind[kind];
     if (std::abs(static_cast<double>(apart)) > 0.05 * real) return "kinds of memory";
   }

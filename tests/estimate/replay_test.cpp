@@ -3,6 +3,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "dtensor/estimate.h"
+#include "internal/action_kinds.h"
 
 namespace estimate {
 namespace {
@@ -188,7 +189,7 @@ TEST(Pipeline, RanksOfInterleavedSchedulesHaveATimeForEachStage) {
       pipeline::with_communication(schedule, {.unsharded_stages = std::nullopt, .reduce_grad = false}),
       [](const pipeline::Action& a) {
         if (!pipeline::is_compute(a.kind)) return 0.0;
-        return a.kind == pipeline::ActionKind::forward ? 1.0 + a.stage : 2.0;
+        return a.kind == pipeline::Action::Kind::forward ? 1.0 + a.stage : 2.0;
       });
   const auto estimate = estimate_pipeline(schedule, ranks, 0);
   EXPECT_NEAR(estimate.seconds, simulated.makespan, 1e-9);

@@ -60,7 +60,7 @@ void rounds(const char* what, int count, const std::function<void(const Communic
       if (world.rank() == 0) watch.after(i);
       world.barrier();
     }
-    set_cache_limit(kDefaultCacheLimit);
+    set_cache_limit();
   });
   watch.expect_flat(what, kMargin);
 }

@@ -2,8 +2,8 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 
-#include "dtensor/moe/experts.h"
 #include "gpu/gpu.h"
+#include "moe/experts/experts.h"
 #include "moe/experts/swiglu.h"
 #include "moe/row_kernels.h"
 #include "support/ranks.h"

@@ -7,13 +7,13 @@
 namespace dtensor::test::halo {
 namespace {
 
-CommCount count_of(const std::function<void()>& run) {
+CommDebugMode::Count count_of(const std::function<void()>& run) {
   const CommDebugMode mode;
   run();
   return mode.total();
 }
 
-void expect_count(const CommCount& count, std::int64_t calls, std::int64_t bytes, const char* what) {
+void expect_count(const CommDebugMode::Count& count, std::int64_t calls, std::int64_t bytes, const char* what) {
   EXPECT_EQ(count.calls, calls) << what;
   EXPECT_EQ(count.bytes, bytes) << what;
 }

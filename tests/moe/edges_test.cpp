@@ -5,6 +5,8 @@
 #include <limits>
 #include <mutex>
 
+#include "moe/experts/experts.h"
+#include "moe/routing/router_parts.h"
 #include "small_layer.h"
 #include "support/errors.h"
 

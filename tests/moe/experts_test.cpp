@@ -1,7 +1,9 @@
 // Experts with every backend, their weight cache and gradients; the load balancer, router options and capacities.
+#include "moe/experts/experts.h"
 #include <gtest/gtest.h>
 #include "dtensor/checkpoint_activations.h"
 #include "moe/dispatch/permute.h"
+#include "moe/routing/router_parts.h"
 #include "small_layer.h"
 
 namespace dtensor::test {
@@ -262,7 +264,7 @@ TEST(Capacity, ProbabilityPolicyKeepsTheLargestWeights) {
   auto routing = route(x, gate, o);
   const auto before = routing.experts.flatten();
   const auto weights = routing.weights.flatten();
-  const auto dropped = drop_over_capacity(routing, {}, {.factor = 0.75, .drop = DropPolicy::probability});
+  const auto dropped = drop_over_capacity(routing, {}, {.factor = 0.75, .drop = CapacityOptions::Drop::probability});
   const auto after = routing.experts.flatten();
   EXPECT_EQ((after == 3).sum().item<std::int64_t>(), dropped);
   for (std::int64_t e = 0; e < 3; ++e) {

@@ -38,7 +38,7 @@ inline RouterOptions draw_router(Draw& draw, std::int64_t multiple) {
   r.experts = multiple * draw.integer(1, 2);
   r.top_k = draw.integer(1, std::min<std::int64_t>(3, r.experts));
   r.score = draw.coin() ? RouterScore::softmax : RouterScore::sigmoid;
-  r.normalise = draw.coin();
+  r.normalize = draw.coin();
   r.scale = draw.coin() ? 1 : 1.5;
   if (r.experts % 2 == 0 && draw.integer(0, 3) == 0) {
     r.groups = 2;
@@ -80,7 +80,8 @@ inline Case draw_case(std::uint64_t seed) {
   c.kind = c.options.router.choice == RouterChoice::experts ? DispatchKind::all_to_all
                                                             : static_cast<DispatchKind>(draw.integer(0, 2));
   if (c.kind == DispatchKind::capacity) {
-    c.capacity = {draw.coin() ? 0.7 : 1.2, draw.coin() ? DropPolicy::position : DropPolicy::probability};
+    c.capacity = {draw.coin() ? 0.7 : 1.2,
+                  draw.coin() ? CapacityOptions::Drop::position : CapacityOptions::Drop::probability};
   }
   c.options.score_before_experts = draw.integer(0, 3) == 0;
   c.tp = draw.coin() ? Replicate() : Shard(draw.integer(0, 1));

@@ -4,6 +4,8 @@
 #include <rapidcheck/gtest.h>
 
 #include "layer_cases.h"
+#include "moe/experts/experts.h"
+#include "moe/routing/router_parts.h"
 
 namespace dtensor::test {
 namespace {

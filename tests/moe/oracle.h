@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/moe.h"
+#include "moe/experts/experts.h"
+#include "moe/routing/router_parts.h"
 #include "support/data.h"
 
 namespace dtensor::oracle {
@@ -81,7 +83,7 @@ inline void check_full(const at::Tensor& t, const json& values, const std::strin
 
 inline RouterOptions router_options(const json& config) {
   RouterOptions o{.experts = kExperts, .top_k = kTopK};
-  o.normalise = config.value("norm", false);
+  o.normalize = config.value("norm", false);
   if (config.value("aux", false)) o.aux_loss = 0.01;
   if (config.value("force", "") == "round_robin") o.choice = RouterChoice::round_robin;
   return o;
@@ -96,14 +98,15 @@ inline std::vector<std::string> dispatchers_for(const json& config, int ranks) {
   return names;
 }
 
-inline DispatcherPtr make_dispatcher(const std::string& name, const Communicator& ranks, const json& config) {
-  if (name == "local") return local_dispatcher();
-  if (name == "all_gather") return all_gather_dispatcher(ranks);
-  if (name == "equal") return equal_all_to_all_dispatcher(ranks);
+inline std::shared_ptr<const Dispatcher> make_dispatcher(const std::string& name, const Communicator& ranks,
+                                                         const json& config) {
+  if (name == "local") return make_dispatcher(DispatchKind::all_to_all, {});
+  if (name == "all_gather") return make_dispatcher(DispatchKind::all_gather, ranks);
+  if (name == "equal") return make_dispatcher(DispatchKind::equal, ranks);
   if (name == "capacity") {
-    return capacity_all_to_all_dispatcher(ranks, {.factor = config.value("capacity", false) ? 1.25 : 0});
+    return make_dispatcher(DispatchKind::capacity, ranks, {.factor = config.value("capacity", false) ? 1.25 : 0});
   }
-  return all_to_all_dispatcher(ranks);
+  return make_dispatcher(DispatchKind::all_to_all, ranks);
 }
 
 inline at::Tensor summed(const Communicator& ranks, at::Tensor t) {

@@ -1,6 +1,7 @@
 // Regular tokens on each rank: ranks do not know the numbers of the others, and results equal those of the full batch.
 #include <gtest/gtest.h>
 
+#include "moe/routing/router_parts.h"
 #include "small_layer.h"
 
 namespace dtensor::test {

@@ -133,7 +133,7 @@ TEST(RoutedExperts, ExpertsWithoutTokensGetZeroGradients) {
       block.router.bias.copy_(at::tensor({50.0, 40.0, 0.0, 0.0}));
     }
     apply_expert_parallel(block, mesh);
-    fully_shard(block, mesh, {.shard_axis = "edp"});
+    fully_shard(block, mesh, {.shard_axes = {"edp"}});
     const auto x = distribute_tensor(tokens(), mesh, {Shard(0), Shard(0)});
     block.forward(x).square().mean().backward();
     for (const auto& [name, p] : block.experts.named_parameters()) {
@@ -150,8 +150,8 @@ TEST(RoutedExperts, ExpertsWithoutTokensGetZeroGradients) {
 template <class Model>
 void expect_resharding(Model& model, const DeviceMesh& dense, int gathers, const std::function<at::Tensor()>& loss) {
   std::vector<FsdpUnit> units;
-  for (const auto& block : model.blocks) units.push_back(fully_shard(*block, dense, {.shard_axis = "shard"}));
-  fully_shard(model, dense, {.shard_axis = "shard"});
+  for (const auto& block : model.blocks) units.push_back(fully_shard(*block, dense, {.shard_axes = {"shard"}}));
+  fully_shard(model, dense, {.shard_axes = {"shard"}});
   loss().backward();  // records the order of units
   units[0].reset_peaks();
   const auto before = units[0].stats();

@@ -2,6 +2,7 @@
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
+#include "moe/experts/experts.h"
 #include "small_layer.h"
 
 namespace dtensor::test {
@@ -42,13 +43,14 @@ std::vector<at::Tensor> run_way(const Way& way, const DeviceMesh& mesh, const at
 
 TEST(MoeScopes, MeshScopeDoesNotChangeResults) {
   const auto values = Draw(1).normal({8, 8});
-  const std::vector<Way> ways = {{},
-                                 {.kind = DispatchKind::all_gather},
-                                 {.kind = DispatchKind::capacity, .capacity = {0.7, DropPolicy::position}},
-                                 {.kind = DispatchKind::capacity, .capacity = {0.7, DropPolicy::probability}},
-                                 {.kind = DispatchKind::equal, .choice = RouterChoice::round_robin},
-                                 {.choice = RouterChoice::experts},
-                                 {.backend = ExpertBackend::grouped}};
+  const std::vector<Way> ways = {
+      {},
+      {.kind = DispatchKind::all_gather},
+      {.kind = DispatchKind::capacity, .capacity = {0.7, CapacityOptions::Drop::position}},
+      {.kind = DispatchKind::capacity, .capacity = {0.7, CapacityOptions::Drop::probability}},
+      {.kind = DispatchKind::equal, .choice = RouterChoice::round_robin},
+      {.choice = RouterChoice::experts},
+      {.backend = ExpertBackend::grouped}};
   run_local(2, [&](Communicator world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
     for (std::size_t w = 0; w < ways.size(); ++w) {

@@ -16,7 +16,7 @@ inline MoeOptions small_options(at::ScalarType dtype = at::kDouble) {
   o.ffn = 8;
   o.router.experts = 4;
   o.router.top_k = 2;
-  o.router.normalise = true;
+  o.router.normalize = true;
   o.tensor = dtype;
   return o;
 }

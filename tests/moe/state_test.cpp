@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "moe/dispatch/permute.h"
+#include "moe/routing/router_parts.h"
 #include "small_layer.h"
 
 namespace dtensor::test {
@@ -48,7 +49,8 @@ TEST(MoeState, FailedSetDispatcherKeepsThePreviousOne) {
   MixtureOfExperts layer(small_options());
   const auto x = Draw(1).normal({4, 8});
   const auto y = layer.forward(x).detach();
-  EXPECT_THROW(layer.set_dispatcher([](const Communicator&) { return DispatcherPtr(); }), c10::Error);
+  EXPECT_THROW(layer.set_dispatcher([](const Communicator&) { return std::shared_ptr<const Dispatcher>(); }),
+               c10::Error);
   EXPECT_TRUE(at::equal(layer.forward(x), y));
 }
 
@@ -57,7 +59,7 @@ class NoOverlapDispatcher final : public Dispatcher {
  public:
   NoOverlapDispatcher() : Dispatcher({}) {}
   DispatchPlan prepare(const Routing& r, const TokenLayout& l) const override { return inner_->prepare(r, l); }
-  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn&) const override {
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const std::function<void()>&) const override {
     return inner_->dispatch(x, plan);
   }
   at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base,
@@ -67,7 +69,7 @@ class NoOverlapDispatcher final : public Dispatcher {
   const char* name() const override { return "NoOverlapDispatcher"; }
 
  private:
-  DispatcherPtr inner_ = local_dispatcher();
+  std::shared_ptr<const Dispatcher> inner_ = make_dispatcher(DispatchKind::all_to_all, {});
 };
 
 TEST(MoeState, SharedExpertRunsWithoutOverlap) {

@@ -1,4 +1,5 @@
 // Routing strategies and dispatchers as objects, their caches, and counters of saved work.
+#include "moe/routing/router_parts.h"
 #include "moe/small_layer.h"
 #include "support/errors.h"
 
@@ -140,12 +141,12 @@ TEST(Strategies, UserDefinedStrategyEqualsOneDevice) {
 class Counting final : public Dispatcher {
  public:
   Counting(const Communicator& ranks, std::atomic<int>& calls)
-      : Dispatcher(ranks), inner_(all_to_all_dispatcher(ranks)), calls_(calls) {}
+      : Dispatcher(ranks), inner_(make_dispatcher(DispatchKind::all_to_all, ranks)), calls_(calls) {}
   DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const override {
     ++calls_;
     return inner_->prepare(routing, layout);
   }
-  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn) const override {
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const std::function<void()>& overlap_fn) const override {
     return inner_->dispatch(x, plan, overlap_fn);
   }
   at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base,
@@ -155,7 +156,7 @@ class Counting final : public Dispatcher {
   const char* name() const override { return "Counting"; }
 
  private:
-  DispatcherPtr inner_;
+  std::shared_ptr<const Dispatcher> inner_;
   std::atomic<int>& calls_;
 };
 
@@ -164,7 +165,8 @@ TEST(Strategies, PlanOfAnotherDispatcherIsRefused) {
   RouterOptions router;
   router.experts = 4;
   const auto routing = route(x, at::ones({4, x.size(1)}, x.options()), router, {});
-  const auto rows = all_to_all_dispatcher({}), gathered = all_gather_dispatcher({});
+  const auto rows = make_dispatcher(DispatchKind::all_to_all, {}),
+             gathered = make_dispatcher(DispatchKind::all_gather, {});
   auto plan = gathered->prepare(routing, {}), none = DispatchPlan();
   for (auto* given : {&plan, &none}) {
     EXPECT_NE(error_of([&] { rows->dispatch(x, *given); }).find("was not prepared by a dispatcher of this kind"),
@@ -217,7 +219,7 @@ MoeOptions one_block(at::ScalarType dtype, std::int64_t block) {
   MoeOptions o;
   o.hidden = 256, o.ffn = 128;
   o.router.experts = 8;
-  o.router.normalise = true;
+  o.router.normalize = true;
   o.experts = {.activation = ExpertActivation::geglu, .backend = ExpertBackend::grouped, .block = block};
   o.tensor = dtype;
   return o;
@@ -301,7 +303,7 @@ TEST(EqualExchange, UnevenTokensAreOneError) {
     }
     for (const auto& error : errors)
       EXPECT_NE(error.find("EqualAllToAll"), std::string::npos) << regular << " " << error;
-    for (const auto& error : errors) EXPECT_NE(error.find("use all_to_all_dispatcher"), std::string::npos) << error;
+    for (const auto& error : errors) EXPECT_NE(error.find("use DispatchKind::all_to_all"), std::string::npos) << error;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "internal/kernels/gpu_kernels.h"
+#include "moe/experts/experts.h"
 #include "small_layer.h"
 
 namespace dtensor::test {

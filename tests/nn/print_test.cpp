@@ -1,5 +1,5 @@
 // The printed tree of modules.
-#include "dtensor/nn/print.h"
+#include "dtensor/nn.h"
 
 #include <gtest/gtest.h>
 

@@ -220,7 +220,7 @@ bool stays_finite(const std::vector<Link>& chain, const at::Tensor& start) {
 class CacheOfARank {
  public:
   explicit CacheOfARank(std::uint64_t seed) : draw_(seed) {}
-  ~CacheOfARank() { set_cache_limit(kDefaultCacheLimit); }
+  ~CacheOfARank() { set_cache_limit(); }
 
   void operator()(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
     switch (draw_.integer(0, 5)) {
@@ -229,7 +229,7 @@ class CacheOfARank {
       case 1:
         return set_cache_limit(1);
       case 2:
-        return set_cache_limit(kDefaultCacheLimit);
+        return set_cache_limit();
       case 3:
         return warm(op, stack);
     }

@@ -2,6 +2,7 @@
 // same norm. Overflow in single precision does not depend on the layout.
 #include <cmath>
 
+#include "internal/gradient_norms.h"
 #include "optim/mixture.h"
 #include "support/errors.h"
 

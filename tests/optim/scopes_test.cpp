@@ -1,8 +1,8 @@
 // Optimizers, norms and their state compute the same under a MeshScope and under autocast as outside.
 #include <ATen/autocast_mode.h>
 
-#include "dtensor/mesh_scope.h"
 #include "dtensor/tensor.h"
+#include "internal/gradient_norms.h"
 #include "optim/mixture.h"
 
 namespace dtensor::test {

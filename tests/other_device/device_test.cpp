@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "dtensor/hooks.h"
+#include "internal/gradient_norms.h"
 #include "other_device/register.h"
 #include "other_device/step.h"
 #include "scope/module_scope.h"

@@ -76,8 +76,8 @@ TEST(OtherDevice, TokensAreCopiedWithoutWait) {
   const std::string path = ::testing::TempDir() + "tokens_" + std::to_string(::getpid());
   std::vector<std::int64_t> tokens(100);
   std::iota(tokens.begin(), tokens.end(), 0);
-  write_token_file(path, tokens, TokenDtype::uint16);
-  const TokenBatches batches(TokenFiles({path}, TokenDtype::uint16), {.batch = 4, .sequence = 3});
+  write_token_file(path, tokens, TokenFiles::Dtype::uint16);
+  const TokenBatches batches(TokenFiles({path}, TokenFiles::Dtype::uint16), {.batch = 4, .sequence = 3});
   on_device_mesh({2, 2}, [&](const DeviceMesh& mesh) {
     TokenBatches::Batch batch;
     EXPECT_EQ(waits_in(mesh, [&] { batch = batches.at(1, mesh, {Shard(0), Replicate()}); }), 0);

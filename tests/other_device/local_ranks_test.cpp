@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/comm_backend.h"
+#include "internal/host_memory.h"
 #include "other_device/fake_device.h"
 #include "support/errors.h"
 

@@ -136,7 +136,7 @@ TEST(Checkpoint, FactoriesAndBatchRowsMatchTheForward) {
     const auto mask = [](const at::Tensor& t) { return at::dropout(t, 0.5, true); };
     const auto draw = [](const at::Tensor& t) { return t * at::rand({4, 8}); };
     const auto in_scopes = [&](const auto& body) {
-      const MicrobatchRandomGuard rows({4, 4, 8});
+      const MicrobatchRandomScope rows({4, 4, 8});
       const MeshScope scope(mesh);
       return checkpoint(body, x);
     };
@@ -149,7 +149,7 @@ TEST(Checkpoint, FactoriesAndBatchRowsMatchTheForward) {
           return mask(t);
         },
         x);
-    const MicrobatchRandomGuard rows({4, 4, 8});
+    const MicrobatchRandomScope rows({4, 4, 8});
     const MeshScope scope(mesh);
     check("scopes of backward", outside);
     EXPECT_TRUE(regular);

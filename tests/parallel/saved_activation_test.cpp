@@ -71,7 +71,7 @@ TEST(SavedActivation, LayersKeepTheBytesOfMegatronsFormula) {
 
 // Rotary positions too: attention saves the rotated queries and keys, and nothing saves those before.
 TEST(SavedActivation, LayersOfDecodersKeepTheBytesOfMegatronsFormula) {
-  for (const auto activation : {nn::Nonlinearity::silu, nn::Nonlinearity::gelu, nn::Nonlinearity::gelu_tanh}) {
+  for (const auto activation : {nn::Activation::silu, nn::Activation::gelu, nn::Activation::gelu_tanh}) {
     run_local(4, [&](Communicator world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {4}, {"tp"});
       nn::DecoderConfig config;

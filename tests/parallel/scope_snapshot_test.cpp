@@ -40,11 +40,11 @@ RestoredScope attention_strategy() {
 }
 
 RestoredScope microbatch() {
-  return {"MicrobatchRandomGuard",
+  return {"MicrobatchRandomScope",
           [](const at::Tensor&) {
-            return std::make_shared<MicrobatchRandomGuard>(MicrobatchRandomGuard::Range{1, 2, 6});
+            return std::make_shared<MicrobatchRandomScope>(MicrobatchRandomScope::Range{1, 2, 6});
           },
-          [](const at::Tensor&) { return std::to_string(MicrobatchRandomGuard::current().total); }};
+          [](const at::Tensor&) { return std::to_string(MicrobatchRandomScope::current().total); }};
 }
 
 RestoredScope factories() {
@@ -88,17 +88,17 @@ RestoredScope context_parallel() {
           [](const at::Tensor& x) {
             return std::make_shared<ContextParallelScope>(mesh_of(x), std::vector<std::int64_t>{4});
           },
-          [](const at::Tensor&) { return c10::str(ContextParallelScope::is_open()); }};
+          [](const at::Tensor&) { return c10::str(ContextParallelScope::current()); }};
 }
 
 RestoredScope float8() {
   return {"Float8Scope", [](const at::Tensor&) { return std::make_shared<nn::Float8Scope>(); },
-          [](const at::Tensor&) { return c10::str(nn::Float8Scope::is_open()); }};
+          [](const at::Tensor&) { return c10::str(nn::Float8Scope::current()); }};
 }
 
 RestoredScope bit_identical() {
   return {"BitIdentical", [](const at::Tensor&) { return std::make_shared<BitIdentical>(); },
-          [](const at::Tensor&) { return c10::str(is_bit_identical()); }};
+          [](const at::Tensor&) { return c10::str(BitIdentical::current()); }};
 }
 
 // Slots and unit of a ComputeScope, which computes in bfloat16.

@@ -138,7 +138,7 @@ TEST(TensorParallel, LossesMatchInSinglePrecision) {
 
 // Collectives of one block on a mesh of two ranks.
 struct BlockCount {
-  CommCount all, reduce, gather, scatter;
+  CommDebugMode::Count all, reduce, gather, scatter;
 };
 
 void count_block(bool sequence, const std::function<void(const CommDebugMode&)>& check) {
@@ -231,7 +231,7 @@ TEST(SequenceParallel, TwoAllGathersAndTwoReduceScattersPerBlockEachWay) {
 // Only the weights and biases of the seven norms are Replicate with Partial gradients.
 TEST(SequenceParallel, GradientsOfAllNormsAreReducedInOneCollective) {
   count_block(true, [](const CommDebugMode& comms) {
-    const CommCount all = comms.total("all_reduce", Phase::backward);
+    const CommDebugMode::Count all = comms.total("all_reduce", Phase::backward);
     EXPECT_EQ(all.calls, 2) << comms.table();  // One of them is the loss's, a scalar for each token.
     EXPECT_EQ(all.bytes, 7 * 2 * kHidden * 4 + 4 * 8 * 4) << comms.table();
   });

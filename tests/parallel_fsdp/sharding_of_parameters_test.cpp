@@ -205,16 +205,16 @@ TEST(FsdpPlacing, InvalidArgumentsAreErrors) {
     const auto named = mesh.view({2, 2}, {"a", "b"});
     Tower tower(1);
     EXPECT_THROW(fully_shard(tower.list(), named), c10::Error);  // No axis "shard".
-    EXPECT_THROW(fully_shard(tower.list(), named, {.shard_axis = "c"}), c10::Error);
-    EXPECT_THROW(fully_shard(tower.list(), named, {.reshard_after_forward = std::int64_t{3}, .shard_axis = "b"}),
+    EXPECT_THROW(fully_shard(tower.list(), named, {.shard_axes = {"c"}}), c10::Error);
+    EXPECT_THROW(fully_shard(tower.list(), named, {.reshard_after_forward = std::int64_t{3}, .shard_axes = {"b"}}),
                  c10::Error);
-    EXPECT_THROW(fully_shard(tower.list(), mesh, {.more_shard_axes = {"cp"}}), c10::Error);  // Axes without names.
-    EXPECT_THROW(fully_shard(tower.list(), mesh.view({4}), {.more_shard_axes = {"cp"}}), c10::Error);
+    EXPECT_THROW(fully_shard(tower.list(), mesh, {.shard_axes = {"shard", "cp"}}), c10::Error);  // Axes without names.
+    EXPECT_THROW(fully_shard(tower.list(), mesh.view({4}), {.shard_axes = {"shard", "cp"}}), c10::Error);
     tower.w[0] = distribute_tensor(tower.w[0].detach(), named, {Replicate(), Shard(0)});
-    EXPECT_THROW(fully_shard(tower.list(), named, {.shard_axis = "b"}), c10::Error);  // A shard for computation.
+    EXPECT_THROW(fully_shard(tower.list(), named, {.shard_axes = {"b"}}), c10::Error);  // A shard for computation.
     const auto used = at::ones({2}, at::kDouble).requires_grad_();
     auto result = used * 2;
-    EXPECT_THROW(fully_shard({{"result", &result}}, named, {.shard_axis = "b"}), c10::Error);
+    EXPECT_THROW(fully_shard({{"result", &result}}, named, {.shard_axes = {"b"}}), c10::Error);
   });
 }
 

@@ -16,7 +16,7 @@
 namespace dtensor {
 namespace {
 
-using pipeline::ActionKind;
+using pipeline::Action;
 using pipeline::Pipeline;
 using pipeline::Schedule;
 using pipeline::Tensors;
@@ -44,7 +44,7 @@ struct Chain {
     y = draw.normal({2 * kMicrobatches, kSize});
     for (const int stage : pipe.stages()) {
       at::Tensor& weight = own[stage] = weights[static_cast<std::size_t>(stage)].clone().requires_grad_();
-      units.emplace(stage, fully_shard(NamedTensors{{"w", &weight}}, pipe.stage_mesh(), {.shard_axis = "shard"}));
+      units.emplace(stage, fully_shard(NamedTensors{{"w", &weight}}, pipe.stage_mesh(), {.shard_axes = {"shard"}}));
       pipe.set_stage(stage, [this, stage](const Tensors& in) { return forward(stage, in); }, {weight});
     }
   }
@@ -77,7 +77,7 @@ struct Chain {
   }
 };
 
-int count(const Schedule& schedule, int rank, ActionKind kind, int stage) {
+int count(const Schedule& schedule, int rank, Action::Kind kind, int stage) {
   const auto& actions = schedule.ranks[static_cast<std::size_t>(rank)];
   return static_cast<int>(
       std::count_if(actions.begin(), actions.end(), [&](const auto& a) { return a.kind == kind && a.stage == stage; }));
@@ -100,7 +100,7 @@ TEST(PipelineActions, UnshardGathersAndReshardFrees) {
         for (int step = 1; step <= 2; ++step) {
           chain.step();
           for (const auto& [stage, unit] : chain.units) {
-            const int expected = count(schedule, rank, ActionKind::unshard, stage);
+            const int expected = count(schedule, rank, Action::Kind::unshard, stage);
             EXPECT_EQ(unit.stats().all_gathers, step * expected) << name << " stage " << stage;
             EXPECT_EQ(unit.stats().gathered_bytes, 0) << name;
           }
@@ -158,7 +158,7 @@ TEST(PipelineActions, UnitIsReducedOncePerStep) {
         Tensors weights;
         for (int k = 0; k < kWeights; ++k) weights.push_back(draw.normal({kSize, kSize}).requires_grad_());
         const FsdpUnit unit = fully_shard(NamedTensors{{"a", &weights[0]}, {"b", &weights[1]}, {"c", &weights[2]}},
-                                          pipe.stage_mesh(), {.shard_axis = "shard"});
+                                          pipe.stage_mesh(), {.shard_axes = {"shard"}});
         const auto forward = [&](const Tensors& in) {
           at::Tensor out = in[0];
           for (const auto& weight : weights) out = at::tanh(at::mm(out, weight));
@@ -255,7 +255,7 @@ TEST(PipelineActions, ParametersUnusedInTheLastMicrobatchAreReduced) {
 
         at::Tensor weight = full.clone().requires_grad_();
         if (sharded) {
-          fully_shard(NamedTensors{{"w", &weight}}, pipe.stage_mesh(), {.shard_axis = "shard"});
+          fully_shard(NamedTensors{{"w", &weight}}, pipe.stage_mesh(), {.shard_axes = {"shard"}});
         } else {
           weight = distribute_tensor(full, pipe.stage_mesh(), {Replicate()}).requires_grad_();
         }

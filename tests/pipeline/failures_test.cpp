@@ -62,7 +62,7 @@ struct Model {
     out.register_hook([this, stage](const at::Tensor&) { count("backward", stage); });
     return {out};
   }
-  pipeline::LossFunction loss() {
+  pipeline::Pipeline::LossFunction loss() {
     return [this](const Tensors& outputs, const Tensors& targets) {
       count("loss", fault.stage);
       return at::mse_loss(outputs[0], targets[0]);

@@ -138,7 +138,7 @@ TEST(PipelineMessages, AreAddedToSchedulesWithOtherActions) {
   run_local(2, [](const Communicator& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"pp"});
     auto schedule = pipeline::Schedule::parse("0F0 0F1 0B0 0B1 0REDUCE_GRAD\n1UNSHARD 1F0 1B0 1F1 1B1 1RESHARD");
-    schedule.ranks[1].push_back({pipeline::ActionKind::reduce_grad, 1});
+    schedule.ranks[1].push_back({pipeline::Action::Kind::reduce_grad, 1});
     Pipeline pipe(mesh, schedule, mean_loss);
     const at::Tensor weight = at::ones({3}, at::kDouble).requires_grad_();
     const auto forward = [&](const Tensors& in) {

@@ -36,7 +36,7 @@ struct Trial {
 at::Tensor placed_weight(const at::Tensor& full, const DeviceMesh& mesh, bool sharded) {
   if (!sharded) return distribute_tensor(full, mesh, {Replicate()}).requires_grad_();
   at::Tensor weight = full.clone().requires_grad_();
-  fully_shard(NamedTensors{{"w", &weight}}, mesh, {.shard_axis = "shard"});
+  fully_shard(NamedTensors{{"w", &weight}}, mesh, {.shard_axes = {"shard"}});
   return weight;
 }
 

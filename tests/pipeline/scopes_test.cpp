@@ -3,7 +3,6 @@
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
-#include "dtensor/mesh_scope.h"
 #include "dtensor/pipeline.h"
 #include "dtensor/tensor.h"
 #include "pipeline/microbatches.h"

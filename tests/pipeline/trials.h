@@ -111,7 +111,7 @@ inline void place(Model& model, int layer, const DeviceMesh& slice, StageParalle
       p->requires_grad_();
       named.emplace_back(c10::str(layer, ".", named.size()), p);
     }
-    fully_shard(named, slice, {.shard_axis = "inner", .replicate_axis = "outer"});
+    fully_shard(named, slice, {.shard_axes = {"inner"}, .replicate_axis = "outer"});
     return;
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -5,6 +5,7 @@
 
 #include <regex>
 
+#include "internal/action_kinds.h"
 #include "pipeline_schedule/reference.h"
 
 namespace dtensor::pipeline {
@@ -13,7 +14,7 @@ namespace {
 using reference::error_of;
 using reference::random_schedule;
 
-std::string refusal(const std::string& text, const ScheduleLimits& limits = {}) {
+std::string refusal(const std::string& text, const Schedule::Limits& limits = {}) {
   return error_of([&] { check(Schedule::parse(text), limits); });
 }
 
@@ -109,18 +110,18 @@ TEST(ScheduleCheck, EvaluationHasNoGradients) {
 // A common mistake: both ranks send to each other first. This deadlocks with rendezvous, and runs with started or
 // buffered sends.
 TEST(ScheduleCheck, ReportsWhichSendsAScheduleNeeds) {
-  const ScheduleReport one = check(with_communication(make_schedule("1f1b", 2, 3), {std::nullopt, false}));
+  const Schedule::Report one = check(with_communication(make_schedule("1f1b", 2, 3), {std::nullopt, false}));
   EXPECT_EQ(one.batched, "");
   EXPECT_EQ(
       one.rendezvous,
       "0SEND_F1 (rank 0, action 3) waits for 1RECV_F1 (rank 1, action 4), on whose rank 1SEND_B0 (rank 1, action 3) "
       "waits for 0RECV_B0 (rank 0, action 4)");
   EXPECT_EQ(one.live_activations, (std::vector<int>{2, 1}));
-  const ScheduleReport gpipe = check(with_communication(make_schedule("gpipe", 3, 4)));
+  const Schedule::Report gpipe = check(with_communication(make_schedule("gpipe", 3, 4)));
   EXPECT_EQ(gpipe.batched, "");
   EXPECT_EQ(gpipe.rendezvous, "");
   // With an even number of batches, computation in between avoids simultaneous sends.
-  const ScheduleReport looped = check(with_communication(make_schedule("interleaved", 2, 4), {std::nullopt, false}));
+  const Schedule::Report looped = check(with_communication(make_schedule("interleaved", 2, 4), {std::nullopt, false}));
   EXPECT_EQ(
       looped.batched,
       "2SEND_B0 (rank 0, action 14) waits for 1RECV_B0 (rank 1, action 17), on whose rank 3SEND_B1 (rank 1, action "
@@ -138,7 +139,7 @@ TEST(ScheduleCheck, ReportsBlockingSendsLikeTheReference) {
       const CommunicationOptions options{.unsharded_stages = random() % 2 == 0 ? std::optional(1) : std::nullopt,
                                          .rendezvous = random() % 4 == 0};
       const Schedule schedule = with_communication(computation, options);
-      const ScheduleReport report = check(schedule);
+      const Schedule::Report report = check(schedule);
       const bool batched = reference::runs_with_rendezvous_sends(schedule, true),
                  rendezvous = reference::runs_with_rendezvous_sends(schedule, false);
       RC_LOG() << schedule.str() << report.batched << "\n" << report.rendezvous;
@@ -182,7 +183,7 @@ void mutate(Schedule& schedule, Mutation mutation, std::mt19937_64& random) {
         actions[at].microbatch = static_cast<int>(below(static_cast<std::size_t>(schedule.microbatches()) + 1));
       break;
     case Mutation::rekind: {
-      const auto kind = static_cast<ActionKind>(below(kActionKinds));
+      const auto kind = static_cast<Action::Kind>(below(kActionKinds));
       actions[at].kind = kind;
       actions[at].microbatch = has_microbatch(kind) ? std::max(0, action.microbatch) : -1;
       break;
@@ -194,7 +195,7 @@ void mutate(Schedule& schedule, Mutation mutation, std::mt19937_64& random) {
       break;
     }
     case Mutation::add: {
-      const auto kind = static_cast<ActionKind>(below(kActionKinds));
+      const auto kind = static_cast<Action::Kind>(below(kActionKinds));
       actions.insert(place(actions, other),
                      {kind, action.stage, has_microbatch(kind) ? std::max(0, action.microbatch) : -1});
       break;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include "internal/action_kinds.h"
 #include "pipeline_schedule/reference.h"
 
 namespace dtensor::pipeline {
@@ -24,7 +25,8 @@ Schedule only_computation(Schedule schedule) {
 
 // The end of each action if a message is available `latency` after the end of the action that computes it, without
 // receives.
-std::vector<std::vector<double>> independent_end_times(const Schedule& schedule, const CostFunction& cost,
+std::vector<std::vector<double>> independent_end_times(const Schedule& schedule,
+                                                       const std::function<double(const Action&)>& cost,
                                                        double latency) {
   std::vector<std::vector<double>> end;
   for (const auto& actions : schedule.ranks) end.emplace_back(actions.size(), 0.);
@@ -114,7 +116,7 @@ TEST(Communication, RendezvousNeverDeadlocks) {
       const Schedule schedule = some_schedule(random);
       const Schedule complete = with_communication(schedule, {.rendezvous = true});
       RC_ASSERT(only_computation(complete) == schedule);
-      const ScheduleReport report = check(complete);
+      const Schedule::Report report = check(complete);
       RC_ASSERT(report.rendezvous == "");
       RC_ASSERT(report.batched == "");
       RC_ASSERT(report.in_order);
@@ -134,11 +136,11 @@ Unsharded unsharded(const std::vector<Action>& actions) {
   std::vector<Action> rest = actions;
   std::erase_if(rest, [](const Action& a) { return is_communication(a.kind); });
   for (std::size_t i = 0; i < rest.size(); ++i) {
-    if (rest[i].kind == ActionKind::unshard) {
+    if (rest[i].kind == Action::Kind::unshard) {
       ++result.gathers;
       now.insert(rest[i].stage);
       result.tight &= is_compute(rest[i + 1].kind) && rest[i + 1].stage == rest[i].stage;
-    } else if (rest[i].kind == ActionKind::reshard) {
+    } else if (rest[i].kind == Action::Kind::reshard) {
       now.erase(rest[i].stage);
       result.tight &= is_compute(rest[i - 1].kind) && rest[i - 1].stage == rest[i].stage;
     }
@@ -197,11 +199,11 @@ TEST(Communication, GradientsAreReducedOnceAfterTheLastBackward) {
     std::map<int, int> reduced;
     for (const auto& actions : complete.ranks) {
       for (std::size_t i = 0; i < actions.size(); ++i) {
-        if (actions[i].kind != ActionKind::reduce_grad) continue;
+        if (actions[i].kind != Action::Kind::reduce_grad) continue;
         ++reduced[actions[i].stage];
         const auto gradient = [&](const Action& a) {
           return a.stage == actions[i].stage &&
-                 (a.kind == ActionKind::backward || a.kind == ActionKind::backward_weight);
+                 (a.kind == Action::Kind::backward || a.kind == Action::Kind::backward_weight);
         };
         RC_ASSERT(std::none_of(actions.begin() + static_cast<std::ptrdiff_t>(i), actions.end(), gradient));
         std::size_t before = i - 1;
@@ -211,8 +213,8 @@ TEST(Communication, GradientsAreReducedOnceAfterTheLastBackward) {
     }
     RC_ASSERT(static_cast<int>(reduced.size()) == schedule.stages());
     for (const auto& [stage, count] : reduced) RC_ASSERT(count == 1);
-    RC_ASSERT(!with_communication(schedule, {.reduce_grad = false}).has(ActionKind::reduce_grad));
-    RC_ASSERT(!with_communication(schedule, {.unsharded_stages = std::nullopt}).has(ActionKind::unshard));
+    RC_ASSERT(!with_communication(schedule, {.reduce_grad = false}).has(Action::Kind::reduce_grad));
+    RC_ASSERT(!with_communication(schedule, {.unsharded_stages = std::nullopt}).has(Action::Kind::unshard));
   }));
 }
 

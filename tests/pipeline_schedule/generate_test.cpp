@@ -180,7 +180,7 @@ TEST(Generated, ForwardPartIsAForwardOnlySchedule) {
     ASSERT_NO_THROW(check(forward, {.forward_only = true}));
     const Schedule complete = with_communication(forward);
     ASSERT_NO_THROW(check(complete, {.microbatches = microbatches, .forward_only = true}));
-    ASSERT_FALSE(complete.has(ActionKind::reduce_grad) || complete.has(ActionKind::recv_backward));
+    ASSERT_FALSE(complete.has(Action::Kind::reduce_grad) || complete.has(Action::Kind::recv_backward));
     ASSERT_EQ(most(live_activations(complete)), 0);
   });
 }

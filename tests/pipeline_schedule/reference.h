@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dtensor/pipeline_schedule.h"
+#include "internal/action_kinds.h"
 
 namespace dtensor::pipeline::reference {
 
@@ -34,7 +35,7 @@ inline Words words_of(const Schedule& schedule) {
 // The dependencies of `action`: of each set, at least one action must be done.
 inline std::vector<std::set<std::string>> dependencies(const Action& action, const std::vector<int>& rank_of,
                                                        bool communicates) {
-  using K = ActionKind;
+  using K = Action::Kind;
   const int s = action.stage, m = action.microbatch, last = static_cast<int>(rank_of.size()) - 1;
   const auto elsewhere = [&](int other) { return communicates && rank_of.at(other) != rank_of.at(s); };
   std::vector<std::set<std::string>> all;
@@ -86,8 +87,9 @@ inline std::optional<Facts> facts_of(const Schedule& schedule) {
       ++facts.count[to_string(action)];
       facts.microbatches = std::max(facts.microbatches, action.microbatch + 1);
       facts.communicates |= is_communication(action.kind);
-      facts.reduces |= action.kind == ActionKind::reduce_grad;
-      if (action.kind == ActionKind::unshard || action.kind == ActionKind::reshard) facts.sharded.insert(action.stage);
+      facts.reduces |= action.kind == Action::Kind::reduce_grad;
+      if (action.kind == Action::Kind::unshard || action.kind == Action::Kind::reshard)
+        facts.sharded.insert(action.stage);
     }
   }
   for (const auto& [stage, on] : ranks) {
@@ -147,12 +149,12 @@ inline bool has_right_stages(const Schedule& schedule, const Facts& facts) {
     for (const Action& action : schedule.ranks[facts.rank_of[stage]]) {
       if (action.stage != stage) continue;
       if (is_compute(action.kind) && !open) return false;
-      if (is_compute(action.kind) && action.kind != ActionKind::forward && reduced) return false;
-      if (action.kind == ActionKind::unshard && open) return false;
-      if (action.kind == ActionKind::reshard && !open) return false;
-      if (action.kind == ActionKind::unshard) open = true;
-      if (action.kind == ActionKind::reshard) open = false;
-      if (action.kind == ActionKind::reduce_grad) reduced = true;
+      if (is_compute(action.kind) && action.kind != Action::Kind::forward && reduced) return false;
+      if (action.kind == Action::Kind::unshard && open) return false;
+      if (action.kind == Action::Kind::reshard && !open) return false;
+      if (action.kind == Action::Kind::unshard) open = true;
+      if (action.kind == Action::Kind::reshard) open = false;
+      if (action.kind == Action::Kind::reduce_grad) reduced = true;
     }
     if (sharded && open) return false;
   }
@@ -185,8 +187,8 @@ inline bool runs_with_rendezvous_sends(const Schedule& schedule, bool batched) {
     for (std::size_t rank = 0; rank < at.size(); ++rank) offers.merge(on_offer(rank));
     for (const std::string& w : offers) {
       const Action send = Schedule::parse(w).ranks[0][0];
-      const bool forward = send.kind == ActionKind::send_forward;
-      if (!forward && send.kind != ActionKind::send_backward) continue;
+      const bool forward = send.kind == Action::Kind::send_forward;
+      if (!forward && send.kind != Action::Kind::send_backward) continue;
       const std::string receive = word(send.stage + (forward ? 1 : -1), forward ? "RECV_F" : "RECV_B", send.microbatch);
       if (offers.count(receive) > 0 && done.insert(w).second) {
         done.insert(receive);
@@ -217,7 +219,8 @@ inline bool runs_with_rendezvous_sends(const Schedule& schedule, bool batched) {
 }
 
 // The end of each action of a valid schedule with the given costs: times are raised until no action starts too early.
-inline std::vector<std::vector<double>> ends(const Schedule& schedule, const CostFunction& cost) {
+inline std::vector<std::vector<double>> ends(const Schedule& schedule,
+                                             const std::function<double(const Action&)>& cost) {
   const Facts facts = *facts_of(schedule);
   std::vector<std::vector<double>> end;
   for (const auto& actions : schedule.ranks) end.emplace_back(actions.size(), 0.);
@@ -231,7 +234,7 @@ inline std::vector<std::vector<double>> ends(const Schedule& schedule, const Cos
         for (const auto& any : dependencies(action, facts.rank_of, facts.communicates)) {
           for (const std::string& w : any) begin = std::max(begin, there[w]);
         }
-        const bool sends = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
+        const bool sends = action.kind == Action::Kind::send_forward || action.kind == Action::Kind::send_backward;
         const double ended = begin + (sends ? 0 : cost(action));
         changed |= ended > end[r][i];
         end[r][i] = ended;
@@ -254,10 +257,10 @@ inline Schedule random_schedule(std::mt19937_64& random, int most_ranks = 4, int
   std::vector<Action> todo;
   for (int s = 0; s < stages; ++s) {
     for (int m = 0; m < microbatches; ++m) {
-      todo.push_back({ActionKind::forward, s, m});
+      todo.push_back({Action::Kind::forward, s, m});
       const bool split = below(2) == 0;
-      todo.push_back({split ? ActionKind::backward_input : ActionKind::backward, s, m});
-      if (split) todo.push_back({ActionKind::backward_weight, s, m});
+      todo.push_back({split ? Action::Kind::backward_input : Action::Kind::backward, s, m});
+      if (split) todo.push_back({Action::Kind::backward_weight, s, m});
     }
   }
   Schedule schedule;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include "internal/action_kinds.h"
 #include "pipeline_schedule/reference.h"
 
 namespace dtensor::pipeline {
@@ -10,7 +11,7 @@ namespace {
 using reference::error_of;
 using reference::random_schedule;
 
-CostFunction random_costs(std::mt19937_64& random) {
+std::function<double(const Action&)> random_costs(std::mt19937_64& random) {
   const auto some = [&] { return static_cast<double>(random() % 8) / 4; };
   Costs costs{some(), some(), some(), some(), some(), some(), some(), some(), {}};
   for (int stage = 0; stage < 8; ++stage) costs.stages.push_back(some());
@@ -26,7 +27,7 @@ TEST(Simulate, RandomSchedulesMatchTheReferenceTimes) {
       if (random() % 2 == 0) schedule = with_communication(schedule);
       RC_ASSERT(Schedule::parse(schedule.str()) == schedule);
       check(schedule);
-      const CostFunction cost = random_costs(random);
+      const std::function<double(const Action&)> cost = random_costs(random);
       const Timeline timeline = simulate(schedule, cost);
       const auto expected = reference::ends(schedule, cost);
       double makespan = 0, computed = 0;
@@ -51,19 +52,19 @@ TEST(Simulate, CriticalPathIsAsLongAsTheStep) {
   EXPECT_TRUE(rc::check([] {
     std::mt19937_64 random(*rc::gen::arbitrary<std::uint64_t>());
     const Schedule schedule = with_communication(random_schedule(random));
-    const CostFunction cost = random_costs(random);
+    const std::function<double(const Action&)> cost = random_costs(random);
     const Timeline timeline = simulate(schedule, cost);
     double length = 0;
     for (std::size_t i = 0; i < timeline.critical_path.size(); ++i) {
       const Action& action = timeline.critical_path[i];
       // A send takes time until its message is used, but its rank continues at once.
-      const bool sends = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
+      const bool sends = action.kind == Action::Kind::send_forward || action.kind == Action::Kind::send_backward;
       const bool awaited =
           i + 1 < timeline.critical_path.size() &&
           timeline.critical_path[i + 1].kind ==
-              (action.kind == ActionKind::send_forward ? ActionKind::recv_forward : ActionKind::recv_backward) &&
+              (action.kind == Action::Kind::send_forward ? Action::Kind::recv_forward : Action::Kind::recv_backward) &&
           timeline.critical_path[i + 1].microbatch == action.microbatch &&
-          timeline.critical_path[i + 1].stage == action.stage + (action.kind == ActionKind::send_forward ? 1 : -1);
+          timeline.critical_path[i + 1].stage == action.stage + (action.kind == Action::Kind::send_forward ? 1 : -1);
       if (!sends || awaited) length += cost(action);
     }
     RC_ASSERT(length == timeline.makespan);
@@ -132,7 +133,8 @@ TEST(ScheduleSvg, HasAnAxisAndALegendOfItsKinds) {
 
 // An action from 2 to 3 in a step from 2 to 6 takes a quarter of the width, from the left edge.
 TEST(ScheduleSvg, BoxesAreToScaleForAnyStartTime) {
-  const std::string svg = schedule_svg({{{{ActionKind::forward, 0, 0}, 2, 3}}, {{{ActionKind::forward, 1, 0}, 3, 6}}});
+  const std::string svg =
+      schedule_svg({{{{Action::Kind::forward, 0, 0}, 2, 3}}, {{{Action::Kind::forward, 1, 0}, 3, 6}}});
   EXPECT_NE(svg.find("<rect x=\"60.00\" y=\"30.0\" width=\"300.00\""), std::string::npos) << svg;
   EXPECT_NE(svg.find("<rect x=\"360.00\" y=\"60.0\" width=\"900.00\""), std::string::npos) << svg;
   EXPECT_EQ(schedule_svg({}).find("<svg "), 0u);

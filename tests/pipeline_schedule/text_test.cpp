@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include "internal/action_kinds.h"
 #include "pipeline_schedule/reference.h"
 
 namespace dtensor::pipeline {
@@ -11,7 +12,7 @@ namespace {
 using reference::error_of;
 
 TEST(ScheduleText, ActionNamesMatchPyTorch) {
-  using K = ActionKind;
+  using K = Action::Kind;
   EXPECT_EQ(to_string({K::forward, 0, 3}), "0F3");
   EXPECT_EQ(to_string({K::backward, 12, 0}), "12B0");
   EXPECT_EQ(to_string({K::backward_input, 1, 2}), "1I2");
@@ -32,7 +33,7 @@ TEST(ScheduleText, AnyActionsRoundTrip) {
     for (auto& actions : schedule.ranks) {
       actions.resize(*rc::gen::inRange<std::size_t>(0, 12));
       for (Action& action : actions) {
-        action.kind = static_cast<ActionKind>(*rc::gen::inRange(0, kActionKinds));
+        action.kind = static_cast<Action::Kind>(*rc::gen::inRange(0, kActionKinds));
         action.stage = *rc::gen::inRange(0, 1'000'000);
         action.microbatch = has_microbatch(action.kind) ? *rc::gen::inRange(0, 1'000'000) : -1;
       }
@@ -68,8 +69,8 @@ TEST(ScheduleText, SizesFollowFromTheActions) {
   EXPECT_EQ(schedule.rank_of(2), 1);
   EXPECT_NE(error_of([&] { static_cast<void>(schedule.rank_of(4)); }).find("no rank has stage 4 of 4"),
             std::string::npos);
-  EXPECT_TRUE(schedule.has(ActionKind::unshard));
-  EXPECT_FALSE(schedule.has(ActionKind::reshard));
+  EXPECT_TRUE(schedule.has(Action::Kind::unshard));
+  EXPECT_FALSE(schedule.has(Action::Kind::reshard));
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ class Experts(unittest.TestCase):
         return one, y
 
     def test_expert_parallel(self):
-        for options in [{}, {"shared_ffn": 4, "score": "sigmoid", "normalise": True, "shared_gate": True}, {"strategy": InTurn()}]:
+        for options in [{}, {"shared_ffn": 4, "score": "sigmoid", "normalize": True, "shared_gate": True}, {"strategy": InTurn()}]:
             one, expected = self.reference(**options)
             prototype = layer(**options)
 

@@ -90,7 +90,7 @@ TEST(RuleText, PacksAreExpanded) {
 
 TEST(RuleText, FactorsOfViewsAreFound) {
   const auto text = [](std::vector<std::int64_t> in, std::vector<std::int64_t> out) {
-    return view_factors(in, out).str();
+    return Rule::view(in, out).str();
   };
   EXPECT_EQ(text({4, 6}, {24}), "d0d1 -> (d0d1)");
   EXPECT_EQ(text({24}, {4, 6}), "(d0d1) -> d0d1");

@@ -36,8 +36,7 @@ WORDS = {
     r"(behavi|col|fav|flav|hum|neighb|vap)our\w*": ("American spelling: -or", "the neighbouring rank"),
     r"\w*(label|model|travel|cancel|signal|level)l(ed|ing)": ("American spelling: one l", "isLabelled"),
     r"(cent|fib|met)re[ds]?": ("American spelling: -er", "centred"),
-    # Without "normalise" itself, a field of RouterOptions.
-    r"\w*(normalis(?!e\b)|(initial|quant|synchron|minim|maxim|vector|util|recogn|parametr|optim|serial|organ|final)is)(e|ed|es|er|ers|ing|ation)":
+    r"\w*((normal|initial|quant|synchron|minim|maxim|vector|util|recogn|parametr|optim|serial|organ|final)is)(e|ed|es|er|ers|ing|ation)":
     ("American spelling: -ize", "an unsynchronised step"),
     r"learnt|towards|whilst|amongst|artefacts?|catalogues?|analogues?": ("American spelling", "learnt"),
 }

@@ -177,7 +177,7 @@ TEST(TorchOptimizer, AcceptsTheNamesOfATorchModule) {
     saved.step();
     const auto state = saved.state_dict();
     EXPECT_EQ(state.tensors.at(0).first, "0.weight.momentum_buffer");
-    EXPECT_EQ(state.scalars, (StateScalars{{"group0.lr", 0.1}}));
+    EXPECT_EQ(state.scalars, (OptimizerState::Scalars{{"group0.lr", 0.1}}));
   });
 }
 

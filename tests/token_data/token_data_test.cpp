@@ -23,7 +23,7 @@ std::string path_of(const std::string& name) {
 }
 
 // 0, 1, 2, ... in files of these lengths.
-std::vector<std::string> counting(const std::vector<std::int64_t>& lengths, TokenDtype dtype) {
+std::vector<std::string> counting(const std::vector<std::int64_t>& lengths, TokenFiles::Dtype dtype) {
   std::vector<std::string> paths;
   std::int64_t next = 0;
   for (const std::int64_t length : lengths) {
@@ -38,7 +38,7 @@ std::vector<std::string> counting(const std::vector<std::int64_t>& lengths, Toke
 
 RC_GTEST_PROP(TokenFiles, AreConcatenated, ()) {
   const auto lengths = *rc::gen::container<std::vector<std::int64_t>>(3, rc::gen::inRange<std::int64_t>(0, 40));
-  const auto dtype = *rc::gen::element(TokenDtype::uint16, TokenDtype::uint32);
+  const auto dtype = *rc::gen::element(TokenFiles::Dtype::uint16, TokenFiles::Dtype::uint32);
   const TokenFiles files(counting(lengths, dtype), dtype);
   const auto size = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   RC_ASSERT(files.size() == size);
@@ -54,8 +54,8 @@ RC_GTEST_PROP(TokenFiles, AreConcatenated, ()) {
 RC_GTEST_PROP(TokenBatches, AreTheSameOnEveryLayoutAndReadLocally, ()) {
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1000000);
   Draw choice(seed);
-  const TokenBatchOptions options{choice.integer(1, 9), choice.integer(1, 12), seed, choice.coin()};
-  const auto paths = counting({choice.integer(13, 200), choice.integer(0, 50)}, TokenDtype::uint16);
+  const TokenBatches::Options options{choice.integer(1, 9), choice.integer(1, 12), seed, choice.coin()};
+  const auto paths = counting({choice.integer(13, 200), choice.integer(0, 50)}, TokenFiles::Dtype::uint16);
   const auto step = choice.integer(0, 100);
   const std::vector<std::vector<std::int64_t>> meshes = {{1}, {2}, {3}, {2, 2}, {2, 3}};
   const auto shape = meshes[static_cast<std::size_t>(choice.integer(0, 4))];
@@ -81,7 +81,7 @@ RC_GTEST_PROP(TokenBatches, HaveEverySequenceOncePerEpoch, ()) {
   const auto sequences = *rc::gen::inRange<std::int64_t>(1, 70), batch = *rc::gen::inRange<std::int64_t>(1, 8);
   const auto seed = *rc::gen::inRange<std::uint64_t>(0, 1000);
   const TokenBatches batches(
-      TokenFiles(counting({sequences * 3 + 1 + *rc::gen::inRange<std::int64_t>(0, 3)}, TokenDtype::uint16)),
+      TokenFiles(counting({sequences * 3 + 1 + *rc::gen::inRange<std::int64_t>(0, 3)}, TokenFiles::Dtype::uint16)),
       {batch, 3, seed});
   RC_ASSERT(batches.sequences() == sequences);
   std::vector<std::int64_t> starts;
@@ -96,7 +96,7 @@ RC_GTEST_PROP(TokenBatches, HaveEverySequenceOncePerEpoch, ()) {
 }
 
 TEST(TokenBatches, EpochsAndSeedsDifferInOrder) {
-  const TokenFiles files(counting({1001}, TokenDtype::uint16));
+  const TokenFiles files(counting({1001}, TokenFiles::Dtype::uint16));
   const auto first = TokenBatches(files, {100, 10, 1}), other = TokenBatches(files, {100, 10, 2});
   EXPECT_FALSE(at::equal(first.at(0).ids, first.at(1).ids));
   EXPECT_FALSE(at::equal(first.at(0).ids, other.at(0).ids));
@@ -116,7 +116,7 @@ TEST(TokenFiles, InvalidTokenLeavesTheFileUnchanged) {
 
 // Token ids cannot be Partial. Dimensions may be negative.
 TEST(TokenBatches, AcceptSplitsInAnyPlacements) {
-  const auto paths = counting({10}, TokenDtype::uint16);
+  const auto paths = counting({10}, TokenFiles::Dtype::uint16);
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const TokenBatches batches(TokenFiles(paths), {2, 3, 0, false});
     EXPECT_THROW(batches.at(0, mesh, {Partial()}), c10::Error);
@@ -128,7 +128,7 @@ TEST(TokenBatches, AcceptSplitsInAnyPlacements) {
 
 // Full batches are regular tensors and distributed batches have the requested placements, in a mesh scope as outside.
 TEST(TokenBatches, MeshScopeDoesNotAffectBatches) {
-  const auto paths = counting({20}, TokenDtype::uint16);
+  const auto paths = counting({20}, TokenFiles::Dtype::uint16);
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     const TokenBatches batches(TokenFiles(paths), {2, 3, 0, true});
     const auto expected = batches.at(1);
@@ -146,7 +146,7 @@ RC_GTEST_PROP(TokenBatches, StepsThatWouldOverflowAreRefused, ()) {
   const auto batch = *rc::gen::inRange<std::int64_t>(1, 9);
   const auto back = *rc::gen::inRange<std::int64_t>(1, 1000);
   const std::int64_t most = std::numeric_limits<std::int64_t>::max(), end = most / batch;
-  const auto paths = counting({61}, TokenDtype::uint16);
+  const auto paths = counting({61}, TokenFiles::Dtype::uint16);
   run_local(1, [&](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {1});
     const TokenBatches batches(TokenFiles(paths), {batch, 3});
@@ -165,7 +165,7 @@ RC_GTEST_PROP(TokenBatches, StepsThatWouldOverflowAreRefused, ()) {
 }
 
 TEST(TokenBatches, MovedFromObjectsAreErrors) {
-  TokenFiles files(counting({9}, TokenDtype::uint16));
+  TokenFiles files(counting({9}, TokenFiles::Dtype::uint16));
   TokenBatches batches(files, {1, 3});
   const TokenFiles taken(std::move(files));
   const TokenBatches others(std::move(batches));
@@ -186,8 +186,8 @@ TEST(TokenFiles, InvalidFilesAreErrors) {
   EXPECT_THROW(TokenFiles({::testing::TempDir()}), c10::Error);
   EXPECT_THROW(write_token_file(path_of("big"), {70000}), c10::Error);
   EXPECT_FALSE(std::filesystem::exists(path_of("big")));
-  const auto paths = counting({9}, TokenDtype::uint16);
-  EXPECT_THROW(TokenFiles(paths, TokenDtype::uint32), c10::Error);  // 18 bytes
+  const auto paths = counting({9}, TokenFiles::Dtype::uint16);
+  EXPECT_THROW(TokenFiles(paths, TokenFiles::Dtype::uint32), c10::Error);  // 18 bytes
   EXPECT_THROW(TokenBatches(TokenFiles(paths), {1, 9}), c10::Error);
   const TokenFiles files(paths);
   std::int64_t token = 0;
@@ -222,7 +222,7 @@ TEST(TokenFiles, PipeIsRefused) {
 }
 
 TEST(TokenBatches, RefusePlacementsOfAnotherMesh) {
-  const auto paths = counting({100}, TokenDtype::uint16);
+  const auto paths = counting({100}, TokenFiles::Dtype::uint16);
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
     const TokenBatches batches(TokenFiles(paths), {4, 3});
     EXPECT_THROW(batches.at(0, mesh, {Shard(0)}), c10::Error);

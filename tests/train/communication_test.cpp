@@ -20,7 +20,7 @@ TEST(Communication, TensorParallelismIsMinimal) {
       train::token_loss((*model)(ids).logits.front(), ids).backward();
       const int layers = static_cast<int>(train::tiny().layers);
       for (const auto phase : {dtensor::Phase::forward, dtensor::Phase::backward}) {
-        const auto count = comms.total([&](const dtensor::CommKey& key) {
+        const auto count = comms.total([&](const dtensor::CommDebugMode::Key& key) {
           return key.kind == "all_reduce" && key.axis == "tp" && key.phase == phase;
         });
         EXPECT_EQ(count.calls, 2 * layers + 1) << comms.table();

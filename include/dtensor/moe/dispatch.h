@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <any>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,15 +22,11 @@ namespace dtensor {
 // floating dtypes (backward is an all-to-all with swapped splits). Collective, also if all splits are 0. With one rank
 // it returns `input`.
 // `overlap_fn` runs while the rows are in transit, if the backend communicates asynchronously.
-using OverlapFn = std::function<void()>;
 DTENSOR_API at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
-                                  const Communicator& comm, const OverlapFn& overlap_fn = {});
+                                  const Communicator& comm, const std::function<void()>& overlap_fn = {});
 
 // Same, for receivers without known splits: exchanges the splits first. Two collectives.
 DTENSOR_API at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef input_splits, const Communicator& comm);
-
-// The number of rows that each rank sends to this one, given those that this rank sends. Collective.
-DTENSOR_API std::vector<std::int64_t> exchange_splits(at::IntArrayRef input_splits, const Communicator& comm);
 
 // all_gather_rows concatenates the rows of all ranks; rows[i] is the number of rows of rank i. Its gradient is a
 // reduce-scatter. reduce_scatter_rows is the transpose: each rank gives a tensor of all rows and receives the sum of
@@ -37,26 +34,21 @@ DTENSOR_API std::vector<std::int64_t> exchange_splits(at::IntArrayRef input_spli
 DTENSOR_API at::Tensor all_gather_rows(const at::Tensor& input, at::IntArrayRef rows, const Communicator& comm);
 DTENSOR_API at::Tensor reduce_scatter_rows(const at::Tensor& input, at::IntArrayRef rows, const Communicator& comm);
 
-// Base class of the state that a dispatcher keeps for one forward pass.
-struct DTENSOR_API DispatchDetails {
-  virtual ~DispatchDetails() = default;
-};
-
 // Plan of one forward pass; created by prepare().
 struct DispatchPlan {
-  at::Tensor position;                       // [tokens, choices] row of each entry among the rows sent; -1: dropped
-  at::Tensor weights;                        // [tokens, choices]
-  bool apply_probs_before_experts = false;   // rows are multiplied by the weights before sending, results are not
-  std::int64_t sent = 0;                     // number of rows sent
-  at::Tensor counts;                         // [local experts] int64: rows of each local expert
-  std::vector<std::int64_t> rows;            // same on the host; empty for other devices if no exchange needs it
-  std::int64_t dropped = 0;                  // dropped entries of this rank
-  std::shared_ptr<DispatchDetails> details;  // state of the dispatcher that created the plan
+  at::Tensor position;                      // [tokens, choices] row of each entry among the rows sent; -1: dropped
+  at::Tensor weights;                       // [tokens, choices]
+  bool apply_probs_before_experts = false;  // rows are multiplied by the weights before sending, results are not
+  std::int64_t sent = 0;                    // number of rows sent
+  at::Tensor counts;                        // [local experts] int64: rows of each local expert
+  std::vector<std::int64_t> rows;           // same on the host; empty for other devices if no exchange needs it
+  std::int64_t dropped = 0;                 // dropped entries of this rank
+  std::any details;                         // state of the dispatcher that created the plan
 
   at::IntArrayRef host_rows();  // copies `counts` to the host on first use
 };
 
-// Sends tokens to the ranks of their experts and returns the results.
+// Sends tokens to the ranks of their experts and returns the results. Immutable, and shared by the layers of a model.
 class DTENSOR_API Dispatcher {
  public:
   virtual ~Dispatcher() = default;
@@ -66,7 +58,8 @@ class DTENSOR_API Dispatcher {
   // then by entry. Completes the plan. Differentiable, as is combine().
   // `overlap_fn` runs at most once, while the rows are in transit. If the dispatcher does not call it, the layer runs
   // it afterwards.
-  virtual at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn = {}) const = 0;
+  virtual at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan,
+                              const std::function<void()>& overlap_fn = {}) const = 0;
   // Returns the experts' results for these rows to [tokens, D]. `base`, if defined, is added: in place if no gradient
   // is recorded and it shares no memory with the tensors of `keep`.
   virtual at::Tensor combine(const at::Tensor& rows, const DispatchPlan& plan, const at::Tensor& base = {},
@@ -81,38 +74,29 @@ class DTENSOR_API Dispatcher {
   // See ranks().
   Communicator ranks_;
 };
-// Dispatchers are immutable and shared by the layers of a model.
-using DispatcherPtr = std::shared_ptr<const Dispatcher>;
-
-// Which tokens an expert drops if it exceeds its capacity.
-enum class DropPolicy : std::uint8_t {
-  position,     // entries later in the batch
-  probability,  // entries with smaller weight
-};
-// Options of capacity_all_to_all_dispatcher().
+// Options of DispatchKind::capacity.
 struct CapacityOptions {
+  // Which tokens an expert drops if it exceeds its capacity.
+  enum class Drop : std::uint8_t {
+    position,     // entries later in the batch
+    probability,  // entries with smaller weight
+  };
   // Capacity of each expert: int(factor * choices * tokens / experts) entries of the batch; 0: unlimited.
   double factor = 0;
-  DropPolicy drop = DropPolicy::position;
+  Drop drop = Drop::position;
 };
 
-// For experts that are all on this rank.
-DTENSOR_API DispatcherPtr local_dispatcher();
-// All-gathers the tokens; each rank computes its experts, and one reduce-scatter sums the results.
-DTENSOR_API DispatcherPtr all_gather_dispatcher(const Communicator& ranks);
-// Dropless: exchanges counts, then rows.
-DTENSOR_API DispatcherPtr all_to_all_dispatcher(const Communicator& ranks);
-// The same rows in segments of one size for each pair of ranks: rows, then zero rows up to the largest segment of all
-// ranks, which receivers drop. For networks and backends whose all-to-all is fast for equal sizes only.
-DTENSOR_API DispatcherPtr padded_all_to_all_dispatcher(const Communicator& ranks);
-DTENSOR_API DispatcherPtr capacity_all_to_all_dispatcher(const Communicator& ranks, CapacityOptions options);
-// For RouterChoice::round_robin with the same number of tokens on all ranks: the counts are known, so only rows are
-// exchanged.
-DTENSOR_API DispatcherPtr equal_all_to_all_dispatcher(const Communicator& ranks);
-
-// Unassigns entries over capacity (expert = expert_count) and returns their number on this rank. Collective over
-// layout.ranks.
-DTENSOR_API std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout,
-                                            const CapacityOptions& options);
+// Dispatchers of the library.
+enum class DispatchKind : std::uint8_t {
+  all_to_all,  // dropless: exchanges counts, then rows
+  all_gather,  // all-gathers the tokens; each rank computes its experts, and one reduce-scatter sums the results
+  capacity,    // as all_to_all, without the entries beyond CapacityOptions::factor
+  equal,       // for RouterChoice::round_robin with the same number of tokens on all ranks, whose counts are known
+  padded,      // as all_to_all, in segments of one size for each pair of ranks, filled up with zero rows that receivers
+               // drop. For networks and backends whose all-to-all is fast for equal sizes only
+};
+// `ranks`: those that share the experts; undefined: all experts are on this rank.
+DTENSOR_API std::shared_ptr<const Dispatcher> make_dispatcher(DispatchKind kind, const Communicator& ranks,
+                                                              CapacityOptions capacity = {});
 
 }  // namespace dtensor

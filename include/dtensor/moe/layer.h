@@ -21,6 +21,9 @@
 
 namespace dtensor {
 
+struct ExpertParallelOptions;
+class ExpertWeightCache;
+struct ExpertWeights;
 namespace moe {
 struct TokenMapping;
 }
@@ -50,31 +53,26 @@ class DTENSOR_API Experts final : public nn::Module {
   at::Tensor w1, w2, w3;
 };
 
-// An expert that computes all tokens: w1, w3 [F, D], w2 [D, F]; gate [1, D] is the weight of its result.
-class DTENSOR_API SharedExpert final : public nn::Module {
- public:
-  SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, bool result_gate, at::TensorOptions options);
-  void reset_parameters() override;
-  // The weights; w3 is defined for gated activations only, gate with MoeOptions::shared_gate.
-  at::Tensor w1, w2, w3, gate;
-};
-
-// The dispatcher: dropless by all_to_all, padded (segments of one size) or all_gather, with a capacity, or for equal
-// loads by construction.
-enum class DispatchKind : std::uint8_t { all_to_all, all_gather, capacity, equal, padded };
-
-// Statistics of the last forward pass on this rank.
-struct MoeStats {
-  at::Tensor load;           // [experts] entries, before dropping
-  std::int64_t dropped = 0;  // dropped entries
-};
-
 // A router and its experts.
 class DTENSOR_API MixtureOfExperts final : public nn::Layer<MixtureOfExperts> {
  public:
+  // An expert that computes all tokens: w1, w3 [F, D], w2 [D, F]; gate [1, D] is the weight of its result.
+  class DTENSOR_API SharedExpert final : public nn::Module {
+   public:
+    SharedExpert(std::int64_t hidden, std::int64_t ffn, bool gated, bool result_gate, at::TensorOptions options);
+    void reset_parameters() override;
+    // The weights; w3 is defined for gated activations only, gate with MoeOptions::shared_gate.
+    at::Tensor w1, w2, w3, gate;
+  };
+
   explicit MixtureOfExperts(const MoeOptions& options);
   ~MixtureOfExperts() override;
 
+  // Statistics of the last forward pass on this rank.
+  struct Stats {
+    at::Tensor load;           // [experts] entries, before dropping
+    std::int64_t dropped = 0;  // dropped entries
+  };
   // Result of run() and call_with_loss().
   struct Output {
     at::Tensor y;     // same shape as x
@@ -94,11 +92,11 @@ class DTENSOR_API MixtureOfExperts final : public nn::Layer<MixtureOfExperts> {
   void set_dispatch(DispatchKind kind, CapacityOptions capacity = {});
   // A user-defined dispatcher. `make` is called now and whenever the ranks that share the experts change (undefined
   // communicator: this rank alone).
-  using MakeDispatcher = std::function<DispatcherPtr(const Communicator& ranks)>;
+  using MakeDispatcher = std::function<std::shared_ptr<const Dispatcher>(const Communicator& ranks)>;
   void set_dispatcher(MakeDispatcher make);
   const MoeOptions& options() const { return options_; }
-  const MoeStats& stats() const { return stats_; }
-  const ExpertWeightCache& weight_cache() const { return cache_; }
+  const Stats& stats() const { return stats_; }
+  const ExpertWeightCache& weight_cache() const { return *cache_; }
   LoadBalancer* balancer() { return balancer_.get(); }
 
   // Weight of the router, the experts, and the shared expert (null: none).
@@ -107,10 +105,12 @@ class DTENSOR_API MixtureOfExperts final : public nn::Layer<MixtureOfExperts> {
   std::unique_ptr<SharedExpert> shared;
 
   struct Parallel;  // location of the experts
-  // Called by apply_expert_parallel().
-  void set_parallel(std::shared_ptr<const Parallel> parallel);
 
  private:
+  friend DTENSOR_API int apply_expert_parallel(nn::Module& model, const DeviceMesh& mesh,
+                                               const ExpertParallelOptions& options);
+  void set_parallel(std::shared_ptr<const Parallel> parallel);
+
   struct Pass;
   Output compute_with_loss(const at::Tensor& x);
   // `keep`: tensors that results must not be written into.
@@ -122,10 +122,10 @@ class DTENSOR_API MixtureOfExperts final : public nn::Layer<MixtureOfExperts> {
   MoeOptions options_;
   std::unique_ptr<LoadBalancer> balancer_;
   std::shared_ptr<const Parallel> parallel_;
-  DispatcherPtr dispatcher_;
+  std::shared_ptr<const Dispatcher> dispatcher_;
   MakeDispatcher make_;
-  MoeStats stats_;
-  ExpertWeightCache cache_;
+  Stats stats_;
+  std::unique_ptr<ExpertWeightCache> cache_;
   struct Seen;
   std::unique_ptr<Seen> seen_;  // layouts of previous inputs
 };

@@ -26,10 +26,11 @@ enum class RouterChoice : std::uint8_t {
 
 class RoutingStrategy;
 
-// Entries sorted by expert; internal to the library.
+// Internal to the library: entries sorted by expert, and counts of entries.
 struct SortedBins;
+class SharedCounts;
 
-// Options of route().
+// Options of a router.
 struct RouterOptions {
   // Number of experts, and experts per token.
   std::int64_t experts = 8, top_k = 2;
@@ -37,7 +38,7 @@ struct RouterOptions {
   RouterScore score = RouterScore::softmax;
   RouterChoice choice = RouterChoice::tokens;
   std::shared_ptr<const RoutingStrategy> strategy = {};  // a user-defined strategy instead of `choice`
-  bool normalise = false;                                // the weights of a token sum to one: w / (sum + 1e-20)
+  bool normalize = false;                                // the weights of a token sum to one: w / (sum + 1e-20)
   double scale = 1;                                      // factor of the weights
   // Experts form `groups` contiguous groups of equal size. A token chooses from its top_groups best groups, ranked by
   // the sum of a group's two best scores (DeepSeek-V3, 2412.19437).
@@ -62,29 +63,6 @@ struct TokenLayout {
   double share = 1;             // factor of the losses: 1 / number of ranks with the same tokens
 };
 
-// Entry counts of all ranks, exchanged once on first use.
-class DTENSOR_API SharedCounts {
- public:
-  explicit SharedCounts(at::Tensor local) : local_(std::move(local)) {}
-  // Counts of this rank.
-  const at::Tensor& local() const { return local_; }
-  // [ranks, experts], on the CPU. The first call for `ranks` is collective; begin() starts it asynchronously.
-  at::Tensor of_ranks(const Communicator& ranks);
-  at::Tensor on_device(const Communicator& ranks);  // same on the counts' device, without host synchronization
-  void begin(const Communicator& ranks);
-
- private:
-  struct Exchange {
-    Communicator ranks;
-    at::Tensor counts, host;
-    Work work;
-  };
-  Exchange& exchange(const Communicator& ranks);
-  static at::Tensor rows_of(const at::Tensor& counts, const Exchange& done, const Communicator& ranks);
-  at::Tensor local_;
-  std::vector<Exchange> exchanges_;
-};
-
 // Selects the experts of tokens: one strategy per RouterChoice, or a user-defined one.
 class DTENSOR_API RoutingStrategy {
  public:
@@ -105,16 +83,6 @@ class DTENSOR_API RoutingStrategy {
                         const at::Tensor& bias) const = 0;
   virtual const char* name() const = 0;
 };
-using RoutingStrategyPtr = std::shared_ptr<const RoutingStrategy>;
-
-// The strategies of RouterChoice.
-DTENSOR_API RoutingStrategyPtr token_choice();
-DTENSOR_API RoutingStrategyPtr expert_choice();
-// Experts in turn, independent of scores: for benchmarks without imbalance. Caches experts, counts and order for each
-// number of tokens and position in the batch.
-DTENSOR_API RoutingStrategyPtr force_load_balance();
-DTENSOR_API RoutingStrategyPtr make_strategy(RouterChoice choice);
-
 // The decision of a router.
 struct Routing {
   // Number of experts.
@@ -130,19 +98,6 @@ struct Routing {
   std::int64_t empty = 0;                        // entries without expert on this rank; -1: unknown on the host
   bool complete = false;                         // every entry has an expert, on all ranks
 };
-
-// x [tokens, D], gate [experts, D]; computed in float or wider. `bias` [experts] is added to the scores for the choice
-// only. Collective over layout.ranks if the options need it, independent of the data.
-DTENSOR_API Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& options,
-                          const TokenLayout& layout = {}, const at::Tensor& bias = {});
-
-// Range of this rank's tokens in the batch.
-struct TokenRange {
-  // Tokens of all ranks, and tokens of preceding ranks.
-  std::int64_t total = 0, first = 0;
-};
-// Range of the tokens that `routing` describes. May be collective.
-DTENSOR_API TokenRange token_range(const Routing& routing, const TokenLayout& layout);
 
 // Auxiliary-loss-free load balancing (2408.15664): after each optimizer step b += rate *
 // sign(mean load - load), with the load of all tokens since the last step. Forward passes for

@@ -65,6 +65,9 @@ class DTENSOR_API KVCache {
   at::Tensor keys(std::int64_t layer) const;
   at::Tensor values(std::int64_t layer) const;
 
+ private:
+  friend class Decoder;
+  friend class DecoderAttention;
   // Called by attention that runs on a mesh: mesh, placements and global sizes of what this rank appends. Throws on all
   // ranks if cached tokens have another layout.
   void set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements placements, std::int64_t batch,
@@ -74,7 +77,6 @@ class DTENSOR_API KVCache {
   // The ranks that share the layer's tokens; undefined if each rank stores all.
   const Communicator& sequence_group(std::int64_t layer) const;
 
- private:
   struct Entry {
     at::Tensor keys, values;  // [batch, heads, capacity, E or F]
     DeviceMesh mesh;
@@ -98,8 +100,6 @@ enum class NormKind : std::uint8_t {
   rms_offset,  // x / rms(x) * (1 + w), as in Gemma
   layer,       // LayerNorm, with a bias
 };
-// Activation function of the MLP.
-enum class Nonlinearity : std::uint8_t { silu, gelu, gelu_tanh, relu };
 
 // Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): x is projected to `kv_rank` latent features, from which
 // the keys and values of each head are computed. It is also projected to `rope_size` features of a rotated key that all
@@ -132,8 +132,8 @@ struct DTENSOR_API DecoderConfig {
   bool qk_norm = false;     // norms of each head's query and key (Qwen 3, Gemma 3)
   // Whether projections have biases.
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
-  // Activation function of the MLP.
-  Nonlinearity activation = Nonlinearity::silu;
+  // Activation function of the MLP: silu, gelu, gelu_tanh or relu.
+  Activation activation = Activation::silu;
   bool gated = true;                                // down(activation(gate(x)) * up(x)); else down(activation(up(x)))
   bool tied = false;                                // the head's weight is the embedding's
   double embedding_scale = 1;                       // factor of the embedding, rounded to its dtype (Gemma)
@@ -196,6 +196,9 @@ class DTENSOR_API Projection final : public Layer<Projection> {
   double lora_scale_ = 0;
 };
 
+class DecoderAttention;
+class FeedForward;
+
 // State of a forward pass that all layers share.
 struct DecoderPass {
   KVCache* cache = nullptr;            // null: there are no previous tokens
@@ -203,48 +206,11 @@ struct DecoderPass {
   std::vector<Rope::Angles> angles{};  // one for each of the configuration's ropes
 };
 
-// Attention of one layer: heads, grouped or latent, with positions, window and cache.
-class DTENSOR_API DecoderAttention final : public Layer<DecoderAttention> {
- public:
-  DecoderAttention(const DecoderConfig& config, std::int64_t layer);
-  // x: [batch, sequence, hidden]
-  at::Tensor forward(const at::Tensor& x, const DecoderPass& pass) const { return without_hooks(x, pass); }
-  at::Tensor compute(const at::Tensor& x, const DecoderPass& pass) const;
-
- private:
-  struct Projected;
-  Projected project(const at::Tensor& x) const;
-  at::Tensor with_cache(const Projected& p, const DecoderPass& pass) const;
-  at::Tensor fold_heads_into_batch(const Projected& p, const DecoderPass& pass) const;
-  at::Tensor normed(const Norm* norm, const at::Tensor& x) const;
-
-  DecoderConfig config_;
-  std::int64_t layer_;
-  Rope rope_;
-  std::unique_ptr<Projection> q_proj_, k_proj_, v_proj_;  // without latent attention
-  std::unique_ptr<Projection> q_a_proj_, q_b_proj_, kv_a_proj_, kv_b_proj_;
-  std::unique_ptr<Norm> q_norm_, k_norm_, q_a_norm_, kv_a_norm_;
-  Projection o_proj_;
-};
-
-// The MLP of a layer.
-class DTENSOR_API FeedForward final : public Layer<FeedForward> {
- public:
-  explicit FeedForward(const DecoderConfig& config);
-  // [..., hidden].
-  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
-  at::Tensor compute(const at::Tensor& x) const;
-
- private:
-  Nonlinearity activation_;
-  std::unique_ptr<Projection> gate_proj_;
-  Projection up_proj_, down_proj_;
-};
-
 // Attention, and MLP or experts, with their norms and residual connections.
 class DTENSOR_API DecoderBlock final : public Layer<DecoderBlock> {
  public:
   DecoderBlock(const DecoderConfig& config, std::int64_t layer);
+  ~DecoderBlock() override;
   // Result of a call.
   struct Output {
     // Same shape as x.
@@ -259,7 +225,7 @@ class DTENSOR_API DecoderBlock final : public Layer<DecoderBlock> {
 
  private:
   Norm attn_norm_;
-  DecoderAttention attn_;
+  std::unique_ptr<DecoderAttention> attn_;
   std::unique_ptr<Norm> attn_post_norm_;
   Norm mlp_norm_;
   std::unique_ptr<FeedForward> mlp_;

@@ -23,7 +23,7 @@ class DTENSOR_API Float8Scope {
  public:
   Float8Scope();
   // Whether one is open on this thread.
-  static bool is_open();
+  static bool current();
 
  private:
   std::shared_ptr<const void> scope_;

@@ -18,8 +18,8 @@
 #include "dtensor/debug.h"
 #include "dtensor/export.h"
 #include "dtensor/mesh.h"
-#include "dtensor/named_tensors.h"
 #include "dtensor/placement.h"
+#include "dtensor/tensor.h"
 
 namespace dtensor::nn {
 
@@ -68,9 +68,6 @@ void add_tensors(T& value, TensorSlots& slots) {
 
 }  // namespace detail
 
-// Redistributes an activation as a plan requires.
-using Constraint = std::function<at::Tensor(const at::Tensor&)>;
-
 // Base class of modules. A module defines forward(), of any signature, and derives from Callable, which gives it the
 // call operator. Keep tensors and modules as members and register them by name in the constructor. Registration
 // stores the members' addresses, so modules can be neither copied nor moved.
@@ -112,6 +109,7 @@ class DTENSOR_API Module {
   // Activation points: named positions in forward() at which a plan may redistribute an activation. Every module has
   // "in" and "out".
   std::vector<std::string> activation_points() const;
+  using Constraint = std::function<at::Tensor(const at::Tensor&)>;  // redistributes an activation as a plan requires
   void set_constraint(const std::string& point, Constraint constraint);  // empty: none
   const Constraint& constraint(const std::string& point);                // empty: none
 
@@ -252,6 +250,8 @@ class Layer : public Callable<Derived> {
   }
 };
 
+namespace detail {
+
 // Calls a module whose class may define forward() only.
 template <class M, class... Inputs>
 auto call_module(M& module, Inputs&&... inputs) {
@@ -262,6 +262,8 @@ auto call_module(M& module, Inputs&&... inputs) {
                        std::forward<Inputs>(inputs)...);
   }
 }
+
+}  // namespace detail
 
 // Replaces each tensor of `tensors` as Module::distribute does.
 DTENSOR_API void distribute(const NamedTensors& tensors, const DeviceMesh& mesh, const Module::PlacementFn& place);

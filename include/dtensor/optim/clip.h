@@ -28,12 +28,6 @@ struct NormOptions {
 // bits for any assignment of tensors to pipeline stages.
 DTENSOR_API at::Tensor get_total_norm(at::TensorList tensors, NormOptions options = {});
 
-// The p-norm of each tensor: a regular 1-D float64 tensor, 0 for undefined entries. The total norm is their norm,
-// summed in this order.
-DTENSOR_API at::Tensor get_norms(at::TensorList tensors, NormOptions options = {});
-// The norms of the parameters' gradients. A parameter without a gradient on this rank still determines the mesh.
-DTENSOR_API at::Tensor get_grad_norms(at::TensorList parameters, NormOptions options = {});
-
 // Scales the gradients in place so that their total norm is at most max_norm; returns the norm before. Partial
 // gradients are replaced by reduced ones. A parameter that is listed twice (tied weights) counts once.
 DTENSOR_API at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, NormOptions options = {});

@@ -18,16 +18,16 @@
 
 namespace dtensor {
 
-// Lists of (name, tensor) and (name, number).
+// A list of (name, tensor).
 using StateTensors = std::vector<std::pair<std::string, at::Tensor>>;
-using StateScalars = std::vector<std::pair<std::string, double>>;
 
 // Optimizer state for checkpoints. Names are `<parameter>.<what>` and `group<i>.<what>`. State tensors are on the
 // parameter's mesh; those with the parameter's shape also have its placements.
 struct OptimizerState {
+  using Scalars = std::vector<std::pair<std::string, double>>;  // (name, number)
   // Tensors such as moments; step counts and learning rates.
   StateTensors tensors;
-  StateScalars scalars;
+  Scalars scalars;
 };
 
 // Targets for loading a state: new tensors to fill, and a function that moves them into the optimizer.
@@ -69,7 +69,7 @@ class DTENSOR_API Optimizer {
   // Targets for a state dict with these scalars and the tensors for which `saved` returns true. Throws for names that
   // no parameter has.
   using Saved = std::function<bool(const std::string& name)>;
-  virtual StateTargets state_targets(const StateScalars& scalars, const Saved& saved) = 0;
+  virtual StateTargets state_targets(const OptimizerState::Scalars& scalars, const Saved& saved) = 0;
   // Throws the errors of step() that can be detected in advance, from options, gradients and state. Changes nothing and
   // does not communicate.
   virtual void check_step() const {}
@@ -96,7 +96,7 @@ class DTENSOR_API CombinedOptimizer final : public Optimizer {
   void set_lr(std::size_t group, double lr) override;
   StateTensors state(const at::Tensor& parameter) const override;
   OptimizerState state_dict() const override;  // prefixed with the index of the part: `0.`, `1.`, ...
-  StateTargets state_targets(const StateScalars& scalars, const Saved& saved) override;
+  StateTargets state_targets(const OptimizerState::Scalars& scalars, const Saved& saved) override;
 
   // One of the combined optimizers.
   Optimizer& part(std::size_t index) { return *parts_.at(index); }
@@ -117,31 +117,31 @@ struct ParameterGroup {
   std::vector<std::string> names = {};  // unique names for saved state; default: index over all groups
 };
 
-// A parameter and its state.
-struct OptimizerEntry {
-  // Name for saved state, parameter, index of its group, number of steps.
-  std::string name;
-  at::Tensor parameter;
-  std::size_t group = 0;
-  std::int64_t steps = 0;
-  std::vector<at::Tensor> slots;      // one per slot name; undefined before the first step
-  at::ScalarType dtype = at::kFloat;  // dtype of the slots
-};
+namespace detail {
 
-// Base class of this library's optimizers: one entry per parameter with a step count and named slots. Slots have the
+// One entry per parameter with a step count and named slots. Slots have the
 // parameter's shape and placements and are created at its first step.
 class DTENSOR_API SlotOptimizer : public Optimizer {
  public:
+  // A parameter and its state.
+  struct Entry {
+    // Name for saved state, parameter, index of its group, number of steps.
+    std::string name;
+    at::Tensor parameter;
+    std::size_t group = 0;
+    std::int64_t steps = 0;
+    std::vector<at::Tensor> slots;      // one per slot name; undefined before the first step
+    at::ScalarType dtype = at::kFloat;  // dtype of the slots
+  };
+
   void step() final;  // without recording gradients
   void check_step() const final;
   std::vector<at::Tensor> parameters() const override;
   StateTensors state(const at::Tensor& parameter) const override;
   OptimizerState state_dict() const override;
-  StateTargets state_targets(const StateScalars& scalars, const Saved& saved) override;
+  StateTargets state_targets(const OptimizerState::Scalars& scalars, const Saved& saved) override;
 
  protected:
-  // State of one parameter.
-  using Entry = OptimizerEntry;
   // `wide`: float state for half-precision parameters.
   explicit SlotOptimizer(std::vector<std::string> slot_names, bool wide = false)
       : slot_names_(std::move(slot_names)), wide_(wide) {}
@@ -171,7 +171,7 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
                                        StateTensors& tensors) const;
   // Returns 0 for a parameter without state.
   std::int64_t saved_steps(const Entry& entry, std::optional<double> count, const Saved& saved) const;
-  void check_known(const StateScalars& scalars) const;
+  void check_known(const OptimizerState::Scalars& scalars) const;
 
   std::vector<std::string> slot_names_;
   void warn_without_gradients();
@@ -181,19 +181,19 @@ class DTENSOR_API SlotOptimizer : public Optimizer {
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_;
 };
 
-// Validation of the options of a group.
-template <class Options>
-struct OptionValidator {
-  const char* optimizer = nullptr;          // name for error messages
-  void (*check)(const Options&) = nullptr;  // throws if options other than lr are invalid
-};
+}  // namespace detail
 
-// A SlotOptimizer whose groups have options with a learning rate `lr`.
+// Base class of this library's optimizers, whose groups have options with a learning rate `lr`.
 template <class Options>
-class GroupOptimizer : public SlotOptimizer {
+class GroupOptimizer : public detail::SlotOptimizer {
  public:
   // Parameter group of this optimizer.
   using Group = ParameterGroup<Options>;
+  // Validation of the options of a group.
+  struct Validator {
+    const char* optimizer = nullptr;          // name for error messages
+    void (*check)(const Options&) = nullptr;  // throws if options other than lr are invalid
+  };
 
   // See Optimizer.
   std::size_t group_count() const override { return options_.size(); }
@@ -207,7 +207,7 @@ class GroupOptimizer : public SlotOptimizer {
  protected:
   // If `rules` has a check, options are checked here (including lr) and in each step.
   GroupOptimizer(const std::vector<Group>& groups, std::vector<std::string> slot_names, bool wide = false,
-                 OptionValidator<Options> rules = {})
+                 Validator rules = {})
       : SlotOptimizer(std::move(slot_names), wide), rules_(rules) {
     for (const Group& group : groups) {
       add_parameters(options_.size(), group.parameters, group.names);
@@ -225,7 +225,7 @@ class GroupOptimizer : public SlotOptimizer {
   }
 
  private:
-  OptionValidator<Options> rules_;
+  Validator rules_;
   std::vector<Options> options_;
 };
 

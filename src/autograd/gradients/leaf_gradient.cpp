@@ -220,7 +220,7 @@ const ParameterSpecs& TensorHooks::specs(const DTensorImpl& parameter) {
 }
 
 void set_gather_hook(const DTensor& parameter, GatherHook hook) { hooks_of(parameter).use = std::move(hook); }
-void set_gradient_ready_hook(const DTensor& parameter, GradientReadyHook hook) {
+void set_gradient_ready_hook(const DTensor& parameter, std::function<void(const DTensor& parameter)> hook) {
   hooks_of(parameter).gradient = std::move(hook);
 }
 void set_reduce_stage(const DTensor& parameter, ReduceStage hook, std::string name) {

@@ -21,7 +21,7 @@ struct TensorHooks {
   const ParameterSpecs& specs(const DTensorImpl& parameter);
 
   GatherHook use;
-  GradientReadyHook gradient;
+  std::function<void(const DTensor& parameter)> gradient;
   ReduceStage reduce;
   std::string reduction;  // the name of reductions without that stage; empty: none
   bool syncs = true;

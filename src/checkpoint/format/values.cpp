@@ -15,14 +15,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-Json to_json(const CheckpointValue& value) {
+Json to_json(const CheckpointValues::mapped_type& value) {
   if (const auto* number = std::get_if<double>(&value); number != nullptr && !std::isfinite(*number)) {
     return {{"double", std::isnan(*number) ? "nan" : *number > 0 ? "inf" : "-inf"}};
   }
   return std::visit([](const auto& v) { return Json(v); }, value);
 }
 
-CheckpointValue value_of(const std::string& name, const Json& json, const std::string& path) {
+CheckpointValues::mapped_type value_of(const std::string& name, const Json& json, const std::string& path) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_unsigned()) return non_negative_integer(json, path, "value '" + name + "'");

@@ -36,7 +36,7 @@ at::Tensor value_of(at::Tensor value, const files::StoredPiece& piece) {
 }
 
 at::Tensor joined(const std::string& name, std::vector<Part>& parts) {
-  const IndexRange& only = parts[0].piece.stored_slice;
+  const StateDictKeyRule::Range& only = parts[0].piece.stored_slice;
   if (parts.size() == 1 && only.begin == 0 && only.count < 0) return parts[0].value;
   const auto begin = [](const Part& part) { return part.piece.stored_slice.begin; };
   std::sort(parts.begin(), parts.end(), [&](const Part& a, const Part& b) { return begin(a) < begin(b); });

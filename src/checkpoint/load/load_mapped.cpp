@@ -29,7 +29,7 @@ bool sizes_fit(const StoredPiece& piece, at::IntArrayRef stored) {
   for (std::int64_t s = 0; s < piece.stored_dims(); ++s) {
     const std::int64_t here = piece.target_segments[at_index(piece.dim_of_tensor(s))].length,
                        there = stored[at_index(s)];
-    const IndexRange& of = piece.stored_slice;
+    const StateDictKeyRule::Range& of = piece.stored_slice;
     if (of.dim == s && of.count >= 0 ? of.count != here || of.begin + here > there
                                      : here + (of.dim == s ? of.begin : 0) != there)
       return false;

@@ -31,7 +31,7 @@ std::string filled_in(const StateDictKeyRule& row, const std::vector<std::string
 StoredPiece piece_of(const std::string& name, at::IntArrayRef sizes, const StateDictKeyRule& row) {
   StoredPiece piece{{}, row.transposed, -1, row.stored_slice, {}};
   for (const std::int64_t n : sizes) piece.target_segments.push_back({0, n});
-  const IndexRange& here = row.tensor_slice;
+  const StateDictKeyRule::Range& here = row.tensor_slice;
   if (here.begin != 0 || here.count >= 0) {
     const auto dims = static_cast<std::int64_t>(sizes.size());
     TORCH_CHECK(here.dim >= 0 && here.dim < dims, "'", row.tensor, "': tensor_slice.dim is ", here.dim, ", but '", name,
@@ -72,7 +72,7 @@ void check_row(const StateDictKeyRule& row, const std::string& name, at::IntArra
   TORCH_CHECK(dims >= 0, "'", row.stored, "' stacks tensors, but '", name, "' has no dimension");
   TORCH_CHECK(!row.transposed || dims >= 2, "'", row.tensor, "' has transposed = true, but '", name, "' has sizes ",
               sizes);
-  const IndexRange& there = row.stored_slice;
+  const StateDictKeyRule::Range& there = row.stored_slice;
   if (there.begin == 0 && there.count < 0) return;
   TORCH_CHECK(there.begin >= 0 && there.dim >= 0 && there.dim < dims, "'", row.tensor, "' takes from '", row.stored,
               "' index ", there.begin, " of dimension ", there.dim, ", but '", name, "' has sizes ", sizes);

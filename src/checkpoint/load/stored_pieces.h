@@ -13,7 +13,7 @@ struct StoredPiece {
   std::string stored;                    // name of the stored tensor
   bool transposed;                       // the stored tensor has its last two dimensions transposed
   std::int64_t index;                    // index in the tensor's first dimension, for stacks; -1: not a stack
-  IndexRange stored_slice;               // in stored dimensions
+  StateDictKeyRule::Range stored_slice;  // in stored dimensions
   std::vector<Segment> target_segments;  // the part to fill: one range for each dimension of the tensor
   bool renamed = false;                  // the stored tensor equals the tensor except for its name
 

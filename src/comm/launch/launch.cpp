@@ -16,8 +16,7 @@
 #include "comm/launch/launcher_environment.h"
 #include "comm/local/threads/run_local.h"
 #include "comm/waiting/no_timeout.h"
-#include "dtensor/inspect.h"
-#include "dtensor/interrupt.h"
+#include "internal/checked_from_environment.h"
 
 namespace dtensor {
 namespace {

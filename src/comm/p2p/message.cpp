@@ -13,8 +13,8 @@ namespace dtensor::p2p {
 namespace {
 
 int message_tag(const ProcessGroup& members, int tag) {
-  const auto groups = static_cast<std::uint64_t>(members.job.max_tag()) / kMessageTags;
-  return static_cast<int>(members.id % std::max<std::uint64_t>(groups, 1)) * kMessageTags + tag;
+  const auto groups = static_cast<std::uint64_t>(members.job.max_tag()) / Communicator::kMessageTags;
+  return static_cast<int>(members.id % std::max<std::uint64_t>(groups, 1)) * Communicator::kMessageTags + tag;
 }
 
 class MessageWork : public Work::Impl {

@@ -12,7 +12,7 @@
 namespace dtensor {
 namespace {
 
-struct TokensOfRanks final : DispatchDetails {
+struct TokensOfRanks {
   explicit TokensOfRanks(std::vector<std::int64_t> of_each) : count(std::move(of_each)) {}
   const std::vector<std::int64_t> count;
 };
@@ -32,7 +32,7 @@ class AllGather final : public Dispatcher {
                 " experts are not divisible by ", size(), " ranks");
     DispatchPlan plan;
     TORCH_CHECK(size() == 1 || !routing.by_experts,
-                "AllGather does not support RouterChoice::experts; use all_to_all_dispatcher");
+                "AllGather does not support RouterChoice::experts; use DispatchKind::all_to_all");
     plan.details = std::make_shared<TokensOfRanks>(moe::tokens_of_ranks(routing, ranks_).of_each);
     auto experts = routing.experts;
     plan.weights = routing.weights;
@@ -49,7 +49,7 @@ class AllGather final : public Dispatcher {
     return plan;
   }
 
-  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn) const override {
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const std::function<void()>& overlap_fn) const override {
     if (overlap_fn) overlap_fn();
     const auto all = size() > 1 ? all_gather_rows(x, tokens_of(plan), ranks_) : x;
     return moe::sent_rows(all, plan);
@@ -70,6 +70,8 @@ class AllGather final : public Dispatcher {
 
 }  // namespace
 
-DispatcherPtr all_gather_dispatcher(const Communicator& ranks) { return std::make_shared<AllGather>(ranks); }
+std::shared_ptr<const Dispatcher> moe::all_gather_dispatcher(const Communicator& ranks) {
+  return std::make_shared<AllGather>(ranks);
+}
 
 }  // namespace dtensor

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "moe/local_function.h"
+#include "moe/routing/router_parts.h"
 
 namespace dtensor {
 namespace {
@@ -30,7 +31,7 @@ void check_splits(const char* what, at::IntArrayRef splits, const Communicator& 
 }
 
 at::Tensor exchange(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
-                    const Communicator& comm, const OverlapFn& overlap_fn = {}) {
+                    const Communicator& comm, const std::function<void()>& overlap_fn = {}) {
   Work work;
   at::Tensor result;
   {
@@ -98,7 +99,7 @@ struct SumRowsBackward final : Node {
 }  // namespace
 
 at::Tensor all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
-                      const Communicator& comm, const OverlapFn& overlap_fn) {
+                      const Communicator& comm, const std::function<void()>& overlap_fn) {
   TORCH_CHECK(input.dim() > 0, "all_to_all: expected a tensor with at least one dimension, got a scalar");
   check_splits("output splits", output_splits, comm);
   check_splits("input splits", input_splits, comm);

@@ -26,7 +26,7 @@ int size_of(const Communicator& ranks) { return ranks ? ranks.size() : 1; }
 int rank_of(const Communicator& ranks) { return ranks ? ranks.rank() : 0; }
 
 // State of a row exchange.
-struct RowDetails final : DispatchDetails {
+struct RowDetails {
   Sizes send_splits, take_splits;         // rows to and from each rank
   Sizes blocks, order;                    // sizes of the received blocks, and their order by local expert
   std::shared_ptr<SharedCounts> pending;  // counts whose exchange is in progress
@@ -66,7 +66,7 @@ class RowExchange : public Dispatcher {
     return plan;
   }
 
-  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn) const override {
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const std::function<void()>& overlap_fn) const override {
     const auto& details = details_of(plan);
     const auto sorted = moe::sent_rows(x, plan);
     if (size_of(ranks_) == 1) {  // the host does not need the number of rows per expert
@@ -180,7 +180,7 @@ class PaddedExchange final : public RowExchange {
  public:
   explicit PaddedExchange(Communicator ranks) : RowExchange(std::move(ranks), "PaddedAllToAll") {}
 
-  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn) const override {
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const std::function<void()>& overlap_fn) const override {
     auto& details = details_of(plan);
     if (size_of(ranks_) > 1 && details.pending) {
       const auto ranks = static_cast<std::int64_t>(size_of(ranks_));
@@ -203,14 +203,14 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
 
   DispatchPlan prepare(const Routing& routing, const TokenLayout& layout) const override {
     TORCH_CHECK(routing.round_robin, "EqualAllToAll requires RouterChoice::round_robin with ",
-                "the same number of tokens on all ranks; use all_to_all_dispatcher otherwise");
+                "the same number of tokens on all ranks; use DispatchKind::all_to_all otherwise");
     TORCH_CHECK(!layout.index.defined(),
                 "EqualAllToAll requires that the tokens of a rank are contiguous in the batch");
     const auto here = routing.experts.size(0);
     const std::int64_t spread = layout.ranks ? layout.ranks.size() : 1;
     TORCH_CHECK(layout.total < 0 || layout.total == here * spread, "EqualAllToAll: ", layout.total, " tokens on ",
                 spread, " ranks, ", here,
-                " on this one; expected the same number on all ranks (use all_to_all_dispatcher otherwise)");
+                " on this one; expected the same number on all ranks (use DispatchKind::all_to_all otherwise)");
     check_experts(routing);
     moe::count(&MoeCounters::equal_exchanges);
     const std::lock_guard lock(mutex_);
@@ -229,13 +229,13 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
   }
 
   // If ranks have different numbers of tokens, their segment sizes differ, and the exchange fails.
-  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const OverlapFn& overlap_fn) const override {
+  at::Tensor dispatch(const at::Tensor& x, DispatchPlan& plan, const std::function<void()>& overlap_fn) const override {
     try {
       return RowExchange::dispatch(x, plan, overlap_fn);
     } catch (const CommError& error) {
       throw CommError(c10::str(error.what(),
                                "; EqualAllToAll requires the same number of tokens on all ranks, this rank has ",
-                               x.size(0), " (use all_to_all_dispatcher otherwise)"));
+                               x.size(0), " (use DispatchKind::all_to_all otherwise)"));
     }
   }
 
@@ -273,7 +273,7 @@ class EqualExchange final : public RowExchange, public moe::NeedsEqualTokens {
     if (!layout.ranks || !ranks_) return Sizes(members, layout.ranks ? layout.ranks.rank() : 0);
     auto positions = moe::indices_among(ranks_, layout.ranks);
     TORCH_CHECK(positions.size() == members, "EqualAllToAll: of ", members, " ranks that share the experts ",
-                members - positions.size(), " have no separate tokens (use all_to_all_dispatcher)");
+                members - positions.size(), " have no separate tokens (use DispatchKind::all_to_all)");
     return positions;
   }
 
@@ -303,16 +303,22 @@ at::IntArrayRef DispatchPlan::host_rows() {
   return rows;
 }
 
-DispatcherPtr local_dispatcher() { return std::make_shared<RowExchange>(Communicator(), "Local"); }
-DispatcherPtr all_to_all_dispatcher(const Communicator& ranks) {
-  return std::make_shared<RowExchange>(ranks, "AllToAll");
+std::shared_ptr<const Dispatcher> make_dispatcher(DispatchKind kind, const Communicator& ranks,
+                                                  CapacityOptions capacity) {
+  switch (kind) {
+    case DispatchKind::all_gather:
+      return moe::all_gather_dispatcher(ranks);
+    case DispatchKind::capacity:
+      return std::make_shared<CapacityExchange>(ranks, capacity);
+    case DispatchKind::equal:
+      return std::make_shared<EqualExchange>(ranks);
+    case DispatchKind::padded:
+      if (ranks) return std::make_shared<PaddedExchange>(ranks);
+      [[fallthrough]];
+    case DispatchKind::all_to_all:
+      return std::make_shared<RowExchange>(ranks, ranks ? "AllToAll" : "Local");
+  }
+  TORCH_CHECK_VALUE(false, "make_dispatcher: expected a DispatchKind, got ", static_cast<int>(kind));
 }
-DispatcherPtr padded_all_to_all_dispatcher(const Communicator& ranks) {
-  return std::make_shared<PaddedExchange>(ranks);
-}
-DispatcherPtr capacity_all_to_all_dispatcher(const Communicator& ranks, CapacityOptions options) {
-  return std::make_shared<CapacityExchange>(ranks, options);
-}
-DispatcherPtr equal_all_to_all_dispatcher(const Communicator& ranks) { return std::make_shared<EqualExchange>(ranks); }
 
 }  // namespace dtensor

@@ -1,7 +1,10 @@
-// The dispatcher-specific part of a plan.
+// What dispatchers share: the dispatcher-specific part of a plan.
 #pragma once
 
 #include <c10/util/Exception.h>
+
+#include <any>
+#include <memory>
 
 #include "dtensor/moe/dispatch.h"
 
@@ -13,12 +16,14 @@ struct NeedsEqualTokens {
   virtual ~NeedsEqualTokens() = default;
 };
 
+std::shared_ptr<const Dispatcher> all_gather_dispatcher(const Communicator& ranks);
+
 // Throws if the plan was not prepared by this kind of dispatcher.
 template <class Details>
 Details& details_of(const DispatchPlan& plan, const char* dispatcher) {
-  auto* details = dynamic_cast<Details*>(plan.details.get());
+  const auto* details = std::any_cast<std::shared_ptr<Details>>(&plan.details);
   TORCH_CHECK(details != nullptr, dispatcher, ": the plan was not prepared by a dispatcher of this kind");
-  return *details;
+  return **details;
 }
 
 }  // namespace dtensor::moe

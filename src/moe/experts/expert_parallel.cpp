@@ -5,9 +5,10 @@
 
 #include <algorithm>
 
-#include "dtensor/moe/experts.h"
 #include "dtensor/tensor.h"
 #include "moe/dispatch/permute.h"
+#include "moe/experts/experts.h"
+#include "moe/routing/router_parts.h"
 #include "moe/token_mapping.h"
 
 namespace dtensor {

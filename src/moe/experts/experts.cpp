@@ -1,6 +1,6 @@
 // Experts: activations and grouped matrix products for packed or separate weights, and the weight cache for passes
 // without gradients.
-#include "dtensor/moe/experts.h"
+#include "moe/experts/experts.h"
 
 #include <ATen/ATen.h>
 
@@ -17,11 +17,6 @@
 
 namespace dtensor {
 
-bool is_gated(ExpertActivation activation) {
-  return activation == ExpertActivation::swiglu || activation == ExpertActivation::geglu ||
-         activation == ExpertActivation::glu;
-}
-
 namespace {
 
 at::Tensor activate(const at::Tensor& h, ExpertActivation activation) {
@@ -36,6 +31,8 @@ at::Tensor activate(const at::Tensor& h, ExpertActivation activation) {
       return at::sigmoid(h);
     case ExpertActivation::relu:
       return at::relu(h);
+    case ExpertActivation::gelu_tanh:
+      return at::gelu(h, "tanh");
   }
   TORCH_CHECK(false, "unknown activation of an expert");
 }
@@ -81,7 +78,7 @@ at::Tensor run_expert(const at::Tensor& x, const ExpertWeights& w, ExpertActivat
   check_gate(w, activation);
   const auto linear = [&](const at::Tensor& rows, const at::Tensor& weight) {
     // Scales of regular tensors would differ between ranks.
-    const bool float8 = nn::Float8Scope::is_open() && is_dtensor(rows) && moe::fits_float8(rows, w);
+    const bool float8 = nn::Float8Scope::current() && is_dtensor(rows) && moe::fits_float8(rows, w);
     return float8 ? nn::float8_linear(rows, weight) : at::linear(rows, weight);
   };
   auto h = activate(linear(x, w.w1), activation);

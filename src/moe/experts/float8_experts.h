@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dtensor/comm.h"
-#include "dtensor/moe/experts.h"
+#include "moe/experts/experts.h"
 
 namespace dtensor::moe {
 

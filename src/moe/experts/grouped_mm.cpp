@@ -2,9 +2,9 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 
-#include "dtensor/moe/experts.h"
 #include "internal/kernels/gpu_kernels.h"
 #include "moe/dispatch/permute.h"
+#include "moe/experts/experts.h"
 #include "moe/local_function.h"
 #include "moe/row_kernels.h"
 

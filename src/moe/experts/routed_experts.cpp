@@ -10,6 +10,7 @@
 #include "dtensor/tensor.h"
 #include "internal/parameter_swap.h"
 #include "moe/dispatch/permute.h"
+#include "moe/routing/router_parts.h"
 #include "moe/token_mapping.h"
 
 namespace dtensor {
@@ -17,7 +18,7 @@ namespace dtensor {
 struct RoutedExperts::Impl {
   std::vector<std::unique_ptr<nn::Module>> modules;
   std::vector<Forward> forwards;
-  DispatcherPtr dispatcher = local_dispatcher();
+  std::shared_ptr<const Dispatcher> dispatcher = make_dispatcher(DispatchKind::all_to_all, {});
   moe::TokenMappings mappings;
   at::Tensor load;
 
@@ -45,13 +46,6 @@ std::int64_t RoutedExperts::size() const { return static_cast<std::int64_t>(impl
 at::Tensor RoutedExperts::load() const { return impl_->load; }
 
 namespace {
-
-// Coordinate of the i-th rank of a mesh along an axis.
-std::int64_t coordinate(const DeviceMesh& mesh, std::int64_t i, std::int64_t axis) {
-  if (axis < 0) return 0;
-  for (std::int64_t a = mesh.ndim() - 1; a > axis; --a) i /= mesh.size(a);
-  return i % mesh.size(axis);
-}
 
 // Converts DTensor parameters of an expert (from a MeshScope or a plan) to regular tensors. Parameters on `there` are
 // kept, because they belong to a copy of a distributed expert. Collective.
@@ -83,8 +77,8 @@ void RoutedExperts::set_expert_parallel(const DeviceMesh& mesh, std::int64_t ep_
   p.expert_mesh.clear();  // left by a call that threw
   for (std::int64_t part = 0; part < ep; ++part) {
     std::vector<std::int64_t> holders;
-    for (std::int64_t i = 0; i < mesh.size(); ++i) {
-      if (coordinate(mesh, i, ep_axis) == part) holders.push_back(mesh.ranks()[i]);
+    for (const auto rank : mesh.ranks()) {
+      if (mesh.coordinate_of(rank)->at(ep_axis) == part) holders.push_back(rank);
     }
     const auto slice =
         device_mesh(mesh.world(), mesh.device_type(), holders, {static_cast<std::int64_t>(holders.size())},
@@ -99,8 +93,10 @@ void RoutedExperts::set_expert_parallel(const DeviceMesh& mesh, std::int64_t ep_
   if (!mesh.is_member()) return;  // experts of another pipeline stage: handles, which do not run here
   p.first = mesh.coordinate()->at(ep_axis) * here;
   p.sources.resize(edp_axis < 0 ? 1 : mesh.size(edp_axis));
-  for (std::int64_t i = 0; i < mesh.size(); ++i) p.sources[coordinate(mesh, i, edp_axis)].push_back(i);
-  if (ep > 1) p.dispatcher = all_to_all_dispatcher(mesh.communicator(ep_axis));
+  for (std::int64_t i = 0; i < mesh.size(); ++i) {
+    p.sources[edp_axis < 0 ? 0 : mesh.coordinate_of(mesh.ranks()[i])->at(edp_axis)].push_back(i);
+  }
+  if (ep > 1) p.dispatcher = make_dispatcher(DispatchKind::all_to_all, mesh.communicator(ep_axis));
 }
 
 // counts: [ranks of the mesh, experts]

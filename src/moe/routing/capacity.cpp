@@ -72,7 +72,7 @@ std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, con
   const auto capacity = static_cast<std::int64_t>(options.factor * static_cast<double>(choices * tokens) /
                                                   static_cast<double>(routing.expert_count));
   const auto experts = routing.experts.flatten();
-  const bool by_weight = options.drop == DropPolicy::probability;
+  const bool by_weight = options.drop == CapacityOptions::Drop::probability;
   const auto place = by_weight || layout.index.defined() ? ranks_by_key(routing, experts, layout, by_weight)
                                                          : ranks_in_order(routing, experts, layout.ranks);
   const auto over = (place >= capacity).logical_and_(experts < routing.expert_count);

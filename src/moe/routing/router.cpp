@@ -121,7 +121,7 @@ at::Tensor apply_weights(const at::Tensor& scores, const at::Tensor& experts, bo
   } else {
     weights = scores.gather(1, experts);
   }
-  if (o.normalise) weights = weights / (weights.sum(1, /*keepdim=*/true) + 1e-20);
+  if (o.normalize) weights = weights / (weights.sum(1, /*keepdim=*/true) + 1e-20);
   return o.scale == 1 ? weights : weights * o.scale;
 }
 

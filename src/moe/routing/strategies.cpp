@@ -129,18 +129,14 @@ class ForceLoadBalance final : public RoutingStrategy {
 
 }  // namespace
 
-RoutingStrategyPtr token_choice() { return std::make_shared<TokenChoice>(); }
-RoutingStrategyPtr expert_choice() { return std::make_shared<ExpertChoice>(); }
-RoutingStrategyPtr force_load_balance() { return std::make_shared<ForceLoadBalance>(); }
-
-RoutingStrategyPtr make_strategy(RouterChoice choice) {
+std::shared_ptr<const RoutingStrategy> make_strategy(RouterChoice choice) {
   switch (choice) {
     case RouterChoice::tokens:
-      return token_choice();
+      return std::make_shared<TokenChoice>();
     case RouterChoice::experts:
-      return expert_choice();
+      return std::make_shared<ExpertChoice>();
     case RouterChoice::round_robin:
-      return force_load_balance();
+      return std::make_shared<ForceLoadBalance>();
   }
   TORCH_CHECK(false, "route: unknown choice");
 }

@@ -29,8 +29,8 @@ struct OpCache {
 struct ThreadCache {
   std::vector<OpCache> ops;
   CacheStats stats;
-  std::size_t limit = kDefaultCacheLimit;
-  std::uint64_t book = 0;  // version of the rule book for which the entries were decided
+  std::size_t limit = 1024;  // the default of set_cache_limit()
+  std::uint64_t book = 0;    // version of the rule book for which the entries were decided
 
   // Whether no rule was added or removed since. Outdated entries must not be used: ranks with different cache contents
   // would diverge.

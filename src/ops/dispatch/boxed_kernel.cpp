@@ -4,7 +4,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "comm/event_listeners.h"
-#include "dtensor/bit_identical.h"
 #include "internal/bit_identical.h"
 #include "internal/simulated.h"
 #include "ops/cache/decision_cache.h"

@@ -8,7 +8,7 @@
 
 namespace dtensor::optim {
 
-at::Tensor local_buffer(const OptimizerEntry& entry, at::ScalarType dtype) {
+at::Tensor local_buffer(const detail::SlotOptimizer::Entry& entry, at::ScalarType dtype) {
   if (is_dtensor(entry.parameter) && !DTensor(entry.parameter).mesh().is_member()) {
     const auto options = at::TensorOptions(dtype).device(DTensor(entry.parameter).mesh().device_type());
     return at::empty(at::DimVector(entry.parameter.dim(), 0), options);
@@ -17,7 +17,7 @@ at::Tensor local_buffer(const OptimizerEntry& entry, at::ScalarType dtype) {
   return at::empty_like(local, local.options().dtype(dtype));
 }
 
-at::Tensor placed(const at::Tensor& local, const OptimizerEntry& entry) {
+at::Tensor placed(const at::Tensor& local, const detail::SlotOptimizer::Entry& entry) {
   if (!is_dtensor(entry.parameter)) return local;
   const DTensor p(entry.parameter);
   return DTensor::from_local(local, p.mesh(), without_storage(p.placements()), p.sizes(), p.strides());

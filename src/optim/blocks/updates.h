@@ -9,9 +9,9 @@ namespace dtensor::optim {
 
 // An uninitialized buffer like this rank's local part of the entry's parameter. Outside the parameter's mesh: an empty
 // tensor for placed().
-at::Tensor local_buffer(const OptimizerEntry& entry, at::ScalarType dtype);
+at::Tensor local_buffer(const detail::SlotOptimizer::Entry& entry, at::ScalarType dtype);
 // The filled buffer as a tensor with the parameter's placements and strides. It is copied if its strides differ.
-at::Tensor placed(const at::Tensor& local, const OptimizerEntry& entry);
+at::Tensor placed(const at::Tensor& local, const detail::SlotOptimizer::Entry& entry);
 
 // parameter = parameter (1 - decay) + factor * update; one foreach call for all parameters with equal decay and factor.
 struct Update {

@@ -7,11 +7,11 @@
 #include <cmath>
 #include <numeric>
 
-#include "dtensor/bit_identical.h"
-#include "dtensor/named_tensors.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
+#include "internal/bit_identical.h"
 #include "internal/device_copy.h"
+#include "internal/gradient_norms.h"
 #include "internal/parameter_swap.h"
 #include "internal/simulated.h"
 #include "optim/grad_norm/norm_group.h"

@@ -32,11 +32,11 @@ bool has_own_mesh(const DeviceMesh& own, const DeviceMesh& mesh) {
 namespace {
 
 void add_more_axes(Axes& axes, const DeviceMesh& mesh, const FsdpOptions& options) {
-  for (const auto& name : options.more_shard_axes) {
+  for (std::size_t i = 1; i < options.shard_axes.size(); ++i) {
+    const auto& name = options.shard_axes[i];
     const auto axis = axis_named(mesh, name);
     TORCH_CHECK(axis >= 0 && axis != axes.replicate && !axes.splits(axis),
-                "fully_shard: FsdpOptions::more_shard_axes names '", name, "', which is not a further axis of ",
-                mesh.str());
+                "fully_shard: FsdpOptions::shard_axes names '", name, "', which is not a further axis of ", mesh.str());
     if (mesh.size(axis) > 1) axes.shard.push_back(axis);
   }
   std::sort(axes.shard.begin(), axes.shard.end());
@@ -45,10 +45,12 @@ void add_more_axes(Axes& axes, const DeviceMesh& mesh, const FsdpOptions& option
 }  // namespace
 
 Axes find_axes(const DeviceMesh& mesh, const FsdpOptions& options) {
-  const auto named = axis_named(mesh, options.shard_axis);
+  TORCH_CHECK_VALUE(!options.shard_axes.empty(), "fully_shard: expected an axis in FsdpOptions::shard_axes, got none");
+  const auto named = axis_named(mesh, options.shard_axes[0]);
   const bool by_place = named < 0 && mesh.ndim() == 1;
   TORCH_CHECK(by_place || named >= 0 || (mesh.ndim() == 2 && mesh.names().empty()), "fully_shard: ", mesh.str(),
-              " has no axis named '", options.shard_axis, "'; name the axis to shard over in FsdpOptions::shard_axis");
+              " has no axis named '", options.shard_axes[0],
+              "'; name the axis to shard over in FsdpOptions::shard_axes");
   Axes axes{{named}, axis_named(mesh, options.replicate_axis)};
   if (named < 0) axes = by_place ? Axes{{0}, -1} : Axes{{1}, 0};
   add_more_axes(axes, mesh, options);

@@ -22,7 +22,7 @@
 namespace dtensor::fsdp {
 
 class ExtendedGather;
-class LocalCall;
+class LocalModuleCall;
 class Schedule;
 
 enum PassKind : std::uint8_t { kForward, kBackward, kInference, kPassKinds };
@@ -193,7 +193,7 @@ struct FsdpUnit::Impl {
   bool pinned = false;                   // by unshard(): release() does not free the copy
   // Active calls with local semantics (local_data_call.h) in forward or backward; those in backward.
   int active_calls = 0;
-  std::vector<std::shared_ptr<fsdp::LocalCall>> calls_in_backward;
+  std::vector<std::shared_ptr<fsdp::LocalModuleCall>> calls_in_backward;
   bool unsharded_in_module = false;  // graphs of calls refer to the memory, so its storage is emptied and refilled
   bool aliased_by_output = false;    // a module output shares the memory, which must not be emptied
   bool kept_for_graph = false;       // from a pass with create_graph to one without

@@ -1,12 +1,15 @@
 // Tables of positions by kind, stage and microbatch, in which dependencies are looked up.
 #include "pipeline/schedule/action_index.h"
+#include "internal/action_kinds.h"
 
 #include <c10/util/Exception.h>
 
 namespace dtensor::pipeline {
 namespace {
 
-bool is_backward_part(ActionKind kind) { return kind == ActionKind::backward || kind == ActionKind::backward_input; }
+bool is_backward_part(Action::Kind kind) {
+  return kind == Action::Kind::backward || kind == Action::Kind::backward_input;
+}
 
 }  // namespace
 
@@ -53,14 +56,14 @@ void ScheduleIndex::enter(ActionPosition place) {
   entry = place;
 }
 
-ActionPosition ScheduleIndex::find(ActionKind kind, int stage, int microbatch) const {
+ActionPosition ScheduleIndex::find(Action::Kind kind, int stage, int microbatch) const {
   const bool there = stage >= 0 && stage < stages_ && microbatch >= 0 && microbatch < microbatches_;
   return there ? positions_[static_cast<std::size_t>(kind)][number(stage, microbatch)] : ActionPosition();
 }
 
 ActionPosition ScheduleIndex::find_backward(int stage, int microbatch) const {
-  const ActionPosition fused = find(ActionKind::backward, stage, microbatch);
-  return fused ? fused : find(ActionKind::backward_input, stage, microbatch);
+  const ActionPosition fused = find(Action::Kind::backward, stage, microbatch);
+  return fused ? fused : find(Action::Kind::backward_input, stage, microbatch);
 }
 
 c10::SmallVector<ActionPosition, 2> ScheduleIndex::needs(const Action& action) const {
@@ -69,15 +72,15 @@ c10::SmallVector<ActionPosition, 2> ScheduleIndex::needs(const Action& action) c
   const auto add = [&](ActionPosition place) {
     if (place) found.push_back(place);
   };
-  if (kind == ActionKind::backward_weight) add(find(ActionKind::backward_input, stage, microbatch));
-  if (kind == ActionKind::send_forward || is_backward_part(kind)) add(find(ActionKind::forward, stage, microbatch));
-  if (kind == ActionKind::send_backward) add(find_backward(stage, microbatch));
-  if (kind == ActionKind::recv_forward || kind == ActionKind::recv_backward) add(find(partner_of(action)));
+  if (kind == Action::Kind::backward_weight) add(find(Action::Kind::backward_input, stage, microbatch));
+  if (kind == Action::Kind::send_forward || is_backward_part(kind)) add(find(Action::Kind::forward, stage, microbatch));
+  if (kind == Action::Kind::send_backward) add(find_backward(stage, microbatch));
+  if (kind == Action::Kind::recv_forward || kind == Action::Kind::recv_backward) add(find(partner_of(action)));
   const std::optional<Action> receive = communicates_ ? receive_of(*this, action) : std::nullopt;
   if (receive) {
     add(find(*receive));
-  } else if (kind == ActionKind::forward) {
-    add(find(ActionKind::forward, stage - 1, microbatch));
+  } else if (kind == Action::Kind::forward) {
+    add(find(Action::Kind::forward, stage - 1, microbatch));
   } else if (is_backward_part(kind)) {
     add(find_backward(stage + 1, microbatch));
   }
@@ -89,18 +92,18 @@ std::string ScheduleIndex::name(ActionPosition place) const {
 }
 
 std::optional<Action> send_of(const ScheduleIndex& index, const Action& compute) {
-  const bool forward = compute.kind == ActionKind::forward;
+  const bool forward = compute.kind == Action::Kind::forward;
   const int neighbor = compute.stage + (forward ? 1 : -1);
   if (!forward && !is_backward_part(compute.kind)) return std::nullopt;
   if (neighbor < 0 || neighbor == index.stages() || index.rank_of(neighbor) == index.rank_of(compute.stage)) {
     return std::nullopt;
   }
-  return Action{forward ? ActionKind::send_forward : ActionKind::send_backward, compute.stage, compute.microbatch};
+  return Action{forward ? Action::Kind::send_forward : Action::Kind::send_backward, compute.stage, compute.microbatch};
 }
 
 std::optional<Action> receive_of(const ScheduleIndex& index, const Action& compute) {
   Action producer = compute;
-  producer.stage += compute.kind == ActionKind::forward ? -1 : 1;
+  producer.stage += compute.kind == Action::Kind::forward ? -1 : 1;
   if (producer.stage < 0 || producer.stage == index.stages()) return std::nullopt;
   const std::optional<Action> send = send_of(index, producer);
   return send ? std::optional(partner_of(*send)) : std::nullopt;
@@ -109,14 +112,14 @@ std::optional<Action> receive_of(const ScheduleIndex& index, const Action& compu
 Action partner_of(const Action& communication) {
   const auto [kind, stage, microbatch] = communication;
   switch (kind) {
-    case ActionKind::send_forward:
-      return {ActionKind::recv_forward, stage + 1, microbatch};
-    case ActionKind::recv_forward:
-      return {ActionKind::send_forward, stage - 1, microbatch};
-    case ActionKind::send_backward:
-      return {ActionKind::recv_backward, stage - 1, microbatch};
-    case ActionKind::recv_backward:
-      return {ActionKind::send_backward, stage + 1, microbatch};
+    case Action::Kind::send_forward:
+      return {Action::Kind::recv_forward, stage + 1, microbatch};
+    case Action::Kind::recv_forward:
+      return {Action::Kind::send_forward, stage - 1, microbatch};
+    case Action::Kind::send_backward:
+      return {Action::Kind::recv_backward, stage - 1, microbatch};
+    case Action::Kind::recv_backward:
+      return {Action::Kind::send_backward, stage + 1, microbatch};
     default:
       TORCH_CHECK(false, "pipeline schedule: ", to_string(communication), " has no other end");
   }

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "dtensor/pipeline_schedule.h"
+#include "internal/action_kinds.h"
 
 namespace dtensor::pipeline {
 
@@ -28,7 +29,7 @@ class ScheduleIndex {
   int rank_of(int stage) const { return stage_ranks_[static_cast<std::size_t>(stage)].rank; }
 
   // False if there is no such stage or microbatch.
-  ActionPosition find(ActionKind kind, int stage, int microbatch) const;
+  ActionPosition find(Action::Kind kind, int stage, int microbatch) const;
   ActionPosition find(const Action& action) const { return find(action.kind, action.stage, action.microbatch); }
   // B, or otherwise I.
   ActionPosition find_backward(int stage, int microbatch) const;

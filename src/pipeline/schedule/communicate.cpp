@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "internal/action_kinds.h"
 #include "pipeline/schedule/action_index.h"
 
 namespace dtensor::pipeline {
@@ -116,8 +117,8 @@ std::vector<bool> last_gradients(const std::vector<Action>& actions) {
   std::vector<bool> last(actions.size());
   std::set<int> seen;
   for (std::size_t i = actions.size(); i-- > 0;) {
-    const ActionKind kind = actions[i].kind;
-    const bool gradient = kind == ActionKind::backward || kind == ActionKind::backward_weight;
+    const Action::Kind kind = actions[i].kind;
+    const bool gradient = kind == Action::Kind::backward || kind == Action::Kind::backward_weight;
     last[i] = gradient && seen.insert(actions[i].stage).second;
   }
   return last;
@@ -131,14 +132,14 @@ std::vector<Action> merge(const std::vector<Action>& actions, const std::vector<
   std::vector<Action> out;
   for (std::size_t i = 0; i <= actions.size(); ++i) {
     const auto sent = std::find_if(messages[i].rbegin(), messages[i].rend(), [](const Action& action) {
-                        return action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
+                        return action.kind == Action::Kind::send_forward || action.kind == Action::Kind::send_backward;
                       }).base();
     out.insert(out.end(), messages[i].begin(), sent);
-    if (i > 0 && shards.reshard[i - 1]) out.push_back({ActionKind::reshard, actions[i - 1].stage});
+    if (i > 0 && shards.reshard[i - 1]) out.push_back({Action::Kind::reshard, actions[i - 1].stage});
     if (i > 0 && last_gradient[i - 1] && options.reduce_grad) {
-      out.push_back({ActionKind::reduce_grad, actions[i - 1].stage});
+      out.push_back({Action::Kind::reduce_grad, actions[i - 1].stage});
     }
-    if (i < actions.size() && shards.unshard[i]) out.push_back({ActionKind::unshard, actions[i].stage});
+    if (i < actions.size() && shards.unshard[i]) out.push_back({Action::Kind::unshard, actions[i].stage});
     out.insert(out.end(), sent, messages[i].end());
     if (i < actions.size()) out.push_back(actions[i]);
   }
@@ -146,10 +147,10 @@ std::vector<Action> merge(const std::vector<Action>& actions, const std::vector<
 }
 
 // Whether a schedule may already contain an action of this kind: only if the options do not add it.
-bool may_be_there(ActionKind kind, const CommunicationOptions& options) {
-  const bool shards = kind == ActionKind::unshard || kind == ActionKind::reshard;
+bool may_be_there(Action::Kind kind, const CommunicationOptions& options) {
+  const bool shards = kind == Action::Kind::unshard || kind == Action::Kind::reshard;
   return is_compute(kind) || (shards && !options.unsharded_stages) ||
-         (kind == ActionKind::reduce_grad && !options.reduce_grad);
+         (kind == Action::Kind::reduce_grad && !options.reduce_grad);
 }
 
 }  // namespace
@@ -162,7 +163,8 @@ Schedule with_communication(const Schedule& schedule, const CommunicationOptions
     TORCH_CHECK(may_be_there(index.at(place).kind, options),
                 "pipeline schedule: expected computation only, but it communicates already: ", index.name(place));
   });
-  check(schedule, {.forward_only = !schedule.has(ActionKind::backward) && !schedule.has(ActionKind::backward_input)});
+  check(schedule,
+        {.forward_only = !schedule.has(Action::Kind::backward) && !schedule.has(Action::Kind::backward_input)});
   const Gaps messages = options.rendezvous ? simultaneous_ends(index) : late_receives(index);
   Schedule result;
   for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {

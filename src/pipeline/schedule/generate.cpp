@@ -17,12 +17,12 @@ class RankWriter {
   RankWriter(int stages, int microbatches)
       : microbatches_(microbatches), forwards_(static_cast<std::size_t>(stages)), backwards_(forwards_) {}
 
-  void forward(int stage) { put({ActionKind::forward, stage, next(forwards_, stage)}); }
-  void backward(int stage) { put({ActionKind::backward, stage, next(backwards_, stage)}); }
+  void forward(int stage) { put({Action::Kind::forward, stage, next(forwards_, stage)}); }
+  void backward(int stage) { put({Action::Kind::backward, stage, next(backwards_, stage)}); }
   void backward_input(int stage) {
     const int microbatch = next(backwards_, stage);
-    put({ActionKind::backward_input, stage, microbatch});
-    if (microbatch < microbatches_) weights_.push_back({ActionKind::backward_weight, stage, microbatch});
+    put({Action::Kind::backward_input, stage, microbatch});
+    if (microbatch < microbatches_) weights_.push_back({Action::Kind::backward_weight, stage, microbatch});
   }
   // Writes the oldest pending W, if there is one.
   void backward_weight() {

@@ -2,6 +2,7 @@
 // communication actions, which start together. When no rank can continue, each waits for an action of a rank that also
 // waits, so following these dependencies leads to a cycle.
 #include "pipeline/schedule/progress.h"
+#include "internal/action_kinds.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -67,7 +68,7 @@ class Follower {
       for (const ActionPosition need : index_.needs(action)) {
         if (!fulfilled(need, action)) return {place, need};
       }
-      const bool sends = action.kind == ActionKind::send_forward || action.kind == ActionKind::send_backward;
+      const bool sends = action.kind == Action::Kind::send_forward || action.kind == Action::Kind::send_backward;
       const ActionPosition receive =
           sends && sends_ != SendMode::buffered ? index_.find(partner_of(action)) : ActionPosition();
       if (receive && !started(receive)) return {place, receive};
@@ -77,7 +78,7 @@ class Follower {
   bool started(ActionPosition place) const { return place.at < steps_[static_cast<std::size_t>(place.rank)].end; }
   // With buffered sends, a message is available after its send; otherwise as soon as both ends have started.
   bool fulfilled(ActionPosition need, const Action& action) const {
-    const bool receives = action.kind == ActionKind::recv_forward || action.kind == ActionKind::recv_backward;
+    const bool receives = action.kind == Action::Kind::recv_forward || action.kind == Action::Kind::recv_backward;
     if (receives && sends_ != SendMode::buffered) return started(need);
     return need.at < steps_[static_cast<std::size_t>(need.rank)].begin;
   }

@@ -8,7 +8,7 @@
 
 namespace dtensor::pipeline {
 
-enum class SendMode { buffered, batched, rendezvous };  // as in ScheduleReport
+enum class SendMode { buffered, batched, rendezvous };  // as in Schedule::Report
 
 // Calls `visit` for each action after the actions on which it depends. Returns a description of the cycle of waiting
 // actions that remains; empty if all ran. Dependencies that are not in the schedule count as done.

@@ -29,7 +29,7 @@ int Schedule::rank_of(int stage) const {
   TORCH_CHECK(false, "pipeline schedule: no rank has stage ", stage, " of ", stages());
 }
 
-bool Schedule::has(ActionKind kind) const {
+bool Schedule::has(Action::Kind kind) const {
   return std::any_of(ranks.begin(), ranks.end(), [&](const std::vector<Action>& actions) {
     return std::any_of(actions.begin(), actions.end(), [&](const Action& action) { return action.kind == kind; });
   });
@@ -38,19 +38,19 @@ bool Schedule::has(ActionKind kind) const {
 Schedule forward_only(const Schedule& schedule) {
   Schedule forward = schedule;
   for (std::vector<Action>& actions : forward.ranks) {
-    std::erase_if(actions, [](const Action& action) { return action.kind != ActionKind::forward; });
+    std::erase_if(actions, [](const Action& action) { return action.kind != Action::Kind::forward; });
   }
   return forward;
 }
 
 std::vector<int> live_activations(const Schedule& schedule) {
-  const bool stores = schedule.has(ActionKind::backward) || schedule.has(ActionKind::backward_input);
+  const bool stores = schedule.has(Action::Kind::backward) || schedule.has(Action::Kind::backward_input);
   std::vector<int> most(schedule.ranks.size(), 0);
   for (std::size_t rank = 0; stores && rank < most.size(); ++rank) {
     int live = 0;
     for (const Action& action : schedule.ranks[rank]) {
-      live += action.kind == ActionKind::forward;
-      live -= action.kind == ActionKind::backward || action.kind == ActionKind::backward_weight;
+      live += action.kind == Action::Kind::forward;
+      live -= action.kind == Action::Kind::backward || action.kind == Action::Kind::backward_weight;
       most[rank] = std::max(most[rank], live);
     }
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "internal/action_kinds.h"
 #include "pipeline/schedule/progress.h"
 
 namespace dtensor::pipeline {
@@ -11,7 +12,8 @@ namespace {
 
 class Simulation {
  public:
-  Simulation(const ScheduleIndex& index, const CostFunction& cost) : index_(index), cost_(cost) {
+  Simulation(const ScheduleIndex& index, const std::function<double(const Action&)>& cost)
+      : index_(index), cost_(cost) {
     for (const std::vector<Action>& actions : index.schedule().ranks) {
       timeline_.ranks.emplace_back(actions.size());
       causes_.emplace_back(actions.size());
@@ -52,7 +54,7 @@ class Simulation {
 
  private:
   static bool receives(const Action& action) {
-    return action.kind == ActionKind::recv_forward || action.kind == ActionKind::recv_backward;
+    return action.kind == Action::Kind::recv_forward || action.kind == Action::Kind::recv_backward;
   }
   TimedAction& at(ActionPosition place) {
     return timeline_.ranks[static_cast<std::size_t>(place.rank)][static_cast<std::size_t>(place.at)];
@@ -64,7 +66,7 @@ class Simulation {
   }
 
   const ScheduleIndex& index_;
-  const CostFunction& cost_;
+  const std::function<double(const Action&)>& cost_;
   Timeline timeline_;
   std::vector<std::vector<ActionPosition>> causes_;  // by action: the action at whose end it begins
   ActionPosition last_;
@@ -81,29 +83,29 @@ double Costs::operator()(const Action& action) const {
     return seconds * stages[static_cast<std::size_t>(action.stage)];
   };
   switch (action.kind) {
-    case ActionKind::forward:
+    case Action::Kind::forward:
       return of_stage(forward);
-    case ActionKind::backward:
+    case Action::Kind::backward:
       return of_stage(backward);
-    case ActionKind::backward_input:
+    case Action::Kind::backward_input:
       return of_stage(backward_input);
-    case ActionKind::backward_weight:
+    case Action::Kind::backward_weight:
       return of_stage(backward_weight);
-    case ActionKind::send_forward:
-    case ActionKind::send_backward:
+    case Action::Kind::send_forward:
+    case Action::Kind::send_backward:
       return communication;
-    case ActionKind::unshard:
+    case Action::Kind::unshard:
       return unshard;
-    case ActionKind::reshard:
+    case Action::Kind::reshard:
       return reshard;
-    case ActionKind::reduce_grad:
+    case Action::Kind::reduce_grad:
       return reduce_grad;
     default:
       return 0;
   }
 }
 
-Timeline simulate(const Schedule& schedule, const CostFunction& cost) {
+Timeline simulate(const Schedule& schedule, const std::function<double(const Action&)>& cost) {
   const ScheduleIndex index(schedule);
   Simulation simulation(index, cost);
   const std::string deadlock =

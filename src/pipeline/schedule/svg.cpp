@@ -9,6 +9,7 @@
 #include "chart/canvas.h"
 #include "chart/scale.h"
 #include "dtensor/pipeline_schedule.h"
+#include "internal/action_kinds.h"
 
 namespace dtensor::pipeline {
 namespace {
@@ -39,7 +40,7 @@ void draw_box(SvgCanvas& canvas, const TimedAction& timed, double x, double y, d
 struct Step {
   double first = 0, last = 0;
   int stages = 0;
-  std::set<ActionKind> kinds = {};
+  std::set<Action::Kind> kinds = {};
 
   explicit Step(const std::vector<std::vector<TimedAction>>& ranks) {
     for (const std::vector<TimedAction>& row : ranks) {
@@ -68,7 +69,7 @@ void draw_legend(SvgCanvas& canvas, const Step& step, double y) {
   constexpr const char* kMeaning[] = {"F: forward", "B: backward", "I: backward, gradients of inputs",
                                       "W: backward, gradients of weights"};
   double x = kLeft;
-  for (const ActionKind kind : step.kinds) {
+  for (const Action::Kind kind : step.kinds) {
     if (!is_compute(kind)) continue;
     const std::string text = kMeaning[static_cast<std::size_t>(kind)];
     canvas.line(x, y - 4, x + kSwatch, y - 4, "stroke-width=\"10\" stroke=\"" + color({kind, 0, 0}, 1) + "\"");

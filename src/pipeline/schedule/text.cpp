@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "dtensor/pipeline_schedule.h"
+#include "internal/action_kinds.h"
 
 namespace dtensor::pipeline {
 namespace {
@@ -34,7 +35,7 @@ std::optional<Action> parse_action(std::string_view word) {
   action.microbatch = take_number(word);
   const auto kind = std::find(kWords.begin(), kWords.end(), name);
   if (action.stage < 0 || kind == kWords.end() || !word.empty()) return std::nullopt;
-  action.kind = static_cast<ActionKind>(kind - kWords.begin());
+  action.kind = static_cast<Action::Kind>(kind - kWords.begin());
   const bool fits = has_microbatch(action.kind) ? action.microbatch >= 0 : !numbered;
   return fits ? std::optional(action) : std::nullopt;
 }

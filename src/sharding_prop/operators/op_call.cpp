@@ -27,7 +27,7 @@ const Operand& operand_at(const OpArgs& args, int operand) {
 
 }  // namespace
 
-const Extents& Extents::require(std::size_t rank) const {
+const OpArgs::Extents& OpArgs::Extents::require(std::size_t rank) const {
   TORCH_CHECK(size() >= rank, as_call(*op_).info->name(), ": operand `", std::string(op_->operand_arg(operand_)),
               "` needs at least ", rank, " dimensions, but its sizes are ", op_->sizes(operand_));
   return *this;
@@ -93,9 +93,9 @@ std::string_view OpArgs::operand_arg(int operand) const {
 
 bool OpArgs::defined(int operand) const { return operand_at(*this, operand).defined; }
 
-Extents OpArgs::sizes(int operand) const { return {*this, operand, operand_at(*this, operand).sizes}; }
+OpArgs::Extents OpArgs::sizes(int operand) const { return {*this, operand, operand_at(*this, operand).sizes}; }
 
-Extents OpArgs::strides(int operand) const { return {*this, operand, operand_at(*this, operand).strides}; }
+OpArgs::Extents OpArgs::strides(int operand) const { return {*this, operand, operand_at(*this, operand).strides}; }
 
 bool OpArgs::has_partial(int operand) const {
   const SpecPtr& spec = operand_at(*this, operand).spec;

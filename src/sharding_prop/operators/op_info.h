@@ -38,7 +38,7 @@ enum class RuleSource : std::uint8_t { rule, replicate, refuse, none };
 struct RuleEntry {
   RuleSource source = RuleSource::none;
   Rule constant;  // if `function` is set: the properties of all rules that it returns
-  RuleFunction function;
+  Rule::Function function;
   std::string why;
 };
 using RuleEntryPtr = std::shared_ptr<const RuleEntry>;

@@ -137,13 +137,13 @@ int Rule::factor(std::string name, std::int64_t size) {
   return index;
 }
 
-Rule& Rule::operand(RuleTerm term) {
+Rule& Rule::operand(Term term) {
   edit().operands.push_back({});
   edit().operands.back().dims = std::move(term);
   return *this;
 }
 
-Rule& Rule::result(RuleTerm term) {
+Rule& Rule::result(Term term) {
   edit().results.push_back({});
   edit().results.back().dims = std::move(term);
   return *this;

@@ -60,7 +60,7 @@ Rule& RuleBook::rule(const std::string& op, Rule rule) {
   return put(op, std::move(entry)).constant;
 }
 
-Rule& RuleBook::rule(const std::string& op, RuleFunction function, std::string about) {
+Rule& RuleBook::rule(const std::string& op, Rule::Function function, std::string about) {
   auto entry = entry_because(RuleSource::rule, "");
   entry->function = std::move(function);
   RuleData properties;
@@ -69,7 +69,7 @@ Rule& RuleBook::rule(const std::string& op, RuleFunction function, std::string a
   return put(op, std::move(entry)).constant;
 }
 
-void RuleBook::for_tag(at::Tag tag, RuleFunction function) {
+void RuleBook::for_tag(at::Tag tag, Rule::Function function) {
   auto entry = entry_because(RuleSource::rule, "");
   entry->function = std::move(function);
   const std::unique_lock lock(tables().mutex);

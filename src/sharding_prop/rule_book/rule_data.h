@@ -47,7 +47,7 @@ struct Term {
   bool optional = false;      // '?': absent if the sizes differ
   int ellipsis = -1;          // position of '...' in dims
   std::uint32_t reads = ~0u;  // '@': bit i: the result depends on operand i; default: on all
-  RuleTerm dims;
+  Rule::Term dims;
   std::vector<PackUse> packs;
 };
 

@@ -146,7 +146,7 @@ class Parser {
   }
 
   void parse_compound(Term& term) {
-    RuleDim dim;
+    Rule::DimFactors dim;
     while (!accept(")")) dim.push_back(parse_factor());
     term.dims.push_back(std::move(dim));
   }
@@ -171,7 +171,7 @@ class Parser {
   std::size_t at_ = 0;
 };
 
-std::string dim_text(const RuleData& data, const RuleDim& dim) {
+std::string dim_text(const RuleData& data, const Rule::DimFactors& dim) {
   if (dim.empty()) return "_";
   std::string text;
   for (const int factor : dim) {

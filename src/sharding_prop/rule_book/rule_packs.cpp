@@ -172,13 +172,13 @@ class Expander {
     return factors[k];
   }
 
-  void add_dim(const PackSlot& place, std::size_t k, RuleData& rule, RuleTerm& dims) {
+  void add_dim(const PackSlot& place, std::size_t k, RuleData& rule, Rule::Term& dims) {
     if (place.fill == PackFill::own_factors) dims.push_back({factor_of(place, k, rule)});
     if (place.fill == PackFill::factor) dims.push_back({letter(place.letter, rule)});
     if (place.fill == PackFill::unit || (place.fill == PackFill::keepdim && keeps(place))) dims.emplace_back();
   }
 
-  void add_group(const PackUse& use, RuleData& rule, RuleTerm& dims) {
+  void add_group(const PackUse& use, RuleData& rule, Rule::Term& dims) {
     count_unranked(use);
     std::size_t own = 0;
     for (std::int64_t d = 0; d < group_size(use); ++d) {
@@ -201,7 +201,7 @@ class Expander {
     for (std::size_t i = 0; i <= term.dims.size(); ++i) {
       for (; use != term.packs.end() && use->at == i; ++use) add_group(*use, rule, built.dims);
       if (i == term.dims.size()) break;
-      RuleDim& dim = built.dims.emplace_back();
+      Rule::DimFactors& dim = built.dims.emplace_back();
       for (const int f : term.dims[i]) dim.push_back(letter(f, rule));
     }
     return built;

@@ -34,13 +34,14 @@ bool occurs_in_operands(const Problem& p, int factor) {
 bool is_preferred(const Problem& p, int factor, std::size_t axis) {
   const Placement* wanted = preferred_output(p, axis);
   if (wanted == nullptr) return false;
-  const RuleDim& dim = p.results[0].dims[static_cast<std::size_t>(wanted->dim())];
+  const Rule::DimFactors& dim = p.results[0].dims[static_cast<std::size_t>(wanted->dim())];
   return std::find(dim.begin(), dim.end(), factor) != dim.end();
 }
 
 // Expresses a placement of a dimension as a split of one of its factors. Strided and ragged shards split the most major
 // factor. A more minor factor can only have a zigzag split, whose pieces are the more major factors.
-std::optional<Placement> split_of(const Problem& p, const RuleDim& dim, int factor, const Placement& placement) {
+std::optional<Placement> split_of(const Problem& p, const Rule::DimFactors& dim, int factor,
+                                  const Placement& placement) {
   if (std::find(dim.begin(), dim.end(), factor) == dim.end()) return std::nullopt;
   const bool major = dim[0] == factor;
   if (placement.is_zigzag()) return ZigzagShard(0, major ? placement.split_factor() : 1);

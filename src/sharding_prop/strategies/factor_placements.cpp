@@ -30,7 +30,7 @@ Place find_factor(const TensorState& tensor, int factor) {
 }
 
 // Number of elements of the factors more major than `position` that one rank has after the axes before `axis`.
-std::int64_t major_length(const Problem& p, const RuleDim& dim, std::size_t position, const Assignment& chosen,
+std::int64_t major_length(const Problem& p, const Rule::DimFactors& dim, std::size_t position, const Assignment& chosen,
                           std::size_t axis) {
   std::int64_t length = 1;
   for (std::size_t k = 0; k < position; ++k) {
@@ -62,7 +62,7 @@ Placements factor_placements(const Assignment& chosen, int factor) {
 }
 
 // The segments of a compound dimension at a coordinate, computed from its factors; nothing if there are too many.
-std::optional<Segments> factor_segments(const Problem& p, const RuleDim& dim, const Assignment& chosen,
+std::optional<Segments> factor_segments(const Problem& p, const Rule::DimFactors& dim, const Assignment& chosen,
                                         at::IntArrayRef shape, at::IntArrayRef coordinate) {
   Segments held{{0, 1}};
   for (const int f : dim) {
@@ -99,13 +99,13 @@ int axes_on_dim(std::size_t d, std::size_t axes, const Placements& placements) {
   return count;
 }
 
-bool shards(const AxisChoice& choice, const RuleDim& dim) {
+bool shards(const AxisChoice& choice, const Rule::DimFactors& dim) {
   return choice.kind == AxisChoice::Kind::factor && std::find(dim.begin(), dim.end(), choice.index) != dim.end();
 }
 
 // Whether one factor of a compound dimension has a ragged split and a second split applies. No placement expresses
 // this.
-bool splits_along_ragged(const RuleDim& dim, const Assignment& chosen) {
+bool splits_along_ragged(const Rule::DimFactors& dim, const Assignment& chosen) {
   int splits = 0;
   bool ragged = false;
   for (const AxisChoice& c : chosen) {
@@ -117,13 +117,13 @@ bool splits_along_ragged(const RuleDim& dim, const Assignment& chosen) {
 }
 
 // Number of elements of a compound dimension per element of its most major factor.
-std::int64_t minor_length(const Problem& p, const RuleDim& dim) {
+std::int64_t minor_length(const Problem& p, const Rule::DimFactors& dim) {
   std::int64_t length = 1;
   for (std::size_t k = 1; k < dim.size(); ++k) length *= p.factors[static_cast<std::size_t>(dim[k])].size;
   return length;
 }
 
-Placement ragged_shard_of(const Problem& p, const RuleDim& dim, std::int64_t at, const Placement& split) {
+Placement ragged_shard_of(const Problem& p, const Rule::DimFactors& dim, std::int64_t at, const Placement& split) {
   at::DimVector sizes(split.ragged_sizes());
   for (auto& n : sizes) n *= minor_length(p, dim);
   return RaggedShard(at, sizes);
@@ -203,7 +203,7 @@ std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& te
   const AxisChoice& choice = chosen[axis];
   const Place place = find_factor(tensor, choice.index);
   if (place.dim < 0) return std::nullopt;
-  const RuleDim& dim = tensor.dims[static_cast<std::size_t>(place.dim)];
+  const Rule::DimFactors& dim = tensor.dims[static_cast<std::size_t>(place.dim)];
   if (splits_along_ragged(dim, chosen)) valid = false;
   if (choice.split.is_ragged()) {
     if (place.position > 0) valid = false;
@@ -216,7 +216,7 @@ std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& te
   return split > 1 ? StridedShard(place.dim, split) : Shard(place.dim);
 }
 
-std::optional<Placement> ragged_split(const Problem& p, const RuleDim& dim, const Placement& ragged) {
+std::optional<Placement> ragged_split(const Problem& p, const Rule::DimFactors& dim, const Placement& ragged) {
   const std::int64_t minor = minor_length(p, dim);
   at::DimVector sizes(ragged.ragged_sizes());
   for (auto& n : sizes) {

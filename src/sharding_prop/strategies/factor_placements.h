@@ -15,7 +15,7 @@ std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& te
 
 // A ragged shard of a dimension as a split of its most major factor, with that factor as dimension 0. Nothing if a
 // boundary lies within an element of the factor.
-std::optional<Placement> ragged_split(const Problem& p, const RuleDim& dim, const Placement& ragged);
+std::optional<Placement> ragged_split(const Problem& p, const Rule::DimFactors& dim, const Placement& ragged);
 
 // Whether `placements` of the decided axes give each rank exactly the elements that the factors define. Only compound
 // dimensions that several axes shard need this check.

@@ -100,7 +100,7 @@ class Binder {
   void replicated_beside(const ResultState&, const Term&) {}
   void replicated_beside(const OperandState& tensor, const Term& term) {
     if (c10::multiply_integers(sizes_of(tensor)) <= 1) return;
-    for (const RuleDim& dim : term.dims) {
+    for (const Rule::DimFactors& dim : term.dims) {
       for (const int f : dim) p_.factors[static_cast<std::size_t>(f)].unsharded = true;
     }
   }
@@ -115,13 +115,13 @@ class Binder {
     }
   }
 
-  std::int64_t product(const RuleDim& dim) const {
+  std::int64_t product(const Rule::DimFactors& dim) const {
     std::int64_t size = 1;
     for (const int f : dim) size *= p_.factors[static_cast<std::size_t>(f)].size;
     return size;
   }
 
-  bool is_elastic(const RuleDim& dim) const {
+  bool is_elastic(const Rule::DimFactors& dim) const {
     return dim.size() == 1 && p_.factors[static_cast<std::size_t>(dim[0])].elastic;
   }
 
@@ -131,7 +131,7 @@ class Binder {
     const std::int64_t batch = term.ellipsis < 0 ? 0 : std::max<std::int64_t>(tensor.rank - explicit_rank, 0);
     TORCH_CHECK(tensor.rank <= explicit_rank + batch, p_.call->info->name(), ": rule '", p_.rule.notation(), "' has ",
                 explicit_rank, " dimensions, but a tensor has ", tensor.rank);
-    RuleDim* out = tensor.dims.end();
+    Rule::DimFactors* out = tensor.dims.end();
     for (std::int64_t i = explicit_rank; i >= 0 && out != tensor.dims.begin(); --i) {
       if (i < explicit_rank) *--out = term.dims[static_cast<std::size_t>(i)];
       if (i != term.ellipsis) continue;
@@ -178,7 +178,7 @@ class Binder {
 
   // Removes factors of size 1 from compound dimensions; they do not affect the split of the others.
   void drop_size_one_dims(TensorState& tensor) {
-    for (RuleDim& dim : tensor.dims) {
+    for (Rule::DimFactors& dim : tensor.dims) {
       if (dim.size() < 2) continue;
       const auto is_unit = [&](int f) { return p_.factors[static_cast<std::size_t>(f)].size == 1; };
       dim.erase(std::remove_if(dim.begin(), dim.end(), is_unit), dim.end());
@@ -186,14 +186,14 @@ class Binder {
     }
   }
 
-  void mark_majors(const RuleDim& dim) {
+  void mark_majors(const Rule::DimFactors& dim) {
     for (std::size_t i = 0; i + 1 < dim.size(); ++i) p_.factors[static_cast<std::size_t>(dim[i])].even = true;
   }
 
   // A factor that occurs in two dimensions of one tensor (a diagonal) is unsharded.
   void check_repeats(const TensorState& tensor) {
     c10::SmallVector<int, 8> seen;
-    for (const RuleDim& dim : tensor.dims) {
+    for (const Rule::DimFactors& dim : tensor.dims) {
       for (const int f : dim) {
         if (std::find(seen.begin(), seen.end(), f) != seen.end())
           p_.factors[static_cast<std::size_t>(f)].unsharded = true;
@@ -206,7 +206,7 @@ class Binder {
   void check_sizes(T& tensor) {
     check_repeats(tensor);
     for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
-      RuleDim& dim = tensor.dims[d];
+      Rule::DimFactors& dim = tensor.dims[d];
       if (dim.empty()) continue;
       const std::int64_t size = sizes_of(tensor)[d];
       if (product(dim) == size || is_elastic(dim)) continue;

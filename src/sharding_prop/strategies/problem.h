@@ -19,12 +19,13 @@ struct TensorState {
   bool used = false;  // defined, and its dimensions may be sharded
   bool once = false;
   bool absent = false;
-  RuleTerm dims;
+  Rule::Term dims;
   std::int64_t rank = 0;
 
   bool has(int factor) const {
-    return std::any_of(dims.begin(), dims.end(),
-                       [&](const RuleDim& dim) { return std::find(dim.begin(), dim.end(), factor) != dim.end(); });
+    return std::any_of(dims.begin(), dims.end(), [&](const Rule::DimFactors& dim) {
+      return std::find(dim.begin(), dim.end(), factor) != dim.end();
+    });
   }
 };
 

@@ -56,7 +56,7 @@ class ViewFactors {
     out_left_ /= size;
   }
 
-  void keep_unsharded(RuleDim& dim, std::int64_t size) {
+  void keep_unsharded(Rule::DimFactors& dim, std::int64_t size) {
     const int factor = rule_.factor({}, size);
     rule_.unsharded_factor(factor);
     dim.push_back(factor);
@@ -78,15 +78,13 @@ class ViewFactors {
 
   at::IntArrayRef in_, out_;
   Rule rule_;
-  RuleTerm in_dims_, out_dims_;
+  Rule::Term in_dims_, out_dims_;
   std::size_t i_ = 0, o_ = 0;
   std::int64_t in_left_ = 1, out_left_ = 1;
 };
 
 }  // namespace
 
-Rule view_factors(at::IntArrayRef in_sizes, at::IntArrayRef out_sizes) {
-  return ViewFactors(in_sizes, out_sizes).make();
-}
+Rule Rule::view(at::IntArrayRef in_sizes, at::IntArrayRef out_sizes) { return ViewFactors(in_sizes, out_sizes).make(); }
 
 }  // namespace dtensor

@@ -18,7 +18,7 @@
 #include "comm/local/threads/first_failure.h"
 #include "comm/local/threads/thread_pool.h"
 #include "comm/waiting/no_timeout.h"
-#include "dtensor/inspect.h"
+#include "internal/checked_from_environment.h"
 
 namespace dtensor {
 namespace local {

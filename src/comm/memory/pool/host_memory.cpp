@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "dtensor/comm_backend.h"
+#include "internal/host_memory.h"
 
 namespace dtensor {
 namespace {

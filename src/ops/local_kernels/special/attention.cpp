@@ -14,7 +14,6 @@
 #include "attention/dtensor_attention.h"
 #include "comm/event_listeners.h"
 #include "comm/record/caller.h"
-#include "dtensor/bit_identical.h"
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
 #include "internal/dispatch_modes.h"

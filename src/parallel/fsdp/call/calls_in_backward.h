@@ -14,11 +14,11 @@ namespace dtensor::fsdp {
 // The calls of this process that backward has reached, of all ranks. A lock, because autograd has threads for devices.
 class CallsInBackward {
  public:
-  static void add(const LocalCall* call) {
+  static void add(const LocalModuleCall* call) {
     const std::lock_guard lock(mutex);
     calls.push_back({thread_state().rank, call});
   }
-  static void remove(const LocalCall* call) {
+  static void remove(const LocalModuleCall* call) {
     const std::lock_guard lock(mutex);
     std::erase_if(calls, [&](const Entry& entry) { return entry.call == call; });
   }
@@ -32,7 +32,7 @@ class CallsInBackward {
  private:
   struct Entry {
     const RankRecord* rank;
-    const LocalCall* call;
+    const LocalModuleCall* call;
   };
   inline static std::mutex mutex;
   inline static std::vector<Entry> calls;

@@ -34,7 +34,7 @@ bool is_captured(const torch::autograd::Node& node) {
 // Returns the gradients of the unsharded parameters of one call as gradients of the parameters.
 class UnshardBackward final : public torch::autograd::Node {
  public:
-  UnshardBackward(std::vector<UnitParameter> members, std::weak_ptr<LocalCall> call)
+  UnshardBackward(std::vector<UnitParameter> members, std::weak_ptr<LocalModuleCall> call)
       : parameters_(std::move(members)), call_(std::move(call)) {}
 
   std::string name() const override { return "UnshardBackward"; }
@@ -69,7 +69,7 @@ class UnshardBackward final : public torch::autograd::Node {
   }
 
   std::vector<UnitParameter> parameters_;
-  std::weak_ptr<LocalCall> call_;  // owns this node's outputs
+  std::weak_ptr<LocalModuleCall> call_;  // owns this node's outputs
 };
 
 // The gradient accumulator of an unsharded parameter, which therefore is a leaf, as it is on one device. It passes the
@@ -101,7 +101,8 @@ NodePtr make_leaf(const at::Tensor& tensor, const NodePtr& unshard, std::uint32_
 // Pre-hook on the node of a module output: backward reaches the module.
 class BackwardEntered final : public torch::autograd::FunctionPreHook {
  public:
-  BackwardEntered(std::shared_ptr<LocalCall> call, std::size_t output) : call_(std::move(call)), output_(output) {}
+  BackwardEntered(std::shared_ptr<LocalModuleCall> call, std::size_t output)
+      : call_(std::move(call)), output_(output) {}
 
   variable_list operator()(const variable_list& gradients) override {
     if (gradients.at(output_).defined()) call_->enter_backward();
@@ -109,21 +110,21 @@ class BackwardEntered final : public torch::autograd::FunctionPreHook {
   }
 
  private:
-  std::shared_ptr<LocalCall> call_;
+  std::shared_ptr<LocalModuleCall> call_;
   std::size_t output_;
 };
 
 // Runs at the end of a backward pass, even if it throws. For calls without units (units learn the end from their
 // schedule).
 struct CallEnd {
-  std::shared_ptr<LocalCall> call;
+  std::shared_ptr<LocalModuleCall> call;
   ~CallEnd() { call->leave_backward(); }
 };
 
 // Pre-hook on the node of a module input.
 class InputDone final : public torch::autograd::FunctionPreHook {
  public:
-  explicit InputDone(std::weak_ptr<LocalCall> call) : call_(std::move(call)) {}
+  explicit InputDone(std::weak_ptr<LocalModuleCall> call) : call_(std::move(call)) {}
 
   variable_list operator()(const variable_list& gradients) override {
     if (const auto call = call_.lock()) call->input_done();
@@ -131,12 +132,12 @@ class InputDone final : public torch::autograd::FunctionPreHook {
   }
 
  private:
-  std::weak_ptr<LocalCall> call_;
+  std::weak_ptr<LocalModuleCall> call_;
 };
 
 }  // namespace
 
-LocalCall::LocalCall(at::TensorList parameters, at::TensorList inputs, FsdpCall::OnBackward on_backward)
+LocalModuleCall::LocalModuleCall(at::TensorList parameters, at::TensorList inputs, FsdpCall::OnBackward on_backward)
     : tensors(parameters.vec()), on_backward_(std::move(on_backward)) {
   for (const auto& parameter : parameters) {
     parameters_.push_back(find_unit_parameter(parameter));
@@ -150,7 +151,7 @@ LocalCall::LocalCall(at::TensorList parameters, at::TensorList inputs, FsdpCall:
   }
 }
 
-void LocalCall::enter_forward() {
+void LocalModuleCall::enter_forward() {
   for (const auto& unit : units_) unit->schedule->enter(*unit);
   const LocalDataCall call{units_.empty() ? DeviceMesh() : units_.front()->mesh};
   sharded_meshes_ = call.sharded;
@@ -186,7 +187,7 @@ void LocalCall::enter_forward() {
 }
 
 // An output may be a view of gathered memory, which then must outlive the call.
-void LocalCall::keep_memory_of(at::TensorList outputs) {
+void LocalModuleCall::keep_memory_of(at::TensorList outputs) {
   for (const auto& output : outputs) {
     if (!output.defined() || is_dtensor(output) || !output.has_storage()) continue;
     for (const auto& unit : units_) {
@@ -195,7 +196,7 @@ void LocalCall::keep_memory_of(at::TensorList outputs) {
   }
 }
 
-bool LocalCall::is_input(const at::Tensor& tensor) const {
+bool LocalModuleCall::is_input(const at::Tensor& tensor) const {
   const auto is = [&](const Input& input) {
     return input.tensor._unsafe_get_target() == tensor.unsafeGetTensorImpl() && input.node == tensor.grad_fn().get();
   };
@@ -203,7 +204,7 @@ bool LocalCall::is_input(const at::Tensor& tensor) const {
 }
 
 // Leaves get no hook, because their hooks belong to their owner. An input that is a leaf belongs to the first module.
-void LocalCall::watch_inputs() {
+void LocalModuleCall::watch_inputs() {
   if (!at::GradMode::is_enabled()) return;
   for (const auto& input : inputs_) {
     const at::Tensor tensor(input.tensor.lock());
@@ -215,7 +216,7 @@ void LocalCall::watch_inputs() {
   }
 }
 
-void LocalCall::watch(at::TensorList outputs) {
+void LocalModuleCall::watch(at::TensorList outputs) {
   keep_memory_of(outputs);
   for (const auto& output : outputs) {
     if (!output.defined() || !output.requires_grad() || output.grad_fn() == nullptr || is_input(output)) continue;
@@ -224,13 +225,13 @@ void LocalCall::watch(at::TensorList outputs) {
   }
 }
 
-void LocalCall::leave_forward(at::TensorList outputs, bool keep) {
+void LocalModuleCall::leave_forward(at::TensorList outputs, bool keep) {
   watch(outputs);
   local_data_call_.reset();
   for (const auto& unit : units_) unit->schedule->leave(*unit, keep);
 }
 
-void LocalCall::enter_backward() {
+void LocalModuleCall::enter_backward() {
   if (pass_ >= 0) return;
   pass_ = current_backward_id();
   pass_is_inner_ = ScopedValue<LocalDataCall>::current() != nullptr || CallsInBackward::any_of_another_pass(pass_);
@@ -247,7 +248,7 @@ void LocalCall::enter_backward() {
 
 // The gathered memory holds the current values of parameters that were written since forward. Autograd throws if it
 // saved their tensors.
-void LocalCall::advance_versions() {
+void LocalModuleCall::advance_versions() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].unit == nullptr) continue;
     const at::Tensor parameter = parameters_[i].parameter().lock();
@@ -258,7 +259,7 @@ void LocalCall::advance_versions() {
 }
 
 // Whether this pass computes gradients of the parameters, so that UnshardBackward runs when all have arrived.
-bool LocalCall::reduces_here() const {
+bool LocalModuleCall::reduces_here() const {
   if (unshard_backward_ == nullptr) return false;
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
   if (asked == nullptr || asked->empty()) return true;
@@ -266,12 +267,12 @@ bool LocalCall::reduces_here() const {
   return found != asked->end() && found->second.should_execute();
 }
 
-void LocalCall::input_done() {
+void LocalModuleCall::input_done() {
   if (pass_ < 0 || pass_ != current_backward_id() || ++inputs_done_ < watched_inputs_) return;
   if (!at::GradMode::is_enabled() && !reduces_here()) leave_backward();
 }
 
-void LocalCall::leave_backward() {
+void LocalModuleCall::leave_backward() {
   if (std::exchange(pass_, -1) < 0) return;
   CallsInBackward::remove(this);
   const auto alive = shared_from_this();
@@ -279,80 +280,6 @@ void LocalCall::leave_backward() {
   for (const auto& unit : units_) {
     std::erase(unit->calls_in_backward, alive);
     unit->schedule->leave_backward(*unit);
-  }
-}
-
-void Schedule::enter(Unit& unit) {
-  TORCH_CHECK(unit.mesh.is_member(), "fully_shard: expected a call of the module on a rank of ", unit.mesh.str(),
-              " only");
-  begin_use(unit);
-  if (recomputed_ != nullptr && recomputed_ != &unit) release(*std::exchange(recomputed_, nullptr));
-  if (unit.gathers()) {
-    if (!unit.is_gathered() || !unit.all_fresh()) gather(unit);
-    finish_gather(unit);
-  }
-  ++unit.active_calls;
-  unit.unsharded_in_module = true;
-  unit.prefetched = false;
-  if (std::find(running_.begin(), running_.end(), &unit) != running_.end()) return;
-  running_.push_back(&unit);
-  prefetch(unit);
-}
-
-// Whether the last backward pass began with this unit, not counting units whose calls enclose it.
-bool Schedule::is_first_in_backward(const Unit& unit) const {
-  const auto& order = order_[kBackward];
-  const auto first =
-      std::find_if(order.begin(), order.end(), [](const Unit* other) { return other->active_calls == 0; });
-  return first != order.end() && *first == &unit;
-}
-
-// Keeps the unit with which backward begins; in backward, the unit that was recomputed last.
-void Schedule::leave(Unit& unit, bool keep) {
-  if (--unit.active_calls > 0 || !unit.reshards) return;
-  if (!at::GradMode::is_enabled() && !RecomputeGuard::current()) return release(unit);
-  if (current_backward_id() >= 0) {
-    recomputed_ = &unit;
-  } else if (!keep && is_first_in_backward(unit)) {
-    kept_after_forward_ = &unit;
-    first_used_after_kept_ = nullptr;
-  } else if (!keep) {
-    release(unit);
-  }
-}
-
-void Schedule::enter_backward(Unit& unit) {
-  enter(unit);
-  for (auto& pass : passes_) pass.makes_graph |= pass.id == current_backward_id() && at::GradMode::is_enabled();
-}
-
-void Schedule::leave_backward(Unit& unit) {
-  if (--unit.active_calls == 0) release(unit);
-}
-
-void Schedule::leave_calls(int pass) {
-  for (auto* unit : units_) {
-    const auto calls = unit->calls_in_backward;
-    for (const auto& call : calls) {
-      if (call->pass() == pass) call->leave_backward();
-    }
-  }
-}
-
-// Backward of the graph that a pass created reads the parameters before it reaches any hook on module outputs.
-void Schedule::keep_for_graph(int pass) {
-  const auto makes_graph = [&](const Pass& open) { return open.id == pass && open.makes_graph; };
-  const bool keep = std::any_of(passes_.begin(), passes_.end(), makes_graph);
-  for (auto* unit : units_) {
-    if (keep && !unit->calls_in_backward.empty()) unit->kept_for_graph = true;
-    if (!keep && (unit->arrivals > 0 || unit->frozen())) unit->kept_for_graph = false;
-  }
-}
-
-Schedule::PassEnd::~PassEnd() {
-  try {
-    schedule.leave_calls(pass);
-  } catch (...) {  // a failed gather; the pass has failed already
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "dtensor/fully_shard.h"
 #include "internal/autograd_node.h"
+#include "internal/fsdp_call.h"
 #include "internal/local_data.h"
 #include "internal/scoped_value.h"
 #include "parallel/fsdp/unit.h"
@@ -16,10 +17,10 @@
 namespace dtensor::fsdp {
 
 // State of one call. Hooks on the module's outputs own it until backward has passed them.
-class LocalCall : public std::enable_shared_from_this<LocalCall> {
+class LocalModuleCall : public std::enable_shared_from_this<LocalModuleCall> {
  public:
   // Tensors that are not parameters of a unit, or are on a mesh of their own, are passed through.
-  LocalCall(at::TensorList parameters, at::TensorList inputs, FsdpCall::OnBackward on_backward);
+  LocalModuleCall(at::TensorList parameters, at::TensorList inputs, FsdpCall::OnBackward on_backward);
 
   // Gathers the units and creates the unsharded tensors; with a graph if a parameter requires grad.
   void enter_forward();

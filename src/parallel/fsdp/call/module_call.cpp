@@ -11,7 +11,7 @@
 namespace dtensor {
 
 FsdpCall::FsdpCall(at::TensorList parameters, at::TensorList inputs, OnBackward on_backward)
-    : call_(std::make_shared<fsdp::LocalCall>(parameters, inputs, std::move(on_backward))) {
+    : call_(std::make_shared<fsdp::LocalModuleCall>(parameters, inputs, std::move(on_backward))) {
   call_->enter_forward();
 }
 
@@ -76,17 +76,29 @@ class ParameterSlots {
   std::vector<at::Tensor> owners_;
 };
 
-}  // namespace
-}  // namespace fsdp
-
 // Of the active calls on this thread; the outermost decides.
-struct ModuleCall::CallSemantics {
+struct CallSemantics {
   bool on_local_data;
 };
 
+// The semantics of one call around forward().
+class ModuleCall {
+ public:
+  ModuleCall(const NamedTensors& parameters, at::TensorList inputs);
+  void leave(at::TensorList outputs);  // after forward(), with its results
+  // Whether no other call is around this one, and whether this call has global semantics.
+  bool is_outermost() const { return outermost_; }
+  bool has_global_semantics() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;  // null: global semantics
+  std::shared_ptr<const void> scope_;
+  bool outermost_ = false;
+};
+
 struct ModuleCall::State {
-  State(fsdp::Slots slots, at::TensorList inputs)
-      : parameter_slots(std::make_shared<fsdp::ParameterSlots>(std::move(slots))) {
+  State(Slots slots, at::TensorList inputs) : parameter_slots(std::make_shared<ParameterSlots>(std::move(slots))) {
     auto unsharded = std::make_shared<std::vector<at::Tensor>>();
     call.emplace(parameter_slots->owners(), inputs, [parameter_slots = parameter_slots, unsharded](bool inside) {
       inside ? parameter_slots->put(*unsharded) : parameter_slots->restore();
@@ -102,22 +114,19 @@ struct ModuleCall::State {
     call.reset();
   }
 
-  std::shared_ptr<fsdp::ParameterSlots> parameter_slots;
+  std::shared_ptr<ParameterSlots> parameter_slots;
   std::optional<FsdpCall> call;
 };
 
 ModuleCall::ModuleCall(const NamedTensors& parameters, at::TensorList inputs) {
   const auto* around = ScopedValue<CallSemantics>::current();
-  auto slots = fsdp::own_slots(parameters);
-  const bool global =
-      std::any_of(inputs.begin(), inputs.end(), [&](const auto& t) { return fsdp::is_global(t, slots); });
+  auto slots = own_slots(parameters);
+  const bool global = std::any_of(inputs.begin(), inputs.end(), [&](const auto& t) { return is_global(t, slots); });
   const bool on_local_data = around != nullptr ? around->on_local_data : !global;
   outermost_ = around == nullptr;
   scope_ = open_scope(CallSemantics{on_local_data}, Recompute::restored);
   if (on_local_data && !slots.empty()) state_ = std::make_unique<State>(std::move(slots), inputs);
 }
-
-ModuleCall::~ModuleCall() = default;
 
 void ModuleCall::leave(at::TensorList outputs) {
   if (state_ != nullptr) state_->finish(outputs, outermost_);
@@ -128,9 +137,6 @@ bool ModuleCall::has_global_semantics() const {
   const auto* semantics = ScopedValue<CallSemantics>::current();
   return semantics != nullptr && !semantics->on_local_data;
 }
-
-namespace fsdp {
-namespace {
 
 // Parameters that a call of the module casts: all but those of submodules with units, whose calls cast them.
 NamedTensors cast_by_call(const NamedTensors& parameters) {
@@ -189,6 +195,12 @@ class HookedCall {
 
 }  // namespace
 }  // namespace fsdp
+
+void detail::run_module_call(const NamedTensors& parameters, at::TensorList inputs,
+                             const std::function<std::vector<at::Tensor>()>& forward) {
+  fsdp::ModuleCall call(parameters, inputs);
+  call.leave(forward());
+}
 
 FsdpUnit fully_shard(nn::Module& module, const DeviceMesh& mesh, const FsdpOptions& options) {
   const auto parameters = module.named_parameters();

@@ -10,7 +10,7 @@ namespace {
 // stacks with one matrix per group.
 void check_grouped(const OpArgs& op) {
   const auto a = op.sizes(0), b = op.sizes(1);
-  const auto is_matrix = [](const Extents& sizes) { return sizes.size() == 2; };
+  const auto is_matrix = [](const OpArgs::Extents& sizes) { return sizes.size() == 2; };
   TORCH_CHECK((is_matrix(a) || a.size() == 3) && (is_matrix(b) || b.size() == 3),
               "_grouped_mm: expected operands of 2 or 3 dimensions, got ", a, " and ", b);
   const auto type = op.dtype(0);

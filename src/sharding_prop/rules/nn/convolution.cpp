@@ -73,7 +73,7 @@ Rule convolution_backward(const OpArgs& op) {
 
 // Spatial sizes after a convolution, or the inverse if it is transposed.
 at::DimVector sizes_after(const OpArgs& op, int input_at, int weight_at) {
-  const Extents input = op.sizes(input_at), weight = op.sizes(weight_at);
+  const OpArgs::Extents input = op.sizes(input_at), weight = op.sizes(weight_at);
   const std::size_t spatial = weight.require(2).size() - 2;
   const auto stride = op.integers("stride", spatial), padding = op.integers("padding", spatial);
   const auto dilation = op.integers("dilation", spatial), extra = op.integers("output_padding", spatial);

@@ -35,7 +35,7 @@ Rule adaptive_average_backward(std::size_t count) {
 }
 
 // Kernels that round their results to integers are linear only for floating-point dtypes.
-RuleFunction linear_in_fractions(const Rule& rule) {
+Rule::Function linear_in_fractions(const Rule& rule) {
   return [rule, linear = Rule(rule).linear({0})](const OpArgs& call) {
     return c10::isIntegralType(call.dtype(0), true) ? rule : linear;
   };

@@ -23,7 +23,7 @@ Rule permute(const OpArgs& op) {
 }
 
 Rule view(const OpArgs& op) {
-  return view_rule(view_factors(op.sizes(0), op.result(0).sizes)).local_size(op.has_arg("size") ? "size" : "shape");
+  return view_rule(Rule::view(op.sizes(0), op.result(0).sizes)).local_size(op.has_arg("size") ? "size" : "shape");
 }
 
 // Reinterpreting the bits of summands does not preserve their sum.

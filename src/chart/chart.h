@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "dtensor/export.h"
-
 namespace dtensor {
 
 // One curve, or one layer of stacked areas.
@@ -60,6 +58,6 @@ struct Chart {
 };
 
 // Returns the SVG document. Throws c10::Error if x and y of a series, or the areas of a panel, differ in length.
-DTENSOR_API std::string to_svg(const Chart& chart);
+std::string to_svg(const Chart& chart);
 
 }  // namespace dtensor
