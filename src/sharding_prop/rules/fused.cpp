@@ -24,6 +24,15 @@ TORCH_LIBRARY(dtensor, m) {
   m.def("unpermute_rows_backward(Tensor grad, Tensor rows, Tensor position, Tensor weight) -> (Tensor, Tensor)");
   m.def("count_bins(Tensor ids, int bins) -> Tensor");
   m.def("has_grouped_mm(Tensor x) -> bool");
+
+  // Cross entropy of rows of logits. (parallel/loss/row_kernels.h)
+  m.def("cross_entropy_largest(Tensor values, int classes) -> Tensor");
+  m.def(
+      "cross_entropy_sums(Tensor values, Tensor targets, Tensor? weight, Tensor? top, int first, int classes, "
+      "int count, int ignore_index, bool smooths) -> (Tensor, Tensor)");
+  m.def(
+      "cross_entropy_gradient(Tensor values, Tensor targets, Tensor? weight, Tensor factors, int first, int classes, "
+      "int count, int ignore_index, Tensor(a!) out) -> ()");
 }
 
 void add_fused_rules(RuleBook& book) {
@@ -39,6 +48,10 @@ void add_fused_rules(RuleBook& book) {
   book.rule("dtensor::unpermute_rows_backward", "t!d, r!d, tk!, tk -> rd, tk").linear({0});
   book.rule("dtensor::count_bins", "... -> b!");
   book.replicate("dtensor::has_grouped_mm", "a property of the device");
+  // Classes are those of this rank: cross_entropy() splits them and reduces the sums.
+  book.rule("dtensor::cross_entropy_largest", "tc! -> t");
+  book.rule("dtensor::cross_entropy_sums", "tc!, t, c, t -> t, s!t");
+  book.rule("dtensor::cross_entropy_gradient", "tc!, t, c, f!t, tc -> tc");
 }
 
 }  // namespace dtensor
