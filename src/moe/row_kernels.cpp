@@ -1,32 +1,22 @@
-// Row permutation kernels. One thread writes each row and sums are in order of the choices, so results do not depend on
-// the number of threads.
+// The operators on rows: loops on the CPU, and compositions of ATen operators for devices without kernels. One thread
+// writes each row and sums are in order of the choices, so results do not depend on the number of threads.
 #include "moe/row_kernels.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
+#include <torch/library.h>
 
-#include <array>
 #include <cstring>
 #include <limits>
 
-#include "internal/simulated.h"
+#include "internal/library_operator.h"
 
 namespace dtensor::moe {
 namespace {
 
-// Kernels by device; written while libraries are loaded, read-only afterwards.
-std::array<RowKernels, c10::COMPILE_TIME_MAX_DEVICE_TYPES>& all_row_kernels() {
-  static std::array<RowKernels, c10::COMPILE_TIME_MAX_DEVICE_TYPES> loops;
-  return loops;
-}
-
-// Null if none is registered for the device.
-const RowKernels* row_kernels_for(const at::Tensor& t) {
-  const auto& loops = all_row_kernels()[static_cast<std::size_t>(t.device().type())];
-  return loops.permute != nullptr ? &loops : nullptr;
-}
+using Optional = std::optional<at::Tensor>;
 
 constexpr std::int64_t kGrain = 1 << 14;  // minimum number of elements per thread
 
@@ -42,8 +32,8 @@ at::Tensor with_zero_row(const at::Tensor& rows) { return at::constant_pad_nd(ro
 
 at::ScalarType sum_type(const at::Tensor& rows) { return at::toOpMathType(rows.scalar_type()); }
 
-at::Tensor in_sum_type(const at::Tensor& weight, const at::Tensor& rows) {
-  return weight.defined() ? weight.to(sum_type(rows)).contiguous() : weight;
+Optional in_sum_type(const at::Tensor& weight, const at::Tensor& rows) {
+  return weight.defined() ? Optional(weight.to(sum_type(rows)).contiguous()) : std::nullopt;
 }
 
 struct Extent {
@@ -95,14 +85,6 @@ void unpermute_backward_loop(const Extent& e, const T* grad, const T* rows, cons
   });
 }
 
-at::Tensor unpermute_with_aten(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
-  const auto each = with_zero_row(rows)
-                        .index_select(0, clamp_to_last(position, rows.size(0)))
-                        .view({position.size(0), position.size(1), rows.size(1)})
-                        .to(sum_type(rows));
-  return (weight.defined() ? each * weight.to(sum_type(rows)).unsqueeze(2) : each).sum(1).to(rows.scalar_type());
-}
-
 // The entry at each sorted position; position.numel() for unused rows.
 at::Tensor entry_of_row(const at::Tensor& position, std::int64_t kept) {
   const auto entries = at::arange(position.numel(), position.options());
@@ -141,27 +123,101 @@ SortedBins sort_with_aten(const at::Tensor& ids, const at::Tensor& counts, std::
   return {by_bin.narrow(0, 0, kept), position, counts};
 }
 
-}  // namespace
+// --- compositions of ATen operators ---
 
-void register_row_kernels(c10::DeviceType device, const RowKernels& loops) {
-  all_row_kernels()[static_cast<std::size_t>(device)] = loops;
+at::Tensor permute_of_aten(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
+  return rows_of_entries(x, entry_of_row(position, kept), position.size(1));
 }
 
-bool multiplies_groups(c10::Device device) {
-  bool (*const asks)(c10::Device) = all_row_kernels()[static_cast<std::size_t>(device.type())].multiplies_groups;
-  return asks == nullptr || asks(device);
+at::Tensor unpermute_of_aten(const at::Tensor& rows, const at::Tensor& position, const Optional& weight) {
+  const auto each = with_zero_row(rows)
+                        .index_select(0, clamp_to_last(position, rows.size(0)))
+                        .view({position.size(0), position.size(1), rows.size(1)})
+                        .to(sum_type(rows));
+  return (weight ? each * weight->unsqueeze(2) : each).sum(1).to(rows.scalar_type());
 }
 
-at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {
+at::Tensor& add_of_aten(at::Tensor& base, const at::Tensor& rows, const at::Tensor& position, const Optional& weight) {
+  return base.add_(unpermute_of_aten(rows, position, weight));
+}
+
+std::tuple<at::Tensor, at::Tensor> gradients_of_aten(const at::Tensor& grad, const at::Tensor& rows,
+                                                     const at::Tensor& position, const at::Tensor& weight) {
+  const auto entry = entry_of_row(position, rows.size(0));
+  const auto spread = rows_of_entries(grad, entry, position.size(1)).to(sum_type(rows));
+  const auto dots = at::constant_pad_nd((rows.to(sum_type(rows)) * spread).sum(1), {0, 1});
+  const auto by_entry = dots.index_select(0, clamp_to_last(position, rows.size(0))).view(weight.sizes());
+  const auto factor = at::constant_pad_nd(weight.flatten(), {0, 1}).index_select(0, entry).unsqueeze(1);
+  return {(spread * factor).to(rows.scalar_type()), by_entry};
+}
+
+// at::bincount would synchronize to read the largest id.
+at::Tensor count_of_aten(const at::Tensor& ids, std::int64_t bins) {
+  const auto each = at::clamp_max(ids.flatten(), bins);
+  return at::zeros({bins + 1}, ids.options()).scatter_add_(0, each, at::ones_like(each)).narrow(0, 0, bins);
+}
+
+TORCH_LIBRARY_IMPL(dtensor, CompositeExplicitAutograd, m) {
+  m.impl("permute_rows", permute_of_aten);
+  m.impl("unpermute_rows", unpermute_of_aten);
+  m.impl("add_unpermuted_rows_", add_of_aten);
+  m.impl("unpermute_rows_backward", gradients_of_aten);
+  m.impl("count_bins", count_of_aten);
+  m.impl("has_grouped_mm", [](const at::Tensor&) { return true; });
+}
+
+// --- loops on the CPU ---
+
+at::Tensor permute(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
+  auto result = rows_to_fill(position, kept, x.size(1), x.options());
+  const auto bytes = static_cast<std::int64_t>(x.size(1) * x.element_size());
+  const auto choices = position.size(1);
+  const auto* place = position.const_data_ptr<std::int64_t>();
+  const auto* source = static_cast<const char*>(x.const_data_ptr());
+  auto* out = static_cast<char*>(result.mutable_data_ptr());
+  at::parallel_for(0, position.numel(), grain_rows(x.size(1)), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t entry = begin; entry < end; ++entry) {
+      if (place[entry] >= 0) std::memcpy(out + place[entry] * bytes, source + entry / choices * bytes, bytes);
+    }
+  });
+  return result;
+}
+
+void write_unpermuted(const at::Tensor& result, const at::Tensor& rows, const at::Tensor& position,
+                      const Optional& weight, bool adds) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "unpermute_tokens", [&] {
+    using Sum = at::opmath_type<scalar_t>;
+    unpermute_loop(Extent(position, rows), rows.const_data_ptr<scalar_t>(), position.const_data_ptr<std::int64_t>(),
+                   weight ? weight->const_data_ptr<Sum>() : nullptr, result.mutable_data_ptr<scalar_t>(), adds);
+  });
+}
+
+at::Tensor unpermute(const at::Tensor& rows, const at::Tensor& position, const Optional& weight) {
+  auto result = at::empty({position.size(0), rows.size(1)}, rows.options());
+  write_unpermuted(result, rows, position, weight, /*adds=*/false);
+  return result;
+}
+
+at::Tensor& add_unpermuted(at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
+                           const Optional& weight) {
+  write_unpermuted(base, rows, position, weight, /*adds=*/true);
+  return base;
+}
+
+std::tuple<at::Tensor, at::Tensor> unpermute_backward(const at::Tensor& grad, const at::Tensor& rows,
+                                                      const at::Tensor& position, const at::Tensor& weight) {
+  auto d_rows = rows_to_fill(position, rows.size(0), rows.size(1), rows.options()), d_weight = at::empty_like(weight);
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "combine_rows_backward", [&] {
+    using Sum = at::opmath_type<scalar_t>;
+    unpermute_backward_loop(Extent(position, rows), grad.const_data_ptr<scalar_t>(), rows.const_data_ptr<scalar_t>(),
+                            position.const_data_ptr<std::int64_t>(), weight.const_data_ptr<Sum>(),
+                            d_rows.mutable_data_ptr<scalar_t>(), d_weight.mutable_data_ptr<Sum>());
+  });
+  return {d_rows, d_weight};
+}
+
+at::Tensor count_loop(const at::Tensor& ids, std::int64_t bins) {
   auto counts = at::zeros({bins}, ids.options());
-  if (const auto* loops = row_kernels_for(ids)) {
-    loops->count(ids, counts);
-    return counts;
-  }
-  if (!ids.is_cpu()) {  // at::bincount would synchronize to read the largest id
-    const auto each = at::clamp_max(ids.flatten(), bins);
-    return at::zeros({bins + 1}, ids.options()).scatter_add_(0, each, at::ones_like(each)).narrow(0, 0, bins);
-  }
   auto* count = counts.mutable_data_ptr<std::int64_t>();
   const auto* id = ids.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < ids.numel(); ++i) {
@@ -169,6 +225,43 @@ at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {
     if (id[i] < bins) ++count[id[i]];
   }
   return counts;
+}
+
+TORCH_LIBRARY_IMPL(dtensor, CPU, m) {
+  m.impl("permute_rows", permute);
+  m.impl("unpermute_rows", unpermute);
+  m.impl("add_unpermuted_rows_", add_unpermuted);
+  m.impl("unpermute_rows_backward", unpermute_backward);
+  m.impl("count_bins", count_loop);
+}
+
+// Sizes only: operators of the compositions have no meta kernels.
+TORCH_LIBRARY_IMPL(dtensor, Meta, m) {
+  using at::Tensor;
+  m.impl("permute_rows", [](const Tensor& x, const Tensor&, std::int64_t kept) {
+    return at::empty({kept, x.size(1)}, x.options());
+  });
+  m.impl("unpermute_rows", [](const Tensor& rows, const Tensor& position, const Optional&) {
+    return at::empty({position.size(0), rows.size(1)}, rows.options());
+  });
+  m.impl("add_unpermuted_rows_",
+         [](Tensor& base, const Tensor&, const Tensor&, const Optional&) -> Tensor& { return base; });
+  m.impl("unpermute_rows_backward", [](const Tensor&, const Tensor& rows, const Tensor&, const Tensor& weight) {
+    return std::tuple(at::empty_like(rows), at::empty_like(weight));
+  });
+  m.impl("count_bins", [](const Tensor& ids, std::int64_t bins) { return at::empty({bins}, ids.options()); });
+}
+
+}  // namespace
+
+bool multiplies_groups(const at::Tensor& x) {
+  static const auto op = library_operator<bool(const at::Tensor&)>("dtensor::has_grouped_mm");
+  return op.call(x);
+}
+
+at::Tensor count_kernel(const at::Tensor& ids, std::int64_t bins) {
+  static const auto op = library_operator<decltype(count_loop)>("dtensor::count_bins");
+  return op.call(ids, bins);
 }
 
 SortedBins sort_kernel(const at::Tensor& ids, const at::Tensor& counts, std::int64_t kept) {
@@ -190,102 +283,30 @@ SortedBins sort_kernel(const at::Tensor& ids, const at::Tensor& counts, std::int
 }
 
 at::Tensor permute_kernel(const at::Tensor& x, const at::Tensor& position, std::int64_t kept) {
-  if (const auto* loops = row_kernels_for(x)) {
-    auto result = at::zeros({kept, x.size(1)}, x.options());
-    loops->permute(x.contiguous(), position.contiguous(), result);
-    return result;
-  }
-  if (!x.is_cpu()) return rows_of_entries(x, entry_of_row(position, kept), position.size(1));
-  const auto from = x.contiguous(), positions = position.contiguous();
-  auto result = rows_to_fill(positions, kept, x.size(1), x.options());
-  if (is_simulated(x)) return forget_values(result), result;
-  const auto bytes = static_cast<std::int64_t>(x.size(1) * x.element_size());
-  const auto choices = position.size(1);
-  const auto* place = positions.const_data_ptr<std::int64_t>();
-  const auto* source = static_cast<const char*>(from.const_data_ptr());
-  auto* out = static_cast<char*>(result.mutable_data_ptr());
-  at::parallel_for(0, positions.numel(), grain_rows(x.size(1)), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t entry = begin; entry < end; ++entry) {
-      if (place[entry] >= 0) std::memcpy(out + place[entry] * bytes, source + entry / choices * bytes, bytes);
-    }
-  });
-  return result;
+  static const auto op = library_operator<decltype(permute)>("dtensor::permute_rows");
+  return op.call(x.contiguous(), position.contiguous(), kept);
 }
-
-namespace {
-
-void unpermute_on_cpu(const at::Tensor& result, const at::Tensor& rows, const at::Tensor& position,
-                      const at::Tensor& weight, bool adds) {
-  const auto from = rows.contiguous(), positions = position.contiguous();
-  const auto factor = in_sum_type(weight, rows);
-  if (is_simulated(rows)) return forget_values(result);
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "unpermute_tokens", [&] {
-    using Sum = at::opmath_type<scalar_t>;
-    unpermute_loop(Extent(position, rows), from.const_data_ptr<scalar_t>(), positions.const_data_ptr<std::int64_t>(),
-                   factor.defined() ? factor.const_data_ptr<Sum>() : nullptr, result.mutable_data_ptr<scalar_t>(),
-                   adds);
-  });
-}
-
-}  // namespace
 
 at::Tensor unpermute_kernel(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight) {
-  const auto* loops = row_kernels_for(rows);
-  if (!rows.is_cpu() && loops == nullptr) return unpermute_with_aten(rows, position, weight);
-  auto result = at::empty({position.size(0), rows.size(1)}, rows.options());
-  if (loops != nullptr) {
-    loops->unpermute(rows.contiguous(), position.contiguous(), in_sum_type(weight, rows), result, /*adds=*/false);
-  } else {
-    unpermute_on_cpu(result, rows, position, weight, /*adds=*/false);
-  }
-  return result;
+  static const auto op = library_operator<decltype(unpermute)>("dtensor::unpermute_rows");
+  return op.call(rows.contiguous(), position.contiguous(), in_sum_type(weight, rows));
 }
 
 void add_combined_kernel(const at::Tensor& base, const at::Tensor& rows, const at::Tensor& position,
                          const at::Tensor& weight) {
   TORCH_CHECK(base.scalar_type() == rows.scalar_type() && base.size(0) == position.size(0),
               "add_unpermuted_tokens: ", base.sizes(), " of ", base.scalar_type(), " and rows of ", rows.scalar_type());
-  if (const auto* loops = row_kernels_for(rows)) {
-    loops->unpermute(rows.contiguous(), position.contiguous(), in_sum_type(weight, rows), base, /*adds=*/true);
-  } else if (!rows.is_cpu()) {
-    base.add_(unpermute_with_aten(rows, position, weight));
-  } else {
-    unpermute_on_cpu(base, rows, position, weight, /*adds=*/true);
-  }
+  static const auto op = library_operator<decltype(add_unpermuted)>("dtensor::add_unpermuted_rows_");
+  at::Tensor result = base;
+  op.call(result, rows.contiguous(), position.contiguous(), in_sum_type(weight, rows));
 }
 
 std::pair<at::Tensor, at::Tensor> unpermute_backward_kernel(const at::Tensor& grad, const at::Tensor& rows,
                                                             const at::Tensor& position, const at::Tensor& weight) {
-  if (const auto* loops = row_kernels_for(rows)) {
-    auto d_rows = at::zeros(rows.sizes(), rows.options());
-    auto d_weight = at::empty(weight.sizes(), weight.options().dtype(sum_type(rows)));
-    loops->unpermute_backward(grad.contiguous(), rows.contiguous(), position.contiguous(), in_sum_type(weight, rows),
-                              d_rows, d_weight);
-    return {d_rows, d_weight.to(weight.scalar_type())};
-  }
-  if (!rows.is_cpu()) {
-    const auto entry = entry_of_row(position, rows.size(0));
-    const auto spread = rows_of_entries(grad, entry, position.size(1)).to(sum_type(rows));
-    const auto dots = at::constant_pad_nd((rows.to(sum_type(rows)) * spread).sum(1), {0, 1});
-    const auto by_entry = dots.index_select(0, clamp_to_last(position, rows.size(0))).view(weight.sizes());
-    const auto weights = at::constant_pad_nd(weight.flatten(), {0, 1});
-    const auto factor = weights.index_select(0, entry).to(sum_type(rows)).unsqueeze(1);
-    return {(spread * factor).to(rows.scalar_type()), by_entry.to(weight.scalar_type())};
-  }
-  const auto g = grad.contiguous(), from = rows.contiguous(), positions = position.contiguous();
-  const auto factor = weight.to(sum_type(rows)).contiguous();
-  auto d_rows = rows_to_fill(positions, rows.size(0), rows.size(1), rows.options()), d_weight = at::empty_like(factor);
-  if (is_simulated(rows) || is_simulated(grad)) {
-    forget_values(d_rows), forget_values(d_weight);
-    return {d_rows, d_weight.to(weight.scalar_type())};
-  }
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "combine_rows_backward", [&] {
-    using Sum = at::opmath_type<scalar_t>;
-    unpermute_backward_loop(Extent(position, rows), g.const_data_ptr<scalar_t>(), from.const_data_ptr<scalar_t>(),
-                            positions.const_data_ptr<std::int64_t>(), factor.const_data_ptr<Sum>(),
-                            d_rows.mutable_data_ptr<scalar_t>(), d_weight.mutable_data_ptr<Sum>());
-  });
-  return {d_rows, d_weight.to(weight.scalar_type())};
+  static const auto op = library_operator<decltype(unpermute_backward)>("dtensor::unpermute_rows_backward");
+  auto [d_rows, d_weight] =
+      op.call(grad.contiguous(), rows.contiguous(), position.contiguous(), *in_sum_type(weight, rows));
+  return {std::move(d_rows), d_weight.to(weight.scalar_type())};
 }
 
 }  // namespace dtensor::moe

@@ -1,4 +1,5 @@
-// Row permutation kernels: loops on the CPU, registered kernels or ATen operators on other devices. No autograd.
+// Permutations of rows and counts without autograd: calls of the operators dtensor::permute_rows, unpermute_rows,
+// add_unpermuted_rows_, unpermute_rows_backward and count_bins, whose operands are contiguous.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,25 +12,13 @@
 
 namespace dtensor::moe {
 
-// Kernels for another device on contiguous tensors, registered by its library. Without them, ATen operators are used.
-struct RowKernels {
-  void (*permute)(const at::Tensor& x, const at::Tensor& position, const at::Tensor& out) = nullptr;
-  void (*unpermute)(const at::Tensor& rows, const at::Tensor& position, const at::Tensor& weight, const at::Tensor& out,
-                    bool adds) = nullptr;
-  void (*unpermute_backward)(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& position,
-                             const at::Tensor& weight, const at::Tensor& d_rows, const at::Tensor& d_weight) = nullptr;
-  void (*count)(const at::Tensor& ids, const at::Tensor& counts) = nullptr;
-  // Whether at::_grouped_mm has a kernel for bfloat16 on this device, so that it reads no counts. Null: yes.
-  bool (*multiplies_groups)(c10::Device device) = nullptr;
-};
-DTENSOR_API void register_row_kernels(c10::DeviceType device, const RowKernels& loops);
-
 // Whether all experts have the same number of rows, so that one batched product is possible.
 inline bool all_equal(at::IntArrayRef rows) {
   return std::all_of(rows.begin(), rows.end(), [&](auto r) { return r == rows[0]; });
 }
 
-bool multiplies_groups(c10::Device device);
+// Whether at::_grouped_mm has a kernel for bfloat16 on the device of x, so that it reads no counts.
+bool multiplies_groups(const at::Tensor& x);
 // Whether ExpertBackend::automatic multiplies by at::_grouped_mm, if the host does not know that counts are equal. Its
 // kernel takes bfloat16 and rows of a multiple of 16 bytes.
 bool prefers_grouped(const at::Tensor& x, const ExpertWeights& weights, const ExpertOptions& options);

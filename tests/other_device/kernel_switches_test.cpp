@@ -14,21 +14,20 @@ namespace {
 
 std::atomic<int> loss_calls;
 
-// Registers the CPU's loops for the fake device, whose memory is the host's. They count their calls.
+void counted_sums(const loss_rows::Rows& rows, const at::Tensor& top, bool finds_top, const at::Tensor& sums) {
+  if (!takes_gpu_kernel(GpuKernel::loss, fake::kDevice)) return loss_rows::sums_of_aten(rows, top, finds_top, sums);
+  ++loss_calls;
+  loss_rows::sums_loop(rows, top, finds_top, sums);
+}
+
+// The CPU's loops are kernels of the fake device, whose memory is the host's. They count their calls.
 struct CountedKernels {
   CountedNormKernels norms{c10::DispatchKey::PrivateUse1};
+  torch::Library loss{torch::Library::IMPL, "dtensor", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
   CountedKernels() {
-    auto loss = loss_rows::cpu_loops();
-    loss.sums = [](const auto& rows, const at::Tensor& top, bool finds_top, const at::Tensor& sums) {
-      ++loss_calls;
-      loss_rows::cpu_loops().sums(rows, top, finds_top, sums);
-    };
-    loss_rows::register_loss_kernels(fake::kDevice, loss);
+    loss_rows::register_kernels<loss_rows::largest_loop, counted_sums, loss_rows::gradient_loop>(loss);
   }
-  ~CountedKernels() {
-    loss_rows::register_loss_kernels(fake::kDevice, {});
-    set_takes_gpu_kernels(fake::kDevice, true);
-  }
+  ~CountedKernels() { set_takes_gpu_kernels(fake::kDevice, true); }
 };
 
 struct Used {

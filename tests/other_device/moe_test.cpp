@@ -122,9 +122,8 @@ TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
   for (const auto grouped : {Grouped::yes, Grouped::disabled, Grouped::no_kernel}) {
     for (const bool scales : {false, true}) {
       disable_gpu_kernels(grouped == Grouped::disabled ? "grouped_experts,swiglu" : "");
-      moe::RowKernels kernels;
-      if (grouped == Grouped::no_kernel) kernels.multiplies_groups = [](c10::Device) { return false; };
-      moe::register_row_kernels(fake::kDevice, kernels);
+      torch::Library kernels(torch::Library::IMPL, "dtensor", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+      if (grouped == Grouped::no_kernel) kernels.impl("has_grouped_mm", [](const at::Tensor&) { return false; });
       auto options = small_options(at::kBFloat16);
       options.shared_ffn = 8;
       options.router.aux_loss = 0.01;
@@ -158,7 +157,6 @@ TEST(OtherDevice, AutomaticBackendReadsNoCountsOnOneRank) {
       const auto scale = x.grad().abs().max();
       expect_close(grad / scale, x.grad() / scale, "gradient of x", 3e-2);
       set_takes_gpu_kernels(fake::kDevice, true);
-      moe::register_row_kernels(fake::kDevice, {});
     }
   }
 }

@@ -149,8 +149,8 @@ bool moe::prefers_grouped(const at::Tensor& x, const ExpertWeights& w, const Exp
   const auto dtype =
       at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
   return options.backend == ExpertBackend::automatic && dtype == at::kBFloat16 &&
-         takes_gpu_kernel(GpuKernel::grouped_experts, device) && moe::multiplies_groups(x.device()) &&
-         has_aligned_rows(w.w1) && has_aligned_rows(w.w2) && (!w.w3.defined() || has_aligned_rows(w.w3));
+         takes_gpu_kernel(GpuKernel::grouped_experts, device) && moe::multiplies_groups(x) && has_aligned_rows(w.w1) &&
+         has_aligned_rows(w.w2) && (!w.w3.defined() || has_aligned_rows(w.w3));
 }
 
 AlignedGroups align_groups(const at::Tensor& counts, std::int64_t rows, std::int64_t alignment) {

@@ -1,9 +1,10 @@
 // Registers the CUDA kernels of cross entropy when the library dtensor_cuda is loaded.
 #include "internal/kernels/cuda_launch.h"
+#include "internal/kernels/gpu_kernels.h"
 #include "parallel/cuda/loss_rows.h"
 #include "parallel/loss/row_kernels.h"
 
-namespace dtensor::loss_rows {
+namespace dtensor::loss_rows::gpu {
 namespace {
 
 cuda::Rows pointers(const Rows& rows) {
@@ -26,23 +27,29 @@ void run(const Rows& rows, const Launch& launch) {
   launch_on_device_of(rows.values, "cross_entropy", [&](auto stream) { return launch(pointers(rows), stream); });
 }
 
-constexpr LossKernels kKernels{
-    [](const Rows& rows, const at::Tensor& top) {
-      run(rows, [&](const auto& r, auto stream) { return cuda::launch_largest(r, top.mutable_data_ptr(), stream); });
-    },
-    [](const Rows& rows, const at::Tensor& top, bool finds_top, const at::Tensor& sums) {
-      run(rows, [&](const auto& r, auto stream) {
-        return cuda::launch_sums(r, top.mutable_data_ptr(), finds_top, sums.mutable_data_ptr(), stream);
-      });
-    },
-    [](const Rows& rows, const at::Tensor& factors, const at::Tensor& out) {
-      run(rows, [&](const auto& r, auto stream) {
-        return cuda::launch_gradient(r, factors.const_data_ptr(), out.mutable_data_ptr(), out.stride(0), out.size(1),
-                                     stream);
-      });
-    }};
+bool is_disabled() { return !takes_gpu_kernel(GpuKernel::loss, c10::DeviceType::CUDA); }
 
-const bool registered = (register_loss_kernels(c10::DeviceType::CUDA, kKernels), true);
+void largest(const Rows& rows, const at::Tensor& top) {
+  if (is_disabled()) return largest_of_aten(rows, top);
+  run(rows, [&](const auto& r, auto stream) { return cuda::launch_largest(r, top.mutable_data_ptr(), stream); });
+}
+
+void sums(const Rows& rows, const at::Tensor& top, bool finds_top, const at::Tensor& sums) {
+  if (is_disabled()) return sums_of_aten(rows, top, finds_top, sums);
+  run(rows, [&](const auto& r, auto stream) {
+    return cuda::launch_sums(r, top.mutable_data_ptr(), finds_top, sums.mutable_data_ptr(), stream);
+  });
+}
+
+void gradient(const Rows& rows, const at::Tensor& factors, const at::Tensor& out) {
+  if (is_disabled()) return gradient_of_aten(rows, factors, out);
+  run(rows, [&](const auto& r, auto stream) {
+    return cuda::launch_gradient(r, factors.const_data_ptr(), out.mutable_data_ptr(), out.stride(0), out.size(1),
+                                 stream);
+  });
+}
+
+TORCH_LIBRARY_IMPL(dtensor, CUDA, m) { register_kernels<largest, sums, gradient>(m); }
 
 }  // namespace
-}  // namespace dtensor::loss_rows
+}  // namespace dtensor::loss_rows::gpu

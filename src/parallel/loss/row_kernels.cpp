@@ -1,13 +1,8 @@
-// Kernels by device. Devices without kernels run ATen operators; a dry run computes no values.
+// Calls of the operators, and their compositions for devices without kernels.
 #include "parallel/loss/row_kernels.h"
 
-#include <ATen/ATen.h>
-#include <ATen/OpMathType.h>
-
-#include <array>
-
 #include "internal/kernels/gpu_kernels.h"
-#include "internal/simulated.h"
+#include "internal/library_operator.h"
 
 namespace dtensor::loss_rows {
 namespace {
@@ -26,7 +21,18 @@ Local local_target(const Rows& rows) {
   return {index.masked_fill(elsewhere, 0), elsewhere};
 }
 
-void sums_with_aten(const Rows& rows, const at::Tensor& top, const at::Tensor& sums) {
+}  // namespace
+
+void largest_of_aten(const Rows& rows, const at::Tensor& top) {
+  if (rows.classes > 0) {
+    top.copy_(own_values(rows).amax(1));
+  } else {
+    top.fill_(lowest<double>());
+  }
+}
+
+void sums_of_aten(const Rows& rows, const at::Tensor& top, bool finds_top, const at::Tensor& sums) {
+  if (finds_top) largest_of_aten(rows, top);
   const auto shifted = own_values(rows) - top.unsqueeze(1);
   const auto target = local_target(rows);
   sums[kExponentials].copy_(shifted.exp().sum(1));
@@ -37,7 +43,7 @@ void sums_with_aten(const Rows& rows, const at::Tensor& top, const at::Tensor& s
   sums[kTargetWeight].masked_fill_(target.elsewhere, 0);
 }
 
-void gradient_with_aten(const Rows& rows, const at::Tensor& factors, const at::Tensor& out) {
+void gradient_of_aten(const Rows& rows, const at::Tensor& factors, const at::Tensor& out) {
   const auto column = [&](Factor f) { return factors[f].unsqueeze(1); };
   auto grad = (own_values(rows) - column(kLogSum)).exp_().mul_(column(kSoftmax));
   grad.sub_(rows.weight.defined() ? column(kSmooth) * rows.weight : column(kSmooth));
@@ -49,74 +55,57 @@ void gradient_with_aten(const Rows& rows, const at::Tensor& factors, const at::T
   out.narrow(1, rows.classes, out.size(1) - rows.classes).zero_();
 }
 
-void largest_with_aten(const Rows& rows, const at::Tensor& top) {
-  if (rows.classes > 0) {
-    top.copy_(own_values(rows).amax(1));
-  } else {
-    top.fill_(lowest<double>());
-  }
-}
+namespace {
 
-constexpr LossKernels kAten{largest_with_aten,
-                            [](const Rows& rows, const at::Tensor& top, bool finds_top, const at::Tensor& sums) {
-                              if (finds_top) largest_with_aten(rows, top);
-                              sums_with_aten(rows, top, sums);
-                            },
-                            gradient_with_aten};
+// Memory for the results is all that a meta kernel gives.
+void no_largest(const Rows&, const at::Tensor&) {}
+void no_sums(const Rows&, const at::Tensor&, bool, const at::Tensor&) {}
+void no_gradient(const Rows&, const at::Tensor&, const at::Tensor&) {}
 
-constexpr LossKernels kSimulated{
-    [](const Rows&, const at::Tensor& top) { forget_values(top); },
-    [](const Rows&, const at::Tensor& top, bool, const at::Tensor& sums) { forget_values(top), forget_values(sums); },
-    [](const Rows&, const at::Tensor&, const at::Tensor& out) { forget_values(out); }};
+using Optional = std::optional<at::Tensor>;
+using Int = std::int64_t;
 
-// Written while libraries are loaded, read-only afterwards.
-std::array<LossKernels, c10::COMPILE_TIME_MAX_DEVICE_TYPES>& registered_kernels() {
-  static std::array<LossKernels, c10::COMPILE_TIME_MAX_DEVICE_TYPES> kernels;
-  return kernels;
-}
+Optional optional(const at::Tensor& t) { return t.defined() ? Optional(t) : std::nullopt; }
 
-// Null if none are registered, or if they are disabled.
-const LossKernels* registered_for(const at::Tensor& values) {
-  const auto device = values.device().type();
-  const auto& kernels = registered_kernels()[static_cast<std::size_t>(device)];
-  return kernels.sums != nullptr && takes_gpu_kernel(GpuKernel::loss, device) ? &kernels : nullptr;
-}
+using Sums = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const Optional&, const Optional&,
+                                                Int, Int, Int, Int, bool);
 
-const LossKernels& kernels_of(const at::Tensor& values) {
-  if (is_simulated(values)) return kSimulated;
-  if (values.is_cpu()) return cpu_loops();
-  const auto* registered = registered_for(values);
-  return registered != nullptr ? *registered : kAten;
-}
-
-at::TensorOptions sum_options(const Rows& rows) {
-  return rows.values.options().dtype(at::toOpMathType(rows.values.scalar_type()));
+const c10::TypedOperatorHandle<Sums>& sums_operator() {
+  static const auto op = library_operator<Sums>("dtensor::cross_entropy_sums");
+  return op;
 }
 
 }  // namespace
 
-void register_loss_kernels(c10::DeviceType device, const LossKernels& kernels) {
-  registered_kernels()[static_cast<std::size_t>(device)] = kernels;
+TORCH_LIBRARY_IMPL(dtensor, CompositeExplicitAutograd, m) {
+  register_kernels<largest_of_aten, sums_of_aten, gradient_of_aten>(m);
+}
+TORCH_LIBRARY_IMPL(dtensor, CPU, m) { register_kernels<largest_loop, sums_loop, gradient_loop>(m); }
+TORCH_LIBRARY_IMPL(dtensor, Meta, m) { register_kernels<no_largest, no_sums, no_gradient>(m); }
+
+bool checks_targets_on_device(const at::Tensor& values) {
+  const auto device = values.device();
+  return !device.is_cpu() && takes_gpu_kernel(GpuKernel::loss, device.type()) &&
+         sums_operator().hasKernelForDispatchKey(c10::computeDispatchKey(std::nullopt, std::nullopt, device));
 }
 
-bool checks_targets_on_device(const at::Tensor& values) { return registered_for(values) != nullptr; }
-
 at::Tensor largest(const Rows& rows) {
-  auto top = at::empty({rows.values.size(0)}, sum_options(rows));
-  kernels_of(rows.values).largest(rows, top);
-  return top;
+  static const auto op = library_operator<at::Tensor(const at::Tensor&, Int)>("dtensor::cross_entropy_largest");
+  return op.call(rows.values, rows.classes);
 }
 
 std::pair<at::Tensor, at::Tensor> sums(const Rows& rows, at::Tensor top) {
-  const bool finds_top = !top.defined();
-  if (finds_top) top = at::empty({rows.values.size(0)}, sum_options(rows));
-  auto sums = at::zeros({kSums, rows.values.size(0)}, sum_options(rows));
-  kernels_of(rows.values).sums(rows, top, finds_top, sums);
-  return {top, sums};
+  auto [found, sums] = sums_operator().call(rows.values, rows.targets, optional(rows.weight), optional(top), rows.first,
+                                            rows.classes, rows.count, rows.ignore_index, rows.smooths);
+  return {top.defined() ? std::move(top) : std::move(found), std::move(sums)};
 }
 
 void gradient(const Rows& rows, const at::Tensor& factors, const at::Tensor& out) {
-  kernels_of(rows.values).gradient(rows, factors, out);
+  static const auto op = library_operator<void(const at::Tensor&, const at::Tensor&, const Optional&, const at::Tensor&,
+                                               Int, Int, Int, Int, at::Tensor&)>("dtensor::cross_entropy_gradient");
+  at::Tensor written = out;
+  op.call(rows.values, rows.targets, optional(rows.weight), factors, rows.first, rows.classes, rows.count,
+          rows.ignore_index, written);
 }
 
 }  // namespace dtensor::loss_rows

@@ -1,9 +1,13 @@
-// Kernels of cross entropy on the logits of a rank, in the dtype of the logits: loops on the CPU, registered kernels or
-// ATen operators on other devices. No autograd, no communication.
+// The operators dtensor::cross_entropy_largest, cross_entropy_sums and cross_entropy_gradient on the logits of a rank,
+// in the dtype of the logits. No autograd, no communication.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <torch/library.h>
 
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "dtensor/export.h"
@@ -21,23 +25,59 @@ struct Rows {
   bool smooths = false;                      // whether kSmoothing is needed
 };
 
-// Kernels of another device, registered by its library. Results have the accumulation type: double for double, else
-// float.
-struct LossKernels {
-  // The largest logit of each row, -inf without classes.
-  void (*largest)(const Rows& rows, const at::Tensor& top) = nullptr;
-  // `sums` [kSums, t]; kSmoothing is only written if `smooths`. Also computes `top` if `finds_top`. A target that is
-  // neither a class nor ignore_index is a device assertion.
-  void (*sums)(const Rows& rows, const at::Tensor& top, bool finds_top, const at::Tensor& sums) = nullptr;
-  // `out` has the layout of `values` and may be the same memory; zero in the padding. `factors` is [kFactors, t].
-  void (*gradient)(const Rows& rows, const at::Tensor& factors, const at::Tensor& out) = nullptr;
-};
-DTENSOR_API void register_loss_kernels(c10::DeviceType device, const LossKernels& kernels);
-const LossKernels& cpu_loops();
+inline at::TensorOptions sum_options(const at::Tensor& values) {
+  return values.options().dtype(at::toOpMathType(values.scalar_type()));
+}
+
+// The operators have the fields of `Rows` as arguments. Their kernels take it, and memory for the results, which have
+// the accumulation type: double for double, else float.
+// largest(rows, top): the largest logit of each row, -inf without classes.
+// sums(rows, top, finds_top, sums): `sums` [kSums, t]; kSmoothing is only written if `smooths`. Also computes `top` if
+// `finds_top`. A target that is neither a class nor ignore_index is a device assertion.
+//
+// gradient(rows, factors, out): `out` has the layout of `values` and may be the same memory; zero in the padding.
+// `factors` is [kFactors, t].
+template <auto kLargest, auto kSums, auto kGradient>
+void register_kernels(torch::Library& m) {
+  using at::Tensor;
+  using Int = std::int64_t;
+  using Optional = std::optional<Tensor>;
+  m.impl("cross_entropy_largest", [](const Tensor& values, Int classes) {
+    Tensor top = at::empty({values.size(0)}, sum_options(values));
+    kLargest(Rows{values, {}, {}, 0, classes}, top);
+    return top;
+  });
+  m.impl("cross_entropy_sums",
+         [](const Tensor& values, const Tensor& targets, const Optional& weight, const Optional& top, Int first,
+            Int classes, Int count, Int ignore_index, bool smooths) {
+           const Rows rows{values, targets, weight.value_or(Tensor()), first, classes, count, ignore_index, smooths};
+           Tensor found = top ? Tensor() : at::empty({values.size(0)}, sum_options(values));
+           Tensor sums = at::zeros({Sum::kSums, values.size(0)}, sum_options(values));
+           kSums(rows, top ? *top : found, !top, sums);
+           return std::tuple(found, sums);
+         });
+  m.impl("cross_entropy_gradient",
+         [](const Tensor& values, const Tensor& targets, const Optional& weight, const Tensor& factors, Int first,
+            Int classes, Int count, Int ignore_index, Tensor& out) {
+           const Rows rows{values, targets, weight.value_or(Tensor()), first, classes, count, ignore_index};
+           kGradient(rows, factors, out);
+         });
+}
+
+// The compositions of ATen operators.
+DTENSOR_API void largest_of_aten(const Rows& rows, const at::Tensor& top);
+DTENSOR_API void sums_of_aten(const Rows& rows, const at::Tensor& top, bool finds_top, const at::Tensor& sums);
+DTENSOR_API void gradient_of_aten(const Rows& rows, const at::Tensor& factors, const at::Tensor& out);
+
+// The loops of the CPU.
+void largest_loop(const Rows& rows, const at::Tensor& top);
+void sums_loop(const Rows& rows, const at::Tensor& top, bool finds_top, const at::Tensor& sums);
+void gradient_loop(const Rows& rows, const at::Tensor& factors, const at::Tensor& out);
 
 // Whether the kernels check targets, without a wait for the host.
 bool checks_targets_on_device(const at::Tensor& values);
 
+// Calls of the operators.
 at::Tensor largest(const Rows& rows);
 // The largest logits and the sums, or the sums relative to the given `top`.
 std::pair<at::Tensor, at::Tensor> sums(const Rows& rows, at::Tensor top = {});

@@ -71,6 +71,8 @@ void gradients_of(const Rows& rows, const S* factors, const at::Tensor& out) {
 #define DTENSOR_DISPATCH_ROWS(...) \
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.values.scalar_type(), "cross_entropy", __VA_ARGS__)
 
+}  // namespace
+
 void largest_loop(const Rows& rows, const at::Tensor& top) {
   DTENSOR_DISPATCH_ROWS([&] {
     using S = at::opmath_type<scalar_t>;
@@ -92,13 +94,6 @@ void gradient_loop(const Rows& rows, const at::Tensor& factors, const at::Tensor
     using S = at::opmath_type<scalar_t>;
     gradients_of<scalar_t>(rows, factors.const_data_ptr<S>(), out);
   });
-}
-
-}  // namespace
-
-const LossKernels& cpu_loops() {
-  static constexpr LossKernels kLoops{largest_loop, sums_loop, gradient_loop};
-  return kLoops;
 }
 
 }  // namespace dtensor::loss_rows
