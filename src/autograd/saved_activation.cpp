@@ -64,25 +64,27 @@ at::Tensor gather_activation(const at::Tensor& x, const Placements& placements) 
   return result;
 }
 
-SavedActivation::SavedActivation(const at::Tensor& tensor) {
+SavedSource::SavedSource(const at::Tensor& tensor) : source_(tensor) {
   const auto* impl = dtensor_or_null(tensor);
-  if (impl != nullptr && impl->extras() != nullptr) {
-    const GatheredActivation& gathered = impl->extras()->gathered;
-    const bool valid = gathered.regathered && gathered.own == impl->generation() &&
-                       gathered.generation == dtensor_or_null(gathered.source)->generation();
-    if (valid) regathered_ = gathered.regathered;
-  }
-  saved_ = torch::autograd::SavedVariable(regathered_ ? impl->extras()->gathered.source : tensor, false);
+  if (impl == nullptr || impl->extras() == nullptr) return;
+  const GatheredActivation& gathered = impl->extras()->gathered;
+  const bool valid = gathered.regathered && gathered.own == impl->generation() &&
+                     gathered.generation == dtensor_or_null(gathered.source)->generation();
+  if (valid) source_ = gathered.source, regathered_ = gathered.regathered;
 }
 
-at::Tensor SavedActivation::unpack() const {
-  const at::Tensor tensor = saved_.unpack();
-  return regathered_ ? regathered_->of(tensor) : tensor;
+at::Tensor SavedSource::unpack(const at::Tensor& saved) const { return regathered_ ? regathered_->of(saved) : saved; }
+
+SavedActivation::SavedActivation(const at::Tensor& tensor) : of_(tensor) {
+  saved_ = torch::autograd::SavedVariable(of_.source(), false);
+  of_.reset();
 }
+
+at::Tensor SavedActivation::unpack() const { return of_.unpack(saved_.unpack()); }
 
 void SavedActivation::reset() {
   saved_.reset_data();
-  regathered_.reset();
+  of_ = {};
 }
 
 }  // namespace dtensor

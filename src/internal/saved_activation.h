@@ -18,7 +18,25 @@ class Regathered;
 // to `x`, so that SavedActivation saves `x`.
 DTENSOR_API at::Tensor gather_activation(const at::Tensor& x, const Placements& placements);
 
-// A tensor that an autograd node saves: the tensor itself, or what gather_activation() made it of.
+// What a node saves of a tensor: the tensor itself, or what gather_activation() made it of. For nodes that save tensors
+// by means of their own.
+class DTENSOR_API SavedSource {
+ public:
+  SavedSource() = default;
+  explicit SavedSource(const at::Tensor& tensor);
+
+  // To be saved; reset() drops it here.
+  const at::Tensor& source() const { return source_; }
+  void reset() { source_.reset(); }
+  // The tensor of what was saved; see SavedActivation::unpack().
+  at::Tensor unpack(const at::Tensor& saved) const;
+
+ private:
+  at::Tensor source_;
+  std::shared_ptr<Regathered> regathered_;  // null: the source is the tensor itself
+};
+
+// A tensor that an autograd node saves.
 class SavedActivation {
  public:
   SavedActivation() = default;
@@ -31,7 +49,7 @@ class SavedActivation {
 
  private:
   torch::autograd::SavedVariable saved_;
-  std::shared_ptr<Regathered> regathered_;  // null: saved_ is the tensor itself
+  SavedSource of_;
 };
 
 }  // namespace dtensor

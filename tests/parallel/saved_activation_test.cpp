@@ -214,6 +214,32 @@ TEST(SavedActivation, WritesAreSeenAsOnOneDevice) {
   });
 }
 
+// Hidden states that are split by tokens and meet a head that is split by classes are gathered, and saved as shards.
+TEST(SavedActivation, LinearCrossEntropyKeepsShards) {
+  test::on_mesh({4}, [](const DeviceMesh& mesh) {
+    test::Draw draw(3);
+    const at::Tensor values = draw.normal({2, 64, 256}), weights = draw.normal({16, 256});
+    const at::Tensor targets = at::arange(128).remainder(16).view({2, 64});
+    const at::Tensor weight = distribute_tensor(weights, mesh, {Shard(0)}).requires_grad_();
+    const at::Tensor hidden = distribute_tensor(values, mesh, {Shard(1)}).requires_grad_();
+    const auto loss_of = [&](const at::Tensor& h) { return linear_cross_entropy(h, weight, targets, {}, 32); };
+    loss_of(hidden);
+    const MemoryTimeline timeline;
+    const at::Tensor loss = loss_of(hidden);
+    EXPECT_LT(timeline.live(), DTensor(hidden).to_local().nbytes());
+    const CommDebugMode comms;
+    const auto actual = torch::autograd::grad({loss}, {hidden, weight});
+    EXPECT_EQ(comms.total("all_gather").calls, 1) << comms.table();
+    const at::Tensor gathered = DTensor(hidden).redistribute({Replicate()});
+    expect_same(actual, torch::autograd::grad({loss_of(gathered)}, {hidden, weight}));
+    const auto second = [&](const at::Tensor& h) {
+      const auto first = torch::autograd::grad({loss_of(h)}, {hidden}, {}, true, /*create_graph=*/true);
+      return torch::autograd::grad({first[0].square().sum()}, {weight})[0];
+    };
+    test::expect_close(second(hidden), second(gathered), "second derivative");
+  });
+}
+
 // Without a plan, the operator moves its operand: autograd sees the operand as it was.
 TEST(SavedActivation, ImplicitMovesKeepTheOperand) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {

@@ -88,7 +88,10 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const at::Tensor head = weight.value_or(at::Tensor());
     const LocalBelowAutogradGuard local;
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
-    ctx->save_for_backward({values, head});
+    SavedSource rows_source(values);
+    ctx->save_for_backward({rows_source.source(), head});
+    rows_source.reset();
+    call->values = rows_source;
     if (call->shard.is_outside_mesh()) return absent_loss(*call, at::toOpMathType(values.scalar_type()));
     const at::Tensor rows = rows_of(values);
     const TokenLoss parts = forward_chunks(*call, rows, aligned_head(*call, head));
@@ -106,7 +109,8 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     Call& call = *static_cast<Holder*>(ctx->saved_data["call"].toCapsule().get())->call;
-    const auto saved = ctx->get_saved_variables();
+    auto saved = ctx->get_saved_variables();
+    saved[0] = call.values.unpack(saved[0]);
     if (at::GradMode::is_enabled()) {
       call.logits.reset();
       return gradient_with_graph({saved[0], saved[1], call.given, call.options}, grads[0]);
@@ -264,7 +268,9 @@ at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor
     classes[a] = p;
     tokens[a] = Replicate();
   }
-  const at::Tensor rows = to_placements(hidden, mesh, tokens), head = to_placements(weight, mesh, classes);
+  const bool moves = is_dtensor(hidden) && DTensor(hidden).mesh() == mesh && DTensor(hidden).placements() != tokens;
+  const at::Tensor rows = moves ? gather_activation(hidden, tokens) : to_placements(hidden, mesh, tokens);
+  const at::Tensor head = to_placements(weight, mesh, classes);
   call.shard = class_shard(mesh, weight.size(0), tokens, classes);
   set_weight(call, hidden.scalar_type());
   set_targets(call, targets);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "internal/saved_activation.h"
 #include "parallel/loss/class_shard.h"
 #include "parallel/loss/token_loss.h"
 
@@ -24,6 +25,7 @@ struct LossCall {
   TokenState state = {};
   at::Tensor divisor = {}, z_divisor = {};  // 0-dim
   at::Tensor logits = {};                   // kept; backward overwrites them
+  SavedSource values = {};                  // gives the saved operand again
 
   LossTerms terms() const { return {options, shard, weight, weight_sum}; }
 };
