@@ -32,7 +32,8 @@ DTENSOR_API int finish_output(int status);
 DTENSOR_API Communicator nccl_communicator(const Communicator& cpu, int device = -1, RunOptions options = {});
 
 // From here on SIGINT (Ctrl-C) ends this process with the line `PROGRAM: interrupted` on stderr, if it is rank 0 or the
-// only process; the exit status is still that of the signal. A handler of the program, or SIG_IGN, is kept. launch()
+// only process; the exit status is still that of the signal. Under mpirun, which sends SIGTERM to its ranks when it is
+// interrupted and when a rank has failed, the line says that. A handler of the program, or SIG_IGN, is kept. launch()
 // calls it with the name of the program; a program that works before or without launch() calls it first.
 DTENSOR_API void report_interrupt(const std::string& program);
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import sys
 import threading
 import traceback
@@ -194,5 +195,6 @@ def _close_world(failure: str) -> int:
     return _C.close_world(failure)
 
 
+_C.report_interrupt(os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else "python")
 sys.excepthook = _C.exception_hook(_end_other_ranks)
 atexit.register(_close_world, "")

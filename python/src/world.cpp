@@ -16,6 +16,7 @@
 #include "bind.h"
 #include "dtensor/comm_backend.h"
 #include "dtensor/estimate.h"
+#include "dtensor/interrupt.h"
 #include "dtensor/launch.h"
 #include "internal/checked_from_environment.h"
 
@@ -357,6 +358,7 @@ void bind_world(py::module_& module) {
   module.def("world", &current_world, ReleaseGil());
   module.def(
       "set_timeout", [](double seconds) { process_world().set_timeout(seconds); }, py::arg("seconds"));
+  module.def("report_interrupt", &report_interrupt, py::arg("program"));
   module.def("is_thread_rank", [] { return rank_world.has_value(); });
   module.def(
       "close_world", [](const std::string& failure) { return process_world().close(failure); }, py::arg("failure"),

@@ -1,10 +1,11 @@
-// The base's elements are gathered into memory with the global tensor's strides, so the view's sizes, strides and
-// offset apply directly.
+// Unless the view is a slice, the base's elements are gathered into memory with the global tensor's strides, so the
+// view's sizes, strides and offset apply directly.
 #include "autograd/materialized_view.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 
+#include "autograd/sliced_view.h"
 #include "internal/aten_scopes.h"
 #include "placement/stride_order.h"
 #include "redistribute/execute.h"
@@ -54,12 +55,18 @@ void count_write(DTensorImpl& tensor) {
   bump_local_version(tensor);
 }
 
+std::optional<SlicedView> as_slice(const DTensorImpl& base, const DTensorImpl& view) {
+  return SlicedView::find(*base.spec(), *view.spec(), view.storage_offset() - base.storage_offset());
+}
+
 void refresh(DTensorImpl& view) {
   auto& base = *view.base();
   up_to_date_local(base);
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto values = find_view(memory_of(base), base, view).contiguous();
-  view.refresh_local(to_stride_order(scattered(values, *view.spec()).clone(), *view.spec()));
+  const auto slice = as_slice(base, view);
+  const auto values =
+      slice ? slice->read(base.local()) : scattered(find_view(memory_of(base), base, view).contiguous(), *view.spec());
+  view.refresh_local(to_stride_order(values.clone(), *view.spec()));
 }
 
 }  // namespace
@@ -87,11 +94,15 @@ void write_to_base(DTensorImpl& view) {
   auto& base = *view.base();
   if (view.numel() == 0 || !view.spec()->mesh->is_member) return;
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto values = gathered(view);
   up_to_date_local(base);
-  const auto memory = memory_of(base);
-  find_view(memory, base, view).copy_(values);
-  base.local().copy_(scattered(memory, *base.spec()));
+  if (const auto slice = as_slice(base, view)) {
+    slice->write(view.local(), base.local());
+  } else {
+    const auto values = gathered(view);
+    const auto memory = memory_of(base);
+    find_view(memory, base, view).copy_(values);
+    base.local().copy_(scattered(memory, *base.spec()));
+  }
   count_write(base);
   if (base.is_detached_view()) write_to_base(base);
 }

@@ -1,6 +1,6 @@
 // Views whose data a redistribution moved. They share no memory with their base. They are refreshed before a read if
-// the base has changed, and writes to them are copied to the base. Both are collective: the base is gathered, since the
-// view may contain any of its elements.
+// the base has changed, and writes to them are copied to the base. Both are collective. A slice moves the rows whose
+// rank changes (sliced_view.h); for other views the base is gathered, since they may contain any of its elements.
 #pragma once
 
 #include "tensor/impl/dtensor_impl.h"

@@ -1,6 +1,7 @@
 ! Convolutions, second derivatives and graphs from Fortran, on all ranks of a program that owns MPI.
 ! mpirun -n N fortran_layers.  Prints a line on failure and stops with an error.
 program fortran_layers
+  use, intrinsic :: iso_c_binding, only: c_associated
   use, intrinsic :: iso_fortran_env, only: error_unit
   use mpi_f08
   use dtensor
@@ -18,6 +19,7 @@ program fortran_layers
   call check_convolution()
   call check_derivatives()
   call check_graph()
+  call check_guide()
   call dtensor_mesh_on_gpu(mesh, gpus, status=status)
   if (status /= dtensor_ok) call expect(index(dtensor_last_error(), 'nccl_communicator: ') > 0, 'the reason without GPUs')
   call check_device()
@@ -192,5 +194,84 @@ contains
     call expect(status == dtensor_invalid_argument, 'lists of equal lengths')
     call free_all([x, h, messages, y, loss, gradient])
     call dtensor_free(graph)
+  end subroutine
+
+  ! The fragments of docs/guide/c_fortran.md, as printed there (tests/guide/claimed_blocks.py compares them). The residual of
+  ! a network on a mesh is that of one process.
+  real(8) function residual_loss(on, index, count) result(value)
+    type(dtensor_mesh), intent(in) :: on
+    integer, intent(in) :: index, count
+    real(8), target :: x_own(points, 1), ones(points, 1)
+    type(dtensor_module) :: layers
+    type(dtensor_tensor) :: x, one, zero, u, du(1), ddu(1), square, residual, loss, gradient
+    integer :: i, first, last, own
+    call chunk_of(points, index, count, first, last)
+    own = last - first + 1
+    x_own(:own, 1) = [(0.3d0 + 0.2d0 * i, i=first, last)]
+    ones = 1
+    call dtensor_module_create(on, 'Perceptron', [1, 8, 1], layers, activation='tanh', seed=5)
+    call dtensor_from_host(on, dtensor_view(x_own(:own, :)), '[S(0)]', x)
+    call dtensor_from_host(on, dtensor_view(ones(:own, :)), '[S(0)]', one)
+    call dtensor_compute('sub', [x, x], zero)
+    call dtensor_set_requires_grad(x, .true.)
+    call dtensor_forward(layers, x, u)
+    call dtensor_autograd_grad(u, [x], du, gradient=one, create_graph=.true.)
+    call dtensor_autograd_grad(du(1), [x], ddu, gradient=one, create_graph=.true.)
+    call dtensor_compute('mul', [u, u], square)
+    call dtensor_compute('add', [ddu(1), square], residual)
+    call dtensor_mse_loss(residual, zero, loss)
+    call dtensor_backward(loss)
+    call dtensor_item(loss, value)
+    call dtensor_grad(x, gradient)
+    call expect(c_associated(gradient%handle), 'the gradient of a residual')
+    call free_all([x, one, zero, u, du, ddu, square, residual, loss, gradient])
+    call dtensor_free(layers)
+  end function
+
+  ! A layer on a graph without edges between ranks: each node receives from itself.
+  subroutine check_graph_layer()
+    integer, parameter :: nodes = 3
+    real(8), target :: features(nodes, 2), result(nodes * ranks, 4)
+    integer :: counts(ranks), none(0), self(nodes), i
+    type(dtensor_module) :: layers
+    type(dtensor_graph) :: graph
+    type(dtensor_tensor) :: x, h, from, to, ends, messages, y
+    counts = 0
+    self = [(i, i=1, nodes)]
+    features = reshape([(real(i, 8), i=1, 2 * nodes)], shape(features))
+    call dtensor_module_create(mesh, 'LayerNorm', [4], layers)
+    call dtensor_graph_create(mesh, nodes, counts, none, self, self, graph)
+    call dtensor_from_host(mesh, dtensor_view(features), '[S(0)]', x)
+    call dtensor_graph_exchange(graph, x, h)
+    call dtensor_graph_gather_source(graph, h, from)
+    call dtensor_graph_gather_target(graph, h, to)
+    call dtensor_compute('cat', [from, to], ends)
+    call dtensor_forward(layers, ends, messages)
+    call dtensor_graph_scatter(graph, messages, y)
+    call dtensor_copy_full(y, dtensor_view(result))
+    call expect(equal(result(:, 1), -result(:, 2)) .and. equal(result(:, 1), result(:, 3)), 'a layer on a graph')
+    call free_all([x, h, from, to, ends, messages, y])
+    call dtensor_free(graph)
+    call dtensor_free(layers)
+  end subroutine
+
+  subroutine check_guide()
+    real(8) :: value, expected, read_value
+    integer :: log, step, read_step
+    expected = residual_loss(alone, 0, 1)
+    value = residual_loss(mesh, rank, ranks)
+    call expect(equal([value], [expected]) .and. value > 0, 'the residual of an equation')
+    call check_graph_layer()
+    if (rank /= 0) return
+    step = 3
+    open (newunit=log, file='training.csv')
+    write (log, '(a)') 'step,loss'
+    write (log, '(i0, ",", es14.6)') step, value
+    flush (log)
+    rewind (log)
+    read (log, *)
+    read (log, *) read_step, read_value
+    call expect(read_step == step .and. abs(read_value - value) < 1d-5 * value, 'a log')
+    close (log, status='delete')
   end subroutine
 end program

@@ -1,6 +1,7 @@
 """interrupted.py RANKS PROGRAM [ARGUMENT ...]: starts the program as RANKS processes over sockets (1: as it is), presses Ctrl-C
 when rank 0 has printed something, and checks what users see: every process ends with a failure and leaves no other line than
-one of `interrupted` after it. `--after TEXT` before PROGRAM: waits until rank 0 has printed TEXT."""
+one of `interrupted` after it. `--after TEXT` before PROGRAM: waits until rank 0 has printed TEXT. `--mpirun MPIEXEC`: starts
+the ranks with that program and interrupts it, as a terminal does."""
 
 import os
 import signal
@@ -24,10 +25,12 @@ def start(ranks, command):
 
 
 def main(ranks, *command):
-    after = ""
-    if command[0] == "--after":
-        after, command = command[1], command[2:]
-    processes = start(int(ranks), list(command))
+    options = {"--after": "", "--mpirun": ""}
+    while command[0] in options:
+        options[command[0]], command = command[1], command[2:]
+    after, mpirun = options.values()
+    end = "ended by mpirun: interrupted, or a rank has failed\n" if mpirun else "interrupted\n"
+    processes = start(1, [mpirun, "-n", ranks, *command]) if mpirun else start(int(ranks), list(command))
     started, lines = threading.Event(), [[] for _ in processes]
 
     def read(rank):
@@ -49,8 +52,8 @@ def main(ranks, *command):
     for reader in readers:
         reader.join()
     printed = "".join(line for rank in lines for line in rank if "interrupted" in line or "rror" in line or "  File " in line)
-    if printed.count("\n") != 1 or not printed.endswith("interrupted\n") or "interrupted" not in lines[0][-1]:
-        sys.exit(f"expected one line that ends in 'interrupted' as the last one of rank 0, got (after {before} lines) {lines}")
+    if printed.count("\n") != 1 or not printed.endswith(end) or "interrupted" not in lines[0][-1]:
+        sys.exit(f"expected one line that ends in {end!r} as the last one of rank 0, got (after {before} lines) {lines}")
     if any(process.returncode == 0 for process in processes):
         sys.exit(f"expected failures, got {[process.returncode for process in processes]}")
 

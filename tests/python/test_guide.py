@@ -1,6 +1,5 @@
 """The Python blocks of the pages run as printed, on four thread ranks. What a block takes from the reader's program (a model,
-a mesh) is below. Blocks that name a file belong to tests/guide/run_page.py; ONLY_COMPILED need other packages or are lists of
-calls."""
+a mesh) is below. Blocks that name a file belong to tests/guide/run_page.py; ONLY_COMPILED need other packages."""
 
 import os
 import re
@@ -21,7 +20,7 @@ from dtensor.experimental import context_parallel
 from dtensor.fsdp import fully_shard
 
 ROOT = Path(__file__).resolve().parents[2]
-ONLY_COMPILED = {"docs/guide/libraries.md": 4, "docs/python.md": 1}  # the last blocks of a page
+ONLY_COMPILED = {"docs/guide/libraries.md": 4}  # the last blocks of a page
 
 
 class Loader:
@@ -85,20 +84,49 @@ def of_long_sequences():
     return {"ids": ids, "labels": ids.clone(), "model": Attention(), "context_parallel": context_parallel, "mesh": mesh("cp")}
 
 
+def of_same_bits():
+    torch.manual_seed(0)
+    on = mesh("dp")
+    model = dtensor.distribute_module(nn.Linear(32, 32), on)
+    x = distribute_tensor(torch.randn(8, 32), on, [Shard(0)])
+    return {"model": model, "x": x, "optimizer": dtensor.optim.SGD(model.parameters(), lr=0.1)}
+
+
 def of_readme():
     torch.manual_seed(0)
     return {"model": LanguageModel(), "ids": torch.randint(8, (4, 16))}
 
 
+class FeedForward(nn.Sequential):
+    def __init__(self, width):
+        super().__init__(nn.Linear(512, width), nn.Linear(width, 512))
+
+
+def of_python():
+    torch.manual_seed(0)
+    tokens = torch.randn(4, 512)
+    sequence = [distribute_tensor(torch.randn(1, 2, 16, 8), mesh("cp"), [Shard(2)]) for _ in range(3)]
+    parts = [nn.Linear(8, 8) for _ in range(4)]
+    full = nn.Linear(8, 8).state_dict()
+    model = nn.Linear(8, 8)
+    fully_shard(model, mesh=mesh("dp"))
+    optimizer = torch.optim.AdamW(model.parameters())
+    names = {"tokens": tokens, "FeedForward": FeedForward, "widths": [8, 16], "chosen": torch.tensor([[0, 1]] * 4), "weights": torch.rand(4, 2)}
+    names |= dict(zip("qkv", sequence)) | {"step": lambda: tokens @ tokens.T, "pp_mesh": mesh("pp"), "parts": parts}
+    names |= {"inputs": torch.randn(8, 8), "labels": torch.randint(8, (8,)), "model": model, "optimizer": optimizer}
+    return names | {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1), "full": full}
+
+
 # Pages and what the reader's program has; None: the blocks are a program of their own.
 PAGES = {
     "README.md": of_readme,
-    "docs/python.md": dict,
+    "docs/python.md": of_python,
     "docs/guide/checkpoints.md": of_checkpoints,
     "docs/guide/fsdp.md": of_fsdp,
     "docs/guide/long_sequences.md": of_long_sequences,
     "docs/guide/will_it_fit.md": None,
     "docs/guide/libraries.md": dict,
+    "docs/guide/same_bits.md": of_same_bits,
 }
 
 

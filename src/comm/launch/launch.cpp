@@ -15,6 +15,7 @@
 #include "comm/launch/launch_flags.h"
 #include "comm/launch/launcher_environment.h"
 #include "comm/local/threads/run_local.h"
+#include "comm/p2p/job/termination.h"
 #include "comm/waiting/no_timeout.h"
 #include "internal/checked_from_environment.h"
 
@@ -86,23 +87,30 @@ void on_interrupt(int) {
 }
 
 // An unclear environment is an error of launch().
-bool is_rank_zero() {
+LauncherEnvironment environment_or_alone() {
   try {
-    return launcher_environment().rank == 0;
+    return launcher_environment();
   } catch (const LaunchError&) {
-    return true;
+    return {};
   }
 }
 
 }  // namespace
 
 void report_interrupt(const std::string& program) {
+  const auto environment = environment_or_alone();
+  if (environment.rank != 0) return;
+  // A progress bar may stand on the terminal's line.
+  const std::string begin = (isatty(STDERR_FILENO) == 1 ? "\n" : "") + program;
+  if (environment.mpi) {
+    const std::string launcher = environment.launcher.empty() ? "the launcher" : environment.launcher;
+    p2p::print_at_termination(begin + ": ended by " + launcher + ": interrupted, or a rank has failed\n");
+  }
   struct sigaction now = {};
   const bool kept =
       sigaction(SIGINT, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL;
-  if (kept || !is_rank_zero()) return;
-  // A progress bar may stand on the terminal's line.
-  const std::string line = (isatty(STDERR_FILENO) == 1 ? "\n" : "") + program + ": interrupted\n";
+  if (kept) return;
+  const std::string line = begin + ": interrupted\n";
   std::strncpy(interrupt_line, line.c_str(), sizeof interrupt_line - 1);
   signal(SIGINT, on_interrupt);
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ops/local_kernels/local_args.h"
-#include "ops/local_kernels/spatial/halo_exchange.h"
+#include "redistribute/halo_exchange.h"
 
 namespace dtensor {
 

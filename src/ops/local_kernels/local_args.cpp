@@ -8,18 +8,6 @@
 #include "internal/simulated.h"
 
 namespace dtensor {
-namespace {
-
-// Axes of more than one rank whose placement satisfies `test`; none for a null spec.
-template <class Test>
-AxisMask axes_of(const TensorSpec* spec, Test test) {
-  if (spec == nullptr) return 0;
-  return spec->mesh->nontrivial_axes &
-         axes_where(spec->placements.size(), [&](std::size_t a) { return test(spec->placements[a]); });
-}
-
-}  // namespace
-
 int LocalArgs::find(std::string_view name) const {
   const auto index = call_.info.schema().argumentIndexWithName(name);
   return index ? *index : -1;
@@ -77,23 +65,9 @@ at::IntArrayRef LocalArgs::global_sizes(std::string_view name) const {
   return known != nullptr ? at::IntArrayRef(known->sizes) : value(name).toTensor().sizes();
 }
 
-AxisMask shard_axes(const TensorSpec* spec, at::IntArrayRef dims) {
-  return axes_of(spec, [&](const Placement& p) {
-    return p.is_shard() && std::find(dims.begin(), dims.end(), p.dim()) != dims.end();
-  });
-}
-
-AxisMask shard_axes(const TensorSpec* spec) {
-  return axes_of(spec, [](const Placement& p) { return p.is_shard(); });
-}
-
 Segments own_segments(const TensorSpec* spec, std::int64_t dim, std::int64_t n) {
   if (spec == nullptr) return {Segment{0, n}};
   return own_segments(*spec->mesh, n, dim, spec->placements);
-}
-
-std::vector<Segments> segments_of_ranks(const TensorSpec& spec, std::int64_t dim, AxisMask axes) {
-  return segments_of_ranks(*spec.mesh, spec.sizes[static_cast<std::size_t>(dim)], dim, spec.placements, axes);
 }
 
 LocalIndex to_local_index(const at::Tensor& global, const Segments& segments) {

@@ -13,6 +13,7 @@
 #include "internal/contiguous_ranges.h"
 #include "ops/local_kernels/local_kernel.h"
 #include "placement/shard_map.h"
+#include "redistribute/shard_rows.h"
 
 namespace dtensor {
 
@@ -40,15 +41,8 @@ class LocalArgs {
   const LocalCall& call_;
 };
 
-// Mesh axes of more than one rank that shard any of `dims`; 0 for a null spec.
-AxisMask shard_axes(const TensorSpec* spec, at::IntArrayRef dims);
-AxisMask shard_axes(const TensorSpec* spec);  // any dimension
-
 // This rank's global indices along `dim`, of size n; all of them for a null spec.
 Segments own_segments(const TensorSpec* spec, std::int64_t dim, std::int64_t n);
-
-// The segments of each rank along `axes`, in the rank order of their communicator.
-std::vector<Segments> segments_of_ranks(const TensorSpec& spec, std::int64_t dim, AxisMask axes);
 
 // A tensor of global indices as local ones: whether this rank owns each, and its local index (0 if it does not).
 struct LocalIndex {

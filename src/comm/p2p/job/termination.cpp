@@ -2,8 +2,10 @@
 #include "comm/p2p/job/termination.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <exception>
 
 namespace dtensor::p2p {
@@ -12,6 +14,7 @@ namespace {
 volatile sig_atomic_t termination_requested = 0;
 std::atomic<int> waits{0};
 static_assert(std::atomic<int>::is_always_lock_free);
+char line[256] = "";  // for the handler, which may call functions without locks only
 
 void reraise_default() {
   signal(SIGTERM, SIG_DFL);
@@ -19,6 +22,8 @@ void reraise_default() {
 }
 
 void on_termination_signal(int) {
+  [[maybe_unused]] const auto written =
+      termination_requested != 0 ? 0 : ::write(STDERR_FILENO, line, std::strlen(line));
   termination_requested = 1;
   if (waits.load() == 0) reraise_default();
 }
@@ -32,7 +37,12 @@ bool is_set_to(void (*handler)(int)) {
 
 void watch_for_termination(bool watch) {
   if (watch && is_set_to(SIG_DFL)) signal(SIGTERM, on_termination_signal);
-  if (!watch && is_set_to(on_termination_signal)) signal(SIGTERM, SIG_DFL);
+  if (!watch && line[0] == 0 && is_set_to(on_termination_signal)) signal(SIGTERM, SIG_DFL);
+}
+
+void print_at_termination(const std::string& text) {
+  std::strncpy(line, text.c_str(), sizeof line - 1);
+  watch_for_termination(true);
 }
 
 TerminationWatch::TerminationWatch() { ++waits; }

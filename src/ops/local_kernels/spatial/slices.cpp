@@ -43,47 +43,14 @@ std::vector<Segments> rows_of(const TensorSpec& spec, std::int64_t dim, AxisMask
   return rows.of_ranks();
 }
 
-// Row j of a slice is row start + j * step of the full tensor.
-struct Slice {
-  std::int64_t dim, start, step, length;
-
-  // The rows of the slice among these rows of the full tensor.
-  Segment within(const Segment& full) const {
-    const auto first = [&](std::int64_t row) {
-      return std::clamp((std::max(row - start, std::int64_t{0}) + step - 1) / step, std::int64_t{0}, length);
-    };
-    const auto begin = first(full.offset);
-    return {begin, first(full.offset + full.length) - begin};
-  }
-  std::vector<Segments> within(const std::vector<Segments>& full) const {
-    std::vector<Segments> all(full.size());
-    for (const auto r : c10::irange(full.size())) {
-      for (const Segment& s : full[r]) append_range(all[r], within(s));
-    }
-    return all;
-  }
-  // The same rows as views of a rank's part of the full tensor.
-  std::vector<at::Tensor> views_of(const at::Tensor& local, const Segments& full) const {
-    std::vector<at::Tensor> views;
-    std::int64_t before = 0;
-    for (const Segment& s : full) {
-      const Segment rows = within(s);
-      const auto first = before + start + rows.offset * step - s.offset;
-      if (rows.length > 0)
-        views.push_back(local.slice(dim, first, before + s.length, step).narrow(dim, 0, rows.length));
-      before += s.length;
-    }
-    return views;
-  }
-};
-
-// The arguments of slice and of slice_backward.
+// The arguments of slice, slice_backward, slice_scatter and narrow_copy.
 Slice slice_of(const LocalArgs& args, const TensorSpec& full, const TensorSpec& part) {
   const auto dim = c10::maybe_wrap_dim(args.integer("dim"), full.dim());
   const auto n = full.sizes[static_cast<std::size_t>(dim)];
   auto start = args.value("start").isNone() ? 0 : args.integer("start");
   if (start < 0) start += n;
-  return {dim, std::clamp(start, std::int64_t{0}, n), args.integer("step"), part.sizes[static_cast<std::size_t>(dim)]};
+  const auto step = args.has("step") ? args.integer("step") : 1;
+  return {dim, std::clamp(start, std::int64_t{0}, n), step, part.sizes[static_cast<std::size_t>(dim)]};
 }
 
 void slice_split(LocalCall& call) {
@@ -94,29 +61,39 @@ void slice_split(LocalCall& call) {
   const auto& comm = call.mesh.communicator(axes);
   const auto held = rows_of(full, slice.dim, axes);
   const auto local = resolve_conj_and_neg(args.tensor("self"));
-  const auto views = slice.views_of(local, held[static_cast<std::size_t>(comm.rank())]);
-  const auto rows = views.empty() ? local.narrow(slice.dim, 0, 0) : joined(views, slice.dim);
+  const auto rows = slice.rows_of(local, held[static_cast<std::size_t>(comm.rank())]);
   const HaloExchange exchange(comm, slice.dim, slice.within(held), rows_of(part, slice.dim, axes));
   const auto result = exchange.fetch_halo(rows);
   set_results(call, {result.is_alias_of(local) ? result.clone() : result});
 }
 
-void slice_split_backward(LocalCall& call) {
+// Writes the rows of a slice to this rank's part of the full tensor.
+void write_slice(const LocalCall& call, const char* source, const at::Tensor& target) {
   const LocalArgs args(call);
-  const TensorSpec &full = *call.outputs[0], &part = *args.spec("grad_output");
+  const TensorSpec &full = *call.outputs[0], &part = *args.spec(source);
   const Slice slice = slice_of(args, full, part);
   const AxisMask axes = shard_axes(&part, slice.dim);
   const auto& comm = call.mesh.communicator(axes);
   const auto wanted = rows_of(full, slice.dim, axes);
   const HaloExchange exchange(comm, slice.dim, rows_of(part, slice.dim, axes), slice.within(wanted));
-  const auto rows = exchange.fetch_halo(resolve_conj_and_neg(args.tensor("grad_output")));
-  const auto grad = at::zeros(full.local_sizes, rows.options());
+  const auto rows = exchange.fetch_halo(resolve_conj_and_neg(args.tensor(source)));
   std::int64_t first = 0;
-  for (const at::Tensor& view : slice.views_of(grad, wanted[static_cast<std::size_t>(comm.rank())])) {
+  for (const at::Tensor& view : slice.views_of(target, wanted[static_cast<std::size_t>(comm.rank())])) {
     view.copy_(rows.narrow(slice.dim, first, view.size(slice.dim)));
     first += view.size(slice.dim);
   }
+}
+
+void slice_split_backward(LocalCall& call) {
+  const auto grad = at::zeros(call.outputs[0]->local_sizes, LocalArgs(call).tensor("grad_output").options());
+  write_slice(call, "grad_output", grad);
   set_results(call, {grad});
+}
+
+void slice_scatter_split(LocalCall& call) {
+  const auto result = resolve_conj_and_neg(LocalArgs(call).tensor("self")).clone();
+  write_slice(call, "src", result);
+  set_results(call, {result});
 }
 
 // Parts follow one another in the full tensor, so their rows are one list of ranges too.
@@ -158,6 +135,7 @@ void cat_split(LocalCall& call) {
 void add_slice_kernels(LocalKernels& kernels) {
   kernels.emplace("slice_split", slice_split);
   kernels.emplace("slice_split_backward", slice_split_backward);
+  kernels.emplace("slice_scatter_split", slice_scatter_split);
   kernels.emplace("split_split", split_split);
   kernels.emplace("cat_split", cat_split);
 }

@@ -67,7 +67,13 @@ void add_backward(RuleBook& book) {
 void add_assembly_rules(RuleBook& book) {
   add_moves(book);
   add_backward(book);
-  book.rule("aten::slice_scatter", "X, X -> X").linear({0, 1});
+  const auto scatter = [](const OpArgs& op) {
+    Rule rule = Rule("X[dim], X[dim] -> X[dim]").linear({0, 1});
+    if (op.operand_count() > 2) return rule.unsharded("dim");  // with an out= tensor
+    if (op.sizes(0) == op.sizes(1)) return rule;
+    return elastic(rule.sharded_by_kernel("dim", "slice_scatter_split"), "dim");
+  };
+  book.rule("aten::slice_scatter", scatter, "X[dim], X[dim] -> X[dim], by a kernel unless the slice is everything");
   book.rule("aten::select_scatter", "X[dim!], X -> X[dim]").linear({0, 1});
   book.rule("aten::diagonal_scatter", "X[dim1!,dim2!], X_ -> X[dim1,dim2]").linear({0, 1});
   book.rule("aten::diag_embed", "X_ -> X[dim1=_,dim2=_]").linear({0});

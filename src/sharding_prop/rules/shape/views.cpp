@@ -78,8 +78,8 @@ void add_texts(RuleBook& book) {
     book.rule(
         op, [](const OpArgs& call) { return parts(call, "X[dim] -> X[dim]*", "split_split"); }, kParts);
   }
-  // The arguments are lengths of the global dimension, which do not apply to a part.
-  add(book, "X[dim!] -> X[dim]*", {"aten::narrow"});
+  book.rule(
+      "aten::narrow", [](const OpArgs& op) { return parts(op, "X[dim] -> X[dim]", "slice_split"); }, kParts);
   add(book, "X -> X*", {"aten::chunk", "aten::unsafe_chunk"});
   add(book, "X[dim1!,dim2!] -> X_", {"aten::diagonal"});
   add(book, "X[dimension!] -> X[dimension=_]_", {"aten::unfold"});

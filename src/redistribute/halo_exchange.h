@@ -8,6 +8,7 @@
 #include "placement/shard_map.h"
 #include "placement/spec.h"
 #include "redistribute/plan/region.h"
+#include "redistribute/shard_rows.h"
 
 namespace dtensor {
 
@@ -21,8 +22,6 @@ struct Window {
 
 // The range of operand rows that the windows of these result rows span, including padding.
 Segment window_span(const Segment& rows, const Window& window);
-// Adds a range to ascending segments without overlaps. It begins at or after the begin of the last segment.
-void append_range(Segments& segments, const Segment& range);
 
 class HaloExchange {
  public:

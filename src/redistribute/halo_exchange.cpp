@@ -1,9 +1,9 @@
 // Computes the rows that windows read, and exchanges them.
-#include "ops/local_kernels/spatial/halo_exchange.h"
+#include "redistribute/halo_exchange.h"
 
 #include <algorithm>
 
-#include "ops/local_kernels/local_args.h"
+#include "internal/contiguous_ranges.h"
 #include "redistribute/part_views.h"
 
 namespace dtensor {
@@ -72,15 +72,6 @@ std::vector<HaloExchange::Piece> pieces_of(const Segments& rows, const Segments&
 Segment window_span(const Segment& rows, const Window& window) {
   const Range range = span_of(rows, window);
   return {range.begin, range.end - range.begin};
-}
-
-void append_range(Segments& segments, const Segment& range) {
-  if (range.length == 0) return;
-  if (segments.empty() || range.offset > segments.back().offset + segments.back().length) {
-    segments.push_back(range);
-  } else {
-    segments.back().length = std::max(segments.back().length, range.offset + range.length - segments.back().offset);
-  }
 }
 
 HaloExchange::HaloExchange(const Communicator& members, std::int64_t dim, std::vector<Segments> held,
