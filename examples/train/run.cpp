@@ -155,7 +155,18 @@ at::Tensor run_piece(const Job& job, const Batch& piece, double weight) {
 dtensor::DeviceMesh mesh_of_draws(const Job& job) { return job.mesh ? job.mesh : job.batch_mesh; }
 dtensor::Communicator world_of(const Job& job) { return job.mesh ? job.mesh.world() : dtensor::Communicator(); }
 
+// Parts of a batch have the bits of the batch if their weights are exact: the mean of a part is divided by its targets.
+void check_parts(const Job& job) {
+  const auto parts = job.pieces.size();
+  if (!job.options.bit_identical || parts == 1) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      parts == 2 && job.pieces[0] == job.pieces[1] && !job.options.documents, "--bit-identical: a batch in ", parts,
+      " parts", job.options.documents ? " of packed documents" : "",
+      " has no bit-identical form; expected --grad-accum 1, or 2 equal parts without --documents");
+}
+
 at::Tensor run_batch(const Job& job, const Batch& batch) {
+  check_parts(job);
   const dtensor::AttentionStrategyScope strategy(dtensor::parse_attention_strategy(job.options.cp_strategy));
   if (job.pieces.size() == 1) return run_piece(job, batch, 1);
   const auto draws = mesh_of_draws(job);
