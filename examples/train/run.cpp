@@ -155,14 +155,12 @@ at::Tensor run_piece(const Job& job, const Batch& piece, double weight) {
 dtensor::DeviceMesh mesh_of_draws(const Job& job) { return job.mesh ? job.mesh : job.batch_mesh; }
 dtensor::Communicator world_of(const Job& job) { return job.mesh ? job.mesh.world() : dtensor::Communicator(); }
 
-// Parts of a batch have the bits of the batch if their weights are exact: the mean of a part is divided by its targets.
+// A mean over a part, times the part's weight, is exact for halves of a batch only.
 void check_parts(const Job& job) {
-  const auto parts = job.pieces.size();
-  if (!job.options.bit_identical || parts == 1) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      parts == 2 && job.pieces[0] == job.pieces[1] && !job.options.documents, "--bit-identical: a batch in ", parts,
-      " parts", job.options.documents ? " of packed documents" : "",
-      " has no bit-identical form; expected --grad-accum 1, or 2 equal parts without --documents");
+  const auto& parts = job.pieces;
+  if (!job.options.bit_identical || parts.size() == 1) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(parts.size() == 2 && parts[0] == parts[1] && !job.options.documents,
+                              "a batch in parts has no bit-identical form but in equal halves without --documents");
 }
 
 at::Tensor run_batch(const Job& job, const Batch& batch) {
@@ -280,10 +278,6 @@ void make_regular(Gpt& model) {
     *tensor = dtensor::DTensor(tensor->detach()).full_tensor().clone().requires_grad_();
   }
 }
-
-}  // namespace
-
-namespace {
 
 // Trains on a mesh, and measures what was requested: memory and load of the experts.
 std::vector<StepRecord> run_job(Job job, const OnStep& on_step) {
