@@ -155,7 +155,16 @@ at::Tensor run_piece(const Job& job, const Batch& piece, double weight) {
 dtensor::DeviceMesh mesh_of_draws(const Job& job) { return job.mesh ? job.mesh : job.batch_mesh; }
 dtensor::Communicator world_of(const Job& job) { return job.mesh ? job.mesh.world() : dtensor::Communicator(); }
 
+// A mean over a part, times the part's weight, is exact for halves of a batch only.
+void check_parts(const Job& job) {
+  const auto& parts = job.pieces;
+  if (!job.options.bit_identical || parts.size() == 1) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(parts.size() == 2 && parts[0] == parts[1] && !job.options.documents,
+                              "a batch in parts has no bit-identical form but in equal halves without --documents");
+}
+
 at::Tensor run_batch(const Job& job, const Batch& batch) {
+  check_parts(job);
   const dtensor::AttentionStrategyScope strategy(dtensor::parse_attention_strategy(job.options.cp_strategy));
   if (job.pieces.size() == 1) return run_piece(job, batch, 1);
   const auto draws = mesh_of_draws(job);
@@ -269,10 +278,6 @@ void make_regular(Gpt& model) {
     *tensor = dtensor::DTensor(tensor->detach()).full_tensor().clone().requires_grad_();
   }
 }
-
-}  // namespace
-
-namespace {
 
 // Trains on a mesh, and measures what was requested: memory and load of the experts.
 std::vector<StepRecord> run_job(Job job, const OnStep& on_step) {

@@ -16,6 +16,8 @@
 
 #include "autograd/conversion_nodes.h"
 #include "autograd/gradients/deferred_reduction.h"
+#include "autograd/gradients/microbatch_sums.h"
+#include "dtensor/bit_identical.h"
 #include "dtensor/events.h"
 #include "internal/aten_scopes.h"
 #include "internal/dispatch_modes.h"
@@ -134,6 +136,7 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
     const CollectiveTag tag([this] { return std::vector<at::Tensor>{leaf_.local()}; });
     hook_after_accumulation(collected.leaf);
     const auto gradient = as_dtensor_of(collected.leaf, given);
+    if (is_bit_identical()) microbatches_.add(collected.leaf.grad().defined());
     if (is_captured(collected.leaf)) return {reduce_immediately(collected, gradient)};
     const auto* hooks = hooks_on(leaf_);
     if (NoGradientSync::current() || (hooks != nullptr && !hooks->syncs)) {
@@ -182,7 +185,8 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
     accumulate_gradient(collected.leaf, reduced);
   }
 
-  DTensorImpl& leaf_;  // outlives its autograd metadata, which owns this
+  DTensorImpl& leaf_;
+  MicrobatchSums microbatches_;  // outlives its autograd metadata, which owns this
 };
 
 TensorHooks& hooks_of(const DTensor& tensor) {

@@ -188,9 +188,10 @@ at::Tensor tree_powers(at::TensorList tensors, double p) {
   const at::Tensor sums = at::zeros({std::ssize(tensors)}, at::kDouble);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) continue;
-    TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(tensors[i]) && DTensor(tensors[i]).mesh().is_member(),
-                                "get_total_norm in a BitIdentical scope: expected DTensors on meshes of this rank, ",
-                                "got another tensor of sizes ", tensors[i].sizes());
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        is_dtensor(tensors[i]) && DTensor(tensors[i]).mesh().is_member(),
+        "get_total_norm over several stages has no bit-identical form: expected DTensors on meshes of this rank, ",
+        "got another tensor of sizes ", tensors[i].sizes());
     const at::Tensor wide = tensors[i].to(at::kDouble);
     sums[static_cast<std::int64_t>(i)] = (wide * wide).sum().item<double>();
   }

@@ -59,7 +59,7 @@ Rule linear(const OpCall& call, const Rule&) { return tiles(call, "...k, nk, n -
 
 // Blocks of tokens end with each row of the last batch dimension, so the others are cut anywhere.
 Rule linear_backward(const OpCall& call, const Rule&) {
-  const auto rank = std::max<std::size_t>(call.sizes(0).size(), 1);
+  const auto rank = std::max<std::size_t>(call.sizes(1).size(), 1);  // operand 0 is absent where nothing needs it
   TORCH_CHECK(rank <= 8, "linear_backward in a BitIdentical scope: expected at most 8 dimensions, got ", rank);
   const std::string batch = std::string("abcdefg").substr(0, rank - 1);
   Rule rule(batch + "k, " + batch + "n, nk -> " + batch + "k@12, nk@01, n@1");

@@ -1,4 +1,5 @@
 // mm, bmm, addmm, baddbmm, linear and linear_backward in a BitIdentical scope.
+#include "autograd/gradients/microbatch_sums.h"
 #include "internal/simulated.h"
 #include "ops/local_kernels/bit_identical/tiles.h"
 #include "ops/local_kernels/local_args.h"
@@ -44,6 +45,7 @@ void product(LocalCall& call) {
   const auto a = args.tensor(left), b = args.tensor(name_of(args, {"mat2", "batch2"}));
   check_values(call, a);
   const auto k = contracted_of(call.mesh, args.spec(left), args.global_sizes(left), {a.dim() - 1});
+  if (a.dim() == 2) note_batch_sum(k.leaves.count);  // may be the gradient of a matrix
   const auto result = multiply_stacks(a, b, k);
   set_results(call, {(adds ? biased(args, result) : result).to(call.outputs[0]->dtype)});
 }
@@ -81,6 +83,7 @@ at::Tensor gradient_of_weight(const LocalCall& call, const LocalArgs& args) {
   const auto grad = args.tensor("grad_output"), x = args.tensor("self");
   const auto k = contracted_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"),
                                bit_identical::first_dims(grad.dim() - 1));
+  note_batch_sum(k.leaves.count);
   return multiply(as_rows_of(grad, grad.size(-1)).t(), as_rows_of(x, x.size(-1)), k);
 }
 
@@ -88,6 +91,7 @@ at::Tensor gradient_of_bias(const LocalCall& call, const LocalArgs& args) {
   const auto grad = args.tensor("grad_output");
   const auto leaves = bit_identical::leaves_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"),
                                                bit_identical::first_dims(grad.dim() - 1), 1);
+  note_batch_sum(leaves.count);
   return bit_identical::sum_rows(as_rows_of(grad, grad.size(-1)), leaves);
 }
 

@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "autograd/gradients/microbatch_sums.h"
 #include "ops/local_kernels/bit_identical/tree.h"
 #include "ops/local_kernels/local_args.h"
 
@@ -30,7 +31,9 @@ at::Tensor sum_over(const LocalCall& call, const TensorSpec* spec, at::IntArrayR
     if (!summed) order.push_back(d), kept.push_back(local.size(d));
   }
   const auto rows = local.permute(order).reshape({leaves, columns});
-  return sum_rows(rows, leaves_of(call.mesh, spec, global, dims, 1)).view(kept);
+  const auto all = leaves_of(call.mesh, spec, global, dims, 1);
+  if (dims.front() == 0) note_batch_sum(all.count);
+  return sum_rows(rows, all).view(kept);
 }
 
 // Sums of integers have no order.
@@ -203,6 +206,7 @@ void embedding_backward(LocalCall& call) {
   auto index = args.tensor("indices").to(at::kLong).contiguous();
   const auto rows = args.integer("num_weights"), padding = args.integer("padding_idx"), width = grad.size(-1);
   check_indices(index, rows, "embedding_dense_backward: index");
+  note_batch_sum(index.numel());
   const auto out = at::zeros({rows, width}, grad.options().dtype(sum_type(grad.scalar_type())));
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, grad.scalar_type(), "embedding_dense_backward", [&] {
     using Sum = at::opmath_type<scalar_t>;

@@ -1,0 +1,53 @@
+// Sums over the batch are noted for each backward pass; a leaf compares those of its parts.
+#include "autograd/gradients/microbatch_sums.h"
+
+#include <c10/util/Exception.h>
+
+#include "internal/gradient_hooks.h"
+
+namespace dtensor {
+namespace {
+
+constexpr int kMostParts = 3;
+
+struct BatchSums {
+  int pass = -1;
+  std::int64_t leaves = 0;    // of all sums so far
+  bool powers_of_two = true;  // each of them
+};
+
+// Of the current pass. A pass runs on one thread, since the scope supports CPUs only.
+BatchSums& batch_sums() {
+  static thread_local BatchSums sums;
+  if (sums.pass != current_backward_id()) sums = {current_backward_id()};
+  return sums;
+}
+
+}  // namespace
+
+void note_batch_sum(std::int64_t leaves) {
+  if (current_backward_id() < 0) return;
+  auto& sums = batch_sums();
+  sums.leaves += leaves;
+  sums.powers_of_two &= (leaves & (leaves - 1)) == 0;
+}
+
+void MicrobatchSums::add(bool continues) {
+  const BatchSums& sums = batch_sums();
+  if (pass_ == sums.pass) return;  // another segment of a recomputed pass
+  pass_ = sums.pass;
+  if (!continues) *this = {}, pass_ = sums.pass;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      count_ == 0 || (count_ < kMostParts && composes_ && sums.leaves <= leaves_), "microbatch ", count_ + 1,
+      " of a gradient has no bit-identical form: added in turn, microbatches have the bits of the full batch if they "
+      "are ",
+      "at most ", kMostParts,
+      ", equal powers of two in tokens and blocks of tokens, and only the last is smaller; got ", sums.leaves,
+      " leaves of sums after ", leaves_, composes_ ? "" : ", which are not equal powers of two",
+      ". Use fewer or other microbatches. If this is another step, set .grad to None before it.");
+  composes_ = composes_ && sums.powers_of_two && (count_ == 0 || sums.leaves == leaves_);
+  leaves_ = sums.leaves;
+  ++count_;
+}
+
+}  // namespace dtensor
