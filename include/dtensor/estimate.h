@@ -28,6 +28,8 @@ struct DTENSOR_API HardwareModel {
     std::int64_t ranks = 1;  // number of ranks that it connects
     double latency = 0;      // seconds of one message
     double bandwidth = 0;    // bytes/s that one rank receives
+    // The same by the number of bytes of a collective; empty: `bandwidth` for all.
+    std::vector<Point> bandwidths = {};
   };
 
   std::string name;  // for outputs: "h100"
