@@ -9,6 +9,7 @@
 
 #include "plan/calibrate.h"
 #include "plan/decoder_cost.h"
+#include "plan/stage_step.h"
 #include "timing.h"
 
 namespace {

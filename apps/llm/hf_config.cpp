@@ -11,17 +11,19 @@
 #include <optional>
 
 #include "dtensor/checkpoint.h"
+#include "families.h"
 #include "input_file.h"
 #include "names.h"
 #include "rope_config.h"
 #include "usage_error.h"
 
 namespace llm {
-namespace {
 
 using dtensor::nn::Activation;
 using dtensor::nn::DecoderConfig;
 using Json = nlohmann::json;
+
+namespace {
 
 Json read_json(const std::filesystem::path& path) {
   auto file = input_file::open<UsageError>("", path);
@@ -50,14 +52,14 @@ Activation activation_of(const Json& j) {
   return Activation::silu;
 }
 
-// A size or a divisor. `otherwise` is the default for a missing key.
-std::int64_t positive(const Json& j, const char* key, std::optional<std::int64_t> otherwise = std::nullopt) {
+}  // namespace
+
+std::int64_t positive(const Json& j, const char* key, std::optional<std::int64_t> otherwise) {
   const std::int64_t n = otherwise ? value_or<std::int64_t>(j, key, *otherwise) : j.at(key).get<std::int64_t>();
   if (n <= 0) throw UsageError(fmt::format("config.json: expected {} of at least 1, got {}", key, n));
   return n;
 }
 
-// Keys that families like Llama have in common.
 DecoderConfig llama(const Json& j) {
   DecoderConfig c;
   c.vocabulary = j.at("vocab_size");
@@ -76,6 +78,8 @@ DecoderConfig llama(const Json& j) {
   c.layer.assign(static_cast<std::size_t>(c.layers), {});
   return c;
 }
+
+namespace {
 
 // windowed(i): whether layer i has a window if config.json does not list its layers.
 void set_windows(const Json& j, DecoderConfig& c, const std::function<bool(std::int64_t)>& windowed) {
@@ -168,6 +172,8 @@ DecoderConfig qwen3_moe(const Json& j) {
   return c;
 }
 
+}  // namespace
+
 DecoderConfig deepseek_v3(const Json& j) {
   DecoderConfig c = llama(j);
   auto& latent = c.latent.emplace();
@@ -198,6 +204,8 @@ DecoderConfig deepseek_v3(const Json& j) {
   return c;
 }
 
+namespace {
+
 DecoderConfig gpt2(const Json& j) {
   DecoderConfig c;
   c.vocabulary = j.at("vocab_size");
@@ -227,6 +235,7 @@ bool has_prefix(const std::string& folder) {
 struct Known {
   std::function<DecoderConfig(const Json&)> config;
   std::function<dtensor::StateDictKeyMapping(const DecoderConfig&, const std::string& folder)> names;
+  std::function<std::string(const Json&)> plan_only = {};  // of Family; none: empty
 };
 
 const std::map<std::string, Known>& families() {
@@ -243,6 +252,11 @@ const std::map<std::string, Known>& families() {
       {"mixtral", {mixtral, fixed(mixtral_names)}},
       {"qwen3_moe", {qwen3_moe, fixed(qwen3_moe_names)}},
       {"deepseek_v3", {deepseek_v3, [](const DecoderConfig& c, const std::string&) { return deepseek_v3_names(c); }}},
+      {"phi3", {llama, nullptr, phi3_plan_only}},
+      {"granite", {llama, nullptr, granite_plan_only}},
+      {"gpt_neox", {gpt_neox, nullptr, gpt_neox_plan_only}},
+      {"falcon", {falcon, nullptr, falcon_plan_only}},
+      {"deepseek_v2", {deepseek_v2, nullptr, deepseek_v2_plan_only}},
       {"gpt2", {gpt2, [](const DecoderConfig& c, const std::string& folder) {
                   return gpt2_names(c, has_prefix(folder) ? "transformer." : "");
                 }}}};
@@ -263,6 +277,7 @@ Family read_family(const std::string& folder) {
   Family family;
   try {
     family.name = j.value("model_type", "");
+    check_representable(family.name);
     const auto known = families().find(family.name);
     if (known == families().end()) {
       std::string served;
@@ -271,7 +286,8 @@ Family read_family(const std::string& folder) {
                                    family.name, served));
     }
     family.config = known->second.config(j);
-    family.names = known->second.names(family.config, folder);
+    if (known->second.names) family.names = known->second.names(family.config, folder);
+    if (known->second.plan_only) family.plan_only = known->second.plan_only(j);
     family.max_positions = value_or<std::int64_t>(j, "max_position_embeddings", family.config.learned_positions);
     add_end_tokens(j, family.end_tokens);
     if (std::filesystem::exists(path / "generation_config.json")) {

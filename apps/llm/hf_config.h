@@ -16,6 +16,9 @@ struct Family {
   dtensor::StateDictKeyMapping names;
   std::vector<std::int64_t> end_tokens;  // End-of-text tokens; may be empty.
   std::int64_t max_positions = 0;
+  // The feature that the decoder does not compute as the model does, although its tensors have the same sizes. Empty:
+  // none. Only `plan` accepts such a family.
+  std::string plan_only;
 };
 
 // Reads FOLDER/config.json and, if it exists, generation_config.json. Throws UsageError with the path and what is

@@ -95,6 +95,10 @@ int run(int argc, char** argv) {
   Options options = parse_args(argc, argv, exit_status);
   if (exit_status) return dtensor::finish_output(*exit_status);
   const Family family = read_family(options.model);
+  if (!family.plan_only.empty()) {
+    throw UsageError(fmt::format("{}/config.json: `llm` does not support {} of model_type '{}'; `plan` does",
+                                 options.model, family.plan_only, family.name));
+  }
   check_outputs(options);
   std::optional<TrainTexts> texts;
   if (options.command == Command::train) {

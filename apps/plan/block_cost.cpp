@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "decoder_cost.h"
+#include "stage_step.h"
 
 namespace plan {
 
@@ -14,6 +14,7 @@ namespace {
 // Three stages, so that the middle one has blocks only. As few ranks as ep allows.
 ParallelLayout block_layout(const ParallelLayout& l) {
   ParallelLayout block{.pp = 3, .cp = l.cp, .tp = l.tp, .ep = l.ep, .recompute = l.recompute, .bf16 = l.bf16};
+  block.reshard = false;
   block.shard = std::lcm(l.ep, l.cp * l.tp) / (l.cp * l.tp);
   return block;
 }
@@ -27,10 +28,10 @@ struct Run {
   double seconds = 0, kept = 0;
 };
 
-Run run(const Workload& work, const ParallelLayout& block, int stage, std::int64_t blocks, const HardwareModel& h) {
-  const auto report = run_stage(work, block, stage, blocks, 1, h.asynchronous, /*trace_memory=*/true);
+Run run(const Workload& work, const ParallelLayout& block, const StageModel::Part& part, const HardwareModel& h) {
+  const auto report = run_stage(work, block, {.part = part}, {.trace_memory = true, .asynchronous = h.asynchronous});
   Run result;
-  for (const auto& [name, seconds] : estimate_step(report.trace, h).marks) {
+  for (const auto& [name, seconds] : estimate_step(without_data_parallelism(report.trace), h).marks) {
     if (name != "update") result.seconds += seconds;
   }
   constexpr auto kActivations = static_cast<std::size_t>(MemoryKind::activation);
@@ -48,8 +49,9 @@ BlockCost BlockCosts::measure(const ParallelLayout& block) const {
   Workload work = work_;
   work.batch = rows_of_block(work_, block) * block.shard;
   try {
-    const auto one = run(work, block, 1, 1, hardware_), two = run(work, block, 1, 2, hardware_);
-    const auto last = run(work, block, 2, 1, hardware_);
+    const auto one = run(work, block, {1, false, false}, hardware_),
+               two = run(work, block, {2, false, false}, hardware_);
+    const auto last = run(work, block, {1, false, true}, hardware_);
     return {two.seconds - one.seconds, std::max(0.0, last.seconds - one.seconds), two.kept - one.kept};
   } catch (const c10::Error&) {  // the dry run of the layout reports it
     return {};

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <mutex>
 
-#include "decoder_cost.h"
 #include "dtensor/comm.h"
 #include "dtensor/mesh.h"
 #include "dtensor/nn.h"
@@ -15,7 +14,7 @@
 #include "dtensor/parallelize.h"
 #include "dtensor/tensor.h"
 #include "operator_times.h"
-#include "stage_model.h"
+#include "stage_step.h"
 
 namespace plan {
 
@@ -175,7 +174,8 @@ double seconds_of_call(int ranks, const HardwareModel& hardware) {
   const Workload work{decoder_config(64), 2 * ranks, 32};
   const ParallelLayout layout{.shard = ranks};
   const double seconds = median(measure_steps(work, layout, 51));
-  const auto trace = run_stage(work, layout, 0, work.model.layers, 1, hardware.asynchronous).trace;
+  const auto trace =
+      run_stage(work, layout, {.part = {work.model.layers}}, {.asynchronous = hardware.asynchronous}).trace;
   const auto operators = std::count_if(trace.events.begin(), trace.events.end(),
                                        [](const auto& e) { return e.kind < StepTrace::Kind::collective; });
   return std::max(0.0, seconds - estimate_step(trace, hardware).seconds) / static_cast<double>(operators);

@@ -4,143 +4,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cmath>
 #include <set>
 
 #include "block_cost.h"
-#include "dtensor/fully_shard.h"
-#include "dtensor/hooks.h"
 #include "dtensor/moe.h"
-#include "dtensor/optim.h"
-#include "extrapolate.h"
-#include "stage_model.h"
+#include "pipeline_cost.h"
+#include "stage_step.h"
 
 namespace plan {
 
 using namespace dtensor;
-
-namespace {
-
-std::int64_t rank_rows(const Workload& work, const ParallelLayout& layout) {
-  return work.batch / (layout.replicate * layout.shard);
-}
-
-// One rank of a stage during a step: the microbatches in flight, and the optimizer.
-class StageStep {
- public:
-  StageStep(const Workload& work, const ParallelLayout& layout, const Communicator& world, StageModel::Part part)
-      : work_(work),
-        layout_(layout),
-        part_(part),
-        mesh_(init_device_mesh(world, at::kCPU, {layout.replicate, layout.shard, layout.cp, layout.tp},
-                               {"replicate", "shard", "cp", "tp"})),
-        model_(work.model, part) {
-    model_.distribute(mesh_, layout);
-    model_.reset();
-    AdamW::Group group{.parameters = {}, .options = {}, .names = {}};
-    for (const auto& [name, tensor] : model_.named_parameters()) {
-      group.names.push_back(name);
-      group.parameters.push_back(*tensor);
-    }
-    parameters_ = group.parameters;
-    optimizer_ = std::make_unique<AdamW>(std::vector{std::move(group)});
-  }
-
-  void run(const std::vector<pipeline::Action>& actions) {
-    std::int64_t left = std::count_if(actions.begin(), actions.end(), is_backward);
-    for (const auto& action : actions) {
-      StepRecorder::mark(to_string(action));
-      if (!is_backward(action)) {
-        forward(action.microbatch);
-        continue;
-      }
-      std::optional<NoGradientSync> later;
-      if (--left > 0) later.emplace();
-      backward(action.microbatch);
-    }
-    StepRecorder::mark("update");
-    clip_grad_norm_(parameters_, 1.0);
-    optimizer_->step();
-    optimizer_->zero_grad();
-  }
-
- private:
-  static bool is_backward(const pipeline::Action& action) { return action.kind == pipeline::Action::Kind::backward; }
-
-  std::int64_t rows() const { return rank_rows(work_, layout_) / layout_.microbatches; }
-
-  at::Tensor ids() const {
-    const auto local = at::zeros({rows(), work_.sequence / layout_.cp}, at::kLong);
-    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), ZigzagShard(1), Replicate()},
-                               {rows() * layout_.replicate * layout_.shard, work_.sequence});
-  }
-
-  // Activations or their gradients between two stages.
-  at::Tensor activations() const {
-    const auto local = at::empty({rows(), work_.sequence / layout_.cp / layout_.tp, work_.model.hidden},
-                                 layout_.bf16 ? at::kBFloat16 : at::kFloat);
-    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), ZigzagShard(1), Shard(1)},
-                               {rows() * layout_.replicate * layout_.shard, work_.sequence, work_.model.hidden});
-  }
-
-  void forward(int microbatch) {
-    const at::Tensor input = part_.first ? ids() : activations().detach().requires_grad_();
-    outputs_[microbatch] = model_(input, part_.last ? ids() : at::Tensor(), layout_.recompute);
-  }
-
-  void backward(int microbatch) {
-    const at::Tensor output = std::move(outputs_.extract(microbatch).mapped());
-    part_.last ? output.backward() : output.backward(activations());
-  }
-
-  const Workload& work_;
-  const ParallelLayout& layout_;
-  StageModel::Part part_;
-  DeviceMesh mesh_;
-  StageModel model_;
-  std::vector<at::Tensor> parameters_;
-  std::unique_ptr<AdamW> optimizer_;
-  std::map<int, at::Tensor> outputs_;
-};
-
-}  // namespace
-
-DryRunReport run_stage(const Workload& work, const ParallelLayout& layout, int stage, std::int64_t blocks,
-                       int microbatches, bool asynchronous, bool trace_memory) {
-  const auto schedule = pipeline::make_schedule(layout.schedule, static_cast<int>(layout.pp), microbatches);
-  const auto& actions = schedule.ranks[static_cast<std::size_t>(stage)];
-  const auto first = pipeline::make_schedule("gpipe", 1, 1).ranks[0];
-  const DryRunOptions options{.ranks = static_cast<int>(layout.ranks() / layout.pp),
-                              .number = 1,
-                              .trace = true,
-                              .trace_memory = trace_memory,
-                              .asynchronous = asynchronous};
-  return dry_run(options, [&](const Communicator& world) {
-    StageStep step(work, layout, world, {blocks, stage == 0, stage + 1 == layout.pp});
-    step.run(first);  // creates the states of the optimizer
-    StepRecorder::begin_step();
-    step.run(actions);
-  });
-}
-
-std::vector<double> measure_steps(const Workload& work, const ParallelLayout& layout, int steps) {
-  TORCH_CHECK(layout.pp == 1, "measure_steps: expected a layout without stages, got ", layout.str());
-  std::vector<double> seconds;
-  const auto actions = pipeline::make_schedule("gpipe", 1, static_cast<int>(layout.microbatches)).ranks[0];
-  run_local(static_cast<int>(layout.ranks()), [&](const Communicator& world) {
-    StageStep step(work, layout, world, {work.model.layers, true, true});
-    step.run(actions);
-    for (int i = 0; i < steps; ++i) {
-      world.barrier();
-      const auto begin = std::chrono::steady_clock::now();
-      step.run(actions);
-      world.barrier();
-      if (world.rank() > 0) continue;
-      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    }
-  });
-  return seconds;
-}
 
 ModelSize size_of(const Workload& work) {
   const auto& c = work.model;
@@ -148,7 +22,12 @@ ModelSize size_of(const Workload& work) {
   auto config = c;
   config.tensor = at::TensorOptions(at::kFloat).device(at::kMeta);
   nn::Decoder model(config);
+  std::set<const void*> seen;
   for (const auto& [name, tensor] : model.named_parameters()) {
+    if (!seen.insert(tensor->unsafeGetTensorImpl()).second) {  // an embedding that is also the head
+      size.active_weights += static_cast<double>(tensor->numel());
+      continue;
+    }
     const auto count = static_cast<double>(tensor->numel());
     size.parameters += count;
     const bool packed = tensor->dim() == 3;
@@ -174,12 +53,25 @@ double utilization(double flops_per_token, const Workload& work, const ParallelL
 
 namespace {
 
+// Products of a forward pass: as many FLOPs as those for the gradients of the weights.
+double product_seconds(const StepTrace& trace, const HardwareModel& hardware) {
+  double seconds = 0;
+  int marks = 0;
+  for (const auto& event : trace.events) {
+    marks += event.kind == StepTrace::Kind::mark ? 1 : 0;
+    if (marks == 1 && event.kind == StepTrace::Kind::product) {
+      seconds += hardware.seconds(event, trace.names[static_cast<std::size_t>(event.name)]);
+    }
+  }
+  return seconds;
+}
+
 class DecoderCost {
  public:
   DecoderCost(const Workload& work, const HardwareModel& hardware, bool exact)
       : work_(work), hardware_(hardware), exact_(exact), size_(size_of(work)), blocks_(work, hardware) {}
 
-  std::string reject(const ParallelLayout& l) const {
+  std::string reject(const ParallelLayout& l) {
     const auto& c = work_.model;
     const auto divides = [](const char* what, std::int64_t size, std::int64_t by, const char* axis) {
       return size % by == 0 ? std::string() : fmt::format("{} {} is not a multiple of {}", what, size, axis);
@@ -193,61 +85,151 @@ class DecoderCost {
       if (!reason.empty()) return reason;
     }
     if (rank_rows(work_, l) % l.microbatches != 0) return "the sequences of a rank are not a multiple of microbatches";
-    if (l.pp > c.layers) return "more stages than layers";
     if (l.pp > 1 && l.microbatches < l.pp) return "fewer microbatches than stages";
+    if (l.pp > 1 && stages_of(l).schedule().stages() > c.layers) return "more stages than layers";
     if (!c.experts && l.ep > 1) return "no experts for ep";
     return "";
   }
 
   // Without the communication of data parallelism, and without temporaries.
   LayoutCost bound(const ParallelLayout& l) {
+    const auto& stages = stages_of(l);
     const auto block = blocks_.of(l);
-    const auto stage = static_cast<double>((work_.model.layers + l.pp - 1) / l.pp);
-    const auto microbatches = static_cast<double>(l.microbatches);
-    const double in_flight = l.schedule == "gpipe" ? microbatches : static_cast<double>(std::min(l.pp, l.microbatches));
-    const double dense =
-        (size_.parameters - size_.expert_parameters) / static_cast<double>(l.shard * l.cp * l.tp * l.pp);
-    const double share = dense + size_.expert_parameters / static_cast<double>(l.ranks());
-    const double kept = stage * in_flight * block.kept_bytes;
+    const auto blocks = static_cast<double>(blocks_of_rank(l)), microbatches = static_cast<double>(l.microbatches);
+    const double idle = stages.splits_backward() ? 0 : static_cast<double>(l.pp - 1) * blocks / stages.of_rank();
+    const double kept = 0.95 * blocks * stages.most_in_flight() * block.kept_bytes + unsharded_bytes(l);
+    const double share = sharded(l);
+    const auto all = least(any_storage(l), false), same = least(any_shards(l), true);
+    const Least known{std::max(all.seconds, same.seconds), std::max(all.bytes, same.bytes)};
     LayoutCost cost;
-    cost.seconds = static_cast<double>(l.pp - 1) * stage * block.seconds +
-                   microbatches * (stage * block.seconds + block.head_seconds);
+    cost.seconds = std::max({known.seconds, least_with_fewer(l),
+                             (idle + microbatches * blocks) * block.seconds + microbatches * block.head_seconds});
     // float: parameter and two states, with the gradient at the update, with activations before backward
-    cost.peak_bytes = static_cast<std::int64_t>(std::max(16 * share, 12 * share + kept));
+    cost.peak_bytes = static_cast<std::int64_t>(std::max(16 * share, 12 * share + std::max(kept, known.bytes)));
     cost.largest = kept > 4 * share ? fmt::format("activations alone, {:.1f} GB", 1e-9 * kept)
                                     : fmt::format("parameters, gradients and states alone, {:.1f} GB", 16e-9 * share);
     return cost;
   }
 
-  LayoutCost cost(const ParallelLayout& l) const {
-    std::vector<StageResult> kinds;  // first, middle and last stage
-    for (const int stage : representatives(l)) kinds.push_back(measure(l, stage));
-    std::vector<StepEstimate> stages;
-    for (int s = 0; s < l.pp; ++s) stages.push_back(kinds[kind_of(l, s)].time);
-    const auto schedule = pipeline::make_schedule(l.schedule, static_cast<int>(l.pp), static_cast<int>(l.microbatches));
-    const auto step = estimate_pipeline(schedule, stages, message_seconds(l));
-    const auto& most =
-        *std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.peak() < b.peak(); });
+  LayoutCost cost(const ParallelLayout& l) {
+    const auto& stages = stages_of(l);
+    const auto kinds = measure_kinds(l, stages);
+    const auto step = estimate_pipeline(stages.schedule(), rank_times(kinds, stages), message_seconds(l));
+    const auto& most = std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) {
+                         return a.second.rank.peak() < b.second.rank.peak();
+                       })->second.rank;
     LayoutCost result;
     result.seconds = step.seconds;
     result.peak_bytes = static_cast<std::int64_t>(most.peak());
     const auto largest = std::max_element(most.memory.begin(), most.memory.end());
     result.largest = fmt::format("{} {:.1f} GB", to_string(static_cast<MemoryKind>(largest - most.memory.begin())),
                                  1e-9 * static_cast<double>(*largest));
-    result.explanation = explain(l, kinds[kinds.size() / 2].time, step);
+    learn(l, kinds, stages, step, most.peak());
+    result.explanation = explain(l, kinds.begin()->second.rank.time, step);
     return result;
   }
 
  private:
   static constexpr std::int64_t kFew = 3;  // blocks of the smaller run: a first, a last and one between
 
-  static std::vector<int> representatives(const ParallelLayout& l) {
-    std::set<int> stages{0, static_cast<int>(l.pp) / 2, static_cast<int>(l.pp) - 1};
-    return {stages.begin(), stages.end()};
+  const Stages& stages_of(const ParallelLayout& l) {
+    const auto key = std::tuple(l.schedule, l.pp, l.microbatches, l.chunks);
+    const auto found = stages_.find(key);
+    return found != stages_.end() ? found->second : stages_.emplace(key, l).first->second;
   }
-  static std::size_t kind_of(const ParallelLayout& l, int stage) {
-    const auto kinds = representatives(l).size();
-    return stage == 0 ? 0 : stage + 1 == l.pp ? kinds - 1 : 1;
+  std::int64_t blocks_of_rank(const ParallelLayout& l) const { return (work_.model.layers + l.pp - 1) / l.pp; }
+
+  // What layouts that compute the same need at least: seconds, and bytes besides parameters and states.
+  struct Least {
+    double seconds = 0, bytes = 0;
+  };
+  // The same with so many microbatches.
+  struct Busy {
+    std::int64_t microbatches = 1;
+    Recomputation recompute = Recomputation::none;
+    double seconds = 0;  // of the ranks in the mean, without waits for other stages
+  };
+  // Layouts that differ in these values only are equal.
+  static ParallelLayout any_shards(ParallelLayout l) {
+    l.replicate = l.shard = 0;
+    return l;
+  }
+  static ParallelLayout any_storage(ParallelLayout l) {
+    l.reshard = l.accumulate_sharded = true;
+    return any_shards(l);
+  }
+  Least least(const ParallelLayout& l, bool experts) const {
+    const auto known = least_.find({l.str(), experts});
+    return known == least_.end() ? Least{} : known->second;
+  }
+
+  // More microbatches fill a pipeline better, but they, as recomputation, take no rank less time.
+  static ParallelLayout any_microbatches(ParallelLayout l) {
+    l.microbatches = 0, l.recompute = Recomputation::none;
+    return l;
+  }
+  // Over layouts with at most as many microbatches and as much recomputation, that keep the same: with the same shards,
+  // and with any, without their communication.
+  double least_with_fewer(const ParallelLayout& l) const {
+    double least = 0;
+    for (const auto& key :
+         {std::pair(any_microbatches(l).str(), true), {any_microbatches(any_shards(l)).str(), false}}) {
+      const auto known = busy_.find(key);
+      if (known == busy_.end()) continue;
+      for (const auto& [microbatches, recompute, seconds] : known->second) {
+        if (microbatches <= l.microbatches && recompute <= l.recompute) least = std::max(least, seconds);
+      }
+    }
+    return least;
+  }
+
+  // Costs of a layout bound those of layouts that differ in data parallelism only.
+  void learn(const ParallelLayout& l, const StageKinds& kinds, const Stages& stages, const PipelineEstimate& step,
+             double peak) {
+    const auto add = [&](const ParallelLayout& key, StepEstimate StageResult::*time) {
+      const auto least = estimate_pipeline(stages.schedule(), rank_times(kinds, stages, time), 0);
+      const Least mine{least.seconds, std::max(0.0, peak - 12 * sharded(l))};
+      const auto [entry, added] = least_.try_emplace({key.str(), time != &StageResult::compute}, mine);
+      auto& known = entry->second;
+      known = {std::min(known.seconds, mine.seconds), std::min(known.bytes, mine.bytes)};
+      return Busy{l.microbatches, l.recompute, (1 - least.bubble) * least.seconds};
+    };
+    add(any_storage(l), &StageResult::compute);
+    const auto busy = add(any_shards(l), &StageResult::compute_and_experts);
+    busy_[{any_microbatches(any_shards(l)).str(), false}].push_back(busy);
+    busy_[{any_microbatches(l).str(), true}].push_back({l.microbatches, l.recompute, (1 - step.bubble) * step.seconds});
+  }
+
+  // Parameters of a rank without experts, before data parallelism shards them.
+  double dense(const ParallelLayout& l) const {
+    return (size_.parameters - size_.expert_parameters) / static_cast<double>(l.tp * l.pp);
+  }
+  // Parameters of a rank.
+  double sharded(const ParallelLayout& l) const {
+    return dense(l) / static_cast<double>(l.shard * l.cp) + size_.expert_parameters / static_cast<double>(l.ranks());
+  }
+  // Gathered parameters and gradients that stay for the step.
+  double unsharded_bytes(const ParallelLayout& l) const {
+    const double parameters = dense(l) + size_.expert_parameters / static_cast<double>(l.pp * l.ep);
+    const bool unsharded = l.microbatches > 1 && (l.pp > 1 || !l.accumulate_sharded);
+    return (l.reshard || l.shard * l.cp == 1 ? 0 : l.bf16 ? 2 : 4) * parameters + (unsharded ? 4 : 0) * parameters;
+  }
+
+  // Ranks between the first, which has the most microbatches in flight, and the last, which has the logits, need less
+  // memory than the first. So their stages are measured for the time only.
+  StageKinds measure_kinds(const ParallelLayout& l, const Stages& stages) {
+    StageKinds kinds;
+    const auto add = [&](const StageModel::Part& part, double in_flight) {
+      if (!kinds.contains({part.first, part.last})) kinds[{part.first, part.last}] = measure(l, part, in_flight);
+    };
+    const auto blocks = blocks_of_rank(l);
+    for (const std::size_t rank : {std::size_t{0}, static_cast<std::size_t>(l.pp - 1)}) {
+      add(stages.part(rank, blocks), stages.in_flight(rank));
+    }
+    for (int stage = 0; stage < stages.schedule().stages(); ++stage) {
+      add({blocks, stages.is_first(stage), stages.is_last(stage)}, 1);
+    }
+    return kinds;
   }
 
   double message_seconds(const ParallelLayout& l) const {
@@ -257,23 +239,44 @@ class DecoderCost {
     return hardware_.seconds("send", {0, l.ranks() / l.pp}, bytes);
   }
 
-  // Microbatches that a stage runs. Time is extrapolated from a few, memory is highest with as many in flight as the
-  // schedule has: all in gpipe, in 1f1b as many as there are stages from this one on, and the first has the most.
-  std::int64_t microbatches_of(const ParallelLayout& l, int stage) const {
-    if (exact_ || l.schedule == "gpipe") return l.microbatches;
-    return std::min<std::int64_t>(l.microbatches, stage == 0 && l.pp > 1 ? l.pp + 1 : 3);
+  // Time is extrapolated from a few microbatches; memory is highest with as many in flight as the schedule has.
+  StageResult run(const ParallelLayout& l, const StageModel::Part& part, int in_flight, bool trace_memory) const {
+    const auto all = static_cast<int>(l.microbatches);
+    const StageRun how{part, in_flight, exact_ ? all : std::min(all, std::max(3, in_flight + 1)), exact_};
+    auto report = run_stage(work_, l, how, {.trace_memory = trace_memory, .asynchronous = hardware_.asynchronous});
+    return {estimate_step(report.trace, hardware_),
+            estimate_step(without_data_parallelism(report.trace), hardware_),
+            estimate_step(without_data_parallelism(report.trace, {"edp"}), hardware_),
+            product_seconds(report.trace, hardware_),
+            report.peak_by_kind,
+            std::move(report.trace)};
   }
 
-  StageResult run(const ParallelLayout& l, int stage, std::int64_t blocks, bool trace_memory) const {
-    auto report = run_stage(work_, l, stage, blocks, static_cast<int>(microbatches_of(l, stage)),
-                            hardware_.asynchronous, trace_memory);
-    return {estimate_step(report.trace, hardware_), report.peak_by_kind, std::move(report.trace)};
+  // A rank whose stages have a part of a microbatch in flight keeps less than the run with one more.
+  StageKind measure(const ParallelLayout& l, StageModel::Part part, double in_flight) {
+    const auto most = std::ceil(in_flight);
+    auto kind = measure(l, part, static_cast<int>(most));
+    const double kept = blocks_.of(l).kept_bytes * static_cast<double>(part.blocks);
+    kind.rank.memory[static_cast<std::size_t>(MemoryKind::activation)] -= std::llround((most - in_flight) * kept);
+    return kind;
   }
 
-  StageResult measure(const ParallelLayout& l, int stage) const {
-    const auto blocks = (work_.model.layers + l.pp - 1) / l.pp;
-    if (exact_ || blocks <= kFew + 1) return run(l, stage, blocks, /*trace_memory=*/false);
-    return extrapolate(run(l, stage, kFew, true), run(l, stage, kFew + 1, true), static_cast<double>(blocks - kFew));
+  StageKind measure(const ParallelLayout& l, StageModel::Part part, int in_flight) {
+    const int stages = stages_of(l).of_rank();
+    const auto run_blocks = [&](std::int64_t blocks, bool trace_memory) {
+      part.blocks = blocks;
+      return run(l, part, in_flight, trace_memory);
+    };
+    const auto blocks = part.blocks;
+    const bool all = exact_ || blocks <= kFew + 1;
+    if (all && stages == 1) {
+      const auto result = run_blocks(blocks, false);
+      return {result, result};
+    }
+    const auto few = run_blocks(kFew, true), more = run_blocks(kFew + 1, true);
+    const auto added = static_cast<double>(blocks) / stages - kFew;
+    return {all ? run_blocks(blocks, false) : extrapolate(few, more, static_cast<double>(blocks - kFew)),
+            extrapolate_times(few, more, added)};
   }
 
   std::string explain(const ParallelLayout& l, const StepEstimate& stage, const PipelineEstimate& step) const {
@@ -289,6 +292,9 @@ class DecoderCost {
   bool exact_;
   ModelSize size_;
   BlockCosts blocks_;
+  std::map<std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>, Stages> stages_;
+  std::map<std::pair<std::string, bool>, std::vector<Busy>> busy_;  // by the rest, and whether shards count
+  std::map<std::pair<std::string, bool>, Least> least_;  // by layout, and whether experts' data parallelism counts
 };
 
 }  // namespace

@@ -15,14 +15,6 @@ struct ModelSize {
 };
 ModelSize size_of(const Workload& work);
 
-// The second step of one stage: `blocks` blocks and the first `microbatches` of the layout. `trace_memory` as in
-// DryRunOptions.
-dtensor::DryRunReport run_stage(const Workload& work, const dtensor::ParallelLayout& layout, int stage,
-                                std::int64_t blocks, int microbatches, bool asynchronous, bool trace_memory = false);
-
-// Trains on thread ranks of this process, without pipelines. Seconds of each of `steps` steps after the first one.
-std::vector<double> measure_steps(const Workload& work, const dtensor::ParallelLayout& layout, int steps);
-
 // What a search needs about a decoder on this hardware. Stages with many blocks are extrapolated from runs of 3 and 4
 // blocks; with `exact` all blocks and all microbatches run.
 dtensor::PlannedProgram planned_decoder(const Workload& work, const dtensor::HardwareModel& hardware,

@@ -108,13 +108,14 @@ class Moments {
 
 double StageResult::peak() const { return total(memory); }
 
-StageResult extrapolate(const StageResult& few, const StageResult& more, double blocks) {
+namespace {
+
+StepEstimate extrapolate_time(const StepEstimate& a, const StepEstimate& b, double blocks) {
   const auto mix = [&](double x, double y) { return x + blocks * (y - x); };
   const auto mix_all = [&](std::map<std::string, double> x, const std::map<std::string, double>& y) {
     for (const auto& [name, value] : y) x[name] = mix(x[name], value);
     return x;
   };
-  const auto &a = few.time, &b = more.time;
   StepEstimate time = a;
   time.seconds = mix(a.seconds, b.seconds);
   time.compute = mix(a.compute, b.compute);
@@ -124,7 +125,24 @@ StageResult extrapolate(const StageResult& few, const StageResult& more, double 
   time.exposed_by_axis = mix_all(a.exposed_by_axis, b.exposed_by_axis);
   time.communication_by_axis = mix_all(a.communication_by_axis, b.communication_by_axis);
   for (std::size_t m = 0; m < time.marks.size(); ++m) time.marks[m].second = mix(a.marks[m].second, b.marks[m].second);
-  return {std::move(time), Moments(few.trace, more.trace, blocks).highest()};
+  return time;
+}
+
+}  // namespace
+
+StageResult extrapolate_times(const StageResult& few, const StageResult& more, double blocks) {
+  StageResult result;
+  result.time = extrapolate_time(few.time, more.time, blocks);
+  result.compute = extrapolate_time(few.compute, more.compute, blocks);
+  result.compute_and_experts = extrapolate_time(few.compute_and_experts, more.compute_and_experts, blocks);
+  result.weights = few.weights + blocks * (more.weights - few.weights);
+  return result;
+}
+
+StageResult extrapolate(const StageResult& few, const StageResult& more, double blocks) {
+  auto result = extrapolate_times(few, more, blocks);
+  result.memory = Moments(few.trace, more.trace, blocks).highest();
+  return result;
 }
 
 }  // namespace plan

@@ -8,6 +8,9 @@ namespace plan {
 // One stage: its time, the moment of its highest memory, and the events that lead there.
 struct StageResult {
   dtensor::StepEstimate time;
+  // Without the communication of data parallelism; with that of experts only.
+  dtensor::StepEstimate compute, compute_and_experts;
+  double weights = 0;                 // seconds of products for gradients of weights in a backward pass
   dtensor::MemoryByKind memory = {};  // at the peak
   dtensor::StepTrace trace = {};      // with the memory at each event
   double peak() const;
@@ -20,5 +23,7 @@ struct StageResult {
 // those of one block in their middle. Moments before it are counted from the start, those after it from the end.
 // Moments of the blocks between lie between those of the first and of the last block, so their memory does, too.
 StageResult extrapolate(const StageResult& few, const StageResult& more, double blocks);
+// Times only.
+StageResult extrapolate_times(const StageResult& few, const StageResult& more, double blocks);
 
 }  // namespace plan

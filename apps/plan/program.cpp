@@ -2,14 +2,18 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "calibrate.h"
@@ -17,7 +21,9 @@
 #include "decoder_cost.h"
 #include "dtensor/launch.h"
 #include "llm/hf_config.h"
+#include "pipeline_cost.h"
 #include "program_data.h"
+#include "stage_step.h"
 #include "train/args.h"
 #include "train/dry_run.h"
 #include "train/output.h"
@@ -29,12 +35,13 @@ using train::UsageError;
 
 struct Options {
   std::string preset, model, hardware = "h100", out, mesh, trace, plot;
-  std::int64_t batch = 0, sequence = 8192, most_runs = 200;
+  std::int64_t batch = 0, sequence = 8192, most_runs = 1000;
   std::vector<std::int64_t> ep = {1, 2, 4, 8, 16, 32, 64};
   double memory_limit = 0;  // GB; 0: the hardware's
-  bool exact = false;
+  bool exact = false, exhaustive = false;
+  std::string runs;
   dtensor::LayoutSpace space{.max_pp = 16, .microbatches = {1, 2, 4, 8, 16, 32, 64}};
-  std::string recompute = "any", precision = "bf16";
+  std::string recompute = "any", precision = "bf16", reshard = "any", accumulate = "any";
   int calibrated_ranks = 2;
 };
 
@@ -82,7 +89,17 @@ void add_layout_flags(CLI::App& app, Options& o) {
       ->check(CLI::Range(1, 1 << 24));
   app.add_option("--schedule", o.space.schedules, "pipeline schedules to try")
       ->delimiter(',')
-      ->check(CLI::IsMember({"gpipe", "1f1b"}));
+      ->check(CLI::IsMember(dtensor::pipeline::schedule_names()));
+  app.add_option("--chunks", o.space.chunks, "numbers of stages of a rank to try, of the schedules interleaved and bfs")
+      ->delimiter(',')
+      ->check(CLI::Range(2, 1 << 10));
+  app.add_option("--reshard-after-forward", o.reshard,
+                 "whether gathered parameters are freed after forward (true, ZeRO-3), or stay for the step (false)")
+      ->check(CLI::IsMember({"true", "false", "any"}));
+  app.add_option("--accumulate", o.accumulate,
+                 "gradients of microbatches are reduced into shards, or once a step (unsharded; with "
+                 "--reshard-after-forward false: ZeRO-1). A pipeline reduces once")
+      ->check(CLI::IsMember({"sharded", "unsharded", "any"}));
   app.add_option("--recompute", o.recompute, "none, selective (keeps products and attention), full or any")
       ->check(CLI::IsMember({"none", "selective", "full", "any"}));
   app.add_option("--precision", o.precision, "bf16, float32 or any")->check(CLI::IsMember({"bf16", "float32", "any"}));
@@ -90,12 +107,15 @@ void add_layout_flags(CLI::App& app, Options& o) {
   app.add_option("--most-runs", o.most_runs, "layouts that are dry-run at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  app.add_flag("--exhaustive", o.exhaustive,
+               "run all layouts that may fit, whatever the bounds of their times; takes minutes to hours");
   app.add_flag("--exact", o.exact,
                "run all blocks and microbatches of a stage instead of extrapolating from 3 and 4 blocks");
 }
 
 void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--out", o.out, "write the chosen layout to this JSON file");
+  app.add_option("--runs", o.runs, "write the bounds and costs of all layouts that were dry-run to this CSV file");
   app.add_option("--trace", o.trace, "write a Chrome trace of the first stage's step in this layout to this JSON file");
   app.add_option("--plot", o.plot, "write the memory by kind over that step to this SVG file");
 }
@@ -117,7 +137,11 @@ std::vector<dtensor::ParallelLayout> candidates(Options o, bool experts) {
   for (const auto kind : {Recomputation::none, Recomputation::selective, Recomputation::full}) {
     if (o.recompute == "any" || o.recompute == to_string(kind)) o.space.recompute.push_back(kind);
   }
-  o.space.bf16 = o.precision == "any" ? std::vector<bool>{true, false} : std::vector<bool>{o.precision == "bf16"};
+  const auto choices = [](const std::string& choice, const char* yes) {
+    return choice == "any" ? std::vector<bool>{true, false} : std::vector<bool>{choice == yes};
+  };
+  o.space.reshard = choices(o.reshard, "true"), o.space.accumulate_sharded = choices(o.accumulate, "sharded");
+  o.space.bf16 = choices(o.precision, "bf16");
   std::optional<train::MeshShape> mesh;
   if (!o.mesh.empty()) {
     mesh = train::parse_mesh(o.mesh);
@@ -148,6 +172,9 @@ std::string json_of(const Options& o, const dtensor::PlannedLayout& best) {
        {{"pp", l.pp}, {"replicate", l.replicate}, {"shard", l.shard}, {"cp", l.cp}, {"tp", l.tp}, {"ep", l.ep}}},
       {"microbatches", l.microbatches},
       {"schedule", l.schedule},
+      {"chunks", l.chunks},
+      {"reshard_after_forward", l.reshard},
+      {"accumulate", l.accumulate_sharded ? "sharded" : "unsharded"},
       {"recompute", to_string(l.recompute)},
       {"bf16", l.bf16},
       {"seconds", best.cost.seconds},
@@ -167,6 +194,31 @@ std::function<void(const dtensor::SearchProgress&)> progress_lines() {
   };
 }
 
+// Each dry run is a line of the file. An exhaustive search knows no bounds of times.
+dtensor::PlannedProgram observed(dtensor::PlannedProgram program, const Options& o) {
+  auto lines = std::make_shared<std::ofstream>();
+  if (!o.runs.empty()) {
+    lines->open(o.runs);
+    fmt::print(*lines, "layout,bound seconds,bound bytes,seconds,bytes\n");
+  }
+  const auto bound = program.bound;
+  if (o.exhaustive) {
+    program.bound = [bound](const auto& l) {
+      auto cost = bound(l);
+      cost.seconds = 0;
+      return cost;
+    };
+  }
+  program.cost = [lines, bound, cost = program.cost](const auto& l) {
+    const auto least = bound(l), real = cost(l);
+    fmt::print(*lines, "\"{}\",{:.6g},{},{:.6g},{}\n", l.str(), least.seconds, least.peak_bytes, real.seconds,
+               real.peak_bytes);
+    lines->flush();
+    return real;
+  };
+  return program;
+}
+
 int search(const Options& o) {
   at::set_num_threads(1);  // dry runs compute nothing
   if (o.preset.empty() == o.model.empty()) throw UsageError("expected --preset or --model");
@@ -175,11 +227,11 @@ int search(const Options& o) {
   const Workload work{family.config, o.batch, o.sequence};
   const dtensor::SearchLimits limits{
       .memory_bytes = static_cast<std::int64_t>(o.memory_limit > 0 ? o.memory_limit * 1e9 : hardware.memory_bytes),
-      .most_runs = static_cast<std::size_t>(o.most_runs),
+      .most_runs = o.exhaustive ? std::numeric_limits<std::size_t>::max() : static_cast<std::size_t>(o.most_runs),
       .tolerance = 0.02,
       .progress = progress_lines()};
   const auto all = candidates(o, work.model.experts.has_value());
-  const auto plan = search_layouts(all, planned_decoder(work, hardware, o.exact), limits);
+  const auto plan = search_layouts(all, observed(planned_decoder(work, hardware, o.exact), o), limits);
   const auto size = size_of(work);
   fmt::print("{:.1f} billion parameters, {} ranks, {} sequences of {} tokens, {}: {} layouts\n{}",
              1e-9 * size.parameters, o.space.ranks, o.batch, o.sequence, hardware.name, all.size(), plan.table(limits));
@@ -189,9 +241,14 @@ int search(const Options& o) {
              static_cast<double>(o.batch * o.sequence) / best.cost.seconds / static_cast<double>(o.space.ranks));
   if (!o.out.empty()) train::write_file(o.out, json_of(o, best));
   if (!o.trace.empty() || !o.plot.empty()) {
+    const Stages stages(best.layout);
     const auto blocks = (work.model.layers + best.layout.pp - 1) / best.layout.pp;
-    const auto microbatches = static_cast<int>(best.layout.microbatches);
-    const auto report = run_stage(work, best.layout, 0, blocks, microbatches, hardware.asynchronous, true);
+    const StageRun first{.part = stages.part(0, blocks),
+                         .in_flight = static_cast<int>(std::ceil(stages.in_flight(0))),
+                         .microbatches = static_cast<int>(best.layout.microbatches),
+                         .every_backward = true};
+    const auto report =
+        run_stage(work, best.layout, first, {.trace_memory = true, .asynchronous = hardware.asynchronous});
     train::write_step(report, hardware, o.trace, o.plot);
   }
   return 0;

@@ -65,7 +65,7 @@ void StageModel::distribute(const DeviceMesh& mesh, const ParallelLayout& layout
   parallelize(*this, mesh, parallel_plan());
   FsdpOptions options;
   options.shard_axes = {"shard", "cp"};
-  options.reshard_after_forward = layout.pp == 1;  // stages keep gathered parameters over the microbatches
+  options.reshard_after_forward = layout.reshard;
   if (layout.bf16) {
     options.precision.param_dtype = at::kBFloat16;
     options.precision.param_dtype_of = {{"*gate*.router*", at::kFloat}};

@@ -28,6 +28,8 @@ struct DTENSOR_API HardwareModel {
     std::int64_t ranks = 1;  // number of ranks that it connects
     double latency = 0;      // seconds of one message
     double bandwidth = 0;    // bytes/s that one rank receives
+    // The same by the number of bytes of a collective; empty: `bandwidth` for all.
+    std::vector<Point> bandwidths = {};
   };
 
   std::string name;  // for outputs: "h100"
@@ -106,6 +108,11 @@ struct DTENSOR_API ParallelLayout {
   Recomputation recompute = Recomputation::none;
   bool bf16 = false;              // computation in bfloat16
   std::string schedule = "1f1b";  // of a pipeline
+  std::int64_t chunks = 0;        // stages of a rank of a pipeline; 0: the schedule's default
+  // What ranks of data parallelism keep between uses. Gathered parameters are freed after forward (ZeRO-3), or stay
+  // gathered until the last backward pass of the step. Gradients of each microbatch are reduced into shards, or those
+  // of the step once (with `reshard` false: ZeRO-1). A pipeline reduces once.
+  bool reshard = true, accumulate_sharded = true;
   std::int64_t ranks() const { return pp * replicate * shard * cp * tp; }
   std::string str() const;  // "pp=2,shard=4,tp=2 microbatches=8 recompute=full bf16"
   friend bool operator==(const ParallelLayout&, const ParallelLayout&) = default;
@@ -120,7 +127,10 @@ struct LayoutSpace {
   std::vector<Recomputation> recompute = {Recomputation::none, Recomputation::full};
   std::vector<bool> bf16 = {true};
   std::vector<std::string> schedules = {"1f1b"};
+  std::vector<std::int64_t> chunks = {0};  // of interleaved and bfs
+  std::vector<bool> reshard = {true}, accumulate_sharded = {true};
 };
+// Values that change nothing are left out: schedules and chunks without a pipeline, accumulation of one microbatch.
 DTENSOR_API std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space);
 
 // What a program needs in a layout.
@@ -134,11 +144,12 @@ struct LayoutCost {
 struct PlannedProgram {
   // Why the program cannot run in this layout, such as heads that tp does not divide; empty: it can.
   std::function<std::string(const ParallelLayout&)> reject;
-  // Cheap lower bounds of seconds and memory. Layouts are tried in the order of the bounds.
+  // Cheap lower bounds of seconds and memory. Layouts are tried in the order of the bounds. Asked again right before
+  // the cost, as bounds may be higher after costs of similar layouts.
   std::function<LayoutCost(const ParallelLayout&)> bound;
   // The cost by dry runs. A layout whose run throws counts as rejected, for the first line of the error. Memory must
-  // not grow with recomputation, nor with microbatches if there are at least two: where a layout does not fit, those
-  // with less of both are not run.
+  // not grow with recomputation, with `shard` in place of `replicate`, with `reshard` and `accumulate_sharded`, nor
+  // with microbatches if there are at least two: where a layout does not fit, those with less of all are not run.
   std::function<LayoutCost(const ParallelLayout&)> cost;
 };
 // How far a search is.

@@ -16,7 +16,6 @@
 #include "bind.h"
 #include "dtensor/comm_backend.h"
 #include "dtensor/estimate.h"
-#include "dtensor/interrupt.h"
 #include "dtensor/launch.h"
 #include "internal/checked_from_environment.h"
 

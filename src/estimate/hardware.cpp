@@ -26,6 +26,9 @@ const char* dtype_name(at::ScalarType dtype) {
       return "float64";
     case at::kFloat:
       return "float32";
+    case at::kFloat8_e4m3fn:
+    case at::kFloat8_e5m2:
+      return "float8";
     default:
       return "other";
   }
@@ -66,16 +69,15 @@ void check_rate_name(const std::string& name) {
        {StepTrace::Kind::product, StepTrace::Kind::attention, StepTrace::Kind::norm, StepTrace::Kind::elementwise}) {
     is_known = is_known || op == kind_name(kind);
   }
-  for (const auto type : {at::kBFloat16, at::kHalf, at::kDouble, at::kFloat}) {
+  for (const auto type : {at::kBFloat16, at::kHalf, at::kDouble, at::kFloat, at::kFloat8_e4m3fn}) {
     is_dtype = is_dtype || dtype == dtype_name(type);
   }
   TORCH_CHECK(is_known && is_dtype,
               "hardware table: expected rates of product, attention, norm, elementwise or an operator such as ",
-              "aten::mm, alone or with bfloat16, float16, float32, float64 or other; got '", name, "'");
+              "aten::mm, alone or with bfloat16, float16, float32, float64, float8 or other; got '", name, "'");
 }
 
-void check_rates(const std::string& name, const Curve& curve) {
-  check_rate_name(name);
+void check_curve(const std::string& name, const Curve& curve) {
   double last = 0;
   for (const auto& point : curve) {
     TORCH_CHECK(is_positive(point.size) && is_positive(point.rate) && point.size > last, "hardware table: rates of '",
@@ -83,6 +85,11 @@ void check_rates(const std::string& name, const Curve& curve) {
                 "] after size ", last);
     last = point.size;
   }
+}
+
+void check_rates(const std::string& name, const Curve& curve) {
+  check_rate_name(name);
+  check_curve(name, curve);
 }
 
 void check_levels(const std::vector<HardwareModel::Level>& levels) {
@@ -93,6 +100,7 @@ void check_levels(const std::vector<HardwareModel::Level>& levels) {
                 "hardware table: level '", level.name,
                 "': expected a positive bandwidth and a latency of at least 0, got ", level.bandwidth, " and ",
                 level.latency);
+    check_curve(level.name, level.bandwidths);
     TORCH_CHECK(level.ranks > inner, "hardware table: level '", level.name, "': expected more ranks than the ", inner,
                 " of the level before, got ", level.ranks);
     inner = level.ranks;
@@ -112,6 +120,18 @@ void check(const HardwareModel& hardware) {
   }
 }
 
+Curve parse_curve(const Json& points) {
+  Curve curve;
+  for (const auto& point : points) curve.push_back({point.at(0), point.at(1)});
+  return curve;
+}
+
+Json json_of(const Curve& curve) {
+  auto points = Json::array();
+  for (const auto& point : curve) points.push_back({point.size, point.rate});
+  return points;
+}
+
 // A misspelt field would have its default.
 void check_fields(const Json& json, const std::vector<std::string>& known) {
   for (const auto& [field, value] : json.items()) {
@@ -129,7 +149,7 @@ HardwareModel HardwareModel::parse(const std::string& text) {
     check_fields(json, {"name", "rates", "operator_seconds", "peak_flops", "memory_bytes", "asynchronous", "levels"});
     hardware.name = json.at("name");
     for (const auto& [name, points] : json.at("rates").items()) {
-      for (const auto& point : points) hardware.rates[name].push_back({point.at(0), point.at(1)});
+      hardware.rates[name] = parse_curve(points);
     }
     hardware.operator_seconds = json.value("operator_seconds", 0.0);
     hardware.peak_flops = json.value("peak_flops", std::map<std::string, double>());
@@ -137,7 +157,10 @@ HardwareModel HardwareModel::parse(const std::string& text) {
     hardware.asynchronous = json.value("asynchronous", false);
     for (const auto& level : json.at("levels")) {
       check_fields(level, {"name", "ranks", "latency", "bandwidth"});
-      hardware.levels.push_back({level.at("name"), level.at("ranks"), level.at("latency"), level.at("bandwidth")});
+      const auto& bandwidth = level.at("bandwidth");
+      const auto bandwidths = bandwidth.is_array() ? parse_curve(bandwidth) : Curve{};
+      const double largest = bandwidths.empty() ? bandwidth.get<double>() : bandwidths.back().rate;
+      hardware.levels.push_back({level.at("name"), level.at("ranks"), level.at("latency"), largest, bandwidths});
     }
   } catch (const nlohmann::json::exception& error) {
     TORCH_CHECK(false, "not a hardware table: ", error.what());
@@ -163,15 +186,14 @@ HardwareModel HardwareModel::read(const std::string& path) {
 
 std::string HardwareModel::json() const {
   Json out = {{"name", name}, {"rates", Json::object()}};
-  for (const auto& [key, curve] : rates) {
-    for (const auto& point : curve) out["rates"][key].push_back({point.size, point.rate});
-  }
+  for (const auto& [key, curve] : rates) out["rates"][key] = json_of(curve);
   out["operator_seconds"] = operator_seconds;
   out["peak_flops"] = peak_flops;
   out["memory_bytes"] = memory_bytes;
   out["asynchronous"] = asynchronous;
   for (const auto& l : levels) {
-    out["levels"].push_back({{"name", l.name}, {"ranks", l.ranks}, {"latency", l.latency}, {"bandwidth", l.bandwidth}});
+    const auto bandwidth = l.bandwidths.empty() ? Json(l.bandwidth) : json_of(l.bandwidths);
+    out["levels"].push_back({{"name", l.name}, {"ranks", l.ranks}, {"latency", l.latency}, {"bandwidth", bandwidth}});
   }
   return out.dump(1);
 }
@@ -208,7 +230,10 @@ double HardwareModel::seconds(const std::string& collective, const std::vector<s
   double latency_sum = 0, transfer = 0, below = 1;
   double latency = 0, bandwidth = std::numeric_limits<double>::infinity();  // of a path, which passes the levels below
   for (std::size_t l = 0; l < levels.size(); ++l) {
-    latency = std::max(latency, levels[l].latency), bandwidth = std::min(bandwidth, levels[l].bandwidth);
+    const double received = static_cast<double>(bytes);
+    const auto& by_size = levels[l].bandwidths;
+    latency = std::max(latency, levels[l].latency);
+    bandwidth = std::min(bandwidth, by_size.empty() ? levels[l].bandwidth : rate_at(by_size, received));
     const double within = l + 1 == levels.size() ? all : members_within(ranks, levels[l].ranks);
     if (within <= below) continue;
     latency_sum += rounds * latency * std::ceil(std::log2(within / below));

@@ -25,6 +25,9 @@ std::string ParallelLayout::str() const {
   if (text.empty()) text = "one rank";
   if (microbatches > 1) text += fmt::format(" microbatches={}", microbatches);
   if (pp > 1) text += " " + schedule;
+  if (pp > 1 && chunks > 0) text += fmt::format(" chunks={}", chunks);
+  if (!reshard) text += " reshard=false";
+  if (!accumulate_sharded) text += " accumulate=unsharded";
   if (recompute != Recomputation::none) text += fmt::format(" recompute={}", to_string(recompute));
   return text + (bf16 ? " bf16" : "");
 }
@@ -39,7 +42,7 @@ std::vector<std::int64_t> divisors(std::int64_t n, std::int64_t most) {
   return all;
 }
 
-// Calls fn with the layout for each mesh.
+// Calls fn with the layout for each mesh. Of equal ranks of data parallelism, the most shards come first.
 template <class Fn>
 void for_each_mesh(const LayoutSpace& space, const Fn& fn) {
   ParallelLayout mesh;
@@ -47,7 +50,8 @@ void for_each_mesh(const LayoutSpace& space, const Fn& fn) {
     for (const auto tp : divisors(space.ranks / pp, space.max_tp)) {
       for (const auto cp : divisors(space.ranks / pp / tp, space.max_cp)) {
         const auto data = space.ranks / pp / tp / cp;
-        for (const auto shard : divisors(data, space.max_shard)) {
+        const auto shards = divisors(data, space.max_shard);
+        for (const auto shard : std::vector(shards.rbegin(), shards.rend())) {
           if (data / shard > space.max_replicate) continue;
           for (const auto ep : divisors(space.ranks / pp, space.max_ep)) {
             mesh.pp = pp, mesh.replicate = data / shard, mesh.shard = shard, mesh.cp = cp, mesh.tp = tp, mesh.ep = ep;
@@ -61,18 +65,44 @@ void for_each_mesh(const LayoutSpace& space, const Fn& fn) {
 
 }  // namespace
 
+namespace {
+
+// The schedules of a mesh, each with the numbers of stages of a rank.
+std::vector<std::pair<std::string, std::int64_t>> schedules_of(const LayoutSpace& space, std::int64_t pp) {
+  if (pp == 1) return {{"1f1b", 0}};
+  std::vector<std::pair<std::string, std::int64_t>> all;
+  for (const auto& schedule : space.schedules) {
+    const bool any = schedule == "interleaved" || schedule == "bfs";
+    for (const auto chunks : any ? space.chunks : std::vector<std::int64_t>{0}) all.emplace_back(schedule, chunks);
+  }
+  return all;
+}
+
+// Calls fn with the layout for each way to keep parameters and gradients.
+template <class Fn>
+void for_each_storage(const LayoutSpace& space, ParallelLayout layout, const Fn& fn) {
+  const bool accumulates = layout.pp == 1 && layout.microbatches > 1;
+  for (const bool reshard : space.reshard) {
+    for (const bool sharded : accumulates ? space.accumulate_sharded : std::vector<bool>{true}) {
+      layout.reshard = reshard, layout.accumulate_sharded = sharded;
+      fn(layout);
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space) {
   TORCH_CHECK(space.ranks >= 1, "enumerate_layouts: expected at least 1 rank, got ", space.ranks);
   std::vector<ParallelLayout> all;
   for_each_mesh(space, [&](ParallelLayout layout) {
-    const auto schedules = layout.pp > 1 ? space.schedules : std::vector<std::string>{"1f1b"};
-    for (const auto& schedule : schedules) {
+    for (const auto& [schedule, chunks] : schedules_of(space, layout.pp)) {
       for (const auto microbatches : space.microbatches) {
         for (const auto recompute : space.recompute) {
           for (const bool bf16 : space.bf16) {
-            layout.schedule = schedule, layout.microbatches = microbatches;
+            layout.schedule = schedule, layout.chunks = chunks, layout.microbatches = microbatches;
             layout.recompute = recompute, layout.bf16 = bf16;
-            all.push_back(layout);
+            for_each_storage(space, layout, [&](const auto& l) { all.push_back(l); });
           }
         }
       }
@@ -109,11 +139,12 @@ std::vector<PlannedLayout> bounded(const std::vector<ParallelLayout>& layouts, c
 
 constexpr const char* kDominated = "a variant with less memory does not fit";
 
-// Recomputation of more and more microbatches do not need more memory. The second microbatch does: gradients
-// accumulate.
+// Recomputation of more, more shards, what is sharded between uses and more microbatches do not need more memory. The
+// second microbatch does: gradients accumulate.
 bool needs_at_most(const ParallelLayout& a, const ParallelLayout& b) {
   const bool more = a.microbatches >= b.microbatches && b.microbatches > 1;
-  return a.recompute >= b.recompute && (more || a.microbatches == b.microbatches);
+  return a.recompute >= b.recompute && a.shard >= b.shard && a.reshard >= b.reshard &&
+         a.accumulate_sharded >= b.accumulate_sharded && (more || a.microbatches == b.microbatches);
 }
 
 class Search {
@@ -121,7 +152,7 @@ class Search {
   Search(std::vector<PlannedLayout> entries, const PlannedProgram& program, const SearchLimits& limits,
          LayoutPlan& plan)
       : entries_(std::move(entries)), program_(program), limits_(limits), plan_(plan), costs_(entries_.size()) {
-    for (std::size_t i = 0; i < entries_.size(); ++i) variants_[mesh_of(entries_[i].layout)].push_back(i);
+    for (std::size_t i = 0; i < entries_.size(); ++i) variants_[family_of(entries_[i].layout)].push_back(i);
   }
 
   void run() {
@@ -129,6 +160,7 @@ class Search {
       PlannedLayout entry = entries_[i];
       decided_ = i;
       if (fits(entry.cost)) {
+        entry.cost = program_.bound(entry.layout);
         if (entry.cost.seconds >= fastest_ * (1 - limits_.tolerance)) {
           ++plan_.slower;
           continue;
@@ -148,15 +180,17 @@ class Search {
   bool fits(const LayoutCost& cost) const {
     return limits_.memory_bytes == 0 || cost.peak_bytes <= limits_.memory_bytes;
   }
-  static std::string mesh_of(ParallelLayout layout) {
+  // Layouts that needs_at_most() compares.
+  static std::string family_of(ParallelLayout layout) {
     layout.recompute = Recomputation::none, layout.microbatches = 1;
+    layout.replicate = layout.shard = 1, layout.reshard = layout.accumulate_sharded = true;
     return layout.str() + layout.schedule;
   }
 
   // The cost of a variant with less memory if that does not fit, else the own cost. None: it does not run, or too many
   // have run.
   std::optional<LayoutCost> cost_of(std::size_t i) {
-    const auto& variants = variants_.at(mesh_of(entries_[i].layout));
+    const auto& variants = variants_.at(family_of(entries_[i].layout));
     std::size_t frugal = i;
     for (const auto other : variants) {
       if (!needs_at_most(entries_[other].layout, entries_[i].layout)) continue;
@@ -195,7 +229,7 @@ class Search {
   const PlannedProgram& program_;
   const SearchLimits& limits_;
   LayoutPlan& plan_;
-  std::map<std::string, std::vector<std::size_t>> variants_;  // the entries of a mesh
+  std::map<std::string, std::vector<std::size_t>> variants_;  // the entries of a family
   std::vector<std::optional<LayoutCost>> costs_;              // computed ones
   std::map<std::size_t, std::string> failed_;                 // why an entry does not run
   double fastest_ = std::numeric_limits<double>::infinity();

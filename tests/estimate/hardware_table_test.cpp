@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -56,6 +57,9 @@ TEST(HardwareTable, EachInvalidFieldIsAnError) {
            Change{"8e10", "-1", "memory_bytes and operator_seconds of at least 0, got -1"},
            Change{"1e15", "0", "peak_flops of bfloat16: expected a positive number, got 0"},
            Change{"\"bandwidth\": 1e11", "\"bandwidth\": 0", "level 'node': expected a positive bandwidth"},
+           Change{"\"bandwidth\": 1e11", "\"bandwidth\": [[1e6, 1e10], [1e5, 1e11]]",
+                  "'node': expected positive rates of increasing sizes, got [100000, 1e+11] after size 1e+06"},
+           Change{"\"bandwidth\": 1e11", "\"bandwidth\": []", "not a hardware table"},
            Change{"\"latency\": 1e-6", "\"latency\": -1", "level 'node': expected a positive bandwidth"},
            Change{"\"ranks\": 64", "\"ranks\": 8",
                   "level 'rack': expected more ranks than the 8 of the level before, got 8"},
@@ -67,6 +71,19 @@ TEST(HardwareTable, EachInvalidFieldIsAnError) {
   }
 }
 
+// A call of the size of a point takes what was measured. Between points the bandwidth is interpolated, and a table that
+// is written and read again has the same ones.
+TEST(HardwareLevels, BandwidthMayDependOnTheSize) {
+  const auto h = HardwareModel::parse(changed("\"bandwidth\": 1e11", "\"bandwidth\": [[1e6, 1e10], [1e8, 1e11]]"));
+  for (const auto& hardware : {h, HardwareModel::parse(h.json())}) {
+    for (const auto& [bytes, rate] :
+         {std::pair(1e4, 1e10), {1e6, 1e10}, {1e7, std::sqrt(1e21)}, {1e8, 1e11}, {1e9, 1e11}}) {
+      const double seconds = hardware.seconds("all_gather", {0, 1}, static_cast<std::int64_t>(bytes));
+      EXPECT_NEAR(seconds / (1e-6 + bytes / rate), 1, 1e-9) << bytes;
+    }
+  }
+}
+
 // For any table, also where the links between nodes are faster than those inside.
 RC_GTEST_PROP(HardwareLevels, CollectivesOverNodesAreNotCheaperThanInsideOne, ()) {
   using test::one_of;
@@ -74,6 +91,7 @@ RC_GTEST_PROP(HardwareLevels, CollectivesOverNodesAreNotCheaperThanInsideOne, ()
   HardwareModel h;
   for (const auto& [name, ranks] : {std::pair("node", node), {"rack", rack}, {"cluster", std::int64_t{1} << 20}}) {
     h.levels.push_back({name, ranks, one_of({0.0, 1e-6, 1e-5}), one_of({1e9, 1e10, 1e11, 1e12})});
+    if (one_of({false, true})) h.levels.back().bandwidths = {{1e4, one_of({1e8, 1e10})}, {1e8, one_of({1e10, 1e12})}};
   }
   const auto size = static_cast<std::size_t>(*rc::gen::inRange<std::int64_t>(2, node + 1));
   std::vector<std::int64_t> inside;

@@ -34,7 +34,11 @@ double mixed(const ParallelLayout& l, unsigned seed) {
 
 RC_GTEST_PROP(Search, FindsTheFastestThatFits, ()) {
   const auto seed = *rc::gen::arbitrary<unsigned>();
-  const auto all = enumerate_layouts({.ranks = 32, .max_pp = 4, .microbatches = {1, 2, 4}});
+  const auto all = enumerate_layouts({.ranks = 32,
+                                      .max_pp = 4,
+                                      .microbatches = {1, 2, 4},
+                                      .reshard = {true, false},
+                                      .accumulate_sharded = {false, true}});
   std::size_t runs = 0, lines = 0;
   SearchLimits limits{.memory_bytes = *rc::gen::inRange<std::int64_t>(1, 12) * 1'000'000'000};
   limits.tolerance = *rc::gen::element(0.0, 0.02, 0.2);
@@ -42,11 +46,14 @@ RC_GTEST_PROP(Search, FindsTheFastestThatFits, ()) {
     ++lines;
     RC_ASSERT(p.runs == runs && p.decided < p.layouts && p.layouts < all.size());
   };
-  // Microbatches split the activations, and from the second on gradients accumulate.
+  // Microbatches split the activations, and from the second on gradients accumulate. Ranks of data parallelism share
+  // what is sharded.
   const auto memory = [&](ParallelLayout l) {
     const auto saved = static_cast<double>(l.microbatches + 2 * static_cast<int>(l.recompute));
-    const double accumulated = l.microbatches > 1 ? 4 : 0;
+    const double accumulated = (l.microbatches > 1 ? 1 : 0) + (l.accumulate_sharded ? 0 : 2) + (l.reshard ? 0 : 1) +
+                               2.0 / static_cast<double>(l.shard);
     l.microbatches = 1, l.recompute = Recomputation::none;
+    l.replicate = l.shard = 1, l.reshard = l.accumulate_sharded = true;
     return static_cast<std::int64_t>(1e9 * (1 + accumulated + mixed(l, seed + 1) / saved));
   };
   const PlannedProgram program{
@@ -71,6 +78,26 @@ RC_GTEST_PROP(Search, FindsTheFastestThatFits, ()) {
   const auto seen = plan.fitting.size() + plan.too_large.size() + static_cast<std::size_t>(plan.slower);
   RC_ASSERT(seen + static_cast<std::size_t>(plan.rejected.begin()->second) == all.size());
   if (!plan.fitting.empty()) RC_ASSERT(runs < seen);
+}
+
+// What changes nothing is not enumerated twice.
+TEST(Layouts, DifferInWhatTheyRun) {
+  const auto all = enumerate_layouts({.ranks = 8,
+                                      .max_pp = 4,
+                                      .microbatches = {1, 4},
+                                      .recompute = {Recomputation::none},
+                                      .schedules = {"1f1b", "interleaved", "zb-h1"},
+                                      .chunks = {2, 4},
+                                      .reshard = {true, false},
+                                      .accumulate_sharded = {true, false}});
+  std::set<std::string> seen;
+  for (const auto& l : all) {
+    EXPECT_TRUE(seen.insert(l.str()).second) << l.str();
+    EXPECT_TRUE(l.accumulate_sharded || (l.pp == 1 && l.microbatches > 1)) << l.str();
+    EXPECT_EQ(l.chunks > 0, l.pp > 1 && l.schedule == "interleaved") << l.str();
+  }
+  EXPECT_TRUE(seen.contains("pp=2,shard=4 microbatches=4 interleaved chunks=4 reshard=false bf16"));
+  EXPECT_TRUE(seen.contains("shard=8 microbatches=4 reshard=false accumulate=unsharded bf16"));
 }
 
 // A mesh whose variants with the least memory do not fit takes two runs: with one microbatch, and with the most.

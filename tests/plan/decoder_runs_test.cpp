@@ -14,6 +14,7 @@
 #include "llm/hf_config.h"
 #include "plan/any_hardware.h"
 #include "plan/decoder_cost.h"
+#include "plan/stage_step.h"
 #include "program_data.h"
 
 namespace plan {
@@ -143,6 +144,30 @@ void found_layout_runs() {
                                         << expected[i] << " in step " << i,
                                false));
   }
+}
+
+// What a search says of a layout's memory is what ranks that run it allocate.
+void said_peak_is_measured() {
+  const std::string preset =
+      *rc::gen::elementOf(std::vector<std::string>{"llama3-8b", "mixtral-8x7b", "qwen3-235b-a22b"});
+  const Workload work{small(preset), 16, 64};
+  auto hardware = any_hardware();
+  hardware.asynchronous = false;  // as thread ranks
+  LayoutSpace space{.ranks = 4, .max_cp = 2, .microbatches = {1, 2, 4}, .bf16 = {false}};
+  space.recompute = {Recomputation::none, Recomputation::full};
+  space.reshard = space.accumulate_sharded = {true, false};
+  if (work.model.experts) space.max_ep = 4;
+  const auto layout = *rc::gen::elementOf(enumerate_layouts(space));
+  const auto program = planned_decoder(work, hardware, /*exact=*/true);
+  RC_PRE(program.reject(layout).empty());
+  const auto said = static_cast<double>(program.cost(layout).peak_bytes);
+  const auto measured = static_cast<double>(measure_peak(work, layout));
+  RC_ASSERT(std::abs(said / measured - 1) < 0.01 ||
+            (RC_LOG() << preset << " " << layout.str() << ": " << said << " said, " << measured << " measured", false));
+}
+
+TEST(DecoderRuns, SaidPeakIsMeasured) {
+  dtensor::test::check_property("the peak that a plan says is that of a run", said_peak_is_measured, 4);
 }
 
 // RC_PARAMS="max_success=20" runs as many.

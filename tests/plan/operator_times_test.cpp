@@ -7,7 +7,7 @@
 #include <map>
 
 #include "dtensor/mesh.h"
-#include "plan/decoder_cost.h"
+#include "plan/stage_step.h"
 
 namespace plan {
 namespace {

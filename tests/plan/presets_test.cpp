@@ -1,11 +1,16 @@
-// Presets have the published numbers of parameters, and tables of hardware can be read.
+// Presets and families have the published numbers of parameters, and tables of hardware can be read.
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "llm/hf_config.h"
+#include "llm/program.h"
+#include "llm/usage_error.h"
 #include "plan/decoder_cost.h"
 #include "program_data.h"
+#include "support/captured.h"
+#include "support/folder.h"
 
 namespace plan {
 namespace {
@@ -30,6 +35,86 @@ TEST(Presets, HaveThePublishedNumbersOfParameters) {
     const auto embedding = static_cast<double>(work.model.vocabulary * work.model.hidden);
     EXPECT_NEAR(1e-9 * size.parameters, all, tolerance) << name;
     EXPECT_NEAR(1e-9 * (size.active_weights + embedding), active, tolerance) << name;
+  }
+}
+
+// The config.json of a published model, of which only sizes are kept, and its number of parameters.
+struct Model {
+  const char* name;
+  const char* config;
+  std::int64_t parameters;
+};
+
+const std::vector<Model>& models() {
+  static const std::vector<Model> all = {
+      {"Phi-3-mini-4k",
+       R"({"model_type": "phi3", "vocab_size": 32064, "hidden_size": 3072, "num_hidden_layers": 32,
+           "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 32})",
+       3'821'079'552},
+      {"pythia-6.9b",
+       R"({"model_type": "gpt_neox", "vocab_size": 50432, "hidden_size": 4096, "num_hidden_layers": 32,
+           "intermediate_size": 16384, "num_attention_heads": 32, "rotary_pct": 0.25})",
+       6'857'302'016},
+      {"gpt-neox-20b",
+       R"({"model_type": "gpt_neox", "vocab_size": 50432, "hidden_size": 6144, "num_hidden_layers": 44,
+           "intermediate_size": 24576, "num_attention_heads": 64, "rotary_pct": 0.25})",
+       20'554'567'680},
+      {"falcon-40b",
+       R"({"model_type": "falcon", "vocab_size": 65024, "hidden_size": 8192, "num_hidden_layers": 60,
+           "num_attention_heads": 128, "num_kv_heads": 8, "new_decoder_architecture": true})",
+       41'303'293'952},
+      {"DeepSeek-V2-Lite",
+       R"({"model_type": "deepseek_v2", "vocab_size": 102400, "hidden_size": 2048, "num_hidden_layers": 27,
+           "intermediate_size": 10944, "num_attention_heads": 16, "kv_lora_rank": 512, "q_lora_rank": null,
+           "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 64,
+           "n_shared_experts": 2, "moe_intermediate_size": 1408, "num_experts_per_tok": 6, "first_k_dense_replace": 1})",
+       15'706'484'224},
+      {"granite-3.0-8b",
+       R"({"model_type": "granite", "vocab_size": 49155, "hidden_size": 4096, "num_hidden_layers": 40,
+           "intermediate_size": 12800, "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": true,
+           "residual_multiplier": 0.22})",
+       8'170'848'256},
+  };
+  return all;
+}
+
+void write_config(const dtensor::test::Folder& folder, const std::string& text) {
+  std::ofstream(folder / "config.json") << text;
+}
+
+TEST(Families, HaveThePublishedNumbersOfParameters) {
+  for (const auto& [name, config, parameters] : models()) {
+    const dtensor::test::Folder folder;
+    write_config(folder, config);
+    const auto family = llm::read_family(folder.str());
+    EXPECT_EQ(size_of({family.config, 16, 4096}).parameters, static_cast<double>(parameters)) << name;
+    const auto [status, out, error] =
+        dtensor::test::run_captured({"llm", "generate", "--model", folder.str(), "--tokens", "1"}, llm::run_program);
+    EXPECT_EQ(status, 2) << name;
+    EXPECT_NE(error.find(family.plan_only + " of model_type '" + family.name + "'; `plan` does"), std::string::npos)
+        << error;
+  }
+}
+
+TEST(Families, NameTheFeatureThatNoDecoderHas) {
+  const std::vector<std::pair<std::string, std::string>> refused = {
+      {R"({"model_type": "olmo2"})", "norms of the outputs"},
+      {R"({"model_type": "cohere"})", "one norm for attention and MLP"},
+      {R"({"model_type": "gpt_oss"})", "attention sinks"},
+      {R"({"model_type": "gemma3"})", "vision_config"},
+      {R"({"model_type": "falcon", "vocab_size": 65024, "hidden_size": 4544, "num_hidden_layers": 32,
+           "num_attention_heads": 71, "multi_query": true, "parallel_attn": true})",
+       "one norm for attention and MLP"},
+      {R"({"model_type": "unknown"})", "model_type 'unknown' is not supported; expected one of deepseek_v2"}};
+  for (const auto& [config, feature] : refused) {
+    const dtensor::test::Folder folder;
+    write_config(folder, config);
+    try {
+      llm::read_family(folder.str());
+      ADD_FAILURE() << config;
+    } catch (const llm::UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(feature), std::string::npos) << error.what();
+    }
   }
 }
 

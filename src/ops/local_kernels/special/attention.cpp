@@ -15,6 +15,7 @@
 #include "comm/event_listeners.h"
 #include "comm/record/caller.h"
 #include "internal/aten_scopes.h"
+#include "internal/bit_identical.h"
 #include "internal/dispatch_modes.h"
 #include "ops/checks/explain.h"
 #include "ops/checks/inspect_state.h"

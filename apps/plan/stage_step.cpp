@@ -1,0 +1,187 @@
+#include "stage_step.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+
+#include "dtensor/fully_shard.h"
+#include "dtensor/hooks.h"
+#include "dtensor/launch.h"
+#include "dtensor/optim.h"
+#include "dtensor/tensor.h"
+
+namespace plan {
+
+using namespace dtensor;
+
+std::int64_t rank_rows(const Workload& work, const ParallelLayout& layout) {
+  return work.batch / (layout.replicate * layout.shard);
+}
+
+namespace {
+
+bool is_backward(const pipeline::Action& action) { return action.kind == pipeline::Action::Kind::backward; }
+
+// One rank of a stage during a step: the microbatches in flight, and the optimizer.
+class StageStep {
+ public:
+  StageStep(const Workload& work, const ParallelLayout& layout, const Communicator& world, StageModel::Part part)
+      : work_(work),
+        layout_(layout),
+        part_(part),
+        mesh_(init_device_mesh(world, at::kCPU, {layout.replicate, layout.shard, layout.cp, layout.tp},
+                               {"replicate", "shard", "cp", "tp"})),
+        model_(work.model, part) {
+    model_.distribute(mesh_, layout);
+    model_.reset();
+    AdamW::Group group{.parameters = {}, .options = {}, .names = {}};
+    for (const auto& [name, tensor] : model_.named_parameters()) {
+      group.names.push_back(name);
+      group.parameters.push_back(*tensor);
+    }
+    parameters_ = group.parameters;
+    units_ = units_of(parameters_);
+    optimizer_ = std::make_unique<AdamW>(std::vector{std::move(group)});
+  }
+
+  void run(const std::vector<pipeline::Action>& actions) {
+    auto left = std::count_if(actions.begin(), actions.end(), is_backward);
+    for (const auto& action : actions) {
+      StepRecorder::mark(to_string(action));
+      is_backward(action) ? backward(action.microbatch, --left == 0) : forward(action.microbatch);
+    }
+    StepRecorder::mark("update");
+    clip_grad_norm_(parameters_, 1.0);
+    optimizer_->step();
+    optimizer_->zero_grad();
+  }
+
+ private:
+  std::int64_t rows() const { return rank_rows(work_, layout_) / layout_.microbatches; }
+
+  at::Tensor ids() const {
+    const auto local = at::zeros({rows(), work_.sequence / layout_.cp}, at::kLong);
+    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), ZigzagShard(1), Replicate()},
+                               {rows() * layout_.replicate * layout_.shard, work_.sequence});
+  }
+
+  // Activations or their gradients between two stages.
+  at::Tensor activations() const {
+    const auto local = at::empty({rows(), work_.sequence / layout_.cp / layout_.tp, work_.model.hidden},
+                                 layout_.bf16 ? at::kBFloat16 : at::kFloat);
+    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), ZigzagShard(1), Shard(1)},
+                               {rows() * layout_.replicate * layout_.shard, work_.sequence, work_.model.hidden});
+  }
+
+  void forward(int microbatch) {
+    const at::Tensor input = part_.first ? ids() : activations().detach().requires_grad_();
+    outputs_[microbatch] = model_(input, part_.last ? ids() : at::Tensor(), layout_.recompute);
+  }
+
+  // Microbatches before this one whose backward pass does not run are dropped.
+  void backward(int microbatch, bool last) {
+    outputs_.erase(outputs_.begin(), outputs_.find(microbatch));
+    for (const auto& unit : units_) unit.set_reshard_after_backward(last || layout_.reshard);
+    std::optional<NoGradientSync> unsharded;
+    std::optional<NoReplicaSync> sharded;  // sums over replicas wait, since they need no memory
+    const bool shards = layout_.pp == 1 && layout_.accumulate_sharded;
+    if (!last && !shards) unsharded.emplace();
+    if (!last && shards) sharded.emplace();
+    const at::Tensor output = std::move(outputs_.extract(microbatch).mapped());
+    part_.last ? output.backward() : output.backward(activations());
+  }
+
+  const Workload& work_;
+  const ParallelLayout& layout_;
+  StageModel::Part part_;
+  DeviceMesh mesh_;
+  StageModel model_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<FsdpUnit> units_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::map<int, at::Tensor> outputs_;
+};
+
+}  // namespace
+
+std::vector<pipeline::Action> StageRun::actions() const {
+  using Kind = pipeline::Action::Kind;
+  std::vector<pipeline::Action> all;
+  for (int m = 0; m < in_flight; ++m) all.push_back({Kind::forward, 0, m});
+  for (int m = 0; m < microbatches; ++m) {
+    const int next = m + in_flight;
+    const bool skips = m > 1 && next > microbatches && m + 1 < microbatches;
+    if (every_backward || !skips) all.push_back({Kind::backward, 0, m});
+    if (next < microbatches) all.push_back({Kind::forward, 0, next});
+  }
+  return all;
+}
+
+DryRunReport run_stage(const Workload& work, const ParallelLayout& layout, const StageRun& run,
+                       const DryRunOptions& options) {
+  auto how = options;
+  how.ranks = static_cast<int>(layout.ranks() / layout.pp), how.number = 1, how.trace = true;
+  return dry_run(how, [&](const Communicator& world) {
+    StageStep step(work, layout, world, run.part);
+    step.run(StageRun{}.actions());  // creates the states of the optimizer
+    StepRecorder::begin_step();
+    step.run(run.actions());
+  });
+}
+
+StepTrace without_data_parallelism(StepTrace trace, const std::set<std::string>& but) {
+  for (auto& event : trace.events) {
+    if (event.kind != StepTrace::Kind::collective || event.group < 0) continue;
+    const auto& axis = trace.groups[static_cast<std::size_t>(event.group)].axis;
+    if (axis != "tp" && axis != "cp" && axis != "ep" && !but.contains(axis)) event.group = -1;
+  }
+  return trace;
+}
+
+namespace {
+
+// Calls fn with the step of each thread rank, and what it runs, after a first step.
+template <class Fn>
+void train(const Workload& work, const ParallelLayout& layout, const Fn& fn) {
+  TORCH_CHECK(layout.pp == 1, "expected a layout without stages, got ", layout.str());
+  const auto actions = StageRun{.microbatches = static_cast<int>(layout.microbatches)}.actions();
+  run_local(static_cast<int>(layout.ranks()), [&](const Communicator& world) {
+    const StepRecorder recorder;
+    StageStep step(work, layout, world, {work.model.layers, true, true});
+    step.run(actions);
+    StepRecorder::begin_step();
+    fn(world, recorder, [&] { step.run(actions); });
+  });
+}
+
+}  // namespace
+
+std::vector<double> measure_steps(const Workload& work, const ParallelLayout& layout, int steps) {
+  std::vector<double> seconds;
+  train(work, layout, [&](const Communicator& world, const StepRecorder&, const auto& step) {
+    for (int i = 0; i < steps; ++i) {
+      world.barrier();
+      const auto begin = std::chrono::steady_clock::now();
+      step();
+      world.barrier();
+      if (world.rank() > 0) continue;
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+  });
+  return seconds;
+}
+
+std::int64_t measure_peak(const Workload& work, const ParallelLayout& layout) {
+  std::atomic<std::int64_t> peak{0};
+  train(work, layout, [&](const Communicator& world, const StepRecorder& recorder, const auto& step) {
+    step();
+    const auto mine = recorder.report(world).peak.bytes;
+    for (auto most = peak.load(); most < mine && !peak.compare_exchange_weak(most, mine);) {
+    }
+  });
+  return peak;
+}
+
+}  // namespace plan
