@@ -197,7 +197,8 @@ class Search {
       if (costs_[other] && !fits(*costs_[other])) return costs_[other];
       if (needs_at_most(entries_[other].layout, entries_[frugal].layout)) frugal = other;
     }
-    if (const auto& least = computed(frugal); frugal != i && least && !fits(*least)) return least;
+    const bool in_doubt = entries_[frugal].cost.peak_bytes > limits_.memory_bytes / 2;
+    if (frugal != i && in_doubt && computed(frugal) && !fits(*costs_[frugal])) return costs_[frugal];
     const bool known = costs_[i].has_value() || failed_.contains(i);
     if (!known && runs_ == limits_.most_runs) {
       ++plan_.not_tried;

@@ -106,7 +106,7 @@ TEST(Search, RunsTwoVariantsOfAMeshThatDoesNotFit) {
   const PlannedProgram program{.reject = [](const auto&) { return ""; },
                                .bound =
                                    [](const auto& l) {
-                                     return LayoutCost{1.0 / static_cast<double>(l.tp), 1, "", ""};
+                                     return LayoutCost{1.0 / static_cast<double>(l.tp), 6, "", ""};
                                    },
                                .cost =
                                    [&](const auto& l) {
