@@ -25,6 +25,12 @@ TEST(BitIdenticalLayouts, PackedDocumentsHaveTheCurveOfOneDevice) {
   expect_layouts(options, {2});
 }
 
+TEST(BitIdenticalLayouts, MuonHasTheCurveOfOneDevice) {
+  auto options = same_bits_options();
+  options.optimizer = "muon";
+  expect_layouts(options, {2, 4});
+}
+
 // A run on one mesh is resumed on another.
 TEST(BitIdenticalLayouts, ResumedRunsHaveTheCurveOfOneDevice) {
   auto first = same_bits_options();
