@@ -36,7 +36,7 @@ py::dict operators(const DryRunReport& report) {
 
 // `kind`: as in peak_by_kind.
 void set_kind(const at::Tensor& tensor, const std::string& kind) {
-  for (std::size_t k = 0; k < kMemoryKinds; ++k) {
+  for (std::size_t k = 0; k < std::tuple_size_v<MemoryByKind>; ++k) {
     const auto known = static_cast<MemoryKind>(k);
     if (kind == to_string(known)) set_memory_kind(is_dtensor(tensor) ? DTensor(tensor).to_local() : tensor, known);
   }
