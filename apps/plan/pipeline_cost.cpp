@@ -48,10 +48,10 @@ void add_marks(StepEstimate& rank, const std::vector<std::pair<std::string, doub
   for (const auto& [mark, seconds] : marks) {
     if (!is_action(mark)) continue;
     rank.seconds += seconds;
-    const bool whole = !splits || mark[1] == 'F';
-    const double later = whole ? 0 : std::min(weights, seconds);
-    rank.marks.emplace_back(fmt::format("{}{}{}", stage, whole ? mark[1] : 'I', mark.substr(2)), seconds - later);
-    if (!whole) rank.marks.emplace_back(fmt::format("{}W{}", stage, mark.substr(2)), later);
+    const bool undivided = !splits || mark[1] == 'F';
+    const double later = undivided ? 0 : std::min(weights, seconds);
+    rank.marks.emplace_back(fmt::format("{}{}{}", stage, undivided ? mark[1] : 'I', mark.substr(2)), seconds - later);
+    if (!undivided) rank.marks.emplace_back(fmt::format("{}W{}", stage, mark.substr(2)), later);
   }
 }
 
