@@ -1,4 +1,4 @@
-// Context parallelism: each rank stores a part of every sequence. Attention sees whole sequences by passing keys and
+// Context parallelism: each rank stores a part of every sequence. Attention sees full sequences by passing keys and
 // values around a ring, and the parts are chosen so that causal attention is balanced.
 //   context_parallel --ranks 4     mpirun -n 4 context_parallel
 #include <dtensor/dtensor.h>
