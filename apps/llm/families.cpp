@@ -10,8 +10,8 @@
 
 namespace llm {
 
-using dtensor::nn::DecoderConfig;
 using dtensor::nn::Activation;
+using dtensor::nn::DecoderConfig;
 using Json = nlohmann::json;
 
 namespace {
