@@ -128,6 +128,7 @@ struct LayoutSpace {
   std::vector<bool> bf16 = {true};
   std::vector<std::string> schedules = {"1f1b"};
   std::vector<std::int64_t> chunks = {0};  // of interleaved and bfs
+  // What data parallelism keeps, as in ParallelLayout.
   std::vector<bool> reshard = {true}, accumulate_sharded = {true};
 };
 // Values that change nothing are left out: schedules and chunks without a pipeline, accumulation of one microbatch.

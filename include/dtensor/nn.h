@@ -126,6 +126,7 @@ enum class Activation : std::uint8_t {
   relu,       // max(x, 0)
   gelu_tanh,  // gelu by tanh
 };
+// Whether the result of the activation multiplies another projection of the input.
 DTENSOR_API bool is_gated(Activation activation);
 
 // gelu: down(gelu(up(x))). swiglu: down(silu(gate(x)) * up(x)).
