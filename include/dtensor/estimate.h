@@ -129,7 +129,8 @@ struct LayoutSpace {
   std::vector<std::string> schedules = {"1f1b"};
   std::vector<std::int64_t> chunks = {0};  // of interleaved and bfs
   // What data parallelism keeps, as in ParallelLayout.
-  std::vector<bool> reshard = {true}, accumulate_sharded = {true};
+  std::vector<bool> reshard = {true};
+  std::vector<bool> accumulate_sharded = {true};
 };
 // Values that change nothing are left out: schedules and chunks without a pipeline, accumulation of one microbatch.
 DTENSOR_API std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space);
