@@ -4,7 +4,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=$(realpath "${1:-build/release}")
-export PATH=$build/examples:$build/tests:$PATH
+export PATH=$build/apps:$build/examples:$build/tests:$PATH
 page=$PWD/docs/reproduced_experiments.md
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT && cd "$work" || exit 2
 failed=0 commands=0 tests=0

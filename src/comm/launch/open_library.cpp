@@ -11,13 +11,20 @@
 namespace dtensor {
 namespace {
 
-// The directory of the library or program with this function, with a trailing slash.
-std::string own_folder() {
+// The file of the library or program with this function.
+std::string own_file() {
   Dl_info info{};
-  if (dladdr(reinterpret_cast<void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr) return "";
-  const std::string file = info.dli_fname;
+  return dladdr(reinterpret_cast<void*>(&own_file), &info) == 0 || info.dli_fname == nullptr ? "" : info.dli_fname;
+}
+
+// Its directory, with a trailing slash.
+std::string own_folder() {
+  const std::string file = own_file();
   return file.substr(0, file.rfind('/') + 1);
 }
+
+// The CUDA library loads libdtensor.so, whose operators a program with the static library has defined already.
+bool is_in_shared_library() { return own_file().substr(own_folder().size()).rfind("libdtensor.so", 0) == 0; }
 
 }  // namespace
 
@@ -31,12 +38,12 @@ std::string load_nccl() {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (nccl_entries().main != nullptr) return "";
-  if (open_library(DTENSOR_CUDA_LIBRARY) == nullptr) {
-    return std::string("NCCL cannot be loaded: ") + dlerror() +
-           "; build dtensor with a CUDA toolkit and NCCL (DTENSOR_WITH_NCCL=ON)";
+  if (!is_in_shared_library()) {
+    return "NCCL cannot be loaded: the program contains dtensor as a static library; link dtensor::cuda";
   }
-  if (nccl_entries().main != nullptr) return "";
-  return "NCCL cannot be loaded: the program contains dtensor as a static library; link dtensor::cuda";
+  if (open_library(DTENSOR_CUDA_LIBRARY) != nullptr) return "";
+  return std::string("NCCL cannot be loaded: ") + dlerror() +
+         "; build dtensor with a CUDA toolkit and NCCL (DTENSOR_WITH_NCCL=ON)";
 }
 
 Communicator nccl_communicator(const Communicator& cpu, int device, RunOptions options) {
