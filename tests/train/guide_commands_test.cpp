@@ -1,4 +1,4 @@
-// Every command line of train and moe in docs/guide/examples is valid for its number of ranks.
+// Every command line of train and moe in docs/guide/apps is valid for its number of ranks.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -15,8 +15,8 @@ using Words = std::vector<std::string>;
 // Each command as words (starting with the program's name) and the number of processes of its mpirun, 0 without mpirun.
 std::vector<std::pair<Words, int>> commands(const std::string& page) {
   std::vector<std::pair<Words, int>> all;
-  std::ifstream in(dtensor::test::source_path("docs/guide/examples/" + page));
-  const std::regex command("(?:mpirun -n ([0-9]+) )?build/release/examples/((?:train|moe) [^;#`]*)");
+  std::ifstream in(dtensor::test::source_path("docs/guide/apps/" + page));
+  const std::regex command("(?:mpirun -n ([0-9]+) )?build/release/apps/((?:train|moe) [^;#`]*)");
   for (std::string line; std::getline(in, line);) {
     if (!line.starts_with("build/") && !line.starts_with("mpirun ")) continue;  // Part of a sentence.
     for (std::sregex_iterator it(line.begin(), line.end(), command), end; it != end; ++it) {
