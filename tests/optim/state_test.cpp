@@ -83,8 +83,8 @@ TEST(State, UnknownTensorsAreRefused) {
   adamw.step();
   EXPECT_TRUE(refuses(sgd, adamw.state_dict(), "the state has 0.exp_avg, 0.exp_avg_sq, which"));
   OptimizerState more = adamw.state_dict();
-  more.tensors.emplace_back("0.max_exp_avg_sq", at::ones({3, 2}));
-  EXPECT_TRUE(refuses(adamw, more, "0.max_exp_avg_sq"));
+  more.tensors.emplace_back("0.third_moment", at::ones({3, 2}));
+  EXPECT_TRUE(refuses(adamw, more, "0.third_moment"));
 }
 
 // State that the options of the saving or of the loading optimizer do not have is not missing.
