@@ -37,12 +37,6 @@ class ConcatenatedRows {
   std::vector<Segments> of_ranks_;
 };
 
-std::vector<Segments> rows_of(const TensorSpec& spec, std::int64_t dim, AxisMask axes) {
-  ConcatenatedRows rows(dim, axes);
-  rows.append(spec);
-  return rows.of_ranks();
-}
-
 // The arguments of slice, slice_backward, slice_scatter and narrow_copy.
 Slice slice_of(const LocalArgs& args, const TensorSpec& full, const TensorSpec& part) {
   const auto dim = c10::maybe_wrap_dim(args.integer("dim"), full.dim());
@@ -59,10 +53,10 @@ void slice_split(LocalCall& call) {
   const Slice slice = slice_of(args, full, part);
   const AxisMask axes = shard_axes(&part, slice.dim);
   const auto& comm = call.mesh.communicator(axes);
-  const auto held = rows_of(full, slice.dim, axes);
+  const auto held = segments_of_ranks(full, slice.dim, axes);
   const auto local = resolve_conj_and_neg(args.tensor("self"));
   const auto rows = slice.rows_of(local, held[static_cast<std::size_t>(comm.rank())]);
-  const HaloExchange exchange(comm, slice.dim, slice.within(held), rows_of(part, slice.dim, axes));
+  const HaloExchange exchange(comm, slice.dim, slice.within(held), segments_of_ranks(part, slice.dim, axes));
   const auto result = exchange.fetch_halo(rows);
   set_results(call, {result.is_alias_of(local) ? result.clone() : result});
 }
@@ -74,8 +68,8 @@ void write_slice(const LocalCall& call, const char* source, const at::Tensor& ta
   const Slice slice = slice_of(args, full, part);
   const AxisMask axes = shard_axes(&part, slice.dim);
   const auto& comm = call.mesh.communicator(axes);
-  const auto wanted = rows_of(full, slice.dim, axes);
-  const HaloExchange exchange(comm, slice.dim, rows_of(part, slice.dim, axes), slice.within(wanted));
+  const auto wanted = segments_of_ranks(full, slice.dim, axes);
+  const HaloExchange exchange(comm, slice.dim, segments_of_ranks(part, slice.dim, axes), slice.within(wanted));
   const auto rows = exchange.fetch_halo(resolve_conj_and_neg(args.tensor(source)));
   std::int64_t first = 0;
   for (const at::Tensor& view : slice.views_of(target, wanted[static_cast<std::size_t>(comm.rank())])) {
@@ -108,7 +102,7 @@ void split_split(LocalCall& call) {
     parts.append(*part);
     lengths.push_back(part->local_sizes[static_cast<std::size_t>(dim)]);
   }
-  const HaloExchange exchange(call.mesh.communicator(axes), dim, rows_of(full, dim, axes), parts.of_ranks());
+  const HaloExchange exchange(call.mesh.communicator(axes), dim, segments_of_ranks(full, dim, axes), parts.of_ranks());
   const auto local = resolve_conj_and_neg(args.tensor("self"));
   const auto rows = exchange.fetch_halo(local);
   const auto own = rows.is_alias_of(local) ? rows.clone() : rows;
@@ -126,7 +120,7 @@ void cat_split(LocalCall& call) {
   for (const auto i : c10::irange(tensors.size())) {
     if (call.inputs[i]->dim() == full.dim()) parts.append(*call.inputs[i]);
   }
-  const HaloExchange exchange(call.mesh.communicator(axes), dim, parts.of_ranks(), rows_of(full, dim, axes));
+  const HaloExchange exchange(call.mesh.communicator(axes), dim, parts.of_ranks(), segments_of_ranks(full, dim, axes));
   set_results(call, {exchange.fetch_halo(at::cat(tensors, dim))});
 }
 
