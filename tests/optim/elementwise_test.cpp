@@ -1,7 +1,5 @@
 // AdamW, SGD and Adagrad on regular parameters and parameters on several meshes in one step: bit-equal to one device
 // and without collectives. State, restoring and skipped parameters.
-#include <torch/optim/adamw.h>
-
 #include "dtensor/fully_shard.h"
 #include "optim/mixture.h"
 #include "support/errors.h"
@@ -178,29 +176,6 @@ TEST(Elementwise, FusedAndForeachAgree) {
                return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.1, .weight_decay = 0.1, .fused = false});
              });
   for (std::size_t i = 0; i < a.size(); ++i) expect_close(b[i].detach(), a[i].detach(), "adamw", 1e-12);
-}
-
-// AMSGrad divides by the largest second moment so far, which is state that a checkpoint needs.
-TEST(Elementwise, AmsgradEqualsItsFormulaAndTorch) {
-  for (const bool fused : {false, true}) {
-    const at::Tensor start = Draw(1).normal({5, 3});
-    const at::Tensor p = start.clone().requires_grad_(), q = start.clone().requires_grad_();
-    AdamW ours({p}, {.lr = 0.1, .beta2 = 0.5, .fused = fused, .amsgrad = true});
-    torch::optim::AdamW torch_adamw(std::vector<at::Tensor>{q},
-                                    torch::optim::AdamWOptions(0.1).betas({0.9, 0.5}).amsgrad(true));
-    for (const double factor : {4., 1., -0.5, 0.25}) {
-      p.mutable_grad() = start * factor;
-      q.mutable_grad() = start * factor;
-      ours.step();
-      torch_adamw.step();
-      expect_close(p.detach(), q.detach(), "amsgrad", 1e-12);
-    }
-    ASSERT_EQ(ours.state(p).size(), 3u);
-    EXPECT_TRUE((ours.state(p)[2].second > ours.state(p)[1].second).all().item<bool>());
-    OptimizerState state = ours.state_dict();
-    state.tensors.pop_back();
-    EXPECT_NE(error_of([&] { ours.load_state_dict(state); }).find("max_exp_avg_sq"), std::string::npos);
-  }
 }
 
 // A gradient whose strides differ from its parameter's: fused kernels iterate in memory order.
