@@ -199,6 +199,7 @@ dtensor::PlannedProgram observed(dtensor::PlannedProgram program, const Options&
   auto lines = std::make_shared<std::ofstream>();
   if (!o.runs.empty()) {
     lines->open(o.runs);
+    if (!*lines) throw UsageError(fmt::format("--runs: cannot write {}", o.runs));
     fmt::print(*lines, "layout,bound seconds,bound bytes,seconds,bytes\n");
   }
   const auto bound = program.bound;
