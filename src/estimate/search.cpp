@@ -63,10 +63,6 @@ void for_each_mesh(const LayoutSpace& space, const Fn& fn) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 // The schedules of a mesh, each with the numbers of stages of a rank.
 std::vector<std::pair<std::string, std::int64_t>> schedules_of(const LayoutSpace& space, std::int64_t pp) {
   if (pp == 1) return {{"1f1b", 0}};
@@ -197,7 +193,8 @@ class Search {
       if (costs_[other] && !fits(*costs_[other])) return costs_[other];
       if (needs_at_most(entries_[other].layout, entries_[frugal].layout)) frugal = other;
     }
-    const bool in_doubt = entries_[frugal].cost.peak_bytes > limits_.memory_bytes / 2;
+    const auto limit = limits_.memory_bytes;
+    const bool in_doubt = limit > 0 && entries_[frugal].cost.peak_bytes > limit / 2;
     if (frugal != i && in_doubt && computed(frugal) && !fits(*costs_[frugal])) return costs_[frugal];
     const bool known = costs_[i].has_value() || failed_.contains(i);
     if (!known && runs_ == limits_.most_runs) {
