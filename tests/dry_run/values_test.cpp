@@ -126,5 +126,24 @@ TEST(DryRunValues, LaunchFlag) {
   EXPECT_EQ(rank, 7);
 }
 
+// The backend of a real run decides whether collectives copy into buffers of their own.
+TEST(DryRunValues, LaunchFlagOfTheBackend) {
+  const auto report_for = [](std::string backend) {
+    std::vector<std::string> words = {"program", "--dtensor-simulate", "2", "--backend", std::move(backend)};
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    testing::internal::CaptureStdout();
+    dtensor::launch(static_cast<int>(argv.size()), argv.data(), [&](const Communicator& world) {
+      const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {2}, {"dp"});
+      dtensor::DTensor::from_local(at::zeros({1 << 20}), mesh, {dtensor::Partial()})
+          .redistribute({dtensor::Replicate()});
+    });
+    return testing::internal::GetCapturedStdout();
+  };
+  const std::string threads = report_for("local");
+  EXPECT_NE(threads, report_for("mpi"));
+  EXPECT_EQ(report_for("mpi"), report_for("socket"));
+}
+
 }  // namespace
 }  // namespace dry

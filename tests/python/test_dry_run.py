@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dtensor
-from dtensor import Replicate, Shard
+from dtensor import DTensor, Partial, Replicate, Shard
 from dtensor.fsdp import fully_shard
 from dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -72,6 +72,18 @@ class DryRun(unittest.TestCase):
             dtensor.simulate(4, read)
         dtensor.simulate(4, read, number=1.0)
         self.assertFalse(dtensor.is_dry_run())
+
+    def test_staging_counts_the_buffers_of_processes(self):
+        numel = 1 << 20
+
+        def reduce():
+            mesh = dtensor.init_device_mesh("cpu", (2,))
+            summand = DTensor.from_local(torch.zeros(numel), mesh, [Partial()])
+            dtensor.begin_step()
+            summand.redistribute(mesh, [Replicate()])
+
+        peaks = [dtensor.simulate(2, reduce, staging=staging).peak_bytes for staging in (False, True)]
+        self.assertEqual(peaks[1] - peaks[0], numel // 2 * FLOAT)  # each rank receives half of the other's summand
 
     def test_exceptions_of_the_program(self):
         def fail():
