@@ -221,11 +221,10 @@ DTENSOR_API std::string visualize_sharding_svg(at::IntArrayRef sizes, const Devi
                                                const Placements& placements);
 DTENSOR_API std::string visualize_sharding_svg(const at::Tensor& dtensor);
 
-// Called by every rank of `comm`. Rank `rank` stops at this line (-1: each rank, one
-// after the other); the other ranks wait without a timeout. If the run
-// fails, all ranks throw. The stopped rank prints its position and the command to attach a debugger. When a debugger is
-// attached, the thread traps here, a few frames below the caller; after `continue`, all ranks go on. `stop` replaces
-// the trap.
+// Called by every rank of `comm`. Rank `rank` stops at this line (-1: each rank, one after the other); the other ranks
+// wait without a timeout. If the run fails, all ranks throw. The stopped rank prints its position and the command to
+// attach a debugger. When a debugger is attached, the thread traps here, a few frames below the caller; after
+// `continue`, all ranks go on. `stop` replaces the trap.
 DTENSOR_API void debug_rank(const Communicator& comm, int rank = 0, const std::function<void()>& stop = {},
                             std::source_location where = std::source_location::current());
 

@@ -40,10 +40,9 @@ void MicrobatchSums::add(bool continues) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       count_ == 0 || (count_ < kMostParts && composes_ && sums.leaves <= leaves_), "microbatch ", count_ + 1,
       " of a gradient has no bit-identical form: added in turn, microbatches have the bits of the full batch if they "
-      "are ",
-      "at most ", kMostParts,
-      ", equal powers of two in tokens and blocks of tokens, and only the last is smaller; got ", sums.leaves,
-      " leaves of sums after ", leaves_, composes_ ? "" : ", which are not equal powers of two",
+      "are at most ",
+      kMostParts, ", equal powers of two in tokens and blocks of tokens, and only the last is smaller; got ",
+      sums.leaves, " leaves of sums after ", leaves_, composes_ ? "" : ", which are not equal powers of two",
       ". Use fewer or other microbatches. If this is another step, set .grad to None before it.");
   composes_ = composes_ && sums.powers_of_two && (count_ == 0 || sums.leaves == leaves_);
   leaves_ = sums.leaves;

@@ -32,8 +32,8 @@ class SharedCounts {
   std::vector<Exchange> exchanges_;
 };
 
-// The strategy of a choice. Experts in turn (round_robin) do not depend on
-// scores: experts, counts and order are cached for each number of tokens and position in the batch.
+// The strategy of a choice. Experts in turn (round_robin) do not depend on scores: experts, counts and order are cached
+// for each number of tokens and position in the batch.
 std::shared_ptr<const RoutingStrategy> make_strategy(RouterChoice choice);
 
 // x [tokens, D], gate [experts, D]; computed in float or wider. `bias` [experts] is added to the scores for the choice
