@@ -194,7 +194,9 @@ FsdpUnit fully_shard(Model& model, const DeviceMesh& mesh, const FsdpOptions& op
 // thread-local. checkpoint() recomputes in the scopes of its forward pass.
 class DTENSOR_API ComputeScope {
  public:
-  explicit ComputeScope(const NamedTensors& parameters);
+  // A recomputation writes to the list's entries after the scope has ended: `owner` keeps them alive. Without an owner,
+  // they must live as long as the graph, as members of a module do.
+  explicit ComputeScope(const NamedTensors& parameters, std::shared_ptr<const void> owner = nullptr);
   ~ComputeScope();
   ComputeScope(const ComputeScope&) = delete;
   ComputeScope& operator=(const ComputeScope&) = delete;

@@ -23,17 +23,19 @@ std::pair<FsdpUnit, std::vector<at::Tensor>> shard(Named named, const DeviceMesh
 // Casts parameters to their compute dtype until close().
 class Casts {
  public:
-  explicit Casts(Named named) : named_(std::move(named)), scope_(std::make_unique<ComputeScope>(slots_of(named_))) {}
+  explicit Casts(Named named)
+      : named_(std::make_shared<Named>(std::move(named))),
+        scope_(std::make_unique<ComputeScope>(slots_of(*named_), named_)) {}
   std::vector<at::Tensor> tensors() const {
     std::vector<at::Tensor> result;
-    for (const auto& item : named_) result.push_back(item.second);
+    for (const auto& item : *named_) result.push_back(item.second);
     return result;
   }
   at::Tensor output(const at::Tensor& result) const { return scope_->output(result); }
   void close() { scope_.reset(); }
 
  private:
-  Named named_;
+  std::shared_ptr<Named> named_;
   std::unique_ptr<ComputeScope> scope_;
 };
 

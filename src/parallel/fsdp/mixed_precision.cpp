@@ -30,6 +30,7 @@ struct ComputeScope::State {
     at::Tensor parameter, cast;
   };
   std::vector<Cast> casts;
+  std::shared_ptr<const void> owner;  // of the slots
   std::shared_ptr<const State> outer;
 };
 
@@ -44,9 +45,10 @@ at::Tensor cast_of(const at::Tensor& parameter, at::ScalarType dtype) {
 }
 }  // namespace
 
-ComputeScope::ComputeScope(const NamedTensors& parameters) {
+ComputeScope::ComputeScope(const NamedTensors& parameters, std::shared_ptr<const void> owner) {
   std::map<const c10::TensorImpl*, at::Tensor> casts;  // by parameter, so tied parameters stay tied
   auto state = std::make_shared<State>();
+  state->owner = std::move(owner);
   const auto* outer = ScopedValue<StatePtr>::current();
   state->outer = outer == nullptr ? nullptr : *outer;
   for (const auto& [name, slot] : parameters) {
