@@ -12,6 +12,7 @@
 #include "ops/dispatch/unboxed_kernel.h"
 #include "ops/local_kernels/special/special_kernel.h"
 #include "placement/spec.h"
+#include "sharding_prop/operators/native_kernel.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -99,6 +100,8 @@ void register_all() {
   static auto& handles = *new Handles();  // never destroyed
   handles.push_back(dispatcher.registerFallback(kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(),
                                                 "dtensor fallback"));
+  // Registers its kernel now: a registration while another rank reports a missing kernel fails LibTorch's checks.
+  const NativeMetaKernels registered;
   register_sparse_mixing(handles);
   register_composites(handles);
   register_linear(handles);
