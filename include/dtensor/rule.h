@@ -23,7 +23,7 @@ namespace dtensor {
 // Metadata of a returned tensor (or entry of a returned list) as one device would return it.
 struct OutputMeta {
   bool defined = true;  // False for an undefined tensor, or for a return that is not a tensor.
-  // Sizes are known only from the (replicated) local result, for operators with data-dependent sizes.
+  // The (replicated) local result has the sizes, which may depend on data. A dry run takes `sizes`, if there are any.
   bool from_local = false;
   // Global sizes and strides.
   at::DimVector sizes = {};

@@ -193,11 +193,17 @@ Rule embedding_bag(const OpArgs& op) {
   return Rule("vd, ~, ~, ~ -> _d, ~, ~, ~").sharded_by_kernel("v", "embedding_bag_vocab");
 }
 
-// The kernel determines the sizes of the other results.
+// The kernel determines the sizes of the other results, which are at most these.
 std::vector<OutputMeta> embedding_bag_outputs(const OpArgs& op) {
-  const std::int64_t bags = op.sizes(2)[0] - (op.boolean("include_last_offset") ? 1 : 0);
-  const OutputMeta other = unknown_meta(op.dtype(1));
-  return {dense_meta({bags, op.sizes(0)[1]}, op.dtype(0)), other, other, other};
+  constexpr std::int64_t kMax = 2;
+  const std::int64_t bags = op.sizes(2)[0] - (op.boolean("include_last_offset") ? 1 : 0), features = op.sizes(0)[1];
+  const auto other = [&](at::IntArrayRef sizes) {
+    auto meta = dense_meta(sizes, op.dtype(1));
+    meta.from_local = true;
+    return meta;
+  };
+  const auto maxima = op.integer("mode") == kMax ? other({bags, features}) : other({bags});
+  return {dense_meta({bags, features}, op.dtype(0)), other({op.sizes(1)[0]}), other({bags}), maxima};
 }
 
 void add_embedding_bag(RuleBook& book) {
