@@ -1,6 +1,7 @@
 """Checkpoints with the names of ``torch.distributed.checkpoint``: a folder of standard safetensors files.
 
-All ranks write from any layout and read into any other, also into one process. Saves are atomic and have checksums.
+All ranks write from any layout and read into any other, also into one process. Saves are atomic and have checksums. In a
+dry run, which has no values, nothing is saved or loaded.
 """
 
 from __future__ import annotations
@@ -190,6 +191,8 @@ def load(
     unchanged. ``allow_unexpected``: other entries of the checkpoint are ignored. ``allow_cast``: other dtypes are converted.
     """
     path = os.fspath(checkpoint_id)
+    if _C.is_dry_run():
+        return
     index = index_for(state_dict, lambda: read_index(path))
     wanted = _raise_on_all_ranks(lambda: _LoadTargets.of(state_dict, index))
     with torch.no_grad():
@@ -263,6 +266,8 @@ class LoadedCheckpoint(NamedTuple):
 
 
 def _load_newest(state_dict: dict[str, Any], root: str, load_parts: Callable[..., Any], allow_cast: bool) -> LoadedCheckpoint:
+    if _C.is_dry_run():
+        return LoadedCheckpoint("", [])
     index = index_for(state_dict, lambda: _newest_index(root))
     wanted = _raise_on_all_ranks(lambda: _LoadTargets.of(state_dict, index))
     with torch.no_grad():

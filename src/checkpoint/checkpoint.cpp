@@ -7,6 +7,7 @@
 #include "checkpoint/collective_errors.h"
 #include "checkpoint/load/load.h"
 #include "dtensor/random.h"
+#include "internal/simulated.h"
 
 namespace dtensor {
 
@@ -271,6 +272,7 @@ PendingSave Checkpoint::save_async(const std::string& directory, const Communica
 }
 
 void Checkpoint::load(const std::string& path, const Communicator& ranks, const LoadOptions& options) {
+  if (is_simulating()) return;
   files::Loader loader(path, ranks, options);
   files::LoadProblems problems;
   Reading reading{loader, problems, options.allow_missing};

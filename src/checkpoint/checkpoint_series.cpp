@@ -1,4 +1,4 @@
-// The checkpoints of a run: lists them, loads the newest intact one and removes old ones.
+// The checkpoints of a run: lists them, loads the newest intact one and removes old ones. A dry run has none.
 #include "dtensor/checkpoint.h"
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include "checkpoint/format/files/saved_folder.h"
 #include "dtensor/comm.h"
 #include "internal/ranks/heartbeat_scope.h"
+#include "internal/simulated.h"
 
 namespace dtensor {
 namespace files {
@@ -155,6 +156,7 @@ std::string try_load(Checkpoint& state, const std::string& path, const Communica
 // load_newest() that also returns the damaged ones among the skipped folders.
 LoadedCheckpoint load_newest_readable(Checkpoint& state, const std::string& root, const Communicator& ranks,
                                       const LoadOptions& options, std::vector<std::string>& damaged) {
+  if (is_simulating()) return {};
   const std::string what = "load the newest checkpoint of " + root;
   std::string text, error;
   if (ranks.rank() == 0) error = error_of([&] { text = joined_errors(candidates(strip_trailing_slash(root))); });
@@ -187,6 +189,7 @@ struct CheckpointSeries::Impl {
   std::set<std::int64_t> damaged = {};
 
   void settle(std::int64_t step) {
+    if (is_simulating()) return;
     const HeartbeatScope heartbeats(ranks);  // all ranks have just synchronized
     std::string error;
     if (ranks.rank() == 0) error = error_of([&] { files::rotate(root, step, keep, damaged); });
@@ -205,6 +208,7 @@ CheckpointSeries::CheckpointSeries(const std::string& root, const Communicator& 
     : impl_(new Impl{root, "save to " + root, ranks, keep}) {
   using namespace files;
   TORCH_CHECK(keep >= 1, "CheckpointSeries: expected keep >= 1, got ", keep);
+  if (is_simulating()) return;
   std::string error;
   ranks.barrier();
   const HeartbeatScope heartbeats(ranks);  // all ranks are here; rank 0 may wait for a lock or a disk

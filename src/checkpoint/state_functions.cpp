@@ -1,4 +1,4 @@
-// Functions on lists of tensors, and background saves.
+// Functions on lists of tensors, and background saves. In a dry run, which has no values, they do nothing.
 #include <exception>
 #include <future>
 #include <system_error>
@@ -11,11 +11,13 @@
 #include "checkpoint/save/save.h"
 #include "dtensor/comm.h"
 #include "internal/ranks/heartbeat_scope.h"
+#include "internal/simulated.h"
 
 namespace dtensor {
 
 void save_state(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
                 const CheckpointValues& values, const SaveOptions& options) {
+  if (is_simulating()) return;
   files::Saver saver(directory, ranks, tensors, values, options);
   const HeartbeatScope heartbeats(ranks);  // all ranks are here; reductions may wait for other ranks' writes
   saver.write();
@@ -24,6 +26,7 @@ void save_state(const std::string& directory, const Communicator& ranks, const S
 
 CheckpointValues load_state(const std::string& path, const Communicator& ranks, const StateTensors& targets,
                             const LoadOptions& options) {
+  if (is_simulating()) return {};
   files::Loader loader(path, ranks, options);
   loader.read(targets);
   return loader.values();
@@ -95,6 +98,7 @@ std::future<void> begin_writing(files::Saver& saver) {
 
 PendingSave save_state_async(const std::string& directory, const Communicator& ranks, const StateTensors& tensors,
                              const CheckpointValues& values, const SaveOptions& options) {
+  if (is_simulating()) return PendingSave(nullptr);
   auto impl = std::make_unique<PendingSave::Impl>();
   impl->saver = std::make_unique<files::Saver>(directory, ranks, tensors, values, options);
   impl->saver->copy_parts();

@@ -1,6 +1,8 @@
 """dtensor.simulate: one rank of a program without its peers, with the bytes that formulas give."""
 
 import json
+import os
+import tempfile
 import unittest
 
 import torch
@@ -154,6 +156,29 @@ class Loops(unittest.TestCase):
             self.assertGreater(len(optimizer.state), 0)  # the optimizer did step
 
         dtensor.simulate(4, train, number=1.0)
+
+    def test_checkpoints_are_neither_written_nor_read(self):
+        def on_rank(folder):
+            net, mesh = nn.Linear(64, 64), dtensor.init_device_mesh("cpu", (2,))
+            fully_shard(net, mesh=mesh)
+            optimizer, state = torch.optim.AdamW(net.parameters()), {"step": 7}
+            state |= {"net": net, "optimizer": optimizer}
+            series = dtensor.checkpoint.CheckpointSeries(folder)
+            self.assertEqual(series.load_newest(state).path, "")
+            for step in range(2):
+                net(torch.ones(2, 64)).sum().backward()
+                optimizer.step()
+                series.async_save(state, step)
+                series.save(state, step)
+            series.finish()
+            dtensor.save(state, f"{folder}/last")
+            dtensor.load(state, f"{folder}/last")
+            self.assertEqual(state["step"], 7)
+
+        with tempfile.TemporaryDirectory() as parent:
+            for rank in (0, 1):
+                dtensor.simulate(2, on_rank, f"{parent}/run", rank=rank)
+            self.assertEqual(os.listdir(parent), [])
 
     def test_masks_of_known_values(self):
         def on_rank():
