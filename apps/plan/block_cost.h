@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 
 #include "stage_model.h"
 
@@ -23,11 +24,11 @@ class BlockCosts {
   BlockCost of(const dtensor::ParallelLayout& layout);
 
  private:
-  BlockCost measure(const dtensor::ParallelLayout& block) const;
+  BlockCost measure(const dtensor::ParallelLayout& block, std::int64_t rows) const;
 
   Workload work_;
   dtensor::HardwareModel hardware_;
-  std::map<std::string, BlockCost> known_;
+  std::map<std::pair<std::string, std::int64_t>, BlockCost> known_;  // by layout and rows
 };
 
 }  // namespace plan

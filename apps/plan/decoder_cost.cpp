@@ -99,11 +99,10 @@ class DecoderCost {
     const double idle = stages.splits_backward() ? 0 : static_cast<double>(l.pp - 1) * blocks / stages.of_rank();
     const double kept = 0.95 * blocks * stages.most_in_flight() * block.kept_bytes + unsharded_bytes(l);
     const double share = sharded(l);
-    const auto all = least(any_storage(l), false), same = least(any_shards(l), true);
-    const Least known{std::max(all.seconds, same.seconds), std::max(all.bytes, same.bytes)};
+    const auto known = known_least(l);
     LayoutCost cost;
-    cost.seconds = std::max({known.seconds, least_with_fewer(l),
-                             (idle + microbatches * blocks) * block.seconds + microbatches * block.head_seconds});
+    cost.seconds =
+        std::max({known.seconds, (idle + microbatches * blocks) * block.seconds + microbatches * block.head_seconds});
     // float: parameter and two states, with the gradient at the update, with activations before backward
     cost.peak_bytes = static_cast<std::int64_t>(std::max(16 * share, 12 * share + std::max(kept, known.bytes)));
     cost.largest = kept > 4 * share ? fmt::format("activations alone, {:.1f} GB", 1e-9 * kept)
@@ -163,6 +162,13 @@ class DecoderCost {
     return known == least_.end() ? Least{} : known->second;
   }
 
+  // A rank that keeps all parameters gathers none: costs of shards do not bound its own.
+  Least known_least(const ParallelLayout& l) const {
+    if (l.shard * l.cp == 1) return {};
+    const auto all = least(any_storage(l), false), same = least(any_shards(l), true);
+    return {std::max({all.seconds, same.seconds, least_with_fewer(l)}), std::max(all.bytes, same.bytes)};
+  }
+
   // More microbatches fill a pipeline better, but they, as recomputation, take no rank less time.
   static ParallelLayout any_microbatches(ParallelLayout l) {
     l.microbatches = 0, l.recompute = Recomputation::none;
@@ -188,7 +194,9 @@ class DecoderCost {
              double peak) {
     const auto add = [&](const ParallelLayout& key, StepEstimate StageResult::*time) {
       const auto least = estimate_pipeline(stages.schedule(), rank_times(kinds, stages, time), 0);
-      const Least mine{least.seconds, std::max(0.0, peak - 12 * sharded(l))};
+      // Gradients of shards, and what this layout keeps unsharded, may be a part of the peak.
+      const double stored = 16 * sharded(l) + (time == &StageResult::compute ? unsharded_bytes(l) : 0);
+      const Least mine{least.seconds, std::max(0.0, peak - stored)};
       const auto [entry, added] = least_.try_emplace({key.str(), time != &StageResult::compute}, mine);
       auto& known = entry->second;
       known = {std::min(known.seconds, mine.seconds), std::min(known.bytes, mine.bytes)};
