@@ -31,6 +31,9 @@ echo
 echo "== Collectives and memory of a training step against their formula"
 "$bench/bench_costs"
 echo
+echo "== The same bits on every mesh: hashes after 100 steps, and the time of a step against the ordinary one"
+"$bench/bench_bits"
+echo
 echo "== Checked mode, which compares the calls of ranks at every collective: a training step with and without it"
 "$bench/bench_train" --mode fsdp_checked,tp_checked --hidden 64
 echo

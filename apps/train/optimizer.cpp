@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "bytes.h"
+#include "dtensor/bit_identical.h"
 
 namespace train {
 
@@ -70,6 +71,8 @@ std::unique_ptr<dtensor::Optimizer> make(const NamedTensors& parameters, const O
 // State that the owner of a block keeps; state() returns it in equal parts.
 bool is_of_block(const std::string& name) { return name.starts_with("factor.") || name.starts_with("root."); }
 
+at::Tensor bytes_of(std::string text) { return at::from_blob(text.data(), {std::ssize(text)}, at::kByte).clone(); }
+
 at::Tensor gradient_norm(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& p : parameters) gradients.push_back(p.grad());
@@ -100,6 +103,21 @@ std::int64_t Optimizer::state_bytes() const {
     for (const auto& [name, tensor] : rule_->state(p)) bytes += is_of_block(name) ? 0 : local_bytes(tensor);
   }
   return bytes;
+}
+
+std::string Optimizer::content_hash(const dtensor::Communicator& world) const {
+  std::string all;
+  for (const at::Tensor& p : parameters_) {
+    std::string own = dtensor::BitIdentical::content_hash(p);
+    if (!own.empty()) {
+      for (const auto& [name, tensor] : rule_->state(p)) own += dtensor::BitIdentical::content_hash(tensor);
+    }
+    // Ranks of other stages add zeros, which are less than any digit.
+    all += own.empty() ? std::string(64, '\0') : dtensor::BitIdentical::content_hash(bytes_of(own));
+  }
+  const at::Tensor hashes = bytes_of(all);
+  if (world) world.all_reduce(hashes, dtensor::ReduceOp::max).wait();
+  return dtensor::BitIdentical::content_hash(hashes);
 }
 
 at::Tensor Optimizer::step(const std::function<void(const at::Tensor&)>& look) {

@@ -31,6 +31,10 @@ class Optimizer {
   double next_lr() const;  // For the next step().
   // State of the parameters on this rank. Collective.
   std::int64_t state_bytes() const;
+  dtensor::StateTensors state(const at::Tensor& parameter) const { return rule_->state(parameter); }
+  // SHA-256 over all parameters and their states by global contents, equal on every rank and mesh. Gathers one tensor
+  // at a time. Collective over `world`, which is empty on one device.
+  std::string content_hash(const dtensor::Communicator& world) const;
   void add_to(dtensor::Checkpoint& checkpoint);
 
  private:

@@ -173,6 +173,8 @@ int report(const Options& options, const Corpus& corpus, const Outcome& outcome)
   }
   print(table);
   if (options.experts) write_load(options, outcome.records);
+  const auto& hash = outcome.records.back().content_hash;
+  if (!hash.empty()) fmt::print("SHA-256 of parameters and optimizer states: {}\n", hash);
   if (options.memory) print(memory_table(outcome.memory));
   if (!options.memory_plot.empty()) {
     write_file(options.memory_plot, memory_svg({{"memory of rank 0, " + outcome.where, outcome.memory.samples}}));

@@ -157,7 +157,7 @@ dtensor::Communicator world_of(const Job& job) { return job.mesh ? job.mesh.worl
 
 // A mean over a part, times the part's weight, is exact for halves of a batch only.
 void check_parts(const Job& job) {
-  const auto& parts = job.pieces;
+  const auto parts = job.stages != nullptr ? pieces_of_batch(job.options) : job.pieces;
   if (!job.options.bit_identical || parts.size() == 1) return;
   TORCH_CHECK_NOT_IMPLEMENTED(parts.size() == 2 && parts[0] == parts[1] && !job.options.documents,
                               "a batch in parts has no bit-identical form but in equal halves without --documents");
@@ -256,6 +256,7 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
     records.back().stop_signal = state.after(step);
     if (records.back().stop_signal != 0) break;
   }
+  if (o.bit_identical) records.back().content_hash = optimizer.content_hash(world_of(job));
   if (job.memory != nullptr) job.memory->measured.optimizer = optimizer.state_bytes();
   return records;
 }

@@ -20,6 +20,7 @@ struct StepRecord {
   std::vector<double> imbalance = {};  // For each layer of experts: the largest load of an expert over the mean.
   std::int64_t dropped = 0;            // Tokens, over all layers and ranks.
   int stop_signal = 0;                 // The signal that stopped the run after this step.
+  std::string content_hash = {};       // After the last step of a --bit-identical run: of parameters and states.
   std::chrono::steady_clock::time_point start = {};
   // Of a pipeline, on this rank: a start time, and the times of actions relative to it.
   std::chrono::steady_clock::time_point began = {};

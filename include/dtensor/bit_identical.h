@@ -2,8 +2,11 @@
 // docs/design/bit_identical.md for the operators that have such a form.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "dtensor/export.h"
 
@@ -17,6 +20,10 @@ class DTENSOR_API BitIdentical {
   // edges at its multiples avoid moving rows.
   explicit BitIdentical(std::int64_t block = 32);
   static bool current();  // whether one is open on this thread
+  // SHA-256 in hexadecimal digits of the elements in row-major order, whatever the mesh and the placements, in a scope
+  // or not. It gathers the full tensor on every rank of its mesh. Empty on other ranks. Throws CommError without
+  // OpenSSL's libcrypto.
+  static std::string content_hash(const at::Tensor& tensor);
   BitIdentical(const BitIdentical&) = delete;
   BitIdentical& operator=(const BitIdentical&) = delete;
 

@@ -1,10 +1,10 @@
 // Runs of the example `train` in a BitIdentical scope, on many layouts.
 #pragma once
 
-#include <cstring>
 #include <filesystem>
 
 #include "dtensor/comm.h"
+#include "dtensor/pipeline_schedule.h"
 #include "support/data.h"
 #include "train/run.h"
 
@@ -57,44 +57,43 @@ inline std::vector<TrainLayout> layouts_of(const train::Options& base, int ranks
     add(
         "two microbatches, unsharded", {.shard = 2}, [](auto& o) { o.grad_accum = 2, o.accumulate_sharded = false; },
         inexact);
-    // The norm over stages is refused.
-    for (const char* schedule : {"gpipe", "1f1b", "zb-h1"}) {
+    for (const std::string& schedule : pipeline::schedule_names()) {
       const auto change = [=](auto& o) { o.schedule = schedule, o.microbatches = 2; };
-      add(std::string("pp ") + schedule, {.pp = 2}, change, /*refused=*/true);
+      add("pp " + schedule, {.pp = 2}, change, inexact);
     }
   }
   if (ranks == 4) {
     add("hsdp", {.replicate = 2, .shard = 2});
     add("fsdp and tp", {.shard = 2, .tp = 2});
     add("fsdp and cp", {.shard = 2, .cp = 2});
+    add(
+        "pp and tp", {.tp = 2, .pp = 2}, [](auto& o) { o.microbatches = 2; }, base.documents);
   }
   return all;
 }
 
-// Losses and gradient norms of all steps.
-inline std::vector<double> curve_of(const std::vector<train::StepRecord>& records) {
-  std::vector<double> curve;
-  for (const auto& r : records) curve.push_back(r.loss), curve.push_back(r.grad_norm);
-  return curve;
-}
-
-// Throws unless a run has the curve of one device to the last bit, or is refused as expected.
-inline void check_layout(const Communicator& world, const TrainLayout& layout, const std::vector<double>& expected) {
+// Throws unless a run has the losses, gradient norms and final hash of one device, or is refused as expected.
+inline void check_layout(const Communicator& world, const TrainLayout& layout,
+                         const std::vector<train::StepRecord>& expected) {
   std::string refusal;
-  std::vector<double> curve;
+  std::vector<train::StepRecord> records;
   try {
-    curve = curve_of(train::train_on_mesh(world, layout.options, corpus_of_layouts(), {}));
+    records = train::train_on_mesh(world, layout.options, corpus_of_layouts(), {});
   } catch (const c10::Error& error) {
     refusal = error.what_without_backtrace();
     if (refusal.find("has no bit-identical form") == std::string::npos) throw;
   }
   TORCH_CHECK(refusal.empty() != layout.refused, layout.name, ": ", refusal.empty() ? "was not refused" : refusal);
   if (layout.refused) return;
-  TORCH_CHECK(curve.size() == expected.size(), layout.name, ": ", curve.size(), " numbers, expected ", expected.size());
-  for (std::size_t i = 0; i < curve.size(); ++i) {
-    TORCH_CHECK(curve[i] == expected[i], layout.name, ": ", i % 2 == 0 ? "loss" : "gradient norm", " of step ", i / 2,
-                " differs by ", curve[i] - expected[i]);
+  TORCH_CHECK(records.size() == expected.size(), layout.name, ": ", records.size(), " steps");
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const auto &a = records[i], &b = expected[i];
+    TORCH_CHECK(a.loss == b.loss, layout.name, ": the loss of step ", i, " differs by ", a.loss - b.loss);
+    TORCH_CHECK(a.grad_norm == b.grad_norm, layout.name, ": the norm of step ", i, " differs by ",
+                a.grad_norm - b.grad_norm);
   }
+  const std::string &hash = records.back().content_hash, &other = expected.back().content_hash;
+  TORCH_CHECK(hash == other && hash.size() == 64, layout.name, ": hash ", hash, ", expected ", other);
 }
 
 }  // namespace dtensor::test

@@ -182,19 +182,21 @@ at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
   return known.common.defined() ? at::maximum(largest, known.common) : largest;
 }
 
-// In a BitIdentical scope the engine sums the squares of each tensor by the tree.
-at::Tensor tree_powers(at::TensorList tensors, double p) {
+// In a BitIdentical scope the engine sums the squares of each tensor by the tree. Ranks outside a tensor's mesh receive
+// its sum as the maximum of the group, since their own is 0.
+at::Tensor tree_powers(at::TensorList tensors, const NormGroup& group, double p) {
   TORCH_CHECK_NOT_IMPLEMENTED(p == 2, "get_total_norm in a BitIdentical scope: expected norm_type 2, got ", p);
   const at::Tensor sums = at::zeros({std::ssize(tensors)}, at::kDouble);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) continue;
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        is_dtensor(tensors[i]) && DTensor(tensors[i]).mesh().is_member(),
-        "get_total_norm over several stages has no bit-identical form: expected DTensors on meshes of this rank, ",
-        "got another tensor of sizes ", tensors[i].sizes());
+    TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(tensors[i]), "get_total_norm of regular tensors has no bit-identical form: ",
+                                "expected DTensors, got a regular tensor of sizes ", tensors[i].sizes());
+    if (!DTensor(tensors[i]).mesh().is_member()) continue;
     const at::Tensor wide = tensors[i].to(at::kDouble);
     sums[static_cast<std::int64_t>(i)] = (wide * wide).sum().item<double>();
   }
+  const Communicator& comm = group.communicator();
+  if (comm && comm.size() > 1) comm.all_reduce(sums, ReduceOp::max).wait();
   return sums;
 }
 
@@ -202,7 +204,7 @@ at::Tensor tree_powers(at::TensorList tensors, double p) {
 // defined also if this rank has no gradient.
 at::Tensor powers_of(at::TensorList tensors, at::TensorList described, const NormGroup& group, double p) {
   if (tensors.empty()) return at::zeros({0}, at::kDouble);
-  if (is_bit_identical()) return tree_powers(tensors, p);
+  if (is_bit_identical()) return tree_powers(tensors, group, p);
   const Known known(tensors, group, p, device_of(tensors, described));
   return std::isinf(p) ? exchange_largest(known, group) : exchange(known, group);
 }

@@ -1,38 +1,17 @@
-// libcrypto is loaded on demand, as MPI and NCCL are: the library has no dependency for jobs without a secret.
+// Secrets come from the environment; proofs are keyed digests.
 #include "comm/socket/rendezvous/secret.h"
 
-#include <dlfcn.h>
 #include <sys/random.h>
 
 #include <fstream>
 #include <iterator>
 
 #include "comm/launch/launch_flags.h"
+#include "comm/libcrypto.h"
 #include "dtensor/comm.h"
 
 namespace dtensor::sockets {
 namespace {
-
-constexpr const char* kCrypto[] = {"libcrypto.so.3", "libcrypto.so.1.1"};
-
-struct Crypto {
-  const void* (*sha256)() = nullptr;  // EVP_sha256
-  unsigned char* (*hmac)(const void* hash, const void* key, int key_bytes, const unsigned char* data, std::size_t bytes,
-                         unsigned char* result, unsigned* result_bytes) = nullptr;  // HMAC
-};
-
-Crypto load_crypto() {
-  for (const char* name : kCrypto) {
-    void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) continue;
-    Crypto crypto;
-    crypto.sha256 = reinterpret_cast<decltype(crypto.sha256)>(dlsym(library, "EVP_sha256"));
-    crypto.hmac = reinterpret_cast<decltype(crypto.hmac)>(dlsym(library, "HMAC"));
-    if (crypto.sha256 != nullptr && crypto.hmac != nullptr) return crypto;
-  }
-  throw CommError(std::string("a secret is set, which needs OpenSSL's libcrypto, but neither ") + kCrypto[0] + " nor " +
-                  kCrypto[1] + " can be loaded; install it (Debian: libssl3) or unset DTENSOR_SECRET");
-}
 
 std::string content_of(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
@@ -52,7 +31,7 @@ std::string job_secret() {
 }
 
 Digest keyed_digest(const std::string& secret, std::string_view text) {
-  static const Crypto crypto = load_crypto();
+  const Libcrypto& crypto = libcrypto();
   Digest digest{};
   unsigned bytes = digest.size();
   const auto* data = reinterpret_cast<const unsigned char*>(text.data());
