@@ -33,6 +33,7 @@ MODULES = {
 # Names that another module defines, and why.
 EXCEPTIONS = {
     "attention": ("ops", "attention() and ATen's operator share one entry: autocast, explain, recomputation"),
+    "BitIdentical": ("tensor", "content_hash() gathers DTensors; other members are in scope"),
     "Checked": ("scope", "launch() and run_local() open one on each rank, and communicators read it"),
     "ModuleScope": ("scope", "errors of communicators name the module"),
     "DTensor": ("autograd", "gradients and operators create and redistribute DTensors; members that need factories are in tensor"),
