@@ -26,10 +26,9 @@ std::string hash_with_flip(const DeviceMesh& mesh, std::int64_t element, bool of
   train::Optimizer optimizer({{"weight", &weight}, {"bias", &bias}}, {});
   (weight * bias).sum().backward();
   optimizer.step();
+  const at::Tensor part = DTensor(of_state ? optimizer.state(weight).front().second : weight.detach()).to_local();
   if (element >= 0 && mesh.communicator().rank() == 1) {
-    const at::Tensor flipped = of_state ? optimizer.state(weight).front().second : weight.detach();
-    auto* bits = static_cast<std::uint32_t*>(DTensor(flipped).to_local().mutable_data_ptr());
-    bits[element] ^= 1;
+    static_cast<std::uint32_t*>(part.mutable_data_ptr())[element] ^= 1;
   }
   return optimizer.content_hash(mesh.communicator());
 }
