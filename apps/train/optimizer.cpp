@@ -110,7 +110,7 @@ std::string Optimizer::content_hash(const dtensor::Communicator& world) const {
   for (const at::Tensor& p : parameters_) {
     std::string own = dtensor::BitIdentical::content_hash(p);
     if (!own.empty()) {
-      for (const auto& [name, tensor] : rule_->state(p)) own += dtensor::BitIdentical::content_hash(tensor);
+      for (const auto& [name, tensor] : state(p)) own += dtensor::BitIdentical::content_hash(tensor);
     }
     // Ranks of other stages add zeros, which are less than any digit.
     all += own.empty() ? std::string(64, '\0') : dtensor::BitIdentical::content_hash(bytes_of(own));

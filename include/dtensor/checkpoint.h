@@ -1,5 +1,6 @@
 // Checkpoints: a folder of standard safetensors files that stores each tensor unsharded. All ranks write it in parallel
 // from any placements, and all ranks read it into any other placements. See docs/design/checkpoint.md.
+// In a dry run, which has no values, nothing is saved or loaded.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -126,8 +126,7 @@ TEST(DryRunValues, LaunchFlag) {
   EXPECT_EQ(rank, 7);
 }
 
-// The backend of a real run decides whether collectives copy into buffers of their own.
-// Collectives and peak of a step on bags of `mode`, whose kernel determines the sizes of some results.
+// A step on bags of `mode`, whose kernel determines the sizes of some results.
 struct BagStep {
   std::int64_t mode, rows, bags;
   void operator()(const Communicator& world) const {
@@ -165,6 +164,7 @@ TEST(DryRunValues, EmbeddingBagHasTheMemoryOfARealStep) {
   }
 }
 
+// The backend of a real run decides whether collectives copy into buffers of their own.
 TEST(DryRunValues, LaunchFlagOfTheBackend) {
   const auto report_for = [](std::string backend) {
     std::vector<std::string> words = {"program", "--dtensor-simulate", "2", "--backend", std::move(backend)};

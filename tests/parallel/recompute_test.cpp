@@ -285,28 +285,6 @@ TEST(Checkpoint, RecomputesInTheScopesOfForward) {
   });
 }
 
-// The caller's list may end before backward: the graph keeps its owner until the recomputation has run.
-TEST(Checkpoint, KeepsTheOwnerOfCastEntries) {
-  run_local(2, [](Communicator world) {
-    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"shard"});
-    auto w = std::make_shared<at::Tensor>(at::ones({4, 4}).requires_grad_());
-    fully_shard(NamedTensors{{"w", w.get()}}, mesh, {.precision = {.param_dtype = at::kBFloat16}});
-    const std::weak_ptr<at::Tensor> alive = w;
-    const at::Tensor parameter = *w, x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)}).requires_grad_();
-    at::Tensor loss;
-    {
-      const ComputeScope compute({{"w", w.get()}}, w);
-      loss = checkpoint([cast = *w](const at::Tensor& t) { return at::mm(t.to(at::kBFloat16), cast); }, x).sum();
-    }
-    w.reset();
-    EXPECT_FALSE(alive.expired());
-    loss.backward();
-    loss.reset();
-    EXPECT_TRUE(alive.expired());
-    EXPECT_TRUE(parameter.grad().defined());
-  });
-}
-
 TEST(Checkpoint, RecomputationWithAnotherDtypeIsAnError) {
   const at::Tensor x = at::ones({3}).requires_grad_();
   int runs = 0;

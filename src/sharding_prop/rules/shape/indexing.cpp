@@ -185,24 +185,25 @@ void add_searches(RuleBook& book) {
       .outputs([](const OpArgs& op) { return std::vector{dense_meta(op.sizes(2), op.dtype(2))}; });
 }
 
+// Whether the fourth result of embedding_bag has features too.
+bool takes_maxima(const OpArgs& op) { return op.integer("mode") == 2; }
+
 // Operands: weight, indices, offsets, per_sample_weights. Results: output, offset2bag, bag_size, max_indices. Features
 // may be sharded, and so may rows, of which each rank sums its own.
 Rule embedding_bag(const OpArgs& op) {
-  constexpr std::int64_t kMax = 2;  // its fourth result also has features
-  if (op.integer("mode") == kMax) return "~, ~, ~, ~ -> ~, ~, ~, ~";
+  if (takes_maxima(op)) return "~, ~, ~, ~ -> ~, ~, ~, ~";
   return Rule("vd, ~, ~, ~ -> _d, ~, ~, ~").sharded_by_kernel("v", "embedding_bag_vocab");
 }
 
 // The kernel determines the sizes of the other results, which are at most these.
 std::vector<OutputMeta> embedding_bag_outputs(const OpArgs& op) {
-  constexpr std::int64_t kMax = 2;
   const std::int64_t bags = op.sizes(2)[0] - (op.boolean("include_last_offset") ? 1 : 0), features = op.sizes(0)[1];
   const auto other = [&](at::IntArrayRef sizes) {
     auto meta = dense_meta(sizes, op.dtype(1));
     meta.from_local = true;
     return meta;
   };
-  const auto maxima = op.integer("mode") == kMax ? other({bags, features}) : other({bags});
+  const auto maxima = takes_maxima(op) ? other({bags, features}) : other({bags});
   return {dense_meta({bags, features}, op.dtype(0)), other({op.sizes(1)[0]}), other({bags}), maxima};
 }
 
