@@ -133,6 +133,7 @@ DryRunReport run_stage(const Workload& work, const ParallelLayout& layout, const
 
 StepTrace without_data_parallelism(StepTrace trace, const std::set<std::string>& but) {
   for (auto& event : trace.events) {
+    if (event.of_unit) event = {.kind = StepTrace::Kind::collective, .name = event.name};  // takes no time
     if (event.kind != StepTrace::Kind::collective || event.group < 0) continue;
     const auto& axis = trace.groups[static_cast<std::size_t>(event.group)].axis;
     if (axis != "tp" && axis != "cp" && axis != "ep" && !but.contains(axis)) event.group = -1;

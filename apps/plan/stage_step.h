@@ -27,7 +27,8 @@ struct StageRun {
 dtensor::DryRunReport run_stage(const Workload& work, const dtensor::ParallelLayout& layout, const StageRun& run,
                                 const dtensor::DryRunOptions& options);
 
-// The trace in which collectives of data parallelism take no time, but for those on the axes that are listed.
+// The trace in which data parallelism takes no time: its collectives, but for those on the axes that are listed, and
+// the casts and sums of units.
 dtensor::StepTrace without_data_parallelism(dtensor::StepTrace trace, const std::set<std::string>& but = {});
 
 // Trains on thread ranks of this process, without pipelines. Seconds of each of `steps` steps after the first one.

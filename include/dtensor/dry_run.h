@@ -63,6 +63,7 @@ struct DTENSOR_API StepTrace {
     std::int64_t flops = 0;             // of an operator
     std::int64_t bytes = 0;             // read and written by an operator; received by a collective from other ranks
     std::int64_t start = -1;            // of a wait: index of its collective in `events`
+    bool of_unit = false;               // of an operator: of a unit's gather or reduction (fully_shard), such as a cast
   };
   // The members of a collective.
   struct Group {

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "dry_run/state.h"
+#include "internal/ranks/named_calls.h"
 
 namespace dtensor::dry {
 namespace {
@@ -125,6 +126,7 @@ void OperatorCounter::count(const torch::jit::Stack& stack) const {
   if (flops_) event.flops = flops_(results[0].toTensor());
   sum.flops += event.flops;
   sum.bytes += event.bytes;
+  event.of_unit = NamedCallScope::current() != nullptr;
   if (state->trace) state->trace->add(event, name);
 }
 

@@ -314,6 +314,7 @@ int GradientReduction::start_all_reduces(bool over_replicas) {
 }
 
 void GradientReduction::finish() {
+  const NamedCallScope named(name);
   for (auto& sum : replica_sums) sum.work.wait();
   for (auto& item : items) {
     item.earlier.done();
