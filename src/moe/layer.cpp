@@ -7,6 +7,7 @@
 #include "dtensor/nn/float8.h"
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
+#include "internal/gradient_hooks.h"
 #include "internal/selective_checkpoint_cache.h"
 #include "moe/counting.h"
 #include "moe/dispatch/dispatch_details.h"
@@ -14,6 +15,7 @@
 #include "moe/experts/expert_parallel.h"
 #include "moe/experts/experts.h"
 #include "moe/experts/float8_experts.h"
+#include "moe/local_function.h"
 #include "moe/routing/router_parts.h"
 #include "moe/row_kernels.h"
 #include "moe/token_mapping.h"
@@ -256,8 +258,11 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
 
 at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass) {
   const auto weights = local_experts(pass);
-  // DTensors count all writes. Regular tensors do not count writes through data(), so they are not cached.
-  auto* cache = weights.parameters.empty() ? nullptr : cache_.get();
+  // DTensors count all writes. Regular tensors do not count writes through data(), so they are not cached. Training, of
+  // which the forward pass of a recomputed segment has no gradients, keeps no second copy.
+  const bool trains = moe::needs_graph(rows, weights.w1, weights.w2) || RecomputeGuard::current();
+  if (trains) cache_->clear();
+  auto* cache = trains || weights.parameters.empty() ? nullptr : cache_.get();
   const bool float8 = nn::Float8Scope::current() && moe::fits_float8(rows, weights);
   const auto run = [&](const at::Tensor& all, at::IntArrayRef counts) {
     if (!float8) return run_experts(all, counts, weights, options_.experts, cache);

@@ -5,6 +5,7 @@
 #include <limits>
 #include <mutex>
 
+#include "dtensor/checkpoint_activations.h"
 #include "moe/experts/experts.h"
 #include "moe/routing/router_parts.h"
 #include "small_layer.h"
@@ -115,6 +116,34 @@ TEST(MoeEdges, PackedWeightsAreCachedForAnyMesh) {
       EXPECT_EQ(layer.weight_cache().misses(), 2U);
     });
   }
+}
+
+// A pass with gradients frees packed weights, and the forward pass of a recomputed segment packs none.
+TEST(MoeEdges, TrainingKeepsNoPackedWeights) {
+  run_local(2, [](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
+    auto options = small_options();
+    options.router.choice = RouterChoice::round_robin;
+    MixtureOfExperts layer(options);
+    fill(layer, 5);
+    apply_expert_parallel(layer, mesh);
+    const auto x = distribute_tensor(Draw(7).normal({8, 8}), mesh, {Shard(0)});
+    const auto infer = [&] {
+      const at::NoGradGuard no_grad;
+      layer(x);
+    };
+    const auto run = [&](const at::Tensor& in) { return layer(in); };
+    checkpoint(run, x).sum().backward();
+    EXPECT_EQ(layer.weight_cache().misses(), 0U);
+    infer();
+    layer(x).sum().backward();
+    infer();
+    EXPECT_EQ(layer.weight_cache().misses(), 2U);
+    EXPECT_EQ(layer.weight_cache().hits(), 0U);
+    checkpoint(run, x).sum().backward();
+    infer();
+    EXPECT_EQ(layer.weight_cache().misses(), 3U);
+  });
 }
 
 // Five tokens on two ranks: the round-robin rule determines what others send only if all ranks have equally many

@@ -194,6 +194,11 @@ const ExpertWeightCache::Packed& ExpertWeightCache::get(const ExpertWeights& w) 
   return packed_;
 }
 
+void ExpertWeightCache::clear() {
+  packed_ = {};
+  key_->ones.clear();
+}
+
 namespace {
 
 struct ScaleBackward final : moe::Node {

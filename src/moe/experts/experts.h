@@ -57,6 +57,7 @@ class ExpertWeightCache {
   };
   // The packed weights of `weights`, repacked on a miss; and counters of hits and misses.
   const Packed& get(const ExpertWeights& weights);
+  void clear();  // frees them
   std::uint64_t hits() const { return hits_; }
   std::uint64_t misses() const { return misses_; }
 
