@@ -10,6 +10,7 @@
 
 #include "command_line.h"
 #include "device_flag.h"
+#include "train/search.h"
 
 namespace llm {
 
@@ -122,6 +123,15 @@ void add_adapter_flags(CLI::App& app, TrainOptions& t) {
       ->delimiter(',');
 }
 
+void add_layout_flags(CLI::App& app, TrainOptions& t) {
+  app.add_option(
+         "--plan", t.plan,
+         "run in the layout of this file, which `plan search --out` wrote; --batch and --seq default to its own")
+      ->excludes("--mesh");
+  app.add_flag("--from-scratch", t.from_scratch,
+               "initialize the parameters instead of reading them; --model needs config.json only");
+}
+
 void add_report_flags(CLI::App& app, TrainOptions& t) {
   add_run_flags(app, t);
   app.add_flag("--dry-run", t.dry_run,
@@ -136,6 +146,7 @@ void add_train(CLI::App& app, TrainOptions& t) {
   command_line::add_groups(app, t,
                            {{"Texts", add_text_flags},
                             {"Training", add_training_flags},
+                            {"Layout and parameters", add_layout_flags},
                             {"Adapters", add_adapter_flags},
                             {"Files and reports", add_report_flags}});
 }
@@ -155,6 +166,18 @@ void check_train(const CLI::App& train, const TrainOptions& t) {
   if (!t.dry_run_json.empty() && !t.dry_run) throw UsageError("--dry-run-json needs --dry-run");
   if (t.memory_limit > 0 && !t.dry_run) throw UsageError("--memory-limit needs --dry-run");
   if (t.eval_every > 0 && t.eval.empty()) throw UsageError("--eval-every needs --eval");
+}
+
+void use_plan(const CLI::App& train, Options& o) {
+  if (o.train.plan.empty()) return;
+  const auto plan = train::read_plan(o.train.plan);
+  o.layout = plan.layout;
+  if (plan.batch > 0 && train.count("--batch") == 0) o.train.batch = plan.batch;
+  if (plan.seq > 0 && train.count("--seq") == 0) o.train.seq = plan.seq;
+  if (plan.layout.pp > 1 && !o.train.eval.empty()) throw UsageError("--eval does not support stages (pp) of --plan");
+  if (plan.layout.bf16 && o.dtype != at::kFloat) {
+    throw UsageError("--plan: the layout computes in bfloat16 with float32 parameters; leave out --dtype");
+  }
 }
 
 void check_generate(const CLI::App& generate, const SampleOptions& s) {
@@ -204,6 +227,7 @@ Options parse_args(int argc, char** argv, std::optional<int>& exit_status) {
   for (CLI::App* command : app.get_subcommands()) {
     if (command->count("--dtype") > 0) o.asked_dtype = o.dtype;
   }
+  use_plan(*train, o);
   check(o);
   check_train(*train, o.train);
   check_generate(*generate, o.sample);

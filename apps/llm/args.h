@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/estimate.h"
 #include "train/run_flags.h"
 #include "usage_error.h"
 
@@ -46,6 +47,8 @@ struct TrainOptions : train::RunFlags {
   std::int64_t lora_rank = 0;
   double lora_alpha = 0;                  // 0: twice the rank.
   std::vector<std::string> lora_targets;  // Empty: the projections of queries and values.
+  std::string plan;                       // A file; its layout is Options::layout.
+  bool from_scratch = false;              // Initializes the parameters instead of reading them.
   bool dry_run = false;
   std::string dry_run_json;
   double memory_limit = 0;  // GB; 0: none.
@@ -55,6 +58,7 @@ struct Options {
   Command command = Command::logits;
   std::string model;  // A folder.
   std::optional<MeshSizes> mesh;
+  std::optional<dtensor::ParallelLayout> layout = {};  // Of --plan, instead of a mesh.
   at::ScalarType dtype = at::kFloat;
   std::optional<at::ScalarType> asked_dtype = {};  // If --dtype was given.
   std::vector<std::int64_t> tokens;

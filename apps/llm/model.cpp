@@ -17,6 +17,19 @@ namespace llm {
 
 using dtensor::Placements;
 
+void check_layout(const dtensor::ParallelLayout& l, std::int64_t batch, std::int64_t sequence, int ranks) {
+  const auto check = [](bool holds, const std::string& text) {
+    if (!holds) throw UsageError("--plan: " + text);
+  };
+  check(l.ranks() == ranks, fmt::format("the layout {} has {} ranks, but the program runs on {}; --ranks sets it",
+                                        l.str(), l.ranks(), ranks));
+  const auto rows = l.replicate * l.shard * l.microbatches, tokens = l.cp * l.tp;
+  check(batch % rows == 0,
+        fmt::format("expected --batch to be a multiple of replicate x shard x microbatches, {}, got {}", rows, batch));
+  check(sequence % tokens == 0,
+        fmt::format("expected --seq to be a multiple of cp x tp, {}, got {}", tokens, sequence));
+}
+
 MeshSizes fit_mesh(const std::optional<MeshSizes>& asked, int ranks, const Family& family) {
   MeshSizes sizes = asked.value_or(MeshSizes{});
   if (!asked) sizes.tp = ranks;
@@ -72,6 +85,9 @@ Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Co
   }
   if (world.size() == 1 && !options.always_mesh) {
     materialize(*model.decoder, options.device);
+  } else if (const auto& l = options.layout) {
+    model.planned = std::make_unique<PlannedDecoder>(*model.decoder, *l, world, options.device);
+    model.mesh = model.planned->mesh();
   } else {
     model.mesh =
         init_device_mesh(world, options.device, {sizes.dp * sizes.ep, sizes.shard, sizes.tp}, {"dp", "shard", "tp"});

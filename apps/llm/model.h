@@ -11,13 +11,16 @@
 #include "dtensor/mesh.h"
 #include "dtensor/nn/decoder.h"
 #include "hf_config.h"
+#include "planned.h"
 
 namespace llm {
 
 struct Model {
   std::unique_ptr<dtensor::nn::Decoder> decoder;
-  dtensor::DeviceMesh mesh;  // dp, shard, tp; without a mesh: regular tensors on one rank.
+  // dp, shard, tp, or the axes of a layout; without a mesh: regular tensors on one rank.
+  dtensor::DeviceMesh mesh;
   c10::DeviceType device = c10::kCPU;
+  std::unique_ptr<PlannedDecoder> planned = {};  // With a layout: runs the decoder.
 
   // ids on the CPU, the same on every rank. With a mesh the result is a DTensor, replicated or split by sequences.
   at::Tensor place(const at::Tensor& ids, bool split_batch = false) const;
@@ -25,6 +28,8 @@ struct Model {
 
 // The requested mesh (default: all ranks of `world` as tp). Throws UsageError on every rank if it does not fit.
 MeshSizes fit_mesh(const std::optional<MeshSizes>& asked, int ranks, const Family& family);
+// Throws UsageError if the layout of --plan does not fit the number of ranks, or the sizes of a batch.
+void check_layout(const dtensor::ParallelLayout& layout, std::int64_t batch, std::int64_t sequence, int ranks);
 
 struct ModelOptions {
   at::ScalarType dtype = at::kFloat;
@@ -32,6 +37,7 @@ struct ModelOptions {
   // Uses a mesh for one rank too, so that random numbers are those of any mesh; otherwise one rank has regular tensors.
   bool always_mesh = false;
   c10::DeviceType device = c10::kCPU;
+  std::optional<dtensor::ParallelLayout> layout = {};  // Instead of mesh sizes.
 };
 
 // The family's model with the mesh's placements. Only adapters are initialized. Each rank allocates its local tensors

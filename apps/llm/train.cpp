@@ -72,13 +72,21 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
   const auto& [corpus, held_out] = texts;
   corpus.check_same(world);  // Batches are distributed without comparing them.
   if (!held_out.empty()) train::Corpus::of(held_out, o.seq).check_same(world);
-  const MeshSizes sizes = fit_mesh(options.mesh, world.size(), family);
+  if (options.layout) check_layout(*options.layout, o.batch, o.seq, world.size());
+  const MeshSizes sizes = options.layout ? MeshSizes() : fit_mesh(options.mesh, world.size(), family);
   const auto device = device_flag::type_of(options.device);
-  const ModelOptions how{
-      .dtype = options.dtype, .lora = lora_options(o, family.config), .always_mesh = true, .device = device};
+  const ModelOptions how{.dtype = options.dtype,
+                         .lora = lora_options(o, family.config),
+                         .always_mesh = true,
+                         .device = device,
+                         .layout = options.layout};
   dtensor::manual_seed(init_device_mesh(world, device, {world.size()}), o.seed);
   const Model model = make_model(family, sizes, world, how);
-  if (!dtensor::is_dry_run()) load_parameters(model, family, options.model, world);
+  if (o.from_scratch) {
+    model.decoder->reset();
+  } else if (!dtensor::is_dry_run()) {
+    load_parameters(model, family, options.model, world);
+  }
   model.decoder->train();
   Trainer trainer(model, o);
   const train::RunText text{.tokens = static_cast<std::int64_t>(corpus.tokens()),
@@ -102,7 +110,7 @@ int report_dry_run(const Options& options, const Family& family) {
   t.steps = 2, t.eval_every = 0;
   t.load = t.save = t.resume = t.plot = t.log = t.tensorboard = "";
   const TrainTexts texts{train::Corpus::of(std::vector<std::int32_t>(static_cast<std::size_t>(t.seq) + 1), t.seq), {}};
-  const auto ranks = static_cast<int>(o.mesh.value_or(MeshSizes{}).ranks());
+  const auto ranks = static_cast<int>(o.layout ? o.layout->ranks() : o.mesh.value_or(MeshSizes{}).ranks());
   const auto report = dtensor::dry_run({.ranks = ranks, .number = 1},
                                        [&](const dtensor::Communicator& world) { run_train(o, family, texts, world); });
   return train::print_dry_run(report, t.dry_run_json, t.memory_limit);

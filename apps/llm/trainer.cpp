@@ -87,6 +87,7 @@ Trainer::Trainer(const Model& model, const TrainOptions& options)
 }
 
 at::Tensor Trainer::mean_loss(const train::Batch& batch) const {
+  if (model_.planned) return model_.planned->loss(batch);
   const bool split = static_cast<bool>(model_.mesh);
   std::vector<at::Tensor> router_losses;
   const at::Tensor logits = (*model_.decoder)(model_.place(batch.ids, split), nullptr, &router_losses);
@@ -101,6 +102,7 @@ train::StepRecord Trainer::step(const train::Batch& batch) {
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
                                         {dtensor::Event::Kind::collective});
   const auto pass = [&] {
+    if (model_.planned) return void(record.loss = model_.planned->step(batch));
     const at::Tensor loss = mean_loss(batch);
     loss.backward();
     record.loss = to_number(loss);

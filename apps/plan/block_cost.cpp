@@ -39,7 +39,7 @@ double kept_bytes(const MemoryByKind& memory, bool bf16) {
   return bytes(MemoryKind::activation) - (bf16 ? 0.5 * bytes(MemoryKind::parameter) : 0);
 }
 
-Run run(const Workload& work, const ParallelLayout& block, const StageModel::Part& part, const HardwareModel& h) {
+Run run(const Workload& work, const ParallelLayout& block, const Part& part, const HardwareModel& h) {
   const auto report = run_stage(work, block, {.part = part}, {.trace_memory = true, .asynchronous = h.asynchronous});
   Run result;
   for (const auto& [name, seconds] : estimate_step(without_data_parallelism(report.trace), h).marks) {

@@ -5,7 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "stage_model.h"
+#include "dtensor/estimate.h"
+#include "workload.h"
 
 namespace plan {
 

@@ -15,6 +15,8 @@
 #include "dtensor/tensor.h"
 #include "operator_times.h"
 #include "stage_step.h"
+#include "train/model.h"
+#include "workload.h"
 
 namespace plan {
 
@@ -49,7 +51,7 @@ nn::DecoderConfig decoder_config(std::int64_t hidden) {
 // A training step of a decoder on one device, with sequences of 64 tokens.
 Step decoder_step(std::int64_t hidden, std::int64_t tokens, at::ScalarType dtype) {
   const at::AutoGradMode with_gradients(true);
-  const auto model = std::make_shared<StageModel>(decoder_config(hidden), StageModel::Part{2, true, true});
+  const auto model = std::make_shared<nn::Decoder>(decoder_config(hidden));
   std::vector<at::Tensor> parameters;
   for (const auto& [name, tensor] : model->named_parameters()) {
     *tensor = at::empty(tensor->sizes(), at::TensorOptions(dtype)).requires_grad_();
@@ -60,7 +62,7 @@ Step decoder_step(std::int64_t hidden, std::int64_t tokens, at::ScalarType dtype
   const auto ids = at::zeros({tokens / 64, 64}, at::kLong);
   return [=] {
     const at::AutoGradMode enabled(true);
-    (*model)(ids, ids, Recomputation::none).backward();
+    train::token_loss((*model)(ids), ids).backward();
     clip_grad_norm_(parameters, 1.0);
     optimizer->step();
     optimizer->zero_grad();

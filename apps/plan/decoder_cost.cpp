@@ -66,10 +66,30 @@ double product_seconds(const StepTrace& trace, const HardwareModel& hardware) {
   return seconds;
 }
 
+// Stages have blocks as the last one.
+ModelSize size_of_block(Workload work) {
+  const auto sized = [&](std::int64_t layers) {
+    auto& c = work.model;
+    if (!c.layer.empty()) c.layer.assign(static_cast<std::size_t>(layers), c.layer.back());
+    c.layers = layers;
+    return size_of(work);
+  };
+  const auto two = sized(2), one = sized(1);
+  ModelSize block;
+  block.parameters = two.parameters - one.parameters;
+  block.expert_parameters = two.expert_parameters - one.expert_parameters;
+  return block;
+}
+
 class DecoderCost {
  public:
   DecoderCost(const Workload& work, const HardwareModel& hardware, bool exact)
-      : work_(work), hardware_(hardware), exact_(exact), size_(size_of(work)), blocks_(work, hardware) {}
+      : work_(work),
+        hardware_(hardware),
+        exact_(exact),
+        size_(size_of(work)),
+        block_size_(size_of_block(work)),
+        blocks_(work, hardware) {}
 
   std::string reject(const ParallelLayout& l) {
     const auto& c = work_.model;
@@ -91,7 +111,7 @@ class DecoderCost {
     return "";
   }
 
-  // Without the communication of data parallelism, and without temporaries.
+  // What computes, or what moves parameters and gradients of blocks, if that takes longer. Without temporaries.
   LayoutCost bound(const ParallelLayout& l) {
     const auto& stages = stages_of(l);
     const auto block = blocks_.of(l);
@@ -101,8 +121,8 @@ class DecoderCost {
     const double share = sharded(l);
     const auto known = known_least(l);
     LayoutCost cost;
-    cost.seconds =
-        std::max({known.seconds, (idle + microbatches * blocks) * block.seconds + microbatches * block.head_seconds});
+    const double computes = (idle + microbatches * blocks) * block.seconds + microbatches * block.head_seconds;
+    cost.seconds = std::max(known.seconds, with_transfers(l, computes));
     // float: parameter and two states, with the gradient at the update, with activations before backward
     cost.peak_bytes = static_cast<std::int64_t>(std::max(16 * share, 12 * share + std::max(kept, known.bytes)));
     cost.largest = kept > 4 * share ? fmt::format("activations alone, {:.1f} GB", 1e-9 * kept)
@@ -142,32 +162,38 @@ class DecoderCost {
   struct Least {
     double seconds = 0, bytes = 0;
   };
-  // The same with so many microbatches.
-  struct Busy {
-    std::int64_t microbatches = 1;
-    Recomputation recompute = Recomputation::none;
-    double seconds = 0;  // of the ranks in the mean, without waits for other stages
-  };
+  // Seconds of the ranks in the mean, without waits for other stages, by microbatches and recomputation.
+  using Busy = std::map<std::pair<std::int64_t, Recomputation>, double>;
   // Layouts that differ in these values only are equal.
   static ParallelLayout any_shards(ParallelLayout l) {
     l.replicate = l.shard = 0;
     return l;
   }
-  static ParallelLayout any_storage(ParallelLayout l) {
-    l.reshard = l.accumulate_sharded = true;
+  static ParallelLayout any_reshard(ParallelLayout l) {
+    l.reshard = true;
     return any_shards(l);
+  }
+  static ParallelLayout sharded_sums(ParallelLayout l) {
+    l.accumulate_sharded = true;
+    return l;
   }
   Least least(const ParallelLayout& l, bool experts) const {
     const auto known = least_.find({l.str(), experts});
     return known == least_.end() ? Least{} : known->second;
   }
 
-  // A rank that keeps all parameters gathers none: costs of shards do not bound its own.
+  // Unsharded sums of gradients take what sharded ones do, and more.
   Least known_least(const ParallelLayout& l) const {
-    if (l.shard * l.cp == 1) return {};
-    const auto all = least(any_storage(l), false), same = least(any_shards(l), true);
-    return {std::max({all.seconds, same.seconds, least_with_fewer(l)}), std::max(all.bytes, same.bytes)};
+    if (!gathers(l)) return {};
+    const auto all = least(any_reshard(l), false), fewer_sums = least(any_reshard(sharded_sums(l)), false);
+    const auto same = least(any_shards(l), true);
+    return {std::max({all.seconds, fewer_sums.seconds, same.seconds, least_with_fewer(l)}),
+            std::max({all.bytes, fewer_sums.bytes, same.bytes})};
   }
+
+  // A rank that keeps all parameters casts them where they are used: its cost and those of shards do not bound each
+  // other.
+  static bool gathers(const ParallelLayout& l) { return l.shard * l.cp > 1; }
 
   // More microbatches fill a pipeline better, but they, as recomputation, take no rank less time.
   static ParallelLayout any_microbatches(ParallelLayout l) {
@@ -182,16 +208,49 @@ class DecoderCost {
          {std::pair(any_microbatches(l).str(), true), {any_microbatches(any_shards(l)).str(), false}}) {
       const auto known = busy_.find(key);
       if (known == busy_.end()) continue;
-      for (const auto& [microbatches, recompute, seconds] : known->second) {
-        if (microbatches <= l.microbatches && recompute <= l.recompute) least = std::max(least, seconds);
+      for (const auto& [how, seconds] : known->second) {
+        if (how.first <= l.microbatches && how.second <= l.recompute) least = std::max(least, seconds);
       }
     }
     return least;
   }
 
+  // Members of a group, of the ranks of a stage.
+  static std::vector<std::int64_t> strided(std::int64_t size, std::int64_t stride) {
+    std::vector<std::int64_t> ranks;
+    for (std::int64_t i = 0; i < size; ++i) ranks.push_back(i * stride);
+    return ranks;
+  }
+  // Gathers and reductions of so many parameters of each block, which run one after another.
+  double transfers(const ParallelLayout& l, double parameters, const std::vector<std::int64_t>& ranks) const {
+    const auto all = static_cast<double>(ranks.size());
+    const auto bytes = static_cast<std::int64_t>((l.bf16 ? 2 : 4) * parameters * (all - 1) / all);
+    const auto blocks = blocks_of_rank(l), microbatches = l.microbatches;
+    const auto gathers = l.reshard ? microbatches * (2 * blocks - 1) : blocks;
+    const auto reductions = l.pp == 1 && l.accumulate_sharded ? microbatches * blocks : blocks;
+    return static_cast<double>(gathers) * hardware_.seconds("all_gather", ranks, bytes) +
+           static_cast<double>(reductions) * hardware_.seconds("reduce_scatter", ranks, bytes);
+  }
+  // Those of experts and of other parameters run beside each other, and beside what computes, if links allow it.
+  double with_transfers(const ParallelLayout& l, double computes) const {
+    const auto experts = block_size_.expert_parameters, others = block_size_.parameters - experts;
+    const double of_others = transfers(l, others / static_cast<double>(l.tp), strided(l.shard * l.cp, l.tp)),
+                 of_experts = experts == 0 ? 0
+                                           : transfers(l, experts / static_cast<double>(l.ep),
+                                                       strided(l.ranks() / l.pp / l.ep, l.ep));
+    if (!hardware_.asynchronous) return computes + of_others + of_experts;
+    return std::max({computes, of_others, of_experts});
+  }
+
   // Costs of a layout bound those of layouts that differ in data parallelism only.
   void learn(const ParallelLayout& l, const StageKinds& kinds, const Stages& stages, const PipelineEstimate& step,
              double peak) {
+    if (!gathers(l)) return;
+    const auto add_busy = [&](const ParallelLayout& layouts, bool same_shards, double seconds) {
+      auto& known = busy_[{any_microbatches(layouts).str(), same_shards}];
+      const auto [entry, added] = known.try_emplace({l.microbatches, l.recompute}, seconds);
+      entry->second = std::min(entry->second, seconds);
+    };
     const auto add = [&](const ParallelLayout& key, StepEstimate StageResult::*time) {
       const auto least = estimate_pipeline(stages.schedule(), rank_times(kinds, stages, time), 0);
       // Gradients of shards, and what this layout keeps unsharded, may be a part of the peak.
@@ -200,12 +259,11 @@ class DecoderCost {
       const auto [entry, added] = least_.try_emplace({key.str(), time != &StageResult::compute}, mine);
       auto& known = entry->second;
       known = {std::min(known.seconds, mine.seconds), std::min(known.bytes, mine.bytes)};
-      return Busy{l.microbatches, l.recompute, (1 - least.bubble) * least.seconds};
+      return (1 - least.bubble) * least.seconds;
     };
-    add(any_storage(l), &StageResult::compute);
-    const auto busy = add(any_shards(l), &StageResult::compute_and_experts);
-    busy_[{any_microbatches(any_shards(l)).str(), false}].push_back(busy);
-    busy_[{any_microbatches(l).str(), true}].push_back({l.microbatches, l.recompute, (1 - step.bubble) * step.seconds});
+    add(any_reshard(l), &StageResult::compute);
+    add_busy(any_shards(l), false, add(any_shards(l), &StageResult::compute_and_experts));
+    add_busy(l, true, (1 - step.bubble) * step.seconds);
   }
 
   // Parameters of a rank without experts, before data parallelism shards them.
@@ -218,16 +276,17 @@ class DecoderCost {
   }
   // Gathered parameters and gradients that stay for the step.
   double unsharded_bytes(const ParallelLayout& l) const {
-    const double parameters = dense(l) + size_.expert_parameters / static_cast<double>(l.pp * l.ep);
+    const double experts = size_.expert_parameters / static_cast<double>(l.pp * l.ep);
     const bool unsharded = l.microbatches > 1 && (l.pp > 1 || !l.accumulate_sharded);
-    return (l.reshard || l.shard * l.cp == 1 ? 0 : l.bf16 ? 2 : 4) * parameters + (unsharded ? 4 : 0) * parameters;
+    const double gathered = (gathers(l) ? dense(l) : 0) + (l.ranks() > l.pp * l.ep ? experts : 0);
+    return (l.reshard ? 0 : l.bf16 ? 2 : 4) * gathered + (unsharded ? 4 : 0) * (dense(l) + experts);
   }
 
   // Ranks between the first, which has the most microbatches in flight, and the last, which has the logits, need less
   // memory than the first. So their stages are measured for the time only.
   StageKinds measure_kinds(const ParallelLayout& l, const Stages& stages) {
     StageKinds kinds;
-    const auto add = [&](const StageModel::Part& part, double in_flight) {
+    const auto add = [&](const Part& part, double in_flight) {
       if (!kinds.contains({part.first, part.last})) kinds[{part.first, part.last}] = measure(l, part, in_flight);
     };
     const auto blocks = blocks_of_rank(l);
@@ -248,7 +307,7 @@ class DecoderCost {
   }
 
   // Time is extrapolated from a few microbatches; memory is highest with as many in flight as the schedule has.
-  StageResult run(const ParallelLayout& l, const StageModel::Part& part, int in_flight, bool trace_memory) const {
+  StageResult run(const ParallelLayout& l, const Part& part, int in_flight, bool trace_memory) const {
     const auto all = static_cast<int>(l.microbatches);
     const StageRun how{part, in_flight, exact_ ? all : std::min(all, std::max(3, in_flight + 1)), exact_};
     auto report = run_stage(work_, l, how, {.trace_memory = trace_memory, .asynchronous = hardware_.asynchronous});
@@ -261,7 +320,7 @@ class DecoderCost {
   }
 
   // A rank whose stages have a part of a microbatch in flight keeps less than the run with one more.
-  StageKind measure(const ParallelLayout& l, StageModel::Part part, double in_flight) {
+  StageKind measure(const ParallelLayout& l, Part part, double in_flight) {
     const auto most = std::ceil(in_flight);
     auto kind = measure(l, part, static_cast<int>(most));
     const double kept = blocks_.of(l).kept_bytes * static_cast<double>(part.blocks);
@@ -269,7 +328,7 @@ class DecoderCost {
     return kind;
   }
 
-  StageKind measure(const ParallelLayout& l, StageModel::Part part, int in_flight) {
+  StageKind measure(const ParallelLayout& l, Part part, int in_flight) {
     const int stages = stages_of(l).of_rank();
     const auto run_blocks = [&](std::int64_t blocks, bool trace_memory) {
       part.blocks = blocks;
@@ -298,10 +357,10 @@ class DecoderCost {
   Workload work_;
   HardwareModel hardware_;
   bool exact_;
-  ModelSize size_;
+  ModelSize size_, block_size_;  // of the model, and of one block
   BlockCosts blocks_;
   std::map<std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>, Stages> stages_;
-  std::map<std::pair<std::string, bool>, std::vector<Busy>> busy_;  // by the rest, and whether shards count
+  std::map<std::pair<std::string, bool>, Busy> busy_;    // by the rest of the layout, and whether shards count
   std::map<std::pair<std::string, bool>, Least> least_;  // by layout, and whether experts' data parallelism counts
 };
 

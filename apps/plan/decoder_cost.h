@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dtensor/estimate.h"
-#include "stage_model.h"
+#include "workload.h"
 
 namespace plan {
 

@@ -21,7 +21,7 @@ std::vector<int> Stages::of(std::size_t rank) const {
   return {stages.begin(), stages.end()};
 }
 
-StageModel::Part Stages::part(std::size_t rank, std::int64_t blocks) const {
+Part Stages::part(std::size_t rank, std::int64_t blocks) const {
   const auto stages = of(rank);
   return {blocks, is_first(stages.front()), is_last(stages.back())};
 }

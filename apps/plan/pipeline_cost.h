@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "extrapolate.h"
-#include "stage_model.h"
+#include "workload.h"
 
 namespace plan {
 
@@ -20,7 +20,7 @@ class Stages {
   bool is_first(int stage) const { return stage == 0; }
   bool is_last(int stage) const { return stage + 1 == schedule_.stages(); }
   std::vector<int> of(std::size_t rank) const;  // in order
-  StageModel::Part part(std::size_t rank, std::int64_t blocks) const;
+  Part part(std::size_t rank, std::int64_t blocks) const;
   // Microbatches whose activations a rank keeps at once, where each of its stages keeps its part of them.
   double in_flight(std::size_t rank) const { return static_cast<double>(live_[rank]) / of_rank_; }
   double most_in_flight() const;

@@ -6,11 +6,11 @@
 #include <atomic>
 #include <chrono>
 
-#include "dtensor/fully_shard.h"
-#include "dtensor/hooks.h"
 #include "dtensor/launch.h"
 #include "dtensor/optim.h"
 #include "dtensor/tensor.h"
+#include "llm/stage.h"
+#include "train/model.h"
 
 namespace plan {
 
@@ -27,22 +27,22 @@ bool is_backward(const pipeline::Action& action) { return action.kind == pipelin
 // One rank of a stage during a step: the microbatches in flight, and the optimizer.
 class StageStep {
  public:
-  StageStep(const Workload& work, const ParallelLayout& layout, const Communicator& world, StageModel::Part part)
+  StageStep(const Workload& work, const ParallelLayout& layout, const Communicator& world, Part part)
       : work_(work),
         layout_(layout),
         part_(part),
         mesh_(init_device_mesh(world, at::kCPU, {layout.replicate, layout.shard, layout.cp, layout.tp},
                                {"replicate", "shard", "cp", "tp"})),
-        model_(work.model, part) {
-    model_.distribute(mesh_, layout);
-    model_.reset();
+        decoder_(last_blocks(work.model, part.blocks)),
+        stage_(decoder_, {0, part.blocks, part.first, part.last}) {
+    stage_.distribute(mesh_, layout);
+    stage_.reset();
     AdamW::Group group{.parameters = {}, .options = {}, .names = {}};
-    for (const auto& [name, tensor] : model_.named_parameters()) {
+    for (const auto& [name, tensor] : stage_.distinct_parameters()) {
       group.names.push_back(name);
       group.parameters.push_back(*tensor);
     }
     parameters_ = group.parameters;
-    units_ = units_of(parameters_);
     optimizer_ = std::make_unique<AdamW>(std::vector{std::move(group)});
   }
 
@@ -63,7 +63,7 @@ class StageStep {
 
   at::Tensor ids() const {
     const auto local = at::zeros({rows(), work_.sequence / layout_.cp}, at::kLong);
-    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), ZigzagShard(1), Replicate()},
+    return DTensor::from_local(local, mesh_, llm::Stage::placements(),
                                {rows() * layout_.replicate * layout_.shard, work_.sequence});
   }
 
@@ -71,35 +71,29 @@ class StageStep {
   at::Tensor activations() const {
     const auto local = at::empty({rows(), work_.sequence / layout_.cp / layout_.tp, work_.model.hidden},
                                  layout_.bf16 ? at::kBFloat16 : at::kFloat);
-    return DTensor::from_local(local, mesh_, {Shard(0), Shard(0), ZigzagShard(1), Shard(1)},
+    return DTensor::from_local(local, mesh_, llm::Stage::placements(/*activations=*/true),
                                {rows() * layout_.replicate * layout_.shard, work_.sequence, work_.model.hidden});
   }
 
   void forward(int microbatch) {
-    const at::Tensor input = part_.first ? ids() : activations().detach().requires_grad_();
-    outputs_[microbatch] = model_(input, part_.last ? ids() : at::Tensor(), layout_.recompute);
+    const auto output = stage_(part_.first ? ids() : activations().detach().requires_grad_()).y;
+    outputs_[microbatch] = part_.last ? train::token_loss(output, ids()) : output;
   }
 
   // Microbatches before this one whose backward pass does not run are dropped.
   void backward(int microbatch, bool last) {
     outputs_.erase(outputs_.begin(), outputs_.find(microbatch));
-    for (const auto& unit : units_) unit.set_reshard_after_backward(last || layout_.reshard);
-    std::optional<NoGradientSync> unsharded;
-    std::optional<NoReplicaSync> sharded;  // sums over replicas wait, since they need no memory
-    const bool shards = layout_.pp == 1 && layout_.accumulate_sharded;
-    if (!last && !shards) unsharded.emplace();
-    if (!last && shards) sharded.emplace();
     const at::Tensor output = std::move(outputs_.extract(microbatch).mapped());
-    part_.last ? output.backward() : output.backward(activations());
+    stage_.backward(output, part_.last ? at::Tensor() : activations(), last);
   }
 
   const Workload& work_;
   const ParallelLayout& layout_;
-  StageModel::Part part_;
+  Part part_;
   DeviceMesh mesh_;
-  StageModel model_;
+  nn::Decoder decoder_;
+  llm::Stage stage_;
   std::vector<at::Tensor> parameters_;
-  std::vector<FsdpUnit> units_;
   std::unique_ptr<AdamW> optimizer_;
   std::map<int, at::Tensor> outputs_;
 };

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dtensor/estimate.h"
-#include "stage_model.h"
+#include "workload.h"
 
 namespace plan {
 
@@ -15,7 +15,7 @@ std::int64_t rank_rows(const Workload& work, const dtensor::ParallelLayout& layo
 
 // What a rank runs in a step: forward and backward in turn, with so many microbatches in flight.
 struct StageRun {
-  StageModel::Part part = {};
+  Part part = {};
   int in_flight = 1, microbatches = 1;
   // Else backward passes after the second that have a successor and fewer microbatches in flight do not run: no memory
   // is higher there, and their time is that of the others.

@@ -338,7 +338,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
   check_given(app);
   if (app.count("--mesh") > 0) options.mesh = parse_mesh(mesh);
   options.dtype = parse_dtype(dtype);
-  options = read_plan(std::move(options));
+  options = with_plan(std::move(options));
   resolve_sizes(options);
   check_pipeline(app, options);
   check_sequence(app, options);

@@ -24,7 +24,7 @@ Options with_layout(Options options, const ParallelLayout& l) {
   options.grad_accum = l.pp > 1 ? 1 : l.microbatches;
   if (l.pp > 1) options.microbatches = static_cast<int>(l.microbatches);
   if (options.experts) options.experts->ep = l.ep;
-  options.schedule = l.schedule;
+  options.schedule = l.schedule, options.chunks = static_cast<int>(l.chunks);
   options.checkpoint_activations = l.recompute != dtensor::Recomputation::none;
   options.bf16 = l.bf16;
   options.sequence_parallel = options.loss_parallel = l.tp > 1;
@@ -160,16 +160,22 @@ namespace {
 
 dtensor::Recomputation recomputation_of(const std::string& word) {
   using dtensor::Recomputation;
-  if (word == to_string(Recomputation::none)) return Recomputation::none;
-  if (word == to_string(Recomputation::full)) return Recomputation::full;
-  throw UsageError(fmt::format("--plan: expected \"recompute\" to be \"none\" or \"full\", got \"{}\"", word));
+  for (const auto kind : {Recomputation::none, Recomputation::selective, Recomputation::full}) {
+    if (word == to_string(kind)) return kind;
+  }
+  throw UsageError(
+      fmt::format("--plan: expected \"recompute\" to be \"none\", \"selective\" or \"full\", got \"{}\"", word));
+}
+
+bool accumulates_sharded(const std::string& word) {
+  if (word == "sharded" || word == "unsharded") return word == "sharded";
+  throw UsageError(fmt::format("--plan: expected \"accumulate\" to be \"sharded\" or \"unsharded\", got \"{}\"", word));
 }
 
 }  // namespace
 
-Options read_plan(Options options) {
-  if (options.plan.empty()) return options;
-  auto file = input_file::open<UsageError>("--plan, as --plan-search with --plan-out writes it", options.plan);
+Plan read_plan(const std::string& path) {
+  auto file = input_file::open<UsageError>("--plan, as `plan search --out` or --plan-out writes it", path);
   try {
     const auto json = nlohmann::json::parse(file);
     const auto& mesh = json.at("mesh");
@@ -184,12 +190,26 @@ Options read_plan(Options options) {
       throw UsageError(fmt::format("--plan: expected 1 to {} microbatches, got {}", 1 << 16, l.microbatches));
     }
     l.schedule = json.at("schedule");
+    l.chunks = json.value("chunks", l.chunks);
+    l.reshard = json.value("reshard_after_forward", l.reshard);
+    l.accumulate_sharded = accumulates_sharded(json.value("accumulate", "sharded"));
     l.recompute = recomputation_of(json.at("recompute"));
     l.bf16 = json.at("bf16");
-    return with_layout(std::move(options), l);
+    return {l, json.value("batch", std::int64_t{0}), json.value("seq", std::int64_t{0})};
   } catch (const nlohmann::json::exception& error) {
-    throw UsageError("--plan: " + options.plan + " is not a plan: " + error.what());
+    throw UsageError("--plan: " + path + " is not a plan: " + error.what());
   }
+}
+
+Options with_plan(Options options) {
+  if (options.plan.empty()) return options;
+  const auto layout = read_plan(options.plan).layout;
+  if (layout.recompute == dtensor::Recomputation::selective) {
+    throw UsageError("--plan: `train` recomputes blocks or nothing; `llm train` supports \"selective\"");
+  }
+  if (!layout.reshard) options.reshard = "false";
+  if (!layout.accumulate_sharded) options.accumulate_sharded = false;
+  return with_layout(std::move(options), layout);
 }
 
 }  // namespace train

@@ -138,25 +138,35 @@ Decoder::Decoder(const DecoderConfig& given)
   if (c.lora.rank > 0) add_adapters(*this, c.lora);
 }
 
-at::Tensor Decoder::hidden(const at::Tensor& ids, KVCache* cache, std::vector<at::Tensor>* losses) const {
+at::Tensor Decoder::embed(const at::Tensor& ids, std::int64_t first) const {
   const DecoderConfig& c = config_;
   TORCH_CHECK(ids.dim() == 2 && !ids.is_floating_point(), "Decoder: expected integer ids [batch, sequence], got sizes ",
               ids.sizes(), " and dtype ", ids.scalar_type());
-  const std::int64_t count = ids.size(1), first = cache != nullptr ? cache->length() : 0;
+  const std::int64_t count = ids.size(1);
   TORCH_CHECK(c.learned_positions == 0 || first + count <= c.learned_positions, "Decoder: expected at most ",
               c.learned_positions, " tokens, the number of learned positions, got ", first + count);
   at::Tensor x = embed_(ids);
   if (c.embedding_scale != 1) x = x * rounded(c.embedding_scale, x.scalar_type());
   if (positions_) x = x + (*positions_)(at::arange(first, first + count, ids.options().device(ids.device())));
-  DecoderPass pass{cache, first, {}};
-  for (const Rope& rope : ropes_) pass.angles.push_back(rope.angles(first, count, x.options()));
+  return x;
+}
+
+DecoderPass Decoder::pass(std::int64_t count, const at::TensorOptions& options, KVCache* cache) const {
+  DecoderPass pass{cache, cache != nullptr ? cache->length() : 0, {}};
+  for (const Rope& rope : ropes_) pass.angles.push_back(rope.angles(pass.first, count, options));
+  return pass;
+}
+
+at::Tensor Decoder::hidden(const at::Tensor& ids, KVCache* cache, std::vector<at::Tensor>* losses) const {
+  at::Tensor x = embed(ids, cache != nullptr ? cache->length() : 0);
+  const DecoderPass shared = pass(ids.size(1), x.options(), cache);
   for (const auto& block : blocks_) {
-    const auto out = (*block)(x, pass);
+    const auto out = (*block)(x, shared);
     x = out.y;
     if (losses != nullptr && out.loss.defined()) losses->push_back(out.loss);
   }
-  if (cache != nullptr) cache->advance(count);
-  return norm_(x);
+  if (cache != nullptr) cache->advance(ids.size(1));
+  return norm(x);
 }
 
 at::Tensor Decoder::head(const at::Tensor& hidden) const {

@@ -35,6 +35,7 @@ UNTESTED = {
     ("docs/guide/same_bits.md", "--bit-identical"): "not run: takes a minute; training_test.cpp of tests/bit_identical trains such a model",
     ("docs/guide/will_it_fit.md", "replicate=8,shard=64,tp=8"): "not run: takes minutes; tests/plan runs smaller meshes",
     ("docs/guide/will_it_fit.md", "--dtensor-simulate"): "not run: names a program of the reader; tests/dry_run has one",
+    ("docs/guide/will_it_fit.md", "--model FOLDER"): "names a folder of the reader; llm_train_test.cpp of tests/plan runs such plans",
     ("docs/guide/will_it_fit.md", "plan search"): "not run: takes minutes; tests/plan searches smaller models",
     ("docs/guide/will_it_fit.md", "--plan-"): "not run: measures the machine first; tests/train searches smaller models",
 }

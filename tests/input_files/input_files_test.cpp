@@ -49,7 +49,7 @@ const std::vector<Reader>& readers() {
        [](const auto& path) {
          train::Options options;
          options.plan = path;
-         train::read_plan(options);
+         train::with_plan(options);
        }},
       {"train --schedule",
        [](const auto& path) {

@@ -5,17 +5,17 @@
 
 #include <iostream>
 
-#include "dtensor/fully_shard.h"
-#include "dtensor/hooks.h"
 #include "dtensor/launch.h"
 #include "dtensor/optim.h"
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
 #include "llm/hf_config.h"
+#include "llm/stage.h"
 #include "plan/any_hardware.h"
 #include "plan/decoder_cost.h"
 #include "plan/stage_step.h"
 #include "program_data.h"
+#include "train/model.h"
 
 namespace plan {
 namespace {
@@ -63,7 +63,8 @@ std::unique_ptr<AdamW> optimizer_of(nn::Module& model) {
 Losses run(const Communicator& world, const Workload& work, const ParallelLayout& l, State& initial) {
   const auto mesh =
       init_device_mesh(world, at::kCPU, {l.replicate, l.shard, l.cp, l.tp}, {"replicate", "shard", "cp", "tp"});
-  StageModel model(work.model, {work.model.layers, true, true});
+  nn::Decoder decoder(last_blocks(work.model, work.model.layers));
+  llm::Stage model(decoder, {0, work.model.layers});
   model.distribute(mesh, l);
   manual_seed(mesh, 5);
   model.reset();
@@ -73,18 +74,16 @@ Losses run(const Communicator& world, const Workload& work, const ParallelLayout
   const auto optimizer = optimizer_of(model);
   const auto parts = [&](const at::Tensor& full, std::int64_t m) {
     const auto rows = work.batch / l.microbatches;
-    return distribute_tensor(full.narrow(0, m * rows, rows), mesh, {Shard(0), Shard(0), ZigzagShard(1), Replicate()});
+    return distribute_tensor(full.narrow(0, m * rows, rows), mesh, llm::Stage::placements());
   };
   Losses losses;
   for (std::int64_t step = 0; step < kSteps; ++step) {
     double sum = 0;
     for (std::int64_t m = 0; m < l.microbatches; ++m) {
-      std::optional<NoGradientSync> later;
-      if (m + 1 < l.microbatches) later.emplace();
-      const ComputeScope scope(model.named_parameters());
-      const auto loss = model.forward(parts(tokens(work, step), m), parts(tokens(work, step + 1), m), l.recompute) /
-                        static_cast<double>(l.microbatches);
-      loss.backward();
+      const auto logits = model(parts(tokens(work, step), m)).y;
+      const auto loss =
+          train::token_loss(logits, parts(tokens(work, step + 1), m)) / static_cast<double>(l.microbatches);
+      model.backward(loss, {}, m + 1 == l.microbatches);
       sum += DTensor(loss.detach()).full_tensor().item<double>();
     }
     optimizer->step(), optimizer->zero_grad();

@@ -87,7 +87,7 @@ void found_layout_runs() {
   const std::string table = testing::internal::GetCapturedStdout();
   RC_ASSERT(status == 0 || (RC_LOG() << table, false));
   o.plan = o.plan_out;
-  const auto planned = train::read_plan(o);
+  const auto planned = train::with_plan(o);
   const auto layout = table.substr(table.find("-> "), table.find('\n', table.find("-> ")) - table.find("-> "));
   std::cout << layout << (o.experts ? " (experts)" : "") << "\n";
   std::vector<train::StepRecord> records;

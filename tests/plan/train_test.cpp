@@ -47,7 +47,7 @@ TEST(TrainPlan, RunsAndEqualsOneDevice) {
   const std::string table = testing::internal::GetCapturedStdout();
   EXPECT_NE(table.find("-> "), std::string::npos) << table;
   o.plan = o.plan_out;
-  const auto planned = train::read_plan(o);
+  const auto planned = train::with_plan(o);
   ASSERT_TRUE(planned.mesh);
   EXPECT_EQ(planned.mesh->size(), 2);
   std::vector<double> losses;
@@ -76,10 +76,10 @@ TEST(TrainPlan, SlowLinksChangeTheOrder) {
 TEST(TrainPlan, UnreadableFilesAreNamed) {
   auto o = options();
   o.plan = "/no/plan.json";
-  EXPECT_THROW(train::read_plan(o), train::UsageError);
+  EXPECT_THROW(train::with_plan(o), train::UsageError);
   o.plan = write("other.json", "{\"mesh\": 3}");
   try {
-    train::read_plan(o);
+    train::with_plan(o);
     FAIL();
   } catch (const train::UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("other.json is not a plan"), std::string::npos) << error.what();

@@ -248,8 +248,13 @@ class DTENSOR_API Decoder final : public Layer<Decoder> {
   at::Tensor compute(const at::Tensor& ids, KVCache* cache = nullptr, std::vector<at::Tensor>* losses = nullptr) const {
     return head(hidden(ids, cache, losses));
   }
-  // The two steps of compute(): the input of the head, [batch, sequence, hidden], of which a generator needs only the
-  // last token; and the head. They are no calls of the decoder, whose own points and hooks do not run.
+  // Steps of compute(), of which a generator needs the head of the last token only, and a stage of a pipeline a part.
+  // They are no calls of the decoder, whose own points and hooks do not run. The input of the first block, [batch,
+  // sequence, hidden], for ids at positions from `first` on; what blocks share, for `count` tokens of these options;
+  // the norm of the last block's result; all of these; the head of that norm.
+  at::Tensor embed(const at::Tensor& ids, std::int64_t first = 0) const;
+  DecoderPass pass(std::int64_t count, const at::TensorOptions& options, KVCache* cache = nullptr) const;
+  at::Tensor norm(const at::Tensor& x) const { return norm_(x); }
   at::Tensor hidden(const at::Tensor& ids, KVCache* cache = nullptr, std::vector<at::Tensor>* losses = nullptr) const;
   at::Tensor head(const at::Tensor& hidden) const;
 

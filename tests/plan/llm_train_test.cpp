@@ -1,0 +1,180 @@
+// What `plan search --out` writes for a model, `llm train --plan` runs: its peak is what the plan says, and its losses
+// are those of one rank.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "dtensor/dry_run.h"
+#include "dtensor/launch.h"
+#include "llm/model.h"
+#include "llm/train.h"
+#include "plan/any_hardware.h"
+#include "plan/program.h"
+#include "program_data.h"
+#include "support/captured.h"
+#include "support/draws.h"
+#include "support/folder.h"
+#include "train/search.h"
+
+namespace plan {
+namespace {
+
+using namespace dtensor;
+using dtensor::test::one_of;
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+json read(const std::string& file) {
+  std::ifstream in(file);
+  return json::parse(in);
+}
+
+// A preset's config.json with small sizes.
+json shrunk(const std::string& preset) {
+  auto j = read(program_data("plan/presets/" + preset) + "/config.json");
+  const json small = {{"vocab_size", 512},
+                      {"hidden_size", 64},
+                      {"num_hidden_layers", one_of({2, 5, 6})},
+                      {"intermediate_size", 192},
+                      {"moe_intermediate_size", 64},
+                      {"num_attention_heads", 8},
+                      {"num_key_value_heads", j.contains("kv_lora_rank") ? 8 : 4},
+                      {"head_dim", 8},
+                      {"q_lora_rank", 16},
+                      {"kv_lora_rank", 8},
+                      {"qk_rope_head_dim", 8},
+                      {"qk_nope_head_dim", 8},
+                      {"v_head_dim", 8},
+                      {"n_routed_experts", 8},
+                      {"num_local_experts", 8},
+                      {"num_experts", 8},
+                      {"num_experts_per_tok", 2},
+                      {"n_group", 1},
+                      {"topk_group", 1},
+                      {"first_k_dense_replace", 0}};
+  for (const auto& [name, value] : small.items()) {
+    if (j.contains(name)) j[name] = value;
+  }
+  return j;
+}
+
+llm::Options parsed(const Words& words) {
+  std::vector<const char*> argv;
+  for (const auto& word : words) argv.push_back(word.c_str());
+  std::optional<int> exit_status;
+  auto options = llm::parse_args(static_cast<int>(argv.size()), const_cast<char**>(argv.data()), exit_status);
+  RC_ASSERT(!exit_status);
+  return options;
+}
+
+std::vector<double> losses_in(const std::string& log) {
+  std::vector<double> losses;
+  std::ifstream in(log);
+  for (std::string line; std::getline(in, line);) losses.push_back(json::parse(line).at("loss"));
+  return losses;
+}
+
+struct Run {
+  std::vector<double> losses;
+  std::int64_t peak_bytes = 0;  // of the rank that needs most, in a step after the first one
+};
+
+Run train(const llm::Options& options, int ranks, const std::string& log) {
+  auto o = options;
+  o.device = "cpu", o.train.log = log, o.train.steps = 3;
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(o.train.batch * o.train.seq + 1));
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i * i % 509);
+  const llm::TrainTexts texts{train::Corpus::of(tokens, o.train.seq), {}};
+  Run run;
+  run_local(ranks, [&](const Communicator& world) {
+    const StepRecorder recorder;
+    llm::run_train(o, llm::read_family(o.model), texts, world);
+    auto peak = at::full({1}, recorder.report(world).peak.bytes, at::kLong);
+    world.all_reduce(peak, ReduceOp::max).wait();
+    if (world.rank() == 0) run.peak_bytes = peak.item<std::int64_t>();
+  });
+  run.losses = losses_in(log);
+  return run;
+}
+
+void plan_runs() {
+  const auto preset = one_of<std::string>({"llama3-8b", "mixtral-8x7b", "qwen3-235b-a22b", "deepseek-v3"});
+  const dtensor::test::Folder folder;
+  std::ofstream(folder / "config.json") << shrunk(preset).dump();
+  std::ofstream(folder / "hardware.json") << any_hardware().json();
+  const std::string limit = one_of<std::string>({"1000", "0.004", "0.002"});
+  const auto searched = dtensor::test::run_captured({"plan",           "search",
+                                                     "--model",        folder.str(),
+                                                     "--ranks",        "4",
+                                                     "--batch",        "8",
+                                                     "--seq",          "64",
+                                                     "--hardware",     folder / "hardware.json",
+                                                     "--precision",    one_of<std::string>({"float32", "bf16"}),
+                                                     "--max-pp",       "2",
+                                                     "--max-cp",       "2",
+                                                     "--ep",           "1,2,4",
+                                                     "--microbatches", "1,2",
+                                                     "--memory-limit", limit,
+                                                     "--out",          folder / "plan.json"},
+                                                    run_program);
+  if (searched.status == 1) RC_DISCARD("no layout fits");
+  RC_ASSERT(searched.status == 0);
+  const auto plan = read(folder / "plan.json");
+  const Words train_words = {"llm", "train", "--model", folder.str(), "--from-scratch", "--data", "none"};
+  auto words = train_words;
+  words.insert(words.end(), {"--ranks", "4", "--plan", folder / "plan.json"});
+  const auto options = parsed(words);
+  RC_ASSERT(options.train.batch == 8 && options.train.seq == 64);
+  const auto planned = train(options, 4, folder / "planned.jsonl");
+  std::cout << preset << ": " << options.layout->str() << std::endl;
+
+  auto alone = parsed(train_words);
+  alone.train.batch = 8, alone.train.seq = 64;
+  const auto one_rank = train(alone, 1, folder / "alone.jsonl");
+  RC_ASSERT(planned.losses.size() == one_rank.losses.size());
+  for (std::size_t i = 0; i < planned.losses.size(); ++i) {
+    const double apart = std::abs(planned.losses[i] / one_rank.losses[i] - 1);
+    RC_ASSERT(apart < (options.layout->bf16 ? 0.02 : 1e-4) ||
+              (RC_LOG() << "step " << i << ": " << planned.losses[i] << ", one rank " << one_rank.losses[i], false));
+  }
+  // Tokens go where their scores send them, not to the experts in turn.
+  const double ratio = static_cast<double>(planned.peak_bytes) / plan.at("peak_bytes").get<double>();
+  const double most = preset == "llama3-8b" ? 1.01 : 1.1;
+  RC_ASSERT((ratio > 0.95 && ratio < most) || (RC_LOG() << "peak: " << ratio << " of the plan's", false));
+}
+
+TEST(LlmPlan, RunsAsPlanned) { dtensor::test::check_property("llm train runs a plan", plan_runs, 3); }
+
+TEST(LlmPlan, UsageErrorsSayWhatToDo) {
+  const dtensor::test::Folder folder;
+  const auto write = [&](const char* mesh, const char* more) {
+    std::ofstream(folder / "plan.json") << fmt::format(
+        R"({{"mesh": {}, "microbatches": 2, "schedule": "1f1b", "recompute": "none", "bf16": false{}}})", mesh, more);
+  };
+  const auto error_of = [&](int ranks, std::int64_t batch, std::int64_t sequence) -> std::string {
+    try {
+      const auto layout = train::read_plan(folder / "plan.json").layout;
+      llm::check_layout(layout, batch, sequence, ranks);
+    } catch (const train::UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const char* kSharded = R"({"pp": 1, "replicate": 1, "shard": 2, "cp": 1, "tp": 2})";
+  write(kSharded, "");
+  EXPECT_EQ(error_of(4, 8, 64), "");
+  EXPECT_EQ(error_of(2, 8, 64),
+            "--plan: the layout shard=2,tp=2 microbatches=2 has 4 ranks, but the program runs on 2; --ranks sets it");
+  EXPECT_EQ(error_of(4, 6, 64),
+            "--plan: expected --batch to be a multiple of replicate x shard x microbatches, 4, got 6");
+  EXPECT_EQ(error_of(4, 8, 65), "--plan: expected --seq to be a multiple of cp x tp, 2, got 65");
+  write(kSharded, R"(, "accumulate": "some")");
+  EXPECT_EQ(error_of(4, 8, 64), R"(--plan: expected "accumulate" to be "sharded" or "unsharded", got "some")");
+}
+
+}  // namespace
+}  // namespace plan
