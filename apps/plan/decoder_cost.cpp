@@ -149,7 +149,7 @@ class DecoderCost {
   }
 
  private:
-  static constexpr std::int64_t kFew = 3;  // blocks of the smaller run: a first, a last and one between
+  static constexpr std::int64_t kFew = 4;  // blocks of the smaller run: reductions of three are active at once
 
   const Stages& stages_of(const ParallelLayout& l) {
     const auto key = std::tuple(l.schedule, l.pp, l.microbatches, l.chunks);

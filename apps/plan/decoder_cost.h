@@ -15,7 +15,7 @@ struct ModelSize {
 };
 ModelSize size_of(const Workload& work);
 
-// What a search needs about a decoder on this hardware. Stages with many blocks are extrapolated from runs of 3 and 4
+// What a search needs about a decoder on this hardware. Stages with many blocks are extrapolated from runs of 4 and 5
 // blocks; with `exact` all blocks and all microbatches run.
 dtensor::PlannedProgram planned_decoder(const Workload& work, const dtensor::HardwareModel& hardware,
                                         bool exact = false);

@@ -110,7 +110,7 @@ void add_layout_flags(CLI::App& app, Options& o) {
   app.add_flag("--exhaustive", o.exhaustive,
                "run all layouts that may fit, whatever the bounds of their times; takes minutes to hours");
   app.add_flag("--exact", o.exact,
-               "run all blocks and microbatches of a stage instead of extrapolating from 3 and 4 blocks");
+               "run all blocks and microbatches of a stage instead of extrapolating from 4 and 5 blocks");
 }
 
 void add_file_flags(CLI::App& app, Options& o) {
