@@ -115,7 +115,7 @@ class DecoderCost {
   LayoutCost bound(const ParallelLayout& l) {
     const auto& stages = stages_of(l);
     const auto block = blocks_.of(l);
-    const auto blocks = static_cast<double>(blocks_of_rank(l)), microbatches = static_cast<double>(l.microbatches);
+    const auto blocks = static_cast<double>(equal_blocks(l)), microbatches = static_cast<double>(l.microbatches);
     const double idle = stages.splits_backward() ? 0 : static_cast<double>(l.pp - 1) * blocks / stages.of_rank();
     const double kept = 0.95 * blocks * stages.most_in_flight() * block.kept_bytes + unsharded_bytes(l);
     const double share = sharded(l);
@@ -157,6 +157,13 @@ class DecoderCost {
     return found != stages_.end() ? found->second : stages_.emplace(key, l).first->second;
   }
   std::int64_t blocks_of_rank(const ParallelLayout& l) const { return (work_.model.layers + l.pp - 1) / l.pp; }
+  // Blocks of a rank that are as the last one: dense ones before layers with experts differ.
+  std::int64_t equal_blocks(const ParallelLayout& l) const {
+    const auto& layers = work_.model.layer;
+    if (layers.empty()) return blocks_of_rank(l);
+    const auto first = layers.end() - std::min<std::ptrdiff_t>(blocks_of_rank(l), std::ssize(layers));
+    return std::count_if(first, layers.end(), [&](const auto& one) { return one.experts == layers.back().experts; });
+  }
 
   // What layouts that compute the same need at least: seconds, and bytes besides parameters and states.
   struct Least {
@@ -225,7 +232,7 @@ class DecoderCost {
   double transfers(const ParallelLayout& l, double parameters, const std::vector<std::int64_t>& ranks) const {
     const auto all = static_cast<double>(ranks.size());
     const auto bytes = static_cast<std::int64_t>((l.bf16 ? 2 : 4) * parameters * (all - 1) / all);
-    const auto blocks = blocks_of_rank(l), microbatches = l.microbatches;
+    const auto blocks = equal_blocks(l), microbatches = l.microbatches;
     const auto gathers = l.reshard ? microbatches * (2 * blocks - 1) : blocks;
     const auto reductions = l.pp == 1 && l.accumulate_sharded ? microbatches * blocks : blocks;
     return static_cast<double>(gathers) * hardware_.seconds("all_gather", ranks, bytes) +
