@@ -6,9 +6,10 @@ using namespace dtensor;
 
 nn::DecoderConfig last_blocks(const nn::DecoderConfig& model, std::int64_t blocks) {
   auto config = model.checked();
+  auto& layers = config.layer;
   config.layers = blocks;
-  const auto kept = std::min<std::ptrdiff_t>(blocks, static_cast<std::ptrdiff_t>(config.layer.size()));
-  config.layer.erase(config.layer.begin(), config.layer.end() - kept);
+  layers.erase(layers.begin(), layers.end() - std::min<std::ptrdiff_t>(blocks, std::ssize(layers)));
+  layers.resize(static_cast<std::size_t>(blocks), layers.back());
   config.tensor = at::TensorOptions(at::kFloat).device(at::kMeta);
   if (config.experts) {  // A dry run knows no scores: tokens go to the experts in turn.
     config.experts->router.choice = RouterChoice::round_robin;
