@@ -94,7 +94,7 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
   train::RunState state(o, text, model_flags(model, how.lora), world);
   trainer.add_to(state.parts());
   trainer.set_steps_done(state.begin());
-  train::RunOutput output(o, world.rank() == 0);
+  train::RunOutput output(o, world.rank() == 0 && !dtensor::is_dry_run());  // a dry run has no losses
   const int left = train_steps(trainer, state, output, corpus, held_out, o);
   output.close();
   if (world.rank() == 0) plot(o, options.model, output);

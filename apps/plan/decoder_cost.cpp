@@ -11,6 +11,7 @@
 #include "dtensor/moe.h"
 #include "pipeline_cost.h"
 #include "stage_step.h"
+#include "train/progress.h"
 
 namespace plan {
 
@@ -125,8 +126,8 @@ class DecoderCost {
     cost.seconds = std::max(known.seconds, with_transfers(l, computes));
     // float: parameter and two states, with the gradient at the update, with activations before backward
     cost.peak_bytes = static_cast<std::int64_t>(std::max(16 * share, 12 * share + std::max(kept, known.bytes)));
-    cost.largest = kept > 4 * share ? fmt::format("activations alone, {:.1f} GB", 1e-9 * kept)
-                                    : fmt::format("parameters, gradients and states alone, {:.1f} GB", 16e-9 * share);
+    cost.largest = kept > 4 * share ? "activations alone, " + train::bytes_text(kept)
+                                    : "parameters, gradients and states alone, " + train::bytes_text(16 * share);
     return cost;
   }
 
@@ -141,8 +142,8 @@ class DecoderCost {
     result.seconds = step.seconds;
     result.peak_bytes = static_cast<std::int64_t>(most.peak());
     const auto largest = std::max_element(most.memory.begin(), most.memory.end());
-    result.largest = fmt::format("{} {:.1f} GB", to_string(static_cast<MemoryKind>(largest - most.memory.begin())),
-                                 1e-9 * static_cast<double>(*largest));
+    result.largest = fmt::format("{} {}", to_string(static_cast<MemoryKind>(largest - most.memory.begin())),
+                                 train::bytes_text(static_cast<double>(*largest)));
     learn(l, kinds, stages, step, most.peak());
     result.explanation = explain(l, kinds.begin()->second.rank.time, step);
     return result;

@@ -12,7 +12,9 @@ namespace {
 
 nlohmann::json report_of(llm::Options options, const std::string& file) {
   options.train.dry_run_json = file;
+  testing::internal::CaptureStdout();
   EXPECT_EQ(llm::report_dry_run(options, llm::read_family(options.model)), 0);
+  EXPECT_EQ(testing::internal::GetCapturedStdout().find("loss"), std::string::npos);  // its numbers are invented
   std::ifstream in(file);
   return nlohmann::json::parse(in);
 }
