@@ -19,7 +19,8 @@ enum class Explain : std::uint8_t {
   decisions,      // for each operator on DTensors: the candidates, their costs and the choice
 };
 
-// Runs fn and reports what its operators did, and why.
+// Runs fn once and returns the report `what`, as text, of this rank's operators and collectives meanwhile, those of
+// backward passes included. Does not communicate. Rethrows what fn throws.
 DTENSOR_API std::string explain(const std::function<void()>& fn, Explain what = Explain::communication);
 
 // What Strict rejects.

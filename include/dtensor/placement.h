@@ -26,7 +26,7 @@ DTENSOR_API const char* to_string(ReduceOp op);
 // What a mesh axis does to a tensor: nothing, split one of its dimensions, or store one summand of its values per rank.
 class DTENSOR_API Placement {
  public:
-  // The kind of a placement.
+  // The kind of a placement. Kinds of shards are consecutive, for is_shard().
   enum class Kind : std::uint8_t { replicate, shard, strided_shard, ragged_shard, zigzag_shard, partial };
 
   Placement() = default;

@@ -104,7 +104,7 @@ void write_to_base(DTensorImpl& view) {
     base.local().copy_(scattered(memory, *base.spec()));
   }
   count_write(base);
-  if (base.is_detached_view()) write_to_base(base);
+  if (base.is_materialized_view()) write_to_base(base);
 }
 
 at::Tensor full_value(const at::Tensor& tensor) {

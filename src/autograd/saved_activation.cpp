@@ -53,7 +53,8 @@ at::Tensor gather_activation(const at::Tensor& x, const Placements& placements) 
   const at::Tensor result = DTensor(x).redistribute(placements);
   const DTensorImpl& from = *dtensor_or_null(x);
   DTensorImpl& to = *dtensor_or_null(result);
-  if (!at::GradMode::is_enabled() || from.is_detached_view() || !is_all_gather(*from.spec(), *to.spec())) return result;
+  if (!at::GradMode::is_enabled() || from.is_materialized_view() || !is_all_gather(*from.spec(), *to.spec()))
+    return result;
   auto regathered = std::make_shared<Regathered>(placements);
   to.make_extras().gathered = {x, from.generation(), to.generation(), regathered};
   if (!result.requires_grad()) return result;

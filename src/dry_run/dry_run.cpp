@@ -118,7 +118,7 @@ DryRunReport dry_run(const DryRunOptions& options, const std::function<void(Comm
 
 namespace {
 
-int run_and_print(const SimulatedRank& which, const std::function<void(Communicator)>& fn) {
+int run_and_print(const DryRunRequest& which, const std::function<void(Communicator)>& fn) {
   const auto report =
       dry_run({.ranks = which.ranks, .rank = which.rank, .number = which.number, .staging = which.staging}, fn);
   std::fputs(report.table().c_str(), stdout);

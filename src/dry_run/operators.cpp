@@ -195,6 +195,7 @@ std::int64_t temporary_bytes(const OpInfo& info, c10::ArrayRef<c10::IValue> args
   return copied + std::max({2 * a, a + 2 * b, a + b + kFloatBytes * out.numel() + converted});
 }
 
+// An operator that computes: results have sizes only, and values that it writes are unknown from now on.
 void compute(const OpInfo& info, Stack& stack) {
   if (select_by_known_mask(info, stack)) return;
   replace_known_masks(info, stack);
@@ -207,12 +208,14 @@ void compute(const OpInfo& info, Stack& stack) {
     for (std::size_t r = 0; r < info.returns.size(); ++r) results.push_back(result_of_return(call, r, args));
     forget_written(info, args);
     const std::int64_t inside = results.empty() ? 0 : temporary_bytes(info, args, results[0]);
+    // Freed at once: the peak of memory counts it.
     if (inside > 0) simulated_empty_strided({inside}, {1}, at::kByte);
   }
   torch::jit::drop(stack, info.args.size());
   for (auto& result : results) stack.push_back(std::move(result));
 }
 
+// An operator whose results are operands that it writes, with unchanged sizes.
 void write(const OpInfo& info, Stack& stack) {
   const c10::ArrayRef<c10::IValue> args = torch::jit::last(stack, info.args.size());
   forget_written(info, args);
@@ -222,6 +225,7 @@ void write(const OpInfo& info, Stack& stack) {
   for (auto& result : results) stack.push_back(std::move(result));
 }
 
+// item() of an unknown value: DryRunOptions::number.
 void read(const c10::OperatorHandle& op, Stack& stack) {
   const auto tensor = torch::jit::pop(stack).toTensor();
   const auto* state = current_state();

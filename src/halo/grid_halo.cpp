@@ -62,16 +62,10 @@ Ranges ranges_of(const DeviceMesh& mesh, const Placements& placements, at::IntAr
     if (p.is_shard() && p.dim() == dim) axes.push_back(a);
   }
   // An unsharded dimension is exchanged by each rank with itself, on a communicator that exists in any case.
-  auto coordinate = mesh.coordinate().value();
   Ranges all{axes.empty() ? mesh.communicator() : mesh.communicator(axes), {}};
-  for (int rank = 0; rank < all.ranks.size(); ++rank) {
-    std::int64_t rest = rank;
-    for (auto a = axes.rbegin(); a != axes.rend(); ++a) {
-      coordinate[static_cast<std::size_t>(*a)] = rest % mesh.size(*a);
-      rest /= mesh.size(*a);
-    }
+  for (const std::int64_t rank : all.ranks.ranks()) {
     const auto n = sizes[static_cast<std::size_t>(dim)];
-    const auto segments = shard_segments(n, dim, placements, mesh.shape(), coordinate);
+    const auto segments = shard_segments(n, dim, placements, mesh.shape(), mesh.coordinate_of(rank).value());
     TORCH_CHECK(segments.size() <= 1, "GridHalo: expected one range of dimension ", dim, " on each rank, got ",
                 segments.size(), " of ", to_string(placements), "; use Shard");
     all.of_rank.push_back(segments.empty() ? Segment{0, 0} : segments[0]);

@@ -12,14 +12,14 @@
 
 namespace dtensor {
 
-// The dispatch key through which a dry run intercepts all operators of its thread. LibTorch reserves it for such
-// tensors and registers no kernel for it.
+// A dry run includes this dispatch key on its threads, so that its fallback (dry_run/operators.cpp) receives every
+// call. Tensors do not have the key. LibTorch defines it for fake tensors and registers no kernel for it.
 inline constexpr auto kSimulatedKey = c10::DispatchKey::Fake;
 
 // Whether this thread runs a dry run.
 inline bool is_simulating() { return c10::impl::tls_local_dispatch_key_set().included_.has(kSimulatedKey); }
 
-// Frees the block of a simulated storage, and identifies such a storage.
+// The deleter of a simulated storage's DataPtr. Its address also identifies such a storage (is_simulated).
 DTENSOR_API void release_simulated_block(void* block);
 
 // Whether the tensor's values do not exist.

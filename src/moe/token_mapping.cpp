@@ -11,7 +11,7 @@
 #include "dtensor/hooks.h"
 #include "internal/aten_scopes.h"
 #include "internal/gradient_hooks.h"
-#include "internal/shard_segments.h"
+#include "internal/region.h"
 #include "moe/local_function.h"
 
 namespace dtensor::moe {
@@ -80,20 +80,10 @@ void fill_layout(TokenMapping& mapping, bool in_order) {
 // The minimum and maximum number of tokens of a rank.
 std::pair<std::int64_t, std::int64_t> min_max_of(const TokenMapping& mapping) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max(), most = 0;
-  for (std::int64_t rank = 0; rank < mapping.mesh.size(); ++rank) {
-    std::vector<std::int64_t> coordinate(static_cast<std::size_t>(mapping.mesh.ndim()));
-    for (auto [a, rest] = std::pair(mapping.mesh.ndim() - 1, rank); a >= 0; rest /= mapping.mesh.size(a), --a) {
-      coordinate[static_cast<std::size_t>(a)] = rest % mapping.mesh.size(a);
-    }
-    std::int64_t tokens = 1;
-    for (std::size_t d = 0; d + 1 < mapping.sizes.size(); ++d) {
-      std::int64_t length = 0;
-      const auto dim = static_cast<std::int64_t>(d);
-      for (const auto& s : shard_segments(mapping.sizes[d], dim, mapping.tokens, mapping.mesh.shape(), coordinate)) {
-        length += s.length;
-      }
-      tokens *= length;
-    }
+  const auto sizes = at::IntArrayRef(mapping.sizes).slice(0, mapping.sizes.size() - 1);
+  for (const std::int64_t rank : mapping.mesh.ranks()) {
+    const auto coordinate = mapping.mesh.coordinate_of(rank).value();
+    const auto tokens = shard_region(sizes, mapping.tokens, mapping.mesh.shape(), coordinate).numel();
     least = std::min(least, tokens), most = std::max(most, tokens);
   }
   return {least, most};

@@ -31,7 +31,7 @@ at::ScalarType working_type(const detail::SlotOptimizer::Entry& entry, const Muo
 }
 
 at::Tensor orthogonal(const at::Tensor& momentum, const optim::Block& matrix, const MuonOptions& o) {
-  return optim::newton_schulz(momentum.reshape(matrix.shape), o.iterations).reshape(matrix.region.sizes);
+  return optim::newton_schulz(momentum.reshape(matrix.shape), o.iterations).reshape(matrix.region.sizes());
 }
 
 std::vector<at::Tensor> momenta(const optim::Bucket& b, const MuonOptions& o) {

@@ -221,7 +221,7 @@ void Shampoo::update(const std::vector<Entry*>& active) {
         accumulate(p, gradient.reshape(p.shape.shape), o);
         result.failed = result.may_fail && !take_roots(p, m.entry->steps, o);
         if (mean.defined())
-          result.value = direction(p, mean.reshape(p.shape.shape), squares).reshape(p.shape.region.sizes);
+          result.value = direction(p, mean.reshape(p.shape.shape), squares).reshape(p.shape.region.sizes());
       }
       if (m.preconditioned) results.push_back(std::move(result)), of.push_back(m.entry);
     }

@@ -33,11 +33,6 @@ EdgeCall call_of(const Pending& p) {
   return EdgeCall(edge_of(p), as_mesh_impl(*p.from->mesh), p.geometry, p.current, p.current.scalar_type(),
                   !shares_storage(p.current, p.given));
 }
-std::vector<EdgeCall> calls_of(const Group& group) {
-  std::vector<EdgeCall> calls;
-  for (const auto* p : group) calls.push_back(call_of(*p));
-  return calls;
-}
 void step(Pending& p, at::Tensor to) {
   p.current = std::move(to);
   ++p.next;
@@ -87,76 +82,60 @@ Finish all_reduce(const Group& group) {
   };
 }
 
-// The calls and receive buffers of a group.
-struct Incoming {
-  explicit Incoming(const Group& group) : calls(calls_of(group)) {
-    for (const auto& call : calls) results.push_back(result_buffer(call.wanted.sizes(), call.local));
-    for (std::size_t k = 0; k < calls.size(); ++k) receives.emplace_back(results[k], calls[k].wanted);
-  }
-  void finish(const Group& group) const {
-    for (const auto& pending : receives) pending.finish();
-    step(group, results);
-  }
+using Exchanges = std::vector<RegionExchange>;  // of a group
 
-  const std::vector<EdgeCall> calls;
-  std::vector<at::Tensor> results;
-  std::vector<PendingReceives> receives;
-};
+Exchanges exchanges_of(const Group& group) {
+  Exchanges exchanges;
+  for (const auto* p : group) exchanges.push_back(exchange_of(call_of(*p)));
+  return exchanges;
+}
 
-// Lists for the communicator: position m * n + k is tensor k for (or from) member m.
+void finish(const Group& group, const Exchanges& exchanges) {
+  for (std::size_t k = 0; k < group.size(); ++k) step(*group[k], exchanges[k].finish());
+}
+
+// Lists for the communicator: the parts of all tensors for (or from) the first member, then those of the next one.
+template <class PartsOf>
+std::vector<at::Tensor> by_member(const Exchanges& exchanges, const PartsOf& parts_of) {
+  std::vector<at::Tensor> list;
+  for (std::size_t m = 0; m < parts_of(exchanges[0]).size(); ++m) {
+    for (const auto& exchange : exchanges) list.push_back(parts_of(exchange)[m]);
+  }
+  return list;
+}
+
 Finish all_gather(const Group& group) {
-  const auto members = call_of(*group[0]).members().size(), n = group.size();
-  const auto incoming = std::make_shared<Incoming>(group);
-  std::vector<at::Tensor> outputs(members * n), inputs;
-  for (std::size_t k = 0; k < n; ++k) {
-    const auto& call = incoming->calls[k];
-    auto& receives = incoming->receives[k];
-    for (const auto& member : call.members()) receives.expect(region_of(call.from, call.geometry, member));
-    for (std::size_t m = 0; m < members; ++m) outputs[m * n + k] = receives.views()[m];
-    inputs.push_back(call.local);
-  }
-  return [group, incoming, work = communicator_of(group).all_gather_list(outputs, inputs)]() mutable {
+  auto exchanges = exchanges_of(group);
+  std::vector<at::Tensor> inputs;
+  for (const auto* p : group) inputs.push_back(p->current);
+  const auto outputs = by_member(exchanges, std::mem_fn(&RegionExchange::targets));
+  auto work = communicator_of(group).all_gather_list(outputs, inputs);
+  return [group, exchanges = std::move(exchanges), work]() mutable {
     work.wait();
-    incoming->finish(group);
+    finish(group, exchanges);
   };
 }
 
 Finish reduce_scatter(const Group& group) {
-  const auto members = call_of(*group[0]).members().size(), n = group.size();
-  std::vector<at::Tensor> outputs, inputs(members * n);
-  for (std::size_t k = 0; k < n; ++k) {
-    const auto call = call_of(*group[k]);
-    const auto all = call.members();
-    for (std::size_t m = 0; m < members; ++m) {
-      inputs[m * n + k] = read_part(call.local, call.held, region_of(call.to, call.geometry, all[m]));
-    }
-    outputs.push_back(result_buffer(call.wanted.sizes(), call.local));
-  }
-  return
-      [group, outputs, work = communicator_of(group).reduce_scatter_list(outputs, inputs, op_of(*group[0]))]() mutable {
-        work.wait();
-        step(group, outputs);
-      };
+  auto exchanges = exchanges_of(group);
+  std::vector<at::Tensor> outputs;
+  for (const auto& exchange : exchanges) outputs.push_back(exchange.result());
+  const auto inputs = by_member(exchanges, std::mem_fn(&RegionExchange::pieces));
+  auto work = communicator_of(group).reduce_scatter_list(outputs, inputs, op_of(*group[0]));
+  return [group, outputs, work]() mutable {
+    work.wait();
+    step(group, outputs);
+  };
 }
 
 Finish all_to_all(const Group& group) {
-  const auto incoming = std::make_shared<Incoming>(group);
-  BucketedAllToAll pieces;
-  const auto bucket = pieces.bucket(communicator_of(group), group[0]->current.scalar_type());
-  for (std::size_t k = 0; k < group.size(); ++k) {
-    const auto& call = incoming->calls[k];
-    auto& receives = incoming->receives[k];
-    const auto members = call.members();
-    for (std::size_t m = 0; m < members.size(); ++m) {
-      const auto theirs = intersection(call.held, region_of(call.to, call.geometry, members[m]));
-      pieces.send(bucket, static_cast<int>(m), read_part(call.local, call.held, theirs));
-      receives.expect(intersection(region_of(call.from, call.geometry, members[m]), call.wanted));
-      pieces.receive(bucket, static_cast<int>(m), receives.views()[m]);
-    }
-  }
-  return [group, incoming, finish = pieces.start()] {
-    finish();
-    incoming->finish(group);
+  auto exchanges = exchanges_of(group);
+  BucketedAllToAll parts;
+  const auto bucket = parts.bucket(communicator_of(group), group[0]->current.scalar_type());
+  for (const auto& exchange : exchanges) exchange.join(parts, bucket);
+  return [group, exchanges = std::move(exchanges), arrived = parts.start()] {
+    arrived();
+    finish(group, exchanges);
   };
 }
 

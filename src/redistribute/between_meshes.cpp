@@ -5,15 +5,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
-#include <deque>
-#include <optional>
 
 #include "internal/aten_scopes.h"
-#include "internal/bucketed_all_to_all.h"
 #include "internal/dispatch_modes.h"
+#include "internal/region_exchange.h"
 #include "mesh/mesh_impl.h"
 #include "mesh/world_state.h"
-#include "redistribute/edges/edge.h"
 #include "redistribute/execute.h"
 #include "redistribute/plan/transfer.h"
 #include "redistribute/result_buffers.h"
@@ -42,43 +39,31 @@ at::ScalarType common_dtype(const std::vector<CrossMeshMove>& moves) {
   return same ? first : at::kByte;
 }
 
-class MovingTensor {
- public:
-  MovingTensor(const CrossMeshMove& move, std::int64_t world_rank)
-      : plan_(plan_transfer(move.from->sizes, static_cast<std::int64_t>(c10::elementSize(move.from->dtype)),
-                            {move.from->mesh->layout, move.from->placements},
-                            {move.to->mesh->layout, move.to->placements}, world_rank)),
-        local_(move.from->mesh->is_member ? resolve_conj_and_neg(move.local.to(move.to->mesh->device)) : at::Tensor()) {
-    if (!move.to->mesh->is_member) return;
-    const auto like = at::empty({0}, at::TensorOptions(move.to->dtype).device(move.to->mesh->device));
-    result_ = result_buffer(move.to->local_sizes, like);
-    if (!local_.defined()) return;
-    const Region kept = intersection(plan_.held, plan_.wanted);
-    if (kept.numel() > 0) write_part(result_, plan_.wanted, kept, read_part(local_, plan_.held, kept));
+// Peers are positions in `ranks`. Elements that this rank has and wants are a transfer to itself.
+TransferPlan plan_of(const CrossMeshMove& move, std::int64_t self, const std::vector<std::int64_t>& ranks) {
+  TransferPlan plan = plan_transfer(move.from->sizes, static_cast<std::int64_t>(c10::elementSize(move.from->dtype)),
+                                    {move.from->mesh->layout, move.from->placements},
+                                    {move.to->mesh->layout, move.to->placements}, self);
+  if (move.from->mesh->is_member && move.to->mesh->is_member) {
+    const Transfer kept{self, intersection(plan.held, plan.wanted)};
+    plan.sends.push_back(kept);
+    plan.receives.push_back(kept);
   }
-
-  template <class PeerOf>
-  void join(BucketedAllToAll& exchange, std::size_t bucket, const PeerOf& peer_of) {
-    for (const Transfer& t : plan_.sends) exchange.send(bucket, peer_of(t.peer), read_part(local_, plan_.held, t.part));
-    if (!result_.defined()) return;
-    receives_.emplace(result_, plan_.wanted);
-    for (const Transfer& t : plan_.receives) receives_->expect(t.part);
-    for (std::size_t i = 0; i < plan_.receives.size(); ++i) {
-      exchange.receive(bucket, peer_of(plan_.receives[i].peer), receives_->views()[i]);
-    }
+  for (auto* transfers : {&plan.sends, &plan.receives}) {
+    for (Transfer& t : *transfers) t.peer = std::lower_bound(ranks.begin(), ranks.end(), t.peer) - ranks.begin();
   }
+  return plan;
+}
 
-  at::Tensor finish() {
-    if (receives_) receives_->finish();
-    return result_;
+RegionExchange exchange_of(const CrossMeshMove& move, TransferPlan plan) {
+  at::Tensor local, result;
+  if (move.from->mesh->is_member) local = resolve_conj_and_neg(move.local.to(move.to->mesh->device));
+  if (move.to->mesh->is_member) {
+    result = result_buffer(move.to->local_sizes,
+                           at::empty({0}, at::TensorOptions(move.to->dtype).device(move.to->mesh->device)));
   }
-
- private:
-  const TransferPlan plan_;
-  const at::Tensor local_;
-  at::Tensor result_;
-  std::optional<PendingReceives> receives_;
-};
+  return RegionExchange(std::move(plan), local, std::move(result));
+}
 
 }  // namespace
 
@@ -100,11 +85,11 @@ std::vector<at::Tensor> move_between_meshes(const std::vector<CrossMeshMove>& mo
   WorldState& state = as_mesh_impl(*moves.front().to->mesh).state();
   BucketedAllToAll exchange;
   const auto bucket = exchange.bucket(state.communicator(world, ranks, "meshes"), common_dtype(moves));
-  const auto peer_of = [&](std::int64_t rank) {
-    return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-  };
-  std::deque<MovingTensor> moving;
-  for (const CrossMeshMove& move : moves) moving.emplace_back(move, self).join(exchange, bucket, peer_of);
+  std::vector<RegionExchange> moving;
+  for (const CrossMeshMove& move : moves) {
+    moving.push_back(exchange_of(move, plan_of(move, self, ranks)));
+    moving.back().join(exchange, bucket);
+  }
   exchange.run();
   for (std::size_t i = 0; i < moves.size(); ++i) results[i] = moving[i].finish();
   return results;

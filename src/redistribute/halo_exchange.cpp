@@ -103,30 +103,28 @@ void HaloExchange::find_messages() {
 
 const Segments& HaloExchange::fetched() const { return fetched_[static_cast<std::size_t>(members_.rank())]; }
 
-Region HaloExchange::region(const at::Tensor& local, const Segments& rows) const {
-  Region region;
-  for (std::int64_t d = 0; d < local.dim(); ++d) {
-    region.dims.push_back(d == dim_ ? rows : Segments{Segment{0, local.size(d)}});
+std::vector<Region> HaloExchange::regions(const at::Tensor& local, const std::vector<Segments>& rows) const {
+  std::vector<Region> regions(rows.size());
+  for (std::size_t m = 0; m < rows.size(); ++m) {
+    for (const auto size : local.sizes()) regions[m].dims.push_back({{0, size}});
+    regions[m].dims[static_cast<std::size_t>(dim_)] = rows[m];
   }
-  return region;
+  return regions;
 }
 
-HaloExchange::Parts HaloExchange::exchange(const at::Tensor& local, const std::vector<Segments>& from,
-                                           const std::vector<Segments>& to) const {
+TransferPlan HaloExchange::plan(const at::Tensor& local, const std::vector<Segments>& from,
+                                const std::vector<Segments>& to) const {
   const auto me = static_cast<std::size_t>(members_.rank());
-  const Region held = region(local, from[me]), wanted = region(local, to[me]);
-  Parts parts;
-  std::vector<at::Tensor> outputs, inputs;
-  for (std::size_t m = 0; sends_ && m < from.size(); ++m) {
-    inputs.push_back(read_part(local, held, intersection(held, region(local, m == me ? Segments() : to[m]))));
-    const Region received = intersection(region(local, m == me ? Segments() : from[m]), wanted);
-    outputs.push_back(at::empty(received.sizes(), local.options()));
-    if (m != me) parts.emplace_back(received, outputs.back());
-  }
-  if (sends_) members_.all_to_all(outputs, inputs).wait();
-  const Region own = intersection(held, wanted);
-  parts.emplace(parts.begin(), own, read_part(local, held, own));
-  return parts;
+  const auto held = regions(local, from), wanted = regions(local, to);
+  if (sends_) return {overlaps(held[me], wanted), overlaps(wanted[me], held), held[me], wanted[me]};
+  const Transfer own{members_.rank(), intersection(held[me], wanted[me])};
+  return {{own}, {own}, held[me], wanted[me]};
+}
+
+void HaloExchange::run(const RegionExchange& exchange) const {
+  BucketedAllToAll parts;
+  exchange.join(parts, parts.bucket(members_, exchange.result().scalar_type(), sends_));
+  parts.run();
 }
 
 at::Tensor HaloExchange::fetch_halo(const at::Tensor& local, at::ArrayRef<Margin> margins,
@@ -134,8 +132,8 @@ at::Tensor HaloExchange::fetch_halo(const at::Tensor& local, at::ArrayRef<Margin
   const auto me = static_cast<std::size_t>(members_.rank());
   const auto is_none = [](const Margin& m) { return m.before == 0 && m.after == 0; };
   if (!sends_ && fetched_[me] == held_[me] && std::all_of(margins.begin(), margins.end(), is_none)) return local;
-  const Region wanted = region(local, fetched_[me]);
-  auto sizes = wanted.sizes();
+  TransferPlan transfers = plan(local, held_, fetched_);
+  auto sizes = transfers.wanted.sizes();
   for (const Margin& m : margins) sizes[static_cast<std::size_t>(m.dim)] += m.before + m.after;
   const at::Tensor padded = at::empty(sizes, local.options());
   at::Tensor rows = padded;
@@ -145,24 +143,26 @@ at::Tensor HaloExchange::fetch_halo(const at::Tensor& local, at::ArrayRef<Margin
     if (m.after > 0) rows.narrow(m.dim, end, m.after).fill_(value);
     rows = rows.narrow(m.dim, m.before, end - m.before);
   }
-  for (const auto& [part, values] : exchange(local, held_, fetched_)) write_part(rows, wanted, part, values);
+  const RegionExchange exchange(std::move(transfers), local, rows);
+  run(exchange);
+  exchange.finish();
   return padded;
 }
 
 at::Tensor HaloExchange::reduce_halo(const at::Tensor& shares) const {
-  const auto me = static_cast<std::size_t>(members_.rank());
-  const Region held = region(shares, held_[me]);
-  const Parts parts = exchange(shares, fetched_, held_);
-  const auto& [own, own_shares] = parts.front();
-  // Rows that this rank does not read itself start at 0.
-  const bool reads_all = own.sizes() == held.sizes();
-  const at::Tensor sum = reads_all ? own_shares.contiguous() : at::zeros(held.sizes(), shares.options());
-  if (!reads_all) write_part(sum, held, own, own_shares);
-  for (auto part = parts.begin() + 1; part != parts.end(); ++part) {
-    const auto& [where, rows] = *part;
-    if (rows.numel() > 0) write_part(sum, held, where, read_part(sum, held, where) + rows);
+  TransferPlan transfers = plan(shares, fetched_, held_);
+  for (auto* list : {&transfers.sends, &transfers.receives}) {
+    std::erase_if(*list, [&](const Transfer& t) { return t.peer == members_.rank(); });
   }
-  return sum;
+  const Region own = intersection(transfers.held, transfers.wanted);
+  const at::Tensor own_shares = read_part(shares, transfers.held, own);
+  // Rows that this rank does not read itself start at 0.
+  const bool reads_all = own.sizes() == transfers.wanted.sizes();
+  const at::Tensor sum = reads_all ? own_shares.contiguous() : at::zeros(transfers.wanted.sizes(), shares.options());
+  if (!reads_all) write_part(sum, transfers.wanted, own, own_shares);
+  const RegionExchange exchange(std::move(transfers), shares, sum, RegionExchange::Arrival::add);
+  run(exchange);
+  return exchange.finish();
 }
 
 }  // namespace dtensor

@@ -4,10 +4,10 @@
 
 #include <vector>
 
+#include "internal/region_exchange.h"
 #include "mesh/mesh_impl.h"
 #include "placement/shard_map.h"
 #include "placement/spec.h"
-#include "redistribute/plan/region.h"
 #include "redistribute/shard_rows.h"
 
 namespace dtensor {
@@ -60,11 +60,10 @@ class HaloExchange {
 
  private:
   void find_messages();
-  Region region(const at::Tensor& local, const Segments& rows) const;
-  // What this rank has itself of its part of `to`, then what it receives from each member; `from`: the rows of each
-  // member.
-  using Parts = std::vector<std::pair<Region, at::Tensor>>;
-  Parts exchange(const at::Tensor& local, const std::vector<Segments>& from, const std::vector<Segments>& to) const;
+  // The regions of members that have these rows of all columns of `local`.
+  std::vector<Region> regions(const at::Tensor& local, const std::vector<Segments>& rows) const;
+  TransferPlan plan(const at::Tensor& local, const std::vector<Segments>& from, const std::vector<Segments>& to) const;
+  void run(const RegionExchange& exchange) const;
 
   const Communicator& members_;
   std::int64_t dim_;

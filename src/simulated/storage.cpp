@@ -39,9 +39,8 @@ SimulatedAllocator* allocator() {
 void refuse_reads(c10::StorageImpl& storage) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
       "a dry run computes sizes, not values, and the program reads the values of a tensor (data_ptr, accessors, "
-      "printing). Skip this where dtensor::is_dry_run() is true, or fill the tensor in fewer than 4096 bytes "
-      "(integers: "
-      "16 MiB), which stay real");
+      "printing). Skip this where dtensor::is_dry_run() is true, or use a tensor of at most 4096 bytes (integers other "
+      "than uint8: 16 MiB), which stays real");
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 namespace dtensor {
 
 bool is_materialized_view(const at::Tensor& tensor) {
-  return is_dtensor(tensor) && checked_impl(tensor).is_detached_view();
+  return is_dtensor(tensor) && checked_impl(tensor).is_materialized_view();
 }
 
 namespace {

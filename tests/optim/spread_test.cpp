@@ -33,7 +33,8 @@ TEST(Blocks, CoverEachElementOnce) {
       at::Tensor part = count;
       std::int64_t numel = 1;
       for (std::size_t d = 0; d < sizes.size(); ++d) {
-        part = part.narrow(static_cast<std::int64_t>(d), block.region.begin[d], block.region.sizes[d]);
+        const Segment& range = block.region.dims[d].front();
+        part = part.narrow(static_cast<std::int64_t>(d), range.offset, range.length);
       }
       for (const auto d : block.shape) numel *= d;
       RC_ASSERT(numel == part.numel());
@@ -132,8 +133,7 @@ TEST(Blocks, MatricesOfAStack) {
   const auto blocks = optim::matrices({3, 4, 6});
   ASSERT_EQ(blocks.size(), 3u);
   EXPECT_EQ(shape_of(blocks[2]), (Shape{4, 6}));
-  EXPECT_EQ(at::IntArrayRef(blocks[2].region.begin), (at::IntArrayRef{2, 0, 0}));
-  EXPECT_EQ(at::IntArrayRef(blocks[2].region.sizes), (at::IntArrayRef{1, 4, 6}));
+  EXPECT_EQ(blocks[2].region.dims, (decltype(Region::dims){{{2, 1}}, {{0, 4}}, {{0, 6}}}));
   EXPECT_TRUE(optim::matrices({0, 4, 6}).empty());
 }
 

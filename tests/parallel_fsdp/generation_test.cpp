@@ -1,4 +1,4 @@
-// What was derived from a tensor (a gathered unit, a cast, a reduced form, a moved view) is not used once
+// What was derived from a tensor (a gathered unit, a cast, a reduced form, a materialized view) is not used once
 // the tensor has changed, by whatever alias it was written to or whatever replaced its data.
 #include <c10/core/InferenceMode.h>
 

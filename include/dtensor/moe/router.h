@@ -1,5 +1,6 @@
 // The router selects experts and weights for each token and computes load-balancing losses. Its results are those of
-// the full batch, independent of how tokens are distributed over ranks.
+// the full batch, independent of how tokens are distributed over ranks. An *entry* is one choice of one token, so one
+// row for an expert: choice j of token t is entry `t * top_k + j`.
 #pragma once
 
 #include <ATen/core/Tensor.h>

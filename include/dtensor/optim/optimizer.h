@@ -205,7 +205,8 @@ class GroupOptimizer : public detail::SlotOptimizer {
   const Options& options(std::size_t group = 0) const { return options_.at(group); }
 
  protected:
-  // If `rules` has a check, options are checked here (including lr) and in each step.
+  // `slot_names` and `wide` (float state for half-precision parameters) as in SlotOptimizer. If `rules` has a check,
+  // options are checked here (including lr) and in each step.
   GroupOptimizer(const std::vector<Group>& groups, std::vector<std::string> slot_names, bool wide = false,
                  Validator rules = {})
       : SlotOptimizer(std::move(slot_names), wide), rules_(rules) {

@@ -1,5 +1,6 @@
-// Redistributes a leaf's gradient to the leaf's placements (without storage flags) before accumulation, so that
-// Partial or unsharded gradients do not accumulate.
+// The gradient pipeline of a leaf (its stages: leaf_gradient.cpp), and the hooks of a leaf that it calls (TensorHooks).
+// Operators install it on their operands. It redistributes a gradient to the leaf's placements (without storage flags)
+// before the gradient is added to .grad, so that no Partial or unsharded gradients accumulate.
 #pragma once
 
 #include <torch/csrc/autograd/variable.h>

@@ -34,7 +34,7 @@ int launch_threads(int ranks, const std::function<void(Communicator)>& fn, RunOp
   return 1;
 }
 
-int run_simulation(const SimulatedRank& which, const std::function<void(Communicator)>& fn) {
+int run_simulation(const DryRunRequest& which, const std::function<void(Communicator)>& fn) {
   const SimulationMain run = simulation_main();
   if (run == nullptr) throw LaunchError("--dtensor-simulate: this build of dtensor has no dry runs");
   try {

@@ -64,7 +64,7 @@ std::optional<std::string_view> value_of(std::string_view flag, int argc, const 
 }
 
 // "N" or "N:r".
-void parse_simulated(std::string_view text, SimulatedRank& which) {
+void parse_simulated(std::string_view text, DryRunRequest& which) {
   const auto colon = std::min(text.find(':'), text.size());
   const auto ranks = number(text.substr(0, colon));
   const auto rank = colon == text.size() ? std::optional(0) : number(text.substr(colon + 1));
@@ -84,8 +84,8 @@ double parse_simulated_number(std::string_view text) {
 }
 
 // Programs that refuse unknown flags can be run with the environment variables.
-SimulatedRank simulated_rank(int argc, const char* const* argv) {
-  SimulatedRank which;
+DryRunRequest dry_run_request(int argc, const char* const* argv) {
+  DryRunRequest which;
   if (const auto text = environment_variable("DTENSOR_SIMULATE"); !text.empty()) parse_simulated(text, which);
   if (const auto text = environment_variable("DTENSOR_SIMULATE_NUMBER"); !text.empty()) {
     which.number = parse_simulated_number(text);
@@ -118,7 +118,7 @@ std::optional<int> number(std::string_view text) {
 
 LaunchFlags parse_launch_flags(int argc, const char* const* argv) {
   LaunchFlags flags;
-  flags.simulated = simulated_rank(argc, argv);
+  flags.simulated = dry_run_request(argc, argv);
   if (flags.simulated.ranks > 0) return flags;
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     if (const auto ranks = value_of("--ranks", argc, argv, i)) {

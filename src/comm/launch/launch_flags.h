@@ -27,7 +27,7 @@ struct LaunchFlags {
   std::string backend;    // --backend; empty: automatic
   // --dtensor-simulate N[:r], or DTENSOR_SIMULATE: a dry run, which reads --backend, but not the other flags. 0 ranks:
   // none.
-  SimulatedRank simulated;
+  DryRunRequest simulated;
 };
 
 LaunchFlags parse_launch_flags(int argc, const char* const* argv);

@@ -41,14 +41,14 @@ DTENSOR_API void register_nccl(const NcclEntries& entries);
 std::string load_nccl();
 
 // The dry run that the command line requests (include/dtensor/dry_run.h).
-struct SimulatedRank {
+struct DryRunRequest {
   int ranks = 0, rank = 0;
   std::optional<double> number;  // --dtensor-simulate-number
   bool staging = false;          // --backend mpi or socket
 };
 
 // Runs fn as that rank, prints the report and returns the exit status. Registered by src/dry_run.
-using SimulationMain = int (*)(const SimulatedRank& which, const std::function<void(Communicator)>& fn);
+using SimulationMain = int (*)(const DryRunRequest& which, const std::function<void(Communicator)>& fn);
 SimulationMain simulation_main();
 DTENSOR_API void register_simulation_main(SimulationMain main);
 

@@ -27,7 +27,7 @@ int rank_of(const Communicator& ranks) { return ranks ? ranks.rank() : 0; }
 
 // State of a row exchange.
 struct RowDetails {
-  Sizes send_splits, take_splits;         // rows to and from each rank
+  Sizes input_splits, output_splits;      // rows to and from each rank
   Sizes blocks, order;                    // sizes of the received blocks, and their order by local expert
   std::shared_ptr<SharedCounts> pending;  // counts whose exchange is in progress
 };
@@ -43,8 +43,8 @@ void plan_rows(DispatchPlan& plan, const at::Tensor& counts, int me) {
   for (std::int64_t r = 0; r < ranks; ++r) {
     const auto* to_me = count + r * experts + me * local;
     const auto* mine = count + me * experts + r * local;
-    details.send_splits.push_back(std::accumulate(mine, mine + local, std::int64_t{0}));
-    details.take_splits.push_back(std::accumulate(to_me, to_me + local, std::int64_t{0}));
+    details.input_splits.push_back(std::accumulate(mine, mine + local, std::int64_t{0}));
+    details.output_splits.push_back(std::accumulate(to_me, to_me + local, std::int64_t{0}));
     details.blocks.insert(details.blocks.end(), to_me, to_me + local);
     for (std::int64_t e = 0; e < local; ++e) plan.rows[e] += to_me[e];
   }
@@ -76,7 +76,7 @@ class RowExchange : public Dispatcher {
       return sorted;
     }
     if (details.pending) take_counts(plan);
-    const auto taken = all_to_all(sorted, details.take_splits, details.send_splits, ranks_, overlap_fn);
+    const auto taken = all_to_all(sorted, details.output_splits, details.input_splits, ranks_, overlap_fn);
     return gather_blocks(taken, details.blocks, details.order);
   }
 
@@ -86,7 +86,7 @@ class RowExchange : public Dispatcher {
     if (size_of(ranks_) > 1) {
       const auto& details = details_of(plan);
       const auto spread = scatter_blocks(rows, details.blocks, details.order);
-      back = all_to_all(spread, details.send_splits, details.take_splits, ranks_);
+      back = all_to_all(spread, details.input_splits, details.output_splits, ranks_);
     }
     const auto weights = plan.apply_probs_before_experts ? at::Tensor() : plan.weights;
     return base.defined() ? add_unpermuted_tokens(base, back, plan.position, weights, keep)
@@ -114,20 +114,20 @@ class RowExchange : public Dispatcher {
     const auto ranks = static_cast<std::int64_t>(size_of(ranks_));
     const auto local = static_cast<std::int64_t>(plan.rows.size());
     const bool exact =
-        std::all_of(details.send_splits.begin(), details.send_splits.end(), [&](auto s) { return s == segment; }) &&
-        std::all_of(details.take_splits.begin(), details.take_splits.end(), [&](auto s) { return s == segment; });
+        std::all_of(details.input_splits.begin(), details.input_splits.end(), [&](auto s) { return s == segment; }) &&
+        std::all_of(details.output_splits.begin(), details.output_splits.end(), [&](auto s) { return s == segment; });
     if (exact) return;
     shift_positions(plan, segment);
     Sizes blocks, order;
     for (std::int64_t r = 0; r < ranks; ++r) {
       blocks.insert(blocks.end(), details.blocks.begin() + r * local, details.blocks.begin() + (r + 1) * local);
-      blocks.push_back(segment - details.take_splits[r]);
+      blocks.push_back(segment - details.output_splits[r]);
     }
     for (const auto b : details.order) order.push_back(b / local * (local + 1) + b % local);
     details.blocks = blocks;
     details.order = order;
-    details.send_splits.assign(ranks, segment);
-    details.take_splits.assign(ranks, segment);
+    details.input_splits.assign(ranks, segment);
+    details.output_splits.assign(ranks, segment);
     plan.sent = ranks * segment;
   }
 
@@ -146,7 +146,7 @@ class RowExchange : public Dispatcher {
 
  private:
   static void shift_positions(DispatchPlan& plan, std::int64_t segment) {
-    const Sizes& splits = details_of(plan).send_splits;
+    const Sizes& splits = details_of(plan).input_splits;
     Sizes ends(splits.size());
     std::partial_sum(splits.begin(), splits.end(), ends.begin());
     const auto bounds = at::tensor(ends, plan.position.options());

@@ -34,11 +34,11 @@ struct OutputAction {
   int base = -1;                              // view: the base operand
   int source = -1;  // view or cast: the operand, which may be a parameter (autograd/gradients/parameter_views.h)
   std::int64_t offset_delta = 0;
-  bool contiguous = false;  // new result with contiguous global strides: local strides must be contiguous
-  bool ordered = false;     // new result whose global strides are a dense permutation
-  bool dynamic = false;     // sizes are taken from the (replicated) local result
-  bool detached = false;    // view of an operand that had to be redistributed
-  bool undefined = false;   // undefined on one device; a local result is ignored
+  bool contiguous = false;    // new result with contiguous global strides: local strides must be contiguous
+  bool ordered = false;       // new result whose global strides are a dense permutation
+  bool dynamic = false;       // sizes are taken from the (replicated) local result
+  bool materialized = false;  // view of an operand that had to be redistributed (autograd/materialized_view.h)
+  bool undefined = false;     // undefined on one device; a local result is ignored
 };
 
 // Whether the memory order of a new local result differs from that of its spec (placement/stride_order.h).
@@ -91,8 +91,8 @@ struct CachedCall : std::enable_shared_from_this<CachedCall> {
   Executor executor = Executor::general;
   std::vector<IndexBound> bounds;
   std::vector<bool> absent_positions;  // of lists: on meshes without this rank, while others are here; empty: none
-  bool reduces = false;                // one of the inputs does
-  bool reshards = false;               // one of the inputs does
+  bool reduces = false;                // any of `inputs` has InputAction::reduces
+  bool reshards = false;               // any of `inputs` has InputAction::reshards
   bool moves_list = false;             // entries of a list are redistributed, more than one
   // Received by the rank that receives most, for operands that the program did not ask to move.
   std::int64_t implicit_bytes = 0;

@@ -126,7 +126,7 @@ void CallView::add_number(const c10::TensorImpl& impl) {
 
 // Replaces an operand by its reduced form or its device copy, if it has one.
 DTensorImpl* CallView::substitute_operand(DTensorImpl& operand) {
-  has_moved_view = has_moved_view || operand.is_detached_view();
+  has_materialized_view = has_materialized_view || operand.is_materialized_view();
   auto* found = device_copy_of(reads_only ? operand.read_source() : &operand);
   has_substituted_operand = has_substituted_operand || found != &operand;
   return found;
@@ -217,7 +217,7 @@ void CallView::move_operands_to_device(const OpEntry& entry, c10::ArrayRef<c10::
   key.clear();
   key.numbers = {};
   mesh = nullptr;
-  mixed = has_regular = has_moved_view = false;
+  mixed = has_regular = has_materialized_view = false;
   walk(entry, args);
   has_substituted_operand = true;
 }

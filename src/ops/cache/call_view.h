@@ -1,6 +1,9 @@
-// CallView: the cache key and the tensor operands of a call, collected in one pass. The key holds, per argument, the
-// interned spec of a DTensor, the metadata of a regular tensor, or the value of any other argument (floats only if the
-// rule reads them). Boxed and unboxed kernels build the same key for the same call.
+// CallView: what the engine reads of a call's arguments, collected in one pass: the key of the decision cache, and the
+// tensor operands. The key (CallKey) holds, per argument, the interned spec of a DTensor, the metadata of a regular
+// tensor, or the value of any other argument (floats only if the rule reads them). KeyBuilder encodes them; a
+// RecentCall compares the same words without storing them. Boxed and unboxed kernels build the same key for the same
+// call. The pass also replaces operands that have newer data elsewhere (substitute_operand) and installs gradient
+// pipelines.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -93,8 +96,8 @@ struct CallView {
   bool scalars;                                    // values of floats are part of the key
   bool has_substituted_operand = false;            // `operands` differs from the arguments: one was replaced
   bool mixed = false;                              // DTensors of more than one mesh
-  bool has_moved_view = false;  // an operand is a materialized view that may be outdated (autograd/materialized_view.h)
-  std::size_t argument = 0;     // the next one to add
+  bool has_materialized_view = false;              // an operand may be stale (autograd/materialized_view.h)
+  std::size_t argument = 0;                        // the next one to add
 
   explicit CallView(const OpEntry& entry) : CallView(entry, entry.rule()) {}
   CallView(const OpEntry& entry, const OpRule& rule)

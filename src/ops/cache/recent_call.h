@@ -35,8 +35,8 @@ class KeyMatch : public KeyBuilder<KeyMatch> {
 };
 
 // Has the interface of CallView. Each next() selects a recent call with the same spec of the first operand; the
-// arguments are then added. State outside the key (scopes, moved views, leaves without a gradient pipeline) counts as a
-// mismatch, so that the general path runs.
+// arguments are then added. State outside the key (scopes, materialized views, leaves without a gradient pipeline)
+// counts as a mismatch, so that the general path runs.
 class RecentCall {
  public:
   C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const EngineGuard& guard, const ThreadState& thread,

@@ -1,4 +1,6 @@
-// The short form of explain(): communication by module and operator, and the placements that would avoid it.
+// explain() and its report Explain::communication: bytes by module and operator, and the placements that would avoid
+// them. The report Explain::decisions is recorded by inspect_state.h; sharding_prop/propagate.h writes a decision as
+// text.
 #pragma once
 
 #include "ops/cache/cached_call.h"

@@ -1,4 +1,5 @@
-// The boxed kernel. A cache hit builds the key, finds the decision, runs the local operator and wraps its results.
+// The boxed kernel serves all calls that no unboxed kernel serves: cache misses, operators without an unboxed kernel,
+// and hits that redistribute. It builds the key, finds the CachedCall or compiles one, and runs it (execute_call).
 #include "ops/dispatch/boxed_kernel.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -27,8 +28,8 @@ c10::ArrayRef<c10::IValue> arguments(const OpEntry& entry, const torch::jit::Sta
   return c10::ArrayRef<c10::IValue>(stack.data() + (stack.size() - entry.args.size()), entry.args.size());
 }
 
-// Sets `fresh` if the cache did not hold the decision.
-CachedCallPtr decide(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view, bool& fresh) {
+// Sets `fresh` if the cache did not hold the call.
+CachedCallPtr find_or_compile(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view, bool& fresh) {
   auto call = cache_find(entry.index, view.key);
   fresh = call == nullptr;
   if (fresh) {
@@ -154,13 +155,13 @@ void note_block(CallView& view) {
   if (C10_UNLIKELY(block != 0)) view.key.integer(-block);
 }
 
-// Sets `fresh` if the cache did not hold the decision.
-void decide_and_run(const OpEntry& entry, torch::jit::Stack& stack, const CallView& view, bool& fresh) {
+// Sets `fresh` if the cache did not hold the call.
+void find_and_run(const OpEntry& entry, torch::jit::Stack& stack, const CallView& view, bool& fresh) {
   const CallerScope caller(entry.text());
   CachedCallPtr call;
   try {
     if (C10_UNLIKELY(view.has_regular)) check_regular_operands(entry, arguments(entry, stack), view);
-    call = decide(entry, stack, view, fresh);
+    call = find_or_compile(entry, stack, view, fresh);
     if (C10_UNLIKELY(positions_depend_on_each_other(entry, *call, view, arguments(entry, stack)))) {
       fresh = false;  // each position is a call of its own
       return run_positions_sequentially(entry, stack);
@@ -191,10 +192,10 @@ bool any_operator_observer() {
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
   const EngineGuard guard;
   if (C10_UNLIKELY(entry.special != nullptr)) return run_special(entry, stack);
-  run_by_rule(entry, stack);
+  run_cached_or_compile(entry, stack);
 }
 
-void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
+void run_cached_or_compile(const OpEntry& entry, torch::jit::Stack& stack) {
   CallView view(entry, arguments(entry, stack));
   if (C10_UNLIKELY(entry.rule().data().follows_parameter_placement)) {
     for (const auto& leaf : gradient_leaf_specs()) view.key.spec(leaf.get());
@@ -207,7 +208,7 @@ void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack) {
     if (run_visible_call(entry.op, stack) || (is_caching_results() && replay_cached_result(entry, stack))) return;
   }
   bool fresh = false;
-  decide_and_run(entry, stack, view, fresh);
+  find_and_run(entry, stack, view, fresh);
   if (C10_LIKELY(!fresh)) return;
   for (auto r = stack.size() - entry.returns.size(); r < stack.size(); ++r) {
     for_each_tensor(stack[r], [](const at::Tensor& result) { set_storage_error_message(result); });

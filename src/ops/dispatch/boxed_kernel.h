@@ -10,11 +10,12 @@
 
 namespace dtensor {
 
-// Runs one call: key, cache look-up, decision, execution. The arguments are on top of `stack`.
+// Runs one call by the operator's special kernel, or by run_cached_or_compile. The arguments are on top of `stack`.
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack);
 
-// Runs a call by the operator's sharding rule, without its special kernel. The caller holds an EngineGuard.
-void run_by_rule(const OpEntry& entry, torch::jit::Stack& stack);
+// Runs a call without the operator's special kernel: by the CachedCall that the decision cache holds for its key, or by
+// one compiled from the operator's sharding rule. The caller holds an EngineGuard.
+void run_cached_or_compile(const OpEntry& entry, torch::jit::Stack& stack);
 
 // Whether a current scope observes every operator call (listeners, explanations, cached results, checks).
 bool any_operator_observer();

@@ -199,7 +199,7 @@ Tuple wrap_all(const Hit& hit, Tuple&& locals, std::index_sequence<I...>) {
 // The cached call if the unboxed kernel can run it, otherwise null.
 inline const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
   if (any_observing_scope() && any_operator_observer()) return nullptr;
-  if (view.has_moved_view) return nullptr;  // the boxed kernel updates its data
+  if (view.has_materialized_view) return nullptr;  // the boxed kernel updates its data
   return find_unboxable(entry.index, view.key);
 }
 

@@ -134,17 +134,17 @@ void write_back_operands(const ExecutionFrame& frame) {
   }
 }
 
-void write_moved_views(const ExecutionFrame& frame) {
+void write_materialized_views(const ExecutionFrame& frame) {
   for (const auto i : frame.call.written) {
     auto* impl = frame.view.operands[i];
     if (!has_dtensor_key(impl)) continue;
-    if (C10_UNLIKELY(as_dtensor(impl)->is_detached_view())) write_to_base(*as_dtensor(impl));
+    if (C10_UNLIKELY(as_dtensor(impl)->is_materialized_view())) write_to_base(*as_dtensor(impl));
   }
 }
 
 void after_writes(const ExecutionFrame& frame) {
   bump_versions(frame.call, frame.view.operands);
-  write_moved_views(frame);
+  write_materialized_views(frame);
 }
 
 // Wraps a result whose sizes only the replicated local result shows. A result that no placement describes (a sparse
@@ -172,7 +172,7 @@ at::Tensor wrap(const ExecutionFrame& frame, const OutputAction& action, const a
   auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(ordered), offset);
   auto* base = action.base < 0 ? nullptr : frame.view.operands[action.base];
   if (base != nullptr && has_dtensor_key(base)) {
-    action.detached ? impl->detach_view_from(*as_dtensor(base)) : impl->set_view_base(*as_dtensor(base));
+    action.materialized ? impl->materialize_view_of(*as_dtensor(base)) : impl->set_view_base(*as_dtensor(base));
   }
   if (action.source >= 0) inherit_source(*impl, *as_dtensor(frame.view.operands[action.source]));
   return at::Tensor(std::move(impl));
@@ -259,18 +259,18 @@ void execute_inplace_view(ExecutionFrame& frame, Stack& stack, std::size_t first
   auto* self = as_dtensor(frame.view.operands[0]);
   up_to_date_local(*self);
   frame.operands.push_back(stack[first].toTensor());
-  const bool moves = !frame.call.inputs[0].plan.empty(), was_moved = self->is_detached_view();
+  const bool moves = !frame.call.inputs[0].plan.empty(), was_materialized = self->is_materialized_view();
   const at::Tensor left = self->local();
   auto local = view_in_place(frame, stack, first, left);
   auto base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(self->base());
-  if (moves && !was_moved) base = former(*self);
+  if (moves && !was_materialized) base = former(*self);
   const auto& output = frame.call.decision.outputs[0];
   self->reset(intern_spec(output.mesh, output.placements, output.meta.sizes, output.meta.strides, output.meta.dtype),
               std::move(local));
   if (!moves) share_version_counter(self->local(), left);
   if (base) {
-    self->detach_view_from(*base);
-  } else if (was_moved) {
+    self->materialize_view_of(*base);
+  } else if (was_materialized) {
     self->keep_former_data(left);
   }
   stack.resize(first);

@@ -60,7 +60,7 @@ at::Tensor input_for(const ExecutionFrame& frame, std::size_t index) {
   const bool regular = !has_dtensor_key(impl);
   const auto& local = regular ? frame.operands[index] : local_of(impl);
   TORCH_CHECK(
-      !action.mutated || regular || !as_dtensor(impl)->is_detached_view() || is_base_writable(*as_dtensor(impl)),
+      !action.mutated || regular || !as_dtensor(impl)->is_materialized_view() || is_base_writable(*as_dtensor(impl)),
       frame.entry.name(), ": writes to a view whose base was redistributed, so the write would be lost (",
       action.from->str(),
       "). Redistribute the base first, so that the viewed dimension is not sharded, or write to the base.");

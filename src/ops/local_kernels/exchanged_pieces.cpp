@@ -1,6 +1,8 @@
 // Halo exchanges of several dimensions in sequence, and operator calls on pieces of the fetched rows.
 #include "ops/local_kernels/exchanged_pieces.h"
 
+#include <algorithm>
+
 #include "ops/dispatch/functional_overload.h"
 
 namespace dtensor {
@@ -28,6 +30,29 @@ at::Tensor padded_rows(const at::Tensor& fetched, std::int64_t dim, const Piece&
 at::Tensor padded_rows(const at::Tensor& fetched, const HaloExchange& exchange, const Piece& piece,
                        const at::Scalar& value) {
   return exchange.pieces().size() == 1 ? fetched : padded_rows(fetched, exchange.dim(), piece, value);
+}
+
+RowsOfPiece padded_with(const at::Scalar& value) {
+  return [value](const at::Tensor& fetched, const HaloExchange& exchange, const Piece& piece) {
+    return padded_rows(fetched, exchange, piece, value);
+  };
+}
+
+void for_each_piece(const HaloExchanges& halos, const std::vector<at::Tensor>& local, const at::Tensor& fetched,
+                    const PieceKernel& run, const RowsOfPiece& rows_of, const std::vector<Piece>& outer) {
+  if (outer.size() == halos.size()) return run(local, fetched, outer);
+  const auto& exchange = halos[outer.size()];
+  for (const Piece& piece : exchange.pieces()) {
+    std::vector<at::Tensor> parts;
+    for (const auto& t : local) parts.push_back(t.defined() ? t.narrow(exchange.dim(), piece.first, piece.rows) : t);
+    auto pieces = outer;
+    pieces.push_back(piece);
+    for_each_piece(halos, parts, rows_of(fetched, exchange, piece), run, rows_of, pieces);
+  }
+}
+
+bool has_one_piece(const HaloExchanges& halos) {
+  return std::all_of(halos.begin(), halos.end(), [](const auto& exchange) { return exchange.pieces().size() == 1; });
 }
 
 at::Tensor sum_but_channels(const at::Tensor& grad) {

@@ -2,6 +2,8 @@
 // operator calls on pieces of the fetched rows.
 #pragma once
 
+#include <functional>
+
 #include "ops/local_kernels/local_args.h"
 #include "redistribute/halo_exchange.h"
 
@@ -22,6 +24,21 @@ at::Tensor padded_rows(const at::Tensor& fetched, std::int64_t dim, const Piece&
 // The same of what fetch_halo(halos, ...) returned for `exchange`.
 at::Tensor padded_rows(const at::Tensor& fetched, const HaloExchange& exchange, const Piece& piece,
                        const at::Scalar& value = 0);
+
+// The rows that a piece reads, of those that were fetched for this exchange.
+using RowsOfPiece = std::function<at::Tensor(const at::Tensor& fetched, const HaloExchange& exchange, const Piece&)>;
+// padded_rows().
+RowsOfPiece padded_with(const at::Scalar& value);
+// The computation of one piece of each exchange: on the piece's rows of local tensors, and on the rows that it reads.
+using PieceKernel =
+    std::function<void(const std::vector<at::Tensor>& parts, const at::Tensor& rows, const std::vector<Piece>& pieces)>;
+// Calls `run` for each combination of pieces. Tensors of `local` have the rows of the result of all exchanges;
+// undefined ones stay undefined.
+void for_each_piece(const HaloExchanges& halos, const std::vector<at::Tensor>& local, const at::Tensor& fetched,
+                    const PieceKernel& run, const RowsOfPiece& rows_of = padded_with(0),
+                    const std::vector<Piece>& outer = {});
+bool has_one_piece(const HaloExchanges& halos);
+
 at::Tensor joined(const std::vector<at::Tensor>& parts, std::int64_t dim);
 at::Tensor sum_but_channels(const at::Tensor& grad);              // the gradient of a convolution's bias
 at::Tensor zeros_of(const LocalCall& call, const SpecPtr& spec);  // undefined if `spec` is null

@@ -114,8 +114,8 @@ OutputAction make_output(const OutputDecision& decision, const CachedCall& call)
     action.offset_delta = meta.offset_delta;
     const auto& base = call.inputs[action.base];
     action.ordered = sent_by_kernel(call.decision, base.to, *action.spec);
-    action.detached = base.from && (action.ordered || !base.plan.empty());
-    if (!action.detached) action.source = action.base;
+    action.materialized = base.from && (action.ordered || !base.plan.empty());
+    if (!action.materialized) action.source = action.base;
   }
   return action;
 }
@@ -167,7 +167,7 @@ std::int64_t count_implicit_bytes(const OpEntry& entry, const CachedCall& call) 
 
 // Whether the local operator and the wrapping of its results are simple. Operands are not considered.
 bool is_simple_call(const OpEntry& entry, const CachedCall& call) {
-  const auto remakes = [](const OutputAction& o) { return o.detached || o.dynamic; };
+  const auto remakes = [](const OutputAction& o) { return o.materialized || o.dynamic; };
   return call.local_kernel == nullptr && call.absent_positions.empty() && call.bounds.empty() && !entry.is_random &&
          std::none_of(call.outputs.begin(), call.outputs.end(), remakes);
 }

@@ -72,7 +72,7 @@ void run_positions_sequentially(const OpEntry& entry, torch::jit::Stack& stack) 
   for (std::size_t k = 0; k < length; ++k) {
     torch::jit::Stack one;
     for (std::size_t i = 0; i < args.size(); ++i) one.push_back(at_position(entry, i, args[i], k, length));
-    run_by_rule(entry, one);
+    run_cached_or_compile(entry, one);
   }
 }
 

@@ -1,4 +1,4 @@
-// Assignment of blocks to owners, the rectangles of blocks that ranks hold, and both exchanges.
+// Assignment of blocks to owners, and both exchanges as plans of transfers.
 #include "optim/blocks/block_exchange.h"
 
 #include <ATen/ATen.h>
@@ -7,7 +7,6 @@
 #include <map>
 #include <numeric>
 
-#include "internal/shard_segments.h"
 #include "internal/simulated.h"
 #include "optim/parameter_lists.h"
 
@@ -27,13 +26,7 @@ bool sends_to(const Placements& placements, const std::vector<std::int64_t>& hol
   return true;
 }
 
-at::Tensor rectangle(at::Tensor tensor, const at::DimVector& begin, const at::DimVector& sizes) {
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    const auto dim = static_cast<std::int64_t>(d);
-    if (tensor.size(dim) != sizes[d]) tensor = tensor.narrow(dim, begin[d], sizes[d]);
-  }
-  return tensor;
-}
+at::Tensor squared_norm(const at::Tensor& part) { return part.to(at::kDouble).square().sum().view({1}); }
 
 // Only the owner knows that a block could not be computed. It sends a flag to all ranks of the mesh with the values, so
 // that all ranks raise the same error.
@@ -87,6 +80,10 @@ std::size_t BlockExchange::add(const at::Tensor& tensor, Region region, double c
   if (is_dtensor(tensor)) {
     block.mesh = DTensor(tensor).mesh();
     block.member = block.mesh.is_member();
+  } else {  // the block is a view
+    const Region full = shard_region(tensor.sizes(), {}, {}, {});
+    block.gather = {{{0, block.region}}, {}, full, {}};
+    block.scatter = {{}, {{0, block.region}}, {}, full};
   }
   blocks_.push_back(std::move(block));
   return blocks_.size() - 1;
@@ -120,34 +117,6 @@ void BlockExchange::check_ranks(std::size_t index) const {
       "after fully_shard and parallelize");
 }
 
-std::vector<BlockExchange::Piece> BlockExchange::pieces(const Entry& block, const DeviceMesh* mesh,
-                                                        at::IntArrayRef coordinate) {
-  std::vector<Piece> result{Piece{}};
-  const auto sizes = block.tensor.sizes();
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    Segments segments{{0, sizes[d]}};
-    if (mesh != nullptr) {
-      segments = shard_segments(sizes[d], static_cast<std::int64_t>(d), block.placements, mesh->shape(), coordinate);
-    }
-    const std::int64_t begin = block.region.begin[d], end = begin + block.region.sizes[d];
-    std::vector<Piece> longer;
-    std::int64_t local = 0;
-    for (const Segment& s : segments) {
-      const std::int64_t from = std::max(begin, s.offset), to = std::min(end, s.offset + s.length);
-      for (const Piece& piece : result) {
-        if (from >= to) break;
-        longer.push_back(piece);
-        longer.back().local.push_back(local + from - s.offset);
-        longer.back().inside.push_back(from - begin);
-        longer.back().sizes.push_back(to - from);
-      }
-      local += s.length;
-    }
-    result = std::move(longer);
-  }
-  return result;
-}
-
 Communicator BlockExchange::communicator_of(const DeviceMesh& mesh) {
   std::vector<std::int64_t> ranks = mesh.ranks().vec();
   std::sort(ranks.begin(), ranks.end());
@@ -159,83 +128,69 @@ Communicator BlockExchange::communicator_of(const DeviceMesh& mesh) {
 }
 
 void BlockExchange::route(Entry& block) {
-  if (!is_dtensor(block.tensor)) {
-    block.mine = pieces(block, nullptr, {});
-    return;
-  }
   const DTensor tensor(block.tensor);
   const DeviceMesh mesh = block.mesh = tensor.mesh();
   block.placements = tensor.placements();
+  block.split = false;
   for (std::size_t a = 0; a < block.placements.size(); ++a) {
     block.split = block.split || (block.placements[a].is_shard() && mesh.shape()[a] > 1);
   }
   block.members = communicator_of(mesh);
   const auto& peers = block.members.ranks();
-  const std::vector<std::int64_t> ranks = mesh.ranks().vec();
   const auto owner = mesh.coordinate_of(block.owner).value(), self = mesh.coordinate().value();
+  const auto shard_at = [&](at::IntArrayRef coordinate) {
+    return shard_region(block.tensor.sizes(), block.placements, mesh.shape(), coordinate);
+  };
   block.owner_peer = static_cast<int>(index_of(peers, block.owner));
-  block.mine = pieces(block, &mesh, self);
-  block.sends = sends_to(block.placements, self, owner);
-  block.holders.clear();
-  for (std::size_t i = 0; block.owned && i < ranks.size(); ++i) {
-    const auto coordinate = mesh.coordinate_of(ranks[i]).value();
-    Holder holder{static_cast<int>(index_of(peers, ranks[i])), sends_to(block.placements, coordinate, owner), {}};
-    holder.pieces = pieces(block, &mesh, coordinate);
-    if (!holder.pieces.empty()) block.holders.push_back(std::move(holder));
+  block.gather = {{}, {}, shard_at(self), block.region};
+  block.scatter = {{}, {}, block.region, shard_at(self)};
+  if (const Region mine = intersection(block.gather.held, block.region); mine.numel() > 0) {
+    if (sends_to(block.placements, self, owner)) block.gather.sends.push_back({block.owner_peer, mine});
+    block.scatter.receives.push_back({block.owner_peer, mine});
+  }
+  for (std::size_t i = 0; block.owned && i < mesh.ranks().size(); ++i) {
+    const std::int64_t rank = mesh.ranks()[i];
+    const auto coordinate = mesh.coordinate_of(rank).value();
+    const Transfer part{index_of(peers, rank), intersection(shard_at(coordinate), block.region)};
+    if (part.part.numel() == 0) continue;
+    if (sends_to(block.placements, coordinate, owner)) block.gather.receives.push_back(part);
+    block.scatter.sends.push_back(part);
   }
 }
 
 BlockExchange::Entry& BlockExchange::routed(std::size_t index) {
   Entry& block = blocks_[index];
-  const bool known = !block.mine.empty() || block.members;
-  const auto stayed = [&](const DTensor& tensor) {
-    return tensor.mesh() == block.mesh && tensor.placements() == block.placements;
-  };
-  if (known && (!is_dtensor(block.tensor) || stayed(DTensor(block.tensor)))) return block;
-  block.split = false;
-  route(block);
+  if (!is_dtensor(block.tensor)) return block;
+  const DTensor tensor(block.tensor);
+  if (!block.members || tensor.mesh() != block.mesh || tensor.placements() != block.placements) route(block);
   return block;
 }
 
-void BlockExchange::send_squares(BucketedAllToAll& buckets, std::size_t bucket, const Entry& block,
-                                 const at::Tensor& local, at::Tensor& result) {
-  if (block.sends && !block.mine.empty()) {
-    at::Tensor sum = at::zeros({1}, local.options().dtype(at::kDouble));
-    for (const Piece& p : block.mine) sum += rectangle(local, p.local, p.sizes).to(at::kDouble).square().sum();
-    buckets.send(bucket, block.owner_peer, sum.to(local.scalar_type()));
+at::Tensor BlockExchange::gather_squares(BucketedAllToAll& buckets, std::size_t bucket, const Entry& block,
+                                         const at::Tensor& local) {
+  const RegionExchange sent({block.gather.sends, {}, block.gather.held, {}}, local, {});
+  for (const at::Tensor& part : sent.pieces())
+    buckets.send(bucket, block.owner_peer, squared_norm(part).to(local.scalar_type()));
+  if (!block.owned) return {};
+  const at::Tensor result = at::empty({std::ssize(block.gather.receives)}, local.options());
+  for (std::int64_t i = 0; i < result.numel(); ++i) {
+    const auto peer = block.gather.receives[static_cast<std::size_t>(i)].peer;
+    buckets.receive(bucket, static_cast<int>(peer), result.narrow(0, i, 1));
   }
-  if (!block.owned) return;
-  const auto count = std::count_if(block.holders.begin(), block.holders.end(), [](const Holder& h) { return h.sends; });
-  result = at::empty({count}, local.options());
-  std::int64_t next = 0;
-  for (const Holder& h : block.holders) {
-    if (h.sends) buckets.receive(bucket, h.peer, result.narrow(0, next++, 1));
-  }
-}
-
-void BlockExchange::send_values(BucketedAllToAll& buckets, std::size_t bucket, const Entry& block,
-                                const at::Tensor& local, at::Tensor& result) {
-  if (block.sends) {
-    for (const Piece& p : block.mine) buckets.send(bucket, block.owner_peer, rectangle(local, p.local, p.sizes));
-  }
-  if (!block.owned) return;
-  result = at::empty(block.region.sizes, local.options());
-  for (const Holder& h : block.holders) {
-    if (!h.sends) continue;
-    for (const Piece& p : h.pieces) buckets.receive(bucket, h.peer, rectangle(result, p.inside, p.sizes));
-  }
+  return result;
 }
 
 std::vector<at::Tensor> BlockExchange::gather(const std::vector<GatherRequest>& wanted) {
   std::vector<at::Tensor> results(wanted.size());
+  std::vector<RegionExchange> exchanges;
   BucketedAllToAll buckets;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const GatherRequest& w = wanted[i];
     if (!blocks_[w.block].member) continue;
     const Entry& block = routed(w.block);
     if (!is_dtensor(block.tensor)) {
-      results[i] = rectangle(w.value, block.region.begin, block.region.sizes);
-      if (w.squares) results[i] = results[i].to(at::kDouble).square().sum().to(w.value.scalar_type()).view({1});
+      results[i] = RegionExchange(block.gather, w.value, {}).pieces()[0];
+      if (w.squares) results[i] = squared_norm(results[i]).to(w.value.scalar_type());
       continue;
     }
     const DTensor value(w.value);
@@ -244,10 +199,15 @@ std::vector<at::Tensor> BlockExchange::gather(const std::vector<GatherRequest>& 
                 ", parameter ", DTensor(block.tensor).spec_str());
     const at::Tensor local = value.to_local();
     const std::size_t bucket = buckets.bucket(block.members, local.scalar_type(), block.split);
-    (w.squares ? send_squares(buckets, bucket, block, local, results[i])
-               : send_values(buckets, bucket, block, local, results[i]));
+    if (w.squares) {
+      results[i] = gather_squares(buckets, bucket, block, local);
+      continue;
+    }
+    if (block.owned) results[i] = at::empty(block.region.sizes(), local.options());
+    exchanges.emplace_back(block.gather, local, results[i]).join(buckets, bucket);
   }
   buckets.run();
+  for (const RegionExchange& exchange : exchanges) exchange.finish();
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     if (wanted[i].squares && results[i].defined()) results[i] = results[i].sum();
   }
@@ -256,6 +216,7 @@ std::vector<at::Tensor> BlockExchange::gather(const std::vector<GatherRequest>& 
 
 std::vector<bool> BlockExchange::scatter(const std::vector<Result>& results) {
   std::vector<bool> failed(results.size());
+  std::vector<RegionExchange> exchanges;
   BucketedAllToAll buckets;
   Failures failures;
   for (std::size_t i = 0; i < results.size(); ++i) {
@@ -264,19 +225,16 @@ std::vector<bool> BlockExchange::scatter(const std::vector<Result>& results) {
     const Entry& block = routed(r.block);
     if (!is_dtensor(block.tensor)) {
       failed[i] = r.failed;
-      if (!r.failed) rectangle(r.target, block.region.begin, block.region.sizes).copy_(r.value);
+      if (!r.failed) RegionExchange(block.scatter, {}, r.target).targets()[0].copy_(r.value);
       continue;
     }
     const std::size_t bucket = buckets.bucket(block.members, r.target.scalar_type(), block.members.size() > 1);
-    for (const Piece& p : block.mine) buckets.receive(bucket, block.owner_peer, rectangle(r.target, p.local, p.sizes));
+    exchanges.emplace_back(block.scatter, r.value, r.target).join(buckets, bucket);
     if (r.may_fail) failures.add(i, r, bucket, block.members, block.owner_peer);
-    if (!block.owned) continue;
-    for (const Holder& h : block.holders) {
-      for (const Piece& p : h.pieces) buckets.send(bucket, h.peer, rectangle(r.value, p.inside, p.sizes));
-    }
   }
   failures.exchange(buckets);
   buckets.run();
+  for (const RegionExchange& exchange : exchanges) exchange.finish();
   failures.read(failed);
   return failed;
 }

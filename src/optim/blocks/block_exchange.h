@@ -5,7 +5,7 @@
 
 #include "dtensor/mesh.h"
 #include "dtensor/tensor.h"
-#include "internal/bucketed_all_to_all.h"
+#include "internal/region_exchange.h"
 #include "optim/blocks/parameter_blocks.h"
 
 namespace dtensor::optim {
@@ -42,39 +42,26 @@ class BlockExchange {
   std::vector<bool> scatter(const std::vector<Result>& results);
 
  private:
-  // A rectangle of a block that a rank holds.
-  struct Piece {
-    at::DimVector local, inside, sizes;  // start in the local tensor and in the block
-  };
-  struct Holder {
-    int peer;
-    bool sends;  // whether it sends in gather(): one rank of those with the same part
-    std::vector<Piece> pieces;
-  };
   struct Entry {
     at::Tensor tensor;
     Region region;
     double cost;
     bool member = true, owned = true;
     std::int64_t owner = -1;
-    DeviceMesh mesh = {};              // mesh of a DTensor, whose ranks include the owner
-    Placements placements = {};        // placements for which the following was computed
-    std::vector<Piece> mine = {};      // pieces of this rank
-    bool sends = true;                 // whether this rank sends
-    std::vector<Holder> holders = {};  // on the owner: all ranks with a part
+    DeviceMesh mesh = {};        // mesh of a DTensor, whose ranks include the owner
+    Placements placements = {};  // placements for which the following was computed
+    TransferPlan gather = {};    // to the owner, from one rank of those with the same part
+    TransferPlan scatter = {};   // from the owner to all ranks with a part
     int owner_peer = 0;
     Communicator members = {};
     bool split = false;  // whether the tensor is sharded over several ranks
   };
 
-  static std::vector<Piece> pieces(const Entry& block, const DeviceMesh* mesh, at::IntArrayRef coordinate);
   Communicator communicator_of(const DeviceMesh& mesh);
   void route(Entry& block);
   Entry& routed(std::size_t block);
-  void send_squares(BucketedAllToAll& buckets, std::size_t bucket, const Entry& block, const at::Tensor& local,
-                    at::Tensor& result);
-  void send_values(BucketedAllToAll& buckets, std::size_t bucket, const Entry& block, const at::Tensor& local,
-                   at::Tensor& result);
+  static at::Tensor gather_squares(BucketedAllToAll& buckets, std::size_t bucket, const Entry& block,
+                                   const at::Tensor& local);
 
   std::vector<Entry> blocks_;
   std::vector<std::pair<std::vector<std::int64_t>, Communicator>> communicators_;  // by set of ranks

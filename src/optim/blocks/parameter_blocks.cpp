@@ -44,8 +44,7 @@ std::vector<Block> split_along(const std::vector<Block>& blocks, const Group& gr
     for (std::int64_t begin = 0; begin < group.size; begin += block_size) {
       Block part = block;
       const std::int64_t length = std::min(block_size, group.size - begin);
-      part.region.begin[group.dims[0]] = begin;
-      part.region.sizes[group.dims[0]] = length;
+      part.region.dims[group.dims[0]] = {{begin, length}};
       part.shape.push_back(length);
       result.push_back(std::move(part));
     }
@@ -54,7 +53,9 @@ std::vector<Block> split_along(const std::vector<Block>& blocks, const Group& gr
 }
 
 Block full(at::IntArrayRef sizes) {
-  return {{at::DimVector(sizes.size(), 0), at::DimVector(sizes.begin(), sizes.end())}, {}};
+  Block block;
+  for (const std::int64_t size : sizes) block.region.dims.push_back({{0, size}});
+  return block;
 }
 
 }  // namespace

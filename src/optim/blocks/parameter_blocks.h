@@ -1,20 +1,15 @@
 // Splits a parameter into blocks. Pure functions of sizes.
 #pragma once
 
-#include <ATen/core/DimVector.h>
-
 #include <vector>
+
+#include "internal/region.h"
 
 namespace dtensor::optim {
 
-// A rectangle: start and size by dimension.
-struct Region {
-  at::DimVector begin, sizes;
-};
-
 struct Block {
-  Region region;
-  at::DimVector shape;  // region.sizes with merged dimensions and without those of size 1; [1] if none is left
+  Region region;        // one range of each dimension
+  at::DimVector shape;  // region.sizes() with merged dimensions and without those of size 1; [1] if none is left
 };
 
 // Blocks of at most `block_size` along each dimension, in row-major order. Merges dimensions as in ShampooOptions.

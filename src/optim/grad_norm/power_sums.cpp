@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 
+#include "internal/local_norms.h"
 #include "internal/simulated.h"
 
 #pragma GCC optimize("O3")  // vectorizes the sums over lanes
@@ -15,8 +16,6 @@ namespace dtensor::optim {
 namespace {
 
 constexpr std::int64_t kSmallNumel = 1 << 14;  // elements; above, ATen's vectorized and threaded kernels are faster
-
-bool is_half(const at::Tensor& t) { return t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16; }
 
 template <class T, class Term>
 [[gnu::always_inline]] inline double sum(const T* x, std::int64_t n, Term term) {
@@ -91,8 +90,6 @@ bool small_powers(const at::Tensor& t, double p, double& result) {
   }
 }
 
-using Positions = std::vector<std::size_t>;
-
 // Whether powers overflow in float for this norm, or underflow although they would count.
 bool needs_double(const at::Tensor& local, double norm, double p) {
   constexpr double kSmallest = std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
@@ -110,18 +107,6 @@ at::Tensor wide_norm(const at::Tensor& local, const at::Tensor& norm, double p) 
   return at::linalg_vector_norm(local, p, c10::nullopt, /*keepdim=*/false, wide);
 }
 
-// Sets the norms at these positions with ATen's foreach norm.
-void find_norms(const std::vector<at::Tensor>& locals, const Positions& positions, double p,
-                std::optional<at::ScalarType> dtype, c10::Device device, std::vector<at::Tensor>& norms) {
-  if (positions.empty()) return;
-  std::vector<at::Tensor> chosen;
-  for (const std::size_t i : positions) chosen.push_back(locals[i]);
-  const std::vector<at::Tensor> found = at::_foreach_norm(chosen, p, dtype);
-  for (std::size_t k = 0; k < found.size(); ++k) {
-    norms[positions[k]] = wide_norm(chosen[k], found[k], p).to(device);
-  }
-}
-
 // Zero where there is no norm. Converts all norms at once.
 at::Tensor powers_of(std::vector<at::Tensor> norms, double p) {
   const auto is_defined = [](const at::Tensor& t) { return t.defined(); };
@@ -137,24 +122,23 @@ at::Tensor power_sums(const std::vector<at::Tensor>& locals, double p, c10::Devi
   const auto count = static_cast<std::int64_t>(locals.size());
   at::Tensor small = at::zeros({count}, at::kDouble);
   auto* values = is_simulated(small) ? nullptr : small.mutable_data_ptr<double>();
-  Positions halves, others;
-  bool any_small = device.is_cpu();
+  std::vector<at::Tensor> large(locals.size());
+  bool any_small = device.is_cpu(), any_large = false;
   for (std::size_t i = 0; i < locals.size(); ++i) {
     const at::Tensor& local = locals[i];
     if (!local.defined() || local.numel() == 0) continue;
-    if (values != nullptr && small_powers(local, p, values[i])) {
-      any_small = true;
-    } else {
-      (is_half(local) ? halves : others).push_back(i);
-    }
+    const bool is_small = values != nullptr && small_powers(local, p, values[i]);
+    if (!is_small) large[i] = local;
+    (is_small ? any_small : any_large) = true;
   }
   // A copy of zeros to a device would make the host wait.
   const at::Tensor sums =
       any_small ? small.to(device) : at::zeros({count}, at::TensorOptions(device).dtype(at::kDouble));
-  if (halves.empty() && others.empty()) return sums;
-  std::vector<at::Tensor> norms(locals.size());
-  find_norms(locals, halves, p, at::kFloat, device, norms);
-  find_norms(locals, others, p, std::nullopt, device, norms);
+  if (!any_large) return sums;
+  auto norms = local_norms(large, p);
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    if (norms[i].defined()) norms[i] = wide_norm(large[i], norms[i], p).to(device);
+  }
   return sums + powers_of(std::move(norms), p);
 }
 

@@ -208,8 +208,9 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   return p;
 }
 
-// Outside the mesh, the hook only marks the tensor as a parameter of the unit.
-void attach_hook(const std::shared_ptr<Unit>& unit) {
+// Sets two hooks of each parameter: its gather hook, which also marks the tensor as a parameter of the unit, and its
+// ReduceStage, which passes its gradients to the schedule. A rank outside the mesh has the mark only.
+void attach_hooks(const std::shared_ptr<Unit>& unit) {
   const bool reduces = unit->mesh.is_member() && unit->has_work();
   for (std::size_t k = 0; k < unit->parameters.size(); ++k) {
     const DTensor parameter(unit->parameters[k].lock());
@@ -274,7 +275,7 @@ FsdpUnit fully_shard(const NamedTensors& parameters, const DeviceMesh& mesh, con
   }
   fsdp::Schedule::join(schedule, *unit);
   for (const auto& other : joined) fsdp::Schedule::join(schedule, *other);
-  fsdp::attach_hook(unit);
+  fsdp::attach_hooks(unit);
   return FsdpUnit(std::move(unit));
 }
 

@@ -1,4 +1,4 @@
-// Shared by the edges: the members, their regions, and the targets of received parts.
+// Shared by the edges: the regions of members, and their exchange.
 #include "redistribute/edges/edge.h"
 
 #include "redistribute/result_buffers.h"
@@ -18,25 +18,23 @@ EdgeCall::EdgeCall(const Edge& the_edge, const MeshImpl& the_mesh, const TensorG
       held(region_of(from, geometry, mesh.coordinate)),
       wanted(region_of(to, geometry, mesh.coordinate)) {}
 
-std::vector<Coordinate> EdgeCall::members() const {
-  std::vector<Coordinate> members;
+std::vector<Region> EdgeCall::regions(const SplitLayout& layout) const {
+  std::vector<Region> regions;
   for (std::int64_t i = 0, n = geometry.group_size(edge.axes); i < n; ++i) {
-    members.push_back(coordinate_along(geometry.mesh, edge.axes, i, mesh.coordinate));
+    regions.push_back(region_of(layout, geometry, coordinate_along(geometry.mesh, edge.axes, i, mesh.coordinate)));
   }
-  return members;
+  return regions;
 }
 
-void PendingReceives::expect(Region part) {
-  auto view = view_of(result_, held_, part);
-  apart_.push_back(!view);
-  views_.push_back(view ? std::move(*view) : result_buffer(part.sizes(), result_));
-  parts_.push_back(std::move(part));
+TransferPlan EdgeCall::plan() const {
+  TransferPlan plan{{}, {}, held, wanted};
+  if (edge.kind != EdgeKind::all_gather) plan.sends = overlaps(held, regions(to));
+  if (edge.kind != EdgeKind::reduce_scatter) plan.receives = overlaps(wanted, regions(from));
+  return plan;
 }
 
-void PendingReceives::finish() const {
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    if (apart_[i]) write_part(result_, held_, parts_[i], views_[i]);
-  }
+RegionExchange exchange_of(const EdgeCall& call) {
+  return RegionExchange(call.plan(), call.local, result_buffer(call.wanted.sizes(), call.local));
 }
 
 }  // namespace dtensor

@@ -2,6 +2,7 @@
 // communicate are collective over the ranks that differ in edge.axes.
 #pragma once
 
+#include "internal/region_exchange.h"
 #include "mesh/mesh_impl.h"
 #include "redistribute/part_views.h"
 
@@ -21,8 +22,11 @@ struct EdgeCall {
   const Region held, wanted;  // this rank's part before and after
 
   const Communicator& communicator() const { return mesh.communicator(edge.axes); }
-  // The coordinates of the communicator's members, in its order.
-  std::vector<Coordinate> members() const;
+  // The region of each member of the communicator in a layout, in its order.
+  std::vector<Region> regions(const SplitLayout& layout) const;
+  // What members hold and want of each other's parts. An all_gather has no sends, a reduce_scatter no receives: the
+  // collective takes the local tensor, or fills the result.
+  TransferPlan plan() const;
 };
 
 at::Tensor run_slice(const EdgeCall& call);
@@ -32,21 +36,7 @@ at::Tensor run_all_reduce(const EdgeCall& call);
 at::Tensor run_reduce_scatter(const EdgeCall& call);
 at::Tensor run_make_partial(const EdgeCall& call);
 
-// Views of `result`, which stores `held`, for collectives to write to. Parts that are not views are received in
-// separate buffers and copied by finish().
-class PendingReceives {
- public:
-  PendingReceives(const at::Tensor& result, const Region& held) : result_(result), held_(held) {}
-  void expect(Region part);
-  at::TensorList views() const { return views_; }
-  void finish() const;
-
- private:
-  const at::Tensor& result_;
-  const Region& held_;
-  std::vector<Region> parts_;
-  std::vector<at::Tensor> views_;
-  std::vector<bool> apart_;
-};
+// The parts that are sent and received, with a new result.
+RegionExchange exchange_of(const EdgeCall& call);
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// Sets of ranges, and their products over the dimensions.
+// Sets of ranges, and their products over the dimensions. Also defines internal/region.h.
 #include "redistribute/plan/region.h"
 
 #include <algorithm>
@@ -63,6 +63,21 @@ Region intersection(const Region& a, const Region& b) {
   Region region;
   for (std::size_t dim = 0; dim < a.dims.size(); ++dim) region.dims.push_back(intersection(a.dims[dim], b.dims[dim]));
   return region;
+}
+
+Region shard_region(c10::IntArrayRef sizes, const Placements& placements, c10::IntArrayRef mesh_shape,
+                    c10::IntArrayRef coordinate) {
+  Region region;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    region.dims.push_back(shard_segments(sizes[d], static_cast<std::int64_t>(d), placements, mesh_shape, coordinate));
+  }
+  return region;
+}
+
+std::vector<Transfer> overlaps(const Region& own, const std::vector<Region>& of_members) {
+  std::vector<Transfer> transfers;
+  for (const Region& other : of_members) transfers.push_back({std::ssize(transfers), intersection(own, other)});
+  return transfers;
 }
 
 std::vector<Region> region_difference(const Region& wanted, const Region& held) {

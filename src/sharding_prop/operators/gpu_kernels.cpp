@@ -1,4 +1,5 @@
-// The devices of internal/kernels/gpu_kernels.h. Rules name other local kernels for them.
+// The switches of internal/kernels/gpu_kernels.h. They are here because rules read them: for a device that takes a
+// kernel, a rule names the local kernel that calls it.
 #include "internal/kernels/gpu_kernels.h"
 
 #include <c10/util/Exception.h>
@@ -12,6 +13,7 @@
 namespace dtensor {
 namespace {
 
+// Names in DTENSOR_DISABLE_KERNELS, in the order of GpuKernel.
 constexpr std::array<std::string_view, static_cast<std::size_t>(GpuKernel::kCount)> kNames{
     "aligned_rows", "layer_norm", "loss", "grouped_experts", "swiglu"};
 

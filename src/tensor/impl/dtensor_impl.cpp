@@ -97,7 +97,7 @@ void DTensorImpl::reset(SpecPtr spec, at::Tensor local) {
   local_ = std::move(local);
   ++replacements_;
   if (extras_ != nullptr) {
-    extras_->moved.reset();
+    extras_->materialized.reset();
     if (extras_->source.hooks != extras_->hooks) extras_->source = {};
   }
   take_metadata(storage_offset_);
@@ -126,7 +126,7 @@ void DTensorImpl::match_inference_mode(const DTensorImpl& base) {
 
 void DTensorImpl::set_view_base(const DTensorImpl& base) {
   match_inference_mode(base);
-  if (C10_UNLIKELY(base.is_detached_view())) make_extras().moved = base.extras_->moved;
+  if (C10_UNLIKELY(base.is_materialized_view())) make_extras().materialized = base.extras_->materialized;
   share_version_counter(local_, base.local_);
 }
 
@@ -143,29 +143,29 @@ DTensorImpl* DTensorImpl::valid_reduced() {
   return this;
 }
 
-bool DTensorImpl::is_materialized() const { return extras_->moved.has_value(); }
+bool DTensorImpl::is_materialized() const { return extras_->materialized.has_value(); }
 DTensorImpl* DTensorImpl::base() const {
-  return is_detached_view() && !base_data_was_replaced() ? extras_->moved->base.get() : nullptr;
+  return is_materialized_view() && !base_data_was_replaced() ? extras_->materialized->base.get() : nullptr;
 }
 
-void DTensorImpl::detach_view_from(DTensorImpl& base) {
+void DTensorImpl::materialize_view_of(DTensorImpl& base) {
   match_inference_mode(base);
-  auto& moved = make_extras().moved.emplace();
-  moved.base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&base);
-  moved.left = base.local_.unsafeGetTensorImpl()->version_counter();
-  moved.generation = base.generation();
-  moved.data_changes = base.make_extras().data_changes;
+  auto& view = make_extras().materialized.emplace();
+  view.base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&base);
+  view.left = base.local_.unsafeGetTensorImpl()->version_counter();
+  view.generation = base.generation();
+  view.data_changes = base.make_extras().data_changes;
 }
 
 void DTensorImpl::keep_former_data(const at::Tensor& left) {
-  auto& moved = make_extras().moved.emplace();
-  moved.left = left.unsafeGetTensorImpl()->version_counter();
-  moved.generation = writes_to(moved.left, *spec_->mesh);
+  auto& view = make_extras().materialized.emplace();
+  view.left = left.unsafeGetTensorImpl()->version_counter();
+  view.generation = writes_to(view.left, *spec_->mesh);
 }
 
 bool DTensorImpl::base_data_was_replaced() const {
-  const auto& moved = *extras_->moved;
-  return moved.base && moved.base->extras_->data_changes != moved.data_changes;
+  const auto& view = *extras_->materialized;
+  return view.base && view.base->extras_->data_changes != view.data_changes;
 }
 
 namespace {
@@ -180,19 +180,19 @@ bool was_fresh_then(const MaterializedView& view, const DTensorImpl& base) {
 }  // namespace
 
 bool DTensorImpl::base_has_changed() const {
-  if (!extras_->moved) return false;
-  const auto& moved = *extras_->moved;
-  if (base_data_was_replaced()) return !was_fresh_then(moved, *moved.base);
-  if (moved.base && moved.base->is_stale()) return true;  // the base is a materialized view itself
-  return moved.generation != (moved.base ? moved.base->generation() : writes_to(moved.left, *spec_->mesh));
+  if (!extras_->materialized) return false;
+  const auto& view = *extras_->materialized;
+  if (base_data_was_replaced()) return !was_fresh_then(view, *view.base);
+  if (view.base && view.base->is_stale()) return true;  // the base is a materialized view itself
+  return view.generation != (view.base ? view.base->generation() : writes_to(view.left, *spec_->mesh));
 }
 
 void DTensorImpl::refresh_local(at::Tensor local) {
   local_ = std::move(local);
   ++replacements_;
-  auto& moved = *extras_->moved;
-  moved.left = moved.base->local_.unsafeGetTensorImpl()->version_counter();
-  moved.generation = moved.base->generation();
+  auto& view = *extras_->materialized;
+  view.left = view.base->local_.unsafeGetTensorImpl()->version_counter();
+  view.generation = view.base->generation();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -204,7 +204,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c
   copy->origin_ = origin_;
   if (C10_LIKELY(extras_ == nullptr)) return copy;
   auto& extras = copy->make_extras();
-  extras.moved = extras_->moved;
+  extras.materialized = extras_->materialized;
   extras.source = extras_->source;
   if (extras_->hooks) extras.source.generation = extras.source.own = generation();
   return copy;
@@ -225,7 +225,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   device_opt_ = other->device_opt_;  // a meta tensor may get memory
   reset(other->spec_, other->local_);
   if (extras_ != nullptr) ++extras_->data_changes;
-  if (other->is_detached_view()) make_extras().moved = other->extras_->moved;
+  if (other->is_materialized_view()) make_extras().materialized = other->extras_->materialized;
 }
 
 const char* DTensorImpl::tensorimpl_type_name() const {

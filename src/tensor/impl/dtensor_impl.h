@@ -65,11 +65,12 @@ class DTensorImpl final : public c10::TensorImpl {
   bool has_alternate_data() const { return C10_UNLIKELY(extras_ != nullptr) && stores_alternate_data(); }
 
   // A materialized view: redistribution copied its data, so it shares no memory with its base
-  // (autograd/materialized_view.h). It is stale after the base changes. `left` is the former data of a base that was
-  // redistributed in place.
-  void detach_view_from(DTensorImpl& base);
+  // (autograd/materialized_view.h). It is stale after the base changes.
+  void materialize_view_of(DTensorImpl& base);
+  // Makes this tensor, which an in-place view operator redistributed, a materialized view without a base. `left` is the
+  // local tensor that it had: writes to it through other aliases make this tensor stale.
   void keep_former_data(const at::Tensor& left);
-  bool is_detached_view() const { return C10_UNLIKELY(extras_ != nullptr) && is_materialized(); }
+  bool is_materialized_view() const { return C10_UNLIKELY(extras_ != nullptr) && is_materialized(); }
   bool is_stale() const { return C10_UNLIKELY(extras_ != nullptr) && base_has_changed(); }
   // Null if this is not a materialized view, or if the data of its base was replaced.
   DTensorImpl* base() const;
@@ -155,14 +156,14 @@ struct TensorExtras {
   // For a device copy, which exists for one call: the tensor in host memory whose mesh computes on the device. A device
   // copy has no local tensor.
   c10::intrusive_ptr<DTensorImpl> stored = {};
-  std::optional<MaterializedView> moved = {};
+  std::optional<MaterializedView> materialized = {};
   DerivedCopy<c10::intrusive_ptr<DTensorImpl>> reduced = {};
   GatheredActivation gathered = {};
-  std::uint32_t data_changes = 0;  // by set_data: views that moved before keep the former data
+  std::uint32_t data_changes = 0;  // by set_data: views that were materialized before keep the former data
 };
 
 inline bool DTensorImpl::stores_alternate_data() const {
-  return extras_->moved.has_value() || extras_->reduced.value || extras_->stored;
+  return extras_->materialized.has_value() || extras_->reduced.value || extras_->stored;
 }
 
 inline bool has_dtensor_key(const c10::TensorImpl* impl) { return impl->key_set().has(kDTensorKey); }

@@ -2,9 +2,10 @@
 // its p-th power (in double, against overflow and rounding), and take the root. A list may mix meshes and placements:
 // tensors that are sharded over the same axes of the same mesh share one collective. Axes that replicate a tensor are
 // not summed, so each element counts once.
-#include "ops/local_kernels/local_args.h"
-
 #include <cmath>
+
+#include "internal/local_norms.h"
+#include "ops/local_kernels/local_args.h"
 
 namespace dtensor {
 namespace {
@@ -70,30 +71,10 @@ std::vector<Group> groups_of(c10::ArrayRef<SpecPtr> specs, std::size_t count) {
   return groups;
 }
 
-// Local norms of the tensors that `chosen` selects, by ATen's list operator.
-template <class Choice>
-void norms_of(const std::vector<at::Tensor>& tensors, Order order, std::optional<at::ScalarType> dtype, Choice chosen,
-              std::vector<at::Tensor>& norms) {
-  std::vector<std::size_t> where;
-  std::vector<at::Tensor> picked;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].defined() || tensors[i].numel() == 0 || !chosen(tensors[i])) continue;
-    where.push_back(i);
-    picked.push_back(tensors[i]);
-  }
-  if (picked.empty()) return;
-  auto found = at::_foreach_norm(picked, order.p, dtype);
-  for (std::size_t i = 0; i < where.size(); ++i) norms[where[i]] = std::move(found[i]);
-}
-
-bool is_half(const at::Tensor& t) { return accumulate_type(t.scalar_type()) != t.scalar_type(); }
-
-std::vector<at::Tensor> local_norms(const std::vector<at::Tensor>& tensors, Order order,
-                                    std::optional<at::ScalarType> dtype) {
-  std::vector<at::Tensor> norms(tensors.size());
-  norms_of(tensors, order, dtype ? dtype : at::kFloat, is_half, norms);
-  norms_of(
-      tensors, order, dtype, [](const at::Tensor& t) { return !is_half(t); }, norms);
+// Norms of this rank's parts. Empty ones contribute nothing.
+std::vector<at::Tensor> norms_of_parts(const std::vector<at::Tensor>& tensors, Order order,
+                                       std::optional<at::ScalarType> dtype) {
+  auto norms = local_norms(tensors, order.p, dtype);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (norms[i].defined() || !tensors[i].defined()) continue;
     norms[i] = at::full({},
@@ -141,7 +122,7 @@ void foreach_norm(LocalCall& call) {
   const auto tensors = args.value("self").toTensorVector();
   const Order order = order_of(args.value("ord"));
   check_not_empty(call, tensors.size(), order);
-  auto norms = local_norms(tensors, order, args.dtype());
+  auto norms = norms_of_parts(tensors, order, args.dtype());
   for (const auto& group : groups_of(call.inputs, tensors.size())) combine_group(call, group, order, norms);
   for (std::size_t i = 0; i < norms.size(); ++i) {
     if (absent(call.inputs[i].get())) norms[i] = at::Tensor();
@@ -151,6 +132,25 @@ void foreach_norm(LocalCall& call) {
 }
 
 }  // namespace
+
+std::vector<at::Tensor> local_norms(const std::vector<at::Tensor>& tensors, double p,
+                                    std::optional<at::ScalarType> dtype) {
+  std::vector<at::Tensor> norms(tensors.size());
+  for (const bool half : {true, false}) {
+    std::vector<std::size_t> where;
+    std::vector<at::Tensor> chosen;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const at::Tensor& t = tensors[i];
+      if (!t.defined() || t.numel() == 0 || (accumulate_type(t.scalar_type()) != t.scalar_type()) != half) continue;
+      where.push_back(i);
+      chosen.push_back(t);
+    }
+    if (chosen.empty()) continue;
+    auto found = at::_foreach_norm(chosen, p, half && !dtype ? at::kFloat : dtype);
+    for (std::size_t k = 0; k < where.size(); ++k) norms[where[k]] = std::move(found[k]);
+  }
+  return norms;
+}
 
 void add_norm_kernels(LocalKernels& kernels) {
   kernels.emplace("vector_norm_sharded", vector_norm);

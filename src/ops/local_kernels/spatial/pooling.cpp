@@ -1,6 +1,5 @@
 // Pooling with sharded spatial dimensions. Each rank fetches the rows that the windows of its shard read. Backward
 // needs no input rows: it sends the gradients of other ranks' rows to their owners.
-#include <functional>
 #include <limits>
 
 #include "ops/local_kernels/exchanged_pieces.h"
@@ -30,6 +29,11 @@ struct Pool {
   at::IntArrayRef spatial_sizes(at::IntArrayRef sizes) const {
     return sizes.slice(sizes.size() - static_cast<std::size_t>(count));
   }
+  // Global index of the first row that a piece reads.
+  std::int64_t begin(const HaloExchange& exchange, const Piece& piece) const {
+    const auto i = spatial_index(exchange.dim());
+    return piece.row * stride[i] - padding[i];
+  }
   Window window(std::size_t i) const { return {stride[i], padding[i], dilation[i] * (kernel[i] - 1) + 1}; }
 };
 
@@ -52,25 +56,6 @@ Stack piece_arguments(const LocalCall& call, const LocalArgs& args, const Pool& 
   stack[index_of(call, "padding")] = c10::IValue(padding);
   if (args.has("divisor_override")) stack[index_of(call, "divisor_override")] = 1;
   return stack;
-}
-
-// Global index of the first row that a piece reads, for each sharded spatial dimension.
-using Begins = std::vector<std::int64_t>;
-using PieceKernel =
-    std::function<void(const std::vector<at::Tensor>& results, const at::Tensor& rows, const Begins& begins)>;
-
-void run_over_pieces(const HaloExchanges& halos, const Pool& pool, const std::vector<at::Tensor>& results,
-                     const at::Tensor& fetched, const at::Scalar& value, const Begins& begins, const PieceKernel& run) {
-  if (begins.size() == halos.size()) return run(results, fetched, begins);
-  const auto& exchange = halos[begins.size()];
-  const auto i = pool.spatial_index(exchange.dim());
-  for (const Piece& piece : exchange.pieces()) {
-    std::vector<at::Tensor> parts;
-    for (const auto& t : results) parts.push_back(t.narrow(exchange.dim(), piece.first, piece.rows));
-    auto inner = begins;
-    inner.push_back(piece.row * pool.stride[i] - pool.padding[i]);
-    run_over_pieces(halos, pool, parts, padded_rows(fetched, exchange, piece, value), value, inner, run);
-  }
 }
 
 // --- averages ---
@@ -113,10 +98,9 @@ void avg_pool_split(LocalCall& call) {
   const auto sums = empty_of(call, call.outputs[0]).to(type);
   if (sums.numel() > 0) {
     const Stack stack = piece_arguments(call, args, pool, halos);
-    run_over_pieces(halos, pool, {sums}, fetched, 0, {},
-                    [&](const auto& results, const at::Tensor& rows, const Begins&) {
-                      results[0].copy_(run_piece(call, stack, {{"self", rows}}).back().toTensor());
-                    });
+    for_each_piece(halos, {sums}, fetched, [&](const auto& parts, const at::Tensor& rows, const auto&) {
+      parts[0].copy_(run_piece(call, stack, {{"self", rows}}).back().toTensor());
+    });
   }
   const auto counts = counts_of(args, pool, *spec, *call.outputs[0], sums.options());
   set_results(call, {divided(sums, counts).to(self.scalar_type())});
@@ -132,25 +116,8 @@ at::Tensor zeros_of_fetched(const at::Tensor& self, const HaloExchanges& halos, 
   return at::zeros(sizes, self.options().dtype(type));
 }
 
-// Adds the gradient of each piece to `shares`, the gradient of the fetched rows. `run` returns it with the piece's
-// padding.
-void sum_over_pieces(const HaloExchanges& halos, std::size_t next, const at::Tensor& grad, const at::Tensor& shares,
-                     const std::vector<std::int64_t>& spans,
-                     const std::function<at::Tensor(const at::Tensor&, const std::vector<std::int64_t>&)>& run) {
-  if (next == halos.size()) {
-    shares.add_(run(grad, spans));
-    return;
-  }
-  const auto dim = halos[next].dim();
-  for (const Piece& piece : halos[next].pieces()) {
-    auto inner = spans;
-    inner[static_cast<std::size_t>(dim)] = piece.before + piece.length + piece.after;
-    const auto part = shares.narrow(dim, piece.from, piece.length);
-    sum_over_pieces(halos, next + 1, grad.narrow(dim, piece.first, piece.rows), part, inner,
-                    [&](const at::Tensor& of_rows, const std::vector<std::int64_t>& sizes) {
-                      return run(of_rows, sizes).narrow(dim, piece.before, piece.length);
-                    });
-  }
+at::Tensor rows_without_padding(const at::Tensor& fetched, const HaloExchange& exchange, const Piece& piece) {
+  return fetched.narrow(exchange.dim(), piece.from, piece.length);
 }
 
 void avg_pool_split_backward(LocalCall& call) {
@@ -166,13 +133,19 @@ void avg_pool_split_backward(LocalCall& call) {
     const auto exact = grad.to(type);
     const auto each = divided(exact, counts_of(args, pool, *args.spec("self"), *windows, exact.options()));
     const Stack stack = piece_arguments(call, args, pool, halos);
-    sum_over_pieces(halos, 0, each, shares, self.sizes().vec(),
-                    [&](const at::Tensor& of_rows, const std::vector<std::int64_t>& sizes) {
-                      const auto self_of_rows = at::empty(sizes, shares.options());
-                      return run_piece(call, stack, {{"grad_output", of_rows.contiguous()}, {"self", self_of_rows}})
-                          .back()
-                          .toTensor();
-                    });
+    const PieceKernel run = [&](const auto& parts, const at::Tensor& shares_of_rows, const auto& pieces) {
+      auto sizes = self.sizes().vec();
+      for (std::size_t k = 0; k < pieces.size(); ++k) {
+        sizes[static_cast<std::size_t>(halos[k].dim())] = pieces[k].before + pieces[k].length + pieces[k].after;
+      }
+      const auto rows = at::empty(sizes, shares.options());
+      auto of_rows = run_piece(call, stack, {{"grad_output", parts[0].contiguous()}, {"self", rows}}).back().toTensor();
+      for (std::size_t k = 0; k < pieces.size(); ++k) {
+        of_rows = of_rows.narrow(halos[k].dim(), pieces[k].before, pieces[k].length);
+      }
+      shares_of_rows.add_(of_rows);
+    };
+    for_each_piece(halos, {each}, shares, run, rows_without_padding);
   }
   set_results(call, {reduce_halo(halos, shares.to(grad.scalar_type()))});
 }
@@ -217,24 +190,25 @@ void max_pool_split(LocalCall& call) {
   const auto values = empty_of(call, call.outputs[0]), indices = empty_of(call, call.outputs[1]);
   const auto plane = pool.spatial_sizes(args.global_sizes("self"));
   const PieceKernel run = [&, stack = piece_arguments(call, args, pool, halos)](
-                              const auto& results, const at::Tensor& rows, const Begins& begins) {
+                              const auto& results, const at::Tensor& rows, const auto& pieces) {
     const Stack piece = run_piece(call, stack, {{"self", rows}});
     results[0].copy_(piece[0].toTensor());
-    if (shards_leading_dim(halos, pool) && begins[0] >= 0) {
+    const auto first = pool.begin(halos[0], pieces[0]);
+    if (shards_leading_dim(halos, pool) && first >= 0) {
       results[1].copy_(piece[1].toTensor());
-      results[1].add_(begins[0] * elements_of_row(plane));
+      results[1].add_(first * elements_of_row(plane));
       return;
     }
     auto found = coordinates(piece[1].toTensor(), pool.spatial_sizes(rows.sizes()));
     for (std::size_t k = 0; k < halos.size(); ++k) {
       const auto i = pool.spatial_index(halos[k].dim());
-      found[i] = found[i] + begins[k];
+      found[i] = found[i] + pool.begin(halos[k], pieces[k]);
       // If all elements of a window are -inf, ATen returns its first element outside the padding.
       found[i] = at::where(found[i].lt(0), found[i].remainder(pool.dilation[i]), found[i]);
     }
     results[1].copy_(flat_index(found, plane));
   };
-  if (values.numel() > 0) run_over_pieces(halos, pool, {values, indices}, fetched, lowest, {}, run);
+  if (values.numel() > 0) for_each_piece(halos, {values, indices}, fetched, run, padded_with(lowest));
   set_results(call, {values, indices});
 }
 

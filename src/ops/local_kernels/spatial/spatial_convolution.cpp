@@ -5,26 +5,12 @@
 
 #include <c10/core/WrapDimMinimal.h>
 
-#include <functional>
-
 #include "ops/local_kernels/exchanged_pieces.h"
 
 namespace dtensor {
 namespace {
 
 using Stack = torch::jit::Stack;
-
-// Calls `run` on the input rows of each piece of the result, for exchanges from `next` on.
-at::Tensor run_over_pieces(const HaloExchanges& halos, std::size_t next, const at::Tensor& fetched,
-                           const std::function<at::Tensor(const at::Tensor&)>& run) {
-  if (next == halos.size()) return run(fetched);
-  std::vector<at::Tensor> parts;
-  const auto dim = halos[next].dim();
-  for (const Piece& piece : halos[next].pieces()) {
-    parts.push_back(run_over_pieces(halos, next + 1, padded_rows(fetched, halos[next], piece), run));
-  }
-  return joined(parts, dim);
-}
 
 // Rows of zeros around a piece of the result's gradient, and the padding of a convolution of the piece of the input
 // whose windows are the rows of both.
@@ -56,32 +42,14 @@ at::Tensor fetch_gradient(const LocalArgs& args, const HaloExchanges& halos, con
   return fetch_halo(halos, grad, margins, 0);
 }
 
-// The gradient of a piece of the input, undefined if it is not requested.
-using GradientOfPiece = std::function<at::Tensor(const at::Tensor& input, const at::Tensor& grad,
-                                                 const std::vector<std::int64_t>& padding)>;
-
-// Calls `run` for each piece of the input rows with the result's gradients of the windows that reach them, and joins
-// the gradients of the pieces.
-at::Tensor run_backward_over_pieces(const LocalArgs& args, const HaloExchanges& halos, std::size_t next,
-                                    const at::Tensor& input, const at::Tensor& fetched,
-                                    std::vector<std::int64_t> padding, const GradientOfPiece& run) {
-  if (next == halos.size()) return run(input, fetched, padding);
-  const auto dim = halos[next].dim();
-  std::vector<at::Tensor> parts;
-  for (const Piece& piece : halos[next].pieces()) {
-    const auto rows = input.narrow(dim, piece.first, piece.rows);
-    if (piece.length == 0) {  // no window reaches these rows
-      parts.push_back(at::zeros(rows.sizes(), rows.options()));
-      continue;
-    }
-    const auto [before, after, reach] = surroundings_of(args, halos[next], piece);
-    padding[static_cast<std::size_t>(dim - 2)] = reach;
-    const bool padded = halos[next].pieces().size() == 1;
-    const auto grad = padded ? fetched : resized(fetched.narrow(dim, piece.from, piece.length), dim, before, after);
-    parts.push_back(run_backward_over_pieces(args, halos, next + 1, rows, grad, padding, run));
-    if (!parts.back().defined()) parts.pop_back();
-  }
-  return parts.empty() ? at::Tensor() : joined(parts, dim);
+// The rows of the result's gradient whose windows reach a piece of the input, with rows of zeros around them.
+RowsOfPiece gradient_rows(const LocalArgs& args) {
+  return [&args](const at::Tensor& fetched, const HaloExchange& exchange, const Piece& piece) {
+    if (exchange.pieces().size() == 1) return fetched;
+    const auto around = surroundings_of(args, exchange, piece);
+    const auto rows = fetched.narrow(exchange.dim(), piece.from, piece.length);
+    return resized(rows, exchange.dim(), around.before, around.after);
+  };
 }
 
 std::vector<std::int64_t> spatial_dims_of(const TensorSpec& spec) {
@@ -104,9 +72,11 @@ void convolve_sharded_spatial(LocalCall& call, std::int64_t groups) {
   if (c10::multiply_integers(call.outputs[0]->local_sizes) == 0 || args.tensor("weight").numel() == 0) {
     result = zeros_of(call, call.outputs[0]);
   } else {
-    Stack stack = convolution_piece_arguments(call, args, halos, groups);
-    result = run_over_pieces(halos, 0, fetched, [&](const at::Tensor& input) {
-      return run_piece(call, stack, {{"input", input}}).back().toTensor();
+    const Stack stack = convolution_piece_arguments(call, args, halos, groups);
+    if (!has_one_piece(halos)) result = empty_of(call, call.outputs[0]);
+    for_each_piece(halos, {result}, fetched, [&](const auto& parts, const at::Tensor& input, const auto&) {
+      const auto piece = run_piece(call, stack, {{"input", input}}).back().toTensor();
+      parts[0].defined() ? parts[0].copy_(piece) : result = piece;
     });
   }
   set_results(call, {result});
@@ -126,14 +96,20 @@ void convolve_sharded_spatial_backward(LocalCall& call, std::int64_t groups) {
     Stack stack = convolution_piece_arguments(call, args, halos, groups);
     stack[index_of(call, "bias_sizes")] = c10::IValue();
     stack[index_of(call, "output_mask")] = std::vector<bool>{call.outputs[0] != nullptr, of_weight.defined(), false};
-    const auto run = [&](const at::Tensor& rows, const at::Tensor& of_rows, const std::vector<std::int64_t>& padding) {
+    auto padding = stack[index_of(call, "padding")].toIntVector();
+    if (!has_one_piece(halos)) of_input = zeros_of(call, call.outputs[0]);
+    const auto run = [&](const auto& parts, const at::Tensor& of_rows, const std::vector<Piece>& pieces) {
+      if (of_rows.numel() == 0) return;  // no window reaches these rows
+      for (std::size_t k = 0; k < pieces.size(); ++k) {
+        padding[static_cast<std::size_t>(halos[k].dim() - 2)] = surroundings_of(args, halos[k], pieces[k]).padding;
+      }
       stack[index_of(call, "padding")] = padding;
-      const Stack piece = run_piece(call, stack, {{"grad_output", of_rows}, {"input", rows}});
+      const Stack piece = run_piece(call, stack, {{"grad_output", of_rows}, {"input", parts[0]}});
       if (of_weight.defined()) of_weight.add_(piece[1].toTensor());
-      return piece[0].toTensor();
+      const auto of_part = piece[0].toTensor();
+      parts[1].defined() ? parts[1].copy_(of_part) : of_input = of_part;
     };
-    const auto padding = stack[index_of(call, "padding")].toIntVector();
-    of_input = run_backward_over_pieces(args, halos, 0, input, fetched, padding, run);
+    for_each_piece(halos, {input, of_input}, fetched, run, gradient_rows(args));
   }
   set_results(call, {of_input, of_weight, call.outputs[2] ? sum_but_channels(grad) : at::Tensor()});
 }

@@ -10,7 +10,7 @@ namespace dtensor {
 namespace {
 
 void check_reaches_base(const DTensorImpl& written, const char* what) {
-  TORCH_CHECK(!written.is_detached_view() || is_base_writable(written),
+  TORCH_CHECK(!written.is_materialized_view() || is_base_writable(written),
               "_amp_foreach_non_finite_check_and_unscale_: ", what,
               " is a view whose base was redistributed, so the write would be lost (", written.spec()->str(),
               "). Redistribute the base first.");
@@ -43,7 +43,7 @@ void note_mesh(const at::Tensor& tensor, std::vector<MeshRef>& meshes) {
 void write_bases(at::TensorList tensors) {
   for (const at::Tensor& tensor : tensors) {
     auto* impl = dtensor_or_null(tensor);
-    if (impl != nullptr && impl->is_detached_view()) write_to_base(*impl);
+    if (impl != nullptr && impl->is_materialized_view()) write_to_base(*impl);
   }
 }
 

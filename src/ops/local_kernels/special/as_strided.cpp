@@ -127,9 +127,9 @@ at::Tensor view_of_full(const at::Tensor& base, const Strided& want) {
   auto view =
       make_dtensor(intern_spec(spec->mesh, replicate, want.sizes, want.strides, spec->dtype), part, want.offset);
   auto* result = as_dtensor(view.unsafeGetTensorImpl());
-  const bool moved =
+  const bool materialized =
       full.defined() ? !shares_storage(full, impl->local()) : !find_plan(*impl->spec(), replicate)->empty();
-  moved ? result->detach_view_from(*impl) : result->set_view_base(*impl);
+  materialized ? result->materialize_view_of(*impl) : result->set_view_base(*impl);
   return view;
 }
 

@@ -58,7 +58,7 @@ void fourier_special(const OpEntry& entry, Stack& stack) {
     return dim >= -self.dim() && dim < self.dim() && is_sharded(*impl->spec(), c10::maybe_wrap_dim(dim, self.dim()));
   };
   if (impl == nullptr || dims.size() < 2 || std::none_of(dims.begin(), dims.end(), sharded)) {
-    return run_by_rule(entry, stack);
+    return run_cached_or_compile(entry, stack);
   }
   for (auto& dim : dims) dim = c10::maybe_wrap_dim(dim, self.dim());
   const auto normalization = torch::jit::peek(stack, 2, count).toInt();

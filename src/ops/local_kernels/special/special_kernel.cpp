@@ -39,7 +39,7 @@ void decompose(const OpEntry& entry, Stack& stack) {
 void to_copy(const OpEntry& entry, Stack& stack) {
   const std::size_t count = entry.args.size();
   const auto& device = torch::jit::peek(stack, entry.device_arg, count);
-  if (!device.isDevice() || !device.toDevice().is_meta()) return run_by_rule(entry, stack);
+  if (!device.isDevice() || !device.toDevice().is_meta()) return run_cached_or_compile(entry, stack);
   const at::Tensor self = torch::jit::peek(stack, 0, count).toTensor();
   const auto& dtype = torch::jit::peek(stack, entry.dtype_arg, count);
   const auto type = dtype.isNone() ? self.scalar_type() : dtype.toScalarType();
@@ -136,7 +136,7 @@ void cholesky_inverse(const OpEntry& entry, Stack& stack) {
     const auto first = zeros.to(at::kInt).argmax(-1).add(1).mul(zeros.any(-1));
     at::_linalg_check_errors(first.to(at::kInt), "cholesky_inverse", /*is_matrix=*/false);
   }
-  run_by_rule(entry, stack);
+  run_cached_or_compile(entry, stack);
 }
 
 // The operator libraries of torch.distributed. Their operators are refused: they do not support meshes, and their

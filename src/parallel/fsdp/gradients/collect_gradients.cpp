@@ -1,5 +1,6 @@
-// Collects gradients of a unit, mostly Partial, until the last expected one arrives, then starts their reduction
-// (reduction.cpp). Also decides when reductions are awaited.
+// When gradients of a unit are reduced. The Schedule collects them, mostly Partial, until the last expected one
+// arrives, then starts their reduction (reduction.cpp), and decides when reductions are awaited. NoReplicaSync defers
+// the all-reduce over replicas; reduce_gradients() reduces what such passes left.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/graph_task.h>
