@@ -153,6 +153,17 @@ TEST(LeafReduction, MeshesOfTheSameRanksShareACollective) {
   });
 }
 
+// A kept gradient must not keep the memory of the others.
+TEST(LeafReduction, GradientsOfOneCollectiveShareNoStorage) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    Draw draw(1);
+    const auto split = placed(make_sums(draw, 2), mesh, full_tensor(mesh, 2));
+    split.loss(distribute_tensor(draw.normal({8, 6}), mesh, {Shard(0)})).backward();
+    const auto storage_of = [](const at::Tensor& leaf) { return DTensor(leaf.grad()).to_local().storage(); };
+    EXPECT_FALSE(storage_of(split.leaves[0]).is_alias_of(storage_of(split.leaves[1])));
+  });
+}
+
 // Others may keep the unreduced gradient.
 TEST(LeafReduction, AGradientThatAHookKeepsIsNotOverwritten) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
