@@ -244,7 +244,7 @@ std::vector<at::Tensor> redistribute_tensors(const std::vector<at::Tensor>& tens
     up_to_date_local(impl);
     bucket.add(*plan, *impl.spec(), impl.local());
   }
-  bucket.finish();
+  bucket.run();
   for (std::size_t k = 0; k < packed.size(); ++k) {
     const auto i = packed[k].first;
     results[i] = moved_tensor(tensors[i], placements[i], moved_local(bucket[k], *dtensor_or_null(tensors[i])));

@@ -8,6 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <bit>
+#include <functional>
 
 #include "comm/event_listeners.h"
 #include "internal/aten_scopes.h"
@@ -188,24 +189,22 @@ void RedistributeBucket::add(const RedistributePlan& plan, const TensorSpec& fro
   pending_.push_back({&plan, &from, geometry, local, alone ? execute_plan(plan, local, from) : local, 0, !alone});
 }
 
-bool RedistributeBucket::advance() {
+void RedistributeBucket::run() {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const DisableDispatchModesGuard hidden;
   const NoMeshScopeGuard regular;
-  if (under_way_.empty()) begin_ = std::chrono::steady_clock::now();
-  for (const auto& finish : std::exchange(under_way_, {})) finish();
-  in_background_ = false;
-  for (const auto& group : groups_of(pending_)) {
-    in_background_ |= communicator_of(group).asynchronous();
-    under_way_.push_back(start(group));
+  const auto begin = std::chrono::steady_clock::now();
+  for (auto groups = groups_of(pending_); !groups.empty(); groups = groups_of(pending_)) {
+    std::vector<Finish> round;
+    for (const auto& group : groups) round.push_back(start(group));
+    for (const auto& finish : round) finish();
   }
-  if (under_way_.empty()) report();
-  return !under_way_.empty();
+  report(begin);
 }
 
-void RedistributeBucket::report() const {
+void RedistributeBucket::report(std::chrono::steady_clock::time_point begin) const {
   if (!is_listening(Event::Kind::redistribute)) return;
-  Event event{Event::Kind::redistribute, {}, "", 0, begin_, {}};
+  Event event{Event::Kind::redistribute, {}, "", 0, begin, {}};
   std::size_t count = 0;
   for (const auto& p : pending_) {
     if (!p.packed) continue;

@@ -6,8 +6,6 @@
 
 #include <chrono>
 #include <deque>
-#include <functional>
-#include <vector>
 
 #include "redistribute/plan/plan.h"
 #include "redistribute/plan/split_layout.h"
@@ -19,14 +17,7 @@ class RedistributeBucket {
  public:
   // `local` as in execute_plan. `plan` and `from` must outlive the bucket.
   void add(const RedistributePlan& plan, const TensorSpec& from, at::Tensor local);
-  // Completes the current collectives and starts the next ones. Returns false if there are none, so that all are done.
-  bool advance();
-  // Whether some of the current collectives run in the background.
-  bool in_background() const { return in_background_; }
-  void finish() {
-    while (advance()) {
-    }
-  }
+  void run();
   // Bitwise equal to the result of execute_plan; reduced tensors are in the memory order of their specs. Results may
   // share one block of memory.
   const at::Tensor& operator[](std::size_t index) const { return pending_[index].current; }
@@ -41,12 +32,9 @@ class RedistributeBucket {
   };
 
  private:
-  void report() const;
+  void report(std::chrono::steady_clock::time_point begin) const;
 
   std::deque<Pending> pending_;  // a deque, so that entries do not move
-  std::vector<std::function<void()>> under_way_;
-  bool in_background_ = false;
-  std::chrono::steady_clock::time_point begin_ = {};
 };
 
 }  // namespace dtensor

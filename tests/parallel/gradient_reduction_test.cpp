@@ -135,6 +135,47 @@ TEST(LeafReduction, LargeGradientsOnOverlappingMeshesAreReducedInTheSameOrder) {
   });
 }
 
+TEST(LeafReduction, MeshesOfTheSameRanksShareACollective) {
+  run_local(4, [](const Communicator& world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"}), slice = mesh["dp"];
+    const auto leaf_on = [](const DeviceMesh& on) {
+      return at::Tensor(zeros({3}, on, Placements(static_cast<std::size_t>(on.ndim())))).requires_grad_();
+    };
+    const auto loss_of = [](const at::Tensor& leaf, const Placements& rows) {
+      return (distribute_tensor(at::ones({4, 3}), DTensor(leaf).mesh(), rows) * leaf).sum();
+    };
+    const auto a = leaf_on(mesh), b = leaf_on(slice);
+    const std::vector<at::Tensor> losses = {loss_of(a, {Shard(0), Replicate()}), loss_of(b, {Shard(0)})};
+    const CommDebugMode comms;
+    torch::autograd::backward(losses, {});
+    EXPECT_EQ(comms.total("", Phase::backward).calls, 1) << comms.table();
+    for (const auto& leaf : {a, b}) EXPECT_TRUE(at::equal(DTensor(leaf.grad()).to_local(), at::full({3}, 4.0F)));
+  });
+}
+
+// A kept gradient must not keep the memory of the others.
+TEST(LeafReduction, GradientsOfOneCollectiveShareNoStorage) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    Draw draw(1);
+    const auto split = placed(make_sums(draw, 2), mesh, full_tensor(mesh, 2));
+    split.loss(distribute_tensor(draw.normal({8, 6}), mesh, {Shard(0)})).backward();
+    const auto storage_of = [](const at::Tensor& leaf) { return DTensor(leaf.grad()).to_local().storage(); };
+    EXPECT_FALSE(storage_of(split.leaves[0]).is_alias_of(storage_of(split.leaves[1])));
+  });
+}
+
+// Others may keep the unreduced gradient.
+TEST(LeafReduction, AGradientThatAHookKeepsIsNotOverwritten) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto leaf = at::Tensor(zeros({3}, mesh, {Replicate()})).requires_grad_();
+    at::Tensor kept;
+    leaf.register_hook([&](const at::Tensor& gradient) { kept = gradient; });
+    (distribute_tensor(at::ones({4, 3}), mesh, {Shard(0)}) * leaf).sum().backward();
+    EXPECT_TRUE(at::equal(DTensor(kept).to_local(), at::full({3}, 2.0F)));
+    EXPECT_TRUE(at::equal(DTensor(leaf.grad()).to_local(), at::full({3}, 4.0F)));
+  });
+}
+
 // Autograd passes views of one tensor as gradients.
 TEST(LeafReduction, GradientsOfViewsShareNoMemory) {
   for (const auto& placement : {Replicate(), Shard(0)}) {

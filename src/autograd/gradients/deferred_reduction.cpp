@@ -5,14 +5,11 @@
 #include <ATen/ATen.h>
 
 #include <memory>
-#include <optional>
 
 #include "dtensor/events.h"
-#include "dtensor/hooks.h"
 #include "internal/dispatch_modes.h"
-#include "mesh/mesh_impl.h"
-#include "placement/stride_order.h"
-#include "redistribute/batched.h"
+#include "internal/wrapper_subclass.h"
+#include "redistribute/execute.h"
 #include "tensor/impl/dtensor_impl.h"
 
 namespace dtensor {
@@ -23,67 +20,37 @@ namespace {
 // other ranks may not have, must not affect the count.
 constexpr std::int64_t kMaxDeferredBytes = std::int64_t{25} << 20;
 
-struct PendingGradient {
-  DTensor leaf, gradient;
-  Placements wanted;
-  UnsynchronizedGradient earlier = {};  // part of the gradient
-  std::shared_ptr<const RedistributePlan> plan = {};
-
-  const TensorSpec& spec() const { return *dtensor_or_null(gradient)->spec(); }
-  // Spec of the reduced gradient, with the leaf's strides if those are dense, as autograd guarantees for .grad.
-  SpecPtr reduced() const {
-    const auto strides = leaf.is_non_overlapping_and_dense() ? leaf.strides() : at::IntArrayRef(spec().strides);
-    return intern_spec(spec().mesh, wanted, spec().sizes, strides, spec().dtype);
-  }
-  const at::Tensor& local() const { return dtensor_or_null(gradient)->local(); }
-};
-
-struct InFlightReduction {
-  std::vector<PendingGradient> list;
-  RedistributeBucket bucket = {};
-
-  void start() {
-    const CollectiveTag tag([this] { return leaves(); });
-    for (auto& w : list) {
-      w.plan = find_plan(w.spec(), w.wanted);
-      bucket.add(*w.plan, w.spec(), w.local());
-    }
-    bucket.advance();
-  }
-  void finish() {
-    {
-      const CollectiveTag tag([this] { return leaves(); });
-      bucket.finish();
-    }
-    for (std::size_t k = 0; k < list.size(); ++k) {
-      auto& w = list[k];
-      const auto spec = w.reduced();
-      const auto sum = to_stride_order(bucket[k].to(spec->dtype), *spec);
-      w.earlier.done();
-      accumulate_gradient(w.leaf, DTensor(make_dtensor(spec, sum)));
-    }
-  }
-  std::vector<at::Tensor> leaves() const {
+// Starts the sums of gradients that are Partial where their leaves are replicated.
+void start_sums(GradientReduction& reduction) {
+  const CollectiveTag tag([&] {
     std::vector<at::Tensor> locals;
-    for (const auto& w : list) locals.push_back(dtensor_or_null(w.leaf)->local());
+    for (const auto& g : reduction.gradients) locals.push_back(dtensor_or_null(g.leaf)->local());
     return locals;
+  });
+  for (auto& gradient : reduction.gradients) {
+    std::vector<std::int64_t> axes;
+    for (std::size_t axis = 0; axis < gradient.placements.size(); ++axis) {
+      if (gradient.placements[axis].is_partial()) axes.push_back(static_cast<std::int64_t>(axis));
+    }
+    reduction.add_sum(gradient, axes, gradient.leaf.mesh().communicator(axes), gradient.local.scalar_type());
   }
-};
+  reduction.start_sums();
+}
 
 class PassReductions {
  public:
   static PassReductions& current();
-  void add(PendingGradient pending);
+  void add(UnreducedGradient pending);
   void finish();
 
  private:
   std::int64_t& bytes_on(const DeviceMesh& mesh);
-  std::vector<PendingGradient> take(const DeviceMesh& mesh);
-  void reduce(std::vector<PendingGradient> list);
+  std::vector<UnreducedGradient> take(const DeviceMesh& mesh);
+  void reduce(std::vector<UnreducedGradient> list);
 
-  std::vector<PendingGradient> pending_;
+  std::vector<UnreducedGradient> pending_;
   std::vector<std::pair<DeviceMesh, std::int64_t>> bytes_;  // deferred, by mesh
-  std::vector<std::unique_ptr<InFlightReduction>> in_flight_;
+  std::vector<std::unique_ptr<GradientReduction>> in_flight_;
 };
 
 struct OpenPass {
@@ -104,18 +71,18 @@ PassReductions& PassReductions::current() {
   return *pass;
 }
 
-void PassReductions::add(PendingGradient pending) {
-  const auto same = std::find_if(pending_.begin(), pending_.end(), [&](const PendingGradient& w) {
-    return w.leaf.is_same(pending.leaf) && w.gradient.placements() == pending.gradient.placements();
+void PassReductions::add(UnreducedGradient pending) {
+  const auto same = std::find_if(pending_.begin(), pending_.end(), [&](const UnreducedGradient& g) {
+    return g.leaf.is_same(pending.leaf) && g.placements == pending.placements;
   });
   if (same != pending_.end()) {  // from a recomputed segment
-    same->gradient = DTensor(same->gradient + pending.gradient);
+    same->local.add_(pending.local);
     if (pending.earlier.sum().defined()) same->earlier = std::move(pending.earlier);
     return;
   }
-  const DeviceMesh mesh = pending.gradient.mesh();
+  const DeviceMesh mesh = pending.leaf.mesh();
   auto& bytes = bytes_on(mesh);
-  bytes += pending.gradient.numel() * static_cast<std::int64_t>(pending.gradient.element_size());
+  bytes += pending.leaf.numel() * static_cast<std::int64_t>(pending.local.element_size());
   pending_.push_back(std::move(pending));
   if (bytes < kMaxDeferredBytes) return;
   bytes = 0;
@@ -127,20 +94,20 @@ std::int64_t& PassReductions::bytes_on(const DeviceMesh& mesh) {
   return (known == bytes_.end() ? bytes_.emplace_back(mesh, 0) : *known).second;
 }
 
-std::vector<PendingGradient> PassReductions::take(const DeviceMesh& mesh) {
+std::vector<UnreducedGradient> PassReductions::take(const DeviceMesh& mesh) {
   const auto mine = std::stable_partition(pending_.begin(), pending_.end(),
-                                          [&](const PendingGradient& w) { return !(w.gradient.mesh() == mesh); });
-  std::vector<PendingGradient> list(std::make_move_iterator(mine), std::make_move_iterator(pending_.end()));
+                                          [&](const UnreducedGradient& g) { return !(g.leaf.mesh() == mesh); });
+  std::vector<UnreducedGradient> list(std::make_move_iterator(mine), std::make_move_iterator(pending_.end()));
   pending_.erase(mine, pending_.end());
   return list;
 }
 
-void PassReductions::reduce(std::vector<PendingGradient> list) {
+void PassReductions::reduce(std::vector<UnreducedGradient> list) {
   if (list.empty()) return;
-  auto reduction = std::make_unique<InFlightReduction>(InFlightReduction{std::move(list)});
-  reduction->start();
-  if (!reduction->bucket.in_background()) return reduction->finish();
-  for (auto& w : reduction->list) w.earlier.done();  // frees its memory before backward ends
+  auto reduction = std::make_unique<GradientReduction>(GradientReduction{std::move(list)});
+  start_sums(*reduction);
+  if (!reduction->in_background()) return reduction->finish();
+  for (auto& gradient : reduction->gradients) gradient.earlier.done();  // frees its memory before backward ends
   in_flight_.push_back(std::move(reduction));
 }
 
@@ -155,10 +122,13 @@ bool is_sum(const TensorSpec& spec, const Placements& wanted, std::size_t axis) 
   return spec.placements[axis].is_partial() && wanted[axis].is_replicate() && spec.mesh->layout.shape[axis] > 1;
 }
 
-// The placements in which `gradient` is deferred: Partial of one kind stays on the axes where the leaf is replicated.
-std::optional<Placements> waiting_placements(const DTensor& gradient, const Placements& wanted) {
+}  // namespace
+
+std::optional<Placements> deferred_placements(const DTensor& leaf, const DTensor& gradient, const Placements& wanted) {
+  if (at::GradMode::is_enabled()) return std::nullopt;  // the reduction is part of the gradient's own graph
   const auto& spec = *dtensor_or_null(gradient)->spec();
-  if (!spec.mesh->is_member || c10::isFloat8Type(spec.dtype)) return std::nullopt;
+  const bool on_host = dtensor_or_null(leaf)->spec()->mesh->compute_mesh() != nullptr;
+  if (on_host || !spec.mesh->is_member || c10::isFloat8Type(spec.dtype)) return std::nullopt;
   Placements waits = wanted;
   const Placement* sum = nullptr;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
@@ -170,21 +140,10 @@ std::optional<Placements> waiting_placements(const DTensor& gradient, const Plac
   return waits;
 }
 
-}  // namespace
-
-UnsynchronizedGradient::UnsynchronizedGradient(const DTensor& leaf)
-    : leaf_(leaf), sum_(std::exchange(leaf.mutable_grad(), at::Tensor())) {}
-
-UnsynchronizedGradient::~UnsynchronizedGradient() {
-  if (sum_.defined() && !leaf_.grad().defined()) leaf_.mutable_grad() = std::move(sum_);
-}
-
-bool defer_reduction(const DTensor& leaf, const DTensor& gradient, const Placements& wanted,
-                     UnsynchronizedGradient& earlier) {
-  if (at::GradMode::is_enabled()) return false;  // the reduction is part of the gradient's own graph
-  const auto waits = waiting_placements(gradient, wanted);
-  if (waits) PassReductions::current().add({leaf, gradient.redistribute(*waits), wanted, std::move(earlier)});
-  return waits.has_value();
+void defer_reduction(UnreducedGradient gradient) {
+  check_is_no_wrapper(gradient.local, "redistribute");
+  gradient.local = resolve_conj_and_neg(gradient.local);
+  PassReductions::current().add(std::move(gradient));
 }
 
 }  // namespace dtensor

@@ -3,15 +3,18 @@
 // bytes have accumulated.
 #pragma once
 
-#include "dtensor/hooks.h"
-#include "internal/gradient_hooks.h"
+#include <optional>
+
+#include "internal/gradient_reduction.h"
 
 namespace dtensor {
 
-// true: the reduction of `gradient` is deferred, and leaf.grad() has placements `wanted` when the pass ends.
-// false: there is nothing to defer. `earlier` is part of the gradient, and is moved from only if the reduction is
-// deferred.
-bool defer_reduction(const DTensor& leaf, const DTensor& gradient, const Placements& wanted,
-                     UnsynchronizedGradient& earlier);
+// The placements in which `gradient` is deferred: Partial of one kind stays on the axes where the leaf is replicated.
+// No value: there is nothing to defer.
+std::optional<Placements> deferred_placements(const DTensor& leaf, const DTensor& gradient, const Placements& wanted);
+
+// `gradient` has deferred_placements() and memory of its own. It is reduced and accumulated when the pass ends at the
+// latest.
+void defer_reduction(UnreducedGradient gradient);
 
 }  // namespace dtensor

@@ -178,8 +178,10 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
   void join_and_reduce(const Collected& collected, const DTensor& gradient) const {
     auto earlier = take_unreduced(collected.leaf, wanted());
     const DTensor joined = earlier.sum().defined() ? DTensor(earlier.sum() + gradient) : gradient;
-    const bool on_compute_device = leaf_.spec()->mesh->compute_mesh() == nullptr;
-    if (on_compute_device && defer_reduction(collected.leaf, joined, wanted(), earlier)) return;
+    if (const auto waits = deferred_placements(collected.leaf, joined, wanted())) {
+      const auto own = collected.owned(joined.redistribute(*waits));
+      return defer_reduction({collected.leaf, dtensor_or_null(own)->local(), *waits, std::move(earlier)});
+    }
     const auto reduced = collected.owned(reduce_immediately(collected, joined));
     earlier.done();
     accumulate_gradient(collected.leaf, reduced);
@@ -188,6 +190,13 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
   DTensorImpl& leaf_;
   MicrobatchSums microbatches_;  // outlives its autograd metadata, which owns this
 };
+
+// The spec of a gradient in these placements, with the leaf's strides if those are dense, as autograd guarantees for
+// .grad.
+SpecPtr gradient_spec(const TensorSpec& leaf, const Placements& placements) {
+  if (has_dense_order(leaf)) return with_placements(leaf, placements);
+  return intern_spec(leaf.mesh, placements, leaf.sizes, at::infer_dense_strides(leaf.sizes, leaf.strides), leaf.dtype);
+}
 
 TensorHooks& hooks_of(const DTensor& tensor) {
   auto* impl = dtensor_or_null(tensor);
@@ -218,7 +227,7 @@ const ParameterSpecs& TensorHooks::specs(const DTensorImpl& parameter) {
   const auto& stored = parameter.spec();
   if (specs_.stored != stored) {
     specs_ = {stored, with_placements(*stored, gathered_placements(stored->placements)),
-              with_placements(*stored, replicate_partials(stored->placements))};
+              gradient_spec(*stored, replicate_partials(stored->placements))};
   }
   return specs_;
 }
@@ -290,10 +299,9 @@ void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
 }
 
 void accumulate_gradient(const DTensor& parameter, at::Tensor local, const Placements& placements) {
-  auto& hooks = hooks_of(parameter);  // throws if it is undefined
-  const auto& impl = *dtensor_or_null(parameter);
-  const auto& reduced = hooks.specs(impl).reduced;
-  const SpecPtr spec = reduced->placements == placements ? reduced : with_placements(*impl.spec(), placements);
+  const auto& impl = checked_impl(parameter);
+  auto spec = hooks_on(impl) == nullptr ? nullptr : impl.extras()->hooks->specs(impl).reduced;
+  if (spec == nullptr || spec->placements != placements) spec = gradient_spec(*impl.spec(), placements);
   TORCH_CHECK(local.sizes().equals(spec->local_sizes) && local.scalar_type() == spec->dtype,
               "accumulate_gradient: expected a local gradient of sizes [", c10::Join(", ", spec->local_sizes), "] of ",
               spec->str(), ", got sizes ", local.sizes(), " and dtype ", local.scalar_type());

@@ -98,7 +98,7 @@ void move_lists(ExecutionFrame& frame) {
     for (const auto i : operands) locals.push_back(local_of(frame.view.operands[i]));
     return locals;
   });
-  bucket.finish();
+  bucket.run();
   for (std::size_t k = 0; k < operands.size(); ++k) {
     frame.moved[operands[k]] = to_stride_order(bucket[k], *frame.call.inputs[operands[k]].to);
   }

@@ -102,8 +102,8 @@ class Schedule {
   const Unit* first_used_after_kept_ = nullptr;       // the next unit that forward used after it
   Unit* recomputed_ = nullptr;                        // the last unit of a recomputation in backward
   std::array<std::vector<Unit*>, kPassKinds> order_;  // order of first uses in the last phase of each kind
-  std::unique_ptr<GradientReduction> reduce_scattering_, all_reducing_;  // active
-  std::vector<Unit*> running_;                                           // used in this phase
+  std::unique_ptr<UnitReduction> reduce_scattering_, all_reducing_;  // active
+  std::vector<Unit*> running_;                                       // used in this phase
 };
 
 }  // namespace dtensor::fsdp

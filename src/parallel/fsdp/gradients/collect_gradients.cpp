@@ -79,8 +79,8 @@ void Schedule::reduce(Unit& unit, const at::Tensor& arriving) {
   add_missing(unit);
   unit.reduced_in_pass = true;
   advance_reductions();
-  reduce_scattering_ = std::make_unique<GradientReduction>(unit, arriving);
-  stats.reduce_scatters += static_cast<std::int64_t>(reduce_scattering_->scatters.size());
+  reduce_scattering_ = std::make_unique<UnitReduction>(unit, arriving);
+  stats.reduce_scatters += static_cast<std::int64_t>(reduce_scattering_->collectives.size());
   if (!unit.reduce_scatter_comm.asynchronous()) finish_reductions();
 }
 

@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <map>
 #include <optional>
 
 #include "dtensor/events.h"
@@ -95,78 +94,9 @@ at::Tensor local_to_reduce(const Unit& unit, const Parameter& p, const DTensor& 
   return owns_memory_alone(gradient, handles, local, 2) ? local : local.clone();
 }
 
-std::vector<PendingReduction> take_pending(Unit& unit, const at::Tensor& arriving) {
-  std::vector<PendingReduction> items;
-  items.reserve(unit.parameters.size());
-  for (auto& p : unit.parameters) {
-    if (!p.pending_gradient.defined()) continue;
-    DTensor gradient(std::exchange(p.pending_gradient, at::Tensor()));
-    auto earlier = std::exchange(p.earlier, UnsynchronizedGradient());
-    p.gradient_expected = false;
-    const auto tensor = p.lock();
-    if (!tensor.defined()) continue;
-    const DTensor parameter(tensor);
-    join_earlier(unit, p, parameter, gradient, earlier);
-    auto wanted = before_reduction(unit, p, equivalent_placements(p, gradient));
-    auto local = local_to_reduce(unit, p, gradient, wanted, arriving);
-    items.push_back({&p, parameter, std::move(local), std::move(wanted), std::move(earlier)});
-  }
-  unit.pending_pass = -1;
-  return items;
-}
-
-at::ScalarType reduce_dtype(const Unit& unit, const PendingReduction& item) {
-  const auto own = item.local.scalar_type();
+at::ScalarType reduce_dtype(const Unit& unit, const at::Tensor& local) {
+  const auto own = local.scalar_type();
   return at::isFloatingType(own) ? unit.options.precision.reduce_dtype.value_or(own) : own;
-}
-
-at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
-  return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
-}
-
-// Dense views of one buffer, in each parameter's order of dimensions.
-std::vector<at::Tensor> shard_buffers(const Unit& unit, const std::vector<PendingReduction*>& items,
-                                      at::ScalarType dtype) {
-  std::int64_t total = 0;
-  for (const auto* item : items) total += item->p->shard.numel();
-  const auto flat = unit.reduce_scatter_comm.empty({total}, at::TensorOptions(dtype).device(unit.mesh.device_type()));
-  std::vector<at::Tensor> buffers;
-  buffers.reserve(items.size());
-  std::int64_t offset = 0;
-  for (const auto* item : items) {
-    const ParameterLayout& shard = item->p->shard;
-    buffers.push_back(view_of(flat, dtype, shard.sizes, shard.strides, offset));
-    offset += shard.numel();
-  }
-  return buffers;
-}
-
-ReduceScatter start_scatter(const Unit& unit, std::vector<PendingReduction*> items, const ReductionKind& kind) {
-  ReduceScatter scatter{std::move(items), {}, {}, {}};
-  scatter.outputs = shard_buffers(unit, scatter.items, kind.dtype);
-  std::vector<at::Tensor> wide;
-  wide.reserve(scatter.items.size());
-  scatter.inputs.reserve(scatter.items.size() * static_cast<std::size_t>(unit.reduce_scatter_comm.size()));
-  for (const auto* item : scatter.items) wide.push_back(in_dtype(item->local, kind.dtype));
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(unit.reduce_scatter_comm.size()); ++rank) {
-    for (std::size_t k = 0; k < wide.size(); ++k) {
-      scatter.inputs.push_back(scatter.items[k]->p->layout.shard_view(wide[k], rank));
-    }
-  }
-  scatter.work = unit.reduce_scatter_comm.reduce_scatter_list(scatter.outputs, scatter.inputs, kind.op);
-  return scatter;
-}
-
-void finish_scatter(const Unit& unit, ReduceScatter& scatter) {
-  scatter.work.wait();
-  for (std::size_t k = 0; k < scatter.items.size(); ++k) {
-    auto* item = scatter.items[k];
-    item->local = scatter.outputs[k];
-    for (const auto axis : unit.axes.shard) {
-      item->placements[static_cast<std::size_t>(axis)] = item->p->gradient_placements[static_cast<std::size_t>(axis)];
-    }
-  }
-  scatter.inputs.clear();
 }
 
 // Factor of this rank's local tensor when a gradient of placement `from` becomes part of one that is Partial, on an
@@ -179,73 +109,18 @@ double weight_in(const Placement& partial, const Placement& from, const Communic
 }
 
 // Adds what earlier passes left reduced over the shard axis only, before the all-reduce over replicas.
-void join_accumulated(const Unit& unit, PendingReduction& item, std::size_t axis) {
-  const auto& grad = item.parameter.grad();
+void join_accumulated(const Unit& unit, const Parameter& p, UnreducedGradient& gradient, std::size_t axis) {
+  const auto& grad = gradient.leaf.grad();
   if (!is_dtensor(grad) || !DTensor(grad).placements()[axis].is_partial()) return;
-  const auto placements = equivalent_placements(*item.p, DTensor(grad));
-  auto as_sum = item.placements;
+  const auto placements = equivalent_placements(p, DTensor(grad));
+  auto as_sum = gradient.placements;
   as_sum[axis] = placements[axis];
   if (placements != as_sum) return;
-  const auto weight = weight_in(as_sum[axis], item.placements[axis], unit.all_reduce_comm);
-  item.earlier = UnsynchronizedGradient(item.parameter);
-  item.placements = as_sum;
-  const auto sum = DTensor(item.earlier.sum()).to_local().to(item.local.device());
-  item.local = sum.add(in_dtype(item.local, item.p->dtype), weight);
-}
-
-bool any_sum_on(std::size_t axis, const std::vector<PendingReduction>& items) {
-  return std::any_of(items.begin(), items.end(),
-                     [&](const PendingReduction& item) { return item.placements[axis].is_partial(); });
-}
-
-// The gradients that are Partial on the axis, by kind.
-std::map<ReductionKind, std::vector<PendingReduction*>> sums_on(const Unit& unit, std::size_t axis,
-                                                                std::vector<PendingReduction>& items) {
-  std::map<ReductionKind, std::vector<PendingReduction*>> result;
-  for (auto& item : items) {
-    const auto& placement = item.placements[axis];
-    if (placement.is_partial()) result[{reduce_dtype(unit, item), placement.reduce_op()}].push_back(&item);
-  }
-  return result;
-}
-
-std::vector<ReduceScatter> start_scatters(const Unit& unit, std::vector<PendingReduction>& items) {
-  std::map<ReductionKind, std::vector<PendingReduction*>> by_kind;
-  for (auto& item : items) {
-    const auto op = item.p->sharded ? op_on_shards(unit, item.placements) : std::nullopt;
-    if (op) by_kind[{reduce_dtype(unit, item), *op}].push_back(&item);
-  }
-  std::vector<ReduceScatter> scatters;
-  for (auto& [kind, group] : by_kind) scatters.push_back(start_scatter(unit, std::move(group), kind));
-  return scatters;
-}
-
-AllReduce start_sum(const Communicator& comm, std::size_t axis, std::vector<PendingReduction*> items,
-                    const ReductionKind& kind) {
-  AllReduce sum{std::move(items), {}, {}};
-  for (auto* item : sum.items) {
-    item->local = in_dtype(item->local, kind.dtype);
-    item->placements[axis] = Replicate();
-    sum.locals.push_back(item->local);
-  }
-  if (comm.size() > 1) sum.work = comm.all_reduce_list(sum.locals, kind.op);
-  return sum;
-}
-
-std::vector<AllReduce> start_sums(const Unit& unit, const Communicator& comm, std::size_t axis,
-                                  std::vector<PendingReduction>& items) {
-  std::vector<AllReduce> sums;
-  for (auto& [kind, group] : sums_on(unit, axis, items)) {
-    sums.push_back(start_sum(comm, axis, std::move(group), kind));
-  }
-  return sums;
-}
-
-void accumulate(const PendingReduction& item, const DeviceMesh& home) {
-  const auto& p = *item.p;
-  auto local = in_dtype(item.local, p.dtype);
-  if (local.device().type() != home.device_type()) local = local.to(home.device_type());
-  accumulate_gradient(item.parameter, std::move(local), item.placements);
+  const auto weight = weight_in(as_sum[axis], gradient.placements[axis], unit.all_reduce_comm);
+  gradient.earlier = UnsynchronizedGradient(gradient.leaf);
+  gradient.placements = as_sum;
+  const auto sum = DTensor(gradient.earlier.sum()).to_local().to(gradient.local.device());
+  gradient.local = sum.add(in_dtype(gradient.local, p.dtype), weight);
 }
 
 }  // namespace
@@ -278,54 +153,95 @@ DTensor as_sums(const DTensor& gradient) {
                              gradient.strides());
 }
 
-GradientReduction::GradientReduction(Unit& of, const at::Tensor& arriving) : unit(of) {
-  for (const auto& p : unit.parameters) bytes += local_bytes(p.pending_gradient);
-  const CollectiveTag tag([this] { return unit.local_parts(); });
-  items = take_pending(unit, arriving);
-  std::vector<const Parameter*> reduced;
-  for (const auto& item : items) reduced.push_back(item.p);
-  name = unit.name_reduction(reduced);
-  const NamedCallScope named(name);
-  const at::AutoDispatchBelowADInplaceOrView below;
-  scatters = start_scatters(unit, items);
+void UnitReduction::take_pending(const at::Tensor& arriving) {
+  gradients.reserve(unit.parameters.size());
+  for (auto& p : unit.parameters) {
+    if (!p.pending_gradient.defined()) continue;
+    bytes += local_bytes(p.pending_gradient);
+    DTensor gradient(std::exchange(p.pending_gradient, at::Tensor()));
+    auto earlier = std::exchange(p.earlier, UnsynchronizedGradient());
+    p.gradient_expected = false;
+    const auto tensor = p.lock();
+    if (!tensor.defined()) continue;
+    const DTensor parameter(tensor);
+    join_earlier(unit, p, parameter, gradient, earlier);
+    auto wanted = before_reduction(unit, p, equivalent_placements(p, gradient));
+    auto local = local_to_reduce(unit, p, gradient, wanted, arriving);
+    gradients.push_back({parameter, std::move(local), std::move(wanted), std::move(earlier)});
+    parameters_.push_back(&p);
+  }
+  unit.pending_pass = -1;
 }
 
-int GradientReduction::start_all_reduces(bool over_replicas) {
+// The outputs are dense views of one buffer, in each parameter's order of dimensions.
+void UnitReduction::start_scatter(Collective& scatter) const {
+  std::int64_t total = 0, offset = 0;
+  for (const auto* gradient : scatter.gradients) total += parameter_of(*gradient).shard.numel();
+  const auto flat = scatter.comm.empty({total}, at::TensorOptions(scatter.dtype).device(unit.mesh.device_type()));
+  std::vector<at::Tensor> wide, inputs;
+  for (const auto* gradient : scatter.gradients) {
+    const auto& shard = parameter_of(*gradient).shard;
+    scatter.outputs.push_back(view_of(flat, scatter.dtype, shard.sizes, shard.strides, offset));
+    offset += shard.numel();
+    wide.push_back(in_dtype(gradient->local, scatter.dtype));
+  }
+  const auto ranks = static_cast<std::size_t>(scatter.comm.size());
+  inputs.reserve(ranks * wide.size());
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (std::size_t k = 0; k < wide.size(); ++k) {
+      inputs.push_back(parameter_of(*scatter.gradients[k]).layout.shard_view(wide[k], rank));
+    }
+  }
+  scatter.work = scatter.comm.reduce_scatter_list(scatter.outputs, inputs, scatter.op);
+}
+
+void UnitReduction::start_scatters() {
+  for (auto& gradient : gradients) {
+    const auto& p = parameter_of(gradient);
+    const auto op = p.sharded ? op_on_shards(unit, gradient.placements) : std::nullopt;
+    if (!op) continue;
+    for (const auto axis : unit.axes.shard) {
+      gradient.placements[static_cast<std::size_t>(axis)] = p.gradient_placements[static_cast<std::size_t>(axis)];
+    }
+    add(gradient, unit.reduce_scatter_comm, reduce_dtype(unit, gradient.local), *op);
+  }
+  for (auto& scatter : collectives) start_scatter(scatter);
+}
+
+int UnitReduction::start_sums_over(std::int64_t axis) {
+  for (auto& gradient : gradients) {
+    if (!gradient.placements[static_cast<std::size_t>(axis)].is_partial()) continue;
+    const auto comm = axis == unit.axes.replicate ? unit.all_reduce_comm : unit.mesh.communicator(axis);
+    add_sum(gradient, axis, comm, reduce_dtype(unit, gradient.local));
+  }
+  return start_sums();
+}
+
+UnitReduction::UnitReduction(Unit& of, const at::Tensor& arriving) : unit(of) {
+  const CollectiveTag tag([this] { return unit.local_parts(); });
+  take_pending(arriving);
+  name = unit.name_reduction(parameters_);
+  const NamedCallScope named(name);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  start_scatters();
+}
+
+int UnitReduction::start_all_reduces(bool over_replicas) {
   const CollectiveTag tag([this] { return unit.local_parts(); });
   const NamedCallScope named(name);
   const at::AutoDispatchBelowADInplaceOrView below;
-  for (auto& scatter : scatters) finish_scatter(unit, scatter);
-  scatters.clear();
+  wait();
   int collectives = 0;
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(unit.mesh.ndim()); ++axis) {
-    const auto index = static_cast<std::int64_t>(axis);
-    if (index == unit.axes.replicate || !any_sum_on(axis, items)) continue;
-    const auto comm = unit.mesh.communicator(index);
-    auto sums = start_sums(unit, comm, axis, items);
-    for (auto& sum : sums) sum.work.wait();
-    collectives += comm.size() > 1 ? static_cast<int>(sums.size()) : 0;
+  for (std::int64_t axis = 0; axis < unit.mesh.ndim(); ++axis) {
+    if (axis == unit.axes.replicate) continue;
+    collectives += start_sums_over(axis);
+    wait();
   }
   if (unit.axes.replicate < 0) return collectives;
-  const auto axis = static_cast<std::size_t>(unit.axes.replicate);
-  for (auto& item : items) join_accumulated(unit, item, axis);
-  if (!over_replicas) return collectives;
-  replica_sums = start_sums(unit, unit.all_reduce_comm, axis, items);
-  return collectives + (unit.all_reduce_comm.size() > 1 ? static_cast<int>(replica_sums.size()) : 0);
-}
-
-void GradientReduction::finish() {
-  const NamedCallScope named(name);
-  for (auto& sum : replica_sums) sum.work.wait();
-  for (auto& item : items) {
-    item.earlier.done();
-    accumulate(item, unit.storage_mesh);
+  for (auto& gradient : gradients) {
+    join_accumulated(unit, parameter_of(gradient), gradient, static_cast<std::size_t>(unit.axes.replicate));
   }
-}
-
-void GradientReduction::discard() {
-  for (auto& item : items) item.earlier.done();
-  for (auto& scatter : scatters) scatter.work.wait();
-  for (auto& sum : replica_sums) sum.work.wait();
+  return over_replicas ? collectives + start_sums_over(unit.axes.replicate) : collectives;
 }
 
 }  // namespace dtensor::fsdp
