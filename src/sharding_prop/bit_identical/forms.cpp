@@ -114,6 +114,8 @@ Rule wide_list(const OpCall& call, const Rule& ordinary) {
   return ordinary;
 }
 
+Rule list_norm(const OpCall&, const Rule&) { return tree(Rule("X -> ").foreach_op(), "X", "tree_list_norm"); }
+
 using Table = std::unordered_map<std::string_view, Form>;
 
 void add(Table& table, Form form, std::initializer_list<const char*> names) {
@@ -188,6 +190,7 @@ void add_sums(Table& table) {
   table.emplace("aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward);
   table.emplace("aten::sum", sum);
   table.emplace("aten::mean", mean);
+  table.emplace("aten::_foreach_norm", list_norm);
   table.emplace("aten::native_layer_norm_backward", layer_norm_backward);
   table.emplace("aten::_fused_rms_norm_backward", rms_norm_backward);
   add(table, nll_loss, {"aten::nll_loss_forward"});
