@@ -114,6 +114,8 @@ Rule wide_list(const OpCall& call, const Rule& ordinary) {
   return ordinary;
 }
 
+Rule fused_optimizer(const OpCall&, const Rule& ordinary) { return Rule(ordinary).kernel("fused_optimizer"); }
+
 Rule list_norm(const OpCall&, const Rule&) { return tree(Rule("X -> ").foreach_op(), "X", "tree_list_norm"); }
 
 using Table = std::unordered_map<std::string_view, Form>;
@@ -167,6 +169,7 @@ void add_exact_elementwise(Table& table) {
   add(table, wide_list,
       {"aten::_foreach_add", "aten::_foreach_sub", "aten::_foreach_lerp", "aten::_foreach_addcmul",
        "aten::_foreach_addcdiv"});
+  add(table, fused_optimizer, {"aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_"});
 }
 
 void add_rows(Table& table) {
