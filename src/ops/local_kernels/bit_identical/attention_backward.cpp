@@ -72,8 +72,8 @@ class BackwardHead {
       std::fill(dk, dk + kKeys * e, T(0));
       std::fill(dv, dv + kKeys * f, T(0));
       for (std::int64_t h = 0; h < o_.group() && weights_.is_seen(rows, j); ++h) add_block(rows, h, j, keys, dk, dv);
-      of_keys.add({0, rows.leaf});
-      of_values.add({0, rows.leaf});
+      of_keys.add({0, rows.leaf}, dk);
+      of_values.add({0, rows.leaf}, dv);
     }
     store(of_keys, g_.k, j), store(of_values, g_.v, j);
   }

@@ -83,8 +83,9 @@ class Product {
     sum.clear();
     for (const auto& range : k_.ranges) {
       const auto offset = range.begin * kTile;
-      multiply_block(kTile, kTile, range.length, panel + offset, packed(column) + offset, sum.next(), /*adds=*/false);
-      sum.add({0, range.leaf});
+      T* tile = sum.next();
+      multiply_block(kTile, kTile, range.length, panel + offset, packed(column) + offset, tile, /*adds=*/false);
+      sum.add({0, range.leaf}, tile);
     }
     for (std::size_t node = 0; node < sum.size(); ++node) {
       store(sum.values(node), row * kTile, column * kTile,

@@ -55,63 +55,54 @@ Segments leaves_of_dims(at::IntArrayRef sizes, at::IntArrayRef dims, std::int64_
   return all;
 }
 
-// The nodes of all ranks as rows, sorted by their leaves.
-struct Gathered {
-  std::vector<Node> nodes;
+// Nodes and their rows, sorted by their leaves.
+struct NodeRows {
   at::Tensor rows;
+  std::vector<std::pair<Node, std::int64_t>> nodes;
 };
 
-Gathered gather(const at::Tensor& own, const Leaves& leaves) {
+NodeRows gather(const at::Tensor& own, const Leaves& leaves) {
   std::vector<std::vector<Node>> of_ranks;
   std::int64_t count = 0;
   for (const Segments& s : leaves.ranks) {
     of_ranks.push_back(nodes_of(s, leaves.count));
     count += std::ssize(of_ranks.back());
   }
-  at::Tensor all = at::empty({count, own.size(1)}, own.options());
+  NodeRows all{at::empty({count, own.size(1)}, own.options()), {}};
   std::vector<at::Tensor> outputs;
-  std::vector<std::pair<Node, std::int64_t>> order;
   for (const auto& nodes : of_ranks) {
-    const auto begin = std::ssize(order);
-    for (const Node& node : nodes) order.emplace_back(node, std::ssize(order));
-    outputs.push_back(all.narrow(0, begin, std::ssize(nodes)));
+    const auto begin = std::ssize(all.nodes);
+    for (const Node& node : nodes) all.nodes.emplace_back(node, std::ssize(all.nodes));
+    outputs.push_back(all.rows.narrow(0, begin, std::ssize(nodes)));
   }
   leaves.mesh->communicator(leaves.axes).all_gather(outputs, own).wait();
-  std::sort(order.begin(), order.end(),
+  std::sort(all.nodes.begin(), all.nodes.end(),
             [](const auto& a, const auto& b) { return a.first.first_leaf() < b.first.first_leaf(); });
-  Gathered result;
-  std::vector<std::int64_t> rows;
-  for (const auto& [node, row] : order) result.nodes.push_back(node), rows.push_back(row);
-  result.rows = all.index_select(0, at::tensor(rows, at::kLong));
-  return result;
+  return all;
 }
 
 // Sums rows of nodes to the rows that remain, in parallel over columns.
 template <class T>
-void sum_nodes(const at::Tensor& rows, const std::vector<Node>& nodes, std::int64_t leaves, const at::Tensor& out) {
-  const std::int64_t columns = rows.size(1);
-  const T* from = rows.const_data_ptr<T>();
+void sum_nodes(const NodeRows& all, std::int64_t leaves, const at::Tensor& out) {
+  const std::int64_t columns = out.size(1);
+  const T* from = all.rows.const_data_ptr<T>();
   T* to = out.mutable_data_ptr<T>();
   at::parallel_for(0, (columns + kColumns - 1) / kColumns, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t c = begin * kColumns; c < std::min(end * kColumns, columns); c += kColumns) {
       const std::int64_t width = std::min(kColumns, columns - c);
       TreeSum<T> sum(leaves, width);
-      for (std::size_t i = 0; i < nodes.size(); ++i) {
-        const T* row = from + static_cast<std::int64_t>(i) * columns + c;
-        std::copy(row, row + width, sum.next());
-        sum.add(nodes[i]);
-      }
+      for (const auto& [node, row] : all.nodes) sum.add(node, from + row * columns + c);
       for (std::size_t i = 0; i < sum.size(); ++i) {
-        std::copy(sum.values(i), sum.values(i) + width, to + static_cast<std::int64_t>(i) * columns + c);
+        std::copy_n(sum.values(i), width, to + static_cast<std::int64_t>(i) * columns + c);
       }
     }
   });
 }
 
-at::Tensor summed(const at::Tensor& rows, const std::vector<Node>& nodes, std::int64_t leaves, std::int64_t remaining) {
-  const auto out = at::empty({remaining, rows.size(1)}, rows.options());
-  AT_DISPATCH_FLOATING_TYPES(rows.scalar_type(), "a sum in a BitIdentical scope",
-                             [&] { sum_nodes<scalar_t>(rows, nodes, leaves, out); });
+at::Tensor summed(const NodeRows& all, std::int64_t leaves, std::int64_t remaining) {
+  const auto out = at::empty({remaining, all.rows.size(1)}, all.rows.options());
+  AT_DISPATCH_FLOATING_TYPES(out.scalar_type(), "a sum in a BitIdentical scope",
+                             [&] { sum_nodes<scalar_t>(all, leaves, out); });
   return out;
 }
 
@@ -196,10 +187,10 @@ at::Tensor sum_leaves(const at::Tensor& rows, const Leaves& leaves, const Leaf& 
   const Subtrees subtrees = subtrees_of(leaves, rows.size(1));
   TORCH_INTERNAL_ASSERT(rows.size(0) == subtrees.rows.back(), "a row for each leaf");
   const auto options = rows.options().dtype(c10::CppTypeToScalarType<T>::value);
-  const at::Tensor sums = at::empty({std::ssize(subtrees.nodes), rows.size(1)}, options);
-  sum_subtrees<T, From>(rows, subtrees, leaf, sums);
-  const auto remaining = std::ssize(nodes_of(leaves.own, leaves.count));
-  return complete(summed(sums, subtrees.nodes, leaves.count, remaining), leaves);
+  NodeRows sums{at::empty({std::ssize(subtrees.nodes), rows.size(1)}, options), {}};
+  sum_subtrees<T, From>(rows, subtrees, leaf, sums.rows);
+  for (const Node& node : subtrees.nodes) sums.nodes.emplace_back(node, std::ssize(sums.nodes));
+  return complete(summed(sums, leaves.count, std::ssize(nodes_of(leaves.own, leaves.count))), leaves);
 }
 
 }  // namespace
@@ -257,8 +248,7 @@ at::Tensor complete(const at::Tensor& nodes, const Leaves& leaves) {
   if (leaves.count == 0) return at::zeros(sizes, nodes.options());
   if (leaves.axes == 0) return nodes.select(0, 0);
   const auto flat = nodes.reshape({nodes.size(0), c10::multiply_integers(sizes)}).contiguous();
-  const Gathered all = gather(flat, leaves);
-  return summed(all.rows, all.nodes, leaves.count, 1).view(sizes);
+  return summed(gather(flat, leaves), leaves.count, 1).view(sizes);
 }
 
 at::Tensor sum_rows(const at::Tensor& rows, const Leaves& leaves) {

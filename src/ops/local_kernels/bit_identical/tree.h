@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
@@ -69,19 +70,23 @@ class TreeSum {
  public:
   TreeSum(std::int64_t leaves, std::int64_t width) : stack_(leaves), width_(width) {}
 
-  // Memory for the values of the next node; add() follows.
+  // Memory for the values of the next node.
   T* next() {
     const auto used = stack_.nodes().size();
     if (memory_.size() <= used) memory_.emplace_back(static_cast<std::size_t>(width_));
     return memory_[used].data();
   }
-  void add(Node node) {
+  // `values` are in next(), or elsewhere.
+  void add(Node node, const T* values) {
+    T* own = next();
     stack_.push(node);
-    while (stack_.merge()) {
+    bool merged = false;
+    for (; stack_.merge(); merged = true) {
       T* left = memory_[stack_.nodes().size() - 1].data();
-      const T* right = memory_[stack_.nodes().size()].data();
-      for (std::int64_t i = 0; i < width_; ++i) left[i] += right[i];
+      for (std::int64_t i = 0; i < width_; ++i) left[i] += values[i];
+      values = left;
     }
+    if (!merged && values != own) std::copy_n(values, width_, own);
   }
   void clear() { stack_.clear(); }
   std::size_t size() const { return stack_.nodes().size(); }
