@@ -28,9 +28,11 @@ struct Matrix {
     const From* from = data + from_row * row + from_column * column;
     if (column == 1) {
       for (std::int64_t i = 0; i < m; ++i) std::copy_n(from + i * row, n, tile + i * width);
+    } else if (row == 1) {
+      transpose(from, column, n, m, tile, width);
     } else {
-      for (std::int64_t j = 0; j < n; ++j) {
-        for (std::int64_t i = 0; i < m; ++i) tile[i * width + j] = static_cast<T>(from[i * row + j * column]);
+      for (std::int64_t i = 0; i < m; ++i) {
+        for (std::int64_t j = 0; j < n; ++j) tile[i * width + j] = static_cast<T>(from[i * row + j * column]);
       }
     }
   }
@@ -56,13 +58,18 @@ class Product {
       const auto panel = memory_of(1);
       TreeSum<T> sum(k_.leaves.count, kTile * kTile);
       for (std::int64_t i = begin; i < end; ++i) {
-        if (i == begin || i % columns == 0) pack_rows(i / columns, panel.get());
+        if ((i == begin || i % columns == 0) && !has_rows(i / columns)) pack_rows(i / columns, panel.get());
         run_tile(panel.get(), i / columns, i % columns, sum);
       }
     });
   }
 
  private:
+  // Whether the rows of a tile can be read where they are.
+  bool has_rows(std::int64_t tile) const {
+    return std::is_same_v<T, From> && a_.column == 1 && (tile + 1) * kTile <= a_.rows;
+  }
+
   // Memory of tiles [kTile, k].
   std::unique_ptr<T[]> memory_of(std::int64_t tiles) const {
     return std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(tiles * kTile * a_.columns));
@@ -79,12 +86,21 @@ class Product {
     }
   }
 
+  // A leaf's rows of a tile: where they are, or in the packed panel. Then the distance of rows.
+  std::pair<const T*, std::int64_t> rows_of(std::int64_t tile, const Contracted::Range& range, const T* panel) const {
+    if constexpr (std::is_same_v<T, From>) {
+      if (has_rows(tile)) return {a_.data + tile * kTile * a_.row + range.begin, a_.row};
+    }
+    return {panel + range.begin * kTile, range.length};
+  }
+
   void run_tile(const T* panel, std::int64_t row, std::int64_t column, TreeSum<T>& sum) {
     sum.clear();
     for (const auto& range : k_.ranges) {
-      const auto offset = range.begin * kTile;
+      const auto [a, distance] = rows_of(row, range, panel);
       T* tile = sum.next();
-      multiply_block(kTile, kTile, range.length, panel + offset, packed(column) + offset, tile, /*adds=*/false);
+      multiply_block(kTile, kTile, range.length, a, distance, packed(column) + range.begin * kTile, tile,
+                     /*adds=*/false);
       sum.add({0, range.leaf}, tile);
     }
     for (std::size_t node = 0; node < sum.size(); ++node) {
@@ -121,17 +137,17 @@ void add_ranges(Contracted& k, std::int64_t local_last) {
 
 }  // namespace
 
-void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-                    bool adds) {
-  at::native::cpublas::brgemm(m, n, k, k, n, n, adds, a, b, c);
+void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t row, const float* b,
+                    float* c, bool adds) {
+  at::native::cpublas::brgemm(m, n, k, row, n, n, adds, a, b, c);
 }
 
-void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const double* a, const double* b, double* c,
-                    bool adds) {
+void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const double* a, std::int64_t row, const double* b,
+                    double* c, bool adds) {
   if (!adds) std::fill(c, c + m * n, 0.0);
   for (std::int64_t i = 0; i < m; ++i) {
     for (std::int64_t p = 0; p < k; ++p) {
-      const double factor = a[i * k + p];
+      const double factor = a[i * row + p];
       for (std::int64_t j = 0; j < n; ++j) c[i * n + j] += factor * b[p * n + j];
     }
   }
