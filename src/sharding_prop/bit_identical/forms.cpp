@@ -176,7 +176,7 @@ void add_rows(Table& table) {
   add(table, rows,
       {"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::nll_loss_backward", "aten::nll_loss2d_backward",
        "aten::embedding", "aten::amax", "aten::amin", "aten::max", "aten::min", "aten::argmax", "aten::argmin",
-       "aten::any", "aten::all"});
+       "aten::any", "aten::all", "aten::topk", "aten::scatter"});
   add(table, last_dimension,
       {"aten::_softmax", "aten::_safe_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"});
   table.emplace("aten::_softmax_backward_data", softmax_backward);
