@@ -18,7 +18,7 @@ class DTENSOR_API BitIdentical {
  public:
   // Contracted dimensions of products are summed in blocks of `block` indices, in [8, 512]. Results depend on it. Shard
   // edges at its multiples avoid moving rows.
-  explicit BitIdentical(std::int64_t block = 32);
+  explicit BitIdentical(std::int64_t block = 64);
   static bool current();  // whether one is open on this thread
   // SHA-256 in hexadecimal digits of the elements in row-major order, whatever the mesh and the placements, in a scope
   // or not. It gathers the full tensor on every rank of its mesh. Empty on other ranks. Throws CommError without

@@ -150,7 +150,7 @@ class bit_identical(_Scope):
     around forward, backward and the optimizer step.
     """
 
-    def __init__(self, block: int = 32) -> None: ...
+    def __init__(self, block: int = 64) -> None: ...
 
 class NoTimeout(_Scope):
     """While one is open in this process, waiting for other ranks has no time limit."""

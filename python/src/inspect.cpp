@@ -195,7 +195,7 @@ void bind_scopes(py::module_& module) {
       .def(py::init([](std::int64_t block) {
              return ScopeContextManager<BitIdentical>([=] { return std::make_unique<BitIdentical>(block); });
            }),
-           py::arg("block") = 32);
+           py::arg("block") = 64);
   bind_scope<NoTimeout>(module, "NoTimeout",
                         "While one is open in this process, waiting for other ranks has no time limit.")
       .def(py::init([] { return ScopeContextManager<NoTimeout>([] { return std::make_unique<NoTimeout>(); }); }));

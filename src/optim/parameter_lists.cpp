@@ -1,6 +1,5 @@
 // Groups parameters into buckets.
 #include "optim/parameter_lists.h"
-#include "internal/bit_identical.h"
 
 #include <ATen/ATen.h>
 
@@ -152,9 +151,8 @@ std::vector<Bucket> make_buckets(const std::vector<detail::SlotOptimizer::Entry*
 Calls make_calls(const std::vector<detail::SlotOptimizer::Entry*>& active,
                  const std::function<bool(std::size_t group)>& fused) {
   std::vector<detail::SlotOptimizer::Entry*> together, listed;
-  const bool same_bits = is_bit_identical();  // fused kernels round the end of a buffer differently
   for (detail::SlotOptimizer::Entry* entry : active) {
-    (fused(entry->group) && !same_bits && fits_fused(entry->parameter) ? together : listed).push_back(entry);
+    (fused(entry->group) && fits_fused(entry->parameter) ? together : listed).push_back(entry);
   }
   return {make_buckets(together, true), make_buckets(listed, false)};
 }

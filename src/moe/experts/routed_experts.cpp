@@ -8,6 +8,7 @@
 
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/tensor.h"
+#include "internal/bit_identical.h"
 #include "internal/parameter_swap.h"
 #include "moe/dispatch/permute.h"
 #include "moe/routing/router_parts.h"
@@ -30,6 +31,7 @@ struct RoutedExperts::Impl {
 
   std::vector<std::int64_t> rows_of_holders(const at::Tensor& counts, std::int64_t expert) const;
   at::Tensor run(std::int64_t expert, const at::Tensor& rows, const at::Tensor& counts) const;
+  void check_order(const TokenLayout& layout, std::int64_t tokens) const;
 };
 
 RoutedExperts::RoutedExperts() : impl_(std::make_unique<Impl>()) {}
@@ -99,6 +101,26 @@ void RoutedExperts::set_expert_parallel(const DeviceMesh& mesh, std::int64_t ep_
   if (ep > 1) p.dispatcher = make_dispatcher(DispatchKind::all_to_all, mesh.communicator(ep_axis));
 }
 
+// In a BitIdentical scope an expert's rows must arrive in the order of one device, since gradients are sums over them.
+void RoutedExperts::Impl::check_order(const TokenLayout& layout, std::int64_t tokens) const {
+  const bool gaps = layout.index.defined() && !layout.index.equal(at::arange(layout.first, layout.first + tokens));
+  const auto own = at::tensor({gaps ? -1 : layout.first, tokens}, at::kLong);
+  const at::Tensor all = at::empty({mesh.size(), 2}, at::kLong);
+  mesh.communicator().all_gather(all.unbind(), own).wait();
+  const auto* known = all.const_data_ptr<std::int64_t>();
+  std::int64_t next = 0;
+  bool in_order = true;
+  for (const auto& from : sources) {
+    for (const auto rank : from) {
+      const auto first = known[2 * rank], count = known[2 * rank + 1];
+      in_order &= count == 0 || first >= next;
+      next = count == 0 ? next : first + count;
+    }
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(in_order, "RoutedExperts has no bit-identical form for tokens in another order than the ",
+                              "ranks that hold an expert: shard their first dimension, with ep as the last axis");
+}
+
 // counts: [ranks of the mesh, experts]
 std::vector<std::int64_t> RoutedExperts::Impl::rows_of_holders(const at::Tensor& counts, std::int64_t expert) const {
   std::vector<std::int64_t> rows;
@@ -163,6 +185,7 @@ at::Tensor RoutedExperts::compute(const at::Tensor& x, const at::Tensor& ids, co
   const auto& mapping = p.mappings.of(x, p.mesh, {});
   const auto part = moe::local_part(moe::to_tokens(x, mapping), mapping);
   const auto rows = part.reshape({-1, x.size(-1)});
+  if (is_bit_identical() && p.mesh && is_dtensor(x)) p.check_order(mapping.layout, rows.size(0));
   Routing routing;
   routing.expert_count = size();
   routing.experts = moe::local_part(moe::to_tokens(ids, mapping), mapping).reshape({-1, ids.size(-1)}).contiguous();

@@ -182,18 +182,36 @@ at::Tensor exchange_largest(const Known& known, const NormGroup& group) {
   return known.common.defined() ? at::maximum(largest, known.common) : largest;
 }
 
+// Positions of the tensors whose mesh contains this rank, by mesh.
+std::vector<std::vector<std::int64_t>> positions_by_mesh(at::TensorList tensors) {
+  std::vector<DeviceMesh> meshes;
+  std::vector<std::vector<std::int64_t>> positions;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) continue;
+    TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(tensors[i]), "get_total_norm of regular tensors has no bit-identical form: ",
+                                "expected DTensors, got a regular tensor of sizes ", tensors[i].sizes());
+    const DeviceMesh mesh = DTensor(tensors[i]).mesh();
+    if (!mesh.is_member()) continue;
+    const auto known = std::find(meshes.begin(), meshes.end(), mesh) - meshes.begin();
+    if (known == std::ssize(meshes)) meshes.push_back(mesh), positions.emplace_back();
+    positions[static_cast<std::size_t>(known)].push_back(static_cast<std::int64_t>(i));
+  }
+  return positions;
+}
+
 // In a BitIdentical scope the engine sums the squares of each tensor by the tree. Ranks outside a tensor's mesh receive
 // its sum as the maximum of the group, since their own is 0.
 at::Tensor tree_powers(at::TensorList tensors, const NormGroup& group, double p) {
   TORCH_CHECK_NOT_IMPLEMENTED(p == 2, "get_total_norm in a BitIdentical scope: expected norm_type 2, got ", p);
   const at::Tensor sums = at::zeros({std::ssize(tensors)}, at::kDouble);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].defined()) continue;
-    TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(tensors[i]), "get_total_norm of regular tensors has no bit-identical form: ",
-                                "expected DTensors, got a regular tensor of sizes ", tensors[i].sizes());
-    if (!DTensor(tensors[i]).mesh().is_member()) continue;
-    const at::Tensor wide = tensors[i].to(at::kDouble);
-    sums[static_cast<std::int64_t>(i)] = (wide * wide).sum().item<double>();
+  for (const auto& positions : positions_by_mesh(tensors)) {
+    std::vector<at::Tensor> of_mesh;
+    for (const auto i : positions) of_mesh.push_back(tensors[static_cast<std::size_t>(i)]);
+    const auto norms = at::_foreach_norm(of_mesh, p, at::kDouble);
+    for (std::size_t k = 0; k < norms.size(); ++k) {
+      const auto norm = DTensor(norms[k]).to_local().item<double>();
+      sums[positions[k]] = norm * norm;
+    }
   }
   const Communicator& comm = group.communicator();
   if (comm && comm.size() > 1) comm.all_reduce(sums, ReduceOp::max).wait();

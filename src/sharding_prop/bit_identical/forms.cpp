@@ -114,6 +114,10 @@ Rule wide_list(const OpCall& call, const Rule& ordinary) {
   return ordinary;
 }
 
+Rule fused_optimizer(const OpCall&, const Rule& ordinary) { return Rule(ordinary).kernel("fused_optimizer"); }
+
+Rule list_norm(const OpCall&, const Rule&) { return tree(Rule("X -> ").foreach_op(), "X", "tree_list_norm"); }
+
 using Table = std::unordered_map<std::string_view, Form>;
 
 void add(Table& table, Form form, std::initializer_list<const char*> names) {
@@ -165,13 +169,14 @@ void add_exact_elementwise(Table& table) {
   add(table, wide_list,
       {"aten::_foreach_add", "aten::_foreach_sub", "aten::_foreach_lerp", "aten::_foreach_addcmul",
        "aten::_foreach_addcdiv"});
+  add(table, fused_optimizer, {"aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_"});
 }
 
 void add_rows(Table& table) {
   add(table, rows,
       {"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::nll_loss_backward", "aten::nll_loss2d_backward",
        "aten::embedding", "aten::amax", "aten::amin", "aten::max", "aten::min", "aten::argmax", "aten::argmin",
-       "aten::any", "aten::all"});
+       "aten::any", "aten::all", "aten::topk", "aten::scatter"});
   add(table, last_dimension,
       {"aten::_softmax", "aten::_safe_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"});
   table.emplace("aten::_softmax_backward_data", softmax_backward);
@@ -188,6 +193,7 @@ void add_sums(Table& table) {
   table.emplace("aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward);
   table.emplace("aten::sum", sum);
   table.emplace("aten::mean", mean);
+  table.emplace("aten::_foreach_norm", list_norm);
   table.emplace("aten::native_layer_norm_backward", layer_norm_backward);
   table.emplace("aten::_fused_rms_norm_backward", rms_norm_backward);
   add(table, nll_loss, {"aten::nll_loss_forward"});

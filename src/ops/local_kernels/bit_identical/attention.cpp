@@ -70,7 +70,7 @@ class ForwardHead {
     transposed_.resize(static_cast<std::size_t>(o_.tiles() * size));
     for (std::int64_t j = 0; j < o_.tiles(); ++j) {
       const T* tile = padded_rows(keys_, o_.keys(), j * kKeys, kKeys, o_.k.size(3), padded_);
-      transpose(tile, kKeys, o_.k.size(3), transposed_.data() + j * size);
+      transpose(tile, o_.k.size(3), kKeys, o_.k.size(3), transposed_.data() + j * size, kKeys);
     }
   }
 
@@ -97,7 +97,7 @@ class ForwardHead {
     for (std::int64_t i = 0; i < o_.block; ++i) {
       sum_[static_cast<std::size_t>(i)] += sum_of_row<T>(kKeys, [&](std::int64_t c) { return tile_.row(i)[c]; });
     }
-    multiply_block(o_.block, features, kKeys, tile_.values(), values, result_.data(), /*adds=*/true);
+    multiply_block(o_.block, features, kKeys, tile_.values(), kKeys, values, result_.data(), /*adds=*/true);
   }
 
   // Subtracts the largest score of a row so far. A row without a visible key keeps zeros.

@@ -41,13 +41,6 @@ const T* padded_rows(const T* matrix, std::int64_t rows, std::int64_t begin, std
   return copy.data();
 }
 
-template <class T>
-void transpose(const T* from, std::int64_t rows, std::int64_t columns, T* to) {
-  for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t j = 0; j < columns; ++j) to[j * rows + i] = from[i * columns + j];
-  }
-}
-
 // The sum of a row's elements, always in the same order. `term(i)` is element i.
 template <class T, class Term>
 T sum_of_row(std::int64_t count, const Term& term) {
@@ -79,7 +72,7 @@ class ScoreTile {
   // Scores of the queries `q` [block, E] and the transposed keys of tile `j` [E, kKeys]; minus infinity where hidden.
   void compute(const T* q, const T* keys, std::int64_t batch, std::int64_t head, const Contracted::Range& rows,
                std::int64_t j) {
-    multiply_block(o_.block, kKeys, o_.q.size(3), q, keys, values_, /*adds=*/false);
+    multiply_block(o_.block, kKeys, o_.q.size(3), q, o_.q.size(3), keys, values_, /*adds=*/false);
     for (std::int64_t i = 0; i < rows.length; ++i) mask_row(row(i), batch, head, rows.begin + i, j * kKeys);
   }
 

@@ -61,7 +61,7 @@ class BackwardHead {
       const T* all = t.const_data_ptr<T>() + index_ * o_.keys() * width;
       const T* tile = padded_rows(all, o_.keys(), j * kKeys, kKeys, width, copy);
       transposed.resize(static_cast<std::size_t>(kKeys * width));
-      transpose(tile, kKeys, width, transposed.data());
+      transpose(tile, width, kKeys, width, transposed.data(), kKeys);
       return tile;
     };
     const T* keys = pad(o_.k, e, key_copy_, keys_);
@@ -72,8 +72,8 @@ class BackwardHead {
       std::fill(dk, dk + kKeys * e, T(0));
       std::fill(dv, dv + kKeys * f, T(0));
       for (std::int64_t h = 0; h < o_.group() && weights_.is_seen(rows, j); ++h) add_block(rows, h, j, keys, dk, dv);
-      of_keys.add({0, rows.leaf});
-      of_values.add({0, rows.leaf});
+      of_keys.add({0, rows.leaf}, dk);
+      of_values.add({0, rows.leaf}, dv);
     }
     store(of_keys, g_.k, j), store(of_values, g_.v, j);
   }
@@ -88,11 +88,11 @@ class BackwardHead {
     subtract_sums(rows, h);
     weights_.exponentiate();
     add_transposed(weights_.values(), grad, f, dv);
-    multiply_block(block, kKeys, f, grad, values_.data(), scores_.values(), /*adds=*/false);
+    multiply_block(block, kKeys, f, grad, f, values_.data(), scores_.values(), /*adds=*/false);
     multiply_weights(rows, h);
     add_transposed(scores_.values(), q, e, dk);
     dq_.assign(static_cast<std::size_t>(block * e), T(0));
-    multiply_block(block, e, kKeys, scores_.values(), keys, dq_.data(), /*adds=*/false);
+    multiply_block(block, e, kKeys, scores_.values(), kKeys, keys, dq_.data(), /*adds=*/false);
     T* to = head_of(g_.q.mutable_data_ptr<T>(), g_.q, h) + rows.begin * e;
     for (std::int64_t i = 0; i < rows.length * e; ++i) to[i] += dq_[static_cast<std::size_t>(i)];
   }
@@ -125,8 +125,8 @@ class BackwardHead {
   // to [kKeys, width] += transposed [block, kKeys] times rows [block, width]
   void add_transposed(const T* tile, const T* rows, std::int64_t width, T* to) {
     transposed_.resize(static_cast<std::size_t>(o_.block * kKeys));
-    transpose(tile, o_.block, kKeys, transposed_.data());
-    multiply_block(kKeys, width, o_.block, transposed_.data(), rows, to, /*adds=*/true);
+    transpose(tile, kKeys, o_.block, kKeys, transposed_.data(), o_.block);
+    multiply_block(kKeys, width, o_.block, transposed_.data(), o_.block, rows, to, /*adds=*/true);
   }
 
   void store(const TreeSum<T>& sum, const at::Tensor& nodes, std::int64_t j) const {

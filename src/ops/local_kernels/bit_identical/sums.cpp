@@ -1,4 +1,4 @@
-// Sums by the tree in a BitIdentical scope: sum, mean, losses, gradients of norms and embeddings.
+// Sums by the tree in a BitIdentical scope: sum, mean, norms, losses, gradients of norms and embeddings.
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
 
@@ -16,6 +16,7 @@ namespace {
 using bit_identical::first_dims;
 using bit_identical::leaves_of;
 using bit_identical::sum_rows;
+using bit_identical::sum_squares;
 using bit_identical::sum_type;
 
 // The sum of a local tensor over `dims` of the global tensor, which the result lacks.
@@ -67,6 +68,24 @@ void sum(LocalCall& call) {
   for (const auto d : dims) count *= static_cast<double>(sizes[static_cast<std::size_t>(d)]);
   if (mean) result = result.div(count);
   set_results(call, {with_kept_dims(args, result, dims).to(type)});
+}
+
+// The tensors' norms of order 2, computed in float64.
+void list_norm(LocalCall& call) {
+  const LocalArgs args(call);
+  const double p = args.value("ord").toScalar().toDouble();
+  TORCH_CHECK_NOT_IMPLEMENTED(p == 2, call.info.name(), " of order ", p, " has no bit-identical form; expected 2");
+  auto norms = args.value("self").toTensorVector();
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    const TensorSpec* spec = call.inputs[i].get();
+    if (!norms[i].defined()) continue;
+    const auto sizes = spec != nullptr ? at::IntArrayRef(spec->sizes) : norms[i].sizes();
+    const auto& mesh = spec != nullptr ? as_mesh_impl(*spec->mesh) : call.mesh;
+    const auto leaves = leaves_of(mesh, spec, sizes, first_dims(std::ssize(sizes)), 1);
+    norms[i] = sum_squares(norms[i], leaves).sqrt().to(call.decision.outputs[i].meta.dtype);
+  }
+  torch::jit::drop(call.stack, call.info.args.size());
+  call.stack.emplace_back(std::move(norms));
 }
 
 // Sums over the dimensions before the normalized ones.
@@ -228,6 +247,7 @@ void add_tree_sum_kernels(LocalKernels& kernels) {
   kernels.emplace("tree_embedding_backward", embedding_backward);
   kernels.emplace("tree_sum", sum<false>);
   kernels.emplace("tree_mean", sum<true>);
+  kernels.emplace("tree_list_norm", list_norm);
 }
 
 }  // namespace dtensor

@@ -1,5 +1,5 @@
 // Each tile has 64 rows and 64 columns; beyond the edges it holds zeros. So the instructions for an element do not
-// depend on where it is.
+// depend on where it is. The length of a leaf depends on the global size only.
 #include "ops/local_kernels/bit_identical/tiles.h"
 
 #include <ATen/Parallel.h>
@@ -21,19 +21,18 @@ struct Matrix {
   explicit Matrix(const at::Tensor& t)
       : data(t.const_data_ptr<From>()), rows(t.size(0)), columns(t.size(1)), row(t.stride(0)), column(t.stride(1)) {}
 
-  // Copies `count` x kTile or kTile x `count` elements into a tile of width `width`; beyond the edges it stays as it
-  // is.
-  void copy(std::int64_t from_row, std::int64_t from_column, std::int64_t row_count, std::int64_t column_count,
-            std::int64_t width, T* tile) const {
-    const auto m = std::min(row_count, rows - from_row), n = std::min(column_count, columns - from_column);
+  // Copies a tile of `height` x `width` elements; beyond the matrix's edges it has zeros.
+  void copy(std::int64_t from_row, std::int64_t from_column, std::int64_t height, std::int64_t width, T* tile) const {
+    const auto m = std::min(height, rows - from_row), n = std::min(width, columns - from_column);
+    if (m < height || n < width) std::fill_n(tile, height * width, T(0));
     const From* from = data + from_row * row + from_column * column;
-    if (column == 1 || row != 1) {
+    if (column == 1) {
+      for (std::int64_t i = 0; i < m; ++i) std::copy_n(from + i * row, n, tile + i * width);
+    } else if (row == 1) {
+      transpose(from, column, n, m, tile, width);
+    } else {
       for (std::int64_t i = 0; i < m; ++i) {
         for (std::int64_t j = 0; j < n; ++j) tile[i * width + j] = static_cast<T>(from[i * row + j * column]);
-      }
-    } else {
-      for (std::int64_t j = 0; j < n; ++j) {
-        for (std::int64_t i = 0; i < m; ++i) tile[i * width + j] = static_cast<T>(from[i + j * column]);
       }
     }
   }
@@ -46,49 +45,63 @@ template <class T, class From>
 class Product {
  public:
   Product(const at::Tensor& a, const at::Tensor& b, const Contracted& k, const at::Tensor& nodes)
-      : a_(a), b_(b), k_(k), out_(nodes.mutable_data_ptr<T>()), blocks_(std::ssize(k.ranges)) {}
+      : a_(a), b_(b), k_(k), out_(nodes.mutable_data_ptr<T>()) {}
 
   void run() {
-    pack_columns();
     const std::int64_t rows = tiles_of(a_.rows), columns = tiles_of(b_.columns);
+    packed_ = memory_of(columns);
+    at::parallel_for(0, columns * std::ssize(k_.ranges), 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i)
+        pack_columns(i % columns, k_.ranges[static_cast<std::size_t>(i / columns)]);
+    });
     at::parallel_for(0, rows * columns, 1, [&](std::int64_t begin, std::int64_t end) {
-      std::vector<T> panel;
+      const auto panel = memory_of(1);
+      TreeSum<T> sum(k_.leaves.count, kTile * kTile);
       for (std::int64_t i = begin; i < end; ++i) {
-        if (i == begin || i % columns == 0) panel = packed_rows(i / columns);
-        run_tile(panel, i / columns, i % columns);
+        if ((i == begin || i % columns == 0) && !has_rows(i / columns)) pack_rows(i / columns, panel.get());
+        run_tile(panel.get(), i / columns, i % columns, sum);
       }
     });
   }
 
  private:
-  std::int64_t tile_size() const { return kTile * k_.block; }
-
-  void pack_columns() {
-    const std::int64_t columns = tiles_of(b_.columns);
-    packed_.assign(static_cast<std::size_t>(columns * blocks_ * tile_size()), T(0));
-    at::parallel_for(0, columns * blocks_, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const auto& range = k_.ranges[static_cast<std::size_t>(i % blocks_)];
-        b_.copy(range.begin, i / blocks_ * kTile, range.length, kTile, kTile, packed_.data() + i * tile_size());
-      }
-    });
+  // Whether the rows of a tile can be read where they are.
+  bool has_rows(std::int64_t tile) const {
+    return std::is_same_v<T, From> && a_.column == 1 && (tile + 1) * kTile <= a_.rows;
   }
 
-  std::vector<T> packed_rows(std::int64_t tile) const {
-    std::vector<T> panel(static_cast<std::size_t>(blocks_ * tile_size()), T(0));
-    for (std::int64_t i = 0; i < blocks_; ++i) {
-      const auto& range = k_.ranges[static_cast<std::size_t>(i)];
-      a_.copy(tile * kTile, range.begin, kTile, range.length, k_.block, panel.data() + i * tile_size());
+  // Memory of tiles [kTile, k].
+  std::unique_ptr<T[]> memory_of(std::int64_t tiles) const {
+    return std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(tiles * kTile * a_.columns));
+  }
+  T* packed(std::int64_t column) const { return packed_.get() + column * kTile * a_.columns; }
+
+  void pack_columns(std::int64_t tile, const Contracted::Range& range) const {
+    b_.copy(range.begin, tile * kTile, range.length, kTile, packed(tile) + range.begin * kTile);
+  }
+
+  void pack_rows(std::int64_t tile, T* panel) const {
+    for (const auto& range : k_.ranges) {
+      a_.copy(tile * kTile, range.begin, kTile, range.length, panel + range.begin * kTile);
     }
-    return panel;
   }
 
-  void run_tile(const std::vector<T>& panel, std::int64_t row, std::int64_t column) {
-    TreeSum<T> sum(k_.leaves.count, kTile * kTile);
-    for (std::int64_t i = 0; i < blocks_; ++i) {
-      multiply_block(kTile, kTile, k_.block, panel.data() + i * tile_size(),
-                     packed_.data() + (column * blocks_ + i) * tile_size(), sum.next(), /*adds=*/false);
-      sum.add({0, k_.ranges[static_cast<std::size_t>(i)].leaf});
+  // A leaf's rows of a tile: where they are, or in the packed panel. Then the distance of rows.
+  std::pair<const T*, std::int64_t> rows_of(std::int64_t tile, const Contracted::Range& range, const T* panel) const {
+    if constexpr (std::is_same_v<T, From>) {
+      if (has_rows(tile)) return {a_.data + tile * kTile * a_.row + range.begin, a_.row};
+    }
+    return {panel + range.begin * kTile, range.length};
+  }
+
+  void run_tile(const T* panel, std::int64_t row, std::int64_t column, TreeSum<T>& sum) {
+    sum.clear();
+    for (const auto& range : k_.ranges) {
+      const auto [a, distance] = rows_of(row, range, panel);
+      T* tile = sum.next();
+      multiply_block(kTile, kTile, range.length, a, distance, packed(column) + range.begin * kTile, tile,
+                     /*adds=*/false);
+      sum.add({0, range.leaf}, tile);
     }
     for (std::size_t node = 0; node < sum.size(); ++node) {
       store(sum.values(node), row * kTile, column * kTile,
@@ -99,15 +112,14 @@ class Product {
   void store(const T* tile, std::int64_t row, std::int64_t column, T* out) const {
     const auto m = std::min(kTile, a_.rows - row), n = std::min(kTile, b_.columns - column);
     for (std::int64_t i = 0; i < m; ++i) {
-      std::copy(tile + i * kTile, tile + i * kTile + n, out + (row + i) * b_.columns + column);
+      std::copy_n(tile + i * kTile, n, out + (row + i) * b_.columns + column);
     }
   }
 
   Matrix<T, From> a_, b_;
   const Contracted& k_;
   T* out_;
-  std::int64_t blocks_;
-  std::vector<T> packed_;
+  std::unique_ptr<T[]> packed_;
 };
 
 // Local ranges of the leaves: row-major over local indices, with blocks along the last dimension.
@@ -125,17 +137,17 @@ void add_ranges(Contracted& k, std::int64_t local_last) {
 
 }  // namespace
 
-void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, float* c,
-                    bool adds) {
-  at::native::cpublas::brgemm(m, n, k, k, n, n, adds, a, b, c);
+void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t row, const float* b,
+                    float* c, bool adds) {
+  at::native::cpublas::brgemm(m, n, k, row, n, n, adds, a, b, c);
 }
 
-void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const double* a, const double* b, double* c,
-                    bool adds) {
+void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const double* a, std::int64_t row, const double* b,
+                    double* c, bool adds) {
   if (!adds) std::fill(c, c + m * n, 0.0);
   for (std::int64_t i = 0; i < m; ++i) {
     for (std::int64_t p = 0; p < k; ++p) {
-      const double factor = a[i * k + p];
+      const double factor = a[i * row + p];
       for (std::int64_t j = 0; j < n; ++j) c[i * n + j] += factor * b[p * n + j];
     }
   }

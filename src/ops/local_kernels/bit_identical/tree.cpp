@@ -12,7 +12,9 @@
 namespace dtensor::bit_identical {
 namespace {
 
-constexpr std::int64_t kColumns = 512;  // columns that are summed together, in cache
+constexpr std::int64_t kColumns = 512;       // columns that are summed together, in cache
+constexpr std::int64_t kElements = 1 << 14;  // elements of a subtree that one thread sums, if it has 8 leaves or more
+constexpr int kLeastLevel = 3, kMostLevel = 10;
 
 // Number of nodes on a level.
 std::int64_t width_of(std::int64_t leaves, int level) { return ((leaves - 1) >> level) + 1; }
@@ -53,65 +55,142 @@ Segments leaves_of_dims(at::IntArrayRef sizes, at::IntArrayRef dims, std::int64_
   return all;
 }
 
-// The nodes of all ranks as rows, sorted by their leaves.
-struct Gathered {
-  std::vector<Node> nodes;
+// Nodes and their rows, sorted by their leaves.
+struct NodeRows {
   at::Tensor rows;
+  std::vector<std::pair<Node, std::int64_t>> nodes;
 };
 
-Gathered gather(const at::Tensor& own, const Leaves& leaves) {
+NodeRows gather(const at::Tensor& own, const Leaves& leaves) {
   std::vector<std::vector<Node>> of_ranks;
   std::int64_t count = 0;
   for (const Segments& s : leaves.ranks) {
     of_ranks.push_back(nodes_of(s, leaves.count));
     count += std::ssize(of_ranks.back());
   }
-  at::Tensor all = at::empty({count, own.size(1)}, own.options());
+  NodeRows all{at::empty({count, own.size(1)}, own.options()), {}};
   std::vector<at::Tensor> outputs;
-  std::vector<std::pair<Node, std::int64_t>> order;
   for (const auto& nodes : of_ranks) {
-    const auto begin = std::ssize(order);
-    for (const Node& node : nodes) order.emplace_back(node, std::ssize(order));
-    outputs.push_back(all.narrow(0, begin, std::ssize(nodes)));
+    const auto begin = std::ssize(all.nodes);
+    for (const Node& node : nodes) all.nodes.emplace_back(node, std::ssize(all.nodes));
+    outputs.push_back(all.rows.narrow(0, begin, std::ssize(nodes)));
   }
   leaves.mesh->communicator(leaves.axes).all_gather(outputs, own).wait();
-  std::sort(order.begin(), order.end(),
+  std::sort(all.nodes.begin(), all.nodes.end(),
             [](const auto& a, const auto& b) { return a.first.first_leaf() < b.first.first_leaf(); });
-  Gathered result;
-  std::vector<std::int64_t> rows;
-  for (const auto& [node, row] : order) result.nodes.push_back(node), rows.push_back(row);
-  result.rows = all.index_select(0, at::tensor(rows, at::kLong));
-  return result;
+  return all;
 }
 
 // Sums rows of nodes to the rows that remain, in parallel over columns.
-template <class T, class From>
-void sum_nodes(const at::Tensor& rows, const std::vector<Node>& nodes, std::int64_t leaves, const at::Tensor& out) {
-  const std::int64_t columns = rows.size(1);
-  const From* from = rows.const_data_ptr<From>();
+template <class T>
+void sum_nodes(const NodeRows& all, std::int64_t leaves, const at::Tensor& out) {
+  const std::int64_t columns = out.size(1);
+  const T* from = all.rows.const_data_ptr<T>();
   T* to = out.mutable_data_ptr<T>();
   at::parallel_for(0, (columns + kColumns - 1) / kColumns, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t c = begin * kColumns; c < std::min(end * kColumns, columns); c += kColumns) {
       const std::int64_t width = std::min(kColumns, columns - c);
       TreeSum<T> sum(leaves, width);
-      for (std::size_t i = 0; i < nodes.size(); ++i) {
-        const From* row = from + static_cast<std::int64_t>(i) * columns + c;
-        std::copy(row, row + width, sum.next());
-        sum.add(nodes[i]);
-      }
+      for (const auto& [node, row] : all.nodes) sum.add(node, from + row * columns + c);
       for (std::size_t i = 0; i < sum.size(); ++i) {
-        std::copy(sum.values(i), sum.values(i) + width, to + static_cast<std::int64_t>(i) * columns + c);
+        std::copy_n(sum.values(i), width, to + static_cast<std::int64_t>(i) * columns + c);
       }
     }
   });
 }
 
-at::Tensor summed(const at::Tensor& rows, const std::vector<Node>& nodes, std::int64_t leaves, std::int64_t remaining) {
-  const auto type = sum_type(rows.scalar_type());
-  const auto out = at::empty({remaining, rows.size(1)}, rows.options().dtype(type));
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "a sum in a BitIdentical scope",
-                                  [&] { sum_nodes<at::opmath_type<scalar_t>, scalar_t>(rows, nodes, leaves, out); });
+at::Tensor summed(const NodeRows& all, std::int64_t leaves, std::int64_t remaining) {
+  const auto out = at::empty({remaining, all.rows.size(1)}, all.rows.options());
+  AT_DISPATCH_FLOATING_TYPES(out.scalar_type(), "a sum in a BitIdentical scope",
+                             [&] { sum_nodes<scalar_t>(all, leaves, out); });
   return out;
+}
+
+// The leaves [2^level rows of `stride` elements] of a subtree.
+template <class From, class Leaf>
+struct Subtree {
+  const From* rows;
+  std::int64_t stride;
+  int level;
+  const Leaf& leaf;  // an element as a number of the sum
+
+  Subtree half(int i) const { return {rows + (i * stride << (level - 1)), stride, level - 1, leaf}; }
+};
+
+// The sum of some columns. `memory` has level x columns elements.
+template <class T, class From, class Leaf>
+void sum_columns(const Subtree<From, Leaf>& s, std::int64_t columns, T* out, T* memory) {
+  if (s.level == 0) {
+    for (std::int64_t c = 0; c < columns; ++c) out[c] = s.leaf(s.rows[c]);
+  } else if (s.level == 1) {
+    const From* second = s.rows + s.stride;
+    for (std::int64_t c = 0; c < columns; ++c) out[c] = s.leaf(s.rows[c]) + s.leaf(second[c]);
+  } else {
+    sum_columns(s.half(0), columns, out, memory + columns);
+    sum_columns(s.half(1), columns, memory, memory + columns);
+    for (std::int64_t c = 0; c < columns; ++c) out[c] += memory[c];
+  }
+}
+
+// The sum of a single column, without gaps. A pass of its own computes the leaves, so that the compiler cannot contract
+// a product and a sum.
+template <class T, class From, class Leaf>
+T sum_numbers(const Subtree<From, Leaf>& s) {
+  T sums[1 << kMostLevel];
+  std::int64_t count = std::int64_t{1} << s.level;
+  for (std::int64_t i = 0; i < count; ++i) sums[i] = s.leaf(s.rows[i]);
+  while (count > 1) {
+    count /= 2;
+    for (std::int64_t i = 0; i < count; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+  }
+  return sums[0];
+}
+
+// Subtrees of this rank's leaves, and the local row at which each begins.
+struct Subtrees {
+  std::vector<Node> nodes;
+  std::vector<std::int64_t> rows{0};
+};
+
+Subtrees subtrees_of(const Leaves& leaves, std::int64_t columns) {
+  int level = kLeastLevel;
+  while (level < kMostLevel && (columns << (level + 1)) <= kElements) ++level;
+  Subtrees all;
+  for_each_subtree(leaves.own, level, [&](const Node& node) {
+    all.nodes.push_back(node);
+    all.rows.push_back(all.rows.back() + (std::int64_t{1} << node.level));
+  });
+  return all;
+}
+
+// Sums the leaves of each subtree, in parallel over subtrees and columns.
+template <class T, class From, class Leaf>
+void sum_subtrees(const at::Tensor& rows, const Subtrees& subtrees, const Leaf& leaf, const at::Tensor& out) {
+  const std::int64_t columns = rows.size(1), parts = (columns + kColumns - 1) / kColumns;
+  const From* from = rows.const_data_ptr<From>();
+  T* to = out.mutable_data_ptr<T>();
+  at::parallel_for(0, std::ssize(subtrees.nodes) * parts, 1, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<T> memory(static_cast<std::size_t>(kMostLevel * std::min(columns, kColumns)));
+    for (std::int64_t i = begin; i < end; ++i) {
+      const auto tree = static_cast<std::size_t>(i / parts);
+      const std::int64_t c = i % parts * kColumns;
+      const Subtree<From, Leaf> s{from + subtrees.rows[tree] * columns + c, columns, subtrees.nodes[tree].level, leaf};
+      T* sums = to + i / parts * columns + c;
+      if (columns == 1) *sums = sum_numbers<T>(s);
+      if (columns != 1) sum_columns(s, std::min(kColumns, columns - c), sums, memory.data());
+    }
+  });
+}
+
+template <class T, class From, class Leaf>
+at::Tensor sum_leaves(const at::Tensor& rows, const Leaves& leaves, const Leaf& leaf) {
+  const Subtrees subtrees = subtrees_of(leaves, rows.size(1));
+  TORCH_INTERNAL_ASSERT(rows.size(0) == subtrees.rows.back(), "a row for each leaf");
+  const auto options = rows.options().dtype(c10::CppTypeToScalarType<T>::value);
+  NodeRows sums{at::empty({std::ssize(subtrees.nodes), rows.size(1)}, options), {}};
+  sum_subtrees<T, From>(rows, subtrees, leaf, sums.rows);
+  for (const Node& node : subtrees.nodes) sums.nodes.emplace_back(node, std::ssize(sums.nodes));
+  return complete(summed(sums, leaves.count, std::ssize(nodes_of(leaves.own, leaves.count))), leaves);
 }
 
 }  // namespace
@@ -138,13 +217,11 @@ void NodeStack::promote() {
 
 std::vector<Node> nodes_of(const Segments& segments, std::int64_t leaves) {
   NodeStack stack(leaves);
-  for (const auto& s : segments) {
-    for (std::int64_t leaf = s.offset; leaf < s.offset + s.length; ++leaf) {
-      stack.push({0, leaf});
-      while (stack.merge()) {
-      }
+  for_each_subtree(segments, 62, [&](const Node& node) {
+    stack.push(node);
+    while (stack.merge()) {
     }
-  }
+  });
   return stack.nodes();
 }
 
@@ -171,18 +248,28 @@ at::Tensor complete(const at::Tensor& nodes, const Leaves& leaves) {
   if (leaves.count == 0) return at::zeros(sizes, nodes.options());
   if (leaves.axes == 0) return nodes.select(0, 0);
   const auto flat = nodes.reshape({nodes.size(0), c10::multiply_integers(sizes)}).contiguous();
-  const Gathered all = gather(flat, leaves);
-  return summed(all.rows, all.nodes, leaves.count, 1).view(sizes);
+  return summed(gather(flat, leaves), leaves.count, 1).view(sizes);
 }
 
 at::Tensor sum_rows(const at::Tensor& rows, const Leaves& leaves) {
-  std::vector<Node> order;
-  for (const auto& s : leaves.own) {
-    for (std::int64_t leaf = s.offset; leaf < s.offset + s.length; ++leaf) order.push_back({0, leaf});
-  }
-  TORCH_INTERNAL_ASSERT(rows.size(0) == std::ssize(order), "a row for each leaf");
-  const auto remaining = std::ssize(nodes_of(leaves.own, leaves.count));
-  return complete(summed(rows.contiguous(), order, leaves.count, remaining), leaves);
+  at::Tensor sum;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "a sum in a BitIdentical scope", [&] {
+    using Sum = at::opmath_type<scalar_t>;
+    sum = sum_leaves<Sum, scalar_t>(rows.contiguous(), leaves, [](scalar_t x) { return static_cast<Sum>(x); });
+  });
+  return sum;
+}
+
+at::Tensor sum_squares(const at::Tensor& values, const Leaves& leaves) {
+  const auto rows = values.reshape({-1, 1});
+  at::Tensor sum;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "a norm in a BitIdentical scope", [&] {
+    sum = sum_leaves<double, scalar_t>(rows, leaves, [](scalar_t x) {
+      const auto wide = static_cast<double>(x);
+      return wide * wide;
+    });
+  });
+  return sum.select(0, 0);
 }
 
 }  // namespace dtensor::bit_identical

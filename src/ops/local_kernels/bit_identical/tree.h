@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
@@ -33,6 +34,7 @@ class NodeStack {
   explicit NodeStack(std::int64_t leaves) : leaves_(leaves) {}
 
   void push(Node node) { nodes_.push_back(node); }
+  void clear() { nodes_.clear(); }
   // Whether the two last nodes are siblings; if so, they become their parent. Repeat until false.
   bool merge();
   const std::vector<Node>& nodes() const { return nodes_; }
@@ -47,26 +49,46 @@ class NodeStack {
 // The subtrees that remain when the leaves of these segments are summed.
 std::vector<Node> nodes_of(const Segments& segments, std::int64_t leaves);
 
+// Calls visit(node) for the largest subtrees of at most 2^level leaves in these segments, in order.
+template <class Visit>
+void for_each_subtree(const Segments& segments, int level, const Visit& visit) {
+  for (const auto& s : segments) {
+    for (std::int64_t leaf = s.offset, end = s.offset + s.length; leaf < end;) {
+      Node node{0, leaf};
+      while (node.level < level && node.index % 2 == 0 && leaf + (std::int64_t{2} << node.level) <= end) {
+        node = {node.level + 1, node.index / 2};
+      }
+      visit(node);
+      leaf += std::int64_t{1} << node.level;
+    }
+  }
+}
+
 // Partial sums of `width` numbers at a time.
 template <class T>
 class TreeSum {
  public:
   TreeSum(std::int64_t leaves, std::int64_t width) : stack_(leaves), width_(width) {}
 
-  // Memory for the values of the next node; add() follows.
+  // Memory for the values of the next node.
   T* next() {
     const auto used = stack_.nodes().size();
     if (memory_.size() <= used) memory_.emplace_back(static_cast<std::size_t>(width_));
     return memory_[used].data();
   }
-  void add(Node node) {
+  // `values` are in next(), or elsewhere.
+  void add(Node node, const T* values) {
+    T* own = next();
     stack_.push(node);
-    while (stack_.merge()) {
+    bool merged = false;
+    for (; stack_.merge(); merged = true) {
       T* left = memory_[stack_.nodes().size() - 1].data();
-      const T* right = memory_[stack_.nodes().size()].data();
-      for (std::int64_t i = 0; i < width_; ++i) left[i] += right[i];
+      for (std::int64_t i = 0; i < width_; ++i) left[i] += values[i];
+      values = left;
     }
+    if (!merged && values != own) std::copy_n(values, width_, own);
   }
+  void clear() { stack_.clear(); }
   std::size_t size() const { return stack_.nodes().size(); }
   const T* values(std::size_t node) const { return memory_[node].data(); }
 
@@ -95,6 +117,9 @@ at::Tensor complete(const at::Tensor& nodes, const Leaves& leaves);
 
 // The sum of the rows [leaves, columns] of this rank, completed over ranks. Half types are summed in float.
 at::Tensor sum_rows(const at::Tensor& rows, const Leaves& leaves);
+
+// The sum in float64 of the squares of this rank's elements, row-major, completed over ranks.
+at::Tensor sum_squares(const at::Tensor& values, const Leaves& leaves);
 
 // Dtype of the sums of a type: float for half types.
 at::ScalarType sum_type(at::ScalarType type);
