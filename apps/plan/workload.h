@@ -17,8 +17,8 @@ struct Part {
   bool first = true, last = true;
 };
 
-// A decoder of the model's last blocks, without memory; of more blocks than it has, too. In models whose first layers are
-// dense, most have experts.
+// A decoder of the model's last blocks, without memory; of more blocks than it has, too. In models whose first layers
+// are dense, most have experts.
 dtensor::nn::DecoderConfig last_blocks(const dtensor::nn::DecoderConfig& model, std::int64_t blocks);
 
 }  // namespace plan

@@ -81,9 +81,9 @@ void extrapolated_equals_exact() {
   const double seconds = few.seconds / all.seconds;
   const double bytes = static_cast<double>(few.peak_bytes) / static_cast<double>(all.peak_bytes);
   RC_ASSERT((std::abs(bytes - 1) < 0.03 && std::abs(seconds - 1) < 0.05) ||
-            (RC_LOG() << layout.str() << ", " << work.model.layers << " layers of " << work.model.hidden << " features, "
-                      << work.batch << " x " << work.sequence << " tokens: " << bytes << " of the memory, " << seconds
-                      << " of the time",
+            (RC_LOG() << layout.str() << ", " << work.model.layers << " layers of " << work.model.hidden
+                      << " features, " << work.batch << " x " << work.sequence << " tokens: " << bytes
+                      << " of the memory, " << seconds << " of the time",
              false));
 }
 
