@@ -15,7 +15,7 @@ class RegionExchange {
   enum class Arrival : std::uint8_t { write, add };
 
   // `local` stores plan.held, and `result` stores plan.wanted. Either may be undefined if the plan does not use it. A
-  // part is a view, unless it has several ranges of a dimension or is to be added: then it is a buffer.
+  // part is a view, unless it has several ranges of a dimension, is to be added, or parts overlap: then it is a buffer.
   RegionExchange(TransferPlan plan, const at::Tensor& local, at::Tensor result, Arrival arrival = Arrival::write);
 
   // One tensor for each entry of plan.sends and plan.receives.

@@ -9,8 +9,12 @@ namespace dtensor {
 RegionExchange::RegionExchange(TransferPlan plan, const at::Tensor& local, at::Tensor result, Arrival arrival)
     : plan_(std::move(plan)), result_(std::move(result)), arrival_(arrival) {
   for (const Transfer& t : plan_.sends) pieces_.push_back(read_part(local, plan_.held, t.part));
+  std::int64_t received = 0;
+  for (const Transfer& t : plan_.receives) received += t.part.numel();
+  // Members that hold the same elements all send them.
+  const bool distinct = received <= plan_.wanted.numel();
   for (const Transfer& t : plan_.receives) {
-    auto view = arrival == Arrival::write ? view_of(result_, plan_.wanted, t.part) : std::nullopt;
+    auto view = arrival == Arrival::write && distinct ? view_of(result_, plan_.wanted, t.part) : std::nullopt;
     buffered_.push_back(!view);
     targets_.push_back(view ? std::move(*view) : result_buffer(t.part.sizes(), result_));
   }

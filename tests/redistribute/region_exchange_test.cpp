@@ -2,8 +2,11 @@
 #include "internal/region_exchange.h"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
+
+#include <algorithm>
 
 namespace dtensor {
 namespace {
@@ -24,6 +27,16 @@ Region all_columns_of(const Rows& rows) {
 
 at::Tensor taken(const at::Tensor& full, const Rows& rows) { return full.index_select(0, at::tensor(rows, at::kLong)); }
 
+// Collectives refuse outputs that overlap.
+void expect_apart(at::TensorList targets) {
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const auto status = at::get_overlap_status(targets[i], targets[j]);
+      RC_ASSERT(status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial);
+    }
+  }
+}
+
 std::vector<at::Tensor> exchanged(const std::vector<Rows>& held, const std::vector<Rows>& wanted,
                                   const std::vector<at::Tensor>& locals, Arrival arrival) {
   std::vector<Region> from, to;
@@ -34,6 +47,7 @@ std::vector<at::Tensor> exchanged(const std::vector<Rows>& held, const std::vect
     members.emplace_back(TransferPlan{overlaps(from[m], to), overlaps(to[m], from), from[m], to[m]}, locals[m],
                          at::zeros(to[m].sizes(), at::kLong), arrival);
   }
+  for (const auto& member : members) expect_apart(member.targets());
   std::vector<at::Tensor> results;
   for (std::size_t receiver = 0; receiver < members.size(); ++receiver) {
     for (std::size_t sender = 0; sender < members.size(); ++sender) {
@@ -66,6 +80,22 @@ RC_GTEST_PROP(RegionExchange, WritesTheWantedRows, ()) {
   const auto held = draw_owners(), wanted = draw_subsets();
   std::vector<at::Tensor> locals;
   for (const auto& rows : held) locals.push_back(taken(full.t().contiguous().t(), rows));
+  const auto results = exchanged(held, wanted, locals, Arrival::write);
+  for (std::size_t m = 0; m < kMembers; ++m) RC_ASSERT(results[m].equal(taken(full, wanted[m])));
+}
+
+// Several members may hold a row.
+RC_GTEST_PROP(RegionExchange, WritesRowsThatSeveralMembersHold, ()) {
+  const at::Tensor full = at::arange(kRows * kColumns).view({kRows, kColumns});
+  auto held = draw_owners();
+  const auto more = draw_subsets(), wanted = draw_subsets();
+  std::vector<at::Tensor> locals;
+  for (std::size_t m = 0; m < kMembers; ++m) {
+    Rows both;
+    std::set_union(held[m].begin(), held[m].end(), more[m].begin(), more[m].end(), std::back_inserter(both));
+    held[m] = both;
+    locals.push_back(taken(full, both));
+  }
   const auto results = exchanged(held, wanted, locals, Arrival::write);
   for (std::size_t m = 0; m < kMembers; ++m) RC_ASSERT(results[m].equal(taken(full, wanted[m])));
 }
