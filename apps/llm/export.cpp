@@ -64,7 +64,9 @@ dtensor::StateTensors merged_state(const Model& model) {
 dtensor::StateTensors converted(const dtensor::StateTensors& tensors, const std::string& source,
                                 std::optional<at::ScalarType> dtype) {
   std::map<std::string, at::ScalarType> stored;
-  for (const auto& entry : dtensor::read_checkpoint_index(source).entries) stored[entry.name] = entry.dtype;
+  if (has_weights(source)) {  // else --from-scratch
+    for (const auto& entry : dtensor::read_checkpoint_index(source).entries) stored[entry.name] = entry.dtype;
+  }
   std::unordered_map<c10::TensorImpl*, at::Tensor> made;
   dtensor::StateTensors result;
   for (const auto& [name, tensor] : tensors) {
@@ -79,6 +81,11 @@ dtensor::StateTensors converted(const dtensor::StateTensors& tensors, const std:
 }
 
 }  // namespace
+
+bool has_weights(const std::string& folder) {
+  const fs::directory_iterator files(folder), none;
+  return std::any_of(files, none, [](const auto& entry) { return holds_weights(entry.path()); });
+}
 
 void check_export(const std::string& source, const std::string& out) {
   std::error_code ignored;

@@ -17,6 +17,9 @@ void export_folder(const Model& model, const Family& family, const std::string& 
 // Throws UsageError if export_folder would refuse the folder. Not collective; called before the ranks start.
 void check_export(const std::string& source, const std::string& out);
 
+// Whether the folder has a file of weights, in any format.
+bool has_weights(const std::string& folder);
+
 // A dtype that represents all floating-point tensors of the folder exactly, so that an export equals the source.
 at::ScalarType widest_stored(const std::string& folder);
 

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "dtensor/checkpoint.h"
+#include "export.h"
 #include "families.h"
 #include "input_file.h"
 #include "names.h"
@@ -228,6 +229,7 @@ DecoderConfig gpt2(const Json& j) {
 }
 
 bool has_prefix(const std::string& folder) {
+  if (!has_weights(folder)) return false;
   const auto entries = dtensor::read_checkpoint_index(folder).entries;
   return std::any_of(entries.begin(), entries.end(), [](const auto& e) { return e.name.starts_with("transformer."); });
 }

@@ -90,6 +90,12 @@ void check_outputs(const Options& options) {
   check_run_files(options.train);
 }
 
+void check_weights(const Options& options) {
+  if (options.train.from_scratch || has_weights(options.model)) return;
+  throw UsageError(fmt::format("--model: {} has no file of weights{}", options.model,
+                               options.command == Command::train ? "; --from-scratch initializes them" : ""));
+}
+
 int run(int argc, char** argv) {
   std::optional<int> exit_status;
   Options options = parse_args(argc, argv, exit_status);
@@ -104,8 +110,9 @@ int run(int argc, char** argv) {
   if (options.command == Command::train) {
     check_lora_targets(options.train, family.config);
     if (options.train.dry_run) return dtensor::finish_output(report_dry_run(options, family));
-    texts = read_texts(options, family);
   }
+  check_weights(options);
+  if (options.command == Command::train) texts = read_texts(options, family);
   std::optional<tokenizer::Tokenizer> tokenizer;
   if (!options.prompt.empty()) {
     tokenizer = read_tokenizer(options.model);

@@ -8,6 +8,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "dtensor/checkpoint.h"
 #include "dtensor/dry_run.h"
 #include "dtensor/launch.h"
 #include "llm/model.h"
@@ -83,9 +84,11 @@ struct Run {
   std::int64_t peak_bytes = 0;  // of the rank that needs most, in a step after the first one
 };
 
-Run train(const llm::Options& options, int ranks, const std::string& log) {
+// Writes a log, and the trained model to `folder`/model.
+Run train(const llm::Options& options, int ranks, const std::string& folder) {
+  const std::string log = folder + "/log.jsonl";
   auto o = options;
-  o.device = "cpu", o.train.log = log, o.train.steps = 3;
+  o.device = "cpu", o.train.log = log, o.train.steps = 3, o.out = folder + "/model";
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(o.train.batch * o.train.seq + 1));
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i * i % 509);
   const llm::TrainTexts texts{train::Corpus::of(tokens, o.train.seq), {}};
@@ -101,9 +104,19 @@ Run train(const llm::Options& options, int ranks, const std::string& log) {
   return run;
 }
 
+// Of a model that was written.
+dtensor::StateTensors written(const dtensor::test::Folder& folder) {
+  dtensor::StateTensors state;
+  for (const auto& entry : read_checkpoint_index(folder / "model").entries) {
+    state.emplace_back(entry.name, at::empty(entry.sizes, at::TensorOptions(entry.dtype)));
+  }
+  run_local(1, [&](const Communicator& alone) { load_state(folder / "model", alone, state); });
+  return state;
+}
+
 void plan_runs() {
   const auto preset = one_of<std::string>({"llama3-8b", "mixtral-8x7b", "qwen3-235b-a22b", "deepseek-v3"});
-  const dtensor::test::Folder folder;
+  const dtensor::test::Folder folder, planned_folder, alone_folder;
   std::ofstream(folder / "config.json") << shrunk(preset).dump();
   std::ofstream(folder / "hardware.json") << any_hardware().json();
   const std::string limit = one_of<std::string>({"1000", "0.004", "0.002"});
@@ -129,17 +142,23 @@ void plan_runs() {
   words.insert(words.end(), {"--ranks", "4", "--plan", folder / "plan.json"});
   const auto options = parsed(words);
   RC_ASSERT(options.train.batch == 8 && options.train.seq == 64);
-  const auto planned = train(options, 4, folder / "planned.jsonl");
+  const auto planned = train(options, 4, planned_folder.str());
   std::cout << preset << ": " << options.layout->str() << std::endl;
 
   auto alone = parsed(train_words);
   alone.train.batch = 8, alone.train.seq = 64;
-  const auto one_rank = train(alone, 1, folder / "alone.jsonl");
+  const auto one_rank = train(alone, 1, alone_folder.str());
   RC_ASSERT(planned.losses.size() == one_rank.losses.size());
   for (std::size_t i = 0; i < planned.losses.size(); ++i) {
     const double apart = std::abs(planned.losses[i] / one_rank.losses[i] - 1);
     RC_ASSERT(apart < (options.layout->bf16 ? 0.02 : 1e-4) ||
               (RC_LOG() << "step " << i << ": " << planned.losses[i] << ", one rank " << one_rank.losses[i], false));
+  }
+  const auto expected = written(alone_folder), state = written(planned_folder);
+  RC_ASSERT(state.size() == expected.size());
+  for (std::size_t i = 0; i < state.size(); ++i) {
+    RC_ASSERT(state[i].first == expected[i].first);
+    RC_ASSERT(at::allclose(state[i].second, expected[i].second, 1e-3, options.layout->bf16 ? 1e-2 : 1e-3));
   }
   // Tokens go where their scores send them, not to the experts in turn.
   const double ratio = static_cast<double>(planned.peak_bytes) / plan.at("peak_bytes").get<double>();
