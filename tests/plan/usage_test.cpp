@@ -73,8 +73,9 @@ dtensor::test::ProgramOutput train_with_plan(const std::string& from, const std:
 TEST(PlanUsage, EachInvalidFieldOfAPlanFileIsOneLine) {
   EXPECT_EQ(train_with_plan("none", "none").status, 0);
   for (const auto& [from, to, message] : std::vector<std::tuple<std::string, std::string, std::string>>{
-           {"\"none\"", "\"selective\"", "expected \"recompute\" to be \"none\" or \"full\", got \"selective\""},
-           {"\"none\"", "\"fully\"", "expected \"recompute\" to be \"none\" or \"full\", got \"fully\""},
+           {"\"none\"", "\"selective\"", "`train` recomputes blocks or nothing; `llm train` supports \"selective\""},
+           {"\"none\"", "\"fully\"", "\"none\", \"selective\" or \"full\", got \"fully\""},
+           {"{", "{ \"accumulate\": \"some\",", "to be \"sharded\" or \"unsharded\", got \"some\""},
            {"\"none\"", "3", "is not a plan"},
            {"recompute", "recompte", "is not a plan"},
            {"\"tp\": 2", "\"tp\": -2", "tp"},
