@@ -14,6 +14,15 @@ namespace llm {
 
 using namespace dtensor;
 
+NamedTensors distinct(const NamedTensors& tensors) {
+  NamedTensors each;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : tensors) {
+    if (seen.insert(item.second->unsafeGetTensorImpl()).second) each.push_back(item);
+  }
+  return each;
+}
+
 Stage::Stage(nn::Decoder& decoder, const Part& part) : decoder_(decoder), part_(part) {
   for (const auto& [name, layer] : decoder.children()) {
     if (contains(name)) register_module(name, *layer);
@@ -111,15 +120,6 @@ void Stage::backward(const at::Tensor& output, const at::Tensor& gradient, bool 
   if (!last_microbatch && !shards) unsharded.emplace();
   if (!last_microbatch && shards) sharded.emplace();
   output.backward(gradient);
-}
-
-NamedTensors Stage::distinct_parameters() {
-  NamedTensors distinct;
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const auto& item : named_parameters()) {
-    if (seen.insert(item.second->unsafeGetTensorImpl()).second) distinct.push_back(item);
-  }
-  return distinct;
 }
 
 }  // namespace llm

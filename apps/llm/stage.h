@@ -10,6 +10,9 @@
 
 namespace llm {
 
+// Each tensor once, under its first name.
+dtensor::NamedTensors distinct(const dtensor::NamedTensors& tensors);
+
 class Stage final : public dtensor::nn::Callable<Stage> {
  public:
   struct Part {
@@ -37,9 +40,6 @@ class Stage final : public dtensor::nn::Callable<Stage> {
 
   // A backward pass of one microbatch. Gradients are reduced, and gathered parameters freed, as the layout says.
   void backward(const at::Tensor& output, const at::Tensor& gradient, bool last_microbatch);
-
-  // Each parameter once, under its first name.
-  dtensor::NamedTensors distinct_parameters();
 
  private:
   bool contains(const std::string& layer) const;

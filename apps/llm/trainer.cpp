@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <set>
-#include <unordered_set>
 
 #include "dtensor/debug.h"
 #include "dtensor/events.h"
@@ -22,13 +21,9 @@ double to_number(const at::Tensor& scalar) {
                                      : scalar.item<double>();
 }
 
-// Each tensor once, under its first name.
 dtensor::NamedTensors trained_parameters(dtensor::nn::Decoder& decoder) {
-  dtensor::NamedTensors trained;
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const auto& item : decoder.named_parameters()) {
-    if (item.second->requires_grad() && seen.insert(item.second->unsafeGetTensorImpl()).second) trained.push_back(item);
-  }
+  auto trained = distinct(decoder.named_parameters());
+  std::erase_if(trained, [](const auto& item) { return !item.second->requires_grad(); });
   return trained;
 }
 

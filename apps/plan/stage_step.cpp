@@ -38,7 +38,7 @@ class StageStep {
     stage_.distribute(mesh_, layout);
     stage_.reset();
     AdamW::Group group{.parameters = {}, .options = {}, .names = {}};
-    for (const auto& [name, tensor] : stage_.distinct_parameters()) {
+    for (const auto& [name, tensor] : llm::distinct(stage_.named_parameters())) {
       group.names.push_back(name);
       group.parameters.push_back(*tensor);
     }
