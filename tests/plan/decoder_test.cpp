@@ -158,6 +158,21 @@ void bounds_are_below_the_costs() {
   }
 }
 
+// Casts and sums of units, which the trace marks, are larger with fewer shards.
+TEST(DecoderCost, OperatorsOfUnitsDependOnShards) {
+  const auto work = small_model(2);
+  const auto bytes_of_units = [&](const ParallelLayout& l) {
+    double bytes = 0;
+    for (const auto& event : run_stage(work, l, {.part = {2}}, {}).trace.events) {
+      bytes += event.of_unit ? static_cast<double>(event.bytes) : 0;
+    }
+    return bytes;
+  };
+  const ParallelLayout few{.replicate = 2, .shard = 2, .bf16 = true}, many{.shard = 4, .bf16 = true};
+  EXPECT_GT(bytes_of_units(many), size_of(work).parameters);
+  EXPECT_GT(bytes_of_units(few), 1.5 * bytes_of_units(many));
+}
+
 TEST(DecoderCost, LearnedBoundsAreBelowTheCosts) {
   dtensor::test::check_property("bounds are below the costs of any layout", bounds_are_below_the_costs, 4);
 }
