@@ -23,6 +23,13 @@ if(DTENSOR_SANITIZE)
   add_link_options(-fsanitize=${DTENSOR_SANITIZE})
 endif()
 
+# at::parallel_for is serial in files that are compiled without -fopenmp. The library then shares LibTorch's libgomp, whose
+# soname is that of the compiler's. Clang would bring a second OpenMP runtime, so loops stay serial there.
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+  set(DTENSOR_OPENMP -fopenmp)
+endif()
+
 # Programs use -fPIC too, not -fPIE, so that all targets can share the precompiled header.
 add_compile_options(-fPIC)
 
