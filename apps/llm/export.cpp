@@ -48,7 +48,7 @@ void copy_other_files(const std::string& source, const std::string& out) {
 dtensor::StateTensors merged_state(const Model& model) {
   std::unordered_map<std::string, at::Tensor> merged;
   for (const auto& [name, module] : model.decoder->named_modules()) {
-    auto* projection = dynamic_cast<dtensor::nn::Projection*>(module);
+    auto* projection = dynamic_cast<dtensor::nn::Linear*>(module);
     if (projection != nullptr && projection->lora_a.defined()) merged[name + ".weight"] = projection->merged();
   }
   dtensor::StateTensors state = stored_state(model);

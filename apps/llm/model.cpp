@@ -96,7 +96,7 @@ Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Co
   for (auto* layer : dtensor::moe_layers(*model.decoder))
     layer->reset_parameters();  // Initializes the balancer's bias.
   for (const auto& [name, module] : model.decoder->named_modules()) {
-    if (auto* projection = dynamic_cast<dtensor::nn::Projection*>(module)) projection->reset_adapter();
+    if (auto* projection = dynamic_cast<dtensor::nn::Linear*>(module)) projection->reset_adapter();
   }
   model.decoder->eval();
   return model;

@@ -87,7 +87,7 @@ Stage::Output Stage::run_block(const nn::DecoderBlock& block, const at::Tensor& 
     const auto out = block(x, pass);
     return {out.y, out.loss};
   }
-  CheckpointOptions options;
+  RecomputeOptions options;
   if (layout_.recompute == Recomputation::selective) {
     options.keep = {"aten::mm", "aten::linear", "aten::_scaled_dot_product_flash_attention_for_cpu"};
   }

@@ -60,7 +60,7 @@ void check_lora_targets(const TrainOptions& o, const dtensor::nn::DecoderConfig&
   dtensor::nn::Decoder decoder(config);
   std::set<std::string> known;
   for (const auto& [path, module] : decoder.named_modules()) {
-    if (dynamic_cast<dtensor::nn::Projection*>(module) != nullptr) known.insert(module->name());
+    if (dynamic_cast<dtensor::nn::Linear*>(module) != nullptr) known.insert(module->name());
   }
   for (const std::string& target : o.lora_targets) {
     if (known.contains(target)) continue;

@@ -14,11 +14,13 @@
 namespace dtensor {
 
 // What checkpoint() keeps.
-struct CheckpointOptions {
+struct RecomputeOptions {
   // Results of these operators ("aten::mm", all overloads) on DTensors are kept and neither computed nor communicated a
   // second time. All other results are recomputed.
   std::set<std::string> keep = {};
 };
+// The old name of RecomputeOptions, which reads like options of checkpoint files.
+using CheckpointOptions = RecomputeOptions;
 
 // Returns fn(inputs) and keeps only the inputs, and the results of options.keep, until backward, which runs fn again.
 // fn may draw random numbers of DTensors on any mesh (recomputation draws the same ones) and use captured parameters.
@@ -29,8 +31,8 @@ struct CheckpointOptions {
 // call is fn(inputs).
 DTENSOR_API std::vector<at::Tensor> checkpoint(
     const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& fn,
-    const std::vector<at::Tensor>& inputs, const CheckpointOptions& options = {});
+    const std::vector<at::Tensor>& inputs, const RecomputeOptions& options = {});
 DTENSOR_API at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& fn, const at::Tensor& input,
-                                  const CheckpointOptions& options = {});
+                                  const RecomputeOptions& options = {});
 
 }  // namespace dtensor

@@ -19,16 +19,27 @@ namespace dtensor {
 
 namespace nn {
 
-// y = x W^T + b; weight [out, in], both uniform(-1/sqrt(in), 1/sqrt(in)) as torch.nn.Linear.
+// y = x W^T + b; weight [out, in], both uniform(-1/sqrt(in), 1/sqrt(in)) as torch.nn.Linear. With a low-rank adapter
+// (LoRA, arXiv:2106.09685): y + alpha / rank * B A x, A uniform as the weight, B zero.
 class DTENSOR_API Linear final : public Layer<Linear> {
  public:
   Linear(std::int64_t in, std::int64_t out, bool bias = true, at::TensorOptions options = {});
+  // Adds an adapter, before the model is distributed; initializes it, if there is one.
+  void adapt(std::int64_t rank, double alpha);
+  void reset_adapter();
+  // The weight with the adapter merged in; without an adapter, the weight itself.
+  at::Tensor merged() const;
   // [..., in] to [..., out].
   at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
   at::Tensor compute(const at::Tensor& x) const;
   void reset_parameters() override;
-  // Parameters; `bias` is undefined without a bias.
-  at::Tensor weight, bias;
+  std::int64_t output_dim(const std::string& parameter) const override;
+  std::int64_t input_dim(const std::string& parameter) const override;
+  // Parameters; undefined without a bias, or without an adapter: lora_a [rank, in], lora_b [out, rank].
+  at::Tensor weight, bias, lora_a, lora_b;
+
+ private:
+  double lora_scale_ = 0;
 };
 
 // weight [count, size] ~ normal(0, 1), the padding row zero, as torch.nn.Embedding.
@@ -129,7 +140,7 @@ enum class Activation : std::uint8_t {
 // Whether the result of the activation multiplies another projection of the input.
 DTENSOR_API bool is_gated(Activation activation);
 
-// gelu: down(gelu(up(x))). swiglu: down(silu(gate(x)) * up(x)).
+// down(activation(up(x))), or with a gate: down(activation(gate(x)) * up(x)).
 class DTENSOR_API MLP final : public Layer<MLP> {
  public:
   // Options of the layer.
@@ -139,11 +150,12 @@ class DTENSOR_API MLP final : public Layer<MLP> {
     Activation activation = Activation::gelu;
     bool bias = false;
     at::TensorOptions tensor = {};
+    bool gated = false;  // a gate for an activation that is not gated by itself
   };
   explicit MLP(const Options& options);
   at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
   at::Tensor compute(const at::Tensor& x) const;
-  std::unique_ptr<Linear> gate_proj;  // swiglu only
+  std::unique_ptr<Linear> gate_proj;  // null without a gate
   Linear up_proj, down_proj;
 
  private:

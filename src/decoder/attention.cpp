@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "decoder/causal_attention.h"
-#include "decoder/parts.h"
+#include "decoder/decoder_attention.h"
 #include "dtensor/debug.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
@@ -13,8 +13,8 @@
 namespace dtensor::nn {
 namespace {
 
-std::unique_ptr<Projection> projection(const DecoderConfig& c, std::int64_t in, std::int64_t out, bool bias) {
-  return in > 0 ? std::make_unique<Projection>(in, out, bias, c.tensor) : nullptr;
+std::unique_ptr<Linear> projection(const DecoderConfig& c, std::int64_t in, std::int64_t out, bool bias) {
+  return in > 0 ? std::make_unique<Linear>(in, out, bias, c.tensor) : nullptr;
 }
 std::unique_ptr<Norm> norm(const DecoderConfig& c, bool present, std::int64_t size) {
   return present ? std::make_unique<Norm>(size, c.norm, c.norm_eps, c.tensor) : nullptr;

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "decoder/parts.h"
+#include "decoder/decoder_attention.h"
 #include "dtensor/debug.h"
 
 namespace dtensor::nn {
@@ -68,6 +68,15 @@ std::unique_ptr<MixtureOfExperts> make_experts(const DecoderConfig& c) {
   return std::make_unique<MixtureOfExperts>(options);
 }
 
+MLP::Options mlp_options(const DecoderConfig& c) {
+  return {.hidden = c.hidden,
+          .ffn = c.ffn,
+          .activation = c.activation,
+          .bias = c.mlp_bias,
+          .tensor = c.tensor,
+          .gated = c.gated};
+}
+
 bool has_experts(const DecoderConfig& c, std::int64_t layer) {
   return c.layer[static_cast<std::size_t>(layer)].experts;
 }
@@ -78,7 +87,7 @@ double rounded(double value, at::ScalarType dtype) { return at::scalar_tensor(va
 void add_adapters(Module& model, const LoraOptions& lora) {
   std::size_t count = 0;
   for (const auto& [name, module] : model.named_modules()) {
-    auto* projection = dynamic_cast<Projection*>(module);
+    auto* projection = dynamic_cast<Linear*>(module);
     const bool wanted = std::find(lora.targets.begin(), lora.targets.end(), module->name()) != lora.targets.end();
     if (projection != nullptr && wanted) projection->adapt(lora.rank, lora.alpha), ++count;
   }
@@ -86,6 +95,24 @@ void add_adapters(Module& model, const LoraOptions& lora) {
 }
 
 }  // namespace
+
+Norm::Norm(std::int64_t size, NormKind kind, double eps, at::TensorOptions options)
+    : weight(at::empty({size}, options)), size_(size), kind_(kind), eps_(eps) {
+  if (kind == NormKind::layer) bias = at::empty({size}, options);
+  register_parameter("weight", weight);
+  register_parameter("bias", bias);
+  Norm::reset_parameters();
+}
+
+void Norm::reset_parameters() {
+  reset_to(weight, kind_ == NormKind::rms_offset ? 0 : 1);
+  reset_to(bias, 0);
+}
+
+at::Tensor Norm::compute(const at::Tensor& x) const {
+  if (kind_ == NormKind::layer) return layer_norm(x, size_, weight, bias, eps_);
+  return at::rms_norm(x, {size_}, kind_ == NormKind::rms ? weight : weight + 1, eps_);
+}
 
 DecoderBlock::DecoderBlock(const DecoderConfig& c, std::int64_t layer)
     : attn_norm_(c.hidden, c.norm, c.norm_eps, c.tensor),
@@ -97,7 +124,7 @@ DecoderBlock::DecoderBlock(const DecoderConfig& c, std::int64_t layer)
   if (has_experts(c, layer)) {
     register_module("moe", *(moe_ = make_experts(c)));
   } else {
-    register_module("mlp", *(mlp_ = std::make_unique<FeedForward>(c)));
+    register_module("mlp", *(mlp_ = std::make_unique<MLP>(mlp_options(c))));
   }
   if (!c.post_norms) return;
   attn_post_norm_ = std::make_unique<Norm>(c.hidden, c.norm, c.norm_eps, c.tensor);

@@ -13,19 +13,52 @@ Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias, at::TensorOpti
   if (with_bias) bias = at::empty({out}, options);
   register_parameter("weight", weight);
   register_parameter("bias", bias);
+  register_parameter("lora_a", lora_a);
+  register_parameter("lora_b", lora_b);
   Linear::reset_parameters();
+}
+
+void Linear::adapt(std::int64_t rank, double alpha) {
+  TORCH_CHECK(rank > 0, "Linear: expected an adapter rank > 0, got ", rank);
+  TORCH_CHECK(!is_dtensor(weight), "Linear: adapters must be added before the model is distributed");
+  lora_a = at::empty({rank, weight.size(1)}, weight.options()).requires_grad_();
+  lora_b = at::empty({weight.size(0), rank}, weight.options()).requires_grad_();
+  lora_scale_ = alpha / static_cast<double>(rank);
+  reset_adapter();
+}
+
+void Linear::reset_adapter() {
+  reset_uniform(lora_a, weight.size(1));
+  reset_to(lora_b, 0);
 }
 
 void Linear::reset_parameters() {
   reset_uniform(weight, weight.size(1));
   reset_uniform(bias, weight.size(1));
+  reset_adapter();
 }
 
-at::Tensor Linear::compute(const at::Tensor& x) const {
+// The adapter's inner dimension is replicated.
+std::int64_t Linear::output_dim(const std::string& parameter) const { return parameter == "lora_a" ? -1 : 0; }
+std::int64_t Linear::input_dim(const std::string& parameter) const { return parameter == "lora_b" ? -1 : 1; }
+
+at::Tensor Linear::merged() const { return lora_a.defined() ? weight + lora_scale_ * at::mm(lora_b, lora_a) : weight; }
+
+namespace {
+
+// x weight^T + bias, in float8 inside of its scope if the sizes fit.
+at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const bool fits = weight.size(0) % 16 == 0 && weight.size(1) % 16 == 0 && x.scalar_type() != at::kDouble;
   if (!fits || !Float8Scope::current()) return at::linear(x, weight, bias);
   const at::Tensor y = float8_linear(x, weight);
   return bias.defined() ? y + bias : y;
+}
+
+}  // namespace
+
+at::Tensor Linear::compute(const at::Tensor& x) const {
+  const at::Tensor y = product(x, weight, bias);
+  return lora_a.defined() ? y + lora_scale_ * at::linear(at::linear(x, lora_a), lora_b) : y;
 }
 
 Embedding::Embedding(std::int64_t count, std::int64_t size, std::int64_t padding_idx, at::TensorOptions options)

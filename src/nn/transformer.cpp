@@ -3,7 +3,7 @@
 
 #include "dtensor/attention.h"
 #include "dtensor/nn.h"
-#include "internal/gated_product.h"
+#include "internal/activations.h"
 
 namespace dtensor::nn {
 namespace {
@@ -81,20 +81,13 @@ at::Tensor Attention::compute(const at::Tensor& x, const at::Tensor& mask, const
   return o_proj(y.transpose(1, 2).flatten(2, 3));
 }
 
-bool is_gated(Activation activation) {
-  return activation == Activation::swiglu || activation == Activation::geglu || activation == Activation::glu;
-}
-
 MLP::MLP(const Options& options)
-    : gate_proj(options.activation == Activation::swiglu
+    : gate_proj(options.gated || is_gated(options.activation)
                     ? std::make_unique<Linear>(options.hidden, options.ffn, options.bias, options.tensor)
                     : nullptr),
       up_proj(options.hidden, options.ffn, options.bias, options.tensor),
       down_proj(options.ffn, options.hidden, options.bias, options.tensor),
       activation_(options.activation) {
-  TORCH_CHECK_VALUE(activation_ == Activation::gelu || activation_ == Activation::swiglu,
-                    "MLP: expected the activation gelu or swiglu, got Activation number ",
-                    static_cast<int>(activation_));
   if (gate_proj) register_module("gate_proj", *gate_proj);
   register_module("up_proj", up_proj);
   register_module("down_proj", down_proj);
@@ -102,9 +95,7 @@ MLP::MLP(const Options& options)
 
 at::Tensor MLP::compute(const at::Tensor& x) const {
   const at::Tensor up = up_proj(x);
-  const at::Tensor h =
-      activation_ == Activation::gelu ? at::gelu(up) : gated_product(GateKind::silu, (*gate_proj)(x), up);
-  return down_proj(h);
+  return down_proj(gate_proj ? activate_gated((*gate_proj)(x), up, activation_) : activate(up, activation_));
 }
 
 Block::Block(const Attention::Options& attention, const MLP::Options& m)

@@ -280,7 +280,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 }  // namespace
 
 std::vector<at::Tensor> checkpoint(const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& fn,
-                                   const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
+                                   const std::vector<at::Tensor>& inputs, const RecomputeOptions& options) {
   if (!at::GradMode::is_enabled()) return fn(inputs);
   auto call = std::make_shared<CheckpointedCall>();
   call->fn = fn;
@@ -292,7 +292,7 @@ std::vector<at::Tensor> checkpoint(const std::function<std::vector<at::Tensor>(c
 }
 
 at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& fn, const at::Tensor& input,
-                      const CheckpointOptions& options) {
+                      const RecomputeOptions& options) {
   return checkpoint([fn](const std::vector<at::Tensor>& x) { return std::vector<at::Tensor>{fn(x[0])}; },
                     std::vector<at::Tensor>{input}, options)[0];
 }

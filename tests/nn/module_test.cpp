@@ -146,4 +146,55 @@ TEST(Module, DistributeKeepsTiesAndMaterializesMeta) {
   });
 }
 
+// The function of each activation, by ATen alone.
+at::Tensor activated(nn::Activation kind, const at::Tensor& x) {
+  switch (kind) {
+    case nn::Activation::relu:
+      return at::relu(x);
+    case nn::Activation::glu:
+      return at::sigmoid(x);
+    case nn::Activation::gelu_tanh:
+      return at::gelu(x, "tanh");
+    case nn::Activation::geglu:
+    case nn::Activation::gelu:
+      return at::gelu(x);
+    default:
+      return x * at::sigmoid(x);
+  }
+}
+
+TEST(MLP, ComputesEachActivationWithAndWithoutAGate) {
+  for (int number = 0; number <= static_cast<int>(nn::Activation::gelu_tanh); ++number) {
+    for (const bool gated : {false, true}) {
+      const auto kind = static_cast<nn::Activation>(number);
+      const nn::MLP mlp(
+          {.hidden = 6, .ffn = 10, .activation = kind, .bias = true, .tensor = at::kDouble, .gated = gated});
+      const at::Tensor x = at::randn({3, 6}, at::kDouble), up = mlp.up_proj(x);
+      ASSERT_EQ(mlp.gate_proj != nullptr, gated || is_gated(kind));
+      const at::Tensor inner = mlp.gate_proj ? activated(kind, (*mlp.gate_proj)(x)) * up : activated(kind, up);
+      test::expect_close(mlp(x), at::linear(inner, mlp.down_proj.weight, mlp.down_proj.bias), std::to_string(number));
+    }
+  }
+}
+
+TEST(Module, LinearWithAdapterEqualsMergedWeight) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    manual_seed(mesh, 3);
+    nn::Linear linear(6, 4, true, at::kDouble);
+    linear.adapt(2, 8);
+    const at::Tensor x = at::ones({5, 6}, at::kDouble), base = at::linear(x, linear.weight, linear.bias);
+    EXPECT_TRUE(at::equal(linear(x), base));
+    {
+      const at::NoGradGuard no_grad;
+      linear.lora_b.fill_(0.5);
+    }
+    EXPECT_EQ(names_of(linear.named_parameters()), (std::vector<std::string>{"weight", "bias", "lora_a", "lora_b"}));
+    const at::Tensor expected = base + 4 * x.mm(linear.lora_a.t()).mm(linear.lora_b.t());
+    linear.distribute(mesh, [](const std::string&, const at::Tensor&) { return Placements{Shard(0)}; });
+    test::expect_close(linear(distribute_tensor(x, mesh, {Replicate()})), expected, "adapter");
+    test::expect_close(at::linear(distribute_tensor(x, mesh, {Replicate()}), linear.merged(), linear.bias), expected,
+                       "merged");
+  });
+}
+
 }  // namespace

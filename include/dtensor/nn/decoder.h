@@ -110,7 +110,7 @@ struct LatentAttention {
   std::int64_t kv_rank = 0, rope_size = 0, nope_size = 0, value_size = 0;
 };
 
-// Low-rank adapters (LoRA, arXiv:2106.09685): y + alpha / rank * B A x, A uniform as a Linear's weight, B zero.
+// Low-rank adapters of linear layers.
 struct LoraOptions {
   std::int64_t rank = 0;  // 0: none
   // The adapter's output is scaled by alpha / rank.
@@ -175,29 +175,10 @@ class DTENSOR_API Norm final : public Layer<Norm> {
   double eps_;
 };
 
-// A linear layer, weight [out, in], with an optional LoRA adapter lora_a [rank, in], lora_b [out, rank].
-class DTENSOR_API Projection final : public Layer<Projection> {
- public:
-  Projection(std::int64_t in, std::int64_t out, bool bias, at::TensorOptions options);
-  void adapt(std::int64_t rank, double alpha);  // before the model is distributed
-  void reset_adapter();                         // initializes the adapter, if there is one
-  // [..., in] to [..., out].
-  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
-  at::Tensor compute(const at::Tensor& x) const;
-  void reset_parameters() override;
-  std::int64_t output_dim(const std::string& parameter) const override;
-  std::int64_t input_dim(const std::string& parameter) const override;
-  // Parameters; undefined if there is no bias or adapter.
-  at::Tensor weight, bias, lora_a, lora_b;
-  // The weight with the adapter merged in; without an adapter, the weight itself.
-  at::Tensor merged() const;
-
- private:
-  double lora_scale_ = 0;
-};
+// The old name of Linear, which has adapters.
+using Projection = Linear;
 
 class DecoderAttention;
-class FeedForward;
 
 // State of a forward pass that all layers share.
 struct DecoderPass {
@@ -228,7 +209,7 @@ class DTENSOR_API DecoderBlock final : public Layer<DecoderBlock> {
   std::unique_ptr<DecoderAttention> attn_;
   std::unique_ptr<Norm> attn_post_norm_;
   Norm mlp_norm_;
-  std::unique_ptr<FeedForward> mlp_;
+  std::unique_ptr<MLP> mlp_;
   std::unique_ptr<MixtureOfExperts> moe_;
   std::unique_ptr<Norm> mlp_post_norm_;
 };
@@ -265,7 +246,7 @@ class DTENSOR_API Decoder final : public Layer<Decoder> {
   std::unique_ptr<Embedding> positions_;
   std::vector<std::unique_ptr<DecoderBlock>> blocks_;
   Norm norm_;
-  Projection lm_head_;
+  Linear lm_head_;
 };
 
 // Embedding and head are split by vocabulary, attention by groups of heads that share keys (no head is divided), the

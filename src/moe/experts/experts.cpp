@@ -9,7 +9,7 @@
 
 #include "dtensor/nn/float8.h"
 #include "dtensor/tensor.h"
-#include "internal/gated_product.h"
+#include "internal/activations.h"
 #include "moe/counting.h"
 #include "moe/experts/float8_experts.h"
 #include "moe/local_function.h"
@@ -18,24 +18,6 @@
 namespace dtensor {
 
 namespace {
-
-at::Tensor activate(const at::Tensor& h, ExpertActivation activation) {
-  switch (activation) {
-    case ExpertActivation::swiglu:
-    case ExpertActivation::silu:
-      return at::silu(h);
-    case ExpertActivation::geglu:
-    case ExpertActivation::gelu:
-      return at::gelu(h);
-    case ExpertActivation::glu:
-      return at::sigmoid(h);
-    case ExpertActivation::relu:
-      return at::relu(h);
-    case ExpertActivation::gelu_tanh:
-      return at::gelu(h, "tanh");
-  }
-  TORCH_CHECK(false, "unknown activation of an expert");
-}
 
 void check_gate(const ExpertWeights& w, ExpertActivation activation) {
   TORCH_CHECK(w.w3.defined() == is_gated(activation), "experts: expected w3 for gated activations only, but w3 is ",
@@ -68,10 +50,8 @@ ExpertWeights pack(const std::vector<ExpertWeights>& experts) {
 
 }  // namespace
 
-at::Tensor moe::activate_gated(const at::Tensor& gate, const at::Tensor& up, ExpertActivation activation) {
-  if (activation == ExpertActivation::swiglu) return gated_product(GateKind::silu, gate, up);
-  const auto h = activate(gate, activation);
-  return up.defined() ? h * up : h;
+at::Tensor moe::activate_expert(const at::Tensor& gate, const at::Tensor& up, ExpertActivation activation) {
+  return up.defined() ? activate_gated(gate, up, activation) : activate(gate, activation);
 }
 
 at::Tensor run_expert(const at::Tensor& x, const ExpertWeights& w, ExpertActivation activation) {
@@ -101,7 +81,7 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWe
   }
   const auto gate = grouped_mm(x, w.w1, rows, options.backend, w.regather1);
   const auto up = w.w3.defined() ? grouped_mm(x, w.w3, rows, options.backend, w.regather3) : at::Tensor();
-  return grouped_mm(moe::activate_gated(gate, up, options.activation), w.w2, rows, options.backend, w.regather2);
+  return grouped_mm(moe::activate_expert(gate, up, options.activation), w.w2, rows, options.backend, w.regather2);
 }
 
 at::Tensor run_grouped_experts(const at::Tensor& x, const at::Tensor& counts, const ExpertWeights& w,
@@ -117,7 +97,7 @@ at::Tensor run_grouped_experts(const at::Tensor& x, const at::Tensor& counts, co
   const auto spread = groups.pad(x);
   const auto gate = grouped_mm(spread, w.w1, groups, w.regather1);
   const auto up = w.w3.defined() ? grouped_mm(spread, w.w3, groups, w.regather3) : at::Tensor();
-  return groups.unpad(grouped_mm(moe::activate_gated(gate, up, options.activation), w.w2, groups, w.regather2));
+  return groups.unpad(grouped_mm(moe::activate_expert(gate, up, options.activation), w.w2, groups, w.regather2));
 }
 
 at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vector<ExpertWeights>& experts,

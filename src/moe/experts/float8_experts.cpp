@@ -161,7 +161,7 @@ at::Tensor run_float8_experts(const at::Tensor& x, at::IntArrayRef rows, const E
   const auto input = product.round(x);
   const auto gate = product(x, input, w.w1, w.regather1);
   const auto up = w.w3.defined() ? product(x, input, w.w3, w.regather3) : at::Tensor();
-  const auto h = activate_gated(gate, up, activation);
+  const auto h = activate_expert(gate, up, activation);
   return product(h, product.round(h), w.w2, w.regather2);
 }
 

@@ -29,6 +29,6 @@ at::Tensor run_float8_expert(const at::Tensor& x, const ExpertWeights& weights, 
                              const MaxOverRanks& over_rows);
 
 // The activation of an expert between its products: activation(gate) * up, without `up` if it is not gated.
-at::Tensor activate_gated(const at::Tensor& gate, const at::Tensor& up, ExpertActivation activation);
+at::Tensor activate_expert(const at::Tensor& gate, const at::Tensor& up, ExpertActivation activation);
 
 }  // namespace dtensor::moe

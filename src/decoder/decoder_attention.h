@@ -1,4 +1,4 @@
-// Parts of a decoder block: attention and the MLP.
+// Attention of a decoder block.
 #pragma once
 
 #include <memory>
@@ -25,24 +25,10 @@ class DecoderAttention final : public Layer<DecoderAttention> {
   DecoderConfig config_;
   std::int64_t layer_;
   Rope rope_;
-  std::unique_ptr<Projection> q_proj_, k_proj_, v_proj_;  // without latent attention
-  std::unique_ptr<Projection> q_a_proj_, q_b_proj_, kv_a_proj_, kv_b_proj_;
+  std::unique_ptr<Linear> q_proj_, k_proj_, v_proj_;  // without latent attention
+  std::unique_ptr<Linear> q_a_proj_, q_b_proj_, kv_a_proj_, kv_b_proj_;
   std::unique_ptr<Norm> q_norm_, k_norm_, q_a_norm_, kv_a_norm_;
-  Projection o_proj_;
-};
-
-// The MLP of a layer.
-class FeedForward final : public Layer<FeedForward> {
- public:
-  explicit FeedForward(const DecoderConfig& config);
-  // [..., hidden].
-  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
-  at::Tensor compute(const at::Tensor& x) const;
-
- private:
-  Activation activation_;
-  std::unique_ptr<Projection> gate_proj_;
-  Projection up_proj_, down_proj_;
+  Linear o_proj_;
 };
 
 }  // namespace dtensor::nn
