@@ -51,6 +51,7 @@ endfunction()
 # Sets the dependencies that every file of src/ needs.
 function(dtensor_compile_like_module target)
   target_link_libraries(${target} PUBLIC LibTorch::torch_cpu PRIVATE nlohmann_json::nlohmann_json dtensor_fmt)
+  target_link_options(${target} PUBLIC ${DTENSOR_OPENMP})
   target_precompile_headers(${target} REUSE_FROM dtensor_pch)
 endfunction()
 
