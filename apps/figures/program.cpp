@@ -95,17 +95,18 @@ int draw_same_bits(const std::string& folder, int argc, char** argv) {
   const std::string path = file_in(folder, "same_bits.svg");
   const std::vector<train::MeshLayout> layouts{
       {"tp 2", {.tp = 2}}, {"fsdp 2", {.shard = 2}}, {"fsdp 2 x tp 2", {.shard = 2, .tp = 2}}};
-  dtensor::ChartPanel panel{.x_label = "step", .y_label = "difference of the loss from one device", .y_low = 0};
+  dtensor::ChartPanel panel{.x_label = "step", .y_label = "difference of the loss from one device", .log_y = true};
   for (const bool scope : {false, true}) {
     options.bit_identical = scope;
     const auto one_device = train::losses(train::train_on_one_device(options, corpus));
     std::vector<double> steps(one_device.size());
     std::iota(steps.begin(), steps.end(), 1);
-    for (const auto& run : train::run_layouts(options, corpus, layouts)) {
-      panel.series.push_back({.name = run.name + (scope ? ", BitIdentical" : ""),
+    const auto runs = train::run_layouts(options, corpus, layouts);
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      panel.series.push_back({.name = layouts[i].name + (scope ? ", BitIdentical" : ""),
                               .x = steps,
-                              .y = differences(run.losses, one_device),
-                              .width = scope ? 3.6 : 1.4});
+                              .y = differences(runs[i].losses, one_device),
+                              .width = scope ? 9 - 3 * static_cast<double>(i) : 1.4});
     }
   }
   const std::string title = std::string("Relative difference of the training loss, ") + to_string(options.dtype);
