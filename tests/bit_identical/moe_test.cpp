@@ -110,15 +110,19 @@ TEST(BitIdenticalExperts, RoutedExpertsHaveTheBitsOfOneDevice) {
   }
 }
 
-// An expert's rows are cut into leaves in any token, so gradients of microbatches are other sums.
+// An expert's rows are cut into leaves in any token, so gradients of microbatches are other sums, even if each has a
+// power of two of leaves.
 TEST(BitIdenticalExperts, MicrobatchesAreRefused) {
   run_local(1, [&](const Communicator& world) {
     const auto mesh = init_device_mesh(world, at::kCPU, {1});
     Block block;
     nn::distribute(block.named_parameters(), mesh, [](const auto&, const auto&) { return Placements(1); });
-    const at::Tensor x = distribute_tensor(Draw(9).normal({4, 16, kHidden}, at::kFloat), mesh, {Replicate()});
+    const auto place = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
+    const at::Tensor x = place(Draw(9).normal({2 * kExperts, kHidden}, at::kFloat));
+    const at::Tensor ids = place(at::arange(2 * kExperts).remainder(kExperts).unsqueeze(1));
+    const at::Tensor weights = place(at::ones({2 * kExperts, 1}));
     const BitIdentical scope(kBlock);
-    const auto run = [&] { block.forward(x).sum().backward(); };
+    const auto run = [&] { block.experts.forward(x, ids, weights).sum().backward(); };
     run();
     EXPECT_NE(error_of(run).find("over rows of experts"), std::string::npos);
   });
