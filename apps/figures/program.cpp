@@ -3,9 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <filesystem>
 #include <iostream>
+#include <numeric>
 
+#include "chart/chart.h"
 #include "dtensor/debug.h"
 #include "dtensor/launch.h"
 #include "dtensor/pipeline_schedule.h"
@@ -24,7 +27,7 @@ using train::UsageError;
 namespace fs = std::filesystem;
 
 constexpr const char* kUsage =
-    "usage: figures FOLDER [flags of train], "
+    "usage: figures FOLDER [flags of train], figures --same-bits FOLDER [flags of train], "
     "figures --long-sequences FOLDER [TOKENS], or figures --diagrams FOLDER";
 
 // Checked before the runs.
@@ -76,6 +79,42 @@ int draw(const std::string& folder, int argc, char** argv) {
   return 0;
 }
 
+std::vector<double> differences(const std::vector<double>& losses, const std::vector<double>& one_device) {
+  std::vector<double> all;
+  for (std::size_t i = 0; i < losses.size(); ++i) all.push_back(std::abs(losses[i] / one_device[i] - 1));
+  return all;
+}
+
+// The loss on three meshes relative to one device, without and within a BitIdentical scope.
+int draw_same_bits(const std::string& folder, int argc, char** argv) {
+  std::optional<int> exit_status;
+  auto options = train::parse_args(train::Kind::dense, argc, argv, exit_status);
+  if (exit_status) return *exit_status;
+  refuse_flags_of_one_run(options);
+  const auto corpus = train::read_corpus(options);
+  const std::string path = file_in(folder, "same_bits.svg");
+  const std::vector<train::MeshLayout> layouts{
+      {"tp 2", {.tp = 2}}, {"fsdp 2", {.shard = 2}}, {"fsdp 2 x tp 2", {.shard = 2, .tp = 2}}};
+  dtensor::ChartPanel panel{.x_label = "step", .y_label = "difference of the loss from one device", .log_y = true};
+  for (const bool scope : {false, true}) {
+    options.bit_identical = scope;
+    const auto one_device = train::losses(train::train_on_one_device(options, corpus));
+    std::vector<double> steps(one_device.size());
+    std::iota(steps.begin(), steps.end(), 1);
+    const auto runs = train::run_layouts(options, corpus, layouts);
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      panel.series.push_back({.name = layouts[i].name + (scope ? ", BitIdentical" : ""),
+                              .x = steps,
+                              .y = differences(runs[i].losses, one_device),
+                              .width = scope ? 9 - 3 * static_cast<double>(i) : 1.4});
+    }
+  }
+  const std::string title = std::string("Relative difference of the training loss, ") + to_string(options.dtype);
+  train::write_file(path, dtensor::to_svg(dtensor::Chart{.title = title, .panels = {panel}}));
+  fmt::print("figures: {}\n", path);
+  return 0;
+}
+
 // An eighth, a quarter, a half and all of the tokens on 1, 2 and 4 ranks.
 int draw_long_sequences(const std::string& folder, const std::string& longest_text) {
   const auto longest = long_sequence::tokens_of(longest_text);
@@ -116,6 +155,10 @@ int run(int argc, char** argv) {
   if (first == "--long-sequences") {
     if (argc < 3 || argc > 4) throw UsageError(kUsage);
     return draw_long_sequences(argv[2], argc > 3 ? argv[3] : "8192");
+  }
+  if (first == "--same-bits") {
+    if (argc < 3) throw UsageError(kUsage);
+    return draw_same_bits(argv[2], argc - 2, argv + 2);
   }
   if (first == "--diagrams") {
     if (argc != 3) throw UsageError(kUsage);

@@ -9,6 +9,7 @@
 #include "internal/bit_identical.h"
 #include "internal/gradient_hooks.h"
 #include "internal/selective_checkpoint_cache.h"
+#include "moe/bit_identical_form.h"
 #include "moe/counting.h"
 #include "moe/dispatch/dispatch_details.h"
 #include "moe/dispatch/permute.h"
@@ -58,6 +59,7 @@ void MixtureOfExperts::SharedExpert::reset_parameters() {
 
 struct MixtureOfExperts::Seen {
   moe::TokenMappings mappings;
+  bool has_own_strategy = false;  // a user-defined one
 };
 
 struct MixtureOfExperts::Pass {
@@ -86,7 +88,8 @@ MixtureOfExperts::MixtureOfExperts(const MoeOptions& options)
                                                at::TensorOptions().device(options.tensor.device()));
     register_buffer("balance", balancer_->bias);
   }
-  if (!options_.router.strategy) options_.router.strategy = make_strategy(options_.router.choice);
+  seen_->has_own_strategy = options_.router.strategy != nullptr;
+  if (!seen_->has_own_strategy) options_.router.strategy = make_strategy(options_.router.choice);
   set_dispatch(DispatchKind::all_to_all);
 }
 
@@ -182,12 +185,17 @@ MixtureOfExperts::Output MixtureOfExperts::call_with_loss(const at::Tensor& x) {
 }
 
 MixtureOfExperts::Output MixtureOfExperts::compute_with_loss(const at::Tensor& x) {
-  refuse_if_bit_identical("MixtureOfExperts");
   moe::count(&MoeCounters::passes);
   TORCH_CHECK(x.dim() >= 2 && x.size(-1) == options_.hidden,
               "MixtureOfExperts: expected an input [tokens, hidden] or [batch, sequence, hidden], got ", x.sizes(),
               " for a hidden size of ", options_.hidden);
-  return run_tokens(x, {moe::local_view(x)});
+  if (!is_bit_identical()) return run_tokens(x, {moe::local_view(x)});
+  TORCH_CHECK_NOT_IMPLEMENTED(!seen_->has_own_strategy,
+                              "MixtureOfExperts with a user-defined RoutingStrategy has no bit-identical form");
+  moe::check_bit_identical_form(*this, x, *dispatcher_, parallel_.get());
+  auto made = run_tokens(x.reshape({-1, options_.hidden}), {});
+  made.y = DTensor(made.y.view(x.sizes())).redistribute(DTensor(x).placements());
+  return made;
 }
 
 MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep) {
@@ -198,6 +206,7 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
   const auto tokens = moe::to_tokens(x, mapping);
   const auto part = moe::local_part(tokens, mapping);
   const auto rows = part.reshape({-1, options_.hidden});
+  if (mapping.bit_identical && parallel_) moe::check_tokens_in_order(*parallel_, mapping, rows.size(0));
   auto gate_input = rows;
   if (options_.router.jitter != 0 && is_training()) {
     gate_input =
@@ -205,7 +214,9 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
   }
   const auto bias = balancer_ ? moe::local_view(balancer_->bias) : at::Tensor();
   const auto routing =
-      route(gate_input, moe::replicated_parameter(gate.weight, mapping), options_.router, mapping.layout, bias);
+      mapping.bit_identical
+          ? route(tokens, moe::gate_beside(gate.weight, mapping.mesh), options_.router, mapping.layout, bias)
+          : route(gate_input, moe::replicated_parameter(gate.weight, mapping), options_.router, mapping.layout, bias);
   if (balancer_ && is_training()) balancer_->count(routing);
   auto plan = dispatcher_->prepare(routing, mapping.layout);
   plan.apply_probs_before_experts = options_.score_before_experts;
@@ -258,6 +269,10 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
 
 at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass) {
   const auto weights = local_experts(pass);
+  if (pass.mapping.bit_identical) {
+    return moe::run_packed_on_holders(rows, plan.host_rows(), weights, options_.experts.activation,
+                                      parallel_ ? parallel_->holders : pass.mapping.mesh);
+  }
   // DTensors count all writes. Regular tensors do not count writes through data(), so they are not cached. Training, of
   // which the forward pass of a recomputed segment has no gradients, keeps no second copy.
   const bool trains = moe::needs_graph(rows, weights.w1, weights.w2) || RecomputeGuard::current();

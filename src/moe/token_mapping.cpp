@@ -10,6 +10,7 @@
 
 #include "dtensor/hooks.h"
 #include "internal/aten_scopes.h"
+#include "internal/bit_identical.h"
 #include "internal/gradient_hooks.h"
 #include "internal/region.h"
 #include "moe/local_function.h"
@@ -94,9 +95,10 @@ Placements reduced(Placements placements) {
   return placements;
 }
 
-// Placement of the gradient of a replicated parameter: a sum over ranks with different tokens.
+// Placement of the gradient of a replicated parameter: a sum over ranks with different tokens, which the operators of a
+// BitIdentical scope have completed.
 Placement gradient_of_replicated(const DeviceMesh& mesh, std::int64_t axis) {
-  return mesh.size(axis) > 1 ? Partial() : Replicate();
+  return mesh.size(axis) > 1 && !is_bit_identical() ? Partial() : Replicate();
 }
 
 at::Tensor regular_parameter(const at::Tensor& parameter, const TokenMapping& mapping) {
@@ -119,11 +121,10 @@ DeviceMesh slice_of(const DeviceMesh& mesh, const std::vector<std::string>& axes
   return (mesh.names().empty() ? mesh.view(mesh.shape(), names) : mesh)[axes];
 }
 
-TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
-  TokenMapping mapping;
-  mapping.mesh = mapping.token_mesh = x.mesh();
-  mapping.sizes = x.sizes().vec();
-  mapping.input_placements = mapping.tokens = x.placements();
+namespace {
+
+// Cuts axes on which ranks have the same tokens. Returns whether tokens are in the order of ranks.
+bool cut_tokens(TokenMapping& mapping, const DTensor& x, at::IntArrayRef etp) {
   bool in_order = true, cut_before = false;
   for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) {
     auto& p = mapping.tokens[a];
@@ -142,8 +143,30 @@ TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
     in_order = in_order && p.dim() == 0 && p.split_factor() == 1 && !p.is_zigzag() && !(p.is_ragged() && cut_before);
     cut_before = true;
   }
-  mapping.result = mapping.tokens;
+  return in_order;
+}
+
+// The first dimension over all axes but that of `etp`.
+void cut_in_order(TokenMapping& mapping, at::IntArrayRef etp) {
   for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) {
+    const bool shares = is_axis_of(mapping.mesh, a, etp);
+    mapping.tokens[a] = shares || mapping.mesh.size(a) == 1 ? Placement(Replicate()) : Placement(Shard(0));
+    mapping.etp_ranks_share_tokens |= shares;
+  }
+}
+
+}  // namespace
+
+TokenMapping make_token_mapping(const DTensor& x, at::IntArrayRef etp) {
+  TokenMapping mapping;
+  mapping.mesh = mapping.token_mesh = x.mesh();
+  mapping.sizes = x.sizes().vec();
+  mapping.input_placements = mapping.tokens = x.placements();
+  mapping.bit_identical = is_bit_identical();
+  if (mapping.bit_identical) cut_in_order(mapping, etp);
+  const bool in_order = mapping.bit_identical || cut_tokens(mapping, x, etp);
+  mapping.result = mapping.tokens;
+  for (std::int64_t a = 0; a < mapping.mesh.ndim() && !mapping.bit_identical; ++a) {
     if (mapping.mesh.size(a) > 1 && mapping.tokens[a].is_replicate()) mapping.result[a] = Partial();
   }
   fill_layout(mapping, in_order);
@@ -172,7 +195,7 @@ const TokenMapping& TokenMappings::of(const at::Tensor& x, const DeviceMesh& exp
   const DTensor tensor(x);
   for (const auto& mapping : cache_) {
     const bool same = mapping.mesh && x.sizes() == mapping.sizes && mapping.input_placements == tensor.placements();
-    if (same && mapping.mesh == tensor.mesh()) return mapping;
+    if (same && mapping.mesh == tensor.mesh() && mapping.bit_identical == is_bit_identical()) return mapping;
   }
   if (cache_.size() >= kKinds) cache_.clear();
   return cache_.emplace_back(make_token_mapping(tensor, etp));
@@ -180,8 +203,12 @@ const TokenMapping& TokenMappings::of(const at::Tensor& x, const DeviceMesh& exp
 
 at::Tensor local_view(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).to_local() : t; }
 
+// In a BitIdentical scope an alias, so that gradients of the tokens are added before those of other uses of x also
+// where nothing moves.
 at::Tensor to_tokens(const at::Tensor& x, const TokenMapping& mapping) {
-  return mapping.mesh ? DTensor(x).redistribute(mapping.tokens) : x;
+  if (!mapping.mesh) return x;
+  const auto tokens = DTensor(x).redistribute(mapping.tokens);
+  return mapping.bit_identical ? at::alias(tokens) : at::Tensor(tokens);
 }
 
 at::Tensor local_part(const at::Tensor& x, const TokenMapping& mapping) {
@@ -195,7 +222,7 @@ at::Tensor from_local_tokens(const at::Tensor& part, const TokenMapping& mapping
 }
 
 at::Tensor from_partial_scalar(const at::Tensor& share, const TokenMapping& mapping) {
-  if (!mapping.mesh || !share.defined()) return share;
+  if (!mapping.mesh || !share.defined() || is_dtensor(share)) return share;
   Placements sum;
   for (std::int64_t a = 0; a < mapping.mesh.ndim(); ++a) sum.push_back(gradient_of_replicated(mapping.mesh, a));
   return DTensor::from_local(share, mapping.mesh, sum, at::IntArrayRef());

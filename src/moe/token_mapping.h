@@ -23,6 +23,7 @@ struct TokenMapping {
   TokenLayout layout;
   std::int64_t min_tokens = 0, max_tokens = 0;  // tokens of a rank; equal (unknown) for regular inputs
   bool etp_ranks_share_tokens = false;          // whether the ranks of etp have the same tokens
+  bool bit_identical = false;  // for a BitIdentical scope: tokens in the order of ranks, which the ranks of etp share
 };
 
 // Name of an axis, or its number if the mesh has no names; and this rank's slice along such axes.
@@ -49,7 +50,8 @@ at::Tensor local_view(const at::Tensor& t);
 // x redistributed to the `tokens` placements, and the local part of such a tensor.
 at::Tensor to_tokens(const at::Tensor& x, const TokenMapping& mapping);
 at::Tensor local_part(const at::Tensor& x, const TokenMapping& mapping);
-// Converts a local result with the sizes of the local part to a tensor like the input, and a summand to a scalar.
+// Converts a local result with the sizes of the local part to a tensor like the input, and a summand to a scalar. A
+// scalar that is a DTensor is complete.
 at::Tensor from_local_tokens(const at::Tensor& part, const TokenMapping& mapping);
 at::Tensor from_partial_scalar(const at::Tensor& share, const TokenMapping& mapping);
 

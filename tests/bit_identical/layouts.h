@@ -72,6 +72,39 @@ inline std::vector<TrainLayout> layouts_of(const train::Options& base, int ranks
   return all;
 }
 
+// Layouts of a model with experts (Options::experts), on top of given options.
+inline std::vector<TrainLayout> expert_layouts_of(const train::Options& base, int ranks) {
+  std::vector<TrainLayout> all;
+  const auto add = [&](std::string name, train::MeshShape shape, std::int64_t ep, std::int64_t etp = 1,
+                       const std::function<void(train::Options&)>& change = {}, bool refused = false) {
+    auto options = base;
+    options.mesh = shape, options.experts->ep = ep, options.experts->etp = etp;
+    if (change) change(options);
+    all.push_back({std::move(name), std::move(options), refused});
+  };
+  add("fsdp, ep", {.shard = ranks}, ranks);
+  add("fsdp, experts on all ranks", {.shard = ranks}, 1);
+  add("tp, ep", {.tp = ranks}, ranks);
+  add("tp, etp", {.tp = ranks}, 1, ranks);
+  add("sequence parallelism, ep", {.tp = ranks}, ranks, 1, [](auto& o) { o.sequence_parallel = true; });
+  add("sequence parallelism, etp", {.tp = ranks}, 1, ranks, [](auto& o) { o.sequence_parallel = true; });
+  add("cp, ep", {.cp = ranks}, ranks);
+  add("recomputation, ep", {.shard = ranks}, ranks, 1, [](auto& o) { o.checkpoint_activations = true; });
+  if (ranks == 2) {
+    add("placements, ep", {.shard = 2}, 2, 1, [](auto& o) { o.parallel = "plain"; });
+    add(
+        "two microbatches, ep", {.shard = 2}, 2, 1, [](auto& o) { o.grad_accum = 2; }, /*refused=*/true);
+    add(
+        "pp", {.pp = 2}, 1, 1, [](auto& o) { o.microbatches = 2; }, /*refused=*/true);
+  }
+  if (ranks == 4) {
+    add("fsdp and tp, ep 2 x etp 2", {.shard = 2, .tp = 2}, 2, 2);
+    add("fsdp and cp, ep 2", {.shard = 2, .cp = 2}, 2);
+    add("hsdp, ep 2", {.replicate = 2, .shard = 2}, 2);
+  }
+  return all;
+}
+
 // Throws unless a run has the losses, gradient norms and final hash of one device, or is refused as expected.
 inline void check_layout(const Communicator& world, const TrainLayout& layout,
                          const std::vector<train::StepRecord>& expected) {

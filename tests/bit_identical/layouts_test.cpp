@@ -10,7 +10,7 @@ namespace {
 void expect_layouts(const train::Options& options, const std::vector<int>& worlds) {
   const auto expected = train::train_on_one_device(options, corpus_of_layouts());
   for (const int ranks : worlds) {
-    for (const auto& layout : layouts_of(options, ranks)) {
+    for (const auto& layout : (options.experts ? expert_layouts_of : layouts_of)(options, ranks)) {
       EXPECT_NO_THROW(run_local(ranks, [&](const Communicator& w) { check_layout(w, layout, expected); }))
           << layout.name;
     }
@@ -29,6 +29,16 @@ TEST(BitIdenticalLayouts, MuonHasTheCurveOfOneDevice) {
   auto options = same_bits_options();
   options.optimizer = "muon";
   expect_layouts(options, {2, 4});
+}
+
+TEST(BitIdenticalLayouts, ExpertsHaveTheCurveOfOneDevice) {
+  auto options = same_bits_options();
+  options.layers = 2;
+  auto& experts = options.experts.emplace();
+  experts.experts = 4, experts.z_loss = 0.01, experts.shared = 32;
+  expect_layouts(options, {2, 4});
+  experts.balance = "bias", options.optimizer = "muon";
+  expect_layouts(options, {2});
 }
 
 // A run on one mesh is resumed on another.

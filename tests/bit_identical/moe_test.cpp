@@ -1,8 +1,9 @@
-// Mixtures of experts in a BitIdentical scope: RoutedExperts have the bits of one device, forward and backward,
-// whatever ranks hold the experts and the tokens. MixtureOfExperts is refused by name.
+// RoutedExperts in a BitIdentical scope have the bits of one device, forward and backward, whatever ranks hold the
+// experts and the tokens.
 #include "dtensor/moe.h"
 #include "bit_identical/bits.h"
 #include "dtensor/parallelize.h"
+#include "support/errors.h"
 
 namespace dtensor::test {
 namespace {
@@ -43,7 +44,7 @@ struct Layout {
   Shape shape;  // shard x tp
   Placements tokens = {Shard(0), Replicate()};
   std::vector<std::string> axes = {"edp", "ep"};
-  bool refused = false;  // tokens are in another order than ranks
+  bool refused = false;  // rows arrive in another order than that of the tokens
 };
 
 std::string text_of(const Layout& layout) {
@@ -95,8 +96,8 @@ TEST(BitIdenticalExperts, RoutedExpertsHaveTheBitsOfOneDevice) {
                                     {{1, 4}},
                                     {{2, 2}, {Shard(0), Shard(0)}},
                                     {{2, 1}, sequences},
-                                    {{1, 2}, sequences, {"edp", "ep"}, true},
-                                    {{2, 2}, sequences, {"edp", "ep"}, true},
+                                    {{1, 2}, sequences},
+                                    {{2, 2}, sequences},
                                     {{2, 2}, {Shard(0), Replicate()}, {"ep", "edp"}, true}};
   Tensors expected;
   run_local(1, [&](const Communicator& world) {
@@ -109,19 +110,21 @@ TEST(BitIdenticalExperts, RoutedExpertsHaveTheBitsOfOneDevice) {
   }
 }
 
-TEST(BitIdenticalExperts, PackedExpertsAreRefusedByName) {
-  run_local(2, [](const Communicator& world) {
-    const auto mesh = init_device_mesh(world, at::kCPU, {2}, {"ep"});
-    MixtureOfExperts layer({.hidden = 8, .ffn = 8, .router = {.experts = 4}});
-    apply_expert_parallel(layer, mesh);
-    std::string error;
-    try {
-      const BitIdentical scope;
-      layer.run(distribute_tensor(at::ones({8, 8}), mesh, {Shard(0)}));
-    } catch (const c10::Error& e) {
-      error = e.what_without_backtrace();
-    }
-    EXPECT_NE(error.find("MixtureOfExperts has no bit-identical form"), std::string::npos) << error;
+// An expert's rows are cut into leaves in any token, so gradients of microbatches are other sums, even if each has a
+// power of two of leaves.
+TEST(BitIdenticalExperts, MicrobatchesAreRefused) {
+  run_local(1, [&](const Communicator& world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {1});
+    Block block;
+    nn::distribute(block.named_parameters(), mesh, [](const auto&, const auto&) { return Placements(1); });
+    const auto place = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
+    const at::Tensor x = place(Draw(9).normal({2 * kExperts, kHidden}, at::kFloat));
+    const at::Tensor ids = place(at::arange(2 * kExperts).remainder(kExperts).unsqueeze(1));
+    const at::Tensor weights = place(at::ones({2 * kExperts, 1}));
+    const BitIdentical scope(kBlock);
+    const auto run = [&] { block.experts.forward(x, ids, weights).sum().backward(); };
+    run();
+    EXPECT_NE(error_of(run).find("over rows of experts"), std::string::npos);
   });
 }
 

@@ -74,6 +74,9 @@ TEST_F(Figures, RefusesInvalidArguments) {
   }
   expect_rejected(run({"--long-sequences", folder_.str(), "8", "9"}), "usage: ");
   expect_rejected(run({"--long-sequences"}), "usage: ");
+  expect_rejected(run({"--same-bits"}), "usage: ");
+  expect_rejected(run({"--same-bits", no_folder, "--steps", "1"}), "no folder " + no_folder);
+  expect_rejected(run({"--same-bits", folder_.str(), "--mesh", "tp=2"}), "--mesh cannot be used with figures");
   expect_rejected(run({"--steps", "1"}), "usage: ");
   expect_rejected(run({}), "usage: ");
   const auto help = run({"--help"});
@@ -87,6 +90,17 @@ TEST_F(Figures, UsesTheTokenizer) {
   const auto of_bytes = curves();
   ASSERT_EQ(draw({"--tokenizer", "shipped"}).status, 0);
   EXPECT_NE(curves(), of_bytes);
+}
+
+TEST_F(Figures, SameBitsDrawsEachMeshWithAndWithoutTheScope) {
+  const Words words{"--same-bits", folder_.str(), "--hidden", "16", "--layers", "1", "--steps", "2"};
+  ASSERT_EQ(run(words).status, 0);
+  std::ifstream in(folder_ / "same_bits.svg");
+  const std::string svg{std::istreambuf_iterator<char>(in), {}};
+  for (const std::string mesh : {"tp 2", "fsdp 2", "fsdp 2 x tp 2"}) {
+    EXPECT_NE(svg.find(">" + mesh + "<"), std::string::npos) << mesh;
+    EXPECT_NE(svg.find(">" + mesh + ", BitIdentical<"), std::string::npos) << mesh;
+  }
 }
 
 }  // namespace

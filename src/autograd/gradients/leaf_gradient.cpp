@@ -16,12 +16,12 @@
 
 #include "autograd/conversion_nodes.h"
 #include "autograd/gradients/deferred_reduction.h"
-#include "autograd/gradients/microbatch_sums.h"
 #include "dtensor/events.h"
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
 #include "internal/dispatch_modes.h"
 #include "internal/memory_kind.h"
+#include "internal/microbatch_sums.h"
 #include "internal/ranks/named_calls.h"
 #include "internal/simulated.h"
 #include "placement/stride_order.h"

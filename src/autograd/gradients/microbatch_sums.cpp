@@ -1,5 +1,5 @@
 // Sums over the batch are noted for each backward pass; a leaf compares those of its parts.
-#include "autograd/gradients/microbatch_sums.h"
+#include "internal/microbatch_sums.h"
 
 #include <c10/util/Exception.h>
 
@@ -32,6 +32,10 @@ void note_batch_sum(std::int64_t leaves) {
   sums.powers_of_two &= (leaves & (leaves - 1)) == 0;
 }
 
+void note_uneven_batch_sum() {
+  if (current_backward_id() >= 0) batch_sums().powers_of_two = false;
+}
+
 void MicrobatchSums::add(bool continues) {
   const BatchSums& sums = batch_sums();
   if (pass_ == sums.pass) return;  // another segment of a recomputed pass
@@ -42,7 +46,8 @@ void MicrobatchSums::add(bool continues) {
       " of a gradient has no bit-identical form: added in turn, microbatches have the bits of the full batch if they "
       "are at most ",
       kMostParts, ", equal powers of two in tokens and blocks of tokens, and only the last is smaller; got ",
-      sums.leaves, " leaves of sums after ", leaves_, composes_ ? "" : ", which are not equal powers of two",
+      sums.leaves, " leaves of sums after ", leaves_,
+      composes_ ? "" : ", which are not equal powers of two, or are over rows of experts",
       ". Use fewer or other microbatches. If this is another step, set .grad to None before it.");
   composes_ = composes_ && sums.powers_of_two && (count_ == 0 || sums.leaves == leaves_);
   leaves_ = sums.leaves;

@@ -54,7 +54,7 @@ void plan_rows(DispatchPlan& plan, const at::Tensor& counts, int me) {
 }
 
 // Dispatcher with an all-to-all of rows; without communication on one rank.
-class RowExchange : public Dispatcher {
+class RowExchange : public Dispatcher, public moe::MovesRows {
  public:
   RowExchange(Communicator ranks, const char* name) : Dispatcher(std::move(ranks)), name_(name) {}
 

@@ -16,6 +16,11 @@ struct NeedsEqualTokens {
   virtual ~NeedsEqualTokens() = default;
 };
 
+// Base of dispatchers that move rows and results without arithmetic, so that they serve a BitIdentical scope.
+struct MovesRows {
+  virtual ~MovesRows() = default;
+};
+
 std::shared_ptr<const Dispatcher> all_gather_dispatcher(const Communicator& ranks);
 
 // Throws if the plan was not prepared by this kind of dispatcher.

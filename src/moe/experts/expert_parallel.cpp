@@ -76,12 +76,26 @@ Placements expert_placements(const DeviceMesh& mesh, const Axes& axes, std::int6
   return placements;
 }
 
+DeviceMesh holders_of(const DeviceMesh& mesh, const Axes& axes) {
+  const auto edp = size_of(mesh, axes.edp), etp = size_of(mesh, axes.etp);
+  const auto here = mesh.coordinate().value();
+  std::vector<std::int64_t> ranks(static_cast<std::size_t>(edp * etp));
+  for (const auto rank : mesh.ranks()) {
+    const auto other = mesh.coordinate_of(rank).value();
+    const auto row = axes.edp < 0 ? 0 : other[axes.edp], column = axes.etp < 0 ? 0 : other[axes.etp];
+    if (other[axes.ep] == here[axes.ep]) ranks[static_cast<std::size_t>(row * etp + column)] = rank;
+  }
+  return device_mesh(mesh.world(), mesh.device_type(), ranks, {edp, etp}, {"edp", "etp"});
+}
+
 std::shared_ptr<const Parallel> make_parallel(const DeviceMesh& mesh, const Axes& axes) {
   auto parallel = std::make_shared<Parallel>();
   parallel->mesh = mesh;
   if (!mesh.is_member()) return parallel;  // experts of another pipeline stage: handles, which do not run here
   if (size_of(mesh, axes.ep) > 1) parallel->ep = mesh.communicator(axes.ep);
   parallel->split.push_back(moe::axis_name(mesh, axes.ep));
+  parallel->holders = holders_of(mesh, axes);
+  parallel->sources = moe::row_sources(mesh, axes.edp, axes.etp);
   if (axes.etp < 0) return parallel;
   parallel->split.push_back(moe::axis_name(mesh, axes.etp));
   if (size_of(mesh, axes.etp) > 1) {

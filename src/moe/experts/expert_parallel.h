@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dtensor/moe/layer.h"
+#include "moe/experts/expert_rows.h"
 
 namespace dtensor {
 
@@ -14,6 +15,9 @@ struct MixtureOfExperts::Parallel {
   Communicator ep, etp;  // undefined: one rank
   std::vector<std::int64_t> etp_ranks;
   std::vector<std::string> split;  // mesh axes on which parameters stay sharded
+  // For a BitIdentical scope: the ranks with this rank's experts, edp x etp, and the ranks that send them tokens.
+  DeviceMesh holders;
+  moe::RowSources sources;
 };
 
 namespace moe {

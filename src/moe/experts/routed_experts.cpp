@@ -8,9 +8,9 @@
 
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/tensor.h"
-#include "internal/bit_identical.h"
 #include "internal/parameter_swap.h"
 #include "moe/dispatch/permute.h"
+#include "moe/experts/expert_rows.h"
 #include "moe/routing/router_parts.h"
 #include "moe/token_mapping.h"
 
@@ -26,12 +26,10 @@ struct RoutedExperts::Impl {
   DeviceMesh mesh;                      // undefined: all experts are on this rank
   std::vector<DeviceMesh> expert_mesh;  // by expert: the ranks that hold it
   std::int64_t first = 0;               // first local expert
-  // For each rank that holds this rank's experts: the indices in `mesh` of the ranks that send tokens to it.
-  std::vector<std::vector<std::int64_t>> sources;
+  moe::RowSources sources;              // of this rank's experts
 
   std::vector<std::int64_t> rows_of_holders(const at::Tensor& counts, std::int64_t expert) const;
   at::Tensor run(std::int64_t expert, const at::Tensor& rows, const at::Tensor& counts) const;
-  void check_order(const TokenLayout& layout, std::int64_t tokens) const;
 };
 
 RoutedExperts::RoutedExperts() : impl_(std::make_unique<Impl>()) {}
@@ -94,31 +92,8 @@ void RoutedExperts::set_expert_parallel(const DeviceMesh& mesh, std::int64_t ep_
   p.mesh = mesh;
   if (!mesh.is_member()) return;  // experts of another pipeline stage: handles, which do not run here
   p.first = mesh.coordinate()->at(ep_axis) * here;
-  p.sources.resize(edp_axis < 0 ? 1 : mesh.size(edp_axis));
-  for (std::int64_t i = 0; i < mesh.size(); ++i) {
-    p.sources[edp_axis < 0 ? 0 : mesh.coordinate_of(mesh.ranks()[i])->at(edp_axis)].push_back(i);
-  }
+  p.sources = moe::row_sources(mesh, edp_axis, /*etp=*/-1);
   if (ep > 1) p.dispatcher = make_dispatcher(DispatchKind::all_to_all, mesh.communicator(ep_axis));
-}
-
-// In a BitIdentical scope an expert's rows must arrive in the order of one device, since gradients are sums over them.
-void RoutedExperts::Impl::check_order(const TokenLayout& layout, std::int64_t tokens) const {
-  const bool gaps = layout.index.defined() && !layout.index.equal(at::arange(layout.first, layout.first + tokens));
-  const auto own = at::tensor({gaps ? -1 : layout.first, tokens}, at::kLong);
-  const at::Tensor all = at::empty({mesh.size(), 2}, at::kLong);
-  mesh.communicator().all_gather(all.unbind(), own).wait();
-  const auto* known = all.const_data_ptr<std::int64_t>();
-  std::int64_t next = 0;
-  bool in_order = true;
-  for (const auto& from : sources) {
-    for (const auto rank : from) {
-      const auto first = known[2 * rank], count = known[2 * rank + 1];
-      in_order &= count == 0 || first >= next;
-      next = count == 0 ? next : first + count;
-    }
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(in_order, "RoutedExperts has no bit-identical form for tokens in another order than the ",
-                              "ranks that hold an expert: shard their first dimension, with ep as the last axis");
 }
 
 // counts: [ranks of the mesh, experts]
@@ -139,15 +114,8 @@ at::Tensor RoutedExperts::Impl::run(std::int64_t expert, const at::Tensor& rows,
     const auto own = DTensor(parameters[0]).mesh();
     return DTensor(forwards[expert](DTensor::from_local(rows, own, Placements(own.ndim()), rows.sizes()))).to_local();
   }
-  const auto sizes = rows_of_holders(counts, expert);
-  const auto all = c10::sum_integers(sizes);
-  const Placement placement = sizes.size() == 1 ? Replicate() : RaggedShard(0, sizes);
-  const DTensor input = DTensor::from_local(rows, expert_mesh[expert], {placement}, {all, rows.size(1)});
-  const auto made = forwards[expert](input);
-  TORCH_CHECK(made.sizes() == input.sizes(), "RoutedExperts: expert ", expert, " returned sizes ", made.sizes(),
-              " for an input of sizes ", input.sizes());
-  TORCH_CHECK(is_dtensor(made), "RoutedExperts: expert ", expert, " returned a regular tensor for a DTensor");
-  return DTensor(made).redistribute({placement}).to_local();
+  return moe::run_on_holders(rows, expert_mesh[expert], rows_of_holders(counts, expert), forwards[expert],
+                             c10::str("RoutedExperts: expert ", expert));
 }
 
 namespace {
@@ -185,7 +153,9 @@ at::Tensor RoutedExperts::compute(const at::Tensor& x, const at::Tensor& ids, co
   const auto& mapping = p.mappings.of(x, p.mesh, {});
   const auto part = moe::local_part(moe::to_tokens(x, mapping), mapping);
   const auto rows = part.reshape({-1, x.size(-1)});
-  if (is_bit_identical() && p.mesh && is_dtensor(x)) p.check_order(mapping.layout, rows.size(0));
+  if (mapping.bit_identical && p.mesh) {
+    moe::check_row_order("RoutedExperts", p.mesh, p.sources, mapping.layout, rows.size(0));
+  }
   Routing routing;
   routing.expert_count = size();
   routing.experts = moe::local_part(moe::to_tokens(ids, mapping), mapping).reshape({-1, ids.size(-1)}).contiguous();
@@ -203,7 +173,8 @@ at::Tensor RoutedExperts::compute(const at::Tensor& x, const at::Tensor& ids, co
   std::vector<at::Tensor> made;
   for (std::size_t e = 0; e < pieces.size(); ++e)
     made.push_back(p.run(p.first + static_cast<std::int64_t>(e), pieces[e], counts));
-  return moe::from_local_tokens(p.dispatcher->combine(at::cat(made), plan).view(part.sizes()), mapping);
+  const auto results = moe::refuse_microbatches(at::cat(made));
+  return moe::from_local_tokens(p.dispatcher->combine(results, plan).view(part.sizes()), mapping);
 }
 
 }  // namespace dtensor

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "dtensor/tensor.h"
+#include "internal/bit_identical.h"
 #include "moe/routing/router_parts.h"
 #include "moe/token_mapping.h"
 
@@ -59,6 +60,13 @@ at::Tensor sequence_loss(const at::Tensor& p, const Routing& routing, const Toke
   return (counts * sums).sum() * (static_cast<double>(routing.expert_count) / entries / length / sequences);
 }
 
+// logsumexp along dimension 1. ATen's operator has no bit-identical form, its parts have.
+at::Tensor log_sum_exp(const at::Tensor& logits) {
+  if (!is_bit_identical()) return at::logsumexp(logits, {1});
+  const auto most = logits.detach().amax(1, /*keepdim=*/true);
+  return (logits - most).exp().sum(1).log() + most.squeeze(1);
+}
+
 void add(at::Tensor& sum, const at::Tensor& loss, double factor) {
   sum = sum.defined() ? sum + loss * factor : loss * factor;
 }
@@ -76,7 +84,7 @@ at::Tensor router_loss(const at::Tensor& logits, const Routing& routing, const R
   at::Tensor sum;
   if (o.aux_loss != 0) add(sum, switch_loss(p, routing, layout, tokens), o.aux_loss * layout.share);
   if (o.sequence_aux_loss != 0) add(sum, sequence_loss(p, routing, layout, tokens), o.sequence_aux_loss * layout.share);
-  if (o.z_loss != 0) add(sum, at::logsumexp(logits, {1}).square().sum(), o.z_loss * layout.share / tokens);
+  if (o.z_loss != 0) add(sum, log_sum_exp(logits).square().sum(), o.z_loss * layout.share / tokens);
   return sum;
 }
 

@@ -7,10 +7,12 @@
 #include <numeric>
 
 #include "dtensor/moe/dispatch.h"
+#include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
 #include "moe/counting.h"
 #include "moe/dispatch/permute.h"
 #include "moe/routing/router_parts.h"
+#include "moe/token_mapping.h"
 
 namespace dtensor {
 
@@ -113,16 +115,26 @@ at::Tensor gate_logits(const at::Tensor& x, const at::Tensor& gate) {
   return at::linear(x.to(type), gate.to(type));
 }
 
-at::Tensor apply_weights(const at::Tensor& scores, const at::Tensor& experts, bool complete, const RouterOptions& o) {
-  at::Tensor weights;
-  if (!complete) {
-    const auto none = experts == o.experts;
-    weights = scores.gather(1, experts.masked_fill(none, 0)).masked_fill(none, 0);
-  } else {
-    weights = scores.gather(1, experts);
-  }
+at::Tensor scores_of(const at::Tensor& scores, const at::Tensor& experts, bool complete, const RouterOptions& o) {
+  if (complete) return scores.gather(1, experts);
+  const auto none = experts == o.experts;
+  return scores.gather(1, experts.masked_fill(none, 0)).masked_fill(none, 0);
+}
+
+at::Tensor apply_options(at::Tensor weights, const RouterOptions& o) {
   if (o.normalize) weights = weights / (weights.sum(1, /*keepdim=*/true) + 1e-20);
   return o.scale == 1 ? weights : weights * o.scale;
+}
+
+// The weights of this rank's tokens. Scores that are a DTensor (in a BitIdentical scope) are gathered from local rows,
+// since that only moves them, and computed with by operators on DTensors.
+at::Tensor weights_of(const at::Tensor& scores, const at::Tensor& experts, bool complete, const RouterOptions& o) {
+  if (!is_dtensor(scores)) return apply_options(scores_of(scores, experts, complete, o), o);
+  const DTensor all(scores);
+  const auto& rows = all.placements();
+  const auto chosen = scores_of(all.to_local(rows), experts, complete, o);
+  const auto weights = DTensor::from_local(chosen, all.mesh(), rows, {all.size(0), chosen.size(1)});
+  return DTensor(apply_options(weights, o)).redistribute(rows).to_local(rows);
 }
 
 void check_options(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& o) {
@@ -165,9 +177,10 @@ Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& 
   routing.expert_count = options.experts;
   const auto logits = gate_logits(x, gate);
   routing.scores = options.score == RouterScore::softmax ? at::softmax(logits, 1) : at::sigmoid(logits);
-  const auto choice = choose(routing.scores, options, layout, bias);
+  if (is_dtensor(x)) routing.scores = DTensor(routing.scores).redistribute(DTensor(x).placements());
+  const auto choice = choose(moe::local_view(routing.scores), options, layout, bias);
   routing.experts = choice.experts;
-  routing.weights = apply_weights(routing.scores, routing.experts, choice.complete, options);
+  routing.weights = weights_of(routing.scores, routing.experts, choice.complete, options);
   routing.order = choice.order;
   routing.counts = std::make_shared<SharedCounts>(choice.order ? choice.order->counts
                                                                : count_bins(routing.experts, options.experts));

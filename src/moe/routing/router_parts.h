@@ -37,7 +37,9 @@ class SharedCounts {
 std::shared_ptr<const RoutingStrategy> make_strategy(RouterChoice choice);
 
 // x [tokens, D], gate [experts, D]; computed in float or wider. `bias` [experts] is added to the scores for the choice
-// only. Collective over layout.ranks if the options need it, independent of the data.
+// only. Collective over layout.ranks if the options need it, independent of the data. In a BitIdentical scope x,
+// sharded by tokens, and gate are DTensors, as are scores and loss; experts and weights are those of this rank's
+// tokens.
 Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& options, const TokenLayout& layout = {},
               const at::Tensor& bias = {});
 

@@ -1,5 +1,5 @@
 // mm, bmm, addmm, baddbmm, linear and linear_backward in a BitIdentical scope.
-#include "autograd/gradients/microbatch_sums.h"
+#include "internal/microbatch_sums.h"
 #include "internal/simulated.h"
 #include "ops/local_kernels/bit_identical/tiles.h"
 #include "ops/local_kernels/local_args.h"

@@ -6,7 +6,7 @@
 
 #include <map>
 
-#include "autograd/gradients/microbatch_sums.h"
+#include "internal/microbatch_sums.h"
 #include "ops/local_kernels/bit_identical/tree.h"
 #include "ops/local_kernels/local_args.h"
 
