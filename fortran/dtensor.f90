@@ -49,7 +49,8 @@ module dtensor
     module procedure zero_grad_tensor, zero_grad_optimizer
   end interface
 
-  public :: dtensor_last_error, dtensor_set_timeout, dtensor_mesh_from_mpi, dtensor_mesh_of_process
+  public :: dtensor_last_error, dtensor_set_timeout, dtensor_set_bit_identical, dtensor_content_hash
+  public :: dtensor_mesh_from_mpi, dtensor_mesh_of_process
   public :: dtensor_mesh_on_gpu, dtensor_mesh_on_device, dtensor_mesh_size, dtensor_mesh_rank
   public :: dtensor_from_host, dtensor_increment_version, dtensor_free, dtensor_sizes, dtensor_placements
   public :: dtensor_local, dtensor_redistribute, dtensor_to_mesh, dtensor_copy_full, dtensor_copy, dtensor_item, dtensor_compute
@@ -71,6 +72,18 @@ contains
     real(c_double), intent(in) :: seconds
     integer, intent(out), optional :: status
     call finish(c_set_timeout(seconds), status)
+  end subroutine
+
+  ! The same bits on every mesh, for calls of this thread. `block`: indices of a block of contracted dimensions, 64 by
+  ! default; 0: no more.
+  subroutine dtensor_set_bit_identical(mesh, block, status)
+    type(dtensor_mesh), intent(in) :: mesh
+    integer, intent(in), optional :: block
+    integer, intent(out), optional :: status
+    integer(c_int) :: number
+    number = 64
+    if (present(block)) number = int(block, c_int)
+    call finish(c_set_bit_identical(mesh%handle, number), status)
   end subroutine
 
   subroutine mesh_from_mpi_int32(comm, shape, mesh, names, status)
@@ -201,6 +214,18 @@ contains
     integer(c_int) :: code
     code = c_placements(tensor%handle, text)
     if (code == dtensor_ok) placements = text_of(text)
+    call finish(code, status)
+  end subroutine
+
+  ! The SHA-256 of all elements in the order of C.
+  subroutine dtensor_content_hash(tensor, digits, status)
+    type(dtensor_tensor), intent(in) :: tensor
+    character(len=:), allocatable, intent(inout) :: digits
+    integer, intent(out), optional :: status
+    character(kind=c_char) :: text(65)
+    integer(c_int) :: code
+    code = c_content_hash(tensor%handle, text)
+    if (code == dtensor_ok) digits = transfer(text(:64), repeat(' ', 64))
     call finish(code, status)
   end subroutine
 

@@ -30,6 +30,11 @@ module dtensor_c
       import
       real(c_double), value :: seconds
     end function
+    integer(c_int) function c_set_bit_identical(mesh, block) bind(c, name='dtensor_set_bit_identical')
+      import
+      type(c_ptr), value :: mesh
+      integer(c_int), value :: block
+    end function
     integer(c_int) function c_mesh_from_mpi(comm, ndim, shape, names, mesh) bind(c, name='dtensor_mesh_from_mpi')
       import
       integer(c_int), value :: comm, ndim
@@ -98,6 +103,11 @@ module dtensor_c
       import
       type(c_ptr), value :: tensor
       type(c_ptr), intent(inout) :: text
+    end function
+    integer(c_int) function c_content_hash(tensor, digits) bind(c, name='dtensor_tensor_content_hash')
+      import
+      type(c_ptr), value :: tensor
+      character(kind=c_char), intent(inout) :: digits(*)
     end function
     integer(c_int) function c_local(tensor, local) bind(c, name='dtensor_tensor_local')
       import

@@ -61,6 +61,10 @@ void add_common(CLI::App& app, Options& o, Texts& texts) {
       ->capture_default_str();
 }
 
+void add_bit_identical(CLI::App& app, Options& o) {
+  app.add_flag("--bit-identical", o.bit_identical, "the same bits on every mesh, of a prompt in any pieces");
+}
+
 void add_tokens(CLI::App& app, Options& o) {
   auto* tokens = app.add_option("--tokens", o.tokens, "the prompt as token ids: 1,2,3")->delimiter(',');
   app.add_option("--prompt", o.prompt, "the prompt as text; needs FOLDER/tokenizer.json")->excludes(tokens);
@@ -151,9 +155,21 @@ void add_train(CLI::App& app, TrainOptions& t) {
                             {"Files and reports", add_report_flags}});
 }
 
+// Flags whose results have no such form. The scope itself refuses operators.
+void check_bit_identical(const Options& o) {
+  if (!o.bit_identical) return;
+  if (o.train.dry_run) throw UsageError("--bit-identical does not support --dry-run");
+  if (!o.sample.split_cache.empty()) throw UsageError("--bit-identical does not support --split-cache");
+  if (o.layout && o.layout->microbatches > 2) {
+    throw UsageError(
+        fmt::format("--bit-identical: expected a --plan of one or two microbatches, got {}", o.layout->microbatches));
+  }
+}
+
 void check(const Options& o) {
   const bool needs_prompt = o.command == Command::logits || o.command == Command::generate;
   if (needs_prompt && o.tokens.empty() && o.prompt.empty()) throw UsageError("--tokens or --prompt is required");
+  check_bit_identical(o);
   check_run_flags(o.train);
 }
 
@@ -206,6 +222,7 @@ Options parse_args(int argc, char** argv, std::optional<int>& exit_status) {
   auto* train = app.add_subcommand("train", "train all parameters, or adapters");
   auto* exports = app.add_subcommand("export", "write a folder that transformers loads");
   for (CLI::App* command : {logits, generate, train, exports}) add_common(*command, o, texts);
+  for (CLI::App* command : {logits, generate, train}) add_bit_identical(*command, o);
   add_tokens(*logits, o), add_tokens(*generate, o);
   add_generate(*generate, o.sample);
   add_train(*train, o.train);

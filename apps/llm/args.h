@@ -63,7 +63,8 @@ struct Options {
   std::optional<at::ScalarType> asked_dtype = {};  // If --dtype was given.
   std::vector<std::int64_t> tokens;
   std::string prompt, out;
-  std::string device;  // cpu or cuda; empty: the default of the backend (device_flag.h).
+  bool bit_identical = false;  // The same bits on every mesh.
+  std::string device;          // cpu or cuda; empty: the default of the backend (device_flag.h).
   SampleOptions sample;
   TrainOptions train;
 };

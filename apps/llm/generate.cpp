@@ -41,13 +41,14 @@ std::vector<std::int64_t> generate(const Model& model, const dtensor::Communicat
                                    const std::vector<std::int64_t>& ends,
                                    const std::function<void(std::int64_t)>& on_token) {
   const at::NoGradGuard no_grad;
+  const auto same_bits = model.bit_identical_scope();
   const auto length = static_cast<std::int64_t>(prompt.size());
   dtensor::nn::KVCache cache(model.decoder->config().layers, length + options.max_new_tokens, options.split_cache);
   at::Tensor ids = at::tensor(prompt, at::kLong).unsqueeze(0);
   std::vector<std::int64_t> made;
   while (static_cast<std::int64_t>(made.size()) < options.max_new_tokens) {
     const at::Tensor logits = last_logits(model, ids, cache);
-    // Results of replicas differ in the last bits, so one of them chooses the token and broadcasts it.
+    // Results of replicas may differ in the last bits, so one of them chooses the token and broadcasts it.
     at::Tensor token = at::zeros({1, 1}, at::kLong);
     if (world.rank() == 0) token.fill_(pick(logits, options, cache.length()));
     if (world.size() > 1) world.broadcast(token, 0).wait();

@@ -14,6 +14,7 @@ namespace llm {
 
 at::Tensor logits_of(const Model& model, const std::vector<std::int64_t>& tokens) {
   const at::NoGradGuard no_grad;
+  const auto same_bits = model.bit_identical_scope();
   const at::Tensor ids = model.place(at::tensor(tokens, at::kLong).unsqueeze(0));
   const at::Tensor logits = (*model.decoder)(ids).squeeze(0);
   return (dtensor::is_dtensor(logits) ? dtensor::DTensor(logits).full_tensor() : logits).cpu();

@@ -83,7 +83,8 @@ Model make_model(const Family& family, const MeshSizes& sizes, const dtensor::Co
   for (const auto& [name, slot] : model.decoder->named_parameters()) {
     if (options.lora.rank > 0) slot->requires_grad_(is_adapter(name));
   }
-  if (world.size() == 1 && !options.always_mesh) {
+  model.bit_identical = options.bit_identical;
+  if (world.size() == 1 && !options.always_mesh && !options.bit_identical) {
     materialize(*model.decoder, options.device);
   } else if (const auto& l = options.layout) {
     model.planned = std::make_unique<PlannedDecoder>(*model.decoder, *l, world, options.device);

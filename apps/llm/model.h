@@ -6,6 +6,7 @@
 #include <string>
 
 #include "args.h"
+#include "dtensor/bit_identical.h"
 #include "dtensor/checkpoint.h"
 #include "dtensor/comm.h"
 #include "dtensor/mesh.h"
@@ -21,7 +22,12 @@ struct Model {
   dtensor::DeviceMesh mesh;
   c10::DeviceType device = c10::kCPU;
   std::unique_ptr<PlannedDecoder> planned = {};  // With a layout: runs the decoder.
+  bool bit_identical = false;
 
+  // To be kept while the model computes; null unless bit_identical.
+  std::unique_ptr<const dtensor::BitIdentical> bit_identical_scope() const {
+    return bit_identical ? std::make_unique<const dtensor::BitIdentical>() : nullptr;
+  }
   // ids on the CPU, the same on every rank. With a mesh the result is a DTensor, replicated or split by sequences.
   at::Tensor place(const at::Tensor& ids, bool split_batch = false) const;
 };
@@ -38,6 +44,7 @@ struct ModelOptions {
   bool always_mesh = false;
   c10::DeviceType device = c10::kCPU;
   std::optional<dtensor::ParallelLayout> layout = {};  // Instead of mesh sizes.
+  bool bit_identical = false;                          // Uses a mesh for one rank too.
 };
 
 // The family's model with the mesh's placements. Only adapters are initialized. Each rank allocates its local tensors

@@ -24,8 +24,9 @@ namespace {
 
 Model loaded_model(const Options& options, const Family& family, const dtensor::Communicator& world) {
   const MeshSizes sizes = fit_mesh(options.mesh, world.size(), family);
-  Model model =
-      make_model(family, sizes, world, {.dtype = options.dtype, .device = device_flag::type_of(options.device)});
+  Model model = make_model(
+      family, sizes, world,
+      {.dtype = options.dtype, .device = device_flag::type_of(options.device), .bit_identical = options.bit_identical});
   load_parameters(model, family, options.model, world);
   return model;
 }

@@ -46,6 +46,11 @@ std::string model_flags(const Model& model, const dtensor::nn::LoraOptions& lora
   return fmt::format("--lora-alpha {} over a --model of fingerprint {:016x}", lora.alpha, base_fingerprint(model));
 }
 
+void print_content_hash(const Trainer& trainer, const dtensor::Communicator& world) {
+  const std::string hash = trainer.content_hash(world);
+  if (world.rank() == 0) fmt::print("SHA-256 of parameters and optimizer states: {}\n", hash);
+}
+
 void plot(const TrainOptions& o, const std::string& model, const train::RunOutput& output) {
   const auto& losses = output.losses();
   if (o.plot.empty() || losses.empty()) return;
@@ -79,7 +84,8 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
                          .lora = lora_options(o, family.config),
                          .always_mesh = true,
                          .device = device,
-                         .layout = options.layout};
+                         .layout = options.layout,
+                         .bit_identical = options.bit_identical};
   dtensor::manual_seed(init_device_mesh(world, device, {world.size()}), o.seed);
   const Model model = make_model(family, sizes, world, how);
   if (o.from_scratch) {
@@ -97,6 +103,7 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
   train::RunOutput output(o, world.rank() == 0 && !dtensor::is_dry_run());  // a dry run has no losses
   const int left = train_steps(trainer, state, output, corpus, held_out, o);
   output.close();
+  if (options.bit_identical) print_content_hash(trainer, world);
   if (world.rank() == 0) plot(o, options.model, output);
   if (left == 0 && !options.out.empty())
     export_folder(model, family, options.model, options.out, world, options.asked_dtype);

@@ -34,6 +34,8 @@ class Trainer {
   // The mean loss, without a step. Collective.
   double loss(const train::Batch& batch) const;
   std::int64_t steps_done() const { return steps_done_; }
+  // train::content_hash() of the trained parameters. Collective.
+  std::string content_hash(const dtensor::Communicator& world) const;
 
   // Sets the number of steps that a resumed run has done.
   void set_steps_done(std::int64_t steps) { steps_done_ = steps; }

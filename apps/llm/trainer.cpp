@@ -11,6 +11,7 @@
 #include "dtensor/tensor.h"
 #include "train.h"
 #include "train/model.h"
+#include "train/optimizer.h"
 #include "usage_error.h"
 
 namespace llm {
@@ -92,6 +93,7 @@ at::Tensor Trainer::mean_loss(const train::Batch& batch) const {
 }
 
 train::StepRecord Trainer::step(const train::Batch& batch) {
+  const auto same_bits = model_.bit_identical_scope();
   train::StepRecord record{.step = steps_done_, .tokens = batch.ids.numel(), .lr = rate_(steps_done_)};
   record.start = std::chrono::steady_clock::now();
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
@@ -117,7 +119,12 @@ train::StepRecord Trainer::step(const train::Batch& batch) {
 
 double Trainer::loss(const train::Batch& batch) const {
   const at::NoGradGuard no_grad;
+  const auto same_bits = model_.bit_identical_scope();
   return to_number(mean_loss(batch));
+}
+
+std::string Trainer::content_hash(const dtensor::Communicator& world) const {
+  return train::content_hash(*optimizer_, parameters_, world);
 }
 
 void Trainer::add_to(dtensor::Checkpoint& checkpoint) {

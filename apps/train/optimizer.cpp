@@ -105,12 +105,13 @@ std::int64_t Optimizer::state_bytes() const {
   return bytes;
 }
 
-std::string Optimizer::content_hash(const dtensor::Communicator& world) const {
+std::string content_hash(const dtensor::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
+                         const dtensor::Communicator& world) {
   std::string all;
-  for (const at::Tensor& p : parameters_) {
+  for (const at::Tensor& p : parameters) {
     std::string own = dtensor::BitIdentical::content_hash(p);
     if (!own.empty()) {
-      for (const auto& [name, tensor] : state(p)) own += dtensor::BitIdentical::content_hash(tensor);
+      for (const auto& [name, tensor] : optimizer.state(p)) own += dtensor::BitIdentical::content_hash(tensor);
     }
     // Ranks of other stages add zeros, which are less than any digit.
     all += own.empty() ? std::string(64, '\0') : dtensor::BitIdentical::content_hash(bytes_of(own));

@@ -21,6 +21,11 @@ struct OptimizerOptions {
   ShampooFlags shampoo = {};
 };
 
+// SHA-256 over all parameters and their states by global contents, equal on every rank and mesh. Gathers one tensor at
+// a time. Collective over `world`, which is empty on one device.
+std::string content_hash(const dtensor::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
+                         const dtensor::Communicator& world);
+
 class Optimizer {
  public:
   Optimizer(const dtensor::NamedTensors& parameters, OptimizerOptions options);
@@ -32,9 +37,9 @@ class Optimizer {
   // State of the parameters on this rank. Collective.
   std::int64_t state_bytes() const;
   dtensor::StateTensors state(const at::Tensor& parameter) const { return rule_->state(parameter); }
-  // SHA-256 over all parameters and their states by global contents, equal on every rank and mesh. Gathers one tensor
-  // at a time. Collective over `world`, which is empty on one device.
-  std::string content_hash(const dtensor::Communicator& world) const;
+  std::string content_hash(const dtensor::Communicator& world) const {
+    return train::content_hash(*rule_, parameters_, world);
+  }
   void add_to(dtensor::Checkpoint& checkpoint);
 
  private:

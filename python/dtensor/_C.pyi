@@ -151,6 +151,11 @@ class bit_identical(_Scope):
     """
 
     def __init__(self, block: int = 64) -> None: ...
+    @staticmethod
+    def content_hash(tensor: torch.Tensor) -> str:
+        """SHA-256 in hexadecimal digits of a tensor's elements in row-major order, whatever the mesh and the placements, in a
+        scope or not. Gathers the full tensor on every rank of its mesh; empty on other ranks.
+        """
 
 class NoTimeout(_Scope):
     """While one is open in this process, waiting for other ranks has no time limit."""

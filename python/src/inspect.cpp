@@ -195,7 +195,10 @@ void bind_scopes(py::module_& module) {
       .def(py::init([](std::int64_t block) {
              return ScopeContextManager<BitIdentical>([=] { return std::make_unique<BitIdentical>(block); });
            }),
-           py::arg("block") = 64);
+           py::arg("block") = 64)
+      .def_static("content_hash", &BitIdentical::content_hash, py::arg("tensor"),
+                  py::call_guard<py::gil_scoped_release>(),
+                  "SHA-256 in hexadecimal digits of a tensor's full contents, whatever the mesh and the placements.");
   bind_scope<NoTimeout>(module, "NoTimeout",
                         "While one is open in this process, waiting for other ranks has no time limit.")
       .def(py::init([] { return ScopeContextManager<NoTimeout>([] { return std::make_unique<NoTimeout>(); }); }));

@@ -4,8 +4,10 @@
 
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <string>
 
+#include "dtensor/bit_identical.h"
 #include "dtensor/c/dtensor.h"
 #include "dtensor/comm.h"
 
@@ -26,11 +28,15 @@ class DTENSOR_API FunctionScope {
   const char* former_;
 };
 
+// The scope that dtensor_set_bit_identical has set for this thread's calls; null: none.
+DTENSOR_API std::unique_ptr<const BitIdentical> bit_identical_scope();
+
 // Runs the body of the function `caller` of the C interface.
 template <class Body>
 dtensor_status guarded(const char* caller, const Body& body) noexcept {
   const FunctionScope scope(caller);
   try {
+    const auto same_bits = bit_identical_scope();
     body();
     return DTENSOR_OK;
   } catch (...) {

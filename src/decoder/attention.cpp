@@ -6,6 +6,7 @@
 
 #include "decoder/causal_attention.h"
 #include "decoder/decoder_attention.h"
+#include "dtensor/bit_identical.h"
 #include "dtensor/debug.h"
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
@@ -109,7 +110,8 @@ at::Tensor DecoderAttention::fold_heads_into_batch(const Projected& p, const Dec
     q = turned(q), k = turned(by_heads(p.k, c.head_size)), v = by_heads(p.v, c.head_size);
   }
   const bool cached = pass.cache != nullptr;
-  if (cached) std::tie(k, v) = pass.cache->append(layer_, k, v);
+  if (cached)
+    std::tie(k, v) = is_dtensor(k) ? pass.cache->append_placed(layer_, k, v) : pass.cache->append(layer_, k, v);
   const AttendOptions options{c.attention_scale, c.attention_softcap, layer.window};
   at::Tensor y;
   if (q.size(1) == 0) {
@@ -173,12 +175,18 @@ at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& p
   const DTensor q(p.q);
   const HeadSizes layout = layout_of({q, DTensor(p.k)});
   const std::int64_t groups = c.kv_heads, group = c.heads / groups;
+  const bool same_bits = BitIdentical::current();
+  auto of_keys = layout.split(1, groups, 1);
+  // There, projections of one token may have other placements than those of a prompt.
+  const Placements& kept = pass.cache->placements(layer_);
+  if (same_bits && pass.first > 0 && kept.size() == of_keys.size()) of_keys = kept;
+  pass.cache->set_layout(layer_, q.mesh(), of_keys, q.size(0), groups);
+  if (same_bits) return fold_heads_into_batch(p, pass);  // only operators on DTensors have such forms
   const std::int64_t kv_size = c.latent ? c.latent->nope_size + c.latent->value_size : c.head_size;
   const Projected local{local_at(p.q, layout.split(2, groups, group * c.head_size), /*split=*/true),
                         local_at(p.k, layout.split(2, groups, kv_size), /*split=*/true),
                         local_at(p.v, layout.split(2, groups, kv_size), /*split=*/true),
                         local_at(p.shared, layout.rest, /*split=*/false)};
-  pass.cache->set_layout(layer_, q.mesh(), layout.split(1, groups, 1), q.size(0), groups);
   const at::Tensor y = fold_heads_into_batch(local, pass);
   const std::int64_t size = value_size(c);
   return DTensor::from_local(y, q.mesh(), layout.split(2, groups, group * size),

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "dtensor/attention.h"
+#include "dtensor/bit_identical.h"
 #include "dtensor/tensor.h"
 
 namespace dtensor::nn {
@@ -28,17 +29,23 @@ at::Tensor ungrouped(const at::Tensor& y, std::int64_t share, std::int64_t queri
   return y.unflatten(2, {share, queries}).flatten(1, 2);
 }
 
+// In a BitIdentical scope keys are padded to tiles: the softmax of a row depends on the tokens after it only by the
+// length of its last vector.
 at::Tensor capped(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttendOptions& o) {
+  constexpr std::int64_t kTile = 64;
   const std::int64_t groups = k.size(1), share = q.size(1) / groups, queries = q.size(2);
-  at::Tensor scores = at::matmul(grouped(q, groups), k.transpose(2, 3)) * (o.scale / o.softcap);
+  const bool same_bits = BitIdentical::current();
+  const std::int64_t missing = same_bits ? (kTile - k.size(2) % kTile) % kTile : 0;
+  const auto padded = [&](const at::Tensor& t) { return missing > 0 ? at::constant_pad_nd(t, {0, 0, 0, missing}) : t; };
+  at::Tensor scores = at::matmul(grouped(q, groups), padded(k).transpose(2, 3)) * (o.scale / o.softcap);
   scores = at::tanh(scores) * o.softcap;
-  if (queries > 1) {
+  if (queries > 1 || same_bits) {
     const double never = -std::numeric_limits<double>::infinity();
-    const at::Tensor unseen = mask_of(q, k, o.window).logical_not();
+    const at::Tensor unseen = at::constant_pad_nd(mask_of(q, k, o.window).logical_not(), {0, missing}, true);
     scores = scores.unflatten(2, {share, queries}).masked_fill(unseen, never).flatten(2, 3);
   }
   const auto wide = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return ungrouped(at::matmul(at::softmax(scores, -1, wide).to(q.scalar_type()), v), share, queries);
+  return ungrouped(at::matmul(at::softmax(scores, -1, wide).to(q.scalar_type()), padded(v)), share, queries);
 }
 
 // [L, own]: whether a query attends to a local key; undefined if each query attends to all.
@@ -76,29 +83,39 @@ at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::T
   return at::cat({values, weights.sum(-1, /*keepdim=*/true), largest}, 3);
 }
 
+at::Tensor with_features(const at::Tensor& t, std::int64_t size) {
+  return t.size(3) < size ? at::constant_pad_nd(t, {0, size - t.size(3)}) : t;
+}
+
 // Flash kernels expect values of the size of the queries, which latent attention has not; ATen would store all scores.
-// So the values are padded with zeros, except for a single query, whose scores are fewer than the values of a cache.
+// So the values are padded with zeros, except for a single query, whose scores are fewer than the values of a cache. In
+// a BitIdentical scope only the flash kernel has rows that do not depend on the number of keys.
 at::Tensor sdpa(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
                 bool causal, double scale) {
-  const std::int64_t size = v.size(3), missing = q.size(2) > 1 ? q.size(3) - size : 0;
-  const at::Tensor values = missing > 0 ? at::constant_pad_nd(v, {0, missing}) : v;
-  const at::Tensor y = at::scaled_dot_product_attention(q, k, values, mask, 0.0, causal, scale, q.size(1) != k.size(1));
-  return missing > 0 ? y.narrow(3, 0, size) : y;
+  const bool same_bits = BitIdentical::current();
+  const std::int64_t size = same_bits ? std::max(q.size(3), v.size(3)) : 0,
+                     of_values = q.size(2) > 1 ? q.size(3) : size;
+  const at::Tensor y = at::scaled_dot_product_attention(with_features(q, size), with_features(k, size),
+                                                        with_features(v, std::max(size, of_values)), mask, 0.0, causal,
+                                                        scale, q.size(1) != k.size(1));
+  return y.size(3) > v.size(3) ? y.narrow(3, 0, v.size(3)) : y;
 }
 
 }  // namespace
 
 at::Tensor attend(const at::Tensor& q, at::Tensor k, at::Tensor v, const AttendOptions& o) {
   const std::int64_t queries = q.size(2), groups = k.size(1);
-  if (queries == 1 && o.window > 0 && k.size(2) > o.window) {  // the last token attends to the last keys only
+  const bool windowed = o.window > 0 && k.size(2) > o.window, first = k.size(2) == queries;
+  // In a BitIdentical scope tiles of keys begin at the first token, so hidden keys stay.
+  const bool keeps_hidden = windowed && BitIdentical::current();
+  if (queries == 1 && windowed && !keeps_hidden) {  // the last token attends to the last keys only
     k = k.narrow(2, k.size(2) - o.window, o.window);
     v = v.narrow(2, v.size(2) - o.window, o.window);
   }
   if (o.softcap > 0) return capped(q, k, v, o);
-  if (queries == 1) {
+  if (queries == 1 && !keeps_hidden) {
     return ungrouped(sdpa(grouped(q, groups), k, v, std::nullopt, false, o.scale), q.size(1) / groups, queries);
   }
-  const bool first = k.size(2) == queries, windowed = o.window > 0 && k.size(2) > o.window;
   if (first && !windowed) return sdpa(q, k, v, std::nullopt, /*causal=*/true, o.scale);
   if (first && is_dtensor(q)) {
     AttentionOptions options;

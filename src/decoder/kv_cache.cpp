@@ -8,6 +8,7 @@
 
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
+#include "internal/bit_identical.h"
 
 namespace dtensor::nn {
 namespace {
@@ -110,6 +111,22 @@ std::pair<at::Tensor, at::Tensor> KVCache::append(std::int64_t layer, const at::
   return {e.keys.narrow(2, 0, after), e.values.narrow(2, 0, after)};
 }
 
+std::pair<at::Tensor, at::Tensor> KVCache::append_placed(std::int64_t layer, const at::Tensor& keys,
+                                                         const at::Tensor& values) {
+  const Entry& e = entries_[position(layer)];
+  const auto local = [&](const at::Tensor& t) {
+    const DTensor given(t);
+    return e.mesh.is_member() ? given.redistribute(e.placements).to_local()
+                              : at::empty({0, 0, t.size(2), t.size(3)}, t.options());
+  };
+  const std::int64_t length = length_ + keys.size(2);
+  const auto placed = [&](const at::Tensor& seen) {
+    return DTensor::from_local(seen, e.mesh, e.placements, {e.batch, e.heads, length, seen.size(3)});
+  };
+  const auto [all_keys, all_values] = append(layer, local(keys), local(values));
+  return {placed(all_keys), placed(all_values)};
+}
+
 const Communicator& KVCache::sequence_group(std::int64_t layer) const {
   return entries_[position(layer)].sequence_group;
 }
@@ -136,6 +153,7 @@ void KVCache::set_layout(std::int64_t layer, const DeviceMesh& mesh, Placements 
   Communicator sequence_group;
   if (!sequence_axis_.empty()) {
     const std::int64_t axis = mesh.dim(sequence_axis_);
+    if (mesh.size(axis) > 1) refuse_if_bit_identical("KVCache with a sequence axis");
     const Placement& placement = placements[static_cast<std::size_t>(axis)];
     TORCH_CHECK(mesh.size(axis) == 1 || placement.is_replicate(),
                 "KVCache: expected a sequence axis that replicates keys, got axis '", sequence_axis_, "' of ",

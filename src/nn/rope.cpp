@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "dtensor/bit_identical.h"
 #include "internal/aten_scopes.h"
 
 namespace dtensor::nn {
@@ -61,6 +62,12 @@ double frequency(const RopeOptions& o, std::int64_t i, std::int64_t length) {
 
 double yarn_mscale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1; }
 
+std::vector<double> frequencies_of(const RopeOptions& o, std::int64_t length) {
+  std::vector<double> values;
+  for (std::int64_t i = 0; i < o.size / 2; ++i) values.push_back(frequency(o, i, length));
+  return values;
+}
+
 bool depends_on_length(RopeScaling scaling) {
   return scaling == RopeScaling::dynamic || scaling == RopeScaling::longrope;
 }
@@ -86,9 +93,7 @@ Rope::Rope(RopeOptions options) : options_(std::move(options)) { check(options_)
 
 at::Tensor Rope::frequencies(std::int64_t length) const {
   const NoMeshScopeGuard regular;  // angles are regular tensors, also within a MeshScope
-  std::vector<double> values;
-  for (std::int64_t i = 0; i < options_.size / 2; ++i) values.push_back(frequency(options_, i, length));
-  return at::tensor(values, at::kDouble);
+  return at::tensor(frequencies_of(options_, length), at::kDouble);
 }
 
 double Rope::attention_factor() const {
@@ -102,16 +107,32 @@ double Rope::attention_factor() const {
   return std::sqrt(1 + std::log(o.factor) / std::log(static_cast<double>(o.original_positions)));
 }
 
+// One number at a time: the last elements of ATen's cos and sin are computed by other code, so the bits of an angle
+// would depend on the number of positions.
 Rope::Angles Rope::make(std::int64_t first, std::int64_t count, std::int64_t length, at::TensorOptions like) const {
-  const at::Tensor position = at::arange(first, first + count, at::kDouble);
-  const at::Tensor angle = position.unsqueeze(1) * frequencies(length);
   const double factor = attention_factor();
-  return {(angle.cos() * factor).to(like), (angle.sin() * factor).to(like)};
+  const auto frequencies = frequencies_of(options_, length);
+  std::vector<double> cos, sin;
+  for (std::int64_t position = first; position < first + count; ++position) {
+    for (const double frequency : frequencies) {
+      const double angle = static_cast<double>(position) * frequency;
+      cos.push_back(std::cos(angle) * factor), sin.push_back(std::sin(angle) * factor);
+    }
+  }
+  const auto as_tensor = [&](const std::vector<double>& values) {
+    return at::tensor(values, at::kDouble).view({count, std::ssize(frequencies)}).to(like);
+  };
+  return {as_tensor(cos), as_tensor(sin)};
 }
 
 Rope::Angles Rope::angles(std::int64_t first, std::int64_t count, at::TensorOptions like) const {
   const NoMeshScopeGuard regular;  // angles are regular tensors, also within a MeshScope
   const std::int64_t length = first + count;
+  if (BitIdentical::current() && first > 0) {
+    TORCH_CHECK_NOT_IMPLEMENTED(frequencies_of(options_, first) == frequencies_of(options_, length),
+                                "Rope with frequencies that depend on the length has no bit-identical form after ",
+                                first, " cached tokens of ", length, ". Pass all tokens in one call.");
+  }
   if (depends_on_length(options_.scaling)) return make(first, count, length, like);
   const bool kept = kept_.cos.defined() && kept_.cos.size(0) >= length && kept_.cos.scalar_type() == like.dtype() &&
                     kept_.cos.device() == like.device();

@@ -217,6 +217,7 @@ class ProgramBuilder {
         {"div", [](const at::Tensor& x) { return x / (x.abs() + 2); }},
         {"lerp", [](const at::Tensor& x) { return at::lerp(x, x * x, 0.3); }},
         {"add", [](const at::Tensor& x) { return at::add(x, x * 0.7, 0.37); }},
+        {"mse_loss", [](const at::Tensor& x) { return x * at::mse_loss(x, x * 0.3); }},
         {"where", [](const at::Tensor& x) { return at::where(x > 0, x, x * 0.1); }},
     };
     const auto& [name, f] = functions[static_cast<std::size_t>(draw_.integer(0, std::ssize(functions) - 1))];

@@ -1,5 +1,6 @@
 // Random programs on random meshes and placements have the bits of one device. RC_PARAMS="max_success=5000" runs more.
 #include "bit_identical/programs.h"
+#include "internal/gated_product.h"
 #include "support/draws.h"
 
 namespace dtensor::test {
@@ -58,6 +59,17 @@ void programs_have_equal_bits() {
 
 TEST(BitIdentical, ProgramsHaveTheBitsOfOneDevice) {
   check_property("programs in a BitIdentical scope", programs_have_equal_bits, 60);
+}
+
+// Of more elements than a thread computes at a time.
+TEST(BitIdentical, GatedProductsHaveTheBitsOfOneThread) {
+  Draw draw(1);
+  Tensors inputs;
+  for (int i = 0; i < 3; ++i) inputs.push_back(draw.normal({300, 301}, at::kFloat));
+  for (const auto kind : {GateKind::silu, GateKind::gelu, GateKind::gelu_tanh}) {
+    const auto compute = with_gradients([=](const Tensors& in) { return gated_product(kind, in[0], in[1]); });
+    EXPECT_NO_THROW(require_same_bits(on_one_device(compute, inputs, 2), on_one_device(compute, inputs, 1), "threads"));
+  }
 }
 
 }  // namespace

@@ -151,6 +151,14 @@ CALL_THAT_WRITES(tensor_ndim, int, h[0])
 CALL_THAT_WRITES(tensor_size, int64_t, h[0], 1)
 CALL_THAT_WRITES(tensor_dtype, dtensor_dtype, h[0])
 CALL_THAT_WRITES(tensor_placements, const char*, h[0])
+CALL(set_bit_identical) {
+  const dtensor_status status = dtensor_set_bit_identical(h[0], 64);
+  return status == DTENSOR_OK ? dtensor_set_bit_identical(o->handle[kMesh], 0) : status;
+}
+CALL(tensor_content_hash) {
+  char digits[65];
+  return (void)o, dtensor_tensor_content_hash(h[0], digits);
+}
 CALL_THAT_WRITES(tensor_local, dtensor_host_array, h[0])
 CALL_THAT_MAKES(tensor_redistribute, tensor, h[0], "[R]")
 CALL_THAT_MAKES(tensor_to_mesh, tensor, h[0], h[1])
@@ -260,6 +268,7 @@ enum { kTogether = 1, kAlone = 0 };
 const function functions[] = {
     {F(last_error), 0, {0}, 0, kAlone, 0, NULL},
     {F(set_timeout), 0, {0}, 0, kAlone, 0, NULL},
+    {F(set_bit_identical), 1, {kMesh}, 0, kTogether, 0, NULL},
     {F(mesh_from_mpi), 0, {0}, 0, kTogether, 0, NULL},
     {F(mesh_of_process), 0, {0}, 0, kAlone, 0, NULL},
     {F(mesh_on_gpu), 1, {kMesh}, 0, kTogether, 0, NULL},
@@ -273,6 +282,7 @@ const function functions[] = {
     {F(tensor_dtype), 1, {kTensor}, 0, kAlone, 0, NULL},
     {F(tensor_placements), 1, {kTensor}, 0, kAlone, 0, NULL},
     {F(tensor_local), 1, {kTensor}, 0, kAlone, 0, NULL},
+    {F(tensor_content_hash), 1, {kTensor}, 0, kTogether, 0, NULL},
     {F(tensor_redistribute), 1, {kTensor}, 0, kTogether, 0, NULL},
     {F(tensor_to_mesh), 2, {kTensor, kMesh}, 0, kTogether, 0, NULL},
     {F(tensor_copy_full), 1, {kTensor}, 0, kTogether, 0, NULL},

@@ -156,9 +156,11 @@ static void expect_equal(const result* a, const result* b) {
   expect(a->losses[kSteps - 1] < a->losses[0]);
 }
 
-// The training run of all ranks, replicated and fully sharded, equals that of one process with all rows.
-static void check_training(dtensor_mesh* mesh) {
+// The training run of all ranks, replicated and fully sharded, equals that of one process with all rows, with blocks to
+// the last bit.
+static void check_training(dtensor_mesh* mesh, int block) {
   dtensor_mesh* alone = NULL;
+  ok(dtensor_set_bit_identical(mesh, block));
   ok(dtensor_mesh_of_process(&alone));
   setup s;
   result expected, got;
@@ -170,7 +172,9 @@ static void check_training(dtensor_mesh* mesh) {
     train(&s, &got);
     end(&s);
     expect_equal(&got, &expected);
+    if (block > 0) expect(memcmp(&got, &expected, sizeof got) == 0);
   }
+  ok(dtensor_set_bit_identical(mesh, 0));
   dtensor_mesh_free(alone);
 }
 
@@ -348,7 +352,8 @@ int main(int argc, char** argv) {
   check_other_tensors(mesh);
   check_narrow_integers(mesh);
   check_host_memory(mesh);
-  check_training(mesh);
+  check_training(mesh, 0);
+  check_training(mesh, 8);
   check_layers(mesh);
   check_losses(mesh);
   check_clipping(mesh);

@@ -38,6 +38,8 @@ void check_tensor_refusals(dtensor_mesh* mesh) {
   refused(dtensor_tensor_from_host(mesh, last ? NULL : &valid, "[R]", &made), "expected a host array, got a null");
   refused(dtensor_tensor_from_host(mesh, &valid, "[R, R]", &made), "one placement per mesh dimension");
   expect(made == NULL);
+  refused(dtensor_set_bit_identical(mesh, 4), "expected a block size in [8, 512], got 4");
+  if (ranks > 1) refused(dtensor_set_bit_identical(mesh, last ? 64 : 0), "equal arguments");
   host_communicates();
 
   ok(dtensor_tensor_from_host(mesh, &valid, "[R]", &made));

@@ -38,7 +38,7 @@ class LlmTrain : public testing::Test {
                    "--mesh", mesh,    "--seq",   "8",   "--dtype", "float64"};
     words.insert(words.end(), more.begin(), more.end());
     const auto ended = dtensor::test::run_captured(words, llm::run_program);
-    error_ = ended.error;
+    error_ = ended.error, out_ = ended.out;
     return ended.status;
   }
 
@@ -50,7 +50,7 @@ class LlmTrain : public testing::Test {
   }
 
   const dtensor::test::Folder folder_;
-  mutable std::string error_;
+  mutable std::string error_, out_;
 };
 
 TEST_F(LlmTrain, ResumesFromNewestCheckpointOnAnotherMesh) {
@@ -89,6 +89,22 @@ TEST_F(LlmTrain, ResumedRunContinuesLogAndPlot) {
   const std::string svg((std::istreambuf_iterator<char>(in)), {});
   EXPECT_NE(svg.find(">11<"), std::string::npos);  // the last step on the axis
   EXPECT_EQ(svg.find(">0<"), std::string::npos);
+}
+
+TEST_F(LlmTrain, BitIdenticalRunsHaveOneHashOnEveryMesh) {
+  const std::string label = "SHA-256 of parameters and optimizer states: ";
+  std::string hash;
+  for (const std::string mesh : {"tp=1", "tp=2", "shard=2", "shard=3", "dp=2,tp=2"}) {
+    ASSERT_EQ(run(mesh, {"--steps", "3", "--bit-identical", "--log", path(mesh)}), 0) << error_;
+    const auto found = out_.find(label);
+    ASSERT_NE(found, std::string::npos) << out_;
+    const auto digits = out_.substr(found + label.size(), 64);
+    if (hash.empty()) hash = digits;
+    EXPECT_EQ(digits, hash) << mesh;
+    EXPECT_EQ(losses(mesh), losses("tp=1")) << mesh;
+  }
+  ASSERT_EQ(run("tp=2", {"--steps", "3"}), 0) << error_;
+  EXPECT_EQ(out_.find(label), std::string::npos);
 }
 
 TEST_F(LlmTrain, SavesAndExitsOnSigterm) {

@@ -1,5 +1,6 @@
 """dtensor.bit_identical(): training on a mesh has the bits of one device, and what has no such form is named."""
 
+import hashlib
 import unittest
 
 import torch
@@ -57,6 +58,19 @@ class Training(unittest.TestCase):
             for ranks, placement, threads in ((1, Replicate(), 2), (2, Shard(0), 1), (4, Shard(0), 1), (2, Shard(1), 1)):
                 actual = trained(ranks, placement, optimizer, threads)
                 self.assertTrue(torch.equal(actual.view(torch.int32), expected.view(torch.int32)), (ranks, placement, threads))
+
+
+class ContentHash(unittest.TestCase):
+    def test_it_is_the_hash_of_the_full_tensor(self):
+        full = torch.arange(15.0).view(5, 3)
+        expected = hashlib.sha256(full.numpy().tobytes()).hexdigest()
+
+        def on_rank():
+            mesh = dtensor.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            return [dtensor.bit_identical.content_hash(dtensor.distribute_tensor(full, mesh, [p])) for p in (Shard(0), Shard(1))]
+
+        self.assertEqual(dtensor.run(2, on_rank), [[expected] * 2] * 2)
+        self.assertEqual(dtensor.bit_identical.content_hash(full.t().contiguous().t()), expected)
 
 
 class Refusals(unittest.TestCase):

@@ -1,5 +1,6 @@
 // A solver of the heat equation u_t = (k(u) u_x)_x + s(x, t) that owns MPI and trains a model of the coefficient k
-// while it runs. It then goes on with the model alone, and with a constant coefficient for comparison.
+// while it runs. It then goes on with the model alone, and with a constant coefficient for comparison. The field and
+// the model have the same bits on any number of ranks.
 //
 //   mpirun -n 4 heat [STEPS] [CELLS]
 //
@@ -14,8 +15,10 @@
 #include <cstdlib>
 #include <functional>
 #include <numbers>
+#include <string>
 #include <vector>
 
+#include <dtensor/bit_identical.h>
 #include <dtensor/dtensor.h>
 #include <dtensor/mpi.h>
 
@@ -34,6 +37,8 @@ class CoefficientModel final : public nn::Callable<CoefficientModel> {
     register_module("second", second_);
     register_module("last", last_);
   }
+  // Of the hidden layer's weights.
+  std::string content_hash() const { return BitIdentical::content_hash(second_.weight); }
   at::Tensor forward(const at::Tensor& faces) const { return last_(at::tanh(second_(at::tanh(first_(faces))))); }
 
  private:
@@ -80,7 +85,9 @@ class Solver {
     return largest;
   }
 
-  // Fields of this rank's faces as tensors [faces, 1], without a copy: temperatures and coefficients.
+  // This rank's part of the fields as tensors [cells, 1], without a copy: temperatures of cells; at faces, temperatures
+  // and coefficients.
+  at::Tensor cells(const DeviceMesh& mesh) { return field(u_, mesh); }
   at::Tensor faces(const DeviceMesh& mesh) { return field(faces_, mesh); }
   at::Tensor coefficients(const DeviceMesh& mesh) { return field(k_, mesh); }
 
@@ -135,6 +142,7 @@ int run(MPI_Comm comm, int steps, std::int64_t cells) {
               "heat: expected STEPS > 0 and CELLS > 0, a multiple ", "of ", ranks.size(), " ranks, got ", steps,
               " and ", cells);
   const DeviceMesh mesh = init_device_mesh(ranks, at::kCPU, {ranks.size()}, {"dp"});
+  const BitIdentical same_bits(16);  // sums of blocks of 16 cells, which a rank should not divide
   manual_seed(mesh, 7);
   std::unique_ptr<CoefficientModel> model;
   {
@@ -151,8 +159,11 @@ int run(MPI_Comm comm, int steps, std::int64_t cells) {
     constant.step([](Solver& s) { s.constant_coefficients(); });
   }
   const double error = modeled.difference(exact), reference = constant.difference(exact);
+  const std::string field = BitIdentical::content_hash(modeled.cells(mesh)), weights = model->content_hash();
   if (ranks.rank() == 0) {
     std::printf("loss %.6e, error with the model %.6e, with a constant coefficient %.6e\n", loss, error, reference);
+    std::printf("SHA-256 of the field %s\n", field.c_str());
+    std::printf("SHA-256 of the model %s\n", weights.c_str());
   }
   return error < reference / 5 ? 0 : 1;
 }

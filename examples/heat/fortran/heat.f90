@@ -1,6 +1,6 @@
 ! The program of ../cpp/heat.cpp in Fortran: a solver of the heat equation u_t = (k(u) u_x)_x + s(x, t) that owns MPI
 ! and trains a model of the coefficient k while it runs. It then goes on with the model alone, and with a constant
-! coefficient for comparison.
+! coefficient for comparison. The field and the model have the same bits on any number of ranks.
 !
 !   mpirun -n 4 heat_fortran [STEPS] [CELLS]
 !
@@ -139,6 +139,8 @@ program heat_fortran
   type(dtensor_mesh) :: mesh
   type(dtensor_module) :: model
   type(dtensor_optimizer) :: optimizer
+  type(dtensor_tensor) :: field, hidden_weights
+  character(len=:), allocatable :: hash
   integer :: i, steps, cells, provided, rank, ranks
   real(real64) :: loss, error, reference
 
@@ -151,6 +153,7 @@ program heat_fortran
     error stop 'heat_fortran: expected STEPS > 0 and CELLS > 0, a multiple of the number of ranks'
   end if
   call dtensor_mesh_from_mpi(MPI_COMM_WORLD%mpi_val, [ranks], mesh)
+  call dtensor_set_bit_identical(mesh, block=16)  ! sums of blocks of 16 cells, which a rank should not divide
   call dtensor_module_create(mesh, 'Perceptron', [1, 16, 16, 1], model, activation='tanh', seed=7)
   call dtensor_optimizer_adamw(model, 5e-3_real64, optimizer, weight_decay=0.0_real64)
   call create(exact, MPI_COMM_WORLD, mesh, cells)
@@ -179,6 +182,14 @@ program heat_fortran
   reference = difference(constant, exact)
   if (rank == 0) print '(3(a, es13.6))', 'loss ', loss, ', error with the model ', error, &
                        ', with a constant coefficient ', reference
+  call dtensor_from_host(mesh, dtensor_view(modeled%u), '[S(0)]', field)
+  call dtensor_content_hash(field, hash)
+  if (rank == 0) print '(2a)', 'SHA-256 of the field ', hash
+  call dtensor_parameter(model, 3, hidden_weights)
+  call dtensor_content_hash(hidden_weights, hash)
+  if (rank == 0) print '(2a)', 'SHA-256 of the model ', hash
+  call dtensor_free(field)
+  call dtensor_free(hidden_weights)
   call destroy(exact)
   call destroy(modeled)
   call destroy(constant)

@@ -76,6 +76,11 @@ DTENSOR_API const char* dtensor_last_error(void);
 // seconds, > 0; infinity: no limit. Else the environment variable DTENSOR_TIMEOUT sets it; without both it is 300. A
 // call that waits longer is DTENSOR_COMMUNICATION.
 DTENSOR_API dtensor_status dtensor_set_timeout(double seconds);
+// From this call on, results of this thread's calls have the same bits on every mesh, or the call is
+// DTENSOR_INVALID_ARGUMENT with the name of an operator without such a form (docs/guide/same_bits.md). Contracted
+// dimensions are summed in blocks of `block` indices, in [8, 512], on which results depend; 0: results may differ in
+// their last bits, which is the default. Collective.
+DTENSOR_API dtensor_status dtensor_set_bit_identical(const dtensor_mesh* mesh, int block);
 // A mesh over all ranks of an MPI communicator of the program, which owns MPI. `comm` is the communicator's number in
 // Fortran: MPI_Comm_c2f(comm) in C, the integer itself in Fortran. The library communicates on duplicates of it. The
 // product of `shape` is the number of ranks; ranks are row-major. `names` lists the dimensions ("dp,tp"); null: no
@@ -144,6 +149,10 @@ DTENSOR_API dtensor_status dtensor_tensor_copy_full(const dtensor_tensor* tensor
 DTENSOR_API dtensor_status dtensor_tensor_copy(dtensor_tensor* target, const dtensor_tensor* source);
 // The value of a tensor with one element. Collective.
 DTENSOR_API dtensor_status dtensor_tensor_item(const dtensor_tensor* tensor, double* value);
+
+// Writes the SHA-256 of all elements in row-major order, 64 hexadecimal digits and a null character. It is that of the
+// full tensor on one rank, whatever the mesh and the placements. Collective.
+DTENSOR_API dtensor_status dtensor_tensor_content_hash(const dtensor_tensor* tensor, char* digits);
 
 // A new tensor by an operator of PyTorch on `count` tensors of one mesh: "add", "sub", "mul", "div" and "pow" of two,
 // which broadcast; "neg", "abs", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "relu", "gelu" and "silu" of

@@ -74,6 +74,10 @@ class DTENSOR_API KVCache {
                   std::int64_t heads);
   // Called by attention of regular tensors: this rank stores all tokens. Throws if cached tokens are on a mesh.
   void set_layout(std::int64_t layer);
+  // The placements of the layout; empty without one.
+  const Placements& placements(std::int64_t layer) const { return entries_[position(layer)].placements; }
+  // append() of DTensors, in any placements. The results have those of the layout.
+  std::pair<at::Tensor, at::Tensor> append_placed(std::int64_t layer, const at::Tensor& keys, const at::Tensor& values);
   // The ranks that share the layer's tokens; undefined if each rank stores all.
   const Communicator& sequence_group(std::int64_t layer) const;
 

@@ -2,6 +2,8 @@
 // tree over the global index, by a local kernel. Row operators keep their rows. All others throw.
 #include "sharding_prop/bit_identical/forms.h"
 
+#include <ATen/core/Reduction.h>
+
 #include <unordered_map>
 
 #include "sharding_prop/rule_book/resolve.h"
@@ -98,6 +100,16 @@ Rule rms_norm_backward(const OpCall&, const Rule&) {
 Rule nll_loss(const OpCall&, const Rule&) {
   return tree("nc!S, nS, c -> , | nc!S, nS, c -> nS, | c!, , c -> , ", "nS", "tree_nll_loss");
 }
+
+Rule mse_loss(const OpCall& call, const Rule& ordinary) {
+  if (call.integer("reduction") == at::Reduction::None) return vectors(call, ordinary);
+  TORCH_CHECK_NOT_IMPLEMENTED(call.sizes(0).equals(call.sizes(1)), call.info->name(), " of sizes ", call.sizes(0),
+                              " and ", call.sizes(1), ", which broadcast, has no bit-identical form");
+  return tree("..., ... -> ", "...", "tree_mse_loss");
+}
+
+// The kernel divides by the global count, also where nothing is sharded.
+Rule mse_loss_backward(const OpCall&, const Rule& ordinary) { return Rule(ordinary).kernel("loss_backward_global"); }
 
 Rule embedding_backward(const OpCall& call, const Rule&) {
   TORCH_CHECK_NOT_IMPLEMENTED(!call.boolean("scale_grad_by_freq"), call.info->name(),
@@ -197,6 +209,8 @@ void add_sums(Table& table) {
   table.emplace("aten::native_layer_norm_backward", layer_norm_backward);
   table.emplace("aten::_fused_rms_norm_backward", rms_norm_backward);
   add(table, nll_loss, {"aten::nll_loss_forward"});
+  table.emplace("aten::mse_loss", mse_loss);
+  table.emplace("aten::mse_loss_backward", mse_loss_backward);
   table.emplace("aten::embedding_dense_backward", embedding_backward);
 }
 

@@ -38,6 +38,7 @@ std::vector<at::Tensor> run_chunk(const c10::OperatorHandle& op, torch::jit::Sta
   for (std::size_t i = 0; i < args.size(); ++i) {
     if (flat[i]) args[i] = args[i].toTensor().narrow(0, begin, length);
   }
+  const at::NoGradGuard no_grad;  // composite kernels compute another formula for graphs; worker threads have own modes
   op.callBoxed(args);
   std::vector<at::Tensor> results;
   for (const auto& value : args) results.push_back(value.toTensor());

@@ -194,6 +194,19 @@ void nll_loss(LocalCall& call) {
   set_results(call, {loss.to(call.outputs[0]->dtype), shown.to(call.outputs[1]->dtype)});
 }
 
+// The sum or mean of the squares of differences.
+void mse_loss(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto sizes = args.global_sizes("self");
+  const auto type = sum_type(args.tensor("self").scalar_type());
+  const auto difference = at::sub(args.tensor("self").to(type), args.tensor("target").to(type));
+  auto loss = sum_over(call, args.spec("self"), sizes, at::mul(difference, difference), first_dims(difference.dim()));
+  if (args.integer("reduction") == at::Reduction::Mean) {
+    loss = loss.div(static_cast<double>(c10::multiply_integers(sizes)));
+  }
+  set_results(call, {loss.to(call.outputs[0]->dtype)});
+}
+
 // Rows of equal indices are summed by the tree over the positions, in which absent positions are left out. So the sum
 // of two halves is that of the full batch. Sums begin with +0, as absent rows do.
 template <class T, class From>
@@ -240,6 +253,7 @@ void embedding_backward(LocalCall& call) {
 
 void add_tree_sum_kernels(LocalKernels& kernels) {
   kernels.emplace("tree_nll_loss", nll_loss);
+  kernels.emplace("tree_mse_loss", mse_loss);
   kernels.emplace("tree_layer_norm_backward", layer_norm_backward);
   kernels.emplace("tree_rms_norm_backward", rms_norm_backward);
   kernels.emplace("tree_softmax_backward", softmax_backward);
