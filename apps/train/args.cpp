@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "bit_flags.h"
 #include "command_line.h"
 #include "device_flag.h"
 #include "dry_run.h"
@@ -41,7 +42,6 @@ void add_job_flags(CLI::App& app, Options& o, std::string& mesh, std::string& dt
   app.add_option("--dtype", dtype, "float32, float64 or bfloat16")
       ->check(CLI::IsMember({"float32", "float64", "bfloat16"}));
   app.add_flag("--compare", o.compare, "also train on one device and compare the loss curves");
-  app.add_flag("--bit-identical", o.bit_identical, "the same bits on every mesh; --compare then expects equal losses");
   app.add_option("--seed", o.seed, "seed of parameters, batches and dropout")->capture_default_str();
 }
 
@@ -323,6 +323,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
                             {"Parallelism", add_parallel_flags},
                             {"Pipeline", add_pipeline_flags},
                             {"Training", add_training_flags},
+                            {"The same bits", add_bit_flags},
                             {"Files and reports", add_file_flags}});
   app.option_defaults()->group("Experts");
   if (!dense) add_expert_flags(app, options.experts.emplace());
@@ -344,6 +345,7 @@ Options parse_args(Kind kind, int argc, char** argv, std::optional<int>& exit_st
   check_sequence(app, options);
   check_dry_run(options);
   check_optimizer(app, options);
+  check_bit_flags(app, options);
   if (options.experts) {
     check_experts(app, *options.experts);
     if (options.experts->router == "experts") options.experts->balance = "none";

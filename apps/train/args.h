@@ -61,7 +61,12 @@ struct Options : RunFlags {
   std::string parallel = "fsdp";  // Or plain: placements only, every parameter gathered where it is used.
   std::string reshard = "true";   // After forward: true, false or a number of ranks.
   bool fused_loss = false, loss_parallel = false, sequence_parallel = false, checkpoint_activations = false;
-  bool bit_identical = false;  // The same bits on every mesh.
+  bool bit_identical = false;    // The same bits on every mesh.
+  std::string hashes = {};       // A file with the hashes of each step.
+  bool operator_hashes = false;  // Also of each operator's results.
+  std::int64_t replay = 0;       // The last step that is repeated and compared with `hashes`; 0: none.
+  std::int64_t check_ranks = 0;  // Steps between checks of ranks; 0: none.
+  bool stop_on_wrong_rank = true;
   bool compare = false, bf16 = false, float8 = false, memory = false;
   bool rope = false, documents = false;
   std::int64_t kv_heads = 0;         // 0: the model's heads.

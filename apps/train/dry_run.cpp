@@ -20,8 +20,8 @@ dtensor::DryRunReport simulate(Options options, dtensor::DryRunOptions how,
                                const std::function<void(const dtensor::Communicator& world, const Options&)>& steps) {
   options.steps = 2;
   options.device = "cpu";
-  options.load = options.save = options.resume = "";
-  options.save_every = options.keep = 0;
+  options.load = options.save = options.resume = options.hashes = "";
+  options.save_every = options.keep = options.check_ranks = options.replay = 0;
   if (options.experts) options.experts->show_load = false;
   try {
     how.number = 1;

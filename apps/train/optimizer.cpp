@@ -2,6 +2,7 @@
 #include "optimizer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -73,6 +74,8 @@ bool is_of_block(const std::string& name) { return name.starts_with("factor.") |
 
 at::Tensor bytes_of(std::string text) { return at::from_blob(text.data(), {std::ssize(text)}, at::kByte).clone(); }
 
+at::Tensor local_part(const at::Tensor& t) { return dtensor::is_dtensor(t) ? dtensor::DTensor(t).to_local() : t; }
+
 at::Tensor gradient_norm(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& p : parameters) gradients.push_back(p.grad());
@@ -105,20 +108,37 @@ std::int64_t Optimizer::state_bytes() const {
   return bytes;
 }
 
-std::string content_hash(const dtensor::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
-                         const dtensor::Communicator& world) {
-  std::string all;
+std::vector<std::string> content_hashes(const dtensor::Optimizer& optimizer,
+                                        const std::vector<at::Tensor>& parameters) {
+  std::vector<std::string> all;
   for (const at::Tensor& p : parameters) {
     std::string own = dtensor::BitIdentical::content_hash(p);
     if (!own.empty()) {
       for (const auto& [name, tensor] : optimizer.state(p)) own += dtensor::BitIdentical::content_hash(tensor);
     }
-    // Ranks of other stages add zeros, which are less than any digit.
-    all += own.empty() ? std::string(64, '\0') : dtensor::BitIdentical::content_hash(bytes_of(own));
+    all.push_back(own.empty() ? own : dtensor::BitIdentical::content_hash(bytes_of(own)));
   }
+  return all;
+}
+
+std::string content_hash(const dtensor::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
+                         const dtensor::Communicator& world) {
+  std::string all;
+  // Ranks of other stages add zeros, which are less than any digit.
+  for (const std::string& own : content_hashes(optimizer, parameters)) all += own.empty() ? std::string(64, '\0') : own;
   const at::Tensor hashes = bytes_of(all);
   if (world) world.all_reduce(hashes, dtensor::ReduceOp::max).wait();
   return dtensor::BitIdentical::content_hash(hashes);
+}
+
+std::string Optimizer::local_hash() const {
+  const at::NoGradGuard no_grad;
+  std::string all;
+  for (const at::Tensor& p : parameters_) {
+    all += dtensor::BitIdentical::content_hash(local_part(p));
+    for (const auto& [name, tensor] : state(p)) all += dtensor::BitIdentical::content_hash(local_part(tensor));
+  }
+  return dtensor::BitIdentical::content_hash(bytes_of(all));
 }
 
 at::Tensor Optimizer::step(const std::function<void(const at::Tensor&)>& look) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "args.h"
 #include "dtensor/checkpoint.h"
@@ -21,8 +22,10 @@ struct OptimizerOptions {
   ShampooFlags shampoo = {};
 };
 
-// SHA-256 over all parameters and their states by global contents, equal on every rank and mesh. Gathers one tensor at
-// a time. Collective over `world`, which is empty on one device.
+// SHA-256 of each parameter with its states by global contents, equal on every mesh; empty for parameters of other
+// ranks. Gathers one tensor at a time. Collective over the parameters' meshes.
+std::vector<std::string> content_hashes(const dtensor::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
+// Of all parameters, equal on every rank. Collective over `world`, which is empty on one device.
 std::string content_hash(const dtensor::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
                          const dtensor::Communicator& world);
 
@@ -37,9 +40,12 @@ class Optimizer {
   // State of the parameters on this rank. Collective.
   std::int64_t state_bytes() const;
   dtensor::StateTensors state(const at::Tensor& parameter) const { return rule_->state(parameter); }
+  std::vector<std::string> content_hashes() const { return train::content_hashes(*rule_, parameters_); }
   std::string content_hash(const dtensor::Communicator& world) const {
     return train::content_hash(*rule_, parameters_, world);
   }
+  // Of this rank's parts of parameters and states.
+  std::string local_hash() const;
   void add_to(dtensor::Checkpoint& checkpoint);
 
  private:

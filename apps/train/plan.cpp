@@ -15,9 +15,13 @@ using dtensor::Shard;
 
 c10::DeviceType device_type(const Options& options) { return device_flag::type_of(options.device); }
 
-dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShape& shape, c10::DeviceType device) {
-  return dtensor::init_device_mesh(world, device, {shape.replicate, shape.shard, shape.cp, shape.tp},
-                                   {"replicate", "shard", "cp", "tp"});
+dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShape& shape, c10::DeviceType device,
+                              int shift) {
+  std::vector<std::int64_t> ranks;
+  const auto count = shape.stage_size();
+  for (std::int64_t place = 0; place < count; ++place) ranks.push_back((place + count - shift) % count);
+  return dtensor::device_mesh(world, device, ranks, {shape.replicate, shape.shard, shape.cp, shape.tp},
+                              {"replicate", "shard", "cp", "tp"});
 }
 
 // Column-wise layers split their outputs and row-wise layers their inputs, so that a pair of them (q/k/v and o, ffn1

@@ -15,8 +15,9 @@ namespace train {
 // The device of --device.
 c10::DeviceType device_type(const Options& options);
 
+// Rank r has the place of rank r + `shift` of the ordinary mesh.
 dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShape& shape,
-                              c10::DeviceType device = c10::kCPU);
+                              c10::DeviceType device = c10::kCPU, int shift = 0);
 
 // What is split over tp: parameters and, with --sequence-parallel, activations between the parallel parts along the
 // sequence (all-gather before them, reduce-scatter after them). Without --loss-parallel the output of the head is

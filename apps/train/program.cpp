@@ -10,6 +10,7 @@
 #include "device_flag.h"
 #include "dry_run.h"
 #include "dtensor/launch.h"
+#include "hashes.h"
 #include "load.h"
 #include "output.h"
 #include "plot.h"
@@ -92,6 +93,7 @@ std::string find_usage_error(const dtensor::Communicator& world, const Options& 
     const auto shape = fit_mesh(options, world.size());
     check_heads(options);
     if (options.experts) fit_sparse(*options.experts, shape);
+    if (options.check_ranks > 0 && shape.size() == 1) throw UsageError("--check-ranks needs at least two ranks");
     if (shape.pp > 1) schedule_of(options, static_cast<int>(shape.pp));
   } catch (const UsageError& error) {
     return error.what();
@@ -163,6 +165,20 @@ void write_plot(const Options& options, const Outcome& outcome, const Comparison
   fmt::print("plot: {}\n", options.plot);
 }
 
+int report_replay(const std::vector<StepRecord>& records) {
+  std::int64_t compared = 0;
+  for (const StepRecord& r : records) {
+    compared += r.compared;
+    if (r.difference.empty()) continue;
+    fmt::print("step {} differs from the recorded one in {} of {} results, first {}\n", r.step + 1, r.different,
+               r.compared, r.difference);
+    return 1;
+  }
+  fmt::print("steps {} to {} have the recorded bits: {} results are equal\n", records.front().step + 1,
+             records.back().step + 1, compared);
+  return 0;
+}
+
 int report(const Options& options, const Corpus& corpus, const Outcome& outcome) {
   auto table = summary(options, outcome.where, outcome.records);
   if (options.experts) {
@@ -174,6 +190,7 @@ int report(const Options& options, const Corpus& corpus, const Outcome& outcome)
   print(table);
   if (options.experts) write_load(options, outcome.records);
   const auto& hash = outcome.records.back().content_hash;
+  if (options.replay > 0) return report_replay(outcome.records);
   if (!hash.empty()) fmt::print("SHA-256 of parameters and optimizer states: {}\n", hash);
   if (options.memory) print(memory_table(outcome.memory));
   if (!options.memory_plot.empty()) {
@@ -197,8 +214,16 @@ int report(const Options& options, const Corpus& corpus, const Outcome& outcome)
   return comparison.equal() ? 0 : 1;
 }
 
+// A replay compares each of its steps.
+void check_recorded(const Options& options) {
+  if (read_hashes(options.hashes).contains(options.replay)) return;
+  throw UsageError(fmt::format("--replay: {} has no step {}", options.hashes, options.replay));
+}
+
 void check_files(const Options& options) {
   check_run_files(options);
+  if (options.replay > 0) check_recorded(options);
+  if (options.replay == 0) check_writable("--hashes", options.hashes);
   check_writable("--memory-plot", options.memory_plot);
   check_writable("--trace", options.trace);
   check_writable("--dry-run-json", options.dry_run_json);

@@ -3,22 +3,25 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 
 #include <chrono>
+#include <cstdio>
 #include <optional>
 
-#include "dtensor/attention.h"
 #include "dtensor/bit_identical.h"
 #include "dtensor/debug.h"
 #include "dtensor/events.h"
 #include "dtensor/fully_shard.h"
-#include "dtensor/hooks.h"
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
+#include "hashes.h"
+#include "job.h"
 #include "load.h"
 #include "optimizer.h"
 #include "output.h"
 #include "plan.h"
+#include "rank_check.h"
 #include "stages.h"
 #include "state.h"
 
@@ -86,17 +89,6 @@ GptConfig gpt_config(const Options& options) {
   return config;
 }
 
-namespace {
-
-// If `count` does not divide `rows`, the first parts have one row more.
-std::vector<std::int64_t> equal_parts(std::int64_t rows, std::int64_t count) {
-  std::vector<std::int64_t> parts;
-  for (std::int64_t i = 0; i < count; ++i) parts.push_back(rows / count + (i < rows % count ? 1 : 0));
-  return parts;
-}
-
-}  // namespace
-
 std::vector<std::int64_t> pieces_of_batch(const Options& options) {
   const auto pieces = equal_parts(options.batch, options.grad_accum);
   if (!options.mesh || options.mesh->pp == 1) return pieces;
@@ -109,121 +101,79 @@ std::vector<std::int64_t> pieces_of_batch(const Options& options) {
 
 namespace {
 
-struct Job {
-  const Options& options;
-  const Corpus& corpus;
-  Gpt& model;
-  dtensor::DeviceMesh batch_mesh = {};         // Empty: the batch is not distributed.
-  std::vector<std::int64_t> pieces = {};       // Their rows.
-  dtensor::DeviceMesh mesh = {};               // Empty: one device, which neither loads nor saves.
-  MemoryUse* memory = nullptr;                 // Null: not measured.
-  Stages* stages = nullptr;                    // Null: no pipeline.
-  std::vector<dtensor::FsdpUnit> counts = {};  // One unit of each schedule on this rank, for its statistics.
-  LoadCount* load = nullptr;                   // Null: not counted.
-  dtensor::NamedTensors parameters = model.named_parameters();  // Parameters that every step uses.
+// What a run observes in its steps.
+struct Observers {
+  std::optional<HashRecorder> hashes;
+  std::optional<RankCheck> ranks;
 };
 
-// Its full value as a double, on its device.
-at::Tensor value_of(const at::Tensor& scalar) {
-  const at::Tensor value = scalar.detach();
-  return (dtensor::is_dtensor(value) ? dtensor::DTensor(value).full_tensor() : value).to(at::kDouble);
-}
-
-at::Tensor placed(const Job& job, const at::Tensor& t, const dtensor::Placements& where) {
-  if (!t.defined()) return t;
-  return job.batch_mesh ? place_batch(t, job.batch_mesh, where) : to_device(t, device_type(job.options));
-}
-
-// Forward and backward of one part of the batch; returns its contribution to the mean loss. Does not read it, so that
-// the host runs ahead of the device.
-at::Tensor run_piece(const Job& job, const Batch& piece, double weight) {
-  if (job.stages != nullptr) return at::scalar_tensor(job.stages->run(piece, weight), at::kDouble);
-  at::Tensor loss;
-  {
-    const auto tokens = batch_placements(job.options);
-    const auto out = job.model(placed(job, piece.ids, tokens), placed(job, piece.documents, rows_placements()));
-    const auto targets = placed(job, piece.targets, tokens);
-    loss = (job.options.fused_loss ? fused_token_losses : token_losses)(out.logits, targets);
-    if (!out.router_losses.empty()) loss = loss + at::stack(out.router_losses).sum();
+void add_gradients(HashRecorder& hashes, const Job& job) {
+  for (const auto& [name, p] : job.model.named_parameters()) {
+    hashes.add("gradient of " + name,
+               p->grad().defined() ? dtensor::BitIdentical::content_hash(p->grad()) : std::string());
   }
-  if (job.load != nullptr) job.load->add(job.model);
-  if (weight != 1) loss = loss * weight;
-  loss.backward();
-  return value_of(loss);
 }
 
-dtensor::DeviceMesh mesh_of_draws(const Job& job) { return job.mesh ? job.mesh : job.batch_mesh; }
-dtensor::Communicator world_of(const Job& job) { return job.mesh ? job.mesh.world() : dtensor::Communicator(); }
-
-// A mean over a part, times the part's weight, is exact for halves of a batch only.
-void check_parts(const Job& job) {
-  const auto parts = job.stages != nullptr ? pieces_of_batch(job.options) : job.pieces;
-  if (!job.options.bit_identical || parts.size() == 1) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(parts.size() == 2 && parts[0] == parts[1] && !job.options.documents,
-                              "a batch in parts has no bit-identical form but in equal halves without --documents");
-}
-
-at::Tensor run_batch(const Job& job, const Batch& batch) {
-  check_parts(job);
-  const dtensor::AttentionStrategyScope strategy(dtensor::parse_attention_strategy(job.options.cp_strategy));
-  if (job.pieces.size() == 1) return run_piece(job, batch, 1);
-  const auto draws = mesh_of_draws(job);
-  const auto random = draws ? get_rng_state(draws) : dtensor::RngState();
-  at::Tensor loss;
-  std::int64_t first = 0;
-  for (std::size_t i = 0; i < job.pieces.size(); ++i) {
-    const auto count = job.pieces[i];
-    const dtensor::MicrobatchRandomScope rows({first, count, batch.ids.size(0)});  // Dropout as for the full batch.
-    if (draws) set_rng_state(draws, random);
-    std::optional<dtensor::NoGradientSync> unsharded;
-    std::optional<dtensor::NoReplicaSync> sharded;  // Sums over replicas wait, since they need no memory.
-    const bool last = i + 1 == job.pieces.size(),
-               shards = job.options.accumulate_sharded && job.options.parallel == "fsdp" && job.stages == nullptr;
-    if (!last && !shards) unsharded.emplace();
-    if (!last && shards) sharded.emplace();
-    const double weight = static_cast<double>(count) / static_cast<double>(batch.ids.size(0));
-    const at::Tensor part = run_piece(job, batch.narrow(first, count), weight);
-    loss = loss.defined() ? loss + part : part;
-    if (job.memory != nullptr) job.memory->measure_now();
-    first += count;
+void finish_hashes(HashRecorder& hashes, const Job& job, const Optimizer& optimizer, StepRecord& record) {
+  auto of_parameters = optimizer.content_hashes();
+  std::size_t next = 0;
+  for (const auto& [name, p] : job.model.named_parameters()) {
+    hashes.add(name + " and its optimizer states after the step", std::move(of_parameters.at(next++)));
   }
-  return loss;
+  const HashDifference found = hashes.finish(record.step + 1);
+  record.difference = found.first, record.compared = found.compared, record.different = found.different;
+}
+
+void check_before_update(const Job& job, RankCheck& check, StepRecord& record) {
+  const WrongRanks wrong = check.before_update();
+  if (wrong.ranks.empty()) return;
+  record.wrong_ranks = wrong.str();
+  const auto text = fmt::format("step {}: {}", record.step + 1, record.wrong_ranks);
+  if (job.options.stop_on_wrong_rank) throw WrongRankError(text + ". No parameter was changed.");
+  if (world_of(job).rank() == 0) std::fputs((text + "\n").c_str(), stderr);
 }
 
 // Counts events during the step, except those of counting the load.
-void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
+void train_step(const Job& job, Optimizer& optimizer, Observers& observers, StepRecord& record) {
   const Options& o = job.options;
   std::optional<dtensor::BitIdentical> same_bits;
   if (o.bit_identical) same_bits.emplace();
+  std::optional<dtensor::CommDebugMode> modules;  // Finds the modules of operators in backward.
+  if (observers.hashes) modules.emplace();
   const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
                                         {dtensor::Event::Kind::collective});
   const auto draws = mesh_of_draws(job);
   const auto random = draws ? get_rng_state(draws) : dtensor::RngState();
   const Batch batch = job.corpus.batch(o.seed, record.step, {o.batch, o.seq, o.documents, o.end_of_document});
-  const at::Tensor loss = run_batch(job, batch);
+  const bool checked = observers.ranks && (record.step + 1) % o.check_ranks == 0;
+  const at::Tensor loss = checked ? observers.ranks->run(batch) : run_batch(job, batch);
   if (job.stages != nullptr) std::tie(record.began, record.actions) = job.stages->take_actions();
   if (job.memory != nullptr) job.memory->measure_parameters();
   const auto again = [&] {
     if (draws) set_rng_state(draws, random);
     run_batch(job, batch);
   };
+  if (observers.ranks) check_before_update(job, *observers.ranks, record);
   optimizer.step([&](const at::Tensor& norm) {
+    if (observers.hashes) add_gradients(*observers.hashes, job);
     record.loss = loss.item<double>();
     record.grad_norm = job.stages != nullptr ? job.stages->on_every_rank(norm) : value_of(norm).item<double>();
     check_step_finite({record.step + 1, record.loss, record.grad_norm}, again, world_of(job));
   });
+  if (observers.ranks) observers.ranks->after_update();
   if (job.stages != nullptr) return job.stages->update_load_balancers();
   if (o.experts)
     dtensor::update_load_balancers(job.model, job.mesh ? job.mesh.communicator() : dtensor::Communicator());
 }
 
-StepRecord run_step(const Job& job, Optimizer& optimizer, std::int64_t step) {
+StepRecord run_step(const Job& job, Optimizer& optimizer, Observers& observers, std::int64_t step) {
   const Options& o = job.options;
   StepRecord record{.step = step, .tokens = o.batch * o.seq, .lr = optimizer.next_lr()};
   record.start = std::chrono::steady_clock::now();
-  train_step(job, optimizer, record);
+  train_step(job, optimizer, observers, record);
   record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - record.start).count();
   if (job.load != nullptr) job.load->finish(world_of(job), o.experts->etp, record);
+  if (observers.hashes) finish_hashes(*observers.hashes, job, optimizer, record);
   return record;
 }
 
@@ -244,12 +194,16 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   optimizer.add_to(state.parts());
   if (job.mesh) state.parts().add_random("random", job.mesh);
   std::vector<StepRecord> records;
-  for (std::int64_t step = state.begin(); step < o.steps; ++step) {
+  const std::int64_t first = state.begin();
+  Observers observers;
+  if (!o.hashes.empty() && job.mesh) observers.hashes.emplace(o, world_of(job));  // Not of the run of --compare.
+  if (o.check_ranks > 0 && job.mesh) observers.ranks.emplace(job, optimizer);
+  for (std::int64_t step = first; step < o.steps; ++step) {
     std::optional<MemoryRecord> memory;
     if (step + 1 == o.steps && job.memory != nullptr && job.memory->sampled) {
       memory.emplace(job.model.named_parameters(), job.counts, optimizer.state_bytes());
     }
-    records.push_back(run_step(job, optimizer, step));
+    records.push_back(run_step(job, optimizer, observers, step));
     if (memory) job.memory->samples = memory->samples();
     memory.reset();
     if (on_step) on_step(records.back());
@@ -259,13 +213,6 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   if (o.bit_identical) records.back().content_hash = optimizer.content_hash(world_of(job));
   if (job.memory != nullptr) job.memory->measured.optimizer = optimizer.state_bytes();
   return records;
-}
-
-// Parameters are on the meta device, so that each rank allocates its own only, and values are those of any mesh.
-GptConfig meta_config(const Options& options) {
-  GptConfig config = gpt_config(options);
-  config.tensor = config.tensor.device(at::kMeta);
-  return config;
 }
 
 // Whether one device needs a mesh of one rank: for random numbers by element index (dropout, the router's jitter), and

@@ -26,6 +26,8 @@ const char* category(dtensor::Event::Kind kind) {
       return "collective";
     case dtensor::Event::Kind::wait:
       return "wait";
+    case dtensor::Event::Kind::contribution:
+      break;
   }
   return "?";
 }

@@ -26,7 +26,8 @@ struct Event {
     op,
     redistribute,
     collective,
-    wait,  // the first wait for a collective's results: its name, axis, ranks and sequence number, and no bytes
+    wait,          // the first wait for a collective's results: its name, axis, ranks and sequence number, and no bytes
+    contribution,  // what this rank gives to a collective or sends, before it starts: name, axis and tensors
   };
   // The type and the name.
   Kind kind = Kind::op;
@@ -42,6 +43,9 @@ struct Event {
   // The innermost ModuleScope ("" if there is none), and whether forward or backward ran.
   std::string module = {};
   Phase phase = Phase::forward;
+  // For an operator its results (except of at::empty), for a contribution its tensors. Valid until the listener
+  // returns.
+  at::TensorList tensors = {};
 };
 
 // While it lives, collectives of this thread are attributed to these tensors, in addition to those of outer tags;

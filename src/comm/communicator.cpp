@@ -57,22 +57,36 @@ class ReportedWork final : public Work::Impl {
   std::optional<Event> event_;
 };
 
-// Runs the backend's call without dispatch modes, and emits an event if there is a listener.
+Event event_of(Event::Kind kind, const CollectiveCall& call) {
+  Event event;
+  event.kind = kind;
+  event.name = to_string(call.kind);
+  event.axis = call.label ? *call.label : "";
+  event.begin = std::chrono::steady_clock::now();
+  return event;
+}
+
+void report_contribution(const CollectiveCall& call, at::TensorList given) {
+  Event event = event_of(Event::Kind::contribution, call);
+  event.tensors = given;
+  emit_event(std::move(event));
+}
+
+// Runs the backend's call without dispatch modes, and emits events if there are listeners. `given`: what this rank
+// contributes.
 template <class Run>
-auto report(const CommBackend& backend, const CollectiveCall& call, std::int64_t bytes, Run&& run) {
+auto report(const CommBackend& backend, const CollectiveCall& call, at::TensorList given, std::int64_t bytes,
+            Run&& run) {
   const DisableDispatchModesGuard hidden;
   at::RecordFunction profiled(at::RecordScope::USER_SCOPE);
   if (C10_UNLIKELY(profiled.isActive())) profiled.before(profiled_name(call, bytes));
+  if (C10_UNLIKELY(is_listening(Event::Kind::contribution)) && !given.empty()) report_contribution(call, given);
   const bool reports_wait = is_listening(Event::Kind::wait);
   if (!is_listening(Event::Kind::collective) && !reports_wait) return run();
-  Event event;
-  event.kind = Event::Kind::collective;
-  event.name = to_string(call.kind);
-  event.axis = call.label ? *call.label : "";
+  Event event = event_of(Event::Kind::collective, call);
   event.bytes = bytes;
   const bool message = call.kind == CollectiveKind::send || call.kind == CollectiveKind::recv;
   if (!message) event.ranks = backend.ranks(), event.sequence = call.sequence;
-  event.begin = std::chrono::steady_clock::now();
   auto result = run();
   if constexpr (std::is_same_v<decltype(result), Work>) {
     if (reports_wait) result = Work(std::make_shared<ReportedWork>(std::move(result), event));
@@ -161,7 +175,7 @@ Work Communicator::all_reduce(const at::Tensor& output, const at::Tensor& input,
   check_reduction(call);
   number(call);
   mark_outputs_written(output);
-  return report(backend(), call, 2 * bytes_of(output) * (size() - 1) / size(),
+  return report(backend(), call, input, 2 * bytes_of(output) * (size() - 1) / size(),
                 [&] { return backend().all_reduce(call, output, input); });
 }
 
@@ -176,7 +190,7 @@ Work Communicator::all_to_all(at::TensorList outputs, at::TensorList inputs) con
   check_same_sizes(call, outputs[rank()], inputs[rank()]);
   number(call);
   mark_outputs_written(outputs);
-  return report(backend(), call, bytes_received(outputs, rank()),
+  return report(backend(), call, inputs, bytes_received(outputs, rank()),
                 [&] { return backend().all_to_all(call, outputs, inputs); });
 }
 
@@ -222,7 +236,7 @@ Work Communicator::all_gather_list(at::TensorList outputs, at::TensorList inputs
   check_no_overlap(call, outputs, inputs, own);
   number(call);
   mark_outputs_written(outputs);
-  return report(backend(), call, bytes_of_list(outputs) - bytes_of_list(outputs.slice(own, inputs.size())),
+  return report(backend(), call, inputs, bytes_of_list(outputs) - bytes_of_list(outputs.slice(own, inputs.size())),
                 [&] { return backend().all_gather_list(call, outputs, inputs); });
 }
 
@@ -239,7 +253,7 @@ Work Communicator::reduce_scatter_list(at::TensorList outputs, at::TensorList in
   check_reduction(call);
   number(call);
   mark_outputs_written(outputs);
-  return report(backend(), call, bytes_of_list(outputs) * (size() - 1),
+  return report(backend(), call, inputs, bytes_of_list(outputs) * (size() - 1),
                 [&] { return backend().reduce_scatter_list(call, outputs, inputs); });
 }
 
@@ -253,7 +267,7 @@ Work Communicator::all_reduce_list(at::TensorList tensors, ReduceOp op) const {
   check_reduction(call);
   number(call);
   mark_outputs_written(tensors);
-  return report(backend(), call, 2 * bytes_of_list(tensors) * (size() - 1) / size(),
+  return report(backend(), call, tensors, 2 * bytes_of_list(tensors) * (size() - 1) / size(),
                 [&] { return backend().all_reduce_list(call, tensors); });
 }
 
@@ -282,8 +296,9 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root) const {
   check_tensors(backend(), call, tensor, {});
   number(call);
   mark_outputs_written(tensor);  // on the root too: values cached for the tensor must expire on every rank
-  const auto bytes = rank() == root ? 0 : bytes_of(tensor);
-  return report(backend(), call, bytes, [&] { return backend().broadcast(call, tensor); });
+  const auto given = rank() == root ? at::TensorList(tensor) : at::TensorList();
+  return report(backend(), call, given, rank() == root ? 0 : bytes_of(tensor),
+                [&] { return backend().broadcast(call, tensor); });
 }
 
 Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
@@ -294,7 +309,7 @@ Work Communicator::send(const at::Tensor& tensor, int peer, int tag) const {
   check_message(backend(), call);
   check_tensors(backend(), call, {}, tensor);
   number(call);
-  return report(backend(), call, 0, [&] { return backend().send(call, tensor); });
+  return report(backend(), call, tensor, 0, [&] { return backend().send(call, tensor); });
 }
 
 Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
@@ -307,13 +322,13 @@ Work Communicator::recv(const at::Tensor& tensor, int peer, int tag) const {
   check_tensors(backend(), call, tensor, {});
   number(call);
   mark_outputs_written(tensor);
-  return report(backend(), call, bytes_of(tensor), [&] { return backend().recv(call, tensor); });
+  return report(backend(), call, {}, bytes_of(tensor), [&] { return backend().recv(call, tensor); });
 }
 
 void Communicator::barrier() const {
   auto call = start_call(CollectiveKind::barrier, {});
   number(call);
-  report(backend(), call, 0, [&] { return backend().barrier(call), 0; });
+  report(backend(), call, {}, 0, [&] { return backend().barrier(call), 0; });
 }
 
 Communicator Communicator::with_label(std::string label) const {

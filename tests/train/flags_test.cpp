@@ -202,6 +202,18 @@ std::vector<Row> rows_of_both() {
   };
 }
 
+// moe has no bit-identical form.
+std::vector<Row> rows_of_train() {
+  const auto with_hashes = [](const char* name) { return Words{"--bit-identical", "--hashes", in_folder(name)}; };
+  return {
+      {"--hashes", {in_folder("hashes.jsonl")}, writes("hashes.jsonl", "gradient of h.0"), {"--bit-identical"}},
+      {"--operator-hashes", {}, writes("operators.jsonl", "forward, by aten::linear"), with_hashes("operators.jsonl")},
+      {"--replay", {"2"}, says("steps 1 to 2 have the recorded bits"), with_hashes("replayed.jsonl")},
+      {"--check-ranks", {"1"}, more("shard"), {"--bit-identical", "--mesh", "shard=2"}},
+      {"--wrong-rank", {"report"}, says("--wrong-rank needs --check-ranks")},  // tests/replay has faults.
+  };
+}
+
 std::vector<Row> rows_of_moe() {
   const auto loss_at_once = value("loss", 0);
   const Changes other_report = [](const Run& a, const Run& b) { return a.out != b.out; };
@@ -231,6 +243,11 @@ std::vector<Row> rows_of_moe() {
       {"--counters", {}, says("entries counted 3, sorted 3 times")},
       {"--load-plot", {in_folder("load.svg")}, writes("load.svg", "</svg>")},
       {"--load-plot", {in_folder("staged_load.svg")}, writes("staged_load.svg", "layer 3"), kOnStages},
+      {"--hashes", {in_folder("hashes.jsonl")}, says("--hashes needs --bit-identical")},
+      {"--operator-hashes", {}, says("--operator-hashes needs --hashes")},
+      {"--replay", {"2"}, says("--replay needs --hashes")},
+      {"--check-ranks", {"1"}, says("--check-ranks needs --bit-identical")},
+      {"--wrong-rank", {"report"}, says("--wrong-rank needs --check-ranks")},
   };
 }
 
@@ -273,7 +290,10 @@ void expect_each_changes_something(Kind program, const std::vector<Row>& rows) {
   }
 }
 
-TEST(FlagsOfPrograms, EachFlagOfTrainHasAnEffect) { expect_each_changes_something(Kind::dense, rows_of_both()); }
+TEST(FlagsOfPrograms, EachFlagOfTrainHasAnEffect) {
+  expect_each_changes_something(Kind::dense, rows_of_both());
+  expect_each_changes_something(Kind::dense, rows_of_train());
+}
 TEST(FlagsOfPrograms, EachFlagOfMoeHasAnEffect) {
   expect_each_changes_something(Kind::experts, rows_of_both());
   expect_each_changes_something(Kind::experts, rows_of_moe());
@@ -293,6 +313,7 @@ std::set<std::string> flags_in_help(Kind program) {
 TEST(FlagsOfPrograms, EachFlagHasARow) {
   std::set<std::string> rows;
   for (const auto& row : rows_of_both()) rows.insert(row.flag);
+  for (const auto& row : rows_of_train()) rows.insert(row.flag);
   EXPECT_EQ(flags_in_help(Kind::dense), rows);
   for (const auto& row : rows_of_moe()) rows.insert(row.flag);
   EXPECT_EQ(flags_in_help(Kind::experts), rows);

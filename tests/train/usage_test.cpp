@@ -60,6 +60,30 @@ TEST(Usage, ErrorsOfRanksAreReportedByTheProgram) {
   expect_rejected(Kind::dense, with({"1", "--device", "cuda"}), "--device cuda: no GPU, or a build without CUDA");
 }
 
+TEST(Usage, ReplayAndTheCheckOfRanksRefuseWhatTheyCannotCompare) {
+  const dtensor::test::Folder folder;
+  const std::string hashes = folder / "hashes.jsonl";
+  const auto with = [&](Words more) {
+    const Words common = {"--hidden", "16", "--layers", "1", "--steps", "2", "--bit-identical", "--hashes", hashes};
+    more.insert(more.begin(), common.begin(), common.end());
+    return more;
+  };
+  expect_rejected(Kind::dense, with({"--replay", "1"}), "--hashes: cannot read " + hashes);
+  ASSERT_EQ(run(Kind::dense, with({"--save", folder / "run", "--keep", "1"})).status, 0);
+  expect_rejected(Kind::dense, with({"--replay", "3"}), "--replay: " + hashes + " has no step 3");
+  expect_rejected(Kind::dense, with({"--replay", "2", "--load", folder / "run"}),
+                  "--load: " + (folder / "run") + " has no checkpoint before step 2");
+  expect_rejected(Kind::dense, with({"--replay", "2", "--save", folder / "other"}), "expected --replay or --save");
+  expect_rejected(Kind::dense, with({"--operator-hashes", "--mesh", "pp=2"}),
+                  "--operator-hashes needs a --mesh without");
+  expect_rejected(Kind::dense, with({"--check-ranks", "1", "--mesh", "pp=2"}),
+                  "--check-ranks needs a --mesh without pp");
+  expect_rejected(Kind::dense, with({"--check-ranks", "1", "--ranks", "1"}), "--check-ranks needs at least two ranks");
+  expect_rejected(Kind::experts, {"--bit-identical", "--check-ranks", "1"}, "--check-ranks needs a model without");
+  std::ofstream(hashes) << "{}\n";
+  expect_rejected(Kind::dense, with({"--replay", "2"}), "--hashes: line 1 of " + hashes);
+}
+
 // The newest checkpoint of such a folder would belong to the other run.
 TEST(Usage, ResumedRunDoesNotSaveIntoTheFolderOfAnotherRun) {
   const dtensor::test::Folder root;

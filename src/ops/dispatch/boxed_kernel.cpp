@@ -67,6 +67,8 @@ void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView
   event.operands = describe_operands(specs_of(call));
   event.begin = std::chrono::steady_clock::now();
   execute_call(entry, call, view, stack);
+  const auto results = tensors_of(torch::jit::last(stack, entry.returns.size()));
+  if (!entry.rule().data().uninitialized_results) event.tensors = results;
   emit_event(std::move(event));
 }
 

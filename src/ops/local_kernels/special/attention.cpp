@@ -127,8 +127,11 @@ at::Tensor attend_checked(const at::Tensor& q, const at::Tensor& k, const at::Te
   const auto begin = std::chrono::steady_clock::now();
   const auto out =
       attend(q, k, v, options, strategy, recording_explanations() ? &text : nullptr, cached_forward(), shown);
-  if (is_listening(Event::Kind::op))
-    emit_event({Event::Kind::op, attention_impl::attention_call_name(), "", moved, begin, {}});
+  if (is_listening(Event::Kind::op)) {
+    Event event{Event::Kind::op, attention_impl::attention_call_name(), "", moved, begin, {}};
+    event.tensors = out;
+    emit_event(std::move(event));
+  }
   if (!text.empty()) record_explanation("attention\n" + text);
   if (check) check->compare(out);
   return out;
