@@ -168,31 +168,59 @@ void plan_runs() {
 
 TEST(LlmPlan, RunsAsPlanned) { dtensor::test::check_property("llm train runs a plan", plan_runs, 2); }
 
-TEST(LlmPlan, UsageErrorsSayWhatToDo) {
+// A plan file that does not fit, with the model and the sizes of a run.
+struct Misfit {
+  std::string mesh;  // its sizes other than 1
+  const char* more;  // further fields of the file
+  int ranks;
+  std::int64_t batch, sequence;
+  const char* error;
+};
+
+std::string error_of(const Misfit& plan, const nn::DecoderConfig& model) {
   const dtensor::test::Folder folder;
-  const auto write = [&](const char* mesh, const char* more) {
-    std::ofstream(folder / "plan.json") << fmt::format(
-        R"({{"mesh": {}, "microbatches": 2, "schedule": "1f1b", "recompute": "none", "bf16": false{}}})", mesh, more);
-  };
-  const auto error_of = [&](int ranks, std::int64_t batch, std::int64_t sequence) -> std::string {
-    try {
-      const auto layout = train::read_plan(folder / "plan.json").layout;
-      llm::check_layout(layout, batch, sequence, ranks);
-    } catch (const train::UsageError& error) {
-      return error.what();
-    }
-    return "";
-  };
-  const char* kSharded = R"({"pp": 1, "replicate": 1, "shard": 2, "cp": 1, "tp": 2})";
-  write(kSharded, "");
-  EXPECT_EQ(error_of(4, 8, 64), "");
-  EXPECT_EQ(error_of(2, 8, 64),
-            "--plan: the layout shard=2,tp=2 microbatches=2 has 4 ranks, but the program runs on 2; --ranks sets it");
-  EXPECT_EQ(error_of(4, 6, 64),
-            "--plan: expected --batch to be a multiple of replicate x shard x microbatches, 4, got 6");
-  EXPECT_EQ(error_of(4, 8, 65), "--plan: expected --seq to be a multiple of cp x tp, 2, got 65");
-  write(kSharded, R"(, "accumulate": "some")");
-  EXPECT_EQ(error_of(4, 8, 64), R"(--plan: expected "accumulate" to be "sharded" or "unsharded", got "some")");
+  json mesh = {{"pp", 1}, {"replicate", 1}, {"shard", 1}, {"cp", 1}, {"tp", 1}, {"ep", 1}};
+  mesh.update(json::parse(plan.mesh));
+  std::ofstream(folder / "plan.json") << fmt::format(
+      R"({{"mesh": {}, "microbatches": 2, "schedule": "1f1b", "recompute": "none", "bf16": false{}}})", mesh.dump(),
+      plan.more);
+  try {
+    const auto layout = train::read_plan(folder / "plan.json").layout;
+    llm::check_layout(layout, model, plan.batch, plan.sequence, plan.ranks);
+  } catch (const train::UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(LlmPlan, UsageErrorsSayWhatToDo) {
+  const nn::DecoderConfig dense{.vocabulary = 64, .hidden = 32, .layers = 2, .ffn = 64, .heads = 8, .kv_heads = 2};
+  auto sparse = dense;
+  sparse.experts.emplace().router.experts = 6;
+  const std::string sharded = R"({"shard": 2, "tp": 2})";
+  for (const auto& plan : std::vector<Misfit>{
+           {sharded, "", 4, 8, 64, ""},
+           {sharded, "", 2, 8, 64,
+            "the layout shard=2,tp=2 microbatches=2 has 4 ranks, but the program runs on 2; --ranks sets it"},
+           {sharded, "", 4, 6, 64, "expected --batch to be a multiple of replicate x shard x microbatches, 4, got 6"},
+           {sharded, "", 4, 8, 65, "expected --seq to be a multiple of cp x tp, 2, got 65"},
+           {sharded, R"(, "accumulate": "some")", 4, 8, 64,
+            R"(expected "accumulate" to be "sharded" or "unsharded", got "some")"},
+           {R"({"tp": 4})", "", 4, 8, 64,
+            "the layout tp=4 microbatches=2 has tp=4, which does not divide the 2 heads of keys"},
+           {R"({"shard": 2, "ep": 2})", "", 2, 8, 64,
+            "the layout shard=2,ep=2 microbatches=2 has ep=2, but the model has no experts"}}) {
+    EXPECT_EQ(error_of(plan, dense), *plan.error == '\0' ? "" : std::string("--plan: ") + plan.error);
+  }
+  for (const auto& plan :
+       std::vector<Misfit>{{R"({"shard": 4, "ep": 2})", "", 4, 8, 64, ""},
+                           {R"({"shard": 4, "ep": 4})", "", 4, 8, 64,
+                            "the layout shard=4,ep=4 microbatches=2 has ep=4, which does not divide the 6 experts"},
+                           {R"({"pp": 2, "shard": 4, "ep": 3})", "", 8, 8, 64,
+                            "the layout pp=2,shard=4,ep=3 microbatches=2 1f1b has ep=3, which does not divide the 4 "
+                            "ranks of a stage"}}) {
+    EXPECT_EQ(error_of(plan, sparse), *plan.error == '\0' ? "" : std::string("--plan: ") + plan.error);
+  }
 }
 
 }  // namespace
