@@ -49,7 +49,7 @@ std::string model_flags(const Model& model, const dtensor::nn::LoraOptions& lora
 void plot(const TrainOptions& o, const std::string& model, const train::RunOutput& output) {
   const auto& losses = output.losses();
   if (o.plot.empty() || losses.empty()) return;
-  train::write_svg(o.plot, {.title = fmt::format("{}: {} steps of adamw", model, losses.size()),
+  train::write_svg(o.plot, {.title = fmt::format("{}: {} steps of {}", model, losses.size(), o.optimizer),
                             .curves = {{"loss", losses}},
                             .first_step = output.first_step()});
   fmt::print("plot: {}\n", o.plot);

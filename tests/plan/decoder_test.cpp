@@ -67,7 +67,9 @@ ParallelLayout any_layout() {
                    .bf16 = one_of({true, true, false}),
                    .schedule = one_of<std::string>({"1f1b", "gpipe"}),
                    .reshard = one_of({true, false}),
-                   .accumulate_sharded = one_of({true, false})};
+                   .accumulate_sharded = one_of({true, false}),
+                   .float8 = one_of({true, false, false})};
+  l.bf16_parameters = l.bf16 && one_of({true, false});
   l.microbatches = std::max(l.microbatches, l.pp);
   return l;
 }
@@ -145,7 +147,10 @@ void bounds_are_below_the_costs() {
                                 .microbatches = {1, 4},
                                 .bf16 = {one_of({true, false})},
                                 .reshard = {true, false},
-                                .accumulate_sharded = {true, false}});
+                                .accumulate_sharded = {true, false},
+                                .float8 = {one_of({true, false, false})},
+                                .bf16_parameters = {true, false},
+                                .optimizers = {one_of<std::string>({"adamw", "adamw", "muon"})}});
   std::erase_if(all, [&](const auto& l) { return !program.reject(l).empty(); });
   for (int run = 0; run < 8; ++run) {
     const auto& l = all[*rc::gen::inRange<std::size_t>(0, all.size())];

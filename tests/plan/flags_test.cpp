@@ -33,6 +33,11 @@ TEST(PlanFlags, ChooseTheLayoutsThatAreTried) {
            {{"--mesh", "shard=2", "--accumulate", "sharded"}, 2},
            {{"--mesh", "shard=2", "--accumulate", "unsharded", "--reshard-after-forward", "true"}, 1},
            {{"--mesh", "pp=2", "--accumulate", "any"}, 2},  // a pipeline reduces once
+           {{"--mesh", "shard=2", "--float8", "any"}, 8},
+           {{"--mesh", "shard=2", "--optimizer", "any"}, 8},
+           {{"--mesh", "shard=2", "--parameters", "any"}, 8},
+           {{"--mesh", "shard=2", "--parameters", "any", "--precision", "any"}, 12},
+           {{"--mesh", "shard=2", "--float8", "true", "--parameters", "bf16", "--optimizer", "muon"}, 4},
            {{"--mesh", "pp=2", "--schedule", "interleaved"}, 2},
            {{"--mesh", "pp=2", "--schedule", "interleaved", "--chunks", "2,4"}, 4},
            {{"--mesh", "pp=2", "--schedule", "1f1b,zb-h1", "--chunks", "2,4"}, 4}}) {
