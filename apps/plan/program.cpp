@@ -37,7 +37,7 @@ struct Options {
   std::string preset, model, hardware = "h100", out, mesh, trace, plot;
   std::int64_t batch = 0, sequence = 8192, most_runs = 1000;
   std::vector<std::int64_t> ep = {1, 2, 4, 8, 16, 32, 64};
-  double memory_limit = 0;  // GB; 0: the hardware's
+  std::optional<double> memory_limit, memory_reserve;  // GB; none: the hardware's
   bool exact = false, exhaustive = false;
   std::string runs;
   dtensor::LayoutSpace space{.max_pp = 16, .microbatches = {1, 2, 4, 8, 16, 32, 64}};
@@ -69,6 +69,10 @@ void add_workload_flags(CLI::App& app, Options& o) {
   app.add_option("--seq", o.sequence, "tokens a sequence")->check(CLI::Range(1, 1 << 24))->capture_default_str();
   app.add_option("--memory-limit", o.memory_limit, "memory of a rank in GB; default: the hardware's")
       ->check(command_line::positive());
+  app.add_option("--memory-reserve", o.memory_reserve,
+                 "GB of that memory that a step does not get (context, NCCL, what an allocator keeps); default: the "
+                 "hardware's")
+      ->check(command_line::non_negative());
 }
 
 void add_layout_flags(CLI::App& app, Options& o) {
@@ -226,6 +230,17 @@ dtensor::PlannedProgram observed(dtensor::PlannedProgram program, const Options&
   return program;
 }
 
+// Bytes of a rank's memory that a step gets; 0: unknown.
+std::int64_t memory_of(const Options& o, const dtensor::HardwareModel& hardware) {
+  const double all = o.memory_limit ? *o.memory_limit * 1e9 : hardware.memory_bytes;
+  const double reserve = o.memory_reserve ? *o.memory_reserve * 1e9 : hardware.memory_reserve;
+  if (all > 0 && reserve >= all) {
+    throw UsageError(fmt::format("--memory-reserve: expected less than the memory of a rank, {:.3g} GB, got {:.3g}",
+                                 1e-9 * all, 1e-9 * reserve));
+  }
+  return all > 0 ? static_cast<std::int64_t>(all - reserve) : 0;
+}
+
 // Rates of 'product' serve dtypes that have none, but products in float8 are faster than others on GPUs, slower on
 // CPUs.
 void check_float8(const Options& o, const dtensor::HardwareModel& hardware) {
@@ -243,7 +258,7 @@ int search(const Options& o) {
   const auto family = llm::read_family(o.preset.empty() ? o.model : data_folder("presets") + "/" + o.preset);
   const Workload work{family.config, o.batch, o.sequence};
   const dtensor::SearchLimits limits{
-      .memory_bytes = static_cast<std::int64_t>(o.memory_limit > 0 ? o.memory_limit * 1e9 : hardware.memory_bytes),
+      .memory_bytes = memory_of(o, hardware),
       .most_runs = o.exhaustive ? std::numeric_limits<std::size_t>::max() : static_cast<std::size_t>(o.most_runs),
       .tolerance = 0.02,
       .progress = progress_lines()};

@@ -39,6 +39,7 @@ struct DTENSOR_API HardwareModel {
   double operator_seconds = 0;               // of each operator, in addition
   std::map<std::string, double> peak_flops;  // FLOP/s of one rank by dtype, for the utilization
   double memory_bytes = 0;                   // of one rank; 0: unknown
+  double memory_reserve = 0;  // bytes of those that a step does not get: context, NCCL, what an allocator keeps
   bool asynchronous = false;  // whether collectives run beside operators
   std::vector<Level> levels;  // innermost first; the last one connects all ranks
 

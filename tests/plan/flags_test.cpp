@@ -47,6 +47,19 @@ TEST(PlanFlags, ChooseTheLayoutsThatAreTried) {
   }
 }
 
+// No layout of the small model fits into the rest of the memory.
+TEST(PlanFlags, ReserveIsSubtractedFromTheLimit) {
+  const dtensor::test::Folder folder;
+  const auto status = [&](const char* reserve) {
+    return search(folder, {"--mesh", "shard=2", "--memory-limit", "100", "--memory-reserve", reserve}).status;
+  };
+  EXPECT_EQ(status("0"), 0);
+  EXPECT_EQ(status("99.9999"), 1);
+  const Words too_little = {"--mesh", "shard=2", "--memory-limit", "5"};  // the table's reserve is 5.5 GB
+  EXPECT_EQ(search(folder, too_little).error,
+            "plan: --memory-reserve: expected less than the memory of a rank, 5 GB, got 5.5\n");
+}
+
 TEST(PlanFlags, RunsOfAnExhaustiveSearchAreAllLayouts) {
   const dtensor::test::Folder folder;
   const auto lines = [&](const Words& more) {
