@@ -10,7 +10,7 @@
 
 #include "command_line.h"
 #include "device_flag.h"
-#include "train/search.h"
+#include "train/plan_file.h"
 
 namespace llm {
 
@@ -191,9 +191,13 @@ void use_plan(const CLI::App& train, Options& o) {
   if (plan.batch > 0 && train.count("--batch") == 0) o.train.batch = plan.batch;
   if (plan.seq > 0 && train.count("--seq") == 0) o.train.seq = plan.seq;
   if (plan.layout.pp > 1 && !o.train.eval.empty()) throw UsageError("--eval does not support stages (pp) of --plan");
-  if (plan.layout.bf16 && o.dtype != at::kFloat) {
-    throw UsageError("--plan: the layout computes in bfloat16 with float32 parameters; leave out --dtype");
+  o.train.optimizer = plan.layout.optimizer;
+  const auto parameters = plan.layout.bf16_parameters ? at::kBFloat16 : at::kFloat;
+  if (plan.layout.bf16 && o.asked_dtype.value_or(parameters) != parameters) {
+    throw UsageError(fmt::format("--plan: the layout computes in bfloat16 with {} parameters; leave out --dtype",
+                                 plan.layout.bf16_parameters ? "bfloat16" : "float32"));
   }
+  if (plan.layout.bf16_parameters) o.dtype = at::kBFloat16;
 }
 
 void check_generate(const CLI::App& generate, const SampleOptions& s) {

@@ -48,6 +48,7 @@ struct TrainOptions : train::RunFlags {
   double lora_alpha = 0;                  // 0: twice the rank.
   std::vector<std::string> lora_targets;  // Empty: the projections of queries and values.
   std::string plan;                       // A file; its layout is Options::layout.
+  std::string optimizer = "adamw";        // Of the plan.
   bool from_scratch = false;              // Initializes the parameters instead of reading them.
   bool dry_run = false;
   std::string dry_run_json;

@@ -17,7 +17,8 @@ namespace llm {
 
 using dtensor::Placements;
 
-void check_layout(const dtensor::ParallelLayout& l, std::int64_t batch, std::int64_t sequence, int ranks) {
+void check_layout(const dtensor::ParallelLayout& l, const dtensor::nn::DecoderConfig& model, std::int64_t batch,
+                  std::int64_t sequence, int ranks) {
   const auto check = [](bool holds, const std::string& text) {
     if (!holds) throw UsageError("--plan: " + text);
   };
@@ -28,6 +29,15 @@ void check_layout(const dtensor::ParallelLayout& l, std::int64_t batch, std::int
         fmt::format("expected --batch to be a multiple of replicate x shard x microbatches, {}, got {}", rows, batch));
   check(sequence % tokens == 0,
         fmt::format("expected --seq to be a multiple of cp x tp, {}, got {}", tokens, sequence));
+  const auto heads = model.checked().kv_heads, of_stage = l.ranks() / l.pp;
+  check(heads % l.tp == 0,
+        fmt::format("the layout {} has tp={}, which does not divide the {} heads of keys", l.str(), l.tp, heads));
+  const auto experts = model.experts ? model.experts->router.experts : 0;
+  check(l.ep == 1 || experts > 0, fmt::format("the layout {} has ep={}, but the model has no experts", l.str(), l.ep));
+  check(experts % l.ep == 0,
+        fmt::format("the layout {} has ep={}, which does not divide the {} experts", l.str(), l.ep, experts));
+  check(of_stage % l.ep == 0,
+        fmt::format("the layout {} has ep={}, which does not divide the {} ranks of a stage", l.str(), l.ep, of_stage));
 }
 
 MeshSizes fit_mesh(const std::optional<MeshSizes>& asked, int ranks, const Family& family) {

@@ -34,8 +34,9 @@ struct Model {
 
 // The requested mesh (default: all ranks of `world` as tp). Throws UsageError on every rank if it does not fit.
 MeshSizes fit_mesh(const std::optional<MeshSizes>& asked, int ranks, const Family& family);
-// Throws UsageError if the layout of --plan does not fit the number of ranks, or the sizes of a batch.
-void check_layout(const dtensor::ParallelLayout& layout, std::int64_t batch, std::int64_t sequence, int ranks);
+// Throws UsageError if the layout of --plan does not fit the model, the sizes of a batch or the number of ranks.
+void check_layout(const dtensor::ParallelLayout& layout, const dtensor::nn::DecoderConfig& model, std::int64_t batch,
+                  std::int64_t sequence, int ranks);
 
 struct ModelOptions {
   at::ScalarType dtype = at::kFloat;

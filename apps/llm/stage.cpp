@@ -8,6 +8,7 @@
 #include "dtensor/checkpoint_activations.h"
 #include "dtensor/hooks.h"
 #include "dtensor/moe.h"
+#include "dtensor/nn/float8.h"
 #include "dtensor/parallelize.h"
 
 namespace llm {
@@ -83,13 +84,16 @@ Placements Stage::placements(bool activations) {
 }
 
 Stage::Output Stage::run_block(const nn::DecoderBlock& block, const at::Tensor& x, const nn::DecoderPass& pass) const {
+  std::optional<nn::Float8Scope> float8;
+  if (layout_.float8) float8.emplace();
   if (layout_.recompute == Recomputation::none) {
     const auto out = block(x, pass);
     return {out.y, out.loss};
   }
   RecomputeOptions options;
   if (layout_.recompute == Recomputation::selective) {
-    options.keep = {"aten::mm", "aten::linear", "aten::_scaled_dot_product_flash_attention_for_cpu"};
+    options.keep = {"aten::mm", "aten::linear", "aten::_scaled_mm",
+                    "aten::_scaled_dot_product_flash_attention_for_cpu"};
   }
   using Tensors = std::vector<at::Tensor>;
   const auto run = [&block, pass](const Tensors& inputs) {

@@ -54,7 +54,7 @@ void print_content_hash(const Trainer& trainer, const dtensor::Communicator& wor
 void plot(const TrainOptions& o, const std::string& model, const train::RunOutput& output) {
   const auto& losses = output.losses();
   if (o.plot.empty() || losses.empty()) return;
-  train::write_svg(o.plot, {.title = fmt::format("{}: {} steps of adamw", model, losses.size()),
+  train::write_svg(o.plot, {.title = fmt::format("{}: {} steps of {}", model, losses.size(), o.optimizer),
                             .curves = {{"loss", losses}},
                             .first_step = output.first_step()});
   fmt::print("plot: {}\n", o.plot);
@@ -77,7 +77,7 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
   const auto& [corpus, held_out] = texts;
   corpus.check_same(world);  // Batches are distributed without comparing them.
   if (!held_out.empty()) train::Corpus::of(held_out, o.seq).check_same(world);
-  if (options.layout) check_layout(*options.layout, o.batch, o.seq, world.size());
+  if (options.layout) check_layout(*options.layout, family.config, o.batch, o.seq, world.size());
   const MeshSizes sizes = options.layout ? MeshSizes() : fit_mesh(options.mesh, world.size(), family);
   const auto device = device_flag::type_of(options.device);
   const ModelOptions how{.dtype = options.dtype,

@@ -23,7 +23,7 @@ dtensor::nn::LoraOptions lora_options(const TrainOptions& options, const dtensor
 // Throws UsageError if one of --lora-targets is not the name of a projection of this model.
 void check_lora_targets(const TrainOptions& options, const dtensor::nn::DecoderConfig& config);
 
-// A model with AdamW for its trained parameters.
+// A model with an optimizer for its trained parameters.
 class Trainer {
  public:
   Trainer(const Model& model, const TrainOptions& options);

@@ -9,6 +9,7 @@
 #include "dtensor/debug.h"
 #include "dtensor/events.h"
 #include "dtensor/tensor.h"
+#include "optimizer.h"
 #include "train.h"
 #include "train/model.h"
 #include "train/optimizer.h"
@@ -72,14 +73,9 @@ void check_lora_targets(const TrainOptions& o, const dtensor::nn::DecoderConfig&
 
 Trainer::Trainer(const Model& model, const TrainOptions& options)
     : model_(model), options_(options), rate_(learning_rate(options)), trained_(trained_parameters(*model.decoder)) {
-  dtensor::AdamW::Group group{
-      .parameters = {}, .options = {.lr = options.lr, .weight_decay = options.weight_decay}, .names = {}};
-  for (const auto& [name, tensor] : trained_) {
-    group.names.push_back(name);
-    group.parameters.push_back(*tensor);
-  }
-  parameters_ = group.parameters;
-  optimizer_ = std::make_unique<dtensor::AdamW>(std::vector{std::move(group)});
+  for (const auto& [name, tensor] : trained_) parameters_.push_back(*tensor);
+  const dtensor::AdamWOptions adamw{.lr = options.lr, .weight_decay = options.weight_decay};
+  optimizer_ = make_optimizer(options.optimizer, trained_, adamw);
 }
 
 at::Tensor Trainer::mean_loss(const train::Batch& batch) const {

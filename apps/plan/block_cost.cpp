@@ -14,7 +14,7 @@ namespace {
 // Three stages, so that the middle one has blocks only. As few ranks as ep allows.
 ParallelLayout block_layout(const ParallelLayout& l) {
   ParallelLayout block{.pp = 3, .cp = l.cp, .tp = l.tp, .ep = l.ep, .recompute = l.recompute, .bf16 = l.bf16};
-  block.reshard = false;
+  block.reshard = false, block.float8 = l.float8, block.bf16_parameters = l.bf16_parameters;
   block.shard = std::lcm(l.ep, l.cp * l.tp) / (l.cp * l.tp);
   return block;
 }
@@ -33,10 +33,10 @@ struct Run {
   double seconds = 0, kept = 0;
 };
 
-// Activations. Casts of parameters report this kind, but do not grow with the rows.
-double kept_bytes(const MemoryByKind& memory, bool bf16) {
+// Activations. Casts of float parameters report this kind, but do not grow with the rows.
+double kept_bytes(const MemoryByKind& memory, bool casts) {
   const auto bytes = [&](MemoryKind kind) { return static_cast<double>(memory[static_cast<std::size_t>(kind)]); };
-  return bytes(MemoryKind::activation) - (bf16 ? 0.5 * bytes(MemoryKind::parameter) : 0);
+  return bytes(MemoryKind::activation) - (casts ? 0.5 * bytes(MemoryKind::parameter) : 0);
 }
 
 Run run(const Workload& work, const ParallelLayout& block, const Part& part, const HardwareModel& h) {
@@ -48,7 +48,8 @@ Run run(const Workload& work, const ParallelLayout& block, const Part& part, con
   int marks = 0;
   for (std::size_t i = 0; i < report.trace.events.size(); ++i) {
     marks += report.trace.events[i].kind == StepTrace::Kind::mark ? 1 : 0;
-    if (marks == 2) return result.kept = kept_bytes(report.trace.memory[i], block.bf16), result;
+    if (marks < 2) continue;
+    return result.kept = kept_bytes(report.trace.memory[i], block.bf16 && !block.bf16_parameters), result;
   }
   return result;
 }

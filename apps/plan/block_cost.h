@@ -16,8 +16,9 @@ struct BlockCost {
   double kept_bytes = 0;                 // activations of a block between its forward and backward
 };
 
-// Layouts with equal cp, tp, ep, recomputation and precision share a block. It runs with so many tokens that its rates
-// are the highest; fewer rows take at least their share of that. Replicas, shards and stages only add to it.
+// Layouts with equal cp, tp, ep, recomputation and precision share a block, without the optimizer. It runs with so many
+// tokens that its rates are the highest; fewer rows take at least their share of that. Replicas, shards and stages only
+// add to it.
 class BlockCosts {
  public:
   BlockCosts(const Workload& work, const dtensor::HardwareModel& hardware) : work_(work), hardware_(hardware) {}

@@ -9,6 +9,7 @@
 
 #include "block_cost.h"
 #include "dtensor/moe.h"
+#include "parameter_bytes.h"
 #include "pipeline_cost.h"
 #include "stage_step.h"
 #include "train/progress.h"
@@ -89,6 +90,7 @@ class DecoderCost {
         hardware_(hardware),
         exact_(exact),
         size_(size_of(work)),
+        parameters_(size_),
         block_size_(size_of_block(work)),
         blocks_(work, hardware) {}
 
@@ -118,16 +120,16 @@ class DecoderCost {
     const auto block = blocks_.of(l);
     const auto blocks = static_cast<double>(equal_blocks(l)), microbatches = static_cast<double>(l.microbatches);
     const double idle = stages.splits_backward() ? 0 : static_cast<double>(l.pp - 1) * blocks / stages.of_rank();
-    const double kept = 0.95 * blocks * stages.most_in_flight() * block.kept_bytes + unsharded_bytes(l);
-    const double share = sharded(l);
+    const double kept = 0.95 * blocks * stages.most_in_flight() * block.kept_bytes + parameters_.unsharded(l);
     const auto known = known_least(l);
     LayoutCost cost;
     const double computes = (idle + microbatches * blocks) * block.seconds + microbatches * block.head_seconds;
     cost.seconds = std::max(known.seconds, with_transfers(l, computes));
-    // float: parameter and two states, with the gradient at the update, with activations before backward
-    cost.peak_bytes = static_cast<std::int64_t>(std::max(16 * share, 12 * share + std::max(kept, known.bytes)));
-    cost.largest = kept > 4 * share ? "activations alone, " + train::bytes_text(kept)
-                                    : "parameters, gradients and states alone, " + train::bytes_text(16 * share);
+    // with the gradient at the update, with activations before backward
+    const double update = parameters_.updated(l), stored = parameters_.stored(l);
+    cost.peak_bytes = static_cast<std::int64_t>(std::max(update, stored + std::max(kept, known.bytes)));
+    cost.largest = kept > update - stored ? "activations alone, " + train::bytes_text(kept)
+                                          : "parameters, gradients and states alone, " + train::bytes_text(update);
     return cost;
   }
 
@@ -192,16 +194,12 @@ class DecoderCost {
 
   // Unsharded sums of gradients take what sharded ones do, and more.
   Least known_least(const ParallelLayout& l) const {
-    if (!gathers(l)) return {};
+    if (!ParameterBytes::gathers(l)) return {};
     const auto all = least(any_reshard(l), false), fewer_sums = least(any_reshard(sharded_sums(l)), false);
     const auto same = least(any_shards(l), true);
     return {std::max({all.seconds, fewer_sums.seconds, same.seconds, least_with_fewer(l)}),
             std::max({all.bytes, fewer_sums.bytes, same.bytes})};
   }
-
-  // A rank that keeps all parameters casts them where they are used: its cost and those of shards do not bound each
-  // other.
-  static bool gathers(const ParallelLayout& l) { return l.shard * l.cp > 1; }
 
   // More microbatches fill a pipeline better, but they, as recomputation, take no rank less time.
   static ParallelLayout any_microbatches(ParallelLayout l) {
@@ -234,7 +232,9 @@ class DecoderCost {
     const auto all = static_cast<double>(ranks.size());
     const auto bytes = static_cast<std::int64_t>((l.bf16 ? 2 : 4) * parameters * (all - 1) / all);
     const auto blocks = equal_blocks(l), microbatches = l.microbatches;
-    const auto gathers = l.reshard ? microbatches * (2 * blocks - 1) : blocks;
+    // Products in float8 keep what forward gathered until backward.
+    const auto in_microbatch = l.float8 ? blocks : 2 * blocks - 1;
+    const auto gathers = l.reshard ? microbatches * in_microbatch : blocks;
     const auto reductions = l.pp == 1 && l.accumulate_sharded ? microbatches * blocks : blocks;
     return static_cast<double>(gathers) * hardware_.seconds("all_gather", ranks, bytes) +
            static_cast<double>(reductions) * hardware_.seconds("reduce_scatter", ranks, bytes);
@@ -253,7 +253,7 @@ class DecoderCost {
   // Costs of a layout bound those of layouts that differ in data parallelism only.
   void learn(const ParallelLayout& l, const StageKinds& kinds, const Stages& stages, const PipelineEstimate& step,
              double peak) {
-    if (!gathers(l)) return;
+    if (!ParameterBytes::gathers(l)) return;
     const auto add_busy = [&](const ParallelLayout& layouts, bool same_shards, double seconds) {
       auto& known = busy_[{any_microbatches(layouts).str(), same_shards}];
       const auto [entry, added] = known.try_emplace({l.microbatches, l.recompute}, seconds);
@@ -262,8 +262,10 @@ class DecoderCost {
     const auto add = [&](const ParallelLayout& key, StepEstimate StageResult::*time) {
       const auto least = estimate_pipeline(stages.schedule(), rank_times(kinds, stages, time), 0);
       // Gradients of shards, and what this layout keeps unsharded, may be a part of the peak.
-      const double stored = 16 * sharded(l) + (time == &StageResult::compute ? unsharded_bytes(l) : 0);
-      const Least mine{least.seconds, std::max(0.0, peak - stored)};
+      const double unsharded = time == &StageResult::compute ? parameters_.unsharded(l) : 0;
+      const double stored = parameters_.updated(l) + unsharded;
+      // Muon's update needs memory that depends on the shards.
+      const Least mine{least.seconds, l.optimizer == "muon" ? 0 : std::max(0.0, peak - stored)};
       const auto [entry, added] = least_.try_emplace({key.str(), time != &StageResult::compute}, mine);
       auto& known = entry->second;
       known = {std::min(known.seconds, mine.seconds), std::min(known.bytes, mine.bytes)};
@@ -272,22 +274,6 @@ class DecoderCost {
     add(any_reshard(l), &StageResult::compute);
     add_busy(any_shards(l), false, add(any_shards(l), &StageResult::compute_and_experts));
     add_busy(l, true, (1 - step.bubble) * step.seconds);
-  }
-
-  // Parameters of a rank without experts, before data parallelism shards them.
-  double dense(const ParallelLayout& l) const {
-    return (size_.parameters - size_.expert_parameters) / static_cast<double>(l.tp * l.pp);
-  }
-  // Parameters of a rank.
-  double sharded(const ParallelLayout& l) const {
-    return dense(l) / static_cast<double>(l.shard * l.cp) + size_.expert_parameters / static_cast<double>(l.ranks());
-  }
-  // Gathered parameters and gradients that stay for the step.
-  double unsharded_bytes(const ParallelLayout& l) const {
-    const double experts = size_.expert_parameters / static_cast<double>(l.pp * l.ep);
-    const bool unsharded = l.microbatches > 1 && (l.pp > 1 || !l.accumulate_sharded);
-    const double gathered = (gathers(l) ? dense(l) : 0) + (l.ranks() > l.pp * l.ep ? experts : 0);
-    return (l.reshard ? 0 : l.bf16 ? 2 : 4) * gathered + (unsharded ? 4 : 0) * (dense(l) + experts);
   }
 
   // Ranks between the first, which has the most microbatches in flight, and the last, which has the logits, need less
@@ -343,7 +329,8 @@ class DecoderCost {
       return run(l, part, in_flight, trace_memory);
     };
     const auto blocks = part.blocks;
-    const bool all = exact_ || blocks <= kFew + 1;
+    // Muon's matrices are spread over the ranks: those that a rank owns do not grow with each block.
+    const bool all = exact_ || blocks <= kFew + 1 || l.optimizer == "muon";
     if (all && stages == 1) {
       const auto result = run_blocks(blocks, false);
       return {result, result};
@@ -365,7 +352,9 @@ class DecoderCost {
   Workload work_;
   HardwareModel hardware_;
   bool exact_;
-  ModelSize size_, block_size_;  // of the model, and of one block
+  ModelSize size_;  // of the model
+  ParameterBytes parameters_;
+  ModelSize block_size_;  // of one block
   BlockCosts blocks_;
   std::map<std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>, Stages> stages_;
   std::map<std::pair<std::string, bool>, Busy> busy_;    // by the rest of the layout, and whether shards count

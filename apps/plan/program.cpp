@@ -14,7 +14,6 @@
 #include <functional>
 #include <iostream>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "calibrate.h"
 #include "command_line.h"
@@ -27,6 +26,7 @@
 #include "train/args.h"
 #include "train/dry_run.h"
 #include "train/output.h"
+#include "train/plan_file.h"
 
 namespace plan {
 namespace {
@@ -37,11 +37,12 @@ struct Options {
   std::string preset, model, hardware = "h100", out, mesh, trace, plot;
   std::int64_t batch = 0, sequence = 8192, most_runs = 1000;
   std::vector<std::int64_t> ep = {1, 2, 4, 8, 16, 32, 64};
-  double memory_limit = 0;  // GB; 0: the hardware's
+  std::optional<double> memory_limit, memory_reserve;  // GB; none: the hardware's
   bool exact = false, exhaustive = false;
   std::string runs;
   dtensor::LayoutSpace space{.max_pp = 16, .microbatches = {1, 2, 4, 8, 16, 32, 64}};
   std::string recompute = "any", precision = "bf16", reshard = "any", accumulate = "any";
+  std::string float8 = "false", parameters = "float32", optimizer = "adamw";
   int calibrated_ranks = 2;
 };
 
@@ -68,6 +69,10 @@ void add_workload_flags(CLI::App& app, Options& o) {
   app.add_option("--seq", o.sequence, "tokens a sequence")->check(CLI::Range(1, 1 << 24))->capture_default_str();
   app.add_option("--memory-limit", o.memory_limit, "memory of a rank in GB; default: the hardware's")
       ->check(command_line::positive());
+  app.add_option("--memory-reserve", o.memory_reserve,
+                 "GB of that memory that a step does not get (context, NCCL, what an allocator keeps); default: the "
+                 "hardware's")
+      ->check(command_line::non_negative());
 }
 
 void add_layout_flags(CLI::App& app, Options& o) {
@@ -102,7 +107,6 @@ void add_layout_flags(CLI::App& app, Options& o) {
       ->check(CLI::IsMember({"sharded", "unsharded", "any"}));
   app.add_option("--recompute", o.recompute, "none, selective (keeps products and attention), full or any")
       ->check(CLI::IsMember({"none", "selective", "full", "any"}));
-  app.add_option("--precision", o.precision, "bf16, float32 or any")->check(CLI::IsMember({"bf16", "float32", "any"}));
   app.add_option("--mesh", o.mesh, "only this mesh, e.g. pp=8,shard=8,tp=8");
   app.add_option("--most-runs", o.most_runs, "layouts that are dry-run at most")
       ->check(CLI::Range(1, 1 << 20))
@@ -113,6 +117,25 @@ void add_layout_flags(CLI::App& app, Options& o) {
                "run all blocks and microbatches of a stage instead of extrapolating from 4 and 5 blocks");
 }
 
+// Choices that change the numbers, so a search takes them only if it may.
+void add_arithmetic_flags(CLI::App& app, Options& o) {
+  app.add_option("--precision", o.precision, "dtype of the computation: bf16, float32 or any")
+      ->check(CLI::IsMember({"bf16", "float32", "any"}))
+      ->capture_default_str();
+  app.add_option("--float8", o.float8, "whether the products of blocks are in float8: true, false or any")
+      ->check(CLI::IsMember({"true", "false", "any"}))
+      ->capture_default_str();
+  app.add_option("--parameters", o.parameters,
+                 "dtype of parameters, gradients and optimizer states: float32, bf16 (with --precision bf16) or any")
+      ->check(CLI::IsMember({"float32", "bf16", "any"}))
+      ->capture_default_str();
+  app.add_option(
+         "--optimizer", o.optimizer,
+         "adamw, muon (for the matrices of blocks, AdamW for all else; dry runs of all blocks take longer) or any")
+      ->check(CLI::IsMember({"adamw", "muon", "any"}))
+      ->capture_default_str();
+}
+
 void add_file_flags(CLI::App& app, Options& o) {
   app.add_option("--out", o.out, "write the chosen layout to this JSON file");
   app.add_option("--runs", o.runs, "write the bounds and costs of all layouts that were dry-run to this CSV file");
@@ -121,8 +144,11 @@ void add_file_flags(CLI::App& app, Options& o) {
 }
 
 void add_search(CLI::App& app, Options& o) {
-  command_line::add_groups(
-      app, o, {{"Model and machine", add_workload_flags}, {"Layouts", add_layout_flags}, {"Files", add_file_flags}});
+  command_line::add_groups(app, o,
+                           {{"Model and machine", add_workload_flags},
+                            {"Layouts", add_layout_flags},
+                            {"Arithmetic", add_arithmetic_flags},
+                            {"Files", add_file_flags}});
 }
 
 dtensor::HardwareModel read_hardware(const std::string& name) {
@@ -142,6 +168,12 @@ std::vector<dtensor::ParallelLayout> candidates(Options o, bool experts) {
   };
   o.space.reshard = choices(o.reshard, "true"), o.space.accumulate_sharded = choices(o.accumulate, "sharded");
   o.space.bf16 = choices(o.precision, "bf16");
+  o.space.float8 = choices(o.float8, "true"), o.space.bf16_parameters = choices(o.parameters, "bf16");
+  if (o.optimizer == "any") o.space.optimizers = {"adamw", "muon"};
+  if (o.optimizer == "muon") o.space.optimizers = {"muon"};
+  if (o.parameters == "bf16" && o.precision == "float32") {
+    throw UsageError("--parameters bf16 needs --precision bf16");
+  }
   std::optional<train::MeshShape> mesh;
   if (!o.mesh.empty()) {
     mesh = train::parse_mesh(o.mesh);
@@ -159,28 +191,6 @@ std::vector<dtensor::ParallelLayout> candidates(Options o, bool experts) {
   });
   std::erase_if(all, [&](const auto& l) { return experts && std::find(o.ep.begin(), o.ep.end(), l.ep) == o.ep.end(); });
   return all;
-}
-
-std::string json_of(const Options& o, const dtensor::PlannedLayout& best) {
-  const auto& l = best.layout;
-  const nlohmann::ordered_json json = {
-      {"model", o.preset.empty() ? o.model : o.preset},
-      {"ranks", l.ranks()},
-      {"batch", o.batch},
-      {"seq", o.sequence},
-      {"mesh",
-       {{"pp", l.pp}, {"replicate", l.replicate}, {"shard", l.shard}, {"cp", l.cp}, {"tp", l.tp}, {"ep", l.ep}}},
-      {"microbatches", l.microbatches},
-      {"schedule", l.schedule},
-      {"chunks", l.chunks},
-      {"reshard_after_forward", l.reshard},
-      {"accumulate", l.accumulate_sharded ? "sharded" : "unsharded"},
-      {"recompute", to_string(l.recompute)},
-      {"bf16", l.bf16},
-      {"seconds", best.cost.seconds},
-      {"peak_bytes", best.cost.peak_bytes},
-      {"explanation", best.cost.explanation}};
-  return json.dump(1) + "\n";
 }
 
 // A line on stderr every two seconds.
@@ -220,14 +230,35 @@ dtensor::PlannedProgram observed(dtensor::PlannedProgram program, const Options&
   return program;
 }
 
+// Bytes of a rank's memory that a step gets; 0: unknown.
+std::int64_t memory_of(const Options& o, const dtensor::HardwareModel& hardware) {
+  const double all = o.memory_limit ? *o.memory_limit * 1e9 : hardware.memory_bytes;
+  const double reserve = o.memory_reserve ? *o.memory_reserve * 1e9 : hardware.memory_reserve;
+  if (all > 0 && reserve >= all) {
+    throw UsageError(fmt::format("--memory-reserve: expected less than the memory of a rank, {:.3g} GB, got {:.3g}",
+                                 1e-9 * all, 1e-9 * reserve));
+  }
+  return all > 0 ? static_cast<std::int64_t>(all - reserve) : 0;
+}
+
+// Rates of 'product' serve dtypes that have none, but products in float8 are faster than others on GPUs, slower on
+// CPUs.
+void check_float8(const Options& o, const dtensor::HardwareModel& hardware) {
+  const auto name = dtensor::HardwareModel::rate_name("product", at::kFloat8_e4m3fn);
+  if (o.float8 == "false" || hardware.rates.contains(name)) return;
+  throw UsageError(
+      fmt::format("--float8 {}: the hardware table '{}' has no rates of '{}'", o.float8, hardware.name, name));
+}
+
 int search(const Options& o) {
   at::set_num_threads(1);  // dry runs compute nothing
   if (o.preset.empty() == o.model.empty()) throw UsageError("expected --preset or --model");
   const auto hardware = read_hardware(o.hardware);
+  check_float8(o, hardware);
   const auto family = llm::read_family(o.preset.empty() ? o.model : data_folder("presets") + "/" + o.preset);
   const Workload work{family.config, o.batch, o.sequence};
   const dtensor::SearchLimits limits{
-      .memory_bytes = static_cast<std::int64_t>(o.memory_limit > 0 ? o.memory_limit * 1e9 : hardware.memory_bytes),
+      .memory_bytes = memory_of(o, hardware),
       .most_runs = o.exhaustive ? std::numeric_limits<std::size_t>::max() : static_cast<std::size_t>(o.most_runs),
       .tolerance = 0.02,
       .progress = progress_lines()};
@@ -240,7 +271,8 @@ int search(const Options& o) {
   const auto& best = plan.fitting.front();
   fmt::print("{:.0f} tokens/s of each rank\n",
              static_cast<double>(o.batch * o.sequence) / best.cost.seconds / static_cast<double>(o.space.ranks));
-  if (!o.out.empty()) train::write_file(o.out, json_of(o, best));
+  const auto& model = o.preset.empty() ? o.model : o.preset;
+  if (!o.out.empty()) train::write_plan(o.out, {best.layout, o.batch, o.sequence}, best.cost, model);
   if (!o.trace.empty() || !o.plot.empty()) {
     const Stages stages(best.layout);
     const auto blocks = (work.model.layers + best.layout.pp - 1) / best.layout.pp;

@@ -9,6 +9,7 @@
 #include "dtensor/launch.h"
 #include "dtensor/optim.h"
 #include "dtensor/tensor.h"
+#include "llm/optimizer.h"
 #include "llm/stage.h"
 #include "train/model.h"
 
@@ -22,6 +23,11 @@ std::int64_t rank_rows(const Workload& work, const ParallelLayout& layout) {
 
 namespace {
 
+nn::DecoderConfig with_parameters(nn::DecoderConfig config, const ParallelLayout& layout) {
+  if (layout.bf16_parameters) config.tensor = config.tensor.dtype(at::kBFloat16);
+  return config;
+}
+
 bool is_backward(const pipeline::Action& action) { return action.kind == pipeline::Action::Kind::backward; }
 
 // One rank of a stage during a step: the microbatches in flight, and the optimizer.
@@ -33,17 +39,13 @@ class StageStep {
         part_(part),
         mesh_(init_device_mesh(world, at::kCPU, {layout.replicate, layout.shard, layout.cp, layout.tp},
                                {"replicate", "shard", "cp", "tp"})),
-        decoder_(last_blocks(work.model, part.blocks)),
+        decoder_(with_parameters(last_blocks(work.model, part.blocks), layout)),
         stage_(decoder_, {0, part.blocks, part.first, part.last}) {
     stage_.distribute(mesh_, layout);
     stage_.reset();
-    AdamW::Group group{.parameters = {}, .options = {}, .names = {}};
-    for (const auto& [name, tensor] : llm::distinct(stage_.named_parameters())) {
-      group.names.push_back(name);
-      group.parameters.push_back(*tensor);
-    }
-    parameters_ = group.parameters;
-    optimizer_ = std::make_unique<AdamW>(std::vector{std::move(group)});
+    const auto parameters = llm::distinct(stage_.named_parameters());
+    for (const auto& [name, tensor] : parameters) parameters_.push_back(*tensor);
+    optimizer_ = llm::make_optimizer(layout.optimizer, parameters, {});
   }
 
   void run(const std::vector<pipeline::Action>& actions) {
@@ -94,7 +96,7 @@ class StageStep {
   nn::Decoder decoder_;
   llm::Stage stage_;
   std::vector<at::Tensor> parameters_;
-  std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
   std::map<int, at::Tensor> outputs_;
 };
 

@@ -2,13 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "dry_run.h"
 #include "flops.h"
-#include "input_file.h"
 #include "model.h"
-#include "output.h"
+#include "plan_file.h"
 #include "program.h"
 #include "progress.h"
 #include "run.h"
@@ -141,64 +138,9 @@ int report_search(const Options& o, const Corpus& corpus) {
   fmt::print("{}", plan.table(limits_of(o)));
   if (plan.fitting.empty()) return 1;
   if (o.plan_out.empty()) return 0;
-  const auto& [l, cost, problem] = plan.fitting.front();
-  const nlohmann::ordered_json json = {
-      {"mesh",
-       {{"pp", l.pp}, {"replicate", l.replicate}, {"shard", l.shard}, {"cp", l.cp}, {"tp", l.tp}, {"ep", l.ep}}},
-      {"microbatches", l.microbatches},
-      {"schedule", l.schedule},
-      {"recompute", to_string(l.recompute)},
-      {"bf16", l.bf16},
-      {"seconds", cost.seconds},
-      {"peak_bytes", cost.peak_bytes},
-      {"explanation", cost.explanation}};
-  write_file(o.plan_out, json.dump(1) + "\n");
+  const auto& best = plan.fitting.front();
+  write_plan(o.plan_out, {best.layout}, best.cost);
   return 0;
-}
-
-namespace {
-
-dtensor::Recomputation recomputation_of(const std::string& word) {
-  using dtensor::Recomputation;
-  for (const auto kind : {Recomputation::none, Recomputation::selective, Recomputation::full}) {
-    if (word == to_string(kind)) return kind;
-  }
-  throw UsageError(
-      fmt::format("--plan: expected \"recompute\" to be \"none\", \"selective\" or \"full\", got \"{}\"", word));
-}
-
-bool accumulates_sharded(const std::string& word) {
-  if (word == "sharded" || word == "unsharded") return word == "sharded";
-  throw UsageError(fmt::format("--plan: expected \"accumulate\" to be \"sharded\" or \"unsharded\", got \"{}\"", word));
-}
-
-}  // namespace
-
-Plan read_plan(const std::string& path) {
-  auto file = input_file::open<UsageError>("--plan, as `plan search --out` or --plan-out writes it", path);
-  try {
-    const auto json = nlohmann::json::parse(file);
-    const auto& mesh = json.at("mesh");
-    ParallelLayout l{.pp = mesh.at("pp"),
-                     .replicate = mesh.at("replicate"),
-                     .shard = mesh.at("shard"),
-                     .cp = mesh.at("cp"),
-                     .tp = mesh.at("tp"),
-                     .ep = mesh.value("ep", 1)};
-    l.microbatches = json.at("microbatches");
-    if (l.microbatches < 1 || l.microbatches > 1 << 16) {
-      throw UsageError(fmt::format("--plan: expected 1 to {} microbatches, got {}", 1 << 16, l.microbatches));
-    }
-    l.schedule = json.at("schedule");
-    l.chunks = json.value("chunks", l.chunks);
-    l.reshard = json.value("reshard_after_forward", l.reshard);
-    l.accumulate_sharded = accumulates_sharded(json.value("accumulate", "sharded"));
-    l.recompute = recomputation_of(json.at("recompute"));
-    l.bf16 = json.at("bf16");
-    return {l, json.value("batch", std::int64_t{0}), json.value("seq", std::int64_t{0})};
-  } catch (const nlohmann::json::exception& error) {
-    throw UsageError("--plan: " + path + " is not a plan: " + error.what());
-  }
 }
 
 Options with_plan(Options options) {
@@ -207,8 +149,13 @@ Options with_plan(Options options) {
   if (layout.recompute == dtensor::Recomputation::selective) {
     throw UsageError("--plan: `train` recomputes blocks or nothing; `llm train` supports \"selective\"");
   }
+  if (layout.bf16_parameters) {
+    throw UsageError("--plan: `train` has parameters of --dtype; `llm train` supports \"parameters\": \"bfloat16\"");
+  }
   if (!layout.reshard) options.reshard = "false";
   if (!layout.accumulate_sharded) options.accumulate_sharded = false;
+  if (layout.float8) options.float8 = true;
+  if (layout.optimizer != "adamw") options.optimizer = layout.optimizer;
   return with_layout(std::move(options), layout);
 }
 

@@ -23,13 +23,6 @@ dtensor::LayoutPlan search(const Options& options, const Corpus& corpus, const d
 // Prints the ranking, and writes the fastest layout to --plan-out. Returns the exit status: 1 if no layout fits.
 int report_search(const Options& options, const Corpus& corpus);
 
-// What --plan-out, and `plan search --out`, write.
-struct Plan {
-  dtensor::ParallelLayout layout;
-  std::int64_t batch = 0, seq = 0;  // 0: the file does not say
-};
-// Throws UsageError if the file of --plan is not one.
-Plan read_plan(const std::string& file);
 // The options with the layout of --plan.
 Options with_plan(Options options);
 

@@ -39,8 +39,9 @@ struct DTENSOR_API HardwareModel {
   double operator_seconds = 0;               // of each operator, in addition
   std::map<std::string, double> peak_flops;  // FLOP/s of one rank by dtype, for the utilization
   double memory_bytes = 0;                   // of one rank; 0: unknown
-  bool asynchronous = false;                 // whether collectives run beside operators
-  std::vector<Level> levels;                 // innermost first; the last one connects all ranks
+  double memory_reserve = 0;  // bytes of those that a step does not get: context, NCCL, what an allocator keeps
+  bool asynchronous = false;  // whether collectives run beside operators
+  std::vector<Level> levels;  // innermost first; the last one connects all ranks
 
   // Reads the table of a file. Throws c10::Error with the path and what is missing.
   static HardwareModel read(const std::string& path);
@@ -113,6 +114,11 @@ struct DTENSOR_API ParallelLayout {
   // gathered until the last backward pass of the step. Gradients of each microbatch are reduced into shards, or those
   // of the step once (with `reshard` false: ZeRO-1). A pipeline reduces once.
   bool reshard = true, accumulate_sharded = true;
+  // What else changes the numbers. float8: products of blocks, as in nn::Float8Scope. bf16_parameters: parameters,
+  // gradients and states of the optimizer are bfloat16, too; needs bf16. optimizer: "adamw", or "muon" for the matrices
+  // of blocks and AdamW for all else.
+  bool float8 = false, bf16_parameters = false;
+  std::string optimizer = "adamw";
   std::int64_t ranks() const { return pp * replicate * shard * cp * tp; }
   std::string str() const;  // "pp=2,shard=4,tp=2 microbatches=8 recompute=full bf16"
   friend bool operator==(const ParallelLayout&, const ParallelLayout&) = default;
@@ -131,8 +137,13 @@ struct LayoutSpace {
   // What data parallelism keeps, as in ParallelLayout.
   std::vector<bool> reshard = {true};
   std::vector<bool> accumulate_sharded = {true};
+  // As in ParallelLayout.
+  std::vector<bool> float8 = {false};
+  std::vector<bool> bf16_parameters = {false};
+  std::vector<std::string> optimizers = {"adamw"};
 };
-// Values that change nothing are left out: schedules and chunks without a pipeline, accumulation of one microbatch.
+// Values that change nothing are left out: schedules and chunks without a pipeline, accumulation of one microbatch; and
+// parameters in bfloat16 without bf16.
 DTENSOR_API std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space);
 
 // What a program needs in a layout.

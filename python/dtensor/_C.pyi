@@ -367,6 +367,10 @@ class HardwareModel:
     def memory_bytes(self) -> float:
         """Of one rank; 0: unknown."""
 
+    @property
+    def memory_reserve(self) -> float:
+        """Bytes of those that a step does not get."""
+
     def json(self) -> str: ...
 
 class StepEstimate:

@@ -55,6 +55,7 @@ void bind_estimates(py::module_& module) {
       .def_static("parse", &HardwareModel::parse, py::arg("json"))
       .def_readonly("name", &HardwareModel::name)
       .def_readonly("memory_bytes", &HardwareModel::memory_bytes, "Of one rank; 0: unknown.")
+      .def_readonly("memory_reserve", &HardwareModel::memory_reserve, "Bytes of those that a step does not get.")
       .def("json", &HardwareModel::json);
   py::class_<StepEstimate>(module, "StepEstimate", "Estimated seconds of one rank's step.")
       .def_readonly("seconds", &StepEstimate::seconds, "Of the step: compute + exposed.")

@@ -110,9 +110,10 @@ void check_levels(const std::vector<HardwareModel::Level>& levels) {
 void check(const HardwareModel& hardware) {
   for (const auto& [name, curve] : hardware.rates) check_rates(name, curve);
   check_levels(hardware.levels);
-  for (const double number : {hardware.memory_bytes, hardware.operator_seconds}) {
+  for (const double number : {hardware.memory_bytes, hardware.memory_reserve, hardware.operator_seconds}) {
     TORCH_CHECK(number >= 0 && std::isfinite(number),
-                "hardware table: expected memory_bytes and operator_seconds of at least 0, got ", number);
+                "hardware table: expected memory_bytes, memory_reserve and operator_seconds of at least 0, got ",
+                number);
   }
   for (const auto& [dtype, flops] : hardware.peak_flops) {
     TORCH_CHECK(is_positive(flops), "hardware table: peak_flops of ", dtype, ": expected a positive number, got ",
@@ -146,7 +147,8 @@ HardwareModel HardwareModel::parse(const std::string& text) {
   HardwareModel hardware;
   try {
     const Json json = Json::parse(text);
-    check_fields(json, {"name", "rates", "operator_seconds", "peak_flops", "memory_bytes", "asynchronous", "levels"});
+    check_fields(json, {"name", "rates", "operator_seconds", "peak_flops", "memory_bytes", "memory_reserve",
+                        "asynchronous", "levels"});
     hardware.name = json.at("name");
     for (const auto& [name, points] : json.at("rates").items()) {
       hardware.rates[name] = parse_curve(points);
@@ -154,6 +156,7 @@ HardwareModel HardwareModel::parse(const std::string& text) {
     hardware.operator_seconds = json.value("operator_seconds", 0.0);
     hardware.peak_flops = json.value("peak_flops", std::map<std::string, double>());
     hardware.memory_bytes = json.value("memory_bytes", 0.0);
+    hardware.memory_reserve = json.value("memory_reserve", 0.0);
     hardware.asynchronous = json.value("asynchronous", false);
     for (const auto& level : json.at("levels")) {
       check_fields(level, {"name", "ranks", "latency", "bandwidth"});
@@ -190,6 +193,7 @@ std::string HardwareModel::json() const {
   out["operator_seconds"] = operator_seconds;
   out["peak_flops"] = peak_flops;
   out["memory_bytes"] = memory_bytes;
+  out["memory_reserve"] = memory_reserve;
   out["asynchronous"] = asynchronous;
   for (const auto& l : levels) {
     const auto bandwidth = l.bandwidths.empty() ? Json(l.bandwidth) : json_of(l.bandwidths);

@@ -29,7 +29,10 @@ std::string ParallelLayout::str() const {
   if (!reshard) text += " reshard=false";
   if (!accumulate_sharded) text += " accumulate=unsharded";
   if (recompute != Recomputation::none) text += fmt::format(" recompute={}", to_string(recompute));
-  return text + (bf16 ? " bf16" : "");
+  if (bf16) text += " bf16";
+  if (float8) text += " float8";
+  if (bf16_parameters) text += " parameters=bf16";
+  return text + (optimizer == "adamw" ? "" : " optimizer=" + optimizer);
 }
 
 namespace {
@@ -86,6 +89,22 @@ void for_each_storage(const LayoutSpace& space, ParallelLayout layout, const Fn&
   }
 }
 
+// Calls fn with the layout for each precision and optimizer.
+template <class Fn>
+void for_each_arithmetic(const LayoutSpace& space, ParallelLayout layout, const Fn& fn) {
+  for (const bool bf16 : space.bf16) {
+    for (const bool parameters : space.bf16_parameters) {
+      if (parameters && !bf16) continue;
+      for (const bool float8 : space.float8) {
+        for (const auto& optimizer : space.optimizers) {
+          layout.bf16 = bf16, layout.bf16_parameters = parameters, layout.float8 = float8, layout.optimizer = optimizer;
+          fn(layout);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space) {
@@ -95,11 +114,11 @@ std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space) {
     for (const auto& [schedule, chunks] : schedules_of(space, layout.pp)) {
       for (const auto microbatches : space.microbatches) {
         for (const auto recompute : space.recompute) {
-          for (const bool bf16 : space.bf16) {
-            layout.schedule = schedule, layout.chunks = chunks, layout.microbatches = microbatches;
-            layout.recompute = recompute, layout.bf16 = bf16;
-            for_each_storage(space, layout, [&](const auto& l) { all.push_back(l); });
-          }
+          layout.schedule = schedule, layout.chunks = chunks, layout.microbatches = microbatches;
+          layout.recompute = recompute;
+          for_each_arithmetic(space, layout, [&](const auto& computed) {
+            for_each_storage(space, computed, [&](const auto& l) { all.push_back(l); });
+          });
         }
       }
     }

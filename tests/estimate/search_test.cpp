@@ -96,6 +96,15 @@ TEST(Layouts, DifferInWhatTheyRun) {
     EXPECT_TRUE(l.accumulate_sharded || (l.pp == 1 && l.microbatches > 1)) << l.str();
     EXPECT_EQ(l.chunks > 0, l.pp > 1 && l.schedule == "interleaved") << l.str();
   }
+  const auto computed = enumerate_layouts({.ranks = 1,
+                                           .recompute = {Recomputation::none},
+                                           .bf16 = {true, false},
+                                           .float8 = {false, true},
+                                           .bf16_parameters = {false, true},
+                                           .optimizers = {"adamw", "muon"}});
+  EXPECT_EQ(computed.size(), 3u * 2 * 2);  // no parameters in bfloat16 without bf16
+  for (const auto& l : computed) EXPECT_TRUE(seen.insert(l.str()).second) << l.str();
+  EXPECT_TRUE(seen.contains("one rank bf16 float8 parameters=bf16 optimizer=muon"));
   EXPECT_TRUE(seen.contains("pp=2,shard=4 microbatches=4 interleaved chunks=4 reshard=false bf16"));
   EXPECT_TRUE(seen.contains("shard=8 microbatches=4 reshard=false accumulate=unsharded bf16"));
 }

@@ -67,7 +67,9 @@ ParallelLayout any_layout() {
                    .bf16 = one_of({true, true, false}),
                    .schedule = one_of<std::string>({"1f1b", "gpipe"}),
                    .reshard = one_of({true, false}),
-                   .accumulate_sharded = one_of({true, false})};
+                   .accumulate_sharded = one_of({true, false}),
+                   .float8 = one_of({true, false, false})};
+  l.bf16_parameters = l.bf16 && one_of({true, false});
   l.microbatches = std::max(l.microbatches, l.pp);
   return l;
 }
@@ -145,7 +147,10 @@ void bounds_are_below_the_costs() {
                                 .microbatches = {1, 4},
                                 .bf16 = {one_of({true, false})},
                                 .reshard = {true, false},
-                                .accumulate_sharded = {true, false}});
+                                .accumulate_sharded = {true, false},
+                                .float8 = {one_of({true, false, false})},
+                                .bf16_parameters = {true, false},
+                                .optimizers = {one_of<std::string>({"adamw", "adamw", "muon"})}});
   std::erase_if(all, [&](const auto& l) { return !program.reject(l).empty(); });
   for (int run = 0; run < 8; ++run) {
     const auto& l = all[*rc::gen::inRange<std::size_t>(0, all.size())];
@@ -158,19 +163,28 @@ void bounds_are_below_the_costs() {
   }
 }
 
-// Casts and sums of units, which the trace marks, are larger with fewer shards.
+// Casts and sums of units, which the trace marks, are larger with fewer shards. Other operators are equal, up to the
+// update.
 TEST(DecoderCost, OperatorsOfUnitsDependOnShards) {
   const auto work = small_model(2);
-  const auto bytes_of_units = [&](const ParallelLayout& l) {
+  const auto bytes_of = [&](const ParallelLayout& l, bool of_unit) {
+    const auto trace = run_stage(work, l, {.part = {2}}, {}).trace;
     double bytes = 0;
-    for (const auto& event : run_stage(work, l, {.part = {2}}, {}).trace.events) {
-      bytes += event.of_unit ? static_cast<double>(event.bytes) : 0;
+    for (const auto& event : trace.events) {
+      const bool mark = event.kind == StepTrace::Kind::mark;
+      if (mark && trace.names[static_cast<std::size_t>(event.name)] == "update") break;
+      bytes +=
+          event.kind < StepTrace::Kind::collective && event.of_unit == of_unit ? static_cast<double>(event.bytes) : 0;
     }
     return bytes;
   };
-  const ParallelLayout few{.replicate = 2, .shard = 2, .bf16 = true}, many{.shard = 4, .bf16 = true};
-  EXPECT_GT(bytes_of_units(many), size_of(work).parameters);
-  EXPECT_GT(bytes_of_units(few), 1.5 * bytes_of_units(many));
+  for (const bool bf16 : {true, false}) {
+    const ParallelLayout few{.replicate = 2, .shard = 2, .bf16 = bf16}, many{.shard = 4, .bf16 = bf16};
+    EXPECT_EQ(bytes_of(few, false), bytes_of(many, false));
+    if (!bf16) continue;
+    EXPECT_GT(bytes_of(many, true), size_of(work).parameters);
+    EXPECT_GT(bytes_of(few, true), 1.5 * bytes_of(many, true));
+  }
 }
 
 TEST(DecoderCost, LearnedBoundsAreBelowTheCosts) {

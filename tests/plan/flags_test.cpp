@@ -33,6 +33,11 @@ TEST(PlanFlags, ChooseTheLayoutsThatAreTried) {
            {{"--mesh", "shard=2", "--accumulate", "sharded"}, 2},
            {{"--mesh", "shard=2", "--accumulate", "unsharded", "--reshard-after-forward", "true"}, 1},
            {{"--mesh", "pp=2", "--accumulate", "any"}, 2},  // a pipeline reduces once
+           {{"--mesh", "shard=2", "--float8", "any"}, 8},
+           {{"--mesh", "shard=2", "--optimizer", "any"}, 8},
+           {{"--mesh", "shard=2", "--parameters", "any"}, 8},
+           {{"--mesh", "shard=2", "--parameters", "any", "--precision", "any"}, 12},
+           {{"--mesh", "shard=2", "--float8", "true", "--parameters", "bf16", "--optimizer", "muon"}, 4},
            {{"--mesh", "pp=2", "--schedule", "interleaved"}, 2},
            {{"--mesh", "pp=2", "--schedule", "interleaved", "--chunks", "2,4"}, 4},
            {{"--mesh", "pp=2", "--schedule", "1f1b,zb-h1", "--chunks", "2,4"}, 4}}) {
@@ -40,6 +45,19 @@ TEST(PlanFlags, ChooseTheLayoutsThatAreTried) {
     const auto [status, out, error] = search(folder, more);
     EXPECT_NE(out.find(": " + std::to_string(layouts) + " layouts\n"), std::string::npos) << out << error;
   }
+}
+
+// No layout of the small model fits into the rest of the memory.
+TEST(PlanFlags, ReserveIsSubtractedFromTheLimit) {
+  const dtensor::test::Folder folder;
+  const auto status = [&](const char* reserve) {
+    return search(folder, {"--mesh", "shard=2", "--memory-limit", "100", "--memory-reserve", reserve}).status;
+  };
+  EXPECT_EQ(status("0"), 0);
+  EXPECT_EQ(status("99.9999"), 1);
+  const Words too_little = {"--mesh", "shard=2", "--memory-limit", "5"};  // the table's reserve is 5.5 GB
+  EXPECT_EQ(search(folder, too_little).error,
+            "plan: --memory-reserve: expected less than the memory of a rank, 5 GB, got 5.5\n");
 }
 
 TEST(PlanFlags, RunsOfAnExhaustiveSearchAreAllLayouts) {

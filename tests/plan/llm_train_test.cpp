@@ -19,7 +19,7 @@
 #include "support/captured.h"
 #include "support/draws.h"
 #include "support/folder.h"
-#include "train/search.h"
+#include "train/plan_file.h"
 
 namespace plan {
 namespace {
@@ -34,14 +34,14 @@ json read(const std::string& file) {
   return json::parse(in);
 }
 
-// A preset's config.json with small sizes.
-json shrunk(const std::string& preset) {
+// A preset's config.json with small sizes, `tiny` for products in float8, which are slow on CPUs.
+json shrunk(const std::string& preset, bool tiny) {
   auto j = read(program_data("plan/presets/" + preset) + "/config.json");
   const json small = {{"vocab_size", 512},
-                      {"hidden_size", 64},
-                      {"num_hidden_layers", one_of({2, 5, 6})},
-                      {"intermediate_size", 192},
-                      {"moe_intermediate_size", 64},
+                      {"hidden_size", tiny ? 32 : 64},
+                      {"num_hidden_layers", tiny ? 2 : one_of({2, 5, 6})},
+                      {"intermediate_size", tiny ? 64 : 192},
+                      {"moe_intermediate_size", tiny ? 32 : 64},
                       {"num_attention_heads", 8},
                       {"num_key_value_heads", j.contains("kv_lora_rank") ? 8 : 4},
                       {"head_dim", 8},
@@ -116,24 +116,35 @@ dtensor::StateTensors written(const dtensor::test::Folder& folder) {
 
 void plan_runs() {
   const auto preset = one_of<std::string>({"llama3-8b", "mixtral-8x7b", "qwen3-235b-a22b", "deepseek-v3"});
+  const bool float8 = one_of({false, false, false, true});
   const dtensor::test::Folder folder, planned_folder, alone_folder;
-  std::ofstream(folder / "config.json") << shrunk(preset).dump();
+  std::ofstream(folder / "config.json") << shrunk(preset, float8).dump();
   std::ofstream(folder / "hardware.json") << any_hardware().json();
   const std::string limit = one_of<std::string>({"1000", "0.004", "0.002"});
-  const auto searched = dtensor::test::run_captured({"plan",           "search",
-                                                     "--model",        folder.str(),
-                                                     "--ranks",        "4",
-                                                     "--batch",        "8",
-                                                     "--seq",          "64",
-                                                     "--hardware",     folder / "hardware.json",
-                                                     "--precision",    one_of<std::string>({"float32", "bf16"}),
-                                                     "--max-pp",       "2",
-                                                     "--max-cp",       "2",
-                                                     "--ep",           "1,2,4",
-                                                     "--microbatches", "1,2",
-                                                     "--memory-limit", limit,
-                                                     "--out",          folder / "plan.json"},
-                                                    run_program);
+  const std::int64_t sequence = float8 ? 16 : 64;
+  const std::string precision = one_of<std::string>({"float32", "bf16"});
+  const std::string optimizer = one_of<std::string>({"adamw", "adamw", "muon"});
+  Words search = {"plan",           "search",
+                  "--model",        folder.str(),
+                  "--ranks",        "4",
+                  "--batch",        "8",
+                  "--seq",          std::to_string(sequence),
+                  "--hardware",     folder / "hardware.json",
+                  "--precision",    precision,
+                  "--parameters",   precision == "bf16" ? "any" : "float32",
+                  "--float8",       float8 ? "true" : "false",
+                  "--optimizer",    optimizer,
+                  "--max-pp",       "2",
+                  "--max-cp",       "2",
+                  "--ep",           "1,2,4",
+                  "--microbatches", "1,2",
+                  "--memory-limit", limit,
+                  "--out",          folder / "plan.json"};
+  if (optimizer == "muon") {  // whose dry runs of all blocks take long
+    const auto mesh = one_of<std::string>({"shard=4", "shard=2,tp=2", "replicate=2,shard=2", "pp=2,shard=2"});
+    search.insert(search.end(), {"--mesh", mesh, "--recompute", "full", "--reshard-after-forward", "true"});
+  }
+  const auto searched = dtensor::test::run_captured(search, run_program);
   if (searched.status == 1) RC_DISCARD("no layout fits");
   RC_ASSERT(searched.status == 0);
   const auto plan = read(folder / "plan.json");
@@ -141,24 +152,27 @@ void plan_runs() {
   auto words = train_words;
   words.insert(words.end(), {"--ranks", "4", "--plan", folder / "plan.json"});
   const auto options = parsed(words);
-  RC_ASSERT(options.train.batch == 8 && options.train.seq == 64);
+  RC_ASSERT(options.train.batch == 8 && options.train.seq == sequence);
   const auto planned = train(options, 4, planned_folder.str());
   std::cout << preset << ": " << options.layout->str() << std::endl;
 
   auto alone = parsed(train_words);
-  alone.train.batch = 8, alone.train.seq = 64;
+  alone.train.batch = 8, alone.train.seq = sequence;
+  alone.train.optimizer = options.train.optimizer, alone.dtype = options.dtype;
+  if (options.layout->float8) alone.layout = ParallelLayout{.float8 = true};
   const auto one_rank = train(alone, 1, alone_folder.str());
+  const bool rounds = options.layout->bf16 || float8;
   RC_ASSERT(planned.losses.size() == one_rank.losses.size());
   for (std::size_t i = 0; i < planned.losses.size(); ++i) {
     const double apart = std::abs(planned.losses[i] / one_rank.losses[i] - 1);
-    RC_ASSERT(apart < (options.layout->bf16 ? 0.02 : 1e-4) ||
+    RC_ASSERT(apart < (rounds ? 0.02 : 1e-4) ||
               (RC_LOG() << "step " << i << ": " << planned.losses[i] << ", one rank " << one_rank.losses[i], false));
   }
   const auto expected = written(alone_folder), state = written(planned_folder);
   RC_ASSERT(state.size() == expected.size());
   for (std::size_t i = 0; i < state.size(); ++i) {
     RC_ASSERT(state[i].first == expected[i].first);
-    RC_ASSERT(at::allclose(state[i].second, expected[i].second, 1e-3, options.layout->bf16 ? 1e-2 : 1e-3));
+    RC_ASSERT(at::allclose(state[i].second, expected[i].second, 1e-3, rounds ? 1e-2 : 1e-3));
   }
   // Tokens go where their scores send them, not to the experts in turn.
   const double ratio = static_cast<double>(planned.peak_bytes) / plan.at("peak_bytes").get<double>();
@@ -168,31 +182,59 @@ void plan_runs() {
 
 TEST(LlmPlan, RunsAsPlanned) { dtensor::test::check_property("llm train runs a plan", plan_runs, 2); }
 
-TEST(LlmPlan, UsageErrorsSayWhatToDo) {
+// A plan file that does not fit, with the model and the sizes of a run.
+struct Misfit {
+  std::string mesh;  // its sizes other than 1
+  const char* more;  // further fields of the file
+  int ranks;
+  std::int64_t batch, sequence;
+  const char* error;
+};
+
+std::string error_of(const Misfit& plan, const nn::DecoderConfig& model) {
   const dtensor::test::Folder folder;
-  const auto write = [&](const char* mesh, const char* more) {
-    std::ofstream(folder / "plan.json") << fmt::format(
-        R"({{"mesh": {}, "microbatches": 2, "schedule": "1f1b", "recompute": "none", "bf16": false{}}})", mesh, more);
-  };
-  const auto error_of = [&](int ranks, std::int64_t batch, std::int64_t sequence) -> std::string {
-    try {
-      const auto layout = train::read_plan(folder / "plan.json").layout;
-      llm::check_layout(layout, batch, sequence, ranks);
-    } catch (const train::UsageError& error) {
-      return error.what();
-    }
-    return "";
-  };
-  const char* kSharded = R"({"pp": 1, "replicate": 1, "shard": 2, "cp": 1, "tp": 2})";
-  write(kSharded, "");
-  EXPECT_EQ(error_of(4, 8, 64), "");
-  EXPECT_EQ(error_of(2, 8, 64),
-            "--plan: the layout shard=2,tp=2 microbatches=2 has 4 ranks, but the program runs on 2; --ranks sets it");
-  EXPECT_EQ(error_of(4, 6, 64),
-            "--plan: expected --batch to be a multiple of replicate x shard x microbatches, 4, got 6");
-  EXPECT_EQ(error_of(4, 8, 65), "--plan: expected --seq to be a multiple of cp x tp, 2, got 65");
-  write(kSharded, R"(, "accumulate": "some")");
-  EXPECT_EQ(error_of(4, 8, 64), R"(--plan: expected "accumulate" to be "sharded" or "unsharded", got "some")");
+  json mesh = {{"pp", 1}, {"replicate", 1}, {"shard", 1}, {"cp", 1}, {"tp", 1}, {"ep", 1}};
+  mesh.update(json::parse(plan.mesh));
+  std::ofstream(folder / "plan.json") << fmt::format(
+      R"({{"mesh": {}, "microbatches": 2, "schedule": "1f1b", "recompute": "none", "bf16": false{}}})", mesh.dump(),
+      plan.more);
+  try {
+    const auto layout = train::read_plan(folder / "plan.json").layout;
+    llm::check_layout(layout, model, plan.batch, plan.sequence, plan.ranks);
+  } catch (const train::UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(LlmPlan, UsageErrorsSayWhatToDo) {
+  const nn::DecoderConfig dense{.vocabulary = 64, .hidden = 32, .layers = 2, .ffn = 64, .heads = 8, .kv_heads = 2};
+  auto sparse = dense;
+  sparse.experts.emplace().router.experts = 6;
+  const std::string sharded = R"({"shard": 2, "tp": 2})";
+  for (const auto& plan : std::vector<Misfit>{
+           {sharded, "", 4, 8, 64, ""},
+           {sharded, "", 2, 8, 64,
+            "the layout shard=2,tp=2 microbatches=2 has 4 ranks, but the program runs on 2; --ranks sets it"},
+           {sharded, "", 4, 6, 64, "expected --batch to be a multiple of replicate x shard x microbatches, 4, got 6"},
+           {sharded, "", 4, 8, 65, "expected --seq to be a multiple of cp x tp, 2, got 65"},
+           {sharded, R"(, "accumulate": "some")", 4, 8, 64,
+            R"(expected "accumulate" to be "sharded" or "unsharded", got "some")"},
+           {R"({"tp": 4})", "", 4, 8, 64,
+            "the layout tp=4 microbatches=2 has tp=4, which does not divide the 2 heads of keys"},
+           {R"({"shard": 2, "ep": 2})", "", 2, 8, 64,
+            "the layout shard=2,ep=2 microbatches=2 has ep=2, but the model has no experts"}}) {
+    EXPECT_EQ(error_of(plan, dense), *plan.error == '\0' ? "" : std::string("--plan: ") + plan.error);
+  }
+  for (const auto& plan :
+       std::vector<Misfit>{{R"({"shard": 4, "ep": 2})", "", 4, 8, 64, ""},
+                           {R"({"shard": 4, "ep": 4})", "", 4, 8, 64,
+                            "the layout shard=4,ep=4 microbatches=2 has ep=4, which does not divide the 6 experts"},
+                           {R"({"pp": 2, "shard": 4, "ep": 3})", "", 8, 8, 64,
+                            "the layout pp=2,shard=4,ep=3 microbatches=2 1f1b has ep=3, which does not divide the 4 "
+                            "ranks of a stage"}}) {
+    EXPECT_EQ(error_of(plan, sparse), *plan.error == '\0' ? "" : std::string("--plan: ") + plan.error);
+  }
 }
 
 }  // namespace

@@ -131,6 +131,8 @@ TEST(Presets, HardwareTablesAreComplete) {
       }
     }
     EXPECT_GT(hardware.memory_bytes, 0);
+    EXPECT_GT(hardware.memory_reserve, 0.05 * hardware.memory_bytes);
+    EXPECT_LT(hardware.memory_reserve, 0.1 * hardware.memory_bytes);
   }
 }
 

@@ -25,6 +25,14 @@ TEST(PlanUsage, EachInvalidArgumentIsOneLine) {
            {{"--most-runs", "0"}, "--most-runs: Value 0 not in range 1 to"},
            {{"--most-runs", "-1"}, "--most-runs: Value -1 not in range 1 to"},
            {{"--memory-limit", "-1"}, "--memory-limit: "},
+           {{"--memory-reserve", "-1"}, "--memory-reserve: "},
+           {{"--memory-reserve", "1000"},
+            "--memory-reserve: expected less than the memory of a rank, 85.5 GB, got 1e+03"},
+           {{"--float8", "maybe"}, "--float8: maybe not in"},
+           {{"--float8", "any", "--hardware", "a100"},
+            "--float8 any: the hardware table 'a100' has no rates of 'product float8'"},
+           {{"--optimizer", "sgd"}, "--optimizer: sgd not in"},
+           {{"--parameters", "bf16", "--precision", "float32"}, "--parameters bf16 needs --precision bf16"},
            {{"--ep", "0"}, "--ep: Value 0 not in range 1 to"},
            {{"--hardware", "nosuch"}, "cannot read the hardware table nosuch"},
            {{"--schedule", "foo"}, "--schedule: foo not in"},
@@ -83,6 +91,10 @@ TEST(PlanUsage, EachInvalidFieldOfAPlanFileIsOneLine) {
            {"\"microbatches\": 1", "\"microbatches\": 0", "expected 1 to 65536 microbatches, got 0"},
            {"\"tp\": 2", "\"tp\": \"2\"", "is not a plan"},
            {"{", "[", "is not a plan"},
+           {"{", "{ \"cpu_offload\": true,", "got \"cpu_offload\""},
+           {"{", "{ \"optimizer\": \"sgd\",", "to be \"adamw\" or \"muon\", got \"sgd\""},
+           {"{", "{ \"parameters\": \"bfloat16\",", "\"parameters\" of \"bfloat16\" need \"bf16\": true"},
+           {"\"bf16\": false", "\"bf16\": true, \"parameters\": \"bfloat16\"", "`llm train` supports \"parameters\""},
        }) {
     const auto [status, out, error] = train_with_plan(from, to);
     EXPECT_EQ(status, 2) << to << ": " << error;

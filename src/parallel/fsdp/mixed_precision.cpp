@@ -7,6 +7,7 @@
 
 #include "dtensor/fully_shard.h"
 #include "internal/autograd_node.h"
+#include "internal/ranks/named_calls.h"
 #include "name_patterns/name_patterns.h"
 #include "parallel/fsdp/unit.h"
 
@@ -39,6 +40,9 @@ namespace {
 // gradients of all units pending. A maximal sequence number makes it run as early as possible, like the accumulation of
 // a leaf.
 at::Tensor cast_of(const at::Tensor& parameter, at::ScalarType dtype) {
+  // The cast of a shard is a part of the unit's gather (StepTrace::Event::of_unit). Nothing is communicated.
+  static const auto name = NamedCallScope::name("the casts of a unit");
+  const NamedCallScope named(name);
   auto cast = parameter.to(dtype);
   if (cast.grad_fn()) cast.grad_fn()->set_sequence_nr(UINT64_MAX);
   return cast;

@@ -1,0 +1,37 @@
+#include "parameter_bytes.h"
+
+namespace plan {
+
+using namespace dtensor;
+
+namespace {
+
+double element_bytes(const ParallelLayout& l) { return l.bf16_parameters ? 2 : 4; }
+
+// Muon has one state, in float. AdamW, which layouts with Muon use for some parameters, has two in their dtype, which
+// are not less.
+double state_bytes(const ParallelLayout& l) { return l.optimizer == "muon" ? 4 : 2 * element_bytes(l); }
+
+}  // namespace
+
+// Those of a rank besides experts, before data parallelism shards them.
+double ParameterBytes::dense(const ParallelLayout& l) const {
+  return (size_.parameters - size_.expert_parameters) / static_cast<double>(l.tp * l.pp);
+}
+
+double ParameterBytes::count(const ParallelLayout& l) const {
+  return dense(l) / static_cast<double>(l.shard * l.cp) + size_.expert_parameters / static_cast<double>(l.ranks());
+}
+
+double ParameterBytes::stored(const ParallelLayout& l) const { return (element_bytes(l) + state_bytes(l)) * count(l); }
+
+double ParameterBytes::updated(const ParallelLayout& l) const { return stored(l) + element_bytes(l) * count(l); }
+
+double ParameterBytes::unsharded(const ParallelLayout& l) const {
+  const double experts = size_.expert_parameters / static_cast<double>(l.pp * l.ep);
+  const bool sums = l.microbatches > 1 && (l.pp > 1 || !l.accumulate_sharded);
+  const double gathered = (gathers(l) ? dense(l) : 0) + (l.ranks() > l.pp * l.ep ? experts : 0);
+  return (l.reshard ? 0 : l.bf16 ? 2 : 4) * gathered + (sums ? element_bytes(l) : 0) * (dense(l) + experts);
+}
+
+}  // namespace plan

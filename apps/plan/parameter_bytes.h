@@ -1,0 +1,30 @@
+// Memory of a rank's parameters in a layout, at least: for bounds.
+#pragma once
+
+#include "decoder_cost.h"
+
+namespace plan {
+
+class ParameterBytes {
+ public:
+  explicit ParameterBytes(const ModelSize& size) : size_(size) {}
+
+  // Parameters of a rank.
+  double count(const dtensor::ParallelLayout& layout) const;
+  // Those with the states of the optimizer, and with the gradients, too.
+  double stored(const dtensor::ParallelLayout& layout) const;
+  double updated(const dtensor::ParallelLayout& layout) const;
+  // Gathered parameters and gradients that stay for the step.
+  double unsharded(const dtensor::ParallelLayout& layout) const;
+
+  // Whether a rank gathers its parameters. One that keeps all casts them where they are used: its cost and those of
+  // shards do not bound each other.
+  static bool gathers(const dtensor::ParallelLayout& l) { return l.shard * l.cp > 1; }
+
+ private:
+  double dense(const dtensor::ParallelLayout& layout) const;
+
+  ModelSize size_;
+};
+
+}  // namespace plan
