@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <functional>
 
-#include "llm/hf_config.h"
+#include "llm/hf/hf_config.h"
 #include "plan/decoder_cost.h"
 #include "program_data.h"
 

@@ -6,7 +6,7 @@
 
 #include "dtensor/inspect.h"
 #include "dtensor/launch.h"
-#include "train/data.h"
+#include "train/data/data.h"
 #include "train/run.h"
 #include "training.h"
 

@@ -1,10 +1,14 @@
-# Adds one program per folder with a main.cpp. All sources except main.cpp form an object library PREFIX_NAME, which
-# tests/NAME can link. Calls `setup` with each target, and sets PREFIX_programs to the list of programs.
+# Adds one program per folder with a main.cpp. All sources of the folder and its sub-folders except main.cpp form an object
+# library PREFIX_NAME, which tests/NAME can link. Calls `setup` with each target, and sets PREFIX_programs to the list of
+# programs. Folders with a CMakeLists.txt are left to it.
 function(dtensor_folder_programs prefix setup)
   set(programs)
   file(GLOB folders RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*)
   foreach(folder ${folders})
-    file(GLOB parts CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
+    if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/CMakeLists.txt)
+      continue()
+    endif()
+    file(GLOB_RECURSE parts CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
     set(main ${parts})
     list(FILTER main INCLUDE REGEX "/main\\.cpp$")
     list(FILTER parts EXCLUDE REGEX "/main\\.cpp$")

@@ -14,9 +14,9 @@
 #include "dtensor/pipeline_schedule.h"
 #include "long_sequence/plot.h"
 #include "long_sequence/tokens.h"
-#include "train/compare.h"
-#include "train/layouts.h"
-#include "train/output.h"
+#include "train/layouts/compare.h"
+#include "train/layouts/layouts.h"
+#include "train/output/output.h"
 #include "train/program.h"
 #include "train/run.h"
 

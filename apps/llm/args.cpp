@@ -10,7 +10,7 @@
 
 #include "command_line.h"
 #include "device_flag.h"
-#include "train/plan_file.h"
+#include "train/layouts/plan_file.h"
 
 namespace llm {
 

@@ -10,8 +10,8 @@
 #include "dtensor/fully_shard.h"
 #include "dtensor/moe.h"
 #include "dtensor/parallelize.h"
-#include "train/data.h"
-#include "train/hash.h"
+#include "train/data/data.h"
+#include "train/data/hash.h"
 
 namespace llm {
 

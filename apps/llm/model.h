@@ -11,7 +11,7 @@
 #include "dtensor/comm.h"
 #include "dtensor/mesh.h"
 #include "dtensor/nn/decoder.h"
-#include "hf_config.h"
+#include "llm/hf/hf_config.h"
 #include "planned.h"
 
 namespace llm {

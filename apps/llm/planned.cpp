@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "dtensor/tensor.h"
-#include "train/model.h"
+#include "train/model/model.h"
 #include "usage_error.h"
 
 namespace llm {

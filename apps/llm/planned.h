@@ -6,7 +6,7 @@
 
 #include "dtensor/pipeline.h"
 #include "stage.h"
-#include "train/data.h"
+#include "train/data/data.h"
 
 namespace llm {
 

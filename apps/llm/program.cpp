@@ -10,13 +10,13 @@
 
 #include "device_flag.h"
 #include "dtensor/launch.h"
-#include "export.h"
-#include "generate.h"
-#include "logits.h"
-#include "text.h"
-#include "text_stream.h"
-#include "train.h"
-#include "train/output.h"
+#include "llm/commands/export.h"
+#include "llm/commands/generate.h"
+#include "llm/commands/logits.h"
+#include "llm/commands/train.h"
+#include "llm/text/text.h"
+#include "llm/text/text_stream.h"
+#include "train/output/output.h"
 #include "train/signals.h"
 
 namespace llm {

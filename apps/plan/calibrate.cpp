@@ -15,7 +15,7 @@
 #include "dtensor/tensor.h"
 #include "operator_times.h"
 #include "stage_step.h"
-#include "train/model.h"
+#include "train/model/model.h"
 #include "workload.h"
 
 namespace plan {

@@ -12,7 +12,7 @@
 #include "parameter_bytes.h"
 #include "pipeline_cost.h"
 #include "stage_step.h"
-#include "train/progress.h"
+#include "train/output/progress.h"
 
 namespace plan {
 

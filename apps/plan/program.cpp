@@ -19,14 +19,14 @@
 #include "command_line.h"
 #include "decoder_cost.h"
 #include "dtensor/launch.h"
-#include "llm/hf_config.h"
+#include "llm/hf/hf_config.h"
 #include "pipeline_cost.h"
 #include "program_data.h"
 #include "stage_step.h"
 #include "train/args.h"
-#include "train/dry_run.h"
-#include "train/output.h"
-#include "train/plan_file.h"
+#include "train/layouts/dry_run.h"
+#include "train/layouts/plan_file.h"
+#include "train/output/output.h"
 
 namespace plan {
 namespace {

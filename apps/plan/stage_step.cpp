@@ -9,9 +9,9 @@
 #include "dtensor/launch.h"
 #include "dtensor/optim.h"
 #include "dtensor/tensor.h"
-#include "llm/optimizer.h"
+#include "llm/commands/optimizer.h"
 #include "llm/stage.h"
-#include "train/model.h"
+#include "train/model/model.h"
 
 namespace plan {
 

@@ -7,11 +7,11 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "bit_flags.h"
 #include "command_line.h"
 #include "device_flag.h"
-#include "dry_run.h"
-#include "search.h"
+#include "train/bits/bit_flags.h"
+#include "train/layouts/dry_run.h"
+#include "train/layouts/search.h"
 
 namespace train {
 

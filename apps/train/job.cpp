@@ -9,8 +9,8 @@
 #include "dtensor/hooks.h"
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
-#include "plan.h"
 #include "run.h"
+#include "train/model/plan.h"
 
 namespace train {
 

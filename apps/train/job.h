@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "args.h"
-#include "data.h"
 #include "dtensor/fully_shard.h"
-#include "load.h"
-#include "memory.h"
-#include "model.h"
-#include "stages.h"
+#include "train/data/data.h"
+#include "train/layouts/memory.h"
+#include "train/model/model.h"
+#include "train/model/stages.h"
+#include "train/plots/load.h"
 
 namespace train {
 

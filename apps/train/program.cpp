@@ -6,20 +6,20 @@
 #include <cstdio>
 #include <iostream>
 
-#include "compare.h"
 #include "device_flag.h"
-#include "dry_run.h"
 #include "dtensor/launch.h"
-#include "hashes.h"
-#include "load.h"
-#include "output.h"
-#include "plot.h"
 #include "run.h"
-#include "run_output.h"
-#include "search.h"
 #include "signals.h"
-#include "stages.h"
-#include "trace.h"
+#include "train/bits/hashes.h"
+#include "train/layouts/compare.h"
+#include "train/layouts/dry_run.h"
+#include "train/layouts/search.h"
+#include "train/model/stages.h"
+#include "train/output/output.h"
+#include "train/output/run_output.h"
+#include "train/plots/load.h"
+#include "train/plots/plot.h"
+#include "train/plots/trace.h"
 
 namespace train {
 

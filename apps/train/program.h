@@ -2,7 +2,7 @@
 #pragma once
 
 #include "args.h"
-#include "data.h"
+#include "train/data/data.h"
 
 namespace train {
 

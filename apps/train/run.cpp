@@ -15,15 +15,15 @@
 #include "dtensor/fully_shard.h"
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
-#include "hashes.h"
 #include "job.h"
-#include "load.h"
-#include "optimizer.h"
-#include "output.h"
-#include "plan.h"
-#include "rank_check.h"
-#include "stages.h"
 #include "state.h"
+#include "train/bits/hashes.h"
+#include "train/bits/rank_check.h"
+#include "train/model/optimizer.h"
+#include "train/model/plan.h"
+#include "train/model/stages.h"
+#include "train/output/output.h"
+#include "train/plots/load.h"
 
 namespace train {
 

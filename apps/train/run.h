@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "args.h"
-#include "data.h"
 #include "dtensor/comm.h"
-#include "memory.h"
-#include "model.h"
-#include "step_record.h"
+#include "train/data/data.h"
+#include "train/layouts/memory.h"
+#include "train/model/model.h"
+#include "train/output/step_record.h"
 
 namespace train {
 

@@ -10,7 +10,7 @@
 #include <iostream>
 
 #include "dtensor/checkpoint.h"
-#include "output.h"
+#include "train/output/output.h"
 
 namespace train {
 

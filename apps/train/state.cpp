@@ -9,8 +9,8 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "progress.h"
 #include "signals.h"
+#include "train/output/progress.h"
 
 namespace train {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dtensor/comm.h"
-#include "train/data.h"
+#include "train/data/data.h"
 #include "train/run.h"
 
 namespace manual_spmd {

@@ -6,7 +6,7 @@
 eager: autocast, without any distribution. fsdp2: fully_shard of each block and of the model over NCCL with one rank,
 MixedPrecisionPolicy(param_dtype=bfloat16). compile: the same with each block and the loss under torch.compile. --vocab 50304 is the
 vocabulary padded to a multiple of 64. One JSON line per mode; tokens/s from the mean of the steps after --warmup, the device's work
-included; MFU of --peak-tflops by both formulas of apps/train/flops.h.
+included; MFU of --peak-tflops by both formulas of apps/train/layouts/flops.h.
 """
 
 import argparse

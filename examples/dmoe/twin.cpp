@@ -11,7 +11,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/moe.h"
 #include "dtensor/optim.h"
-#include "train/larger.h"
+#include "train/layouts/larger.h"
 
 namespace dmoe {
 

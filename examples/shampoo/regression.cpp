@@ -5,7 +5,7 @@
 
 #include "dtensor/nn.h"
 #include "dtensor/tensor.h"
-#include "train/larger.h"
+#include "train/layouts/larger.h"
 
 namespace shampoo {
 

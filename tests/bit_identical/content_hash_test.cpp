@@ -1,6 +1,6 @@
 // Hashes of global contents: equal on every mesh, another one for each bit.
 #include "bit_identical/bits.h"
-#include "train/optimizer.h"
+#include "train/model/optimizer.h"
 
 namespace dtensor::test {
 namespace {

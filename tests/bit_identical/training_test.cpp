@@ -2,7 +2,7 @@
 // number of threads, and in two microbatches.
 #include "bit_identical/bits.h"
 #include "dtensor/attention.h"
-#include "train/plan.h"
+#include "train/model/plan.h"
 
 namespace dtensor::test {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "dtensor/dry_run.h"
-#include "train/dry_run.h"
+#include "train/layouts/dry_run.h"
 #include "train/program.h"
 #include "train/run.h"
 

@@ -7,12 +7,12 @@
 #include <functional>
 
 #include "dtensor/estimate.h"
-#include "llm/hf_config.h"
-#include "llm/text.h"
+#include "llm/hf/hf_config.h"
+#include "llm/text/text.h"
 #include "support/folder.h"
-#include "train/data.h"
-#include "train/search.h"
-#include "train/stages.h"
+#include "train/data/data.h"
+#include "train/layouts/search.h"
+#include "train/model/stages.h"
 
 namespace dtensor::test {
 namespace {

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "llm/hf_config.h"
+#include "llm/hf/hf_config.h"
 #include "llm/usage_error.h"
 #include "support/folder.h"
 

@@ -4,7 +4,7 @@
 #include <fstream>
 
 #include "dtensor/dry_run.h"
-#include "llm/train.h"
+#include "llm/commands/train.h"
 #include "recorded.h"
 #include "support/folder.h"
 

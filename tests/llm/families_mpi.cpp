@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "dtensor/launch.h"
-#include "llm/generate.h"
+#include "llm/commands/generate.h"
 #include "recorded.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // Recorded models of each family on every mesh: logits and greedy tokens equal those of transformers.
 #include <gtest/gtest.h>
 
-#include "llm/generate.h"
+#include "llm/commands/generate.h"
 #include "recorded.h"
 
 namespace {

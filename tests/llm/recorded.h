@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/dtensor.h"
-#include "llm/logits.h"
+#include "llm/commands/logits.h"
 #include "llm/model.h"
 #include "support/data.h"
 

@@ -2,7 +2,7 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
-#include "llm/rope_config.h"
+#include "llm/hf/rope_config.h"
 #include "recorded.h"
 
 namespace {

@@ -1,9 +1,9 @@
 // In a BitIdentical scope, log-probabilities of a token depend neither on the mesh, nor on the pieces of its prompt,
 // nor on the other sequences of a batch.
 #include "bit_identical/bits.h"
-#include "llm/generate.h"
+#include "llm/commands/generate.h"
+#include "llm/commands/train.h"
 #include "llm/program.h"
-#include "llm/train.h"
 #include "recorded.h"
 #include "support/captured.h"
 #include "support/folder.h"

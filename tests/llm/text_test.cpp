@@ -4,8 +4,8 @@
 #include <rapidcheck/gtest.h>
 
 #include "llm/program.h"
-#include "llm/text.h"
-#include "llm/text_stream.h"
+#include "llm/text/text.h"
+#include "llm/text/text_stream.h"
 #include "recorded.h"
 #include "support/folder.h"
 #include "tokenizer/unicode.h"

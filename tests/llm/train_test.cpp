@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "dtensor/debug.h"
-#include "llm/export.h"
-#include "llm/train.h"
+#include "llm/commands/export.h"
+#include "llm/commands/train.h"
 #include "recorded.h"
 #include "support/folder.h"
 #include "train/state.h"

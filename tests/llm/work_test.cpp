@@ -5,7 +5,7 @@
 
 #include "dtensor/debug.h"
 #include "dtensor/inspect.h"
-#include "llm/generate.h"
+#include "llm/commands/generate.h"
 #include "recorded.h"
 #include "support/bytes_read.h"
 #include "support/folder.h"

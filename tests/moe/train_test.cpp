@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/folder.h"
-#include "train/compare.h"
+#include "train/layouts/compare.h"
 #include "train/run.h"
 
 namespace {

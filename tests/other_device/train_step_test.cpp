@@ -4,9 +4,9 @@
 #include "dtensor/random.h"
 #include "other_device/step.h"
 #include "parallel/loss/row_kernels.h"
-#include "train/data.h"
-#include "train/optimizer.h"
-#include "train/plan.h"
+#include "train/data/data.h"
+#include "train/model/optimizer.h"
+#include "train/model/plan.h"
 
 namespace dtensor::test {
 namespace {

@@ -9,13 +9,13 @@
 #include "dtensor/optim.h"
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
-#include "llm/hf_config.h"
+#include "llm/hf/hf_config.h"
 #include "llm/stage.h"
 #include "plan/any_hardware.h"
 #include "plan/decoder_cost.h"
 #include "plan/stage_step.h"
 #include "program_data.h"
-#include "train/model.h"
+#include "train/model/model.h"
 
 namespace plan {
 namespace {

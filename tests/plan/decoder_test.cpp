@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <map>
 
-#include "llm/hf_config.h"
+#include "llm/hf/hf_config.h"
 #include "plan/any_hardware.h"
 #include "plan/decoder_cost.h"
 #include "plan/stage_step.h"

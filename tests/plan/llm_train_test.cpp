@@ -11,15 +11,15 @@
 #include "dtensor/checkpoint.h"
 #include "dtensor/dry_run.h"
 #include "dtensor/launch.h"
+#include "llm/commands/train.h"
 #include "llm/model.h"
-#include "llm/train.h"
 #include "plan/any_hardware.h"
 #include "plan/program.h"
 #include "program_data.h"
 #include "support/captured.h"
 #include "support/draws.h"
 #include "support/folder.h"
-#include "train/plan_file.h"
+#include "train/layouts/plan_file.h"
 
 namespace plan {
 namespace {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "llm/hf_config.h"
+#include "llm/hf/hf_config.h"
 #include "llm/program.h"
 #include "llm/usage_error.h"
 #include "plan/decoder_cost.h"

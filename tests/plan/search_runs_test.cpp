@@ -11,9 +11,9 @@
 #include "support/data.h"
 #include "support/draws.h"
 #include "support/folder.h"
-#include "train/compare.h"
+#include "train/layouts/compare.h"
+#include "train/layouts/search.h"
 #include "train/run.h"
-#include "train/search.h"
 
 namespace plan {
 namespace {

@@ -5,9 +5,9 @@
 #include <fstream>
 
 #include "dtensor/launch.h"
-#include "train/compare.h"
+#include "train/layouts/compare.h"
+#include "train/layouts/search.h"
 #include "train/run.h"
-#include "train/search.h"
 
 namespace plan {
 namespace {

@@ -6,8 +6,8 @@
 #include "replay/faults.h"
 #include "support/data.h"
 #include "support/folder.h"
-#include "train/hash.h"
-#include "train/hashes.h"
+#include "train/bits/hashes.h"
+#include "train/data/hash.h"
 #include "train/run.h"
 
 namespace dtensor::test {

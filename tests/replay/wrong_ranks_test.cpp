@@ -7,9 +7,9 @@
 #include "dtensor/random.h"
 #include "replay/faults.h"
 #include "support/data.h"
-#include "train/hash.h"
-#include "train/plan.h"
-#include "train/rank_check.h"
+#include "train/bits/rank_check.h"
+#include "train/data/hash.h"
+#include "train/model/plan.h"
 #include "train/run.h"
 
 namespace dtensor::test {

@@ -7,7 +7,7 @@
 #include "dtensor/debug.h"
 #include "dtensor/events.h"
 #include "mesh_run.h"
-#include "train/compare.h"
+#include "train/layouts/compare.h"
 #include "train/run.h"
 
 namespace {

@@ -5,8 +5,8 @@
 
 #include "dtensor/events.h"
 #include "mesh_run.h"
-#include "train/dry_run.h"
-#include "train/progress.h"
+#include "train/layouts/dry_run.h"
+#include "train/output/progress.h"
 #include "train/run.h"
 
 namespace {

@@ -5,8 +5,8 @@
 #include <fstream>
 
 #include "resume.h"
-#include "train/compare.h"
-#include "train/dry_run.h"
+#include "train/layouts/compare.h"
+#include "train/layouts/dry_run.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "resume.h"
-#include "train/compare.h"
+#include "train/layouts/compare.h"
 
 namespace {
 

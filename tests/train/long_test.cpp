@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "support/data.h"
-#include "train/compare.h"
+#include "train/layouts/compare.h"
 #include "train/run.h"
 
 namespace {

@@ -1,5 +1,5 @@
 // The memory plot shows the memory of a step by kind: known bytes as counted, and no gathered units where none exist.
-#include "train/memory_plot.h"
+#include "train/plots/memory_plot.h"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 
 #include "dtensor/launch.h"
 #include "support/folder.h"
-#include "train/compare.h"
-#include "train/layouts.h"
-#include "train/plan.h"
+#include "train/layouts/compare.h"
+#include "train/layouts/layouts.h"
+#include "train/model/plan.h"
 #include "train/run.h"
 
 namespace {

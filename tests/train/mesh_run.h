@@ -7,8 +7,8 @@
 #include "dtensor/random.h"
 #include "dtensor/tensor.h"
 #include "oracle.h"
-#include "train/optimizer.h"
-#include "train/plan.h"
+#include "train/model/optimizer.h"
+#include "train/model/plan.h"
 
 namespace oracle {
 

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "support/data.h"
-#include "train/hash.h"
-#include "train/model.h"
+#include "train/data/hash.h"
+#include "train/model/model.h"
 
 namespace oracle {
 

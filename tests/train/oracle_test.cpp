@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "oracle.h"
-#include "train/model.h"
-#include "train/optimizer.h"
+#include "train/model/model.h"
+#include "train/model/optimizer.h"
 
 namespace {
 

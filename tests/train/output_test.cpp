@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "support/data.h"
-#include "train/output.h"
+#include "train/output/output.h"
 #include "train/program.h"
 
 namespace {

@@ -7,9 +7,9 @@
 #include "dtensor/events.h"
 #include "dtensor/pipeline_schedule.h"
 #include "resume.h"
-#include "train/compare.h"
-#include "train/dry_run.h"
-#include "train/stages.h"
+#include "train/layouts/compare.h"
+#include "train/layouts/dry_run.h"
+#include "train/model/stages.h"
 
 namespace {
 

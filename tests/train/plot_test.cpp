@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "train/plot.h"
+#include "train/plots/plot.h"
 
 namespace {
 

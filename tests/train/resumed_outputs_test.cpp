@@ -9,9 +9,9 @@
 #include "support/captured.h"
 #include "support/data.h"
 #include "support/folder.h"
-#include "train/compare.h"
-#include "train/log.h"
-#include "train/plot.h"
+#include "train/layouts/compare.h"
+#include "train/output/log.h"
+#include "train/plots/plot.h"
 #include "train/program.h"
 
 namespace {

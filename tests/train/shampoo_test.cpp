@@ -4,7 +4,7 @@
 
 #include "dtensor/launch.h"
 #include "support/folder.h"
-#include "train/compare.h"
+#include "train/layouts/compare.h"
 #include "train/run.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include "dtensor/pipeline_schedule.h"
 #include "resume.h"
 #include "support/draws.h"
-#include "train/compare.h"
+#include "train/layouts/compare.h"
 
 namespace {
 

@@ -9,8 +9,8 @@
 #include <iterator>
 
 #include "support/folder.h"
-#include "train/run_output.h"
-#include "train/tensorboard.h"
+#include "train/output/run_output.h"
+#include "train/output/tensorboard.h"
 
 namespace {
 

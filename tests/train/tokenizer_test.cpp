@@ -7,7 +7,7 @@
 #include "dtensor/launch.h"
 #include "support/data.h"
 #include "support/folder.h"
-#include "train/compare.h"
+#include "train/layouts/compare.h"
 #include "train/run.h"
 
 namespace {

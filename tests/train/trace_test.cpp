@@ -1,6 +1,6 @@
 // The trace of a run shows when each step, phase and module ran, the operands of operators, the ranks of each
 // collective, and allocated memory.
-#include "train/trace.h"
+#include "train/plots/trace.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 
 #include "dtensor/launch.h"
 #include "support/folder.h"
-#include "train/data.h"
+#include "train/data/data.h"
 #include "train/run.h"
 
 namespace {

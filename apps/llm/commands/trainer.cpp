@@ -1,0 +1,146 @@
+// Training steps.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+
+#include "dtensor/debug.h"
+#include "dtensor/events.h"
+#include "dtensor/tensor.h"
+#include "llm/commands/optimizer.h"
+#include "llm/commands/train.h"
+#include "llm/usage_error.h"
+#include "train/model/model.h"
+#include "train/model/optimizer.h"
+
+namespace llm {
+namespace {
+
+double to_number(const at::Tensor& scalar) {
+  return dtensor::is_dtensor(scalar) ? dtensor::DTensor(scalar.detach()).full_tensor().item<double>()
+                                     : scalar.item<double>();
+}
+
+dtensor::NamedTensors trained_parameters(dtensor::nn::Decoder& decoder) {
+  auto trained = distinct(decoder.named_parameters());
+  std::erase_if(trained, [](const auto& item) { return !item.second->requires_grad(); });
+  return trained;
+}
+
+}  // namespace
+
+dtensor::LearningRate learning_rate(const TrainOptions& o) {
+  const std::int64_t steps = std::max<std::int64_t>(1, o.steps - o.warmup);
+  const auto rate = [&] {
+    if (o.schedule == "linear") return dtensor::LearningRate::linear(o.lr, steps);
+    if (o.schedule == "cosine") return dtensor::LearningRate::cosine(o.lr, steps);
+    if (o.schedule == "wsd") return dtensor::LearningRate::wsd(o.lr, steps, std::max<std::int64_t>(1, steps / 10));
+    return dtensor::LearningRate::constant(o.lr);
+  };
+  return rate().after_warmup(o.warmup);
+}
+
+dtensor::nn::LoraOptions lora_options(const TrainOptions& o, const dtensor::nn::DecoderConfig& config) {
+  const double alpha = o.lora_alpha > 0 ? o.lora_alpha : 2 * static_cast<double>(o.lora_rank);
+  std::vector<std::string> targets = o.lora_targets;
+  if (targets.empty() && !config.latent) targets = {"q_proj", "v_proj"};
+  if (targets.empty()) targets = {config.latent->q_rank > 0 ? "q_b_proj" : "q_proj", "kv_b_proj"};
+  const bool head = std::find(targets.begin(), targets.end(), "lm_head") != targets.end();
+  if (o.lora_rank > 0 && head && config.tied) {  // Merging would change the embedding as well.
+    throw UsageError(
+        "--lora-targets: lm_head cannot have adapters, since it is tied to the embedding (tie_word_embeddings)");
+  }
+  return {.rank = o.lora_rank, .alpha = alpha, .targets = std::move(targets)};
+}
+
+void check_lora_targets(const TrainOptions& o, const dtensor::nn::DecoderConfig& given) {
+  if (o.lora_rank == 0 || o.lora_targets.empty()) return;
+  auto config = given;
+  config.tensor = at::TensorOptions(at::kMeta);
+  dtensor::nn::Decoder decoder(config);
+  std::set<std::string> known;
+  for (const auto& [path, module] : decoder.named_modules()) {
+    if (dynamic_cast<dtensor::nn::Linear*>(module) != nullptr) known.insert(module->name());
+  }
+  for (const std::string& target : o.lora_targets) {
+    if (known.contains(target)) continue;
+    throw UsageError(
+        fmt::format("--lora-targets: the model has no projection {}, only {}", target, fmt::join(known, ", ")));
+  }
+}
+
+Trainer::Trainer(const Model& model, const TrainOptions& options)
+    : model_(model), options_(options), rate_(learning_rate(options)), trained_(trained_parameters(*model.decoder)) {
+  for (const auto& [name, tensor] : trained_) parameters_.push_back(*tensor);
+  const dtensor::AdamWOptions adamw{.lr = options.lr, .weight_decay = options.weight_decay};
+  optimizer_ = make_optimizer(options.optimizer, trained_, adamw);
+}
+
+at::Tensor Trainer::mean_loss(const train::Batch& batch) const {
+  if (model_.planned) return model_.planned->loss(batch);
+  const bool split = static_cast<bool>(model_.mesh);
+  std::vector<at::Tensor> router_losses;
+  const at::Tensor logits = (*model_.decoder)(model_.place(batch.ids, split), nullptr, &router_losses);
+  at::Tensor loss = train::token_loss(logits, model_.place(batch.targets, split));
+  if (!router_losses.empty()) loss = loss + at::stack(router_losses).sum();
+  return loss;
+}
+
+train::StepRecord Trainer::step(const train::Batch& batch) {
+  const auto same_bits = model_.bit_identical_scope();
+  train::StepRecord record{.step = steps_done_, .tokens = batch.ids.numel(), .lr = rate_(steps_done_)};
+  record.start = std::chrono::steady_clock::now();
+  const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
+                                        {dtensor::Event::Kind::collective});
+  const auto pass = [&] {
+    if (model_.planned) return void(record.loss = model_.planned->step(batch));
+    const at::Tensor loss = mean_loss(batch);
+    loss.backward();
+    record.loss = to_number(loss);
+  };
+  pass();
+  const double most = options_.clip > 0 ? options_.clip : std::numeric_limits<double>::infinity();
+  record.grad_norm = to_number(dtensor::clip_grad_norm_(parameters_, most));
+  const auto ranks = model_.mesh ? model_.mesh.world() : dtensor::Communicator();
+  check_step_finite({record.step + 1, record.loss, record.grad_norm}, pass, ranks);
+  optimizer_->set_lr(record.lr);
+  optimizer_->step();
+  optimizer_->zero_grad();
+  ++steps_done_;
+  record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - record.start).count();
+  return record;
+}
+
+double Trainer::loss(const train::Batch& batch) const {
+  const at::NoGradGuard no_grad;
+  const auto same_bits = model_.bit_identical_scope();
+  return to_number(mean_loss(batch));
+}
+
+std::string Trainer::content_hash(const dtensor::Communicator& world) const {
+  return train::content_hash(*optimizer_, parameters_, world);
+}
+
+void Trainer::add_to(dtensor::Checkpoint& checkpoint) {
+  checkpoint.add("model", trained_).add("optimizer", *optimizer_);
+}
+
+double evaluate(const Trainer& trainer, const std::vector<std::int32_t>& tokens, const TrainOptions& o) {
+  const std::int64_t count = (static_cast<std::int64_t>(tokens.size()) - 1) / o.seq;
+  double sum = 0;
+  for (std::int64_t first = 0; first < count; first += o.batch) {
+    const std::int64_t rows = std::min(o.batch, count - first);
+    at::Tensor all = at::empty({rows, o.seq + 1}, at::kLong);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const auto begin = tokens.begin() + (first + r) * o.seq;
+      std::copy(begin, begin + o.seq + 1, all.mutable_data_ptr<std::int64_t>() + r * (o.seq + 1));
+    }
+    const train::Batch batch{all.narrow(1, 0, o.seq).contiguous(), all.narrow(1, 1, o.seq).contiguous()};
+    sum += trainer.loss(batch) * static_cast<double>(rows);
+  }
+  return sum / static_cast<double>(count);
+}
+
+}  // namespace llm
