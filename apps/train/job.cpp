@@ -64,10 +64,7 @@ void check_parts(const Job& job) {
                               "a batch in parts has no bit-identical form but in equal halves without --documents");
 }
 
-}  // namespace
-
-at::Tensor run_batch(const Job& job, const Batch& batch) {
-  check_parts(job);
+at::Tensor run_pieces(const Job& job, const Batch& batch) {
   const dtensor::AttentionStrategyScope strategy(dtensor::parse_attention_strategy(job.options.cp_strategy));
   if (job.pieces.size() == 1) return run_piece(job, batch, 1);
   const auto draws = mesh_of_draws(job);
@@ -91,6 +88,16 @@ at::Tensor run_batch(const Job& job, const Batch& batch) {
     first += count;
   }
   return loss;
+}
+
+}  // namespace
+
+at::Tensor run_batch(const Job& job, const Batch& batch) {
+  check_parts(job);
+  const at::Tensor loss = run_pieces(job, batch);
+  // The sum of two parts is exact in float64. One device's loss is the same number in float32.
+  const bool rounds = job.options.bit_identical && job.options.dtype != Dtype::float64;
+  return rounds ? loss.to(at::kFloat) : loss;
 }
 
 }  // namespace train

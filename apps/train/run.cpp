@@ -187,6 +187,7 @@ RunText text_of(const Job& job) {
 
 std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   const Options& o = job.options;
+  if (o.bit_identical) dtensor::BitIdentical::content_hash(at::zeros({1}));  // throws early without libcrypto
   Optimizer optimizer(job.model.named_parameters(),
                       {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup, .shampoo = o.shampoo});
   RunState state(o, text_of(job), model_flags(o), world_of(job));
