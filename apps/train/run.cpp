@@ -190,7 +190,7 @@ at::Tensor run_batch(const Job& job, const Batch& batch) {
   return loss;
 }
 
-// Counts events during the step, except those of counting the load.
+// Counts events during the step, except those of counting the load. A loss in parts is rounded as one in one part.
 void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
   const Options& o = job.options;
   std::optional<dtensor::BitIdentical> same_bits;
@@ -208,7 +208,7 @@ void train_step(const Job& job, Optimizer& optimizer, StepRecord& record) {
     run_batch(job, batch);
   };
   optimizer.step([&](const at::Tensor& norm) {
-    record.loss = loss.item<double>();
+    record.loss = (o.bit_identical && o.dtype != Dtype::float64 ? loss.to(at::kFloat) : loss).item<double>();
     record.grad_norm = job.stages != nullptr ? job.stages->on_every_rank(norm) : value_of(norm).item<double>();
     check_step_finite({record.step + 1, record.loss, record.grad_norm}, again, world_of(job));
   });
