@@ -131,7 +131,7 @@ void plan_runs() {
                   "--seq",          std::to_string(sequence),
                   "--hardware",     folder / "hardware.json",
                   "--precision",    precision,
-                  "--parameters",   precision == "bf16" ? "any" : "float32",
+                  "--parameters",   precision == "bf16" ? one_of<std::string>({"float32", "bf16"}) : "float32",
                   "--float8",       float8 ? "true" : "false",
                   "--optimizer",    optimizer,
                   "--max-pp",       "2",
