@@ -63,6 +63,7 @@ at::Tensor log_probabilities(const llm::Model& model, const at::Tensor& ids, KVC
 struct Sequences {
   at::Tensor ids;                    // [sequences, tokens]
   std::vector<at::Tensor> expected;  // of each sequence alone, on one device in one pass
+  bool experts = false;              // of the model
 
   void check(const at::Tensor& found, const at::Tensor& rows, std::int64_t first, const std::string& what) const {
     for (std::int64_t i = 0; i < rows.numel(); ++i) {
@@ -79,6 +80,7 @@ Sequences on_one_device(const MakeModel& make) {
   run_local(1, [&](const Communicator& world) {
     const auto model = make({}, world);
     const auto& config = model.decoder->config();
+    s.experts = config.experts.has_value();
     s.ids = Draw(5).integers({4, config.learned_positions > 0 ? config.learned_positions : 70}, config.vocabulary);
     for (const at::Tensor& row : s.ids.split(1)) s.expected.push_back(log_probabilities(model, row)[0]);
   });
@@ -105,7 +107,9 @@ TEST_P(SameBits, LogProbabilitiesDependOnTheSequenceOnly) {
   const auto& [name, make] = GetParam();
   const Sequences s = on_one_device(make);
   std::uint64_t seed = 0;
-  for (const auto& mesh : std::vector<llm::MeshSizes>{{}, {.tp = 2}, {.tp = 3}, {.shard = 4}, {.shard = 2, .tp = 2}}) {
+  std::vector<llm::MeshSizes> meshes{{}, {.tp = 2}, {.tp = 3}, {.shard = 4}, {.shard = 2, .tp = 2}};
+  if (s.experts) meshes.push_back({.ep = 2});
+  for (const auto& mesh : meshes) {
     run_local(static_cast<int>(mesh.ranks()), [&, what = name + " on " + mesh.str(), seed](const Communicator& world) {
       const auto model = make(mesh, world);
       check_rollout(model, s, Draw(seed), what);
