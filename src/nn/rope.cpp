@@ -107,22 +107,35 @@ double Rope::attention_factor() const {
   return std::sqrt(1 + std::log(o.factor) / std::log(static_cast<double>(o.original_positions)));
 }
 
-// One number at a time: the last elements of ATen's cos and sin are computed by other code, so the bits of an angle
-// would depend on the number of positions.
-Rope::Angles Rope::make(std::int64_t first, std::int64_t count, std::int64_t length, at::TensorOptions like) const {
-  const double factor = attention_factor();
-  const auto frequencies = frequencies_of(options_, length);
+namespace {
+
+// [count, frequencies] float64, computed one number at a time: the last elements of ATen's cos and sin are computed by
+// other code, so the bits of an angle would depend on the number of positions.
+Rope::Angles exact_angles(std::int64_t first, std::int64_t count, const std::vector<double>& frequencies) {
   std::vector<double> cos, sin;
   for (std::int64_t position = first; position < first + count; ++position) {
     for (const double frequency : frequencies) {
       const double angle = static_cast<double>(position) * frequency;
-      cos.push_back(std::cos(angle) * factor), sin.push_back(std::sin(angle) * factor);
+      cos.push_back(std::cos(angle)), sin.push_back(std::sin(angle));
     }
   }
   const auto as_tensor = [&](const std::vector<double>& values) {
-    return at::tensor(values, at::kDouble).view({count, std::ssize(frequencies)}).to(like);
+    return at::tensor(values, at::kDouble).view({count, std::ssize(frequencies)});
   };
   return {as_tensor(cos), as_tensor(sin)};
+}
+
+}  // namespace
+
+Rope::Angles Rope::make(std::int64_t first, std::int64_t count, std::int64_t length, at::TensorOptions like) const {
+  const double factor = attention_factor();
+  if (BitIdentical::current()) {
+    const Angles exact = exact_angles(first, count, frequencies_of(options_, length));
+    return {(exact.cos * factor).to(like), (exact.sin * factor).to(like)};
+  }
+  const at::Tensor position = at::arange(first, first + count, at::kDouble);
+  const at::Tensor angle = position.unsqueeze(1) * frequencies(length);
+  return {(angle.cos() * factor).to(like), (angle.sin() * factor).to(like)};
 }
 
 Rope::Angles Rope::angles(std::int64_t first, std::int64_t count, at::TensorOptions like) const {
@@ -133,7 +146,8 @@ Rope::Angles Rope::angles(std::int64_t first, std::int64_t count, at::TensorOpti
                                 "Rope with frequencies that depend on the length has no bit-identical form after ",
                                 first, " cached tokens of ", length, ". Pass all tokens in one call.");
   }
-  if (depends_on_length(options_.scaling)) return make(first, count, length, like);
+  // Kept angles may have been computed outside of the scope.
+  if (depends_on_length(options_.scaling) || BitIdentical::current()) return make(first, count, length, like);
   const bool kept = kept_.cos.defined() && kept_.cos.size(0) >= length && kept_.cos.scalar_type() == like.dtype() &&
                     kept_.cos.device() == like.device();
   if (!kept) {
