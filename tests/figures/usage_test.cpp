@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <regex>
+#include <set>
 
 #include "figures/program.h"
 #include "support/captured.h"
@@ -92,8 +94,22 @@ TEST_F(Figures, UsesTheTokenizer) {
   EXPECT_NE(curves(), of_bytes);
 }
 
+// By curve: whether all its points have one height.
+std::vector<bool> flat_curves(const std::string& svg) {
+  const std::regex curve("<polyline[^>]* points=\"([^\"]*)\""), height(",([0-9.]+)");
+  std::vector<bool> flat;
+  for (std::sregex_iterator c(svg.begin(), svg.end(), curve), end; c != end; ++c) {
+    const std::string points = (*c)[1];
+    std::set<std::string> heights;
+    for (std::sregex_iterator h(points.begin(), points.end(), height); h != end; ++h) heights.insert((*h)[1]);
+    flat.push_back(heights.size() == 1);
+  }
+  return flat;
+}
+
+// Ordinary runs differ from one device by rounding, those in the scope do not.
 TEST_F(Figures, SameBitsDrawsEachMeshWithAndWithoutTheScope) {
-  const Words words{"--same-bits", folder_.str(), "--hidden", "16", "--layers", "1", "--steps", "2"};
+  const Words words{"--same-bits", folder_.str(), "--hidden", "48", "--layers", "1", "--steps", "12", "--lr", "1e-2"};
   ASSERT_EQ(run(words).status, 0);
   std::ifstream in(folder_ / "same_bits.svg");
   const std::string svg{std::istreambuf_iterator<char>(in), {}};
@@ -101,6 +117,10 @@ TEST_F(Figures, SameBitsDrawsEachMeshWithAndWithoutTheScope) {
     EXPECT_NE(svg.find(">" + mesh + "<"), std::string::npos) << mesh;
     EXPECT_NE(svg.find(">" + mesh + ", BitIdentical<"), std::string::npos) << mesh;
   }
+  const auto flat = flat_curves(svg);
+  ASSERT_EQ(flat.size(), 6);
+  EXPECT_FALSE(flat[0] && flat[1] && flat[2]);
+  EXPECT_TRUE(flat[3] && flat[4] && flat[5]);
 }
 
 }  // namespace
