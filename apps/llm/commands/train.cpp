@@ -77,6 +77,7 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
   const auto& [corpus, held_out] = texts;
   corpus.check_same(world);  // Batches are distributed without comparing them.
   if (!held_out.empty()) train::Corpus::of(held_out, o.seq).check_same(world);
+  if (options.bit_identical) dtensor::BitIdentical::content_hash(at::zeros({1}));  // throws early without libcrypto
   if (options.layout) check_layout(*options.layout, family.config, o.batch, o.seq, world.size());
   const MeshSizes sizes = options.layout ? MeshSizes() : fit_mesh(options.mesh, world.size(), family);
   const auto device = device_flag::type_of(options.device);
