@@ -1,5 +1,7 @@
 // net(x) is all that a program writes: the hook of fully_shard gives the call its semantics and its dtypes. Expected is
 // the same step with ComputeScope or call().
+#include <torch/csrc/autograd/custom_function.h>
+
 #include "dtensor/checkpoint_activations.h"
 #include "dtensor/dtensor.h"
 #include "support/ranks.h"
@@ -136,6 +138,68 @@ TEST(FsdpModuleCall, CastForwardInputsCanBeSwitchedOff) {
     fully_shard(layer, mesh, {.precision = {.param_dtype = at::kBFloat16, .cast_forward_inputs = false}});
     EXPECT_ANY_THROW(layer(at::ones({2, 4})));  // float times bfloat16
     EXPECT_EQ(layer(at::ones({2, 4}).to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+  });
+}
+
+// Its forward() runs without grad mode.
+struct OwnLinear : torch::autograd::Function<OwnLinear> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    context->save_for_backward({x, weight});
+    return at::linear(x, weight);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0].mm(saved[1]), gradients[0].t().mm(saved[0])};
+  }
+};
+
+struct OwnBlock : nn::Callable<OwnBlock> {
+  OwnBlock() { register_module("norm", norm), register_module("linear", linear); }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor h = norm(x);
+    return own ? OwnLinear::apply(h, linear.weight) : at::linear(h, linear.weight);
+  }
+  bool own = false;
+  nn::LayerNorm norm{8};
+  nn::Linear linear{8, 8, false};
+};
+
+struct OwnNet : nn::Callable<OwnNet> {
+  explicit OwnNet(bool own) {
+    for (int i = 0; i < 4; ++i) register_module(std::to_string(i), blocks[i]), blocks[i].own = own;
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& block : blocks) x = block(x);
+    return x;
+  }
+  OwnBlock blocks[4];
+};
+
+TEST(FsdpModuleCall, CustomFunctionsArePartOfForward) {
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto x = distribute_tensor(at::ones({4, 8}), mesh, {Shard(0)});
+    const auto counts = [&](bool own, bool evaluates) {
+      OwnNet net(own);
+      std::vector<FsdpUnit> units;
+      for (auto& block : net.blocks) units.push_back(fully_shard(block, mesh));
+      fully_shard(net, mesh);
+      std::vector<std::int64_t> all;
+      for (int step = 0; step < 3; ++step) {
+        const auto before = units[0].stats().all_gathers;
+        units[0].reset_peaks();
+        if (evaluates) {
+          const at::NoGradGuard no_grad;
+          net(x);
+        }
+        net(x).sum().backward();
+        all.push_back(units[0].stats().all_gathers - before);
+        all.push_back(units[0].stats().peak_gathered_bytes);
+      }
+      EXPECT_LE(all.back(), 2 * units[0].gathered_bytes());
+      return all;
+    };
+    for (const bool evaluates : {false, true}) EXPECT_EQ(counts(true, evaluates), counts(false, evaluates));
   });
 }
 

@@ -77,7 +77,7 @@ void Schedule::begin_use(Unit& unit) {
   } else if (!passes_.empty()) {
     abandon_passes();
   }
-  const bool trains = at::GradMode::is_enabled() || RecomputeGuard::current();
+  const bool trains = at::GradMode::is_enabled() || RecomputeGuard::current() || in_training_call();
   switch_pass_kind(pass >= 0 ? kBackward : trains ? kForward : kInference);
   if (current_ != &unit) release_finished(unit);
   current_ = &unit;

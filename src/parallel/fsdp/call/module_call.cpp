@@ -7,6 +7,7 @@
 
 #include "internal/scoped_value.h"
 #include "parallel/fsdp/call/local_data_call.h"
+#include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
 
@@ -79,6 +80,7 @@ class ParameterSlots {
 // Of the active calls on this thread; the outermost decides.
 struct CallSemantics {
   bool on_local_data;
+  bool with_gradients;  // whether grad mode was enabled when it began
 };
 
 // The semantics of one call around forward().
@@ -123,8 +125,9 @@ ModuleCall::ModuleCall(const NamedTensors& parameters, at::TensorList inputs) {
   auto slots = own_slots(parameters);
   const bool global = std::any_of(inputs.begin(), inputs.end(), [&](const auto& t) { return is_global(t, slots); });
   const bool on_local_data = around != nullptr ? around->on_local_data : !global;
+  const bool with_gradients = around != nullptr ? around->with_gradients : at::GradMode::is_enabled();
   outermost_ = around == nullptr;
-  scope_ = open_scope(CallSemantics{on_local_data}, Recompute::restored);
+  scope_ = open_scope(CallSemantics{on_local_data, with_gradients}, Recompute::restored);
   if (on_local_data && !slots.empty()) state_ = std::make_unique<State>(std::move(slots), inputs);
 }
 
@@ -194,6 +197,12 @@ class HookedCall {
 };
 
 }  // namespace
+
+bool in_training_call() {
+  const auto* semantics = ScopedValue<CallSemantics>::current();
+  return semantics != nullptr && semantics->with_gradients;
+}
+
 }  // namespace fsdp
 
 void detail::run_module_call(const NamedTensors& parameters, at::TensorList inputs,
