@@ -97,85 +97,6 @@ class DTENSOR_API RMSNorm final : public Layer<RMSNorm> {
   double eps_;
 };
 
-// Scaled dot-product attention on [batch, sequence, hidden]; kv_heads < heads is grouped-query attention. A mask (true:
-// visible) of any shape that broadcasts to [batch, heads, sequence, sequence] replaces `causal`. Documents
-// (AttentionOptions::row_cu_seqlens, int64 [batch, D]) do not attend to each other, in addition to `causal` or a mask.
-class DTENSOR_API Attention final : public Layer<Attention> {
- public:
-  // Options of the layer.
-  struct Options {
-    // Number of features, and of query heads, which must divide it.
-    std::int64_t hidden = 0, heads = 1;
-    std::int64_t kv_heads = 0;  // 0: heads
-    // Whether projections have biases; whether a token attends to no later one.
-    bool bias = false, causal = true;
-    // Queries and keys are rotated by their position in the sequence: the pair of elements i and i + size / 2 of a head
-    // by position * rope ** (-2 i / size) (RoFormer, arXiv:2104.09864; halves paired as in GPT-NeoX). 0: not rotated.
-    double rope = 0;
-    at::TensorOptions tensor = {};
-  };
-  explicit Attention(const Options& options);
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask = {}, const at::Tensor& documents = {}) const {
-    return without_hooks(x, mask, documents);
-  }
-  // What a call runs; the projections.
-  at::Tensor compute(const at::Tensor& x, const at::Tensor& mask = {}, const at::Tensor& documents = {}) const;
-  Linear q_proj, k_proj, v_proj, o_proj;
-
- private:
-  Options options_;
-};
-
-// Activation functions of MLPs and experts. Gated ones have a third weight: down(f(gate(x)) * up(x)), others
-// down(f(up(x))).
-enum class Activation : std::uint8_t {
-  swiglu,     // gated, f = silu
-  geglu,      // gated, f = gelu
-  glu,        // gated, f = sigmoid
-  gelu,       // exact
-  silu,       // x sigmoid(x)
-  relu,       // max(x, 0)
-  gelu_tanh,  // gelu by tanh
-};
-// Whether the result of the activation multiplies another projection of the input.
-DTENSOR_API bool is_gated(Activation activation);
-
-// down(activation(up(x))), or with a gate: down(activation(gate(x)) * up(x)).
-class DTENSOR_API MLP final : public Layer<MLP> {
- public:
-  // Options of the layer.
-  struct Options {
-    // Input and inner features, activation function, biases, dtype and device.
-    std::int64_t hidden = 0, ffn = 0;
-    Activation activation = Activation::gelu;
-    bool bias = false;
-    at::TensorOptions tensor = {};
-    bool gated = false;  // a gate for an activation that is not gated by itself
-  };
-  explicit MLP(const Options& options);
-  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
-  at::Tensor compute(const at::Tensor& x) const;
-  std::unique_ptr<Linear> gate_proj;  // null without a gate
-  Linear up_proj, down_proj;
-
- private:
-  Activation activation_;
-};
-
-// A transformer block: x + attn(norm(x)), then + mlp(norm(x)).
-class DTENSOR_API Block final : public Layer<Block> {
- public:
-  Block(const Attention::Options& attention, const MLP::Options& mlp);
-  // [batch, sequence, hidden].
-  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
-  at::Tensor compute(const at::Tensor& x) const;
-  // Submodules in the order of their use.
-  LayerNorm ln1;
-  Attention attn;
-  LayerNorm ln2;
-  MLP mlp;
-};
-
 // Rotary position embeddings (RoFormer, arXiv:2104.09864): pairs of elements of a head are rotated by angles
 // proportional to the token's position. Includes the usual extensions to longer sequences than those of training.
 
@@ -234,6 +155,84 @@ class DTENSOR_API Rope {
 
   RopeOptions options_;
   mutable Angles kept_;  // from position 0, if they do not depend on the length
+};
+
+// Scaled dot-product attention on [batch, sequence, hidden]; kv_heads < heads is grouped-query attention. A mask (true:
+// visible) of any shape that broadcasts to [batch, heads, sequence, sequence] replaces `causal`. Documents
+// (AttentionOptions::row_cu_seqlens, int64 [batch, D]) do not attend to each other, in addition to `causal` or a mask.
+class DTENSOR_API Attention final : public Layer<Attention> {
+ public:
+  // Options of the layer.
+  struct Options {
+    // Number of features, and of query heads, which must divide it.
+    std::int64_t hidden = 0, heads = 1;
+    std::int64_t kv_heads = 0;  // 0: heads
+    // Whether projections have biases; whether a token attends to no later one.
+    bool bias = false, causal = true;
+    double rope = 0;  // the base of a Rope of queries and keys; 0: none
+    at::TensorOptions tensor = {};
+  };
+  explicit Attention(const Options& options);
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask = {}, const at::Tensor& documents = {}) const {
+    return without_hooks(x, mask, documents);
+  }
+  // What a call runs; the projections.
+  at::Tensor compute(const at::Tensor& x, const at::Tensor& mask = {}, const at::Tensor& documents = {}) const;
+  Linear q_proj, k_proj, v_proj, o_proj;
+
+ private:
+  Options options_;
+  std::optional<Rope> rope_;
+};
+
+// Activation functions of MLPs and experts. Gated ones have a third weight: down(f(gate(x)) * up(x)), others
+// down(f(up(x))).
+enum class Activation : std::uint8_t {
+  swiglu,     // gated, f = silu
+  geglu,      // gated, f = gelu
+  glu,        // gated, f = sigmoid
+  gelu,       // exact
+  silu,       // x sigmoid(x)
+  relu,       // max(x, 0)
+  gelu_tanh,  // gelu by tanh
+};
+// Whether the result of the activation multiplies another projection of the input.
+DTENSOR_API bool is_gated(Activation activation);
+
+// down(activation(up(x))), or with a gate: down(activation(gate(x)) * up(x)).
+class DTENSOR_API MLP final : public Layer<MLP> {
+ public:
+  // Options of the layer.
+  struct Options {
+    // Input and inner features, activation function, biases, dtype and device.
+    std::int64_t hidden = 0, ffn = 0;
+    Activation activation = Activation::gelu;
+    bool bias = false;
+    at::TensorOptions tensor = {};
+    bool gated = false;  // a gate for an activation that is not gated by itself
+  };
+  explicit MLP(const Options& options);
+  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
+  at::Tensor compute(const at::Tensor& x) const;
+  std::unique_ptr<Linear> gate_proj;  // null without a gate
+  Linear up_proj, down_proj;
+
+ private:
+  Activation activation_;
+};
+
+// A transformer block: x + attn(norm(x)), then + mlp(norm(x)).
+class DTENSOR_API Block final : public Layer<Block> {
+ public:
+  Block(const Attention::Options& attention, const MLP::Options& mlp);
+  // [batch, sequence, hidden].
+  at::Tensor forward(const at::Tensor& x) const { return without_hooks(x); }
+  at::Tensor compute(const at::Tensor& x) const;
+  // Submodules in the order of their use.
+  LayerNorm ln1;
+  Attention attn;
+  LayerNorm ln2;
+  MLP mlp;
 };
 
 // The tree of modules with their types and tensors: sizes and dtypes, and the placements of DTensors. Consecutive

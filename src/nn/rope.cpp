@@ -152,7 +152,7 @@ Rope::Angles Rope::angles(std::int64_t first, std::int64_t count, at::TensorOpti
                     kept_.cos.device() == like.device();
   if (!kept) {
     const c10::InferenceMode off(false);  // cached angles are also used with gradients
-    kept_ = make(0, std::max<std::int64_t>(2 * length, 64), length, like);
+    kept_ = make(0, first == 0 ? length : std::max<std::int64_t>(2 * length, 64), length, like);  // generation goes on
   }
   return {kept_.cos.narrow(0, first, count), kept_.sin.narrow(0, first, count)};
 }

@@ -26,31 +26,9 @@ at::Tensor split_heads(const at::Tensor& x, std::int64_t heads) {
   return x.unflatten(-1, {heads, x.size(-1) / heads}).transpose(1, 2);
 }
 
-struct Angles {
-  at::Tensor cos, sin;  // [sequence, 1, size / 2]; undefined without rotation
-};
-
-// Regular tables of the full sequence: a rank with part of the sequence slices the rows of its positions, for any split
-// of the sequence. Queries and keys share them, since products save them for backward.
-Angles angles_of(const at::Tensor& x, std::int64_t size, double base) {
-  if (base == 0) return {};
-  const std::int64_t half = size / 2;
-  const auto options = at::TensorOptions(at::kDouble).device(x.device());
-  const at::Tensor frequency = at::pow(base, at::arange(half, options) / -static_cast<double>(half));
-  const at::Tensor angle = (at::arange(x.size(1), options).unsqueeze(1) * frequency).unsqueeze(1);
-  return {angle.cos().to(x.scalar_type()), angle.sin().to(x.scalar_type())};
-}
-
-// [batch, sequence, heads * size] -> [batch, heads, sequence, size], rotated in the memory order of x: attention
-// returns its result in that of the queries, and the output projection takes it without a copy.
-at::Tensor rotated_heads(const at::Tensor& x, std::int64_t heads, const Angles& angles) {
-  if (!angles.cos.defined()) return split_heads(x, heads);
-  const at::Tensor by_token = x.unflatten(-1, {heads, x.size(-1) / heads});
-  const std::int64_t half = by_token.size(3) / 2;
-  const at::Tensor first = by_token.narrow(3, 0, half), second = by_token.narrow(3, half, half);
-  const at::Tensor turned =
-      at::cat({first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin}, 3);
-  return turned.transpose(1, 2);
+std::optional<Rope> rope_of(const Attention::Options& o) {
+  if (o.rope == 0) return std::nullopt;
+  return Rope({.size = o.hidden / o.heads, .base = o.rope});
 }
 
 }  // namespace
@@ -60,7 +38,8 @@ Attention::Attention(const Options& options)
       k_proj(options.hidden, kv_size(checked(options)), options.bias, options.tensor),
       v_proj(options.hidden, kv_size(checked(options)), options.bias, options.tensor),
       o_proj(options.hidden, options.hidden, options.bias, options.tensor),
-      options_(checked(options)) {
+      options_(checked(options)),
+      rope_(rope_of(options_)) {
   register_module("q_proj", q_proj);
   register_module("k_proj", k_proj);
   register_module("v_proj", v_proj);
@@ -68,10 +47,11 @@ Attention::Attention(const Options& options)
 }
 
 at::Tensor Attention::compute(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& documents) const {
-  const at::Tensor projected = q_proj(x);
-  const Angles angles = angles_of(projected, options_.hidden / options_.heads, options_.rope);
-  const at::Tensor q = rotated_heads(projected, options_.heads, angles);
-  const at::Tensor k = rotated_heads(k_proj(x), options_.kv_heads, angles);
+  at::Tensor q = split_heads(q_proj(x), options_.heads), k = split_heads(k_proj(x), options_.kv_heads);
+  if (rope_) {
+    const Rope::Angles angles = rope_->angles(0, x.size(1), q.options());
+    q = rope_->rotate(q, angles), k = rope_->rotate(k, angles);
+  }
   const at::Tensor v = split_heads(v_proj(x), options_.kv_heads);
   const auto given = mask.defined() ? std::optional(mask) : std::nullopt;
   const bool causal = options_.causal && !mask.defined(), grouped = options_.kv_heads < options_.heads;
