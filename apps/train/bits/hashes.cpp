@@ -96,6 +96,11 @@ std::string checkpoint_before(const std::string& load, std::int64_t step) {
                   load, step, steps.back()));
 }
 
+std::string place_of(const dtensor::Event& event) {
+  return (event.module.empty() ? "outside any module" : "in " + event.module) +
+         (event.phase == dtensor::Phase::forward ? ", forward" : ", backward");
+}
+
 std::vector<std::string> gather_texts(const dtensor::Communicator& world, const std::string& text) {
   if (!world) return {text};
   const auto ranks = static_cast<std::size_t>(world.size());
@@ -122,12 +127,10 @@ HashRecorder::HashRecorder(const Options& options, dtensor::Communicator world)
 void HashRecorder::add(const dtensor::Event& event) {
   if (adding_ || !dtensor::BitIdentical::current()) return;  // Outside of a step.
   adding_ = true;
-  const auto* phase = event.phase == dtensor::Phase::forward ? "forward" : "backward";
   for (std::size_t i = 0; i < event.tensors.size(); ++i) {
     if (!event.tensors[i].defined()) continue;
     const auto result = event.tensors.size() == 1 ? "" : fmt::format(", result {}", i);
-    add(fmt::format("{}, {}, by {}{}", event.module.empty() ? "outside any module" : "in " + event.module, phase,
-                    event.name, result),
+    add(fmt::format("{}, by {}{}", place_of(event), event.name, result),
         dtensor::BitIdentical::content_hash(event.tensors[i]));
   }
   adding_ = false;

@@ -33,6 +33,9 @@ std::map<std::int64_t, Hashes> read_hashes(const std::string& path);
 // The newest checkpoint in the folder `load` of a step before `step`; `load` itself if it is a checkpoint or empty.
 std::string checkpoint_before(const std::string& load, std::int64_t step);
 
+// "in <module>, <phase>" of an operator or collective.
+std::string place_of(const dtensor::Event& event);
+
 // The text of each rank. Collective.
 std::vector<std::string> gather_texts(const dtensor::Communicator& world, const std::string& text);
 

@@ -40,9 +40,7 @@ struct Trail {
   void add(const dtensor::Event& event) {
     std::string all;
     for (const at::Tensor& t : event.tensors) all += BitIdentical::content_hash(t);
-    const auto* phase = event.phase == dtensor::Phase::forward ? "forward" : "backward";
-    add(fmt::format("{}, {}, in {} over {}", event.module.empty() ? "outside any module" : "in " + event.module, phase,
-                    event.name, event.axis.empty() ? "all ranks" : event.axis),
+    add(fmt::format("{}, in {} over {}", place_of(event), event.name, event.axis.empty() ? "all ranks" : event.axis),
         hash_of(all));
   }
   std::string str() const {
