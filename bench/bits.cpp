@@ -1,5 +1,5 @@
-// The same bits: hashes of parameters and optimizer states after training on many layouts of thread ranks, and the time
-// of a step in a BitIdentical scope against the ordinary one.
+// The same bits: hashes of parameters and optimizer states after training on many layouts of thread ranks, and time and
+// memory of a step in a BitIdentical scope against the ordinary one.
 #include <ATen/Parallel.h>
 
 #include <unistd.h>
@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/comm.h"
+#include "dtensor/debug.h"
 #include "dtensor/pipeline_schedule.h"
 #include "timing.h"
 #include "train/run.h"
@@ -73,13 +74,14 @@ std::vector<Layout> layouts_of_experts() {
   return all;
 }
 
-// Medians are over the steps after the first.
+// Medians are over the steps after the first. The peak is of rank 0, if it is measured.
 struct Run {
   std::string hash, refusal;
   double ms = 0;
+  std::int64_t peak_bytes = 0;
 };
 
-Run train_on(const Layout& layout, Options options, const train::Corpus& corpus) {
+Run train_on(const Layout& layout, Options options, const train::Corpus& corpus, bool measures_memory = false) {
   options.mesh = layout.mesh;
   if (layout.change) layout.change(options);
   Run run;
@@ -89,11 +91,13 @@ Run train_on(const Layout& layout, Options options, const train::Corpus& corpus)
       static_cast<int>(options.mesh->size()),
       [&](const dtensor::Communicator& world) {
         at::set_num_threads(layout.threads);
+        std::optional<dtensor::MemoryTimeline> memory;
+        if (measures_memory) memory.emplace();
         const auto records = train::train_on_mesh(world, options, corpus, {});
         if (world.rank() != 0) return;
         std::vector<double> ms;
         for (std::size_t i = 1; i < records.size(); ++i) ms.push_back(1e3 * records[i].seconds);
-        run = {records.back().content_hash, {}, bench::median(ms)};
+        run = {records.back().content_hash, {}, bench::median(ms), memory ? memory->peak().bytes : 0};
       },
       ranks);
   return run;
@@ -149,8 +153,8 @@ bool publish_hashes(const std::string& model, const Options& options, const std:
   return same;
 }
 
-// Alternates both runs, so that disturbances affect both.
-void publish_time(const Layout& layout, Options options, int pairs, const train::Corpus& corpus) {
+// Alternates both runs, so that disturbances affect both. Peaks are of runs of their own.
+void publish_time_and_memory(const Layout& layout, Options options, int pairs, const train::Corpus& corpus) {
   std::vector<double> ordinary, scoped, ratios;
   for (int i = 0; i < pairs; ++i) {
     for (const bool scope : {false, true}) {
@@ -159,6 +163,11 @@ void publish_time(const Layout& layout, Options options, int pairs, const train:
     }
     ratios.push_back(scoped.back() / ordinary.back());
   }
+  const auto peak = [&](bool scope) {
+    options.bit_identical = scope;
+    return train_on(layout, options, corpus, /*measures_memory=*/true).peak_bytes;
+  };
+  const auto peak_ordinary = peak(false), peak_scoped = peak(true);
   const nlohmann::json line{
       {"bench", "bits"},
       {"layout", layout.name},
@@ -167,7 +176,10 @@ void publish_time(const Layout& layout, Options options, int pairs, const train:
       {"ms_median", bench::median(scoped)},
       {"ratio", bench::median(ratios)},
       {"ratio_range",
-       {*std::min_element(ratios.begin(), ratios.end()), *std::max_element(ratios.begin(), ratios.end())}}};
+       {*std::min_element(ratios.begin(), ratios.end()), *std::max_element(ratios.begin(), ratios.end())}},
+      {"peak_bytes_ordinary", peak_ordinary},
+      {"peak_bytes", peak_scoped},
+      {"memory_ratio", static_cast<double>(peak_scoped) / static_cast<double>(peak_ordinary)}};
   std::printf("%s\n", line.dump().c_str());
 }
 
@@ -205,7 +217,7 @@ int main(int argc, char** argv) {
   std::string only;
   options.bit_identical = true;
   options.hidden = 48, options.batch = 4, options.seq = 32, options.steps = 100, options.lr = 1e-2;
-  CLI::App app("Hashes of training on many layouts of thread ranks, and the time of a step with the same bits");
+  CLI::App app("Hashes of training on many layouts of thread ranks, and time and memory of a step with the same bits");
   app.add_option("--steps", options.steps, "steps before a hash")->check(CLI::Range(2, 1 << 20));
   app.add_option("--hidden", hidden, "hidden size of the timed model");
   app.add_option("--pairs", pairs, "timed pairs of runs; 0: none")->check(CLI::NonNegativeNumber);
@@ -220,7 +232,7 @@ int main(int argc, char** argv) {
   options.hidden = hidden, options.batch = 8, options.seq = 64, options.steps = 6;
   const auto all = layouts();
   for (const Layout& layout : {all[1], all[2], all[5]}) {
-    if (pairs > 0) publish_time(layout, options, pairs, corpus);
+    if (pairs > 0) publish_time_and_memory(layout, options, pairs, corpus);
   }
   return same ? 0 : 1;
 }
