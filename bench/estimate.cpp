@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <random>
 
-#include "plan/calibrate.h"
-#include "plan/decoder_cost.h"
-#include "plan/stage_step.h"
+#include "plan/cost/decoder_cost.h"
+#include "plan/cost/stage_step.h"
+#include "plan/measure/calibrate.h"
 #include "timing.h"
 
 namespace {

@@ -15,14 +15,14 @@
 #include <iostream>
 #include <limits>
 
-#include "calibrate.h"
 #include "command_line.h"
-#include "decoder_cost.h"
 #include "dtensor/launch.h"
 #include "llm/hf/hf_config.h"
-#include "pipeline_cost.h"
+#include "plan/cost/decoder_cost.h"
+#include "plan/cost/pipeline_cost.h"
+#include "plan/cost/stage_step.h"
+#include "plan/measure/calibrate.h"
 #include "program_data.h"
-#include "stage_step.h"
 #include "train/args.h"
 #include "train/layouts/dry_run.h"
 #include "train/layouts/plan_file.h"

@@ -12,7 +12,7 @@
 #include "random/global_indices.h"
 #include "random/state.h"
 #include "redistribute/execute.h"
-#include "redistribute/part_views.h"
+#include "redistribute/regions/part_views.h"
 
 namespace dtensor::attention_impl {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "mesh/mesh_impl.h"
 #include "redistribute/execute.h"
-#include "redistribute/halo_exchange.h"
+#include "redistribute/regions/halo_exchange.h"
 
 namespace dtensor {
 namespace {

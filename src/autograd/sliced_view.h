@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "placement/spec.h"
-#include "redistribute/shard_rows.h"
+#include "redistribute/regions/shard_rows.h"
 
 namespace dtensor {
 

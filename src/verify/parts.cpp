@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "placement/shard_map.h"
-#include "redistribute/part_views.h"
+#include "redistribute/regions/part_views.h"
 #include "verify/oracle.h"
 
 namespace dtensor {

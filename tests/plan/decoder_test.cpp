@@ -8,8 +8,8 @@
 
 #include "llm/hf/hf_config.h"
 #include "plan/any_hardware.h"
-#include "plan/decoder_cost.h"
-#include "plan/stage_step.h"
+#include "plan/cost/decoder_cost.h"
+#include "plan/cost/stage_step.h"
 #include "program_data.h"
 #include "support/draws.h"
 

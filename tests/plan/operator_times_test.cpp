@@ -1,5 +1,5 @@
 // Calibration: times of operators inside of steps have the sizes of the calls, and rates merge calls of similar size.
-#include "plan/operator_times.h"
+#include "plan/measure/operator_times.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <map>
 
 #include "dtensor/mesh.h"
-#include "plan/stage_step.h"
+#include "plan/cost/stage_step.h"
 
 namespace plan {
 namespace {

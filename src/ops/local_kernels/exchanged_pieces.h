@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "ops/local_kernels/local_args.h"
-#include "redistribute/halo_exchange.h"
+#include "redistribute/regions/halo_exchange.h"
 
 namespace dtensor {
 

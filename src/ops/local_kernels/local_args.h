@@ -13,7 +13,7 @@
 #include "internal/contiguous_ranges.h"
 #include "ops/local_kernels/local_kernel.h"
 #include "placement/shard_map.h"
-#include "redistribute/shard_rows.h"
+#include "redistribute/regions/shard_rows.h"
 
 namespace dtensor {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "ops/local_kernels/local_args.h"
-#include "redistribute/part_views.h"
 #include "redistribute/plan/split_layout.h"
+#include "redistribute/regions/part_views.h"
 
 namespace dtensor {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "internal/region_exchange.h"
 #include "mesh/mesh_impl.h"
-#include "redistribute/part_views.h"
+#include "redistribute/regions/part_views.h"
 
 namespace dtensor {
 

@@ -7,7 +7,7 @@
 
 #include "internal/simulated.h"
 #include "ops/local_kernels/local_args.h"
-#include "redistribute/part_views.h"
+#include "redistribute/regions/part_views.h"
 
 namespace dtensor {
 namespace {

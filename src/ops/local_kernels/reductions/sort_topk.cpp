@@ -4,7 +4,7 @@
 
 #include "ops/local_kernels/local_args.h"
 #include "redistribute/execute.h"
-#include "redistribute/part_views.h"
+#include "redistribute/regions/part_views.h"
 
 namespace dtensor {
 namespace {

@@ -1,6 +1,6 @@
 // Moments over sharded dimensions: variances, layer norm, batch norm.
 #include "ops/local_kernels/reductions/moments.h"
-#include "redistribute/part_views.h"
+#include "redistribute/regions/part_views.h"
 #include "row_norm/kernels.h"
 
 namespace dtensor {

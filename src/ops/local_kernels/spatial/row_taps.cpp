@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "redistribute/part_views.h"
+#include "redistribute/regions/part_views.h"
 
 namespace dtensor {
 namespace {

@@ -1,7 +1,7 @@
 // Operators that exchange spatial positions and channels, with sharded spatial dimensions: pixel_shuffle,
 // pixel_unshuffle, and im2col and col2im, whose windows are sharded in row-major order.
 #include "ops/local_kernels/exchanged_pieces.h"
-#include "redistribute/part_views.h"
+#include "redistribute/regions/part_views.h"
 
 namespace dtensor {
 namespace {

@@ -1,5 +1,5 @@
 // Rows of slices in the parts of ranks.
-#include "redistribute/shard_rows.h"
+#include "redistribute/regions/shard_rows.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/irange.h>

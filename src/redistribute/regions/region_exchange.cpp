@@ -1,7 +1,7 @@
 // Views of the parts of a plan, or buffers where a part is no view.
 #include "internal/region_exchange.h"
 
-#include "redistribute/part_views.h"
+#include "redistribute/regions/part_views.h"
 #include "redistribute/result_buffers.h"
 
 namespace dtensor {

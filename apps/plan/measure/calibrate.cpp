@@ -1,4 +1,4 @@
-#include "calibrate.h"
+#include "plan/measure/calibrate.h"
 
 #include <ATen/ATen.h>
 
@@ -13,10 +13,10 @@
 #include "dtensor/optim.h"
 #include "dtensor/parallelize.h"
 #include "dtensor/tensor.h"
-#include "operator_times.h"
-#include "stage_step.h"
+#include "plan/cost/stage_step.h"
+#include "plan/measure/operator_times.h"
+#include "plan/workload.h"
 #include "train/model/model.h"
-#include "workload.h"
 
 namespace plan {
 

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "extrapolate.h"
-#include "workload.h"
+#include "plan/cost/extrapolate.h"
+#include "plan/workload.h"
 
 namespace plan {
 

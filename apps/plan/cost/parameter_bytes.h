@@ -1,7 +1,7 @@
 // Memory of a rank's parameters in a layout, at least: for bounds.
 #pragma once
 
-#include "decoder_cost.h"
+#include "plan/cost/decoder_cost.h"
 
 namespace plan {
 

@@ -1,4 +1,4 @@
-#include "parameter_bytes.h"
+#include "plan/cost/parameter_bytes.h"
 
 namespace plan {
 

@@ -1,4 +1,4 @@
-#include "stage_step.h"
+#include "plan/cost/stage_step.h"
 
 #include <ATen/ATen.h>
 

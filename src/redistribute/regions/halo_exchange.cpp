@@ -1,10 +1,10 @@
 // Computes the rows that windows read, and exchanges them.
-#include "redistribute/halo_exchange.h"
+#include "redistribute/regions/halo_exchange.h"
 
 #include <algorithm>
 
 #include "internal/contiguous_ranges.h"
-#include "redistribute/part_views.h"
+#include "redistribute/regions/part_views.h"
 
 namespace dtensor {
 namespace {

@@ -8,7 +8,7 @@
 #include "mesh/mesh_impl.h"
 #include "placement/shard_map.h"
 #include "placement/spec.h"
-#include "redistribute/shard_rows.h"
+#include "redistribute/regions/shard_rows.h"
 
 namespace dtensor {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "dtensor/estimate.h"
-#include "workload.h"
+#include "plan/workload.h"
 
 namespace plan {
 

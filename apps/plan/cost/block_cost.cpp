@@ -1,9 +1,9 @@
-#include "block_cost.h"
+#include "plan/cost/block_cost.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "stage_step.h"
+#include "plan/cost/stage_step.h"
 
 namespace plan {
 

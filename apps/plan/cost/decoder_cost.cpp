@@ -1,4 +1,4 @@
-#include "decoder_cost.h"
+#include "plan/cost/decoder_cost.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -7,11 +7,11 @@
 #include <cmath>
 #include <set>
 
-#include "block_cost.h"
 #include "dtensor/moe.h"
-#include "parameter_bytes.h"
-#include "pipeline_cost.h"
-#include "stage_step.h"
+#include "plan/cost/block_cost.h"
+#include "plan/cost/parameter_bytes.h"
+#include "plan/cost/pipeline_cost.h"
+#include "plan/cost/stage_step.h"
 #include "train/output/progress.h"
 
 namespace plan {

@@ -1,4 +1,4 @@
-#include "extrapolate.h"
+#include "plan/cost/extrapolate.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // The positions of a part's ranges in the local tensor.
-#include "redistribute/part_views.h"
+#include "redistribute/regions/part_views.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "pipeline_cost.h"
+#include "plan/cost/pipeline_cost.h"
 
 #include <fmt/format.h>
 

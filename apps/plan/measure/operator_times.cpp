@@ -1,4 +1,4 @@
-#include "operator_times.h"
+#include "plan/measure/operator_times.h"
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dtensor/estimate.h"
-#include "workload.h"
+#include "plan/workload.h"
 
 namespace plan {
 

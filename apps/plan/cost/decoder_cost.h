@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dtensor/estimate.h"
-#include "workload.h"
+#include "plan/workload.h"
 
 namespace plan {
 
