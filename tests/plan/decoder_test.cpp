@@ -213,6 +213,18 @@ TEST(DecoderCost, BoundsKnowWhatDoesNotGrowWithTheRows) {
   }
 }
 
+// One layer with experts behind a dense one, which keeps more.
+TEST(DecoderCost, BoundsKnowDenseFirstLayers) {
+  auto work = small_model(2);
+  work.sequence = 8192, work.model.ffn = 4096;
+  work.model.experts.emplace().router = {.experts = 64, .top_k = 1};
+  work.model.experts->ffn = 128;
+  work.model.layer = {{}, {.experts = true}};
+  const auto program = planned_decoder(work, hardware());
+  const ParallelLayout layout{.pp = 2, .shard = 4, .microbatches = 4};
+  EXPECT_LE(program.bound(layout).peak_bytes, program.cost(layout).peak_bytes);
+}
+
 // All layouts are run; the search runs those that its bounds leave, with any hardware and limit of memory. Bounds,
 // which learn from the costs of other layouts, stay bounds.
 void search_finds_the_fastest() {

@@ -59,6 +59,9 @@ Run run(const Workload& work, const ParallelLayout& block, const Part& part, con
 BlockCost BlockCosts::measure(const ParallelLayout& block, std::int64_t rows) const {
   Workload work = work_;
   work.batch = rows * block.shard;
+  auto& layers = work.model.layer;
+  if (!layers.empty())
+    std::fill(layers.begin(), layers.end(), layers.back());  // a second block is no dense first layer
   try {
     const auto one = run(work, block, {1, false, false}, hardware_),
                two = run(work, block, {2, false, false}, hardware_);
