@@ -232,9 +232,7 @@ class DecoderCost {
     const auto all = static_cast<double>(ranks.size());
     const auto bytes = static_cast<std::int64_t>((l.bf16 ? 2 : 4) * parameters * (all - 1) / all);
     const auto blocks = equal_blocks(l), microbatches = l.microbatches;
-    // Products in float8 keep what forward gathered until backward.
-    const auto in_microbatch = l.float8 ? blocks : 2 * blocks - 1;
-    const auto gathers = l.reshard ? microbatches * in_microbatch : blocks;
+    const auto gathers = l.reshard ? microbatches * (2 * blocks - 1) : blocks;
     const auto reductions = l.pp == 1 && l.accumulate_sharded ? microbatches * blocks : blocks;
     return static_cast<double>(gathers) * hardware_.seconds("all_gather", ranks, bytes) +
            static_cast<double>(reductions) * hardware_.seconds("reduce_scatter", ranks, bytes);
