@@ -205,6 +205,7 @@ bool Pipeline::Impl::stage_agrees(bool right) const {
 
 std::vector<double> Pipeline::Impl::shares(const std::vector<Tensors>& targets) const {
   if (!has_last()) return {};
+  if (!options.weight) return std::vector<double>(targets.size(), 1.0);
   std::vector<double> weights;
   double total = 0;
   for (const Tensors& t : targets) {
