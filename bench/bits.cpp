@@ -51,6 +51,18 @@ std::vector<Layout> layouts() {
   return all;
 }
 
+// Six rows in parts of two.
+std::vector<Layout> layouts_of_three_parts() {
+  std::vector<Layout> all{{.name = "one device"}};
+  all.push_back({"fsdp 2, 3 microbatches", {.shard = 2}, [](Options& o) { o.grad_accum = 3; }});
+  all.push_back({"tp 2, 3 microbatches", {.tp = 2}, [](Options& o) { o.grad_accum = 3; }});
+  for (const std::string& s : dtensor::pipeline::schedule_names()) {
+    all.push_back(
+        {"pp 2, " + s + ", 3 microbatches", {.pp = 2}, [=](Options& o) { o.schedule = s, o.microbatches = 3; }});
+  }
+  return all;
+}
+
 std::vector<Layout> layouts_of_experts() {
   std::vector<Layout> all{{.name = "one device"}, {.name = "one device, 2 threads", .threads = 2}};
   const auto add = [&](std::string name, MeshShape mesh, std::int64_t ep, std::int64_t etp, const Change& change = {}) {
@@ -197,10 +209,13 @@ std::vector<Model> models_of(const Options& options) {
                             {"gpt, bfloat16", options, few},
                             {"gpt, documents", options, {all[0], all[1], all[2], all[5], all[8], all[10]}},
                             {"gpt, experts", options, split},
-                            {"gpt, experts, Muon, documents", options, {split[0], split[2], split[7]}}};
+                            {"gpt, experts, Muon, documents", options, {split[0], split[2], split[7]}},
+                            {"gpt, 6 rows", options, layouts_of_three_parts()},
+                            {"gpt, 6 rows, documents", options, layouts_of_three_parts()}};
   models[1].options.optimizer = models[5].options.optimizer = "muon";
   models[2].options.bf16 = true;
-  models[3].options.documents = models[5].options.documents = true;
+  models[3].options.documents = models[5].options.documents = models[7].options.documents = true;
+  models[6].options.batch = models[7].options.batch = 6;
   for (const int i : {4, 5}) {
     auto& experts = models[static_cast<std::size_t>(i)].options.experts.emplace();
     experts.experts = 4, experts.z_loss = 0.01, experts.show_load = false;

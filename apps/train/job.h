@@ -27,9 +27,6 @@ struct Job {
   LoadCount* load = nullptr;                   // Null: not counted.
 };
 
-// Its full value as a double, on its device.
-at::Tensor value_of(const at::Tensor& scalar);
-
 // Of all ranks of the run; empty on one device.
 inline dtensor::Communicator world_of(const Job& job) { return job.mesh ? job.mesh.world() : dtensor::Communicator(); }
 // The mesh whose random numbers a step draws; empty on one device.

@@ -19,6 +19,7 @@
 #include "state.h"
 #include "train/bits/hashes.h"
 #include "train/bits/rank_check.h"
+#include "train/model/loss.h"
 #include "train/model/optimizer.h"
 #include "train/model/plan.h"
 #include "train/model/stages.h"

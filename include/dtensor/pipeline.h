@@ -50,7 +50,7 @@ DTENSOR_API WeightFunction valid_targets(std::int64_t ignore_index = -100);  // 
 // Options of a pipeline.
 struct PipelineOptions {
   std::string axis = "pp";         // name of the mesh axis
-  WeightFunction weight = rows();  // weight of a microbatch in the loss of the batch
+  WeightFunction weight = rows();  // weight of a microbatch in the loss of the batch; empty: losses are added
 };
 
 // Options of one step.
@@ -71,6 +71,7 @@ struct StepResult {
 class DTENSOR_API Pipeline {
  public:
   // The mean loss over a microbatch, a scalar, from the outputs of the last stage and the targets of the microbatch.
+  // Without PipelineOptions::weight: what the microbatch adds to the loss of the batch.
   using LossFunction = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
   // `mesh` has options.axis, and `schedule` a line for each rank of that axis. The constructor checks the schedule and
   // adds sends and receives if it has none.

@@ -5,26 +5,47 @@
 
 #include <algorithm>
 
+#include "dtensor/tensor.h"
+#include "internal/bit_identical.h"
+
 namespace dtensor::pipeline {
 
-at::Tensor norm_list_offsets(const std::vector<int>& own, const std::map<int, Stage>& stages, int last,
-                             const Communicator& line, c10::DeviceType device) {
-  // By stage of this rank: the number of parameters, and in the second row whether it is unknown.
-  at::Tensor counts = at::zeros({2, last + 1}, at::kLong);
+namespace {
+
+// What all ranks must know of a stage, by row of a tensor.
+enum StageFacts : std::int64_t { kParameters, kUnknown, kDoubles, kRegular, kStageFacts };
+
+void count_parameters(const Stage& stage, const at::Tensor& facts) {
+  for (const at::Tensor& p : stage.list()) {
+    facts[kParameters] += 1;
+    facts[kDoubles] += c10::toRealValueType(p.scalar_type()) == at::kDouble ? 1 : 0;
+    facts[kRegular] += is_dtensor(p) ? 0 : 1;
+  }
+}
+
+}  // namespace
+
+NormList norm_list(const std::vector<int>& own, const std::map<int, Stage>& stages, int last, const Communicator& line,
+                   c10::DeviceType device) {
+  at::Tensor facts = at::zeros({kStageFacts, last + 1}, at::kLong);
   for (const int index : own) {
     const auto stage = stages.find(index);
     const bool reported = stage != stages.end() && stage->second.parameters;
-    counts[0][index] = reported ? static_cast<std::int64_t>(stage->second.list().size()) : 0;
-    counts[1][index] = reported ? 0 : 1;
+    if (reported) count_parameters(stage->second, facts.select(1, index));
+    if (!reported) facts[kUnknown][index] = 1;
   }
-  counts = counts.to(device);
-  line.all_reduce(counts, ReduceOp::sum).wait();
-  counts = counts.cpu();
+  facts = facts.to(device);
+  line.all_reduce(facts, ReduceOp::sum).wait();
+  facts = facts.cpu();
   for (int stage = 0; stage <= last; ++stage) {
-    TORCH_CHECK(counts[1][stage].item<std::int64_t>() == 0, "pipeline: clip_grad_norm_ needs the parameters of stage ",
-                stage, "; pass them to set_stage");
+    const auto of_stage = [&](StageFacts fact) { return facts[fact][stage].item<std::int64_t>(); };
+    TORCH_CHECK(of_stage(kUnknown) == 0, "pipeline: clip_grad_norm_ needs the parameters of stage ", stage,
+                "; pass them to set_stage");
+    TORCH_CHECK_NOT_IMPLEMENTED(!is_bit_identical() || of_stage(kRegular) == 0,
+                                "pipeline: clip_grad_norm_ of regular tensors has no bit-identical form: expected ",
+                                "DTensors, got ", of_stage(kRegular), " regular tensors in stage ", stage);
   }
-  return counts[0].cumsum(0);
+  return {facts[kParameters].cumsum(0), facts[kDoubles].sum().item<std::int64_t>() > 0};
 }
 
 UniqueParameterCounter::UniqueParameterCounter(const std::vector<TiedParameter>& tied,

@@ -11,10 +11,16 @@
 
 namespace dtensor::pipeline {
 
-// The end of each stage's norms in the list, for stages 0 to `last`. Collective over `line`. Throws on every rank if
-// set_stage got no parameters for a stage. `own`: this rank's stages, `stages`: those that were set.
-at::Tensor norm_list_offsets(const std::vector<int>& own, const std::map<int, Stage>& stages, int last,
-                             const Communicator& line, c10::DeviceType device);
+// The list of norms of all parameters.
+struct NormList {
+  at::Tensor ends;          // of each stage's norms, for stages 0 to the last
+  bool has_double = false;  // a parameter of any stage
+};
+
+// Collective over `line`. Throws on every rank if set_stage got no parameters for a stage, or regular tensors in a
+// BitIdentical scope. `own`: this rank's stages, `stages`: those that were set.
+NormList norm_list(const std::vector<int>& own, const std::map<int, Stage>& stages, int last, const Communicator& line,
+                   c10::DeviceType device);
 
 // Counts a parameter with several copies (shared by stages, or tied) once: the first in the model's order, on whichever
 // rank.

@@ -11,6 +11,7 @@
 #include "dtensor/tensor.h"
 #include "internal/action_kinds.h"
 #include "internal/aten_scopes.h"
+#include "internal/bit_identical.h"
 #include "internal/gradient_norms.h"
 #include "internal/ranks/simulated_rank.h"
 #include "internal/simulated.h"
@@ -205,6 +206,7 @@ bool Pipeline::Impl::stage_agrees(bool right) const {
 
 std::vector<double> Pipeline::Impl::shares(const std::vector<Tensors>& targets) const {
   if (!has_last()) return {};
+  if (!options.weight) return std::vector<double>(targets.size(), 1.0);
   std::vector<double> weights;
   double total = 0;
   for (const Tensors& t : targets) {
@@ -290,15 +292,17 @@ at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vec
   return p.run(p.evaluation, inputs, targets, part, 1).loss;
 }
 
-// Each parameter's norm has an index in one list, in the model's order, which every rank adds up in the same way.
+// Each parameter's sum of squares has an index in one list, in the model's order, which every rank adds up in the same
+// way. One rank has a number's bits and the others zeros, which are exchanged as integers, since their sum has no
+// order.
 at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
   const Impl& p = impl();
   if (!p.mesh.is_member()) return {};
   const LocalNoGradGuard scope;
   const auto device = p.mesh.device_type();
-  const at::Tensor ends = norm_list_offsets(p.own, p.stages, p.last, p.line, device);
+  const auto [ends, has_double] = norm_list(p.own, p.stages, p.last, p.line, device);
   UniqueParameterCounter once(p.tied, p.stages, p.last, p.line, device);
-  at::Tensor norms = at::zeros({ends[-1].item<std::int64_t>()}, at::TensorOptions(at::kDouble).device(device));
+  const at::Tensor squares = at::zeros({ends[-1].item<std::int64_t>()}, at::TensorOptions(at::kDouble).device(device));
   for (const auto& [index, stage] : p.stages) {
     if (stage.list().empty()) continue;
     std::vector<at::Tensor> counted;
@@ -306,12 +310,13 @@ at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
       counted.push_back(once.counts(parameter, index) ? parameter : at::Tensor());
     }
     const auto count = static_cast<std::int64_t>(counted.size());
-    norms.narrow(0, ends[index].item<std::int64_t>() - count, count).copy_(get_grad_norms(counted, {.mesh = p.slice}));
+    squares.narrow(0, ends[index].item<std::int64_t>() - count, count).copy_(get_grad_squares(counted, p.slice));
   }
-  p.line.all_reduce(norms, ReduceOp::sum).wait();
-  const at::Tensor total = get_total_norm(norms.unbind());
+  p.line.all_reduce(squares.view(at::kLong), ReduceOp::sum).wait();
+  const bool rounds = is_bit_identical() && !has_double;  // as clip_grad_norm_() does
+  const at::Tensor total = norm_of_squares(squares).to(rounds ? at::kFloat : at::kDouble);
   clip_grads_with_norm_(once.parameters(), max_norm, total);
-  return total;
+  return total.to(at::kDouble);
 }
 
 void Pipeline::set_placeholder_gradients(const std::vector<at::Tensor>& parameters) const {

@@ -193,7 +193,7 @@ void Step::add_loss(Slot& mine, int microbatch) {
   const auto index = static_cast<std::size_t>(microbatch);
   const at::Tensor loss = context_.loss(mine.outputs, context_.targets.at(index));
   TORCH_CHECK(loss.numel() == 1, "pipeline: expected the loss of microbatch ", microbatch,
-              " to be one number, the mean over the microbatch, got sizes ", loss.sizes());
+              " to be one number, got sizes ", loss.sizes());
   const double share = context_.shares.at(index);
   if (share == 0) {  // no valid target: the mean may be NaN
     mine.outputs = {loss};

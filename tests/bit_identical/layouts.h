@@ -48,26 +48,22 @@ inline std::vector<TrainLayout> layouts_of(const train::Options& base, int ranks
   add("cp zigzag", {.cp = ranks}, [](auto& o) { o.zigzag_sequence = true; });
   add("recomputation", {.shard = ranks}, [](auto& o) { o.checkpoint_activations = true; });
   if (ranks == 2) {
-    // The loss of a part of packed documents is divided by its own number of targets.
-    const bool inexact = base.documents;
-    add(
-        "two microbatches", {.shard = 2}, [](auto& o) { o.grad_accum = 2; }, inexact);
+    const int parts = base.batch == 6 ? 3 : 2;
+    const auto in_parts = [=](auto& o) { o.grad_accum = parts; };
+    add("microbatches", {.shard = 2}, in_parts);
+    add("microbatches, tp", {.tp = 2}, in_parts);
     add(
         "four microbatches", {.tp = 2}, [](auto& o) { o.grad_accum = 4; }, /*refused=*/true);
-    add(
-        "two microbatches, unsharded", {.shard = 2}, [](auto& o) { o.grad_accum = 2, o.accumulate_sharded = false; },
-        inexact);
+    add("microbatches, unsharded", {.shard = 2}, [=](auto& o) { o.grad_accum = parts, o.accumulate_sharded = false; });
     for (const std::string& schedule : pipeline::schedule_names()) {
-      const auto change = [=](auto& o) { o.schedule = schedule, o.microbatches = 2; };
-      add("pp " + schedule, {.pp = 2}, change, inexact);
+      add("pp " + schedule, {.pp = 2}, [=](auto& o) { o.schedule = schedule, o.microbatches = parts; });
     }
   }
   if (ranks == 4) {
     add("hsdp", {.replicate = 2, .shard = 2});
     add("fsdp and tp", {.shard = 2, .tp = 2});
     add("fsdp and cp", {.shard = 2, .cp = 2});
-    add(
-        "pp and tp", {.tp = 2, .pp = 2}, [](auto& o) { o.microbatches = 2; }, base.documents);
+    add("pp and tp", {.tp = 2, .pp = 2}, [](auto& o) { o.microbatches = 2; });
   }
   return all;
 }

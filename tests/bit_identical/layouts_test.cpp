@@ -25,6 +25,15 @@ TEST(BitIdenticalLayouts, PackedDocumentsHaveTheCurveOfOneDevice) {
   expect_layouts(options, {2});
 }
 
+// Six rows are three parts of two, which the tree of the batch adds as (a + b) + c.
+TEST(BitIdenticalLayouts, ThreeMicrobatchesHaveTheCurveOfOneDevice) {
+  auto options = same_bits_options();
+  options.batch = 6;
+  expect_layouts(options, {2});
+  options.predict_tokens = 2, options.documents = true, options.end_of_document = 'e';
+  expect_layouts(options, {2});
+}
+
 TEST(BitIdenticalLayouts, MuonHasTheCurveOfOneDevice) {
   auto options = same_bits_options();
   options.optimizer = "muon";

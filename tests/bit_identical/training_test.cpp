@@ -2,6 +2,7 @@
 // number of threads, and in two microbatches.
 #include "bit_identical/bits.h"
 #include "dtensor/attention.h"
+#include "train/model/loss.h"
 #include "train/model/plan.h"
 
 namespace dtensor::test {

@@ -5,6 +5,7 @@
 #include "other_device/step.h"
 #include "parallel/loss/row_kernels.h"
 #include "train/data/data.h"
+#include "train/model/loss.h"
 #include "train/model/optimizer.h"
 #include "train/model/plan.h"
 

@@ -1,5 +1,6 @@
 // The loss function is called with each microbatch, and the total equals the loss of one device.
 #include <ATen/ATen.h>
+#include <ATen/core/Reduction.h>
 #include <gtest/gtest.h>
 
 #include "dtensor/pipeline.h"
@@ -75,6 +76,27 @@ TEST(PipelineLoss, RandomNumbersMatchSingleDevice) {
       if (stage == 0) test::expect_close(weight.grad(), expected.gradient, schedule);
     });
   }
+}
+
+// Without a weight, losses of microbatches are added: here sums of the squares, divided by their number in the batch.
+TEST(PipelineLoss, IsASumWithoutWeight) {
+  Draw draw(1);
+  const at::Tensor x = draw.normal({8, 4}), y = draw.normal({8, 4}), ones = at::ones({4}, at::kDouble);
+  const at::Tensor alone = ones.clone().requires_grad_(), expected = at::mse_loss(x * alone, y);
+  expected.backward();
+  run_local(4, [&](const Communicator& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"pp", "dp"});
+    const auto part = [&](const Tensors& outputs, const Tensors& targets) {
+      return at::mse_loss(outputs[0], targets[0], at::Reduction::Sum) / static_cast<double>(x.numel());
+    };
+    Pipeline pipe(mesh, pipeline::make_schedule("1f1b", 2, kMicrobatches), part, {.weight = {}});
+    const int stage = pipe.stages()[0];
+    const at::Tensor weight = distribute_tensor(ones, pipe.stage_mesh(), {Replicate()}).requires_grad_();
+    pipe.set_stage(stage, [&, stage](const Tensors& in) { return stage == 0 ? Tensors{in[0] * weight} : in; });
+    const auto result = pipe.step(parts_on(pipe.stage_mesh(), x), parts_on(pipe.stage_mesh(), y));
+    EXPECT_NEAR(result.loss.item<double>(), expected.item<double>(), 1e-12);
+    if (stage == 0) test::expect_close(weight.grad(), alone.grad(), "gradient");
+  });
 }
 
 // A loss with one element may have any number of dimensions.

@@ -97,7 +97,7 @@ TEST(Replay, OfAPipelineIsEqualOnOneDevice) {
 // Flips a bit on one rank in step 2, which the last step then trains on.
 std::string record_with_fault(const train::Options& recorded, int faulty, const Fault& fault) {
   std::string where;
-  run_local(4, [&](const Communicator& world) {
+  run_local(static_cast<int>(recorded.mesh->size()), [&](const Communicator& world) {
     std::optional<FaultInjection> injection;
     const auto inject = [&](const train::StepRecord& record) {
       if (world.rank() != faulty) return;
@@ -130,6 +130,39 @@ TEST(Replay, NamesTheOperatorAndModuleOfACorruptedResult) {
   }
   EXPECT_GE(named, 6);  // Most operators belong to a block.
   EXPECT_GE(backward, 2);
+}
+
+// Few results are equal on both ranks, as that of h.0.mlp.ffn2. If the hash of rank 0 were recorded for both, the next
+// operator whose result is split would be named.
+TEST(Replay, NamesTheOperatorOfAReplicaThatDiffers) {
+  int replicas = 0;
+  for (std::int64_t number = 1; number < 40; number += 6) {
+    const Folder folder;
+    const auto recorded = recorded_in(folder, {.tp = 2});
+    const auto where = record_with_fault(recorded, /*faulty=*/1, {.number = number, .draw = 1});
+    const auto difference = run(1, replay_of(recorded, 2, {})).at(0).difference;
+    EXPECT_EQ(difference.find(where), 0U) << "flipped " << where << ", named " << difference;
+    replicas += difference.find("(rank 1: ") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_GE(replicas, 1);
+}
+
+// An equal hash of rank 0 does not hide that of another rank.
+TEST(Replay, RecordsRanksThatDiffer) {
+  const Folder folder;
+  train::Options options;
+  options.hashes = folder / "hashes.jsonl", options.mesh = train::MeshShape{.tp = 3};
+  run_local(3, [&](const Communicator& world) {
+    train::HashRecorder recorder(options, world);
+    recorder.add("equal", std::string(64, 'a'));
+    recorder.add("of rank 1", world.rank() == 1 ? std::string(64, 'b') : "");
+    recorder.add("different", std::string(64, world.rank() == 2 ? 'd' : 'c'));
+    recorder.finish(1);
+  });
+  const train::Hashes expected = {{"equal", std::string(64, 'a')},
+                                  {"of rank 1", std::string(64, 'b')},
+                                  {"different", std::string(64, 'c') + " (rank 2: " + std::string(64, 'd') + ")"}};
+  EXPECT_EQ(train::read_hashes(options.hashes).at(1), expected);
 }
 
 TEST(Replay, ComparesNamesThatOccurEquallyOften) {

@@ -8,6 +8,7 @@
 #include "dtensor/events.h"
 #include "mesh_run.h"
 #include "train/layouts/compare.h"
+#include "train/model/loss.h"
 #include "train/run.h"
 
 namespace {

@@ -2,9 +2,9 @@
 #include "train/model/model.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/Reduction.h>
 
 #include "dtensor/checkpoint_activations.h"
-#include "dtensor/loss.h"
 #include "dtensor/nn/float8.h"
 
 namespace train {
@@ -149,37 +149,10 @@ std::int64_t parameter_count(GptConfig config) {
   return count;
 }
 
-at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets) {
+at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets, bool mean) {
   const bool narrow = logits.scalar_type() == at::kBFloat16 || logits.scalar_type() == at::kHalf;
-  return at::cross_entropy_loss(logits.flatten(0, 1).to(narrow ? at::kFloat : logits.scalar_type()), targets.flatten());
-}
-
-namespace {
-
-// The mean over `heads` of loss(head, targets of that head).
-template <class Loss>
-at::Tensor mean_over_heads(std::size_t heads, const at::Tensor& targets, const Loss& loss) {
-  constexpr std::int64_t kIgnored = -100;
-  at::Tensor sum = loss(0, targets);
-  for (std::size_t d = 1; d < heads; ++d) {
-    const auto shift = static_cast<std::int64_t>(d);
-    sum = sum + loss(d, at::constant_pad_nd(targets, {-shift, shift}, kIgnored));
-  }
-  return heads == 1 ? sum : sum / static_cast<double>(heads);
-}
-
-}  // namespace
-
-at::Tensor token_losses(const std::vector<at::Tensor>& logits, const at::Tensor& targets) {
-  return mean_over_heads(logits.size(), targets,
-                         [&](std::size_t d, const at::Tensor& own) { return token_loss(logits[d], own); });
-}
-
-at::Tensor fused_token_losses(const std::vector<at::Tensor>& operands, const at::Tensor& targets) {
-  return mean_over_heads(operands.size() - 1, targets, [&](std::size_t d, const at::Tensor& own) {
-    const at::Tensor h = operands[0].to(operands[d + 1].scalar_type());
-    return dtensor::linear_cross_entropy(h, operands[d + 1], own, {}, /*chunk=*/0);
-  });
+  return at::cross_entropy_loss(logits.flatten(0, 1).to(narrow ? at::kFloat : logits.scalar_type()), targets.flatten(),
+                                {}, mean ? at::Reduction::Mean : at::Reduction::Sum);
 }
 
 }  // namespace train

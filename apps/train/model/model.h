@@ -106,13 +106,8 @@ class Gpt final : public dtensor::nn::Callable<Gpt> {
 
 std::int64_t parameter_count(GptConfig config);
 
-// The mean cross entropy over all tokens, a scalar in at least float: in bfloat16 a loss of 5.7 is a multiple of 2^-5.
-// targets: int64 [batch, sequence].
-at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets);
-// The mean of the heads' losses (multi-token prediction, arXiv:2404.19737, with linear heads). Head d predicts the
-// target d positions later; the last d rows have none and do not count.
-at::Tensor token_losses(const std::vector<at::Tensor>& logits, const at::Tensor& targets);
-// The same from the last activation and the weights of the heads, without logits in at least float.
-at::Tensor fused_token_losses(const std::vector<at::Tensor>& operands, const at::Tensor& targets);
+// The cross entropy over all tokens, mean or sum, a scalar in at least float: in bfloat16 a loss of 5.7 is a multiple
+// of 2^-5. targets: int64 [batch, sequence].
+at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets, bool mean = true);
 
 }  // namespace train

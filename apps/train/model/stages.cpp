@@ -50,16 +50,6 @@ pipeline::Schedule schedule_of(const Options& options, int ranks) {
 
 namespace {
 
-// Outputs of the last stage: operands of the loss, then the router losses.
-pipeline::Pipeline::LossFunction mean_loss(std::int64_t operands, bool fused) {
-  return [operands, fused](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
-    const auto routers = outputs.begin() + operands;
-    const at::Tensor loss = (fused ? fused_token_losses : token_losses)({outputs.begin(), routers}, targets[0]);
-    if (routers == outputs.end()) return loss;
-    return loss + at::stack(std::vector<at::Tensor>(routers, outputs.end())).sum();
-  };
-}
-
 std::vector<int> stages_of(const Gpt& model, const pipeline::Schedule& schedule) {
   std::vector<double> costs;
   for (const pipeline::Layer& layer : model.layers()) costs.push_back(layer.cost);
@@ -75,14 +65,22 @@ std::vector<int> stages_of(const Gpt& model, const pipeline::Schedule& schedule)
 Stages::Stages(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options)
     : model_(model),
       options_(options),
-      pipeline_(mesh, schedule_of(options, static_cast<int>(mesh.size("pp"))),
-                mean_loss(model.loss_operands(), options.fused_loss)),
+      pipeline_(make_pipeline(mesh)),
       stage_of_(stages_of(model, pipeline_.schedule())) {
   const auto& children = model.children();  // wte, blocks, then ln and the heads, which are one layer.
   for (std::size_t i = 0; i < children.size(); ++i) {
     const int stage = stage_of_[std::min(i, stage_of_.size() - 1)];
     parts_.push_back({children[i].first, children[i].second, pipeline_.stage_mesh(stage), stage});
   }
+}
+
+// Outputs of the last stage: operands of the loss, then the router losses.
+pipeline::Pipeline Stages::make_pipeline(const dtensor::DeviceMesh& mesh) {
+  const auto contribution = [this](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+    const auto routers = outputs.begin() + model_.loss_operands();
+    return loss_->add({outputs.begin(), routers}, {routers, outputs.end()}, targets[0]);
+  };
+  return {mesh, schedule_of(options_, static_cast<int>(mesh.size("pp"))), contribution, {.weight = {}}};
 }
 
 void Stages::set() {
@@ -121,7 +119,7 @@ pipeline::StageFunction Stages::stage_function(int stage) const {
   };
 }
 
-double Stages::run(const Batch& piece, double share) {
+void Stages::run(const Batch& piece, BatchLoss& loss) {
   const auto mesh = pipeline_.stage_mesh();
   const auto add = [&](std::vector<pipeline::Tensors>& to, const at::Tensor& full_tensor,
                        const dtensor::Placements& where) {
@@ -133,12 +131,13 @@ double Stages::run(const Batch& piece, double share) {
   add(inputs, piece.ids, batch_placements(options_));
   if (piece.documents.defined()) add(inputs, piece.documents, rows_placements());
   add(targets, piece.targets, batch_placements(options_));
-  last_step_ = pipeline_.step(inputs, targets, {.loss_scale = share});
+  loss_ = &loss;
+  last_step_ = pipeline_.step(inputs, targets);
   if (actions_.empty()) began_ = last_step_.begin;
   const auto later = std::chrono::duration<double>(last_step_.begin - began_).count();
   for (const auto& [action, begin, end] : last_step_.actions) actions_.push_back({action, begin + later, end + later});
   pipeline_.set_placeholder_gradients(model_.parameters());
-  return last_step_.loss.item<double>() * share;
+  contributions_ = contributions_.defined() ? contributions_ + last_step_.loss : last_step_.loss;
 }
 
 std::pair<std::chrono::steady_clock::time_point, Stages::Actions> Stages::take_actions() {
@@ -158,8 +157,21 @@ double Stages::on_every_rank(const at::Tensor& number) const {
   if (std::none_of(ranks.begin(), ranks.end(), [](const auto& actions) { return actions.empty(); })) {
     return number.item<double>();
   }
-  const auto mesh = pipeline_.stage_mesh(0);
-  const at::Tensor reported = at::full({1}, number.defined() ? number.item<double>() : 0.0, at::kDouble);
+  return broadcast(number.defined() ? number.item<double>() : 0.0, 0);
+}
+
+// Contributions are rounded after the division, the sums of a batch in one part are not.
+at::Tensor Stages::on_every_rank(const BatchLoss& loss) {
+  const at::Tensor contributions = std::exchange(contributions_, {});
+  if (!options_.bit_identical) return contributions;
+  const at::Tensor mean = loss.mean();
+  const double own = mean.defined() ? value_of(mean).item<double>() : 0.0;
+  return at::scalar_tensor(broadcast(own, pipeline_.last_stage()), at::kDouble);
+}
+
+double Stages::broadcast(double number, int stage) const {
+  const auto mesh = pipeline_.stage_mesh(stage);
+  const at::Tensor reported = at::full({1}, number, at::kDouble);
   mesh.world().broadcast(reported, static_cast<int>(mesh.ranks().front())).wait();
   return reported.item<double>();
 }

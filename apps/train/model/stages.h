@@ -8,6 +8,7 @@
 #include "dtensor/pipeline.h"
 #include "train/args.h"
 #include "train/data/data.h"
+#include "train/model/loss.h"
 #include "train/model/model.h"
 
 namespace train {
@@ -38,9 +39,8 @@ class Stages {
   const std::vector<int>& own() const { return pipeline_.stages(); }  // Of this rank.
   const dtensor::pipeline::Schedule& schedule() const { return pipeline_.schedule(); }
 
-  // Forward and backward of a part of a batch that every rank has. Returns its contribution to the batch's mean loss,
-  // in which it has the weight `share`.
-  double run(const Batch& piece, double share);
+  // Forward and backward of a part of a batch that every rank has. Ranks of the last stage add it to the batch's loss.
+  void run(const Batch& piece, BatchLoss& loss);
   // Called after each forward pass, with each part of the model that this rank ran.
   void on_forward(std::function<void(dtensor::nn::Module&)> reported) { on_forward_ = std::move(reported); }
   // The actions of this rank since the last call: a start time, and their times relative to it.
@@ -49,12 +49,16 @@ class Stages {
   void update_load_balancers();
   // Broadcasts a value of the full model (a norm) to ranks without a stage. Collective if the schedule has such ranks.
   double on_every_rank(const at::Tensor& number) const;
+  // The mean of the batch's parts so far. Collective in a BitIdentical scope.
+  at::Tensor on_every_rank(const BatchLoss& loss);
   // A diagram of the last step as measured. Collective.
   std::string diagram() const;
 
  private:
   dtensor::NamedTensors parameters_of(int stage) const;
   dtensor::pipeline::StageFunction stage_function(int stage) const;
+  dtensor::pipeline::Pipeline make_pipeline(const dtensor::DeviceMesh& mesh);
+  double broadcast(double number, int stage) const;
 
   Gpt& model_;
   const Options& options_;
@@ -62,6 +66,8 @@ class Stages {
   std::vector<int> stage_of_;  // Of each layer.
   std::vector<Part> parts_;
   dtensor::pipeline::StepResult last_step_;
+  BatchLoss* loss_ = nullptr;  // Of the batch of the current step.
+  at::Tensor contributions_;   // Of its parts, which the pipelines' steps returned.
   std::function<void(dtensor::nn::Module&)> on_forward_;
   std::chrono::steady_clock::time_point began_;
   Actions actions_;

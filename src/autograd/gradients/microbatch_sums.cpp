@@ -12,8 +12,8 @@ constexpr int kMostParts = 3;
 
 struct BatchSums {
   int pass = -1;
-  std::int64_t leaves = 0;    // of all sums so far
-  bool powers_of_two = true;  // each of them
+  std::int64_t leaves = 0;  // of all sums so far
+  bool composes = true;     // each of them has a power of two of leaves, and none is indivisible
 };
 
 // Of the current pass. A pass runs on one thread, since the scope supports CPUs only.
@@ -29,11 +29,11 @@ void note_batch_sum(std::int64_t leaves) {
   if (current_backward_id() < 0) return;
   auto& sums = batch_sums();
   sums.leaves += leaves;
-  sums.powers_of_two &= (leaves & (leaves - 1)) == 0;
+  sums.composes &= (leaves & (leaves - 1)) == 0;
 }
 
-void note_uneven_batch_sum() {
-  if (current_backward_id() >= 0) batch_sums().powers_of_two = false;
+void note_indivisible_sum() {
+  if (current_backward_id() >= 0) batch_sums().composes = false;
 }
 
 void MicrobatchSums::add(bool continues) {
@@ -47,9 +47,9 @@ void MicrobatchSums::add(bool continues) {
       "are at most ",
       kMostParts, ", equal powers of two in tokens and blocks of tokens, and only the last is smaller; got ",
       sums.leaves, " leaves of sums after ", leaves_,
-      composes_ ? "" : ", which are not equal powers of two, or are over rows of experts",
+      composes_ ? "" : ", which are not equal powers of two, are rounded to a half type, or are over rows of experts",
       ". Use fewer or other microbatches. If this is another step, set .grad to None before it.");
-  composes_ = composes_ && sums.powers_of_two && (count_ == 0 || sums.leaves == leaves_);
+  composes_ = composes_ && sums.composes && (count_ == 0 || sums.leaves == leaves_);
   leaves_ = sums.leaves;
   ++count_;
 }

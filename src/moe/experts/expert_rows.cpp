@@ -94,7 +94,7 @@ namespace {
 
 struct ExpertResultsBackward final : Node {
   variable_list apply(variable_list&& grads) override {
-    note_uneven_batch_sum();
+    note_indivisible_sum();
     return std::move(grads);
   }
   std::string name() const override { return "ExpertResultsBackward"; }

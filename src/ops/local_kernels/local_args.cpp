@@ -3,8 +3,11 @@
 
 #include <c10/core/WrapDimMinimal.h>
 
+#include <algorithm>
 #include <limits>
 
+#include "internal/bit_identical.h"
+#include "internal/microbatch_sums.h"
 #include "internal/simulated.h"
 
 namespace dtensor {
@@ -128,6 +131,8 @@ void set_argument(LocalCall& call, const char* name, c10::IValue value) {
   torch::jit::peek(call.stack, index_of(call, name), call.info.args.size()) = std::move(value);
 }
 
+static bool is_rounded(const at::Tensor& t) { return t.defined() && at::isReducedFloatingType(t.scalar_type()); }
+
 void set_results(LocalCall& call, std::vector<at::Tensor> results) {
   const auto& args = call.info.args;
   for (std::size_t i = 0, r = 0; i < args.size(); ++i) {
@@ -139,6 +144,7 @@ void set_results(LocalCall& call, std::vector<at::Tensor> results) {
                 target.sizes());
     result = target.copy_(result);
   }
+  if (is_bit_identical() && std::any_of(results.begin(), results.end(), is_rounded)) note_indivisible_sum();
   torch::jit::drop(call.stack, args.size());
   for (auto& result : results) call.stack.emplace_back(std::move(result));
 }

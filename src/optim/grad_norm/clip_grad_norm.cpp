@@ -236,13 +236,16 @@ double total_on_host(const at::Tensor& powers, double p) {
   return p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
 }
 
+at::Tensor total_of_powers(const at::Tensor& powers, double p, at::ScalarType type) {
+  const at::TensorOptions result(type);
+  return has_values_on_host(powers) ? at::scalar_tensor(total_on_host(powers, p), result)
+                                    : total_of(powers, p).to(result.device(powers.device()));
+}
+
 at::Tensor total_norm(at::TensorList tensors, at::TensorList described, const NormGroup& group,
                       const NormOptions& options) {
   const double p = options.norm_type;
-  const at::Tensor powers = powers_of(tensors, described, group, p);
-  const at::TensorOptions result(result_type(described));
-  const at::Tensor total = has_values_on_host(powers) ? at::scalar_tensor(total_on_host(powers, p), result)
-                                                      : total_of(powers, p).to(result.device(powers.device()));
+  const at::Tensor total = total_of_powers(powers_of(tensors, described, group, p), p, result_type(described));
   TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(item_or(total, 0.0)), "get_total_norm: the norm of order ",
               p, " of ", tensors.size(), " tensors is not finite: ", total.item<double>());
   return total;
@@ -297,12 +300,17 @@ at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
   return root(powers_of(reduced, reduced, group, options.norm_type), options.norm_type);
 }
 
-at::Tensor get_grad_norms(at::TensorList parameters, NormOptions options) {
+at::Tensor get_grad_squares(at::TensorList parameters, const DeviceMesh& mesh) {
   const LocalNoGradGuard scope;
-  const Gradients gradients(parameters, options.norm_type);
-  const NormGroup group(gradients.described, options.mesh);
+  const Gradients gradients(parameters, 2);
+  const NormGroup group(gradients.described, mesh);
   if (group.is_outside_all_meshes()) return {};
-  return root(powers_of(gradients.reduced, gradients.described, group, options.norm_type), options.norm_type);
+  return powers_of(gradients.reduced, gradients.described, group, 2);
+}
+
+at::Tensor norm_of_squares(const at::Tensor& squares) {
+  const LocalNoGradGuard scope;
+  return total_of_powers(squares, 2, at::kDouble);
 }
 
 at::Tensor clip_divisor(double max_norm, const at::Tensor& total_norm) {
