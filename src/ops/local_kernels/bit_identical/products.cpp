@@ -1,19 +1,15 @@
 // mm, bmm, addmm, baddbmm, linear and linear_backward in a BitIdentical scope.
 #include "internal/microbatch_sums.h"
-#include "internal/simulated.h"
 #include "ops/local_kernels/bit_identical/tiles.h"
 #include "ops/local_kernels/local_args.h"
 
 namespace dtensor {
 namespace {
 
+using bit_identical::check_values;
 using bit_identical::Contracted;
 using bit_identical::contracted_of;
 using bit_identical::multiply;
-
-void check_values(const LocalCall& call, const at::Tensor& t) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!is_simulated(t), call.info.name(), " in a BitIdentical scope: no dry runs");
-}
 
 // a times b, for matrices or stacks of them.
 at::Tensor multiply_stacks(const at::Tensor& a, const at::Tensor& b, const Contracted& k) {

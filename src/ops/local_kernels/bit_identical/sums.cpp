@@ -15,27 +15,9 @@ namespace {
 
 using bit_identical::first_dims;
 using bit_identical::leaves_of;
-using bit_identical::sum_rows;
+using bit_identical::sum_over;
 using bit_identical::sum_squares;
 using bit_identical::sum_type;
-
-// The sum of a local tensor over `dims` of the global tensor, which the result lacks.
-at::Tensor sum_over(const LocalCall& call, const TensorSpec* spec, at::IntArrayRef global, const at::Tensor& local,
-                    std::vector<std::int64_t> dims) {
-  if (dims.empty()) return local.to(sum_type(local.scalar_type()));
-  std::sort(dims.begin(), dims.end());
-  std::vector<std::int64_t> order = dims, kept;
-  std::int64_t leaves = 1, columns = 1;
-  for (std::int64_t d = 0; d < local.dim(); ++d) {
-    const bool summed = std::find(dims.begin(), dims.end(), d) != dims.end();
-    (summed ? leaves : columns) *= local.size(d);
-    if (!summed) order.push_back(d), kept.push_back(local.size(d));
-  }
-  const auto rows = local.permute(order).reshape({leaves, columns});
-  const auto all = leaves_of(call.mesh, spec, global, dims, 1);
-  if (dims.front() == 0) note_batch_sum(all.count);
-  return sum_rows(rows, all).view(kept);
-}
 
 // Sums of integers have no order.
 at::Tensor sum_of_integers(const LocalCall& call, const at::Tensor& self, at::IntArrayRef dims) {
@@ -62,7 +44,7 @@ void sum(LocalCall& call) {
     result = sum_of_integers(call, self, dims);
   } else {
     if (args.dtype() || !at::isFloatingType(self.scalar_type())) self = self.to(type);
-    result = sum_over(call, args.spec("self"), sizes, self, dims);
+    result = sum_over(call.mesh, args.spec("self"), sizes, self, dims);
   }
   double count = 1;
   for (const auto d : dims) count *= static_cast<double>(sizes[static_cast<std::size_t>(d)]);
@@ -91,7 +73,7 @@ void list_norm(LocalCall& call) {
 // Sums over the dimensions before the normalized ones.
 at::Tensor sum_over_rows(const LocalCall& call, const LocalArgs& args, const at::Tensor& products) {
   const auto rows = products.dim() - std::ssize(args.value("normalized_shape").toIntVector());
-  return sum_over(call, args.spec("grad_out"), args.global_sizes("grad_out"), products, first_dims(rows));
+  return sum_over(call.mesh, args.spec("grad_out"), args.global_sizes("grad_out"), products, first_dims(rows));
 }
 
 // ATen's operator for the gradient of the input only.
@@ -145,7 +127,7 @@ void softmax_backward(LocalCall& call) {
   const auto dim = c10::maybe_wrap_dim(args.integer("dim"), grad.dim());
   auto sum = at::mul(grad, output);
   if (grad.dim() > 0) {
-    sum = sum_over(call, args.spec("output"), args.global_sizes("output"), sum, {dim}).unsqueeze(dim);
+    sum = sum_over(call.mesh, args.spec("output"), args.global_sizes("output"), sum, {dim}).unsqueeze(dim);
   }
   set_results(call, {at::mul(output, at::sub(grad, sum)).to(call.outputs[0]->dtype)});
 }
@@ -183,7 +165,7 @@ void nll_loss(LocalCall& call) {
   const auto [losses, weights] = losses_of_targets(args, type);
   const auto over_all = [&](const at::Tensor& t) {
     const auto dims = first_dims(t.dim());
-    return sum_over(call, args.spec("target"), args.global_sizes("target"), t, dims);
+    return sum_over(call.mesh, args.spec("target"), args.global_sizes("target"), t, dims);
   };
   const auto reduction = args.integer("reduction");
   const auto total = over_all(weights);
@@ -200,7 +182,8 @@ void mse_loss(LocalCall& call) {
   const auto sizes = args.global_sizes("self");
   const auto type = sum_type(args.tensor("self").scalar_type());
   const auto difference = at::sub(args.tensor("self").to(type), args.tensor("target").to(type));
-  auto loss = sum_over(call, args.spec("self"), sizes, at::mul(difference, difference), first_dims(difference.dim()));
+  auto loss =
+      sum_over(call.mesh, args.spec("self"), sizes, at::mul(difference, difference), first_dims(difference.dim()));
   if (args.integer("reduction") == at::Reduction::Mean) {
     loss = loss.div(static_cast<double>(c10::multiply_integers(sizes)));
   }
