@@ -44,7 +44,7 @@ class ProgramBuilder {
   }
 
   void add_step() {
-    switch (draw_.integer(0, 9)) {
+    switch (draw_.integer(0, 10)) {
       case 0:
       case 1:
       case 2:
@@ -57,6 +57,8 @@ class ProgramBuilder {
         return add_view();
       case 6:
         return draw_.coin() ? add_lookup() : add_attention();
+      case 7:
+        return add_index_sum();
       default:
         return add_elementwise();
     }
@@ -199,6 +201,18 @@ class ProgramBuilder {
     const auto target = inputs_.size() - 1;
     add("cross_entropy",
         [=](const at::Tensor& x, const Tensors& in) { return x * at::cross_entropy_loss(x, in[target]); });
+  }
+
+  void add_index_sum() {
+    inputs_.push_back(draw_.integers({rows_}, rows_));
+    const auto index = inputs_.size() - 1;
+    if (draw_.coin()) {
+      return add("index_add",
+                 [=](const at::Tensor& x, const Tensors& in) { return at::index_add(x, 0, in[index], x * 0.5); });
+    }
+    add("gather", [=, n = rows_, c = columns_](const at::Tensor& x, const Tensors& in) {
+      return x.gather(0, in[index].unsqueeze(1).expand({n, c}));
+    });
   }
 
   void add_elementwise() {

@@ -19,7 +19,8 @@ const std::vector<Refused>& refused() {
       {"aten::convolution", [](const at::Tensor& x) { return at::conv1d(x.unsqueeze(0), x.unsqueeze(-1)); }},
       {"aten::logsumexp", [](const at::Tensor& x) { return at::logsumexp(x, 1); }},
       {"aten::prod", [](const at::Tensor& x) { return x.prod(); }},
-      {"aten::scatter_add", [](const at::Tensor& x) { return at::scatter_add(x, 0, (x > 9).to(at::kLong), x); }},
+      {"aten::index_put",
+       [](const at::Tensor& x) { return at::index_put(x, {(x > 9).to(at::kLong).select(1, 0)}, x); }},
   };
   return all;
 }

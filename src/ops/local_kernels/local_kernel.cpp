@@ -10,6 +10,7 @@ void add_adaptive_pooling_kernels(LocalKernels& kernels);
 void add_full_vector_kernels(LocalKernels& kernels);
 void add_group_norm_kernels(LocalKernels& kernels);
 void add_grouped_product_kernels(LocalKernels& kernels);
+void add_index_sum_kernels(LocalKernels& kernels);
 void add_linalg_kernels(LocalKernels& kernels);
 void add_loss_kernels(LocalKernels& kernels);
 void add_variance_kernels(LocalKernels& kernels);
@@ -41,6 +42,7 @@ LocalKernel find_local_kernel(std::string_view name) {
                       add_full_vector_kernels,
                       add_group_norm_kernels,
                       add_grouped_product_kernels,
+                      add_index_sum_kernels,
                       add_linalg_kernels,
                       add_loss_kernels,
                       add_variance_kernels,

@@ -104,12 +104,6 @@ Rule mse_loss(const OpCall& call, const Rule& ordinary) {
 // The kernel divides by the global count, also where nothing is sharded.
 Rule mse_loss_backward(const OpCall&, const Rule& ordinary) { return Rule(ordinary).kernel("loss_backward_global"); }
 
-Rule embedding_backward(const OpCall& call, const Rule&) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!call.boolean("scale_grad_by_freq"), call.info->name(),
-                              " with scale_grad_by_freq has no bit-identical form");
-  return Rule("...d, ... -> vd").unsharded("...v").kernel("tree_embedding_backward");
-}
-
 // The kernels of lists have no full vectors; these are exact for types of at least 32 bits.
 Rule wide_list(const OpCall& call, const Rule& ordinary) {
   for (const Operand& operand : call.operands) {
@@ -199,7 +193,6 @@ void add_sums(FormTable& table) {
   add_form(table, nll_loss, {"aten::nll_loss_forward"});
   table.emplace("aten::mse_loss", mse_loss);
   table.emplace("aten::mse_loss_backward", mse_loss_backward);
-  table.emplace("aten::embedding_dense_backward", embedding_backward);
 }
 
 const FormTable& table() {
@@ -210,6 +203,7 @@ const FormTable& table() {
     add_exact_elementwise(all);
     add_rows(all);
     add_sums(all);
+    add_index_sum_forms(all);
     return all;
   }();
   return forms;

@@ -1,12 +1,9 @@
-// Sums by the tree in a BitIdentical scope: sum, mean, norms, losses, gradients of norms and embeddings.
+// Sums by the tree in a BitIdentical scope: sum, mean, norms, losses, gradients of norms.
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
 
 #include <c10/core/WrapDimMinimal.h>
 
-#include <map>
-
-#include "internal/microbatch_sums.h"
 #include "ops/local_kernels/bit_identical/tree.h"
 #include "ops/local_kernels/local_args.h"
 
@@ -190,48 +187,6 @@ void mse_loss(LocalCall& call) {
   set_results(call, {loss.to(call.outputs[0]->dtype)});
 }
 
-// Rows of equal indices are summed by the tree over the positions, in which absent positions are left out. So the sum
-// of two halves is that of the full batch. Sums begin with +0, as absent rows do.
-template <class T, class From>
-void sum_equal_indices(const From* grad, const std::int64_t* index, std::int64_t count, std::int64_t width, T* out) {
-  std::map<std::int64_t, std::vector<std::int64_t>> positions;
-  for (std::int64_t i = 0; i < count; ++i) positions[index[i]].push_back(i);
-  for (const auto& [row, list] : positions) {
-    std::vector<std::pair<std::int64_t, std::vector<T>>> nodes;
-    for (const auto i : list) nodes.emplace_back(i, std::vector<T>(grad + i * width, grad + (i + 1) * width));
-    while (nodes.size() > 1) {
-      std::size_t kept = 0;
-      for (std::size_t i = 0; i < nodes.size(); ++kept) {
-        const auto parent = nodes[i].first / 2;
-        if (kept != i) nodes[kept] = std::move(nodes[i]);
-        nodes[kept].first = parent;
-        if (++i == nodes.size() || nodes[i].first / 2 != parent) continue;
-        for (std::int64_t c = 0; c < width; ++c) nodes[kept].second[c] += nodes[i].second[c];
-        ++i;
-      }
-      nodes.resize(kept);
-    }
-    for (std::int64_t c = 0; c < width; ++c) out[row * width + c] = nodes[0].second[c] + T(0);
-  }
-}
-
-void embedding_backward(LocalCall& call) {
-  const LocalArgs args(call);
-  auto grad = args.tensor("grad_output").contiguous();
-  auto index = args.tensor("indices").to(at::kLong).contiguous();
-  const auto rows = args.integer("num_weights"), padding = args.integer("padding_idx"), width = grad.size(-1);
-  check_indices(index, rows, "embedding_dense_backward: index");
-  note_batch_sum(index.numel());
-  const auto out = at::zeros({rows, width}, grad.options().dtype(sum_type(grad.scalar_type())));
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, grad.scalar_type(), "embedding_dense_backward", [&] {
-    using Sum = at::opmath_type<scalar_t>;
-    sum_equal_indices(grad.const_data_ptr<scalar_t>(), index.const_data_ptr<std::int64_t>(), index.numel(), width,
-                      out.mutable_data_ptr<Sum>());
-  });
-  if (padding >= 0) out.select(0, padding).zero_();
-  set_results(call, {out.to(call.outputs[0]->dtype)});
-}
-
 }  // namespace
 
 void add_tree_sum_kernels(LocalKernels& kernels) {
@@ -241,7 +196,6 @@ void add_tree_sum_kernels(LocalKernels& kernels) {
   kernels.emplace("tree_rms_norm_backward", rms_norm_backward);
   kernels.emplace("tree_softmax_backward", softmax_backward);
   kernels.emplace("last_dimension", last_dimension);
-  kernels.emplace("tree_embedding_backward", embedding_backward);
   kernels.emplace("tree_sum", sum<false>);
   kernels.emplace("tree_mean", sum<true>);
   kernels.emplace("tree_list_norm", list_norm);
