@@ -111,6 +111,12 @@ class ProgramBuilder {
   void add_reduction() {
     const auto dim = draw_.integer(0, 1);
     const bool mean = draw_.coin(), all = draw_.coin();
+    if (draw_.integer(0, 3) == 0) {
+      const auto v = add_operand({columns_});
+      return add("mv and dot", [=](const at::Tensor& x, const Tensors& in) {
+        return x * at::mv(x, in[v]).unsqueeze(1) + at::dot(in[v], in[v]);
+      });
+    }
     add(mean ? "mean" : "sum", [=](const at::Tensor& x, const Tensors&) {
       if (all) return x + (mean ? x.mean() : x.sum());
       return x + (mean ? x.mean(dim, true) : x.sum(dim, true));

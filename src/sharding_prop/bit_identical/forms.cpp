@@ -178,6 +178,8 @@ void add_rows(FormTable& table) {
 
 void add_sums(FormTable& table) {
   table.emplace("aten::mm", [](const OpCall& call, const Rule&) { return product(call, "mk, kn -> mn"); });
+  table.emplace("aten::mv", [](const OpCall& call, const Rule&) { return product(call, "mk, k -> m"); });
+  table.emplace("aten::dot", [](const OpCall& call, const Rule&) { return product(call, "k, k -> "); });
   table.emplace("aten::bmm", [](const OpCall& call, const Rule&) { return product(call, "bmk, bkn -> bmn"); });
   table.emplace("aten::addmm", [](const OpCall& call, const Rule&) { return product(call, "mn, mk, kn -> mn"); });
   table.emplace("aten::baddbmm", [](const OpCall& call, const Rule&) { return product(call, "bmn, bmk, bkn -> bmn"); });
