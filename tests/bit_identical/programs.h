@@ -44,7 +44,7 @@ class ProgramBuilder {
   }
 
   void add_step() {
-    switch (draw_.integer(0, 10)) {
+    switch (draw_.integer(0, 11)) {
       case 0:
       case 1:
       case 2:
@@ -58,6 +58,8 @@ class ProgramBuilder {
       case 6:
         return draw_.coin() ? add_lookup() : add_attention();
       case 7:
+        return add_image_operator();
+      case 8:
         return add_index_sum();
       default:
         return add_elementwise();
@@ -207,6 +209,20 @@ class ProgramBuilder {
     const auto target = inputs_.size() - 1;
     add("cross_entropy",
         [=](const at::Tensor& x, const Tensors& in) { return x * at::cross_entropy_loss(x, in[target]); });
+  }
+
+  // The matrix as images of one row for each row or column, or as one image.
+  void add_image_operator() {
+    const bool by_row = draw_.coin();
+    const auto image = [=, n = rows_, c = columns_](const at::Tensor& x) {
+      return by_row ? x.reshape({n, 1, 1, c}) : x.reshape({1, 1, n, c});
+    };
+    const auto back = [n = rows_, c = columns_](const at::Tensor& x) { return x.reshape({n, c}); };
+    const std::int64_t kernel = by_row ? 1 : 3, width = 2 * draw_.integer(0, 2) + 1;
+    const auto w = add_operand({1, 1, kernel, width}), b = add_operand({1});
+    add("convolution", [=](const at::Tensor& x, const Tensors& in) {
+      return back(at::conv2d(image(x), in[w], in[b], 1, at::IntArrayRef{kernel / 2, width / 2}));
+    });
   }
 
   void add_index_sum() {

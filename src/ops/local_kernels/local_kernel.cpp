@@ -29,6 +29,7 @@ void add_slice_kernels(LocalKernels& kernels);
 void add_softmax_kernels(LocalKernels& kernels);
 void add_tiled_attention_gradient_kernels(LocalKernels& kernels);
 void add_tiled_attention_kernels(LocalKernels& kernels);
+void add_tiled_convolution_kernels(LocalKernels& kernels);
 void add_tiled_product_kernels(LocalKernels& kernels);
 void add_tree_sum_kernels(LocalKernels& kernels);
 
@@ -61,6 +62,7 @@ LocalKernel find_local_kernel(std::string_view name) {
                       add_softmax_kernels,
                       add_tiled_attention_gradient_kernels,
                       add_tiled_attention_kernels,
+                      add_tiled_convolution_kernels,
                       add_tiled_product_kernels,
                       add_tree_sum_kernels}) {
       add(all);

@@ -20,6 +20,7 @@ inline void add_form(FormTable& table, Form form, std::initializer_list<const ch
 // Moves elements, or computes each exactly.
 inline Rule exact_form(const OpCall&, const Rule& ordinary) { return ordinary; }
 
+void add_image_forms(FormTable& table);
 void add_index_sum_forms(FormTable& table);
 
 }  // namespace dtensor

@@ -205,6 +205,7 @@ const FormTable& table() {
     add_exact_elementwise(all);
     add_rows(all);
     add_sums(all);
+    add_image_forms(all);
     add_index_sum_forms(all);
     return all;
   }();

@@ -1,0 +1,28 @@
+// Forms of operators on images, volumes and series: convolutions.
+#include "sharding_prop/bit_identical/form_table.h"
+
+namespace dtensor {
+namespace {
+
+// Channels of the source are contracted in blocks. Without channels there is nothing to compute.
+Rule convolution(const OpCall&, const Rule& ordinary) {
+  if (ordinary.data().factors.empty()) return ordinary;
+  return Rule(ordinary).unsharded("i").kernel("tiled_convolution");
+}
+
+// Blocks of positions end with each line of the last dimension, so the others are cut anywhere.
+Rule convolution_backward(const OpCall& call, const Rule& ordinary) {
+  if (ordinary.data().factors.empty()) return ordinary;
+  Rule rule = Rule(ordinary).unsharded("o").kernel("tiled_convolution_backward").kernel_gives_replicate();
+  const auto rank = call.sizes(1).size();
+  return rank < 3 ? rule : rule.unsharded(std::string_view("abc").substr(std::min<std::size_t>(rank - 3, 2), 1));
+}
+
+}  // namespace
+
+void add_image_forms(FormTable& table) {
+  add_form(table, convolution, {"aten::convolution", "aten::_convolution"});
+  add_form(table, convolution_backward, {"aten::convolution_backward"});
+}
+
+}  // namespace dtensor

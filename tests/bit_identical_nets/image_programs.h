@@ -1,0 +1,91 @@
+// Random programs of operators on images and volumes that have a bit-identical form. Each step may change all sizes.
+#pragma once
+
+#include "bit_identical/programs.h"
+
+namespace dtensor::test {
+
+class ImageProgramBuilder {
+ public:
+  ImageProgramBuilder(Draw& draw, at::ScalarType type) : draw_(draw), type_(type), spatial_(draw.integer(1, 3)) {
+    Shape sizes{draw.integer(1, 5), 2 * draw.integer(1, 4)};
+    for (std::int64_t d = 0; d < spatial_; ++d) sizes.push_back(draw.integer(2, spatial_ == 3 ? 6 : 14));
+    add_operand(sizes);
+    x_ = inputs_[0];
+  }
+
+  Program build(std::int64_t steps) {
+    for (std::int64_t i = 0; i < steps; ++i) add_step();
+    add_operand(x_.sizes().vec());
+    const auto run = [steps = steps_](const Tensors& inputs) {
+      at::Tensor x = inputs[0];
+      for (const auto& step : steps) x = step(x, inputs);
+      return x;
+    };
+    return {inputs_, text_, run};
+  }
+
+ private:
+  using Step = std::function<at::Tensor(const at::Tensor&, const Tensors&)>;
+
+  std::size_t add_operand(const Shape& sizes) {
+    inputs_.push_back(draw_.normal(sizes, type_));
+    return inputs_.size() - 1;
+  }
+  void add(const std::string& name, const Step& step) {
+    text_ += (text_.empty() ? "" : ", ") + name;
+    steps_.push_back(step);
+    x_ = step(x_, inputs_);
+  }
+
+  void add_step() {
+    switch (draw_.integer(0, 3)) {
+      case 0:
+      case 1:
+      case 2:
+        return add_convolution();
+      default:
+        return add("silu", [](const at::Tensor& x, const Tensors&) { return at::silu(x); });
+    }
+  }
+
+  Shape drawn(std::int64_t low, std::int64_t high) { return draw_.sizes(spatial_, low, high); }
+
+  void add_convolution() {
+    const std::int64_t channels = x_.size(1), groups = draw_.coin()                        ? 1
+                                                       : channels % 2 == 0 && draw_.coin() ? 2
+                                                                                           : channels;
+    const std::int64_t out = groups * draw_.integer(1, std::max<std::int64_t>(1, 8 / groups));
+    const bool transposed = x_.numel() < 4000 && draw_.integer(0, 2) == 0;
+    Shape kernel = drawn(1, 3);
+    const Shape stride = drawn(1, 2), dilation = drawn(1, 2), padding = drawn(0, 1);
+    Shape extra(kernel.size(), 0);
+    for (std::size_t d = 0; d < kernel.size(); ++d) {  // windows fit into the padded image
+      const auto size = x_.size(2 + static_cast<std::int64_t>(d));
+      if (dilation[d] * (kernel[d] - 1) + 1 > size) kernel[d] = 1;
+      if (transposed && (size - 1) * stride[d] + dilation[d] * (kernel[d] - 1) + 1 <= 2 * padding[d]) kernel[d] += 2;
+      if (transposed && stride[d] > 1) extra[d] = draw_.integer(0, 1);
+    }
+    Shape sizes = transposed ? Shape{channels, out / groups} : Shape{out, channels / groups};
+    sizes.insert(sizes.end(), kernel.begin(), kernel.end());
+    const auto w = add_operand(sizes), b = add_operand({out});
+    const bool biased = draw_.coin();
+    add(c10::str(transposed ? "transposed " : "", "convolution of ", at::IntArrayRef(sizes), " groups ", groups,
+                 " stride ", at::IntArrayRef(stride), " padding ", at::IntArrayRef(padding), " dilation ",
+                 at::IntArrayRef(dilation), " extra ", at::IntArrayRef(extra)),
+        [=](const at::Tensor& x, const Tensors& in) {
+          return at::convolution(x, in[w], biased ? in[b] : at::Tensor(), stride, padding, dilation, transposed, extra,
+                                 groups);
+        });
+  }
+
+  Draw& draw_;
+  at::ScalarType type_;
+  std::int64_t spatial_;
+  Tensors inputs_;
+  at::Tensor x_;  // result of the steps so far
+  std::string text_;
+  std::vector<Step> steps_;
+};
+
+}  // namespace dtensor::test
