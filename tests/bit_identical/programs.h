@@ -218,11 +218,16 @@ class ProgramBuilder {
       return by_row ? x.reshape({n, 1, 1, c}) : x.reshape({1, 1, n, c});
     };
     const auto back = [n = rows_, c = columns_](const at::Tensor& x) { return x.reshape({n, c}); };
-    const std::int64_t kernel = by_row ? 1 : 3, width = 2 * draw_.integer(0, 2) + 1;
-    const auto w = add_operand({1, 1, kernel, width}), b = add_operand({1});
-    add("convolution", [=](const at::Tensor& x, const Tensors& in) {
-      return back(at::conv2d(image(x), in[w], in[b], 1, at::IntArrayRef{kernel / 2, width / 2}));
-    });
+    if (draw_.coin()) {
+      const std::int64_t kernel = by_row ? 1 : 3, width = 2 * draw_.integer(0, 2) + 1;
+      const auto w = add_operand({1, 1, kernel, width}), b = add_operand({1});
+      return add("convolution", [=](const at::Tensor& x, const Tensors& in) {
+        return back(at::conv2d(image(x), in[w], in[b], 1, at::IntArrayRef{kernel / 2, width / 2}));
+      });
+    }
+    const std::int64_t groups = columns_ % 2 == 0 ? 2 : 1;
+    const auto w = add_operand({columns_}), b = add_operand({columns_});
+    add("group_norm", [=](const at::Tensor& x, const Tensors& in) { return at::group_norm(x, groups, in[w], in[b]); });
   }
 
   void add_index_sum() {

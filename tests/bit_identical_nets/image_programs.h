@@ -39,11 +39,15 @@ class ImageProgramBuilder {
   }
 
   void add_step() {
-    switch (draw_.integer(0, 3)) {
+    switch (draw_.integer(0, 5)) {
       case 0:
       case 1:
       case 2:
         return add_convolution();
+      case 3:
+        return add_group_norm();
+      case 4:
+        return add_batch_norm();
       default:
         return add("silu", [](const at::Tensor& x, const Tensors&) { return at::silu(x); });
     }
@@ -77,6 +81,23 @@ class ImageProgramBuilder {
           return at::convolution(x, in[w], biased ? in[b] : at::Tensor(), stride, padding, dilation, transposed, extra,
                                  groups);
         });
+  }
+
+  void add_group_norm() {
+    const std::int64_t groups = draw_.coin() ? 1 : x_.size(1) % 2 == 0 ? 2 : x_.size(1);
+    const auto w = add_operand({x_.size(1)}), b = add_operand({x_.size(1)});
+    const bool affine = draw_.coin();
+    add("group_norm", [=](const at::Tensor& x, const Tensors& in) {
+      return at::group_norm(x, groups, affine ? in[w] : at::Tensor(), affine ? in[b] : at::Tensor());
+    });
+  }
+
+  void add_batch_norm() {
+    if (x_.numel() <= 2 * x_.size(1)) return;  // one value for each channel has no variance
+    const auto w = add_operand({x_.size(1)}), b = add_operand({x_.size(1)});
+    add("batch_norm", [=](const at::Tensor& x, const Tensors& in) {
+      return at::batch_norm(x, in[w], in[b], {}, {}, /*training=*/true, 0.1, 1e-5, /*cudnn_enabled=*/false);
+    });
   }
 
   Draw& draw_;

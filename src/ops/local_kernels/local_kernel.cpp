@@ -4,6 +4,7 @@
 namespace dtensor {
 
 void add_aligned_row_kernels(LocalKernels& kernels);
+void add_batch_norm_kernels(LocalKernels& kernels);
 void add_convolution_kernels(LocalKernels& kernels);
 void add_embedding_kernels(LocalKernels& kernels);
 void add_adaptive_pooling_kernels(LocalKernels& kernels);
@@ -31,6 +32,7 @@ void add_tiled_attention_gradient_kernels(LocalKernels& kernels);
 void add_tiled_attention_kernels(LocalKernels& kernels);
 void add_tiled_convolution_kernels(LocalKernels& kernels);
 void add_tiled_product_kernels(LocalKernels& kernels);
+void add_tree_group_norm_kernels(LocalKernels& kernels);
 void add_tree_sum_kernels(LocalKernels& kernels);
 
 LocalKernel find_local_kernel(std::string_view name) {
@@ -38,6 +40,7 @@ LocalKernel find_local_kernel(std::string_view name) {
     LocalKernels all;
     for (auto* add : {add_adaptive_pooling_kernels,
                       add_aligned_row_kernels,
+                      add_batch_norm_kernels,
                       add_convolution_kernels,
                       add_embedding_kernels,
                       add_full_vector_kernels,
@@ -64,6 +67,7 @@ LocalKernel find_local_kernel(std::string_view name) {
                       add_tiled_attention_kernels,
                       add_tiled_convolution_kernels,
                       add_tiled_product_kernels,
+                      add_tree_group_norm_kernels,
                       add_tree_sum_kernels}) {
       add(all);
     }

@@ -1,4 +1,4 @@
-// Forms of operators on images, volumes and series: convolutions.
+// Forms of operators on images, volumes and series: convolutions, norms of channels.
 #include "sharding_prop/bit_identical/form_table.h"
 
 namespace dtensor {
@@ -18,11 +18,22 @@ Rule convolution_backward(const OpCall& call, const Rule& ordinary) {
   return rank < 3 ? rule : rule.unsharded(std::string_view("abc").substr(std::min<std::size_t>(rank - 3, 2), 1));
 }
 
+Rule group_norm(const OpCall&, const Rule& ordinary) { return Rule(ordinary).kernel("tree_group_norm"); }
+Rule group_norm_backward(const OpCall&, const Rule& ordinary) {
+  return Rule(ordinary).kernel("tree_group_norm_backward").kernel_gives_replicate();
+}
+
 }  // namespace
 
 void add_image_forms(FormTable& table) {
   add_form(table, convolution, {"aten::convolution", "aten::_convolution"});
   add_form(table, convolution_backward, {"aten::convolution_backward"});
+  add_form(table, group_norm, {"aten::native_group_norm"});
+  add_form(table, group_norm_backward, {"aten::native_group_norm_backward"});
+  add_form(table, exact_form,
+           {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update",
+            "aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training",
+            "aten::native_batch_norm_backward", "aten::batch_norm_backward"});
 }
 
 }  // namespace dtensor
