@@ -39,7 +39,7 @@ class ImageProgramBuilder {
   }
 
   void add_step() {
-    switch (draw_.integer(0, 5)) {
+    switch (draw_.integer(0, 8)) {
       case 0:
       case 1:
       case 2:
@@ -48,6 +48,12 @@ class ImageProgramBuilder {
         return add_group_norm();
       case 4:
         return add_batch_norm();
+      case 5:
+        return add_pooling();
+      case 6:
+        return add_resampling();
+      case 7:
+        return add_padding();
       default:
         return add("silu", [](const at::Tensor& x, const Tensors&) { return at::silu(x); });
     }
@@ -98,6 +104,49 @@ class ImageProgramBuilder {
     add("batch_norm", [=](const at::Tensor& x, const Tensors& in) {
       return at::batch_norm(x, in[w], in[b], {}, {}, /*training=*/true, 0.1, 1e-5, /*cudnn_enabled=*/false);
     });
+  }
+
+  bool is_at_least(std::int64_t size) const {
+    for (std::int64_t d = 2; d < x_.dim(); ++d) {
+      if (x_.size(d) < size) return false;
+    }
+    return true;
+  }
+
+  void add_pooling() {
+    if (spatial_ != 2 || !is_at_least(3)) return;
+    const Shape window = drawn(2, 3), stride = drawn(1, 2);
+    switch (draw_.integer(0, 2)) {
+      case 0:
+        return add("max_pool2d",
+                   [=](const at::Tensor& x, const Tensors&) { return at::max_pool2d(x, window, stride, 1); });
+      case 1:
+        return add("avg_pool2d",
+                   [=](const at::Tensor& x, const Tensors&) { return at::avg_pool2d(x, window, stride, 1); });
+      default:
+        return add("adaptive_avg_pool2d", [=](const at::Tensor& x, const Tensors&) {
+          return at::adaptive_avg_pool2d(x, {3, 2});
+        });
+    }
+  }
+
+  void add_resampling() {
+    if (spatial_ != 2 || x_.size(2) > 20) return;
+    const Shape sizes{x_.size(2) + draw_.integer(1, x_.size(2)), 2 * x_.size(3)};
+    if (draw_.coin()) {
+      return add("nearest", [=](const at::Tensor& x, const Tensors&) { return at::upsample_nearest2d(x, sizes); });
+    }
+    const bool corners = draw_.coin();
+    add("bilinear", [=](const at::Tensor& x, const Tensors&) { return at::upsample_bilinear2d(x, sizes, corners); });
+  }
+
+  void add_padding() {
+    if (!is_at_least(2)) return;
+    Shape amounts;
+    for (std::int64_t i = 0; i < 2 * spatial_; ++i) amounts.push_back(draw_.integer(0, 1));
+    static const std::vector<const char*> modes{"constant", "reflect", "replicate"};
+    const std::string mode = modes[static_cast<std::size_t>(draw_.integer(0, 2))];
+    add(mode + " pad", [=](const at::Tensor& x, const Tensors&) { return at::pad(x, amounts, mode); });
   }
 
   Draw& draw_;

@@ -18,6 +18,7 @@ void add_variance_kernels(LocalKernels& kernels);
 void add_norm_kernels(LocalKernels& kernels);
 void add_sort_kernels(LocalKernels& kernels);
 void add_random_kernels(LocalKernels& kernels);
+void add_plane_kernels(LocalKernels& kernels);
 void add_reduction_kernels(LocalKernels& kernels);
 void add_pooling_kernels(LocalKernels& kernels);
 void add_resampling_kernels(LocalKernels& kernels);
@@ -53,6 +54,7 @@ LocalKernel find_local_kernel(std::string_view name) {
                       add_norm_kernels,
                       add_sort_kernels,
                       add_random_kernels,
+                      add_plane_kernels,
                       add_pooling_kernels,
                       add_reduction_kernels,
                       add_resampling_kernels,
