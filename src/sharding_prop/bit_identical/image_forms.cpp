@@ -38,6 +38,13 @@ Rule unsharded_padded_dims(const OpCall&, const Rule& ordinary) { return with_un
 // The last elements of all planes together are computed by other code.
 Rule each_plane(const OpCall&, const Rule& ordinary) { return with_unsharded(ordinary, "S").kernel("each_plane"); }
 
+// oneDNN's bits depend on the number of sequences.
+Rule fused_lstm(const OpCall& call, const Rule&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, call.info->name(), " has no bit-identical form. Disable oneDNN, so that ATen ",
+                              "computes an LSTM by products: at::globalContext().setUserEnabledMkldnn(false), in ",
+                              "Python torch.backends.mkldnn.flags(enabled=False).");
+}
+
 }  // namespace
 
 void add_image_forms(FormTable& table) {
@@ -81,6 +88,7 @@ void add_image_forms(FormTable& table) {
   add_form(table, each_plane,
            {"aten::upsample_linear1d", "aten::upsample_bilinear2d", "aten::upsample_trilinear3d",
             "aten::upsample_bicubic2d"});
+  add_form(table, fused_lstm, {"aten::mkldnn_rnn_layer"});
   add_form(
       table, unsharded_padded_dims,
       {"aten::reflection_pad1d_backward", "aten::reflection_pad2d_backward", "aten::reflection_pad3d_backward",
