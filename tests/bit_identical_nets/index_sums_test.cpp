@@ -37,5 +37,25 @@ TEST(BitIdenticalIndexSums, HaveTheBitsOfOneDevice) {
       "sums of equal indices in a BitIdentical scope", [] { check_drawn(index_sum); }, 60);
 }
 
+// Gradients of two halves of the indices add to the gradient of all of them.
+TEST(BitIdenticalIndexSums, HalvesAddToTheSumOfAll) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    Draw draw(4);
+    const auto place = [&](const at::Tensor& t, Placement p) { return at::Tensor(distribute_tensor(t, mesh, {p})); };
+    const at::Tensor table = draw.normal({3, 6}, at::kFloat), index = draw.integers({64}, 3);
+    const at::Tensor grad = draw.normal({64, 6}, at::kFloat);
+    const auto gradient = [&](std::int64_t parts) {
+      const at::Tensor x = place(table, Shard(1)).requires_grad_();
+      const BitIdentical scope;
+      for (std::int64_t i = 0; i < parts; ++i) {
+        const auto part = [&](const at::Tensor& t) { return t.chunk(parts)[static_cast<std::size_t>(i)].contiguous(); };
+        x.index_select(0, place(part(index), Shard(0))).backward(place(part(grad), Shard(1)));
+      }
+      return full_of(x.grad());
+    };
+    EXPECT_TRUE(same_bits(gradient(2), gradient(1)));
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test
