@@ -80,6 +80,7 @@ at::Tensor image_gradient(const at::Tensor& grad, const Windows& windows, std::i
                           std::int64_t first_channel, std::int64_t channels, const Contracted& positions) {
   TensorSum sum(positions.leaves.count);
   const std::int64_t of_line = (windows.positions() + positions.block - 1) / positions.block;
+  TORCH_INTERNAL_ASSERT(std::ssize(positions.ranges) == windows.lines() * of_line, "lines consist of entire blocks");
   for (ResultPart part : windows.parts(1, channels, positions.block)) {
     part.image = image;
     const Contracted blocks = blocks_of(positions, part, of_line);
