@@ -44,7 +44,7 @@ class ProgramBuilder {
   }
 
   void add_step() {
-    switch (draw_.integer(0, 9)) {
+    switch (draw_.integer(0, 11)) {
       case 0:
       case 1:
       case 2:
@@ -57,6 +57,10 @@ class ProgramBuilder {
         return add_view();
       case 6:
         return draw_.coin() ? add_lookup() : add_attention();
+      case 7:
+        return add_image_operator();
+      case 8:
+        return add_index_sum();
       default:
         return add_elementwise();
     }
@@ -109,6 +113,12 @@ class ProgramBuilder {
   void add_reduction() {
     const auto dim = draw_.integer(0, 1);
     const bool mean = draw_.coin(), all = draw_.coin();
+    if (draw_.integer(0, 3) == 0) {
+      const auto v = add_operand({columns_});
+      return add("mv and dot", [=](const at::Tensor& x, const Tensors& in) {
+        return x * at::mv(x, in[v]).unsqueeze(1) + at::dot(in[v], in[v]);
+      });
+    }
     add(mean ? "mean" : "sum", [=](const at::Tensor& x, const Tensors&) {
       if (all) return x + (mean ? x.mean() : x.sum());
       return x + (mean ? x.mean(dim, true) : x.sum(dim, true));
@@ -199,6 +209,37 @@ class ProgramBuilder {
     const auto target = inputs_.size() - 1;
     add("cross_entropy",
         [=](const at::Tensor& x, const Tensors& in) { return x * at::cross_entropy_loss(x, in[target]); });
+  }
+
+  // The matrix as images of one row for each row or column, or as one image.
+  void add_image_operator() {
+    const bool by_row = draw_.coin();
+    const auto image = [=, n = rows_, c = columns_](const at::Tensor& x) {
+      return by_row ? x.reshape({n, 1, 1, c}) : x.reshape({1, 1, n, c});
+    };
+    const auto back = [n = rows_, c = columns_](const at::Tensor& x) { return x.reshape({n, c}); };
+    if (draw_.coin()) {
+      const std::int64_t kernel = by_row ? 1 : 3, width = 2 * draw_.integer(0, 2) + 1;
+      const auto w = add_operand({1, 1, kernel, width}), b = add_operand({1});
+      return add("convolution", [=](const at::Tensor& x, const Tensors& in) {
+        return back(at::conv2d(image(x), in[w], in[b], 1, at::IntArrayRef{kernel / 2, width / 2}));
+      });
+    }
+    const std::int64_t groups = columns_ % 2 == 0 ? 2 : 1;
+    const auto w = add_operand({columns_}), b = add_operand({columns_});
+    add("group_norm", [=](const at::Tensor& x, const Tensors& in) { return at::group_norm(x, groups, in[w], in[b]); });
+  }
+
+  void add_index_sum() {
+    inputs_.push_back(draw_.integers({rows_}, rows_));
+    const auto index = inputs_.size() - 1;
+    if (draw_.coin()) {
+      return add("index_add",
+                 [=](const at::Tensor& x, const Tensors& in) { return at::index_add(x, 0, in[index], x * 0.5); });
+    }
+    add("gather", [=, n = rows_, c = columns_](const at::Tensor& x, const Tensors& in) {
+      return x.gather(0, in[index].unsqueeze(1).expand({n, c}));
+    });
   }
 
   void add_elementwise() {

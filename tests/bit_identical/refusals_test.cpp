@@ -16,10 +16,11 @@ const std::vector<Refused>& refused() {
       {"aten::var", [](const at::Tensor& x) { return x.var(); }},
       {"aten::linalg_vector_norm", [](const at::Tensor& x) { return at::linalg_vector_norm(x, 2); }},
       {"aten::_fft_r2c", [](const at::Tensor& x) { return at::fft_rfft(x); }},
-      {"aten::convolution", [](const at::Tensor& x) { return at::conv1d(x.unsqueeze(0), x.unsqueeze(-1)); }},
+      {"aten::cumprod", [](const at::Tensor& x) { return x.cumprod(0); }},
       {"aten::logsumexp", [](const at::Tensor& x) { return at::logsumexp(x, 1); }},
       {"aten::prod", [](const at::Tensor& x) { return x.prod(); }},
-      {"aten::scatter_add", [](const at::Tensor& x) { return at::scatter_add(x, 0, (x > 9).to(at::kLong), x); }},
+      {"aten::index_put",
+       [](const at::Tensor& x) { return at::index_put(x, {(x > 9).to(at::kLong).select(1, 0)}, x); }},
   };
   return all;
 }

@@ -1,6 +1,7 @@
 // A U-Net on a volume that is sharded along one, two and three dimensions.
 #include <gtest/gtest.h>
 
+#include "dtensor/bit_identical.h"
 #include "dtensor/dtensor.h"
 #include "unet/training.h"
 
@@ -20,6 +21,25 @@ TEST(UNet, StepsEqualOneDevice) {
       Training ranks(options, dtensor::init_device_mesh(world, at::kCPU, shape)), one(options);
       for (int step = 0; step < 2; ++step) EXPECT_NEAR(ranks.step(), one.step(), 1e-12);
       EXPECT_LT(largest_difference(ranks.parameters(), one.parameters()), 1e-10) << "mesh " << at::IntArrayRef(shape);
+    });
+  }
+}
+
+// In a BitIdentical scope, in which ranks exchange halos too.
+TEST(UNet, StepsInAScopeHaveTheBitsOfOneDevice) {
+  const Options options{.sizes = {8, 12, 20}, .channels = 2};
+  std::vector<std::string> expected;
+  for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{1}, {2}, {3}, {2, 2}, {2, 2, 2}}) {
+    dtensor::run_local(static_cast<int>(ranks_of(shape)), [&](const dtensor::Communicator& world) {
+      Training training(options, dtensor::init_device_mesh(world, at::kCPU, shape));
+      std::vector<std::string> hashes;
+      {
+        const dtensor::BitIdentical scope(16);
+        for (int step = 0; step < 2; ++step) training.step();
+        for (const auto& p : training.parameters()) hashes.push_back(dtensor::BitIdentical::content_hash(p.detach()));
+      }
+      if (shape[0] == 1) expected = hashes;
+      EXPECT_EQ(hashes, expected) << "mesh " << at::IntArrayRef(shape);
     });
   }
 }

@@ -4,18 +4,21 @@
 namespace dtensor {
 
 void add_aligned_row_kernels(LocalKernels& kernels);
+void add_batch_norm_kernels(LocalKernels& kernels);
 void add_convolution_kernels(LocalKernels& kernels);
 void add_embedding_kernels(LocalKernels& kernels);
 void add_adaptive_pooling_kernels(LocalKernels& kernels);
 void add_full_vector_kernels(LocalKernels& kernels);
 void add_group_norm_kernels(LocalKernels& kernels);
 void add_grouped_product_kernels(LocalKernels& kernels);
+void add_index_sum_kernels(LocalKernels& kernels);
 void add_linalg_kernels(LocalKernels& kernels);
 void add_loss_kernels(LocalKernels& kernels);
 void add_variance_kernels(LocalKernels& kernels);
 void add_norm_kernels(LocalKernels& kernels);
 void add_sort_kernels(LocalKernels& kernels);
 void add_random_kernels(LocalKernels& kernels);
+void add_plane_kernels(LocalKernels& kernels);
 void add_reduction_kernels(LocalKernels& kernels);
 void add_pooling_kernels(LocalKernels& kernels);
 void add_resampling_kernels(LocalKernels& kernels);
@@ -28,7 +31,9 @@ void add_slice_kernels(LocalKernels& kernels);
 void add_softmax_kernels(LocalKernels& kernels);
 void add_tiled_attention_gradient_kernels(LocalKernels& kernels);
 void add_tiled_attention_kernels(LocalKernels& kernels);
+void add_tiled_convolution_kernels(LocalKernels& kernels);
 void add_tiled_product_kernels(LocalKernels& kernels);
+void add_tree_group_norm_kernels(LocalKernels& kernels);
 void add_tree_sum_kernels(LocalKernels& kernels);
 
 LocalKernel find_local_kernel(std::string_view name) {
@@ -36,17 +41,20 @@ LocalKernel find_local_kernel(std::string_view name) {
     LocalKernels all;
     for (auto* add : {add_adaptive_pooling_kernels,
                       add_aligned_row_kernels,
+                      add_batch_norm_kernels,
                       add_convolution_kernels,
                       add_embedding_kernels,
                       add_full_vector_kernels,
                       add_group_norm_kernels,
                       add_grouped_product_kernels,
+                      add_index_sum_kernels,
                       add_linalg_kernels,
                       add_loss_kernels,
                       add_variance_kernels,
                       add_norm_kernels,
                       add_sort_kernels,
                       add_random_kernels,
+                      add_plane_kernels,
                       add_pooling_kernels,
                       add_reduction_kernels,
                       add_resampling_kernels,
@@ -59,7 +67,9 @@ LocalKernel find_local_kernel(std::string_view name) {
                       add_softmax_kernels,
                       add_tiled_attention_gradient_kernels,
                       add_tiled_attention_kernels,
+                      add_tiled_convolution_kernels,
                       add_tiled_product_kernels,
+                      add_tree_group_norm_kernels,
                       add_tree_sum_kernels}) {
       add(all);
     }

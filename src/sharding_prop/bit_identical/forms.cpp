@@ -4,19 +4,12 @@
 
 #include <ATen/core/Reduction.h>
 
-#include <unordered_map>
-
-#include "sharding_prop/rule_book/resolve.h"
+#include "sharding_prop/bit_identical/form_table.h"
 
 namespace dtensor {
 namespace {
 
-using Form = Rule (*)(const OpCall& call, const Rule& ordinary);
-
 bool is_half(c10::ScalarType type) { return type == c10::kHalf || type == c10::kBFloat16; }
-
-// Moves elements, or computes each exactly.
-Rule exact(const OpCall&, const Rule& ordinary) { return ordinary; }
 
 // What a local kernel would reduce over ranks stays unsharded.
 Rule rows(const OpCall&, const Rule& ordinary) {
@@ -111,12 +104,6 @@ Rule mse_loss(const OpCall& call, const Rule& ordinary) {
 // The kernel divides by the global count, also where nothing is sharded.
 Rule mse_loss_backward(const OpCall&, const Rule& ordinary) { return Rule(ordinary).kernel("loss_backward_global"); }
 
-Rule embedding_backward(const OpCall& call, const Rule&) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!call.boolean("scale_grad_by_freq"), call.info->name(),
-                              " with scale_grad_by_freq has no bit-identical form");
-  return Rule("...d, ... -> vd").unsharded("...v").kernel("tree_embedding_backward");
-}
-
 // The kernels of lists have no full vectors; these are exact for types of at least 32 bits.
 Rule wide_list(const OpCall& call, const Rule& ordinary) {
   for (const Operand& operand : call.operands) {
@@ -130,15 +117,9 @@ Rule fused_optimizer(const OpCall&, const Rule& ordinary) { return Rule(ordinary
 
 Rule list_norm(const OpCall&, const Rule&) { return tree(Rule("X -> ").foreach_op(), "X", "tree_list_norm"); }
 
-using Table = std::unordered_map<std::string_view, Form>;
-
-void add(Table& table, Form form, std::initializer_list<const char*> names) {
-  for (const char* name : names) table.emplace(name, form);
-}
-
 // clang-format off
-void add_views(Table& table) {
-  add(table, exact,
+void add_views(FormTable& table) {
+  add_form(table, exact_form,
       {"aten::alias", "aten::detach", "aten::lift", "aten::lift_fresh", "aten::contiguous", "aten::_fw_primal",
        "aten::t", "aten::transpose", "aten::unsqueeze", "aten::unbind", "aten::select", "aten::slice", "aten::split",
        "aten::chunk", "aten::unsafe_split", "aten::unsafe_chunk", "aten::narrow", "aten::split_with_sizes",
@@ -147,8 +128,8 @@ void add_views(Table& table) {
        "aten::squeeze", "aten::view_as_real", "aten::view_as_complex"});
 }
 
-void add_copies(Table& table) {
-  add(table, exact,
+void add_copies(FormTable& table) {
+  add_form(table, exact_form,
       {"aten::clone", "aten::_lazy_clone", "aten::_to_copy", "aten::copy", "aten::copy_", "aten::zero", "aten::fill",
        "aten::cat", "aten::_cat", "aten::stack", "aten::_stack", "aten::flip", "aten::roll", "aten::repeat",
        "aten::constant_pad_nd", "aten::tril", "aten::triu", "aten::slice_backward", "aten::select_backward",
@@ -160,42 +141,45 @@ void add_copies(Table& table) {
 }
 // clang-format on
 
-void add_exact_elementwise(Table& table) {
-  add(table, exact,
+void add_exact_elementwise(FormTable& table) {
+  add_form(
+      table, exact_form,
       {"aten::mul",         "aten::div.Tensor",  "aten::div.Scalar",     "aten::neg",       "aten::positive",
        "aten::abs",         "aten::sqrt",        "aten::relu",           "aten::threshold", "aten::threshold_backward",
        "aten::maximum",     "aten::minimum",     "aten::clamp",          "aten::clamp_min", "aten::clamp_max",
        "aten::sign",        "aten::floor",       "aten::ceil",           "aten::round",     "aten::trunc",
        "aten::bitwise_not", "aten::logical_not", "aten::native_dropout", "aten::uniform_",  "aten::uniform",
        "aten::normal_",     "aten::bernoulli_",  "aten::rand_like",      "aten::randn_like"});
-  add(table, vectors,
-      {"aten::gelu_backward", "aten::silu_backward", "aten::sigmoid_backward", "aten::tanh_backward",
-       "aten::logit_backward", "aten::elu_backward", "aten::hardtanh_backward", "aten::hardsigmoid_backward",
-       "aten::hardswish_backward", "aten::hardswish", "aten::leaky_relu_backward", "aten::mish_backward",
-       "aten::softplus_backward", "aten::softshrink_backward", "aten::native_dropout_backward"});
-  add(table, sum_of_two, {"aten::add", "aten::sub", "aten::rsub"});
-  add(table, exact,
-      {"aten::_foreach_mul", "aten::_foreach_div", "aten::_foreach_sqrt", "aten::_foreach_neg", "aten::_foreach_abs",
-       "aten::_foreach_copy", "aten::_foreach_copy_", "aten::_foreach_zero", "aten::_foreach_zero_",
-       "aten::_foreach_clone"});
-  add(table, wide_list,
-      {"aten::_foreach_add", "aten::_foreach_sub", "aten::_foreach_lerp", "aten::_foreach_addcmul",
-       "aten::_foreach_addcdiv"});
-  add(table, fused_optimizer, {"aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_"});
+  add_form(table, vectors,
+           {"aten::gelu_backward", "aten::silu_backward", "aten::sigmoid_backward", "aten::tanh_backward",
+            "aten::logit_backward", "aten::elu_backward", "aten::hardtanh_backward", "aten::hardsigmoid_backward",
+            "aten::hardswish_backward", "aten::hardswish", "aten::leaky_relu_backward", "aten::mish_backward",
+            "aten::softplus_backward", "aten::softshrink_backward", "aten::native_dropout_backward"});
+  add_form(table, sum_of_two, {"aten::add", "aten::sub", "aten::rsub"});
+  add_form(table, exact_form,
+           {"aten::_foreach_mul", "aten::_foreach_div", "aten::_foreach_sqrt", "aten::_foreach_neg",
+            "aten::_foreach_abs", "aten::_foreach_copy", "aten::_foreach_copy_", "aten::_foreach_zero",
+            "aten::_foreach_zero_", "aten::_foreach_clone"});
+  add_form(table, wide_list,
+           {"aten::_foreach_add", "aten::_foreach_sub", "aten::_foreach_lerp", "aten::_foreach_addcmul",
+            "aten::_foreach_addcdiv"});
+  add_form(table, fused_optimizer, {"aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_"});
 }
 
-void add_rows(Table& table) {
-  add(table, rows,
-      {"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::nll_loss_backward", "aten::nll_loss2d_backward",
-       "aten::embedding", "aten::amax", "aten::amin", "aten::max", "aten::min", "aten::argmax", "aten::argmin",
-       "aten::any", "aten::all", "aten::topk", "aten::scatter"});
-  add(table, last_dimension,
-      {"aten::_softmax", "aten::_safe_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"});
+void add_rows(FormTable& table) {
+  add_form(table, rows,
+           {"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::nll_loss_backward", "aten::nll_loss2d_backward",
+            "aten::embedding", "aten::amax", "aten::amin", "aten::max", "aten::min", "aten::argmax", "aten::argmin",
+            "aten::any", "aten::all", "aten::topk", "aten::scatter"});
+  add_form(table, last_dimension,
+           {"aten::_softmax", "aten::_safe_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"});
   table.emplace("aten::_softmax_backward_data", softmax_backward);
 }
 
-void add_sums(Table& table) {
+void add_sums(FormTable& table) {
   table.emplace("aten::mm", [](const OpCall& call, const Rule&) { return product(call, "mk, kn -> mn"); });
+  table.emplace("aten::mv", [](const OpCall& call, const Rule&) { return product(call, "mk, k -> m"); });
+  table.emplace("aten::dot", [](const OpCall& call, const Rule&) { return product(call, "k, k -> "); });
   table.emplace("aten::bmm", [](const OpCall& call, const Rule&) { return product(call, "bmk, bkn -> bmn"); });
   table.emplace("aten::addmm", [](const OpCall& call, const Rule&) { return product(call, "mn, mk, kn -> mn"); });
   table.emplace("aten::baddbmm", [](const OpCall& call, const Rule&) { return product(call, "bmn, bmk, bkn -> bmn"); });
@@ -208,20 +192,21 @@ void add_sums(Table& table) {
   table.emplace("aten::_foreach_norm", list_norm);
   table.emplace("aten::native_layer_norm_backward", layer_norm_backward);
   table.emplace("aten::_fused_rms_norm_backward", rms_norm_backward);
-  add(table, nll_loss, {"aten::nll_loss_forward"});
+  add_form(table, nll_loss, {"aten::nll_loss_forward"});
   table.emplace("aten::mse_loss", mse_loss);
   table.emplace("aten::mse_loss_backward", mse_loss_backward);
-  table.emplace("aten::embedding_dense_backward", embedding_backward);
 }
 
-const Table& table() {
-  static const Table forms = [] {
-    Table all;
+const FormTable& table() {
+  static const FormTable forms = [] {
+    FormTable all;
     add_views(all);
     add_copies(all);
     add_exact_elementwise(all);
     add_rows(all);
     add_sums(all);
+    add_image_forms(all);
+    add_index_sum_forms(all);
     return all;
   }();
   return forms;
@@ -241,7 +226,7 @@ Form find_form(const OpCall& call) {
     if (found != table().end()) return found->second;
   }
   if (!info.op.hasTag(at::Tag::pointwise)) return nullptr;
-  return returns_floating(call) ? vectors : exact;
+  return returns_floating(call) ? vectors : exact_form;
 }
 
 }  // namespace

@@ -1,22 +1,19 @@
-// mm, bmm, addmm, baddbmm, linear and linear_backward in a BitIdentical scope.
+// mm, mv, dot, bmm, addmm, baddbmm, linear and linear_backward in a BitIdentical scope.
 #include "internal/microbatch_sums.h"
-#include "internal/simulated.h"
 #include "ops/local_kernels/bit_identical/tiles.h"
 #include "ops/local_kernels/local_args.h"
 
 namespace dtensor {
 namespace {
 
+using bit_identical::check_values;
 using bit_identical::Contracted;
 using bit_identical::contracted_of;
 using bit_identical::multiply;
 
-void check_values(const LocalCall& call, const at::Tensor& t) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!is_simulated(t), call.info.name(), " in a BitIdentical scope: no dry runs");
-}
-
-// a times b, for matrices or stacks of them.
+// a times b, for matrices or stacks of them, or a vector b.
 at::Tensor multiply_stacks(const at::Tensor& a, const at::Tensor& b, const Contracted& k) {
+  if (b.dim() == 1) return multiply(at::atleast_2d(a), b.unsqueeze(1), k).view(a.sizes().slice(0, a.dim() - 1));
   if (a.dim() == 2) return multiply(a, b, k);
   if (a.size(0) == 0) return at::zeros({0, a.size(1), b.size(2)}, a.options());
   std::vector<at::Tensor> products;
@@ -42,7 +39,7 @@ void product(LocalCall& call) {
   const LocalArgs args(call);
   const bool adds = args.has("beta");
   const char* left = adds ? name_of(args, {"mat1", "batch1"}) : "self";
-  const auto a = args.tensor(left), b = args.tensor(name_of(args, {"mat2", "batch2"}));
+  const auto a = args.tensor(left), b = args.tensor(name_of(args, {"mat2", "batch2", "vec", "tensor"}));
   check_values(call, a);
   const auto k = contracted_of(call.mesh, args.spec(left), args.global_sizes(left), {a.dim() - 1});
   if (a.dim() == 2) note_batch_sum(k.leaves.count);  // may be the gradient of a matrix

@@ -1,12 +1,9 @@
-// Sums by the tree in a BitIdentical scope: sum, mean, norms, losses, gradients of norms and embeddings.
+// Sums by the tree in a BitIdentical scope: sum, mean, norms, losses, gradients of norms.
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
 
 #include <c10/core/WrapDimMinimal.h>
 
-#include <map>
-
-#include "internal/microbatch_sums.h"
 #include "ops/local_kernels/bit_identical/tree.h"
 #include "ops/local_kernels/local_args.h"
 
@@ -15,27 +12,9 @@ namespace {
 
 using bit_identical::first_dims;
 using bit_identical::leaves_of;
-using bit_identical::sum_rows;
+using bit_identical::sum_over;
 using bit_identical::sum_squares;
 using bit_identical::sum_type;
-
-// The sum of a local tensor over `dims` of the global tensor, which the result lacks.
-at::Tensor sum_over(const LocalCall& call, const TensorSpec* spec, at::IntArrayRef global, const at::Tensor& local,
-                    std::vector<std::int64_t> dims) {
-  if (dims.empty()) return local.to(sum_type(local.scalar_type()));
-  std::sort(dims.begin(), dims.end());
-  std::vector<std::int64_t> order = dims, kept;
-  std::int64_t leaves = 1, columns = 1;
-  for (std::int64_t d = 0; d < local.dim(); ++d) {
-    const bool summed = std::find(dims.begin(), dims.end(), d) != dims.end();
-    (summed ? leaves : columns) *= local.size(d);
-    if (!summed) order.push_back(d), kept.push_back(local.size(d));
-  }
-  const auto rows = local.permute(order).reshape({leaves, columns});
-  const auto all = leaves_of(call.mesh, spec, global, dims, 1);
-  if (dims.front() == 0) note_batch_sum(all.count);
-  return sum_rows(rows, all).view(kept);
-}
 
 // Sums of integers have no order.
 at::Tensor sum_of_integers(const LocalCall& call, const at::Tensor& self, at::IntArrayRef dims) {
@@ -62,7 +41,7 @@ void sum(LocalCall& call) {
     result = sum_of_integers(call, self, dims);
   } else {
     if (args.dtype() || !at::isFloatingType(self.scalar_type())) self = self.to(type);
-    result = sum_over(call, args.spec("self"), sizes, self, dims);
+    result = sum_over(call.mesh, args.spec("self"), sizes, self, dims);
   }
   double count = 1;
   for (const auto d : dims) count *= static_cast<double>(sizes[static_cast<std::size_t>(d)]);
@@ -91,7 +70,7 @@ void list_norm(LocalCall& call) {
 // Sums over the dimensions before the normalized ones.
 at::Tensor sum_over_rows(const LocalCall& call, const LocalArgs& args, const at::Tensor& products) {
   const auto rows = products.dim() - std::ssize(args.value("normalized_shape").toIntVector());
-  return sum_over(call, args.spec("grad_out"), args.global_sizes("grad_out"), products, first_dims(rows));
+  return sum_over(call.mesh, args.spec("grad_out"), args.global_sizes("grad_out"), products, first_dims(rows));
 }
 
 // ATen's operator for the gradient of the input only.
@@ -145,7 +124,7 @@ void softmax_backward(LocalCall& call) {
   const auto dim = c10::maybe_wrap_dim(args.integer("dim"), grad.dim());
   auto sum = at::mul(grad, output);
   if (grad.dim() > 0) {
-    sum = sum_over(call, args.spec("output"), args.global_sizes("output"), sum, {dim}).unsqueeze(dim);
+    sum = sum_over(call.mesh, args.spec("output"), args.global_sizes("output"), sum, {dim}).unsqueeze(dim);
   }
   set_results(call, {at::mul(output, at::sub(grad, sum)).to(call.outputs[0]->dtype)});
 }
@@ -183,7 +162,7 @@ void nll_loss(LocalCall& call) {
   const auto [losses, weights] = losses_of_targets(args, type);
   const auto over_all = [&](const at::Tensor& t) {
     const auto dims = first_dims(t.dim());
-    return sum_over(call, args.spec("target"), args.global_sizes("target"), t, dims);
+    return sum_over(call.mesh, args.spec("target"), args.global_sizes("target"), t, dims);
   };
   const auto reduction = args.integer("reduction");
   const auto total = over_all(weights);
@@ -200,53 +179,12 @@ void mse_loss(LocalCall& call) {
   const auto sizes = args.global_sizes("self");
   const auto type = sum_type(args.tensor("self").scalar_type());
   const auto difference = at::sub(args.tensor("self").to(type), args.tensor("target").to(type));
-  auto loss = sum_over(call, args.spec("self"), sizes, at::mul(difference, difference), first_dims(difference.dim()));
+  auto loss =
+      sum_over(call.mesh, args.spec("self"), sizes, at::mul(difference, difference), first_dims(difference.dim()));
   if (args.integer("reduction") == at::Reduction::Mean) {
     loss = loss.div(static_cast<double>(c10::multiply_integers(sizes)));
   }
   set_results(call, {loss.to(call.outputs[0]->dtype)});
-}
-
-// Rows of equal indices are summed by the tree over the positions, in which absent positions are left out. So the sum
-// of two halves is that of the full batch. Sums begin with +0, as absent rows do.
-template <class T, class From>
-void sum_equal_indices(const From* grad, const std::int64_t* index, std::int64_t count, std::int64_t width, T* out) {
-  std::map<std::int64_t, std::vector<std::int64_t>> positions;
-  for (std::int64_t i = 0; i < count; ++i) positions[index[i]].push_back(i);
-  for (const auto& [row, list] : positions) {
-    std::vector<std::pair<std::int64_t, std::vector<T>>> nodes;
-    for (const auto i : list) nodes.emplace_back(i, std::vector<T>(grad + i * width, grad + (i + 1) * width));
-    while (nodes.size() > 1) {
-      std::size_t kept = 0;
-      for (std::size_t i = 0; i < nodes.size(); ++kept) {
-        const auto parent = nodes[i].first / 2;
-        if (kept != i) nodes[kept] = std::move(nodes[i]);
-        nodes[kept].first = parent;
-        if (++i == nodes.size() || nodes[i].first / 2 != parent) continue;
-        for (std::int64_t c = 0; c < width; ++c) nodes[kept].second[c] += nodes[i].second[c];
-        ++i;
-      }
-      nodes.resize(kept);
-    }
-    for (std::int64_t c = 0; c < width; ++c) out[row * width + c] = nodes[0].second[c] + T(0);
-  }
-}
-
-void embedding_backward(LocalCall& call) {
-  const LocalArgs args(call);
-  auto grad = args.tensor("grad_output").contiguous();
-  auto index = args.tensor("indices").to(at::kLong).contiguous();
-  const auto rows = args.integer("num_weights"), padding = args.integer("padding_idx"), width = grad.size(-1);
-  check_indices(index, rows, "embedding_dense_backward: index");
-  note_batch_sum(index.numel());
-  const auto out = at::zeros({rows, width}, grad.options().dtype(sum_type(grad.scalar_type())));
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, grad.scalar_type(), "embedding_dense_backward", [&] {
-    using Sum = at::opmath_type<scalar_t>;
-    sum_equal_indices(grad.const_data_ptr<scalar_t>(), index.const_data_ptr<std::int64_t>(), index.numel(), width,
-                      out.mutable_data_ptr<Sum>());
-  });
-  if (padding >= 0) out.select(0, padding).zero_();
-  set_results(call, {out.to(call.outputs[0]->dtype)});
 }
 
 }  // namespace
@@ -258,7 +196,6 @@ void add_tree_sum_kernels(LocalKernels& kernels) {
   kernels.emplace("tree_rms_norm_backward", rms_norm_backward);
   kernels.emplace("tree_softmax_backward", softmax_backward);
   kernels.emplace("last_dimension", last_dimension);
-  kernels.emplace("tree_embedding_backward", embedding_backward);
   kernels.emplace("tree_sum", sum<false>);
   kernels.emplace("tree_mean", sum<true>);
   kernels.emplace("tree_list_norm", list_norm);

@@ -6,6 +6,7 @@
 #include <ATen/native/CPUBlas.h>
 
 #include "internal/bit_identical.h"
+#include "internal/simulated.h"
 #include "ops/local_kernels/local_args.h"
 
 namespace dtensor::bit_identical {
@@ -153,6 +154,10 @@ void multiply_block(std::int64_t m, std::int64_t n, std::int64_t k, const double
   }
 }
 
+void check_values(const LocalCall& call, const at::Tensor& t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_simulated(t), call.info.name(), " in a BitIdentical scope: no dry runs");
+}
+
 Contracted contracted_of(const MeshImpl& mesh, const TensorSpec* spec, at::IntArrayRef sizes, at::IntArrayRef dims) {
   Contracted k;
   k.block = bit_identical_block();
@@ -162,14 +167,18 @@ Contracted contracted_of(const MeshImpl& mesh, const TensorSpec* spec, at::IntAr
   return k;
 }
 
-at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const Contracted& k) {
+at::Tensor multiply_nodes(const at::Tensor& a, const at::Tensor& b, const Contracted& k) {
   const auto nodes = at::empty({std::ssize(nodes_of(k.leaves.own, k.leaves.count)), a.size(0), b.size(1)},
                                a.options().dtype(sum_type(a.scalar_type())));
   if (nodes.numel() > 0) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, a.scalar_type(), "a product in a BitIdentical scope",
                                     [&] { Product<at::opmath_type<scalar_t>, scalar_t>(a, b, k, nodes).run(); });
   }
-  return complete(nodes, k.leaves);
+  return nodes;
+}
+
+at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const Contracted& k) {
+  return complete(multiply_nodes(a, b, k), k.leaves);
 }
 
 }  // namespace dtensor::bit_identical

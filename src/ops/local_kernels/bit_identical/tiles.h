@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/local_kernels/bit_identical/tree.h"
+#include "ops/local_kernels/local_kernel.h"
 
 namespace dtensor::bit_identical {
 
@@ -43,9 +44,14 @@ void transpose(const From* from, std::int64_t from_row, std::int64_t rows, std::
   }
 }
 
+// Throws in a dry run, where tensors have no values.
+void check_values(const LocalCall& call, const at::Tensor& t);
+
 // Dimensions `dims` of a tensor as contracted indices, row-major.
 Contracted contracted_of(const MeshImpl& mesh, const TensorSpec* spec, at::IntArrayRef sizes, at::IntArrayRef dims);
 
+// The product of a [m, k] and b [k, n] for each of this rank's nodes: [nodes, m, n].
+at::Tensor multiply_nodes(const at::Tensor& a, const at::Tensor& b, const Contracted& k);
 // a [m, k] times b [k, n], completed over ranks: float for half types, else the operands' type.
 at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const Contracted& k);
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "internal/microbatch_sums.h"
 #include "ops/local_kernels/local_args.h"
 
 namespace dtensor::bit_identical {
@@ -215,6 +216,23 @@ void NodeStack::promote() {
   }
 }
 
+void TensorSum::add(Node node, at::Tensor value) {
+  stack_.push(node);
+  values_.push_back(std::move(value));
+  while (stack_.merge()) {
+    const at::Tensor right = std::move(values_.back());
+    values_.pop_back();
+    values_.back().add_(right);
+  }
+}
+
+at::Tensor TensorSum::nodes(at::IntArrayRef sizes, const at::TensorOptions& options) const {
+  if (!values_.empty()) return at::stack(values_);
+  auto none = sizes.vec();
+  none.insert(none.begin(), 0);
+  return at::empty(none, options);
+}
+
 std::vector<Node> nodes_of(const Segments& segments, std::int64_t leaves) {
   NodeStack stack(leaves);
   for_each_subtree(segments, 62, [&](const Node& node) {
@@ -258,6 +276,30 @@ at::Tensor sum_rows(const at::Tensor& rows, const Leaves& leaves) {
     sum = sum_leaves<Sum, scalar_t>(rows.contiguous(), leaves, [](scalar_t x) { return static_cast<Sum>(x); });
   });
   return sum;
+}
+
+at::Tensor sum_over(const MeshImpl& mesh, const TensorSpec* spec, at::IntArrayRef sizes, const at::Tensor& local,
+                    std::vector<std::int64_t> dims) {
+  if (dims.empty()) return local.to(sum_type(local.scalar_type()));
+  std::sort(dims.begin(), dims.end());
+  std::vector<std::int64_t> order = dims, kept;
+  std::int64_t leaves = 1, columns = 1;
+  for (std::int64_t d = 0; d < local.dim(); ++d) {
+    const bool summed = std::find(dims.begin(), dims.end(), d) != dims.end();
+    (summed ? leaves : columns) *= local.size(d);
+    if (!summed) order.push_back(d), kept.push_back(local.size(d));
+  }
+  const auto rows = local.permute(order).reshape({leaves, columns});
+  const auto all = leaves_of(mesh, spec, sizes, dims, 1);
+  if (dims.front() == 0) note_batch_sum(all.count);
+  return sum_rows(rows, all).view(kept);
+}
+
+at::Tensor sum_of_channels(const MeshImpl& mesh, const TensorSpec* spec, at::IntArrayRef sizes,
+                           const at::Tensor& local) {
+  auto spatial = first_dims(local.dim());
+  spatial.erase(spatial.begin(), spatial.begin() + 2);
+  return sum_over(mesh, spec, sizes, sum_over(mesh, spec, sizes, local, spatial), {0});
 }
 
 at::Tensor sum_squares(const at::Tensor& values, const Leaves& leaves) {

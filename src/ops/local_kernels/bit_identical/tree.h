@@ -98,6 +98,20 @@ class TreeSum {
   std::vector<std::vector<T>> memory_;
 };
 
+// The same sums of tensors, of which left siblings are overwritten.
+class TensorSum {
+ public:
+  explicit TensorSum(std::int64_t leaves) : stack_(leaves) {}
+
+  void add(Node node, at::Tensor value);
+  // A row of the options and `sizes` for each node.
+  at::Tensor nodes(at::IntArrayRef sizes, const at::TensorOptions& options) const;
+
+ private:
+  NodeStack stack_;
+  std::vector<at::Tensor> values_;
+};
+
 // How the leaves of a sum are spread over ranks.
 struct Leaves {
   std::int64_t count = 0;
@@ -117,6 +131,16 @@ at::Tensor complete(const at::Tensor& nodes, const Leaves& leaves);
 
 // The sum of the rows [leaves, columns] of this rank, completed over ranks. Half types are summed in float.
 at::Tensor sum_rows(const at::Tensor& rows, const Leaves& leaves);
+
+// The sum of a local tensor over `dims` of the global tensor of `sizes`, which the result lacks. A null spec is
+// Replicate.
+at::Tensor sum_over(const MeshImpl& mesh, const TensorSpec* spec, at::IntArrayRef sizes, const at::Tensor& local,
+                    std::vector<std::int64_t> dims);
+
+// The sum of a local tensor [batch, channels, ...] over all dimensions but the channels: a tree for each image, then
+// one over the batch.
+at::Tensor sum_of_channels(const MeshImpl& mesh, const TensorSpec* spec, at::IntArrayRef sizes,
+                           const at::Tensor& local);
 
 // The sum in float64 of the squares of this rank's elements, row-major, completed over ranks.
 at::Tensor sum_squares(const at::Tensor& values, const Leaves& leaves);
