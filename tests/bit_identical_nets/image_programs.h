@@ -39,7 +39,7 @@ class ImageProgramBuilder {
   }
 
   void add_step() {
-    switch (draw_.integer(0, 8)) {
+    switch (draw_.integer(0, 9)) {
       case 0:
       case 1:
       case 2:
@@ -54,6 +54,8 @@ class ImageProgramBuilder {
         return add_resampling();
       case 7:
         return add_padding();
+      case 8:
+        return add_loss();
       default:
         return add("silu", [](const at::Tensor& x, const Tensors&) { return at::silu(x); });
     }
@@ -147,6 +149,17 @@ class ImageProgramBuilder {
     static const std::vector<const char*> modes{"constant", "reflect", "replicate"};
     const std::string mode = modes[static_cast<std::size_t>(draw_.integer(0, 2))];
     add(mode + " pad", [=](const at::Tensor& x, const Tensors&) { return at::pad(x, amounts, mode); });
+  }
+
+  // Of a class for each position.
+  void add_loss() {
+    if (type_ == at::kBFloat16) return;  // losses are not computed in half types
+    auto sizes = x_.sizes().vec();
+    sizes.erase(sizes.begin() + 1);
+    inputs_.push_back(draw_.integers(sizes, x_.size(1)));
+    const auto target = inputs_.size() - 1;
+    add("cross_entropy",
+        [=](const at::Tensor& x, const Tensors& in) { return x * at::cross_entropy_loss(x, in[target]); });
   }
 
   Draw& draw_;

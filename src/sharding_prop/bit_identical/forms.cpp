@@ -192,7 +192,7 @@ void add_sums(FormTable& table) {
   table.emplace("aten::_foreach_norm", list_norm);
   table.emplace("aten::native_layer_norm_backward", layer_norm_backward);
   table.emplace("aten::_fused_rms_norm_backward", rms_norm_backward);
-  add_form(table, nll_loss, {"aten::nll_loss_forward"});
+  add_form(table, nll_loss, {"aten::nll_loss_forward", "aten::nll_loss2d_forward"});
   table.emplace("aten::mse_loss", mse_loss);
   table.emplace("aten::mse_loss_backward", mse_loss_backward);
 }

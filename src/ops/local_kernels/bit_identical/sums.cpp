@@ -146,7 +146,8 @@ void last_dimension(LocalCall& call) {
 
 // The losses of single targets and their weights.
 std::pair<at::Tensor, at::Tensor> losses_of_targets(const LocalArgs& args, at::ScalarType type) {
-  const auto self = args.tensor("self"), target = args.tensor("target"), weight = args.tensor("weight");
+  const auto given = args.tensor("self"), target = args.tensor("target"), weight = args.tensor("weight");
+  const auto self = given.dim() > 2 ? given.movedim(1, -1) : given;  // classes last
   const auto ignored = target.eq(args.integer("ignore_index"));
   const auto index = target.masked_fill(ignored, 0);
   check_indices(index, self.size(-1), "nll_loss: target");
