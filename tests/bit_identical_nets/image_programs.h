@@ -116,30 +116,49 @@ class ImageProgramBuilder {
   }
 
   void add_pooling() {
-    if (spatial_ != 2 || !is_at_least(3)) return;
-    const Shape window = drawn(2, 3), stride = drawn(1, 2);
+    if (!is_at_least(3)) return;
+    const Shape window = drawn(2, 3), stride = drawn(1, 2), padding(window.size(), 1), to = drawn(2, 3);
+    const auto dims = spatial_;
     switch (draw_.integer(0, 2)) {
       case 0:
-        return add("max_pool2d",
-                   [=](const at::Tensor& x, const Tensors&) { return at::max_pool2d(x, window, stride, 1); });
+        return add("max_pool", [=](const at::Tensor& x, const Tensors&) {
+          if (dims == 1) return at::max_pool1d(x, window, stride, padding);
+          return dims == 2 ? at::max_pool2d(x, window, stride, padding) : at::max_pool3d(x, window, stride, padding);
+        });
       case 1:
-        return add("avg_pool2d",
-                   [=](const at::Tensor& x, const Tensors&) { return at::avg_pool2d(x, window, stride, 1); });
+        return add("avg_pool", [=](const at::Tensor& x, const Tensors&) {
+          if (dims == 1) return at::avg_pool1d(x, window, stride, padding);
+          return dims == 2 ? at::avg_pool2d(x, window, stride, padding) : at::avg_pool3d(x, window, stride, padding);
+        });
       default:
-        return add("adaptive_avg_pool2d", [=](const at::Tensor& x, const Tensors&) {
-          return at::adaptive_avg_pool2d(x, {3, 2});
+        return add("adaptive_avg_pool", [=](const at::Tensor& x, const Tensors&) {
+          if (dims == 1) return at::adaptive_avg_pool1d(x, to);
+          return dims == 2 ? at::adaptive_avg_pool2d(x, to) : at::adaptive_avg_pool3d(x, to);
         });
     }
   }
 
   void add_resampling() {
-    if (spatial_ != 2 || x_.size(2) > 20) return;
-    const Shape sizes{x_.size(2) + draw_.integer(1, x_.size(2)), 2 * x_.size(3)};
-    if (draw_.coin()) {
-      return add("nearest", [=](const at::Tensor& x, const Tensors&) { return at::upsample_nearest2d(x, sizes); });
-    }
+    if (x_.numel() > 8000) return;
+    Shape sizes = x_.sizes().slice(2).vec();
+    for (auto& size : sizes) size += draw_.integer(1, size);
+    const auto dims = spatial_;
     const bool corners = draw_.coin();
-    add("bilinear", [=](const at::Tensor& x, const Tensors&) { return at::upsample_bilinear2d(x, sizes, corners); });
+    switch (draw_.integer(0, dims == 2 ? 2 : 1)) {
+      case 0:
+        return add("nearest", [=](const at::Tensor& x, const Tensors&) {
+          if (dims == 1) return at::upsample_nearest1d(x, sizes);
+          return dims == 2 ? at::upsample_nearest2d(x, sizes) : at::upsample_nearest3d(x, sizes);
+        });
+      case 1:
+        return add("linear", [=](const at::Tensor& x, const Tensors&) {
+          if (dims == 1) return at::upsample_linear1d(x, sizes, corners);
+          return dims == 2 ? at::upsample_bilinear2d(x, sizes, corners) : at::upsample_trilinear3d(x, sizes, corners);
+        });
+      default:
+        return add("bicubic",
+                   [=](const at::Tensor& x, const Tensors&) { return at::upsample_bicubic2d(x, sizes, corners); });
+    }
   }
 
   void add_padding() {
