@@ -70,8 +70,9 @@ at::Tensor BatchLoss::add(const std::vector<at::Tensor>& operands, const std::ve
   if (routers.defined() && !counts_.empty()) {
     routers = routers * (static_cast<double>(targets.size(0)) / static_cast<double>(rows_));
   }
-  const auto add_to = [](at::Tensor& sum, const at::Tensor& part) {
-    sum = sum.defined() ? sum + part.detach() : part.detach();
+  const auto add_to = [&](at::Tensor& sum, const at::Tensor& part) {
+    const at::Tensor own = counts_.empty() ? part : part.detach();
+    sum = sum.defined() ? sum + own : own;
   };
   sums_.resize(heads.size());
   for (std::size_t d = 0; d < heads.size(); ++d) add_to(sums_[d], heads[d]);

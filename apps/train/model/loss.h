@@ -28,7 +28,7 @@ class BatchLoss {
   // fused_token_losses(); router losses are means over the part.
   at::Tensor add(const std::vector<at::Tensor>& operands, const std::vector<at::Tensor>& router_losses,
                  const at::Tensor& targets);
-  // Of the parts so far, by the operators of a single part; undefined without a part.
+  // Of the parts so far, by the operators of a single part; undefined without a part. Has a graph if there is one part.
   at::Tensor mean() const;
 
  private:
