@@ -209,6 +209,7 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
     if (memory) job.memory->samples = memory->samples();
     memory.reset();
     if (on_step) on_step(records.back());
+    if (job.stages != nullptr && !o.save.empty()) job.stages->share_buffers();
     records.back().stop_signal = state.after(step);
     if (records.back().stop_signal != 0) break;
   }

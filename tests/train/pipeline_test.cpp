@@ -233,6 +233,23 @@ TEST_P(StagesResume, ResumesWithAnyNumberOfStages) {
   }
 }
 
+// Each stage has those of its own layers.
+TEST(Stages, BiasesOfLoadBalancersAreResumed) {
+  const auto folder = resume::folder("stages_bias_" + std::to_string(::getpid()));
+  Options o = options();
+  o.experts.emplace().balance = "bias";
+  o.experts->show_load = false;
+  o.steps = 6;
+  const auto full = run({.shard = 2}, o);
+  Options first = o, rest = o;
+  first.steps = 3, first.save = rest.load = folder;
+  run({.shard = 2, .pp = 2}, first);
+  for (const MeshShape& to : std::vector<MeshShape>{{.shard = 2}, {.pp = 2}}) {
+    EXPECT_LE(resume::largest_difference(run(to, rest), full), 1e-9) << to.str();
+  }
+  std::filesystem::remove_all(folder);
+}
+
 INSTANTIATE_TEST_SUITE_P(Optimizers, StagesResume, testing::Values("adamw", "muon"));
 
 }  // namespace

@@ -152,6 +152,27 @@ void Stages::update_load_balancers() {
   }
 }
 
+void Stages::share_buffers() {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor*> buffers;
+  std::vector<at::Tensor> given;
+  for (const Part& part : parts_) {
+    const bool gives = part.mesh.world().rank() == part.mesh.ranks().front();
+    for (const auto& [name, buffer] : part.module->named_buffers()) {
+      buffers.push_back(buffer);
+      given.push_back(gives ? buffer->flatten().to(at::kDouble) : at::zeros({buffer->numel()}, at::kDouble));
+    }
+  }
+  if (buffers.empty()) return;
+  const at::Tensor all = at::cat(given);
+  parts_[0].mesh.world().all_reduce(all, dtensor::ReduceOp::sum).wait();
+  std::int64_t first = 0;
+  for (at::Tensor* buffer : buffers) {
+    buffer->copy_(all.narrow(0, first, buffer->numel()).view(buffer->sizes()));
+    first += buffer->numel();
+  }
+}
+
 double Stages::on_every_rank(const at::Tensor& number) const {
   const auto& ranks = pipeline_.schedule().ranks;
   if (std::none_of(ranks.begin(), ranks.end(), [](const auto& actions) { return actions.empty(); })) {

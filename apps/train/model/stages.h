@@ -47,6 +47,8 @@ class Stages {
   using Actions = std::vector<dtensor::pipeline::TimedAction>;
   std::pair<std::chrono::steady_clock::time_point, Actions> take_actions();
   void update_load_balancers();
+  // Gives all ranks the buffers (biases of load balancers) of each stage, so that any of them saves them. Collective.
+  void share_buffers();
   // Broadcasts a value of the full model (a norm) to ranks without a stage. Collective if the schedule has such ranks.
   double on_every_rank(const at::Tensor& number) const;
   // The mean of the batch's parts so far. Collective in a BitIdentical scope.
