@@ -83,8 +83,8 @@ void group_norm_backward(LocalCall& call) {
     grads[0] = (scaled - means[0]).sub_(xhat * means[1]).mul_(rstd).reshape(input.sizes()).to(call.outputs[0]->dtype);
   }
   // Contributions of this rank's positions.
-  if (mask[1]) grads[1] = (grad * xhat.reshape(g.by_channel)).sum({0, 2}).to(call.outputs[1]->dtype);
-  if (mask[2]) grads[2] = grad.sum({0, 2}).to(call.outputs[2]->dtype);
+  if (mask[1]) grads[1] = (grad * xhat.reshape(g.by_channel)).sum(at::IntArrayRef({0, 2})).to(call.outputs[1]->dtype);
+  if (mask[2]) grads[2] = grad.sum(at::IntArrayRef({0, 2})).to(call.outputs[2]->dtype);
   set_results(call, std::move(grads));
 }
 
