@@ -4,6 +4,7 @@
 
 #include <rapidcheck/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "dtensor/events.h"
 #include "support/ranks.h"

@@ -103,6 +103,7 @@ std::exception_ptr error_with(int value, const OpEntry& entry, c10::ArrayRef<c10
   FilledArguments filled(call, value);
   torch::jit::Stack stack;
   for (std::size_t i = 0; i < args.size(); ++i) stack.push_back(filled.replace(args[i], entry.args[i].kind));
+  const torch::jit::Stack kept = stack;  // as for meta kernels (infer_outputs.cpp)
   try {
     entry.op.callBoxed(stack);
   } catch (const c10::LinAlgError&) {          // depends on the values of matrices

@@ -113,6 +113,8 @@ void run_on_meta(OpCall& call) {
           {kMeshScopeKey, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::Fake}) |
       c10::autocast_dispatch_keyset);
   MetaArguments meta(call);
+  // LibTorch 2.11 drops the arguments of an operator with several out= before it returns them.
+  const torch::jit::Stack kept = meta.stack;
   const NativeMetaKernels as_in_cpp;
   call.info->op.callBoxed(meta.stack);
   read_outputs(meta.stack, call.outputs);
