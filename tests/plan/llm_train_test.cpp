@@ -174,10 +174,12 @@ void plan_runs() {
     RC_ASSERT(state[i].first == expected[i].first);
     RC_ASSERT(at::allclose(state[i].second, expected[i].second, 1e-3, rounds ? 1e-2 : 1e-3));
   }
-  // Tokens go where their scores send them, not to the experts in turn.
-  const double ratio = static_cast<double>(planned.peak_bytes) / plan.at("peak_bytes").get<double>();
-  const double most = preset == "llama3-8b" ? 1.01 : 1.1;
-  RC_ASSERT((ratio > 0.95 && ratio < most) || (RC_LOG() << "peak: " << ratio << " of the plan's", false));
+  // Tokens go where their scores send them, not to the experts in turn; when messages of a pipeline arrive, no plan
+  // knows (docs/design/dry_run.md).
+  const auto said = plan.at("peak_bytes").get<double>(), measured = static_cast<double>(planned.peak_bytes);
+  const double share = preset == "llama3-8b" ? 0.01 : 0.1;
+  RC_ASSERT((measured > 0.95 * said && measured - said < std::max(share * said, 4.0 * 4096)) ||
+            (RC_LOG() << "peak: " << measured << " bytes, the plan says " << said, false));
 }
 
 TEST(LlmPlan, RunsAsPlanned) { dtensor::test::check_property("llm train runs a plan", plan_runs, 2); }
