@@ -81,9 +81,7 @@ void add_image_forms(FormTable& table) {
             "aten::_upsample_nearest_exact1d_backward",
             "aten::_upsample_nearest_exact2d_backward",
             "aten::_upsample_nearest_exact3d_backward",
-            "aten::upsample_linear1d_backward",
             "aten::upsample_bilinear2d_backward",
-            "aten::upsample_trilinear3d_backward",
             "aten::upsample_bicubic2d_backward"});
   add_form(table, each_plane,
            {"aten::upsample_linear1d", "aten::upsample_bilinear2d", "aten::upsample_trilinear3d",
