@@ -12,10 +12,6 @@ namespace dtensor::fsdp {
 
 using Unit = FsdpUnit::Impl;
 
-// Whether the outermost call of a module that fully_shard() was given began with grad mode. Operators of a
-// torch::autograd::Function inside it run without.
-bool in_training_call();
-
 class Schedule {
  public:
   // Makes this the schedule of `unit` and of every unit of its previous schedule.

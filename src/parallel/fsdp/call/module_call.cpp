@@ -7,7 +7,6 @@
 
 #include "internal/scoped_value.h"
 #include "parallel/fsdp/call/local_data_call.h"
-#include "parallel/fsdp/schedule.h"
 
 namespace dtensor {
 
