@@ -19,6 +19,14 @@ const std::vector<Refused>& refused() {
       {"aten::cumprod", [](const at::Tensor& x) { return x.cumprod(0); }},
       {"aten::logsumexp", [](const at::Tensor& x) { return at::logsumexp(x, 1); }},
       {"aten::prod", [](const at::Tensor& x) { return x.prod(); }},
+      {"aten::upsample_linear1d_backward",
+       [](const at::Tensor& x) {
+         return at::upsample_linear1d_backward(x.view({8, 2, 4}), {4}, {8, 2, 2}, /*align_corners=*/false);
+       }},
+      {"aten::upsample_trilinear3d_backward",
+       [](const at::Tensor& x) {
+         return at::upsample_trilinear3d_backward(x.view({8, 1, 2, 2, 2}), {2, 2, 2}, {8, 1, 1, 1, 1}, false);
+       }},
       {"aten::index_put",
        [](const at::Tensor& x) { return at::index_put(x, {(x > 9).to(at::kLong).select(1, 0)}, x); }},
   };

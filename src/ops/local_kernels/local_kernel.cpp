@@ -36,43 +36,43 @@ void add_tiled_product_kernels(LocalKernels& kernels);
 void add_tree_group_norm_kernels(LocalKernels& kernels);
 void add_tree_sum_kernels(LocalKernels& kernels);
 
+static constexpr void (*kAdders[])(LocalKernels&) = {add_adaptive_pooling_kernels,
+                                                     add_aligned_row_kernels,
+                                                     add_batch_norm_kernels,
+                                                     add_convolution_kernels,
+                                                     add_embedding_kernels,
+                                                     add_full_vector_kernels,
+                                                     add_group_norm_kernels,
+                                                     add_grouped_product_kernels,
+                                                     add_index_sum_kernels,
+                                                     add_linalg_kernels,
+                                                     add_loss_kernels,
+                                                     add_variance_kernels,
+                                                     add_norm_kernels,
+                                                     add_sort_kernels,
+                                                     add_random_kernels,
+                                                     add_plane_kernels,
+                                                     add_pooling_kernels,
+                                                     add_reduction_kernels,
+                                                     add_resampling_kernels,
+                                                     add_rms_norm_kernels,
+                                                     add_row_kernels,
+                                                     add_scan_kernels,
+                                                     add_segment_kernels,
+                                                     add_shuffle_kernels,
+                                                     add_slice_kernels,
+                                                     add_softmax_kernels,
+                                                     add_tiled_attention_gradient_kernels,
+                                                     add_tiled_attention_kernels,
+                                                     add_tiled_convolution_kernels,
+                                                     add_tiled_product_kernels,
+                                                     add_tree_group_norm_kernels,
+                                                     add_tree_sum_kernels};
+
 LocalKernel find_local_kernel(std::string_view name) {
   static const LocalKernels kernels = [] {
     LocalKernels all;
-    for (auto* add : {add_adaptive_pooling_kernels,
-                      add_aligned_row_kernels,
-                      add_batch_norm_kernels,
-                      add_convolution_kernels,
-                      add_embedding_kernels,
-                      add_full_vector_kernels,
-                      add_group_norm_kernels,
-                      add_grouped_product_kernels,
-                      add_index_sum_kernels,
-                      add_linalg_kernels,
-                      add_loss_kernels,
-                      add_variance_kernels,
-                      add_norm_kernels,
-                      add_sort_kernels,
-                      add_random_kernels,
-                      add_plane_kernels,
-                      add_pooling_kernels,
-                      add_reduction_kernels,
-                      add_resampling_kernels,
-                      add_rms_norm_kernels,
-                      add_row_kernels,
-                      add_scan_kernels,
-                      add_segment_kernels,
-                      add_shuffle_kernels,
-                      add_slice_kernels,
-                      add_softmax_kernels,
-                      add_tiled_attention_gradient_kernels,
-                      add_tiled_attention_kernels,
-                      add_tiled_convolution_kernels,
-                      add_tiled_product_kernels,
-                      add_tree_group_norm_kernels,
-                      add_tree_sum_kernels}) {
-      add(all);
-    }
+    for (auto* add : kAdders) add(all);
     return all;
   }();
   const auto found = kernels.find(name);

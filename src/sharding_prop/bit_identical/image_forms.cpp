@@ -45,17 +45,7 @@ Rule fused_lstm(const OpCall& call, const Rule&) {
                               "Python torch.backends.mkldnn.flags(enabled=False).");
 }
 
-}  // namespace
-
-void add_image_forms(FormTable& table) {
-  add_form(table, convolution, {"aten::convolution", "aten::_convolution"});
-  add_form(table, convolution_backward, {"aten::convolution_backward"});
-  add_form(table, group_norm, {"aten::native_group_norm"});
-  add_form(table, group_norm_backward, {"aten::native_group_norm_backward"});
-  add_form(table, exact_form,
-           {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update",
-            "aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training",
-            "aten::native_batch_norm_backward", "aten::batch_norm_backward"});
+void add_plane_forms(FormTable& table) {
   add_form(table, exact_form,
            {"aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices", "aten::upsample_nearest1d",
             "aten::upsample_nearest2d", "aten::upsample_nearest3d", "aten::_upsample_nearest_exact1d",
@@ -86,11 +76,25 @@ void add_image_forms(FormTable& table) {
   add_form(table, each_plane,
            {"aten::upsample_linear1d", "aten::upsample_bilinear2d", "aten::upsample_trilinear3d",
             "aten::upsample_bicubic2d"});
-  add_form(table, fused_lstm, {"aten::mkldnn_rnn_layer"});
   add_form(
       table, unsharded_padded_dims,
       {"aten::reflection_pad1d_backward", "aten::reflection_pad2d_backward", "aten::reflection_pad3d_backward",
        "aten::replication_pad1d_backward", "aten::replication_pad2d_backward", "aten::replication_pad3d_backward"});
+}
+
+}  // namespace
+
+void add_image_forms(FormTable& table) {
+  add_form(table, convolution, {"aten::convolution", "aten::_convolution"});
+  add_form(table, convolution_backward, {"aten::convolution_backward"});
+  add_form(table, group_norm, {"aten::native_group_norm"});
+  add_form(table, group_norm_backward, {"aten::native_group_norm_backward"});
+  add_form(table, exact_form,
+           {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update",
+            "aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training",
+            "aten::native_batch_norm_backward", "aten::batch_norm_backward"});
+  add_plane_forms(table);
+  add_form(table, fused_lstm, {"aten::mkldnn_rnn_layer"});
 }
 
 }  // namespace dtensor
