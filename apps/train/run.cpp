@@ -195,6 +195,7 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   state.parts().add("model", job.model);
   optimizer.add_to(state.parts());
   if (job.mesh) state.parts().add_random("random", job.mesh);
+  if (job.stages != nullptr) state.before_save([&job] { job.stages->share_buffers(); });
   std::vector<StepRecord> records;
   const std::int64_t first = state.begin();
   Observers observers;
@@ -209,7 +210,6 @@ std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
     if (memory) job.memory->samples = memory->samples();
     memory.reset();
     if (on_step) on_step(records.back());
-    if (job.stages != nullptr && !o.save.empty()) job.stages->share_buffers();
     records.back().stop_signal = state.after(step);
     if (records.back().stop_signal != 0) break;
   }

@@ -129,6 +129,7 @@ void RunState::finish_background() {
 
 void RunState::save(bool wait) {
   finish_background();
+  if (before_save_) before_save_();
   if (wait) return series_ ? series_->save(parts_, step_) : parts_.save(flags_.save, world_);
   background_step_ = step_;
   if (series_) return series_->save_async(parts_, step_);

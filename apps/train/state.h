@@ -2,8 +2,10 @@
 // and its first step.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "dtensor/checkpoint.h"
 #include "run_flags.h"
@@ -24,6 +26,8 @@ class RunState {
 
   // Add everything that must be restored: parameters, optimizer, random numbers.
   dtensor::Checkpoint& parts() { return parts_; }
+  // Called on every rank before each save.
+  void before_save(std::function<void()> prepare) { before_save_ = std::move(prepare); }
   // Loads if --load or --resume is given. Returns the first step. Throws UsageError if batches or model would differ,
   // or if no steps are left. Collective.
   std::int64_t begin();
@@ -49,6 +53,7 @@ class RunState {
   RunText saved_text_;
   std::string saved_model_flags_;
   dtensor::Checkpoint parts_;
+  std::function<void()> before_save_;
   std::optional<dtensor::CheckpointSeries> series_;  // Of --keep.
   std::optional<dtensor::PendingSave> pending_;      // Without --keep.
   std::int64_t background_step_ = 0;                 // Step of a save that is not complete; 0: none.
