@@ -47,23 +47,31 @@ inline Tensors run_placed(const DeviceMesh& mesh, const Computation& compute, co
   return results;
 }
 
-// The results on one rank with this number of threads.
-inline Tensors on_one_device(const Computation& compute, const Tensors& inputs, int threads, std::int64_t block = 32) {
+// What rank 0 of so many ranks returns, each with this number of threads.
+inline Tensors on_rank_0(int ranks, int threads, const std::function<Tensors(const Communicator& world)>& fn) {
   Tensors results;
   RunOptions options;
   options.set_threads = false;
   const int before = at::get_num_threads();
   at::set_num_threads(threads);
   run_local(
-      1,
-      [&](Communicator world) {
+      ranks,
+      [&](const Communicator& world) {
         at::set_num_threads(threads);
-        const auto mesh = init_device_mesh(world, at::kCPU, {1});
-        results = run_placed(mesh, compute, inputs, std::vector<Placements>(inputs.size(), {Replicate()}), block);
+        auto own = fn(world);
+        if (world.rank() == 0) results = std::move(own);
       },
       options);
   at::set_num_threads(before);
   return results;
+}
+
+// The results on one rank with this number of threads.
+inline Tensors on_one_device(const Computation& compute, const Tensors& inputs, int threads, std::int64_t block = 32) {
+  return on_rank_0(1, threads, [&](const Communicator& world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {1});
+    return run_placed(mesh, compute, inputs, std::vector<Placements>(inputs.size(), {Replicate()}), block);
+  });
 }
 
 // The results of a function of all inputs but the last, and the gradients of its floating-point inputs. The last input

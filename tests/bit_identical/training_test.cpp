@@ -88,21 +88,8 @@ Tensors train_gpt(const Communicator& world, const Layout& layout) {
 }
 
 Tensors run_layout(const Layout& layout, int threads = 1) {
-  Tensors results;
-  RunOptions options;
-  options.set_threads = false;
-  const int before = at::get_num_threads();
-  at::set_num_threads(threads);
-  run_local(
-      static_cast<int>(layout.shape.size()),
-      [&](const Communicator& world) {
-        at::set_num_threads(threads);
-        auto own = train_gpt(world, layout);
-        if (world.rank() == 0) results = std::move(own);
-      },
-      options);
-  at::set_num_threads(before);
-  return results;
+  return on_rank_0(static_cast<int>(layout.shape.size()), threads,
+                   [&](const Communicator& world) { return train_gpt(world, layout); });
 }
 
 void expect_bits(const Layout& layout, const Tensors& expected, int threads = 1) {

@@ -113,22 +113,10 @@ Tensors train(const DeviceMesh& mesh, const Setting& setting, const Shape& x_siz
 template <class Model>
 void expect_equal_bits(const Shape& x_sizes, const Shape& y_sizes, std::vector<Setting> settings) {
   const auto run = [&](const Setting& setting, int threads) {
-    Tensors results;
-    RunOptions options;
-    options.set_threads = false;
-    const int before = at::get_num_threads();
-    at::set_num_threads(threads);
-    run_local(
-        static_cast<int>(c10::multiply_integers(setting.mesh)),
-        [&](const Communicator& world) {
-          at::set_num_threads(threads);
-          const auto mesh = init_device_mesh(world, at::kCPU, setting.mesh);
-          auto own = train<Model>(mesh, setting, x_sizes, y_sizes);
-          if (world.rank() == 0) results = std::move(own);
-        },
-        options);
-    at::set_num_threads(before);
-    return results;
+    const auto ranks = static_cast<int>(c10::multiply_integers(setting.mesh));
+    return on_rank_0(ranks, threads, [&](const Communicator& world) {
+      return train<Model>(init_device_mesh(world, at::kCPU, setting.mesh), setting, x_sizes, y_sizes);
+    });
   };
   const Tensors expected = run({}, 1);
   for (const at::Tensor& t : expected) EXPECT_TRUE(t.to(at::kFloat).isfinite().all().item<bool>());
