@@ -83,7 +83,8 @@ struct LoadOptions {
   bool allow_unexpected = false;  // stored tensors without a target are ignored instead of being an error
   bool allow_cast = false;        // converts dtypes that differ
   // Names and slices of a folder that another program wrote; each rank reads only the ranges that it needs. A tied
-  // tensor is found under any of its names. If empty, names are those of save_state().
+  // tensor is found under any of its names. Rows that only rename also apply to values and optimizer states. If empty,
+  // names are those of save_state().
   StateDictKeyMapping names = {};
 };
 

@@ -128,7 +128,7 @@ void load_optimizer(Reading& reading, const std::string& begin, Optimizer& optim
   });
   try {
     StateTargets targets = optimizer.state_targets(
-        scalars, [&](const std::string& name) { return reading.loader.find(begin + name) != nullptr; });
+        scalars, [&](const std::string& name) { return reading.loader.contains(begin + name); });
     if (scalars.empty() && targets.tensors.empty()) {  // the optimizer does not change
       if (!reading.allow_missing) reading.problems.missing.push_back(begin + "group0.lr");
       return;

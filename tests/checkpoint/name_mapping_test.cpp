@@ -92,6 +92,30 @@ RC_GTEST_PROP(StateDictKeyMapping, ReadsAndWritesBackOnAnyLayout, ()) {
   });
 }
 
+// States have names of parameters, as tensors (averages) and as values (steps).
+TEST(StateDictKeyMapping, OptimizerStatesAreRenamed) {
+  const Folder folder;
+  const auto trained = [](const at::Tensor& p) { p.mutable_grad() = at::full_like(p, 0.5); };
+  run_local(2, [&](Communicator world) {
+    const auto mesh = init_device_mesh(world, at::kCPU, {2});
+    at::Tensor theirs = ones({4, 3}, mesh, {Shard(0)}), ours = zeros({4, 3}, mesh, {Replicate()});
+    theirs.requires_grad_(), ours.requires_grad_();
+    AdamW their_rule({{.parameters = {theirs}, .names = {"h.0.w"}}});
+    AdamW our_rule({{.parameters = {ours}, .names = {"layers.0.w"}}});
+    trained(theirs), their_rule.step();
+    Checkpoint saved;
+    saved.add("model", StateTensors{{"h.0.w", theirs}}).add("rule", their_rule).save(folder / "c", world);
+    const LoadOptions options{.names = {{"**.layers.*.**", "**.h.*.**"}}};
+    Checkpoint checkpoint;
+    checkpoint.add("model", StateTensors{{"layers.0.w", ours}})
+        .add("rule", our_rule)
+        .load(folder / "c", world, options);
+    trained(theirs), their_rule.step();
+    trained(ours), our_rule.step();
+    expect_close(ours.detach(), DTensor(theirs.detach()).full_tensor(), "after a step", 0);
+  });
+}
+
 TEST(StateDictKeyMapping, TiedTensorLoadsFromAnyOfItsNames) {
   const Folder folder;
   const auto value = at::randn({4, 3});

@@ -57,6 +57,9 @@ Checksum read_part(const Part& part, const CheckpointEntry& entry, Files& files,
 Loader::Loader(const std::string& path, const Communicator& ranks, const LoadOptions& options)
     : what_("load " + path), ranks_(ranks), options_(options), index_(shared_index(path, ranks, what_)) {
   for (std::size_t i = 0; i < index_.entries.size(); ++i) position_.emplace(index_.entries[i].name, i);
+  CheckpointValues values;
+  for (auto& [name, value] : index_.values) values.emplace(renamed(name, options.names, false), std::move(value));
+  index_.values = std::move(values);
 }
 
 const CheckpointEntry* Loader::find(const std::string& name) const {

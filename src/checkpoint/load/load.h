@@ -19,8 +19,9 @@ class Loader {
   // Collective: rank 0 reads the index and broadcasts it.
   Loader(const std::string& path, const Communicator& ranks, const LoadOptions& options);
 
+  // Under the names of the program.
   const CheckpointValues& values() const { return index_.values; }
-  const CheckpointEntry* find(const std::string& name) const;
+  bool contains(const std::string& tensor) const { return find(renamed(tensor, options_.names, true)) != nullptr; }
 
   // Collective. `problems`: other mismatches, which are reported with those of the tensors in one error on all ranks.
   void read(const StateTensors& targets, LoadProblems problems = {});
@@ -35,6 +36,7 @@ class Loader {
     at::Tensor target;       // undefined if this rank does not request it
     at::Tensor read_buffer;  // read destination, see read_buffer_for()
   };
+  const CheckpointEntry* find(const std::string& stored) const;
   std::vector<LoadRequest> match(const Manifest& manifest, const StateTensors& targets, LoadProblems& problems) const;
   void compare(const ManifestEntry& tensor, const CheckpointEntry& entry, LoadProblems& problems) const;
   void compare_dtype(const ManifestEntry& tensor, const CheckpointEntry& entry, LoadProblems& problems) const;

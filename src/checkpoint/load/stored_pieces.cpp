@@ -11,28 +11,36 @@
 namespace dtensor::files {
 namespace {
 
-std::string filled_in(const StateDictKeyRule& row, const std::vector<std::string>& stars, std::int64_t index) {
+std::string filled_in(const std::string& to, const std::string& from, const std::vector<std::string>& stars,
+                      std::int64_t index) {
   std::string text;
   std::size_t star = 0;
-  for (std::size_t i = 0; i < row.stored.size(); ++i) {
-    if (row.stored[i] == '#') {
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    if (to[i] == '#') {
       text += std::to_string(index);
-    } else if (row.stored[i] == '*') {
-      if (row.stored.compare(i, 2, "**") == 0) ++i;
-      TORCH_CHECK(star < stars.size(), "the stored name '", row.stored, "' has more wildcards than '", row.tensor, "'");
+    } else if (to[i] == '*') {
+      if (to.compare(i, 2, "**") == 0) ++i;
+      TORCH_CHECK(star < stars.size(), "the stored name '", to, "' has more wildcards than '", from, "'");
       text += stars[star++];
     } else {
-      text += row.stored[i];
+      text += to[i];
     }
   }
   return text;
+}
+
+bool takes_all(const StateDictKeyRule::Range& range) { return range.begin == 0 && range.count < 0; }
+
+bool only_renames(const StateDictKeyRule& row) {
+  return !row.tensor.empty() && row.stored.find('#') == std::string::npos && !row.transposed &&
+         takes_all(row.stored_slice) && takes_all(row.tensor_slice);
 }
 
 StoredPiece piece_of(const std::string& name, at::IntArrayRef sizes, const StateDictKeyRule& row) {
   StoredPiece piece{{}, row.transposed, -1, row.stored_slice, {}};
   for (const std::int64_t n : sizes) piece.target_segments.push_back({0, n});
   const StateDictKeyRule::Range& here = row.tensor_slice;
-  if (here.begin != 0 || here.count >= 0) {
+  if (!takes_all(here)) {
     const auto dims = static_cast<std::int64_t>(sizes.size());
     TORCH_CHECK(here.dim >= 0 && here.dim < dims, "'", row.tensor, "': tensor_slice.dim is ", here.dim, ", but '", name,
                 "' has sizes ", sizes);
@@ -73,7 +81,7 @@ void check_row(const StateDictKeyRule& row, const std::string& name, at::IntArra
   TORCH_CHECK(!row.transposed || dims >= 2, "'", row.tensor, "' has transposed = true, but '", name, "' has sizes ",
               sizes);
   const StateDictKeyRule::Range& there = row.stored_slice;
-  if (there.begin == 0 && there.count < 0) return;
+  if (takes_all(there)) return;
   TORCH_CHECK(there.begin >= 0 && there.dim >= 0 && there.dim < dims, "'", row.tensor, "' takes from '", row.stored,
               "' index ", there.begin, " of dimension ", there.dim, ", but '", name, "' has sizes ", sizes);
 }
@@ -92,6 +100,15 @@ std::int64_t StoredPiece::numel() const {
   return product;
 }
 
+std::string renamed(const std::string& name, const StateDictKeyMapping& names, bool to_stored) {
+  for (const StateDictKeyRule& row : names) {
+    const std::string &from = to_stored ? row.tensor : row.stored, &to = to_stored ? row.stored : row.tensor;
+    std::vector<std::string> stars;
+    if (only_renames(row) && matches_pattern(from, name, false, &stars)) return filled_in(to, from, stars, -1);
+  }
+  return name;
+}
+
 std::vector<StoredPiece> stored_pieces(const std::string& name, at::IntArrayRef sizes,
                                        const StateDictKeyMapping& names) {
   std::vector<StoredPiece> pieces;
@@ -104,13 +121,12 @@ std::vector<StoredPiece> stored_pieces(const std::string& name, at::IntArrayRef 
     StoredPiece piece = piece_of(name, sizes, row);
     const bool stacked = row.stored.find('#') != std::string::npos;
     check_row(row, name, sizes, stacked);
-    piece.renamed = !stacked && !row.transposed && row.stored_slice.begin == 0 && row.stored_slice.count < 0 &&
-                    piece.numel() == numel_of(sizes);
+    piece.renamed = !stacked && !row.transposed && takes_all(row.stored_slice) && piece.numel() == numel_of(sizes);
     const Segment first = stacked ? piece.target_segments[0] : Segment{-1, 1};
     for (std::int64_t i = first.offset; i < first.offset + first.length; ++i) {
       piece.index = i;
       if (stacked) piece.target_segments[0] = {i, 1};
-      piece.stored = filled_in(row, stars, i);
+      piece.stored = filled_in(row.stored, row.tensor, stars, i);
       pieces.push_back(piece);
     }
   }

@@ -27,4 +27,8 @@ struct StoredPiece {
 std::vector<StoredPiece> stored_pieces(const std::string& name, at::IntArrayRef sizes,
                                        const StateDictKeyMapping& names);
 
+// The stored name, or the model's name of a stored one, by the first row that matches and only renames; unchanged if
+// there is none.
+std::string renamed(const std::string& name, const StateDictKeyMapping& names, bool to_stored);
+
 }  // namespace dtensor::files
