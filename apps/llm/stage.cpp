@@ -5,11 +5,10 @@
 #include <optional>
 #include <unordered_set>
 
-#include "dtensor/checkpoint_activations.h"
 #include "dtensor/hooks.h"
 #include "dtensor/moe.h"
-#include "dtensor/nn/float8.h"
 #include "dtensor/parallelize.h"
+#include "train/model/block_run.h"
 
 namespace llm {
 
@@ -36,26 +35,17 @@ bool Stage::contains(const std::string& layer) const {
     const auto i = std::stoll(layer.substr(kBlock.size()));
     return part_.begin <= i && i < part_.end;
   }
-  return layer == "norm" || layer == "lm_head" ? part_.last : part_.first;
+  return layer == "embed" || layer == "positions" ? part_.first : part_.last;
 }
 
 // The decoder's plan for the layers of this stage, with activations between blocks split along the sequence, and
 // logits by class.
 ParallelPlan Stage::parallel_plan() const {
   const auto& config = decoder_.config();
-  ParallelPlan plan;
-  for (auto& [pattern, style] : tensor_parallel_plan(config, /*gather_logits=*/false)) {
-    if ((pattern == "embed" && !part_.first) || (pattern == "lm_head" && !part_.last)) continue;
-    if (auto* row = std::get_if<RowwiseParallel>(&style)) row->out = Shard(1);
-    if (auto* column = std::get_if<ColwiseParallel>(&style); column != nullptr && pattern == "lm_head") {
-      column->in = Replicate();
-    }
-    plan.emplace_back(pattern, style);
-  }
   const auto begin = config.layer.begin() + part_.begin, end = config.layer.begin() + part_.end;
   const bool dense = std::any_of(begin, end, [](const auto& layer) { return !layer.experts; });
-  plan.emplace_back("layers.*.attn", PrepareModuleInput{Replicate()});
-  if (dense) plan.emplace_back("layers.*.mlp", PrepareModuleInput{Replicate()});
+  auto plan = train::with_sequence_parallelism(tensor_parallel_plan(config, /*gather_logits=*/false), dense);
+  std::erase_if(plan, [&](const auto& entry) { return !entry.first.starts_with("layers.") && !contains(entry.first); });
   return plan;
 }
 
@@ -83,32 +73,12 @@ Placements Stage::placements(bool activations) {
   return {Shard(0), Shard(0), ZigzagShard(1), activations ? Placement(Shard(1)) : Placement(Replicate())};
 }
 
-Stage::Output Stage::run_block(const nn::DecoderBlock& block, const at::Tensor& x, const nn::DecoderPass& pass) const {
-  std::optional<nn::Float8Scope> float8;
-  if (layout_.float8) float8.emplace();
-  if (layout_.recompute == Recomputation::none) {
-    const auto out = block(x, pass);
-    return {out.y, out.loss};
-  }
-  RecomputeOptions options;
-  if (layout_.recompute == Recomputation::selective) {
-    options.keep = {"aten::mm", "aten::linear", "aten::_scaled_mm",
-                    "aten::_scaled_dot_product_flash_attention_for_cpu"};
-  }
-  using Tensors = std::vector<at::Tensor>;
-  const auto run = [&block, pass](const Tensors& inputs) {
-    const auto out = block(inputs[0], pass);
-    return out.loss.defined() ? Tensors{out.y, out.loss} : Tensors{out.y};
-  };
-  const auto results = checkpoint(run, Tensors{x}, options);
-  return {results[0], results.size() > 1 ? results[1] : at::Tensor()};
-}
-
 Stage::Output Stage::forward(const at::Tensor& input) const {
   Output result{part_.first ? decoder_.embed(input) : input, {}};
   const auto pass = decoder_.pass(input.size(1), result.y.options());
   for (auto i = part_.begin; i < part_.end; ++i) {
-    const auto out = run_block(*decoder_.blocks()[static_cast<std::size_t>(i)], result.y, pass);
+    const auto out = train::run_block(*decoder_.blocks()[static_cast<std::size_t>(i)], result.y, pass,
+                                      {layout_.recompute, layout_.float8});
     result.y = out.y;
     if (out.loss.defined()) result.loss = result.loss.defined() ? result.loss + out.loss : out.loss;
   }

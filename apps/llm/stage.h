@@ -43,8 +43,6 @@ class Stage final : public dtensor::nn::Callable<Stage> {
 
  private:
   bool contains(const std::string& layer) const;
-  Output run_block(const dtensor::nn::DecoderBlock& block, const at::Tensor& x,
-                   const dtensor::nn::DecoderPass& pass) const;
   dtensor::ParallelPlan parallel_plan() const;
 
   dtensor::nn::Decoder& decoder_;

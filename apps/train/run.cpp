@@ -41,28 +41,32 @@ at::ScalarType scalar_type(Dtype dtype) {
 
 namespace {
 
-ExpertConfig expert_config(const ExpertFlags& flags, std::int64_t hidden) {
+dtensor::DispatchKind dispatch_kind(const std::string& name) {
   static const std::map<std::string, dtensor::DispatchKind> kinds = {{"all-to-all", dtensor::DispatchKind::all_to_all},
                                                                      {"all-gather", dtensor::DispatchKind::all_gather},
                                                                      {"capacity", dtensor::DispatchKind::capacity},
                                                                      {"equal", dtensor::DispatchKind::equal},
                                                                      {"padded", dtensor::DispatchKind::padded}};
-  ExpertConfig c{.moe = {}, .dispatch = kinds.at(flags.dispatcher), .capacity = {.factor = flags.capacity}};
-  c.moe.ffn = flags.ffn > 0 ? flags.ffn : hidden;
-  c.moe.shared_ffn = flags.shared;
-  auto& r = c.moe.router;
+  return kinds.at(name);
+}
+
+dtensor::MoeOptions expert_options(const ExpertFlags& flags, std::int64_t hidden) {
+  dtensor::MoeOptions c;
+  c.ffn = flags.ffn > 0 ? flags.ffn : hidden;
+  c.shared_ffn = flags.shared;
+  auto& r = c.router;
   r.experts = flags.experts;
   r.top_k = flags.top_k;
   r.normalize = true;
   if (flags.balance == "aux") r.aux_loss = 0.01;
-  if (flags.balance == "bias") c.moe.balance_rate = 0.001;
+  if (flags.balance == "bias") c.balance_rate = 0.001;
   if (flags.router == "experts") r.choice = dtensor::RouterChoice::experts;
   r.groups = flags.groups, r.top_groups = flags.top_groups;
   r.z_loss = flags.z_loss, r.jitter = flags.jitter;
-  c.moe.score_before_experts = flags.score_before;
-  c.moe.experts.block = flags.block;
-  if (flags.backend == "loop") c.moe.experts.backend = dtensor::ExpertBackend::loop;
-  if (flags.backend == "grouped") c.moe.experts.backend = dtensor::ExpertBackend::grouped;
+  c.score_before_experts = flags.score_before;
+  c.experts.block = flags.block;
+  if (flags.backend == "loop") c.experts.backend = dtensor::ExpertBackend::loop;
+  if (flags.backend == "grouped") c.experts.backend = dtensor::ExpertBackend::grouped;
   if (flags.balance == "forced") r.choice = dtensor::RouterChoice::round_robin;
   return c;
 }
@@ -72,8 +76,8 @@ ExpertConfig expert_config(const ExpertFlags& flags, std::int64_t hidden) {
 GptConfig gpt_config(const Options& options) {
   GptConfig config = options.model == "tiny" ? tiny() : gpt_153m();
   config.dropout = options.dropout;
-  config.checkpoint_blocks = options.checkpoint_activations;
-  config.float8 = options.float8;
+  if (options.checkpoint_activations) config.run.recompute = dtensor::Recomputation::full;
+  config.run.float8 = options.float8;
   config.tensor = config.tensor.dtype(scalar_type(options.dtype));
   if (options.hidden > 0) {
     config.hidden = options.hidden;
@@ -86,7 +90,10 @@ GptConfig gpt_config(const Options& options) {
   config.predict_tokens = options.predict_tokens;
   config.fused_loss = options.fused_loss;
   if (options.vocabulary > 0 && options.model == "tiny") config.vocabulary = options.vocabulary;
-  if (options.experts) config.experts = expert_config(*options.experts, config.hidden);
+  if (!options.experts) return config;
+  config.experts = expert_options(*options.experts, config.hidden);
+  config.dispatch = dispatch_kind(options.experts->dispatcher);
+  config.capacity.factor = options.experts->capacity;
   return config;
 }
 

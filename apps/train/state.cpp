@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdio>
 #include <filesystem>
@@ -35,15 +36,51 @@ void RunState::say(const std::string& line) const {
   std::fputs((erased + line + "\n").c_str(), stderr);
 }
 
+namespace {
+
+// The tensors of the checkpoint, or of the newest undamaged one in the folder.
+std::vector<dtensor::CheckpointEntry> newest_entries(const std::string& folder) {
+  std::vector<std::string> paths{folder};
+  for (const auto step : dtensor::checkpoint_steps(folder)) paths.push_back(dtensor::checkpoint_of_step(folder, step));
+  for (const std::string& path : paths) {
+    try {
+      return dtensor::read_checkpoint_index(path).entries;
+    } catch (const c10::Error&) {  // Loading says why.
+    }
+  }
+  return {};
+}
+
+// Whether it was written by a version in which the model of `train` had other names.
+bool has_former_names(const std::string& folder) {
+  const auto entries = newest_entries(folder);
+  return std::any_of(entries.begin(), entries.end(), [](const auto& e) { return e.name == "model.wte.weight"; });
+}
+
+dtensor::LoadOptions load_options(const std::string& folder) {
+  if (!has_former_names(folder)) return {};
+  return {.names = {{"**.embed.**", "**.wte.**"},
+                    {"**.layers.*.attn_norm.**", "**.h.*.ln1.**"},
+                    {"**.layers.*.mlp_norm.**", "**.h.*.ln2.**"},
+                    {"**.layers.*.mlp.up_proj.**", "**.h.*.mlp.ffn1.**"},
+                    {"**.layers.*.mlp.down_proj.**", "**.h.*.mlp.ffn2.**"},
+                    {"**.layers.*.**", "**.h.*.**"},
+                    {"**.norm.**", "**.ln.**"},
+                    {"**", "**"}}};
+}
+
+}  // namespace
+
 std::string RunState::resume_run() {
   if (!flags_.load.empty()) {
-    parts_.load(flags_.load, world_);
+    parts_.load(flags_.load, world_, load_options(flags_.load));
     return flags_.load;
   }
   if (flags_.resume.empty()) return "";
   const std::string from = flags_.resume == "latest" ? flags_.save : flags_.resume;
   const bool own = series_ && flags_.resume == "latest";
-  const auto loaded = own ? series_->load_newest(parts_) : dtensor::load_newest(parts_, from, world_);
+  const auto how = load_options(from);
+  const auto loaded = own ? series_->load_newest(parts_, how) : dtensor::load_newest(parts_, from, world_, how);
   for (const std::string& why : loaded.skipped_checkpoints) say("skipped, damaged: " + why);
   say(loaded.path.empty() ? "nothing to resume in " + from + ": starting at step 0"
                           : fmt::format("resuming after step {} from {}", step_, loaded.path));

@@ -22,15 +22,15 @@ Weights make_weights(const train::Options& options) {
     for (const auto& [name, tensor] : model.named_parameters()) {
       by_name[name] = dtensor::DTensor(tensor->detach()).full_tensor().clone();
     }
-    weights.embedding = by_name.at("wte.weight");
-    weights.norm = by_name.at("ln.weight"), weights.norm_bias = by_name.at("ln.bias");
+    weights.embedding = by_name.at("embed.weight");
+    weights.norm = by_name.at("norm.weight"), weights.norm_bias = by_name.at("norm.bias");
     weights.head = by_name.at("lm_head.weight");
     for (std::int64_t i = 0; i < config.layers; ++i) {
       auto& block = weights.blocks.emplace_back();
       for (const char* name :
-           {"ln1.weight", "ln1.bias", "attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight",
-            "attn.o_proj.weight", "ln2.weight", "ln2.bias", "mlp.ffn1.weight", "mlp.ffn2.weight"}) {
-        block.push_back(by_name.at(c10::str("h.", i, ".", name)));
+           {"attn_norm.weight", "attn_norm.bias", "attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight",
+            "attn.o_proj.weight", "mlp_norm.weight", "mlp_norm.bias", "mlp.up_proj.weight", "mlp.down_proj.weight"}) {
+        block.push_back(by_name.at(c10::str("layers.", i, ".", name)));
       }
     }
   });

@@ -24,7 +24,7 @@ struct Weights {
 // As the library draws them from `seed`.
 Weights make_weights(const train::Options& options);
 
-// ln1.weight, ln1.bias, q, k, v, o, ln2.weight, ln2.bias, ffn1, ffn2.
+// Norm of attention (weight, bias), q, k, v, o, norm of the MLP (weight, bias), up, down.
 enum Block { kNorm1, kBias1, kQ, kK, kV, kO, kNorm2, kBias2, kUp, kDown };
 
 struct Losses {

@@ -112,7 +112,7 @@ at::Tensor DecoderAttention::fold_heads_into_batch(const Projected& p, const Dec
   const bool cached = pass.cache != nullptr;
   if (cached)
     std::tie(k, v) = is_dtensor(k) ? pass.cache->append_placed(layer_, k, v) : pass.cache->append(layer_, k, v);
-  const AttendOptions options{c.attention_scale, c.attention_softcap, layer.window};
+  const AttendOptions options{c.attention_scale, c.attention_softcap, layer.window, pass.documents};
   at::Tensor y;
   if (q.size(1) == 0) {
     y = at::empty({q.size(0), 0, q.size(2), v.size(3)}, q.options());
@@ -194,6 +194,9 @@ at::Tensor DecoderAttention::with_cache(const Projected& p, const DecoderPass& p
 }
 
 at::Tensor DecoderAttention::compute(const at::Tensor& x, const DecoderPass& pass) const {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !pass.documents.defined() || (pass.cache == nullptr && config_.attention_softcap == 0),
+      "Decoder: documents are not supported with a cache or with attention_softcap; pass each document as a sequence");
   const Projected p = project(x);
   const at::Tensor y = pass.cache != nullptr ? with_cache(p, pass) : fold_heads_into_batch(p, pass);
   return o_proj_(y);

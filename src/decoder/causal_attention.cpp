@@ -108,6 +108,9 @@ at::Tensor attend(const at::Tensor& q, at::Tensor k, at::Tensor v, const AttendO
   const bool windowed = o.window > 0 && k.size(2) > o.window, first = k.size(2) == queries;
   // In a BitIdentical scope tiles of keys begin at the first token, so hidden keys stay.
   const bool keeps_hidden = windowed && BitIdentical::current();
+  if (o.documents.defined()) {
+    return attention(q, k, v, {.causal = true, .scale = o.scale, .window = o.window, .row_cu_seqlens = o.documents});
+  }
   if (queries == 1 && windowed && !keeps_hidden) {  // the last token attends to the last keys only
     k = k.narrow(2, k.size(2) - o.window, o.window);
     v = v.narrow(2, v.size(2) - o.window, o.window);

@@ -10,6 +10,7 @@ namespace dtensor::nn {
 struct AttendOptions {
   double scale = 1, softcap = 0;
   std::int64_t window = 0;
+  at::Tensor documents = {};  // begins of each row's documents, as AttentionOptions::row_cu_seqlens; may be undefined
 };
 
 // q: [B, H, L, E], the last L of the S tokens; k: [B, G, S, E], v: [B, G, S, F], H a multiple of G. Returns [B, H, L,

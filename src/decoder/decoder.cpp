@@ -32,6 +32,8 @@ DecoderConfig DecoderConfig::checked() const {
       "Decoder: expected the activation silu, gelu, gelu_tanh or relu, with DecoderConfig::gated for a gate, got "
       "Activation number ",
       static_cast<int>(c.activation));
+  TORCH_CHECK(c.dropout >= 0 && c.dropout < 1 && c.predict_tokens > 0,
+              "Decoder: expected dropout in [0, 1) and predict_tokens > 0, got ", c.dropout, " and ", c.predict_tokens);
   if (c.kv_heads == 0) c.kv_heads = c.heads;
   TORCH_CHECK(c.kv_heads > 0 && c.heads % c.kv_heads == 0,
               "Decoder: expected heads to be a multiple of kv_heads, got heads ", c.heads, " and kv_heads ",
@@ -81,6 +83,10 @@ bool has_experts(const DecoderConfig& c, std::int64_t layer) {
   return c.layer[static_cast<std::size_t>(layer)].experts;
 }
 
+at::Tensor dropped(const Module& module, double probability, const at::Tensor& x) {
+  return probability > 0 && module.is_training() ? at::dropout(x, probability, /*train=*/true) : x;
+}
+
 // Rounds to the embedding's dtype, as models with an embedding scale do.
 double rounded(double value, at::ScalarType dtype) { return at::scalar_tensor(value, dtype).item<double>(); }
 
@@ -117,7 +123,8 @@ at::Tensor Norm::compute(const at::Tensor& x) const {
 DecoderBlock::DecoderBlock(const DecoderConfig& c, std::int64_t layer)
     : attn_norm_(c.hidden, c.norm, c.norm_eps, c.tensor),
       attn_(std::make_unique<DecoderAttention>(c, layer)),
-      mlp_norm_(c.hidden, c.norm, c.norm_eps, c.tensor) {
+      mlp_norm_(c.hidden, c.norm, c.norm_eps, c.tensor),
+      dropout_(c.dropout) {
   register_module("attn_norm", attn_norm_);
   register_module("attn", *attn_);
   register_module("mlp_norm", mlp_norm_);
@@ -136,7 +143,9 @@ DecoderBlock::DecoderBlock(const DecoderConfig& c, std::int64_t layer)
 DecoderBlock::~DecoderBlock() = default;
 
 DecoderBlock::Output DecoderBlock::compute(const at::Tensor& x, const DecoderPass& pass) const {
-  const auto post = [](const std::unique_ptr<Norm>& norm, const at::Tensor& y) { return norm ? (*norm)(y) : y; };
+  const auto post = [this](const std::unique_ptr<Norm>& norm, const at::Tensor& y) {
+    return dropped(*this, dropout_, norm ? (*norm)(y) : y);
+  };
   const at::Tensor h = x + post(attn_post_norm_, (*attn_)(attn_norm_(x), pass));
   const at::Tensor normal = mlp_norm_(h);
   const auto made = moe_ ? moe_->call_with_loss(normal) : MixtureOfExperts::Output{(*mlp_)(normal), {}};
@@ -162,6 +171,10 @@ Decoder::Decoder(const DecoderConfig& given)
   register_module("norm", norm_);
   if (c.tied) lm_head_.weight = embed_.weight;
   register_module("lm_head", lm_head_);
+  for (std::int64_t ahead = 1; ahead < c.predict_tokens; ++ahead) {
+    further_heads_.push_back(std::make_unique<Linear>(c.hidden, c.vocabulary, /*bias=*/false, c.tensor));
+    register_module("further_heads." + std::to_string(ahead - 1), *further_heads_.back());
+  }
   if (c.lora.rank > 0) add_adapters(*this, c.lora);
 }
 
@@ -175,11 +188,11 @@ at::Tensor Decoder::embed(const at::Tensor& ids, std::int64_t first) const {
   at::Tensor x = embed_(ids);
   if (c.embedding_scale != 1) x = x * rounded(c.embedding_scale, x.scalar_type());
   if (positions_) x = x + (*positions_)(at::arange(first, first + count, ids.options().device(ids.device())));
-  return x;
+  return dropped(*this, c.dropout, x);
 }
 
 DecoderPass Decoder::pass(std::int64_t count, const at::TensorOptions& options, KVCache* cache) const {
-  DecoderPass pass{cache, cache != nullptr ? cache->length() : 0, {}};
+  DecoderPass pass{.cache = cache, .first = cache != nullptr ? cache->length() : 0};
   for (const Rope& rope : ropes_) pass.angles.push_back(rope.angles(pass.first, count, options));
   return pass;
 }
@@ -196,8 +209,14 @@ at::Tensor Decoder::hidden(const at::Tensor& ids, KVCache* cache, std::vector<at
   return norm(x);
 }
 
-at::Tensor Decoder::head(const at::Tensor& hidden) const {
-  const at::Tensor logits = lm_head_(hidden);
+const Linear& Decoder::head_layer(std::int64_t ahead) const {
+  TORCH_CHECK_INDEX(ahead >= 0 && ahead < config_.predict_tokens, "Decoder: expected a head in [0, ",
+                    config_.predict_tokens, "), got ", ahead);
+  return ahead == 0 ? lm_head_ : *further_heads_[static_cast<std::size_t>(ahead - 1)];
+}
+
+at::Tensor Decoder::head(const at::Tensor& hidden, std::int64_t ahead) const {
+  const at::Tensor logits = head_layer(ahead)(hidden);
   const double cap = config_.logit_softcap;
   return cap > 0 ? at::tanh(logits / cap) * cap : logits;
 }
@@ -233,6 +252,7 @@ ParallelPlan tensor_parallel_plan(const DecoderConfig& given, bool gather_logits
   ColwiseParallel head = column();
   if (gather_logits) head.out = Replicate();
   plan.emplace_back("lm_head", head);
+  if (c.predict_tokens > 1) plan.emplace_back("further_heads.*", head);
   return plan;
 }
 

@@ -31,7 +31,7 @@ std::string text_of(const Layout& layout) {
 train::GptConfig config_of(const Layout& layout) {
   train::GptConfig config;
   config.vocabulary = kVocabulary, config.hidden = 96, config.heads = 6, config.layers = 2, config.ffn = 192;
-  config.checkpoint_blocks = layout.recompute;
+  if (layout.recompute) config.run.recompute = Recomputation::full;
   config.tensor = at::TensorOptions(layout.dtype).device(at::kMeta);
   return config;
 }

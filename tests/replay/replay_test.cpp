@@ -126,14 +126,14 @@ TEST(Replay, NamesTheOperatorAndModuleOfACorruptedResult) {
     EXPECT_EQ(records.at(0).difference.find(where), 0U)
         << "draw " << draw << ": flipped " << where << ", named " << records.at(0).difference;
     const bool in_backward = where.find(", backward, ") != std::string::npos;
-    named += where.find("in h.") == 0 ? 1 : 0, backward += in_backward && where.find("in h.") == 0 ? 1 : 0;
+    named += where.find("in layers.") == 0 ? 1 : 0, backward += in_backward && where.find("in layers.") == 0 ? 1 : 0;
   }
   EXPECT_GE(named, 6);  // Most operators belong to a block.
   EXPECT_GE(backward, 2);
 }
 
-// Few results are equal on both ranks, as that of h.0.mlp.ffn2. If the hash of rank 0 were recorded for both, the next
-// operator whose result is split would be named.
+// Few results are equal on both ranks, as that of layers.0.mlp.down_proj. If the hash of rank 0 were recorded for both,
+// the next operator whose result is split would be named.
 TEST(Replay, NamesTheOperatorOfAReplicaThatDiffers) {
   int replicas = 0;
   for (std::int64_t number = 1; number < 40; number += 6) {

@@ -206,7 +206,7 @@ std::vector<Row> rows_of_both() {
 std::vector<Row> rows_of_train() {
   const auto with_hashes = [](const char* name) { return Words{"--bit-identical", "--hashes", in_folder(name)}; };
   return {
-      {"--hashes", {in_folder("hashes.jsonl")}, writes("hashes.jsonl", "gradient of h.0"), {"--bit-identical"}},
+      {"--hashes", {in_folder("hashes.jsonl")}, writes("hashes.jsonl", "gradient of layers.0"), {"--bit-identical"}},
       {"--operator-hashes", {}, writes("operators.jsonl", "forward, by aten::linear"), with_hashes("operators.jsonl")},
       {"--replay", {"2"}, says("steps 1 to 2 have the recorded bits"), with_hashes("replayed.jsonl")},
       {"--check-ranks", {"1"}, more("shard"), {"--bit-identical", "--mesh", "shard=2"}},

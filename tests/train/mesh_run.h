@@ -42,7 +42,7 @@ inline Curves run_on_mesh(const dtensor::Communicator& world, const Variant& var
   dtensor::manual_seed(mesh, 7);
   train::GptConfig config = train::tiny();
   config.dropout = variant.dropout;
-  config.checkpoint_blocks = variant.checkpoint_activations;
+  if (variant.checkpoint_activations) config.run.recompute = dtensor::Recomputation::full;
   config.tensor = config.tensor.dtype(variant.dtype);
   const auto model = oracle::model(config);
   const auto units = train::distribute(*model, mesh, options(variant));

@@ -34,7 +34,7 @@ TEST(NonFinite, OverflowStopsEveryRankWithTheSameText) {
     const auto reported = stopped(options, 4);
     ASSERT_EQ(reported.size(), 1U) << mesh.str();
     EXPECT_EQ(reported.begin()->find("step 2: the loss is "), 0U) << *reported.begin();
-    EXPECT_NE(reported.begin()->find("h.0."), std::string::npos) << *reported.begin();
+    EXPECT_NE(reported.begin()->find("layers.0."), std::string::npos) << *reported.begin();
     EXPECT_NE(reported.begin()->find("forward, by aten::"), std::string::npos) << *reported.begin();
   }
 }

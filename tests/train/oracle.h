@@ -51,6 +51,18 @@ inline const nlohmann::json& data() {
 
 inline std::vector<double> curve(const char* name) { return data()["single"][name].get<std::vector<double>>(); }
 
+// The model's name of a parameter of the reference.
+inline std::string name_of(std::string reference) {
+  static const std::vector<std::pair<std::string, std::string>> names = {
+      {"wte.", "embed."},      {"h.", "layers."},         {".ln1.", ".attn_norm."}, {".ln2.", ".mlp_norm."},
+      {".ffn1.", ".up_proj."}, {".ffn2.", ".down_proj."}, {"ln.", "norm."}};
+  for (const auto& [old, name] : names) {
+    const auto at = reference.find(old);
+    if (at == 0 || (at != std::string::npos && old[0] == '.')) reference.replace(at, old.size(), name);
+  }
+  return reference;
+}
+
 // A model with the reference's initial parameters; their names and order are checked.
 inline std::unique_ptr<train::Gpt> model(const train::GptConfig& config = train::tiny()) {
   const at::NoGradGuard no_grad;
@@ -59,7 +71,7 @@ inline std::unique_ptr<train::Gpt> model(const train::GptConfig& config = train:
   TORCH_CHECK(parameters.size() == data()["params"].size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const nlohmann::json& p = data()["params"][i];
-    TORCH_CHECK(p["name"] == parameters[i].first, parameters[i].first);
+    TORCH_CHECK(name_of(p["name"]) == parameters[i].first, parameters[i].first);
     parameters[i].second->copy_(fill(parameters[i].second->sizes(), p["seed"], p["scale"], p["offset"]));
   }
   return result;

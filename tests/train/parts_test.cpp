@@ -295,15 +295,15 @@ TEST(Plan, ParametersHaveTheExpectedPlacements) {
   };
   for (const char* parallel : {"fsdp", "plain"}) {
     auto found = placed({.replicate = 2, .shard = 2, .tp = 2}, parallel);
-    EXPECT_EQ(found["wte.weight"], "[R, SS(0, 2)*, R, S(0)]");
-    EXPECT_EQ(found["h.0.attn.q_proj.weight"], "[R, SS(0, 2)*, R, S(0)]");
-    EXPECT_EQ(found["h.0.attn.o_proj.weight"], "[R, S(0)*, R, S(1)]");
-    EXPECT_EQ(found["h.0.mlp.ffn1.weight"], "[R, SS(0, 2)*, R, S(0)]");
-    EXPECT_EQ(found["h.0.mlp.ffn2.weight"], "[R, S(0)*, R, S(1)]");
-    EXPECT_EQ(found["h.0.ln1.weight"], "[R, S(0)*, R, R]");
+    EXPECT_EQ(found["embed.weight"], "[R, SS(0, 2)*, R, S(0)]");
+    EXPECT_EQ(found["layers.0.attn.q_proj.weight"], "[R, SS(0, 2)*, R, S(0)]");
+    EXPECT_EQ(found["layers.0.attn.o_proj.weight"], "[R, S(0)*, R, S(1)]");
+    EXPECT_EQ(found["layers.0.mlp.up_proj.weight"], "[R, SS(0, 2)*, R, S(0)]");
+    EXPECT_EQ(found["layers.0.mlp.down_proj.weight"], "[R, S(0)*, R, S(1)]");
+    EXPECT_EQ(found["layers.0.attn_norm.weight"], "[R, S(0)*, R, R]");
     EXPECT_EQ(found["lm_head.weight"], "[R, SS(0, 2)*, R, S(0)]");
   }
-  EXPECT_EQ(placed({.shard = 2}, "plain")["wte.weight"], "[R, S(0)*, R, S(0)]");
+  EXPECT_EQ(placed({.shard = 2}, "plain")["embed.weight"], "[R, S(0)*, R, S(0)]");
 }
 
 }  // namespace

@@ -9,11 +9,11 @@ using train::MeshShape;
 using train::Options;
 using train::StepRecord;
 
-std::vector<StepRecord> run(const MeshShape& shape, Options options) {
+std::vector<StepRecord> run(const MeshShape& shape, Options options, const train::Corpus& corpus = resume::corpus()) {
   options.mesh = shape;
   std::vector<StepRecord> records;
   dtensor::run_local(static_cast<int>(shape.size()), [&](dtensor::Communicator world) {
-    const auto mine = train::train_on_mesh(world, options, resume::corpus(), {});
+    const auto mine = train::train_on_mesh(world, options, corpus, {});
     if (world.rank() == 0) records = mine;
   });
   return records;
@@ -56,6 +56,23 @@ TEST_F(Resume, SavesDuringTraining) {
   EXPECT_EQ(resume::largest_difference(run({1, 2, 1}, first), full), 0);
   EXPECT_EQ(resume::largest_difference(run({1, 2, 1}, rest), full), 0);
   EXPECT_EQ(run({1, 2, 1}, rest).front().step, 7);
+}
+
+// The checkpoint after step 3 of 6 was written on shard=2 by a version whose model had other names. The losses are
+// those of its uninterrupted run.
+TEST(FormerNames, RunIsResumed) {
+  Options options;
+  options.hidden = 8, options.layers = 2, options.batch = 4, options.seq = 8, options.dropout = 0.1;
+  options.optimizer = "muon", options.lr = 0.01, options.warmup = 2, options.steps = 6;
+  options.data = {dtensor::test::data_path("oracles/transformer.json")};
+  options.load = dtensor::test::data_path("checkpoints/former_names");
+  const auto corpus = train::Corpus::read(options.data, options.seq);
+  for (const MeshShape& shape : {MeshShape{.shard = 2}, MeshShape{.tp = 2}}) {
+    const auto records = run(shape, options, corpus);
+    ASSERT_EQ(records.size(), 3U);
+    const std::array losses{5.582755088806152, 5.471440315246582, 5.5546464920043945};
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(records[i].loss, losses[i], 1e-5) << shape.str() << " step " << i;
+  }
 }
 
 TEST_F(Resume, MistakesAreErrors) {

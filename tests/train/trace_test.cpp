@@ -66,7 +66,7 @@ TEST(Trace, HasStepsPhasesModulesFlowsAndMemory) {
     for (const char* phase : {"forward", "backward", "optimizer"}) EXPECT_GE(phases.count(phase), 1U) << phase;
     EXPECT_FALSE(row(events, rank, 4).empty());
   }
-  EXPECT_TRUE(modules.count("h.1.mlp")) << nlohmann::json(modules);
+  EXPECT_TRUE(modules.count("layers.1.mlp")) << nlohmann::json(modules);
   EXPECT_TRUE(axes.count("shard")) << nlohmann::json(axes);
   EXPECT_TRUE(operands);
   EXPECT_GT(memory, 0);

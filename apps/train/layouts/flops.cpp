@@ -5,10 +5,10 @@ namespace {
 
 // Number of weights of this parameter that one token is multiplied with.
 double weights_per_token(const std::string& name, const at::Tensor& parameter, const GptConfig& config) {
-  if (parameter.dim() < 2 || name == "wte.weight") return 0;
+  if (parameter.dim() < 2 || name == "embed.weight") return 0;
   const auto all = static_cast<double>(parameter.numel());
   if (parameter.dim() == 2) return all;
-  const auto& router = config.experts->moe.router;  // Experts are packed: [experts, rows, columns].
+  const auto& router = config.experts->router;  // Experts are packed: [experts, rows, columns].
   return all * static_cast<double>(router.top_k) / static_cast<double>(router.experts);
 }
 

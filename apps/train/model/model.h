@@ -1,75 +1,41 @@
-// The model: a GPT in plain ATen, written for one device. It defines names, sizes and initial values of the parameters.
-// It does not depend on meshes, so the one-device reference and the distributed run call the same function.
+// The model of the trainer: a decoder for one device. It does not depend on meshes, so the one-device reference and the
+// distributed run call the same function.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "dtensor/moe.h"
 #include "dtensor/nn.h"
+#include "dtensor/nn/decoder.h"
 #include "dtensor/pipeline.h"
+#include "train/model/block_run.h"
 
 namespace train {
 
-// Experts that replace the MLP of each block; hidden size and dtype are those of the model.
-struct ExpertConfig {
-  dtensor::MoeOptions moe;
+// A decoder with layer norms, exact GELU, no biases of projections and no learned positions, and how it is trained.
+struct GptConfig : dtensor::nn::DecoderConfig {
+  GptConfig();
+  bool rope = false;        // Rotary positions; without them, no positions.
+  bool documents = false;   // Attention does not cross documents.
+  bool fused_loss = false;  // The loss computes the logits (linear_cross_entropy).
+  BlockRun run = {};        // Of each block.
+  // Of experts, if they replace the MLP of each block.
   dtensor::DispatchKind dispatch = dtensor::DispatchKind::all_to_all;
   dtensor::CapacityOptions capacity = {};
 };
 
-struct GptConfig {
-  std::int64_t vocabulary = 257, hidden = 64, heads = 4, layers = 4, ffn = 256;
-  std::int64_t kv_heads = 0;        // 0: heads; fewer: groups of query heads share keys and values.
-  bool rope = false;                // Rotary positions; without them, no positions.
-  bool documents = false;           // Attention does not cross documents.
-  std::int64_t predict_tokens = 1;  // One head for each of the next tokens.
-  bool fused_loss = false;          // The loss computes the logits (linear_cross_entropy).
-  double layer_norm_eps = 1e-5;
-  double dropout = 0;              // On the embedding and on each residual branch.
-  bool checkpoint_blocks = false;  // Recomputes each block in backward.
-  bool float8 = false;             // Products of the blocks.
-  at::TensorOptions tensor = {};   // Of the parameters.
-  std::optional<ExpertConfig> experts = {};
-};
-
 GptConfig tiny();      // The reference transformer of the recorded run (tests/train/oracle.h).
-GptConfig gpt_153m();  // Embedding(50257, 1024), 4 blocks, no bias, exact GELU.
+GptConfig gpt_153m();  // Embedding(50257, 1024), 4 blocks.
 
-class Mlp final : public dtensor::nn::Callable<Mlp> {
- public:
-  explicit Mlp(const GptConfig& config);
-  at::Tensor forward(const at::Tensor& x) const;
-
- private:
-  dtensor::nn::Linear ffn1_, ffn2_;
-};
-
-// x + attn(ln1(x)), then + mlp(ln2(x)), or experts instead of the MLP.
-class Block final : public dtensor::nn::Callable<Block> {
- public:
-  explicit Block(const GptConfig& config);
-  // documents: undefined, or the begins of each row's documents (Batch::documents). Also returns the router's loss, if
-  // any.
-  std::vector<at::Tensor> forward(const at::Tensor& x, const at::Tensor& documents = {}) const;
-
- private:
-  double dropout_;
-  dtensor::nn::LayerNorm ln1_;
-  dtensor::nn::Attention attn_;
-  dtensor::nn::LayerNorm ln2_;
-  std::unique_ptr<Mlp> mlp_;
-  std::unique_ptr<dtensor::MixtureOfExperts> moe_;
-};
-
-// Parameters as torch.nn would name them: wte.weight, h.0.attn.q_proj.weight, ..., ln.bias, lm_head.weight.
+// The layers of a decoder, and its outputs as the loss needs them.
 class Gpt final : public dtensor::nn::Callable<Gpt> {
  public:
   explicit Gpt(const GptConfig& config);
+  const GptConfig& config() const { return config_; }
   struct Output {
     // Operands of the loss: logits of each head, [batch, sequence, vocabulary]. With fused_loss: the last activation,
     // [batch, sequence, hidden], and the weight of each head.
@@ -90,18 +56,16 @@ class Gpt final : public dtensor::nn::Callable<Gpt> {
   std::vector<dtensor::pipeline::Layer> layers() const;
   // The number of tensors that the layers give to the loss.
   std::int64_t loss_operands() const { return config_.predict_tokens + (config_.fused_loss ? 1 : 0); }
-  const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }
+  const std::vector<std::unique_ptr<dtensor::nn::DecoderBlock>>& blocks() const { return decoder_.blocks(); }
 
  private:
-  std::vector<at::Tensor> run_block(const Block& block, const std::vector<at::Tensor>& in) const;
-  std::vector<at::Tensor> run_heads(const at::Tensor& x) const;
+  using Tensors = dtensor::pipeline::Tensors;
+  Tensors run_embedding(const Tensors& in) const;
+  Tensors run_block(const dtensor::nn::DecoderBlock& block, const Tensors& in) const;
+  Tensors run_heads(const Tensors& in) const;
 
   GptConfig config_;
-  dtensor::nn::Embedding wte_;
-  std::vector<std::unique_ptr<Block>> blocks_;
-  dtensor::nn::LayerNorm ln_;
-  dtensor::nn::Linear lm_head_;
-  std::vector<std::unique_ptr<dtensor::nn::Linear>> further_heads_;  // Of the tokens after the next one.
+  dtensor::nn::Decoder decoder_;
 };
 
 std::int64_t parameter_count(GptConfig config);

@@ -34,7 +34,7 @@ std::unique_ptr<dtensor::Optimizer> one_group(const NamedTensors& parameters, co
 // Whether a parameter is a matrix of a block. Embeddings, head and the gate of a router are look-up tables, and experts
 // are packed in tensors with three dimensions.
 bool is_map(const std::string& name, const at::Tensor& parameter) {
-  return parameter.dim() == 2 && name.starts_with("h.") && !name.ends_with("gate.weight");
+  return parameter.dim() == 2 && name.starts_with("layers.") && !name.ends_with("gate.weight");
 }
 
 std::unique_ptr<dtensor::Optimizer> muon(const NamedTensors& parameters, const OptimizerOptions& o) {

@@ -6,11 +6,7 @@
 
 namespace train {
 
-using dtensor::ColwiseParallel;
-using dtensor::Placement;
-using dtensor::PrepareModuleInput;
 using dtensor::Replicate;
-using dtensor::RowwiseParallel;
 using dtensor::Shard;
 
 c10::DeviceType device_type(const Options& options) { return device_flag::type_of(options.device); }
@@ -24,32 +20,12 @@ dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShap
                               {"replicate", "shard", "cp", "tp"});
 }
 
-// Column-wise layers split their outputs and row-wise layers their inputs, so that a pair of them (q/k/v and o, ffn1
-// and ffn2) needs one reduction. The embedding is split by word, the head by class. Activations are not constrained: a
-// Partial that several layers read is reduced once.
-dtensor::ParallelPlan tensor_parallel_plan(const Options& options) {
-  std::optional<Placement> in, out, classes;
-  if (options.sequence_parallel) in = Replicate(), out = Shard(1);
-  if (!options.loss_parallel) classes = Replicate();
-  const ColwiseParallel column{.in = {}, .out = {}};
-  const RowwiseParallel row{.in = {}, .out = out};
-  dtensor::ParallelPlan plan = {
-      {"wte", row},
-      {"h.*.attn.q_proj", column},
-      {"h.*.attn.k_proj", column},
-      {"h.*.attn.v_proj", column},
-      {"h.*.attn.o_proj", row},
-      {"lm_head", ColwiseParallel{.in = in, .out = classes}},
-  };
-  if (options.predict_tokens > 1) {
-    plan.emplace_back("further_heads.*", ColwiseParallel{.in = in, .out = classes});
-  }
-  if (in) plan.emplace_back("h.*.attn", PrepareModuleInput{*in});
-  if (options.experts) return plan;  // Experts are split over another mesh and accept tokens in any placements.
-  plan.emplace_back("h.*.mlp.ffn1", column);
-  plan.emplace_back("h.*.mlp.ffn2", row);
-  if (in) plan.emplace_back("h.*.mlp", PrepareModuleInput{*in});
-  return plan;
+// The plan of the decoder. Experts are split over another mesh and accept tokens in any placements. Activations are not
+// constrained without --sequence-parallel: a Partial that several layers read is reduced once.
+dtensor::ParallelPlan tensor_parallel_plan(const GptConfig& config, const Options& options) {
+  auto plan = dtensor::nn::tensor_parallel_plan(config, /*gather_logits=*/!options.loss_parallel);
+  if (config.experts) std::erase_if(plan, [](const auto& entry) { return entry.first.starts_with("layers.*.mlp."); });
+  return options.sequence_parallel ? with_sequence_parallelism(std::move(plan), !config.experts) : plan;
 }
 
 namespace {
@@ -80,7 +56,7 @@ dtensor::FsdpOptions fsdp_options(const Options& options) {
   }
   if (options.bf16) {
     how.precision.param_dtype = at::kBFloat16;
-    how.precision.param_dtype_of = {{"*ln*", at::kFloat}, {"*gate*", at::kFloat}};  // Layer norms and routers.
+    how.precision.param_dtype_of = {{"*norm*", at::kFloat}, {"*gate*", at::kFloat}};  // Norms and routers.
     if (!options.fused_loss) how.precision.output_dtype = at::kFloat;
   }
   return how;
@@ -102,9 +78,9 @@ void shard_block(dtensor::nn::Module& block, const dtensor::DeviceMesh& mesh, co
   for (auto& unit : dtensor::units_of(block.parameters())) units.push_back(std::move(unit));
 }
 
-// The entries of a plan that match the child of that name ("h.3" matches "h.*"), relative to the child.
+// The entries of a plan that match the child of that name ("layers.3" matches "layers.*"), relative to the child.
 dtensor::ParallelPlan part_of_plan(const dtensor::ParallelPlan& plan, const std::string& child) {
-  const auto number = child.rfind('.');  // "h.3", "further_heads.0".
+  const auto number = child.rfind('.');  // "layers.3", "further_heads.0".
   const std::string name = number == std::string::npos ? child : child.substr(0, number) + ".*";
   dtensor::ParallelPlan part;
   for (const auto& [pattern, style] : plan) {
@@ -119,7 +95,7 @@ dtensor::ParallelPlan part_of_plan(const dtensor::ParallelPlan& plan, const std:
 // Experts first, so that each rank creates its own only; then the other parameters, with units of both in one schedule.
 std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options) {
   distribute_experts(model, mesh, options);
-  parallelize(model, mesh, tensor_parallel_plan(options));
+  parallelize(model, mesh, tensor_parallel_plan(model.config(), options));
   if (options.parallel != "fsdp") {
     shard_storage(model.named_parameters(), mesh);
     return {};
@@ -132,7 +108,7 @@ std::vector<dtensor::FsdpUnit> distribute(Gpt& model, const dtensor::DeviceMesh&
 }
 
 std::vector<std::vector<dtensor::FsdpUnit>> distribute(const Stages& stages, const Options& options) {
-  const auto plan = tensor_parallel_plan(options);
+  const auto plan = tensor_parallel_plan(stages.model().config(), options);
   const auto how = fsdp_options(options);
   std::vector<std::vector<dtensor::FsdpUnit>> all;
   for (int stage = 0; stage < stages.count(); ++stage) {
@@ -142,7 +118,7 @@ std::vector<std::vector<dtensor::FsdpUnit>> distribute(const Stages& stages, con
     for (const Stages::Part& part : stages.parts()) {
       if (part.stage != stage) continue;
       mesh = part.mesh;
-      const bool block = part.name.starts_with("h.");
+      const bool block = part.name.starts_with("layers.");
       if (block) distribute_experts(*part.module, mesh, options);
       parallelize(*part.module, mesh, part_of_plan(plan, part.name));
       if (block) shard_block(*part.module, mesh, how, units);

@@ -22,7 +22,7 @@ dtensor::DeviceMesh make_mesh(const dtensor::Communicator& world, const MeshShap
 // What is split over tp: parameters and, with --sequence-parallel, activations between the parallel parts along the
 // sequence (all-gather before them, reduce-scatter after them). Without --loss-parallel the output of the head is
 // gathered, so that the loss gets full rows.
-dtensor::ParallelPlan tensor_parallel_plan(const Options& options);
+dtensor::ParallelPlan tensor_parallel_plan(const GptConfig& config, const Options& options);
 
 // Distributes the model: experts on a sparse view of the ranks, the plan over tp, and storage over shard and cp. With
 // --parallel fsdp the experts of each block, the block and the rest are units; otherwise parameters are separate.

@@ -67,7 +67,7 @@ Stages::Stages(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& optio
       options_(options),
       pipeline_(make_pipeline(mesh)),
       stage_of_(stages_of(model, pipeline_.schedule())) {
-  const auto& children = model.children();  // wte, blocks, then ln and the heads, which are one layer.
+  const auto& children = model.children();  // embed, blocks, then norm and the heads, which are one layer.
   for (std::size_t i = 0; i < children.size(); ++i) {
     const int stage = stage_of_[std::min(i, stage_of_.size() - 1)];
     parts_.push_back({children[i].first, children[i].second, pipeline_.stage_mesh(stage), stage});

@@ -22,8 +22,8 @@ class Stages {
   // Cuts the model before its parameters are distributed. Throws UsageError if it has too few layers.
   Stages(Gpt& model, const dtensor::DeviceMesh& mesh, const Options& options);
 
-  // The model's direct children (wte, h.0, ..., lm_head) with the mesh of their stage. Every rank has the full model,
-  // but parameters of other ranks' stages are not allocated.
+  // The model's direct children (embed, layers.0, ..., lm_head) with the mesh of their stage. Every rank has the full
+  // model, but parameters of other ranks' stages are not allocated.
   struct Part {
     std::string name;
     dtensor::nn::Module* module;
@@ -31,6 +31,7 @@ class Stages {
     int stage;
   };
   const std::vector<Part>& parts() const { return parts_; }
+  const Gpt& model() const { return model_; }
   int count() const { return pipeline_.last_stage() + 1; }
 
   // Sets the stages of the pipeline, after their parameters were distributed.

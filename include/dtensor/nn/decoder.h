@@ -3,7 +3,8 @@
 // tensor_parallel_plan(), fully_shard() and apply_expert_parallel() distribute its parameters.
 //
 // Names: embed.weight, positions.weight, layers.I.attn_norm.weight, layers.I.attn.{q,k,v,o}_proj.weight,
-// layers.I.mlp_norm.weight, layers.I.mlp.{gate,up,down}_proj.weight, layers.I.moe.*, norm.weight, lm_head.weight.
+// layers.I.mlp_norm.weight, layers.I.mlp.{gate,up,down}_proj.weight, layers.I.moe.*, norm.weight, lm_head.weight,
+// further_heads.I.weight.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -154,6 +155,8 @@ struct DTENSOR_API DecoderConfig {
   // Replaces the projections to heads.
   std::optional<LatentAttention> latent = {};
   std::optional<MoeOptions> experts = {};  // its hidden and tensor are set from the model's
+  double dropout = 0;                      // of the embedding and of each residual branch, in training
+  std::int64_t predict_tokens = 1;         // one head for each of the next tokens (arXiv:2404.19737)
   // Adapters of all layers.
   LoraOptions lora = {};
   at::TensorOptions tensor = {};  // options of the parameters
@@ -189,6 +192,7 @@ struct DecoderPass {
   KVCache* cache = nullptr;            // null: there are no previous tokens
   std::int64_t first = 0;              // position of the first token
   std::vector<Rope::Angles> angles{};  // one for each of the configuration's ropes
+  at::Tensor documents{};  // undefined, or the begins of each row's documents, which attention does not cross
 };
 
 // Attention, and MLP or experts, with their norms and residual connections.
@@ -216,6 +220,7 @@ class DTENSOR_API DecoderBlock final : public Layer<DecoderBlock> {
   std::unique_ptr<MLP> mlp_;
   std::unique_ptr<MixtureOfExperts> moe_;
   std::unique_ptr<Norm> mlp_post_norm_;
+  double dropout_;
 };
 
 // Embedding, blocks, norm and head.
@@ -241,9 +246,14 @@ class DTENSOR_API Decoder final : public Layer<Decoder> {
   DecoderPass pass(std::int64_t count, const at::TensorOptions& options, KVCache* cache = nullptr) const;
   at::Tensor norm(const at::Tensor& x) const { return norm_(x); }
   at::Tensor hidden(const at::Tensor& ids, KVCache* cache = nullptr, std::vector<at::Tensor>* losses = nullptr) const;
-  at::Tensor head(const at::Tensor& hidden) const;
+  // `ahead`: 0 for the logits of the next token, up to predict_tokens - 1 for those after it.
+  at::Tensor head(const at::Tensor& hidden, std::int64_t ahead = 0) const;
+  // [vocabulary, hidden], for losses that compute logits themselves.
+  const at::Tensor& head_weight(std::int64_t ahead = 0) const { return head_layer(ahead).weight; }
 
  private:
+  const Linear& head_layer(std::int64_t ahead) const;
+
   DecoderConfig config_;
   std::vector<Rope> ropes_;
   Embedding embed_;
@@ -251,6 +261,7 @@ class DTENSOR_API Decoder final : public Layer<Decoder> {
   std::vector<std::unique_ptr<DecoderBlock>> blocks_;
   Norm norm_;
   Linear lm_head_;
+  std::vector<std::unique_ptr<Linear>> further_heads_;
 };
 
 // Embedding and head are split by vocabulary, attention by groups of heads that share keys (no head is divided), the
