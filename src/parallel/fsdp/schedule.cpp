@@ -29,7 +29,7 @@ void Schedule::join(const std::shared_ptr<Schedule>& schedule, Unit& unit) {
   schedule->units_.push_back(&unit);
   if (!former) return;
   schedule->count_gathered(unit.held_bytes());
-  former->leave(unit);
+  former->remove_unit(unit);
   schedule->add_counts(*former);
   while (!former->units_.empty()) join(schedule, *former->units_.front());
 }
@@ -44,7 +44,7 @@ void Schedule::add_counts(Schedule& former) {
   count_unreduced(std::exchange(former.stats.unreduced_bytes, 0));
 }
 
-void Schedule::leave(Unit& unit) {
+void Schedule::remove_unit(Unit& unit) {
   count_gathered(-unit.held_bytes());
   std::erase(units_, &unit);
   for (auto& order : order_) std::erase(order, &unit);

@@ -16,16 +16,16 @@ class Schedule {
  public:
   // Makes this the schedule of `unit` and of every unit of its previous schedule.
   static void join(const std::shared_ptr<Schedule>& schedule, Unit& unit);
-  void leave(Unit& unit);
+  void remove_unit(Unit& unit);
 
   // Called when an operator uses parameter k of `unit`. Returns its gathered local tensor, or an undefined tensor if
   // that does not apply.
   at::Tensor use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered, at::ScalarType dtype);
-  // A call with local semantics begins, or backward reaches it: gathers the unit, which stays gathered until the call
+  // The forward pass of a call with local semantics begins: gathers the unit, which stays gathered until the call
   // leaves.
-  void enter(Unit& unit);
-  // The forward pass of the call has ended. `keep`: backward begins with this unit.
-  void leave(Unit& unit, bool keep);
+  void enter_forward(Unit& unit);
+  // That pass has ended. `keep`: backward begins with this unit.
+  void leave_forward(Unit& unit, bool keep);
   // Backward has reached the call's module; backward has all gradients of its parameters, or has ended.
   void enter_backward(Unit& unit);
   void leave_backward(Unit& unit);

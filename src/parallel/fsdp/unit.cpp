@@ -60,7 +60,7 @@ FsdpUnit::Impl::Impl(std::vector<Parameter> list, const DeviceMesh& on, const Fs
 }
 
 FsdpUnit::Impl::~Impl() {
-  if (schedule) schedule->leave(*this);
+  if (schedule) schedule->remove_unit(*this);
 }
 
 void FsdpUnit::Impl::place_in_flat() {

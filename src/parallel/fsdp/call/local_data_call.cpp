@@ -152,7 +152,7 @@ LocalModuleCall::LocalModuleCall(at::TensorList parameters, at::TensorList input
 }
 
 void LocalModuleCall::enter_forward() {
-  for (const auto& unit : units_) unit->schedule->enter(*unit);
+  for (const auto& unit : units_) unit->schedule->enter_forward(*unit);
   const LocalDataCall call{units_.empty() ? DeviceMesh() : units_.front()->mesh};
   sharded_meshes_ = call.sharded;
   local_data_call_ = open_scope(call, Recompute::restored);
@@ -228,7 +228,7 @@ void LocalModuleCall::watch(at::TensorList outputs) {
 void LocalModuleCall::leave_forward(at::TensorList outputs, bool keep) {
   watch(outputs);
   local_data_call_.reset();
-  for (const auto& unit : units_) unit->schedule->leave(*unit, keep);
+  for (const auto& unit : units_) unit->schedule->leave_forward(*unit, keep);
 }
 
 void LocalModuleCall::enter_backward() {

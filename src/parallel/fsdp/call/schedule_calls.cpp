@@ -9,7 +9,7 @@
 
 namespace dtensor::fsdp {
 
-void Schedule::enter(Unit& unit) {
+void Schedule::enter_forward(Unit& unit) {
   TORCH_CHECK(unit.mesh.is_member(), "fully_shard: expected a call of the module on a rank of ", unit.mesh.str(),
               " only");
   begin_use(unit);
@@ -35,7 +35,7 @@ bool Schedule::is_first_in_backward(const Unit& unit) const {
 }
 
 // Keeps the unit with which backward begins; in backward, the unit that was recomputed last.
-void Schedule::leave(Unit& unit, bool keep) {
+void Schedule::leave_forward(Unit& unit, bool keep) {
   if (--unit.active_calls > 0 || !unit.reshards) return;
   if (!at::GradMode::is_enabled() && !RecomputeGuard::current()) return release(unit);
   if (current_backward_id() >= 0) {
@@ -49,7 +49,7 @@ void Schedule::leave(Unit& unit, bool keep) {
 }
 
 void Schedule::enter_backward(Unit& unit) {
-  enter(unit);
+  enter_forward(unit);
   for (auto& pass : passes_) pass.makes_graph |= pass.id == current_backward_id() && at::GradMode::is_enabled();
 }
 
