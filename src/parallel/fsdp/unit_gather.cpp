@@ -137,7 +137,7 @@ void FsdpUnit::Impl::finish_gather() {
       if (p.extended) p.extended->finish(p.gather_dtype());
     }
   } catch (...) {
-    abandon_gather();
+    reshard_after_failed_gather();
     throw;
   }
   work = Work();
@@ -146,7 +146,7 @@ void FsdpUnit::Impl::finish_gather() {
   for (auto& p : parameters) p.pieces.clear();
 }
 
-void FsdpUnit::Impl::abandon_gather() {
+void FsdpUnit::Impl::reshard_after_failed_gather() {
   work = Work();
   inputs.clear();
   for (auto& p : parameters) p.forget_gathered();
@@ -155,7 +155,7 @@ void FsdpUnit::Impl::abandon_gather() {
   prefetched = false;
 }
 
-void FsdpUnit::Impl::drop() {
+void FsdpUnit::Impl::reshard() {
   finish_gather();
   if (flat.defined() && !aliased_by_output && (unsharded_in_module || holds_views_alone())) {
     empty_storage(*flat.storage().unsafeGetStorageImpl(), unsharded_in_module);
@@ -170,7 +170,7 @@ void FsdpUnit::Impl::drop() {
   prefetched = aliased_by_output = false;
 }
 
-void FsdpUnit::Impl::reshard_after_forward_to_mesh() {
+void FsdpUnit::Impl::reshard_to_post_forward_mesh() {
   const at::AutoDispatchBelowADInplaceOrView below;
   finish_gather();  // unshard() may have started it
   {
@@ -179,7 +179,7 @@ void FsdpUnit::Impl::reshard_after_forward_to_mesh() {
     post_forward_shard = post_forward_comm.empty(mine.sizes(), mine.options());
     post_forward_shard.copy_(mine);
   }
-  drop();
+  reshard();
 }
 
 }  // namespace dtensor
