@@ -16,8 +16,8 @@ namespace dtensor {
 // Called when an operator needs `parameter`, or a view or cast of it, gathered. `gathered` are the parameter's
 // placements with Replicate for storage shards; `dtype` is the dtype that the operator sees. The hook may return the
 // local tensor in those placements, for example one that was prefetched with its unit. It may have any dtype that casts
-// to `dtype` without loss. If it returns an undefined tensor, the engine gathers the operand itself. Called in forward
-// and backward, in the order of the operators, on every rank of the mesh.
+// to `dtype` without loss. If it returns an undefined tensor, the operator kernel gathers the operand. Called in
+// forward and backward, in the order of the operators, on every rank of the mesh.
 using GatherHook =
     std::function<at::Tensor(const DTensor& parameter, const Placements& gathered, at::ScalarType dtype)>;
 
@@ -36,9 +36,9 @@ DTENSOR_API at::Tensor gathered_local(const DTensor& operand, const Placements& 
 // Takes over the gradient of a leaf. Called for each gradient that reaches the leaf (usually one per backward pass),
 // unless NoGradientSync is active. `gradient` has its original placements (usually Partial). parameter.grad() is
 // unchanged. The schedule reduces the gradient, together with others of its unit, and calls accumulate_gradient.
-// Returns whether it takes the gradient; if not, the engine reduces it by itself, in its graph if there is one.
+// Returns whether it takes the gradient; if not, the gradient pipeline reduces it alone, in its graph if there is one.
 using ReduceStage = std::function<bool(const DTensor& parameter, const at::Tensor& gradient)>;
-// `name` (NamedCallScope) of reductions by the engine; empty: none.
+// `name` (NamedCallScope) of reductions by the gradient pipeline; empty: none.
 DTENSOR_API void set_reduce_stage(const DTensor& parameter, ReduceStage hook, std::string name = {});
 
 // Registers a leaf whose gradient the functions of this header handle. Operators register their operands. Call it in

@@ -1,4 +1,5 @@
-// Stores the computation in a scoped value, because modes are Python functions that cannot pass it back to the engine.
+// Stores the computation in a scoped value, because modes are Python functions that cannot pass it back to the operator
+// kernel.
 #include "scope/visible_operator.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

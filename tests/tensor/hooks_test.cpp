@@ -95,7 +95,7 @@ TEST(Hooks, GradientOfResultThatBecomesALeafIsReduced) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     at::Tensor w = at::mul(step.w, 1);
-    (void)at::abs(w);  // The engine sees it before it is a leaf.
+    (void)at::abs(w);  // The operator kernel sees it before it is a leaf.
     w.detach_().requires_grad_();
     at::mm(step.x, w).sum().backward();
     EXPECT_EQ(DTensor(w.grad()).placements(), gradient_placements(DTensor(w)));

@@ -26,7 +26,7 @@ NestedBackwardGuard::NestedBackwardGuard() {
 
 NestedBackwardGuard::~NestedBackwardGuard() {
   if (--inner_passes > 0) return;
-  // The engine queues a callback for the running pass, which is the outer one again.
+  // The autograd engine queues a callback for the running pass, which is the outer one again.
   for (auto& callback : std::exchange(waiting_for_outer_end(), {})) {
     torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
   }

@@ -1,6 +1,6 @@
-// CallView: what the engine reads of a call's arguments, collected in one pass: the key of the decision cache, and the
-// tensor operands. The key (CallKey) holds, per argument, the interned spec of a DTensor, the metadata of a regular
-// tensor, or the value of any other argument (floats only if the rule reads them). KeyBuilder encodes them; a
+// CallView: what the operator kernel reads of a call's arguments, collected in one pass: the key of the decision cache,
+// and the tensor operands. The key (CallKey) holds, per argument, the interned spec of a DTensor, the metadata of a
+// regular tensor, or the value of any other argument (floats only if the rule reads them). KeyBuilder encodes them; a
 // RecentCall compares the same words without storing them. Boxed and unboxed kernels build the same key for the same
 // call. The pass also replaces operands that have newer data elsewhere (substitute_operand) and installs gradient
 // pipelines.

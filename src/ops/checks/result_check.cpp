@@ -1,4 +1,4 @@
-// Compares replicas across ranks, and full results with ATen's. It gathers tensors by the engine's own redistribution.
+// Compares replicas across ranks, and full results with ATen's. It gathers tensors by redistribution.
 #include "ops/checks/result_check.h"
 
 #include <ATen/ATen.h>

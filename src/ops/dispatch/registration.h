@@ -1,4 +1,4 @@
-// Handles of the kernels that the engine registers and never deregisters.
+// Handles of the kernels that the library registers and never deregisters.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -17,7 +17,7 @@
 namespace dtensor::fsdp {
 namespace {
 
-// An extension runs as a program's function without gradients, also where the engine gathers.
+// An extension runs as a program's function without gradients, also where the operator kernel gathers.
 struct ExtensionScope : LocalNoGradGuard {
   EnableSubclassesGuard subclasses;
 };

@@ -1,5 +1,5 @@
 // The TensorImpl of a DTensor. It has no storage; it stores the global sizes and strides, the local tensor and the
-// interned spec. Its key set dispatches to the engine's kernels (kDTensorKey) below autograd; see docs/design.md.
+// interned spec. Its key set dispatches to the operator kernel (kDTensorKey) below autograd; see docs/design.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
