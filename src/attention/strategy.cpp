@@ -46,15 +46,15 @@ const Placement* split_of(const Operands& o, std::size_t axis, std::int64_t dim)
   return nullptr;
 }
 
-// A placement for both queries and keys: ragged shards apply only to their own dimension size.
+// A placement for both queries and keys: listed sizes fit only one dimension size.
 Placement fitting(const Placement& p, const Operands& o, std::int64_t dim) {
-  return p.is_ragged() && o.q->sizes[dim] != o.k->sizes[dim] ? Shard(dim) : p;
+  return fits_size(p, o.q->sizes[dim]) && fits_size(p, o.k->sizes[dim]) ? p : Shard(dim);
 }
 
-// A tensor can have only one ragged shard per dimension, so a second one is replaced by Shard.
+// A tensor can have only one shard that lists sizes per dimension, so a second one is replaced by Shard.
 Placement beside(const Placements& others, const Placement& p) {
-  const auto same = [&](const Placement& other) { return other.is_ragged() && other.is_shard(p.dim()); };
-  return p.is_ragged() && std::any_of(others.begin(), others.end(), same) ? Shard(p.dim()) : p;
+  const auto same = [&](const Placement& other) { return lists_sizes(other) && other.is_shard(p.dim()); };
+  return lists_sizes(p) && std::any_of(others.begin(), others.end(), same) ? Shard(p.dim()) : p;
 }
 
 void split_heads(const Operands& o, std::size_t axis, AttentionLayout& layout) {

@@ -1,9 +1,8 @@
 // The miss path: runs sharding propagation, and compiles the decision into plans, specs and prototypes.
 #include "ops/plan/compile_call.h"
 
-#include <numeric>
-
 #include "autograd/gradients/gradient_resharding.h"
+#include "internal/shard_segments.h"
 #include "mesh/mesh_impl.h"
 #include "ops/checks/global_call_check.h"
 #include "ops/checks/index_bounds.h"
@@ -31,13 +30,10 @@ bool only_reduces(const TensorSpec& from, const TensorSpec& to) {
 }
 
 // Whether placements fit sizes. The placements of an out= result may name dimensions that the out= tensor lacks, or
-// ragged sizes that do not sum to its size.
+// list other sizes than its own.
 bool fits(const Placements& placements, at::IntArrayRef sizes) {
   return std::all_of(placements.begin(), placements.end(), [&](const Placement& p) {
-    if (!p.is_shard()) return true;
-    if (p.dim() >= static_cast<std::int64_t>(sizes.size())) return false;
-    const auto parts = p.ragged_sizes();
-    return parts.empty() || std::accumulate(parts.begin(), parts.end(), std::int64_t{0}) == sizes[p.dim()];
+    return !p.is_shard() || (p.dim() < static_cast<std::int64_t>(sizes.size()) && fits_size(p, sizes[p.dim()]));
   });
 }
 

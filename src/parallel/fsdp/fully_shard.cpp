@@ -10,6 +10,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
+#include "internal/shard_segments.h"
 #include "internal/wrapper_subclass.h"
 #include "parallel/fsdp/extended_gather.h"
 #include "parallel/fsdp/other_meshes.h"
@@ -104,7 +105,7 @@ at::Tensor place_wrapper(const std::string& name, const at::Tensor& wrapper, con
                               "' is a wrapper of other tensors; expected a contiguous one that is sharded along ",
                               "dimension 0 over a mesh with this rank, got strides ", wrapper.strides(),
                               " and dimension ", dim);
-  const auto layout = make_parameter_layout(wrapper.sizes(), wrapper.strides(), dim, shard_shape(mesh, axes));
+  const auto layout = make_parameter_layout(wrapper.sizes(), wrapper.strides(), Shard(dim), shard_shape(mesh, axes));
   const auto& piece = layout.pieces[static_cast<std::size_t>(mesh.communicator(axes.shard).rank())];
   auto local = wrapper.detach().narrow(dim, piece.offset, piece.length);
   if (wrapper.is_meta()) {
@@ -169,7 +170,7 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
                 " on the axis to shard over, because its computation is split there; give it a unit of its own on "
                 "another axis");
     if (given.is_storage() && !options.shard_dim) dim = given.dim();
-    stays |= given.is_ragged() && axes.shard.size() == 1 && !options.shard_dim && !options.shard_block;
+    stays |= lists_sizes(given) && axes.shard.size() == 1 && !options.shard_dim && !options.shard_block;
   }
   const auto own =
       stays ? lifted : keep_last_blocks(add_shard(lifted, mesh, axes, dim), name, tensor, mesh, axes, options);
@@ -202,8 +203,7 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   if (!p.is_gathered()) return p;
   const auto full_tensor =
       empty(p.sizes, placed.mesh(), p.unsharded_placements, at::TensorOptions(p.dtype)).to_local().sizes().vec();
-  p.layout = p.sharded ? make_parameter_layout(full_tensor, p.strides, shard.dim(), shard_shape(mesh, axes),
-                                               shard.ragged_sizes())
+  p.layout = p.sharded ? make_parameter_layout(full_tensor, p.strides, shard, shard_shape(mesh, axes))
                        : make_parameter_layout(full_tensor, p.strides);
   return p;
 }

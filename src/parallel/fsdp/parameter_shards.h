@@ -54,10 +54,9 @@ at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef
                    std::int64_t offset);
 
 // `full`: sizes of the local tensor before the shard axes split it. `order`: global strides. `ranks`: sizes of the
-// shard axes, which split one after the other. `shard_sizes`: sizes of the pieces if there is one axis; chunks if
-// empty.
-ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order, std::int64_t dim,
-                                      at::IntArrayRef ranks, at::IntArrayRef shard_sizes = {});
+// shard axes, which split one after the other into chunks, or into the sizes that `shard` lists.
+ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order, const Placement& shard,
+                                      at::IntArrayRef ranks);
 // An unsharded layout.
 ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order);
 

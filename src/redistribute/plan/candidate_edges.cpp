@@ -41,7 +41,7 @@ bool same_op(const Placements& placements, AxisMask axes) {
 Placement innermost_shard(const Placements& placements, std::size_t axis, std::int64_t dim, at::IntArrayRef mesh) {
   std::int64_t right = 1;
   for (std::size_t j = axis + 1; j < mesh.size(); ++j) right *= placements[j].is_shard(dim) ? mesh[j] : 1;
-  return right == 1 ? Shard(dim) : StridedShard(dim, right);
+  return after_split(Shard(dim), right);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // that is added once.
 #include "sharding_prop/strategies/axis_choices.h"
 
+#include "internal/shard_segments.h"
 #include "sharding_prop/strategies/factor_placements.h"
 
 namespace dtensor {
@@ -38,25 +39,13 @@ bool is_preferred(const Problem& p, int factor, std::size_t axis) {
   return std::find(dim.begin(), dim.end(), factor) != dim.end();
 }
 
-// Expresses a placement of a dimension as a split of one of its factors. Strided and ragged shards split the most major
-// factor. A more minor factor can only have a zigzag split, whose pieces are the more major factors.
-std::optional<Placement> split_of(const Problem& p, const Rule::DimFactors& dim, int factor,
-                                  const Placement& placement) {
-  if (std::find(dim.begin(), dim.end(), factor) == dim.end()) return std::nullopt;
-  const bool major = dim[0] == factor;
-  if (placement.is_zigzag()) return ZigzagShard(0, major ? placement.split_factor() : 1);
-  if (!major) return std::nullopt;
-  return placement.is_ragged() ? ragged_split(p, dim, placement)
-                               : std::optional(StridedShard(0, placement.split_factor()));
-}
-
 // The splits of this factor that the axis offers: chunks, and the splits of the operands.
 c10::SmallVector<Placement, 4> split_kinds(const Problem& p, int factor, std::size_t axis) {
   c10::SmallVector<Placement, 4> found{Shard(0)};
   for (const OperandState& o : p.operands) {
-    if (!o.spec || !o.used || !own(o)[axis].is_shard() || own(o)[axis].kind() == Placement::Kind::shard) continue;
+    if (!o.spec || !o.used || !own(o)[axis].is_shard()) continue;
     const Placement& placement = own(o)[axis];
-    const auto split = split_of(p, o.dims[static_cast<std::size_t>(placement.dim())], factor, placement);
+    const auto split = split_of_factor(p, o.dims[static_cast<std::size_t>(placement.dim())], factor, placement);
     if (split && std::find(found.begin(), found.end(), *split) == found.end()) found.push_back(*split);
   }
   return found;
@@ -127,9 +116,9 @@ bool may_shard(const Problem& p, const Assignment& with_choice) {
   if (factor.elastic && is_stored_on(p, with_choice.size() - 1)) return false;
   if (!occurs_in_operands(p, c.index) && !is_preferred(p, c.index, with_choice.size() - 1)) return false;
   const std::int64_t parts = parts_of_factor(p, c.index, with_choice, with_choice.size());
-  // Ragged parts of a compound dimension are scaled, so they need not be equal.
-  const std::int64_t equal_parts = parts * c.split.split_factor() * (c.split.is_zigzag() ? 2 : 1);
-  if (factor.even && !c.split.is_ragged() && factor.size % equal_parts != 0) return false;
+  // Listed sizes of a compound dimension are scaled, so they need not be equal.
+  const std::int64_t equal_parts = chunk_count(c.split, parts) * c.split.split_factor();
+  if (factor.even && !lists_sizes(c.split) && factor.size % equal_parts != 0) return false;
   if (parts == 1) return true;
   return !factor.nonempty || smallest_part(p, c.index, with_choice) > 0;
 }

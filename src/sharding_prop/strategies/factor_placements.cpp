@@ -129,10 +129,21 @@ Placement ragged_shard_of(const Problem& p, const Rule::DimFactors& dim, std::in
   return RaggedShard(at, sizes);
 }
 
-bool ragged_sizes_fit(const Placements& placements, at::IntArrayRef sizes) {
+// Nothing if a boundary lies within an element of the factor.
+std::optional<Placement> ragged_split(const Problem& p, const Rule::DimFactors& dim, const Placement& ragged) {
+  const std::int64_t minor = minor_length(p, dim);
+  at::DimVector sizes(ragged.ragged_sizes());
+  for (auto& n : sizes) {
+    if (minor < 1 || n % minor != 0) return std::nullopt;
+    n /= minor;
+  }
+  const bool fits = c10::sum_integers(sizes) == p.factors[static_cast<std::size_t>(dim[0])].size;
+  return fits ? std::optional(RaggedShard(0, sizes)) : std::nullopt;
+}
+
+bool listed_sizes_fit(const Placements& placements, at::IntArrayRef sizes) {
   return std::all_of(placements.begin(), placements.end(), [&](const Placement& p) {
-    const auto parts = p.ragged_sizes();
-    return !p.is_ragged() || c10::sum_integers(parts) == sizes[static_cast<std::size_t>(p.dim())];
+    return !p.is_shard() || fits_size(p, sizes[static_cast<std::size_t>(p.dim())]);
   });
 }
 
@@ -216,20 +227,24 @@ std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& te
   return split > 1 ? StridedShard(place.dim, split) : Shard(place.dim);
 }
 
-std::optional<Placement> ragged_split(const Problem& p, const Rule::DimFactors& dim, const Placement& ragged) {
-  const std::int64_t minor = minor_length(p, dim);
-  at::DimVector sizes(ragged.ragged_sizes());
-  for (auto& n : sizes) {
-    if (minor < 1 || n % minor != 0) return std::nullopt;
-    n /= minor;
-  }
-  const bool fits = c10::sum_integers(sizes) == p.factors[static_cast<std::size_t>(dim[0])].size;
-  return fits ? std::optional(RaggedShard(0, sizes)) : std::nullopt;
+std::optional<Placement> split_of_factor(const Problem& p, const Rule::DimFactors& dim, int factor,
+                                         const Placement& shard) {
+  if (std::find(dim.begin(), dim.end(), factor) == dim.end()) return std::nullopt;
+  const bool major = dim[0] == factor;
+  if (shard.is_zigzag()) return ZigzagShard(0, major ? shard.split_factor() : 1);
+  if (!major) return std::nullopt;
+  if (shard.is_ragged()) return ragged_split(p, dim, shard);
+  return shard.is_strided() ? StridedShard(0, shard.split_factor()) : Shard(0);
+}
+
+std::string describe_split(const Placement& split) {
+  if (split.is_strided()) return " in " + std::to_string(split.split_factor()) + " pieces";
+  return split.is_ragged() || split.is_zigzag() ? " as " + split.str() : "";
 }
 
 bool placements_fit_factors(const Problem& p, const TensorState& tensor, at::IntArrayRef sizes,
                             const Assignment& chosen, const Placements& placements) {
-  if (!at_most_one_ragged(placements) || !ragged_sizes_fit(placements, sizes)) return false;
+  if (!at_most_one_ragged(placements) || !listed_sizes_fit(placements, sizes)) return false;
   Placements decided(placements.begin(), placements.begin() + static_cast<std::ptrdiff_t>(chosen.size()));
   for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
     if (tensor.dims[d].size() < 2 || axes_on_dim(d, chosen.size(), placements) < 2) continue;

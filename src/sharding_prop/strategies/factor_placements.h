@@ -13,9 +13,13 @@ namespace dtensor {
 std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& tensor, const Assignment& chosen,
                                          std::size_t axis, bool& valid);
 
-// A ragged shard of a dimension as a split of its most major factor, with that factor as dimension 0. Nothing if a
-// boundary lies within an element of the factor.
-std::optional<Placement> ragged_split(const Problem& p, const Rule::DimFactors& dim, const Placement& ragged);
+// The inverse: a shard of a dimension as a split of one of its factors, which is dimension 0 of the result. Nothing if
+// that is no split of this factor. Strided and ragged shards split the most major factor. A more minor factor can only
+// have a zigzag split, whose pieces are the more major factors.
+std::optional<Placement> split_of_factor(const Problem& p, const Rule::DimFactors& dim, int factor,
+                                         const Placement& shard);
+// For error messages: "", " in 2 pieces", " as Z(0)".
+std::string describe_split(const Placement& split);
 
 // Whether `placements` of the decided axes give each rank exactly the elements that the factors define. Only compound
 // dimensions that several axes shard need this check.

@@ -293,9 +293,7 @@ std::string describe(const Problem& p, const AxisChoice& choice) {
   std::string text = "shard ";
   text += named < p.data->factors.size() ? p.data->factors[named].name
                                          : "batch " + std::to_string(named - p.data->factors.size());
-  if (choice.split.is_strided()) text += fmt::format(" in {} pieces", choice.split.split_factor());
-  if (choice.split.is_ragged() || choice.split.is_zigzag()) text += " as " + choice.split.str();
-  return text;
+  return text + describe_split(choice.split);
 }
 
 }  // namespace dtensor
