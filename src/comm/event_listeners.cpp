@@ -36,13 +36,13 @@ EventListener::EventListener(std::function<void(const Event&)> listener, Kinds k
 EventListener::~EventListener() = default;
 
 CollectiveTag::CollectiveTag(LocalTensorsFn parts)
-    : parts_(std::move(parts)), outer_(std::exchange(thread_state().call.tensors, this)) {}
+    : parts_(std::move(parts)), outer_(std::exchange(thread_state().call.tag, this)) {}
 
-CollectiveTag::~CollectiveTag() { thread_state().call.tensors = outer_; }
+CollectiveTag::~CollectiveTag() { thread_state().call.tag = outer_; }
 
 std::vector<const void*> CollectiveTag::storages() {
   std::vector<const void*> all;
-  for (const auto* tag = thread_state().call.tensors; tag != nullptr; tag = tag->outer_) {
+  for (const auto* tag = thread_state().call.tag; tag != nullptr; tag = tag->outer_) {
     for (const at::Tensor& part : tag->parts_()) {
       if (part.defined() && part.has_storage()) all.push_back(part.storage().unsafeGetStorageImpl());
     }

@@ -315,13 +315,13 @@ TEST(RecentCall, MemoryKeptForResultsIsBounded) {
     const auto x = distribute_tensor(at::ones({4}), mesh, {Replicate()});
     std::vector<at::Tensor> results;
     for (std::size_t i = 0; i < 3 * FreeListAllocator::kMaxFreeBlocks; ++i) results.push_back(at::neg(x));
-    const auto few = thread_state().tensors.count();
+    const auto few = thread_state().tensor_memory.count();
     results.clear();
 #if C10_ASAN_ENABLED || defined(__SANITIZE_THREAD__)
-    EXPECT_EQ(thread_state().tensors.count(), few);
+    EXPECT_EQ(thread_state().tensor_memory.count(), few);
 #else
     EXPECT_LT(few, FreeListAllocator::kMaxFreeBlocks);
-    EXPECT_EQ(thread_state().tensors.count(), FreeListAllocator::kMaxFreeBlocks);
+    EXPECT_EQ(thread_state().tensor_memory.count(), FreeListAllocator::kMaxFreeBlocks);
 #endif
     std::thread([results = std::vector<at::Tensor>(100, at::neg(x))]() mutable { results.clear(); }).join();
   });

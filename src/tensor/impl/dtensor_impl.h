@@ -26,10 +26,10 @@ class DTensorImpl final : public c10::TensorImpl {
   // For cache hits: copies the metadata from a prototype with the same spec.
   DTensorImpl(const DTensorImpl& prototype, at::Tensor local, std::int64_t offset);
   ~DTensorImpl() override;
-  static void* operator new(std::size_t size) { return thread_state().tensors.allocate(size); }
-  static void* operator new(std::size_t size, ThreadState& thread) { return thread.tensors.allocate(size); }
-  static void operator delete(void* memory) { thread_state().tensors.deallocate(memory); }
-  static void operator delete(void* memory, ThreadState& thread) { thread.tensors.deallocate(memory); }
+  static void* operator new(std::size_t size) { return thread_state().tensor_memory.allocate(size); }
+  static void* operator new(std::size_t size, ThreadState& thread) { return thread.tensor_memory.allocate(size); }
+  static void operator delete(void* memory) { thread_state().tensor_memory.deallocate(memory); }
+  static void operator delete(void* memory, ThreadState& thread) { thread.tensor_memory.deallocate(memory); }
 
   const SpecPtr& spec() const { return spec_; }
   const at::Tensor& local() const { return local_; }
