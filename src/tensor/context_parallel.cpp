@@ -153,15 +153,15 @@ void check_replicated(const Scope& scope, const at::Tensor& q, const at::Tensor&
   static const OpEntry& entry =
       entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", ""));
   const std::vector<c10::IValue> args{q, k, v, c10::IValue(), 0.0, false, c10::IValue(), false};
-  const CallView view(entry, args);
-  if (!should_sample_call(entry, view)) return;
+  const CallOperands operands(entry, args);
+  if (!should_sample_call(entry, operands)) return;
   const auto complaint = [&](std::size_t) {
     return c10::str(
         "context_parallel: expected keys of ", q.size(-2),
         " tokens or of the length of a buffer, each rank with its shard, or the same keys on every rank; got ",
         k.size(-2), " tokens on this rank, whose values differ between ranks");
   };
-  check_all_equal_across_ranks(as_mesh_impl(*view.mesh), 1, {k, v}, complaint);
+  check_all_equal_across_ranks(as_mesh_impl(*operands.mesh), 1, {k, v}, complaint);
 }
 
 at::Tensor attend_full_sequence(const Scope& scope, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -297,7 +297,8 @@ TEST(RecentCall, WriteOverAxisOfOneRankNeedsNoCopy) {
       const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_adamw_", ""));
       const std::vector<c10::IValue> args{parameter, gradient, first, second, none,  step, 0.1, 0.9,
                                           0.99,      0.0,      1e-8,  false,  false, {},   {}};
-      EXPECT_TRUE(compile_call(entry, args, CallView(entry, args))->executor == Executor::simple) << c10::str(on_two);
+      EXPECT_TRUE(compile_call(entry, args, CallOperands(entry, args))->executor == Executor::simple)
+          << c10::str(on_two);
       const std::vector<at::Tensor> same{unsharded.clone()}, regular{unsharded.clone()}, m{unsharded.clone()},
           v{unsharded.clone()};
       at::_fused_adamw_(parameter, gradient, first, second, {}, step, 0.1, 0.9, 0.99, 0.0, 1e-8, false, false);

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "ops/cache/call_view.h"
+#include "ops/cache/call_operands.h"
 #include "ops/local_kernels/local_kernel.h"
 #include "placement/stride_order.h"
 #include "redistribute/plan/plan.h"

@@ -119,7 +119,7 @@ void write_back_operands(const ExecutionFrame& frame) {
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
     if (!action.write_back) continue;
-    auto* impl = frame.view.operands[i];
+    auto* impl = frame.operands.tensors[i];
     if (!action.from->mesh->is_member) {
       take_sizes_outside(impl, action);
       continue;
@@ -130,20 +130,20 @@ void write_back_operands(const ExecutionFrame& frame) {
     }
     const auto from = with_placements(*action.from, action.result->placements);
     const auto result = execute_plan(action.write_back_plan, frame.locals[i], *from);
-    (has_dtensor_key(impl) ? as_dtensor(impl)->local() : frame.operands[i]).copy_(result);
+    (has_dtensor_key(impl) ? as_dtensor(impl)->local() : frame.owned[i]).copy_(result);
   }
 }
 
 void write_materialized_views(const ExecutionFrame& frame) {
   for (const auto i : frame.call.written) {
-    auto* impl = frame.view.operands[i];
+    auto* impl = frame.operands.tensors[i];
     if (!has_dtensor_key(impl)) continue;
     if (C10_UNLIKELY(as_dtensor(impl)->is_materialized_view())) write_to_base(*as_dtensor(impl));
   }
 }
 
 void after_writes(const ExecutionFrame& frame) {
-  bump_versions(frame.call, frame.view.operands);
+  bump_versions(frame.call, frame.operands.tensors);
   write_materialized_views(frame);
 }
 
@@ -160,21 +160,21 @@ at::Tensor described(const ExecutionFrame& frame, const OutputAction& action, co
 }
 
 at::Tensor wrap(const ExecutionFrame& frame, const OutputAction& action, const at::Tensor& local) {
-  if (action.alias >= 0) return frame.operands[action.alias];
+  if (action.alias >= 0) return frame.owned[action.alias];
   if (action.undefined) return {};
   if (!action.spec || (!local.defined() && action.spec->mesh->is_member)) return local;
   if (action.dynamic) return described(frame, action, local);
   std::int64_t offset = 0;
   if (local.defined()) check_local_sizes(frame.entry, frame.call, *action.spec, local);
-  if (action.base >= 0) offset = frame.operands[action.base].storage_offset() + action.offset_delta;
+  if (action.base >= 0) offset = frame.owned[action.base].storage_offset() + action.offset_delta;
   auto ordered =
       local.defined() && has_wrong_stride_order(action, local) ? to_stride_order(local, *action.spec) : local;
   auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(ordered), offset);
-  auto* base = action.base < 0 ? nullptr : frame.view.operands[action.base];
+  auto* base = action.base < 0 ? nullptr : frame.operands.tensors[action.base];
   if (base != nullptr && has_dtensor_key(base)) {
     action.materialized ? impl->materialize_view_of(*as_dtensor(base)) : impl->set_view_base(*as_dtensor(base));
   }
-  if (action.source >= 0) inherit_source(*impl, *as_dtensor(frame.view.operands[action.source]));
+  if (action.source >= 0) inherit_source(*impl, *as_dtensor(frame.operands.tensors[action.source]));
   return at::Tensor(std::move(impl));
 }
 
@@ -211,10 +211,10 @@ bool is_result(const Stack& stack, std::size_t first, const at::Tensor& local) {
 void cache_reduced(const ExecutionFrame& frame, const Stack& stack, std::size_t first) {
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
-    if (!action.reduces || !has_dtensor_key(frame.view.operands[i])) continue;
-    if (is_device_copy(*as_dtensor(frame.view.operands[i])) || !action.from->mesh->is_member) continue;
+    if (!action.reduces || !has_dtensor_key(frame.operands.tensors[i])) continue;
+    if (is_device_copy(*as_dtensor(frame.operands.tensors[i])) || !action.from->mesh->is_member) continue;
     if (is_result(stack, first, frame.locals[i])) continue;
-    as_dtensor(frame.view.operands[i])->cache_reduced(action.to, frame.locals[i]);
+    as_dtensor(frame.operands.tensors[i])->cache_reduced(action.to, frame.locals[i]);
   }
 }
 
@@ -256,9 +256,9 @@ c10::intrusive_ptr<DTensorImpl> former(const DTensorImpl& self) {
 // redistributed becomes a view of its former self, so that other aliases of the former memory see later writes. It does
 // so on all ranks, since ranks may differ in whether such aliases exist.
 void execute_inplace_view(ExecutionFrame& frame, Stack& stack, std::size_t first) {
-  auto* self = as_dtensor(frame.view.operands[0]);
+  auto* self = as_dtensor(frame.operands.tensors[0]);
   up_to_date_local(*self);
-  frame.operands.push_back(stack[first].toTensor());
+  frame.owned.push_back(stack[first].toTensor());
   const bool moves = !frame.call.inputs[0].plan.empty(), was_materialized = self->is_materialized_view();
   const at::Tensor left = self->local();
   auto local = view_in_place(frame, stack, first, left);
@@ -274,20 +274,20 @@ void execute_inplace_view(ExecutionFrame& frame, Stack& stack, std::size_t first
     self->keep_former_data(left);
   }
   stack.resize(first);
-  stack.emplace_back(frame.operands[0]);
+  stack.emplace_back(frame.owned[0]);
 }
 
 // On ranks outside the mesh.
 void execute_outside(ExecutionFrame& frame, Stack& stack, std::size_t first) {
-  for (auto* impl : frame.view.operands) {
-    frame.operands.push_back(impl == nullptr ? at::Tensor()
-                                             : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
+  for (auto* impl : frame.operands.tensors) {
+    frame.owned.push_back(impl == nullptr ? at::Tensor()
+                                          : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
   }
   if (frame.call.reshards) register_gradient_resharding(frame);
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
-    take_sizes_outside(frame.view.operands[i], frame.call.inputs[i]);
+    take_sizes_outside(frame.operands.tensors[i], frame.call.inputs[i]);
   }
-  if (frame.entry.mutates) bump_versions(frame.call, frame.view.operands);
+  if (frame.entry.mutates) bump_versions(frame.call, frame.operands.tensors);
   stack.resize(first);
   // Advances the world's count of random operators, as the local kernel does on members of the mesh.
   if (frame.entry.is_random && frame.call.local_kernel != nullptr)
@@ -304,8 +304,8 @@ void execute_simple(ExecutionFrame& frame, Stack& stack, std::size_t first) {
 
 }  // namespace
 
-void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& view, Stack& stack) {
-  ExecutionFrame frame{entry, call, view, {}, {}, {}};
+void execute_call(const OpEntry& entry, const CachedCall& call, const CallOperands& operands, Stack& stack) {
+  ExecutionFrame frame{entry, call, operands, {}, {}, {}};
   const auto first = stack.size() - entry.args.size();
   if (call.executor == Executor::simple) return execute_simple(frame, stack, first);
   if (call.executor == Executor::inplace_view) return execute_inplace_view(frame, stack, first);
