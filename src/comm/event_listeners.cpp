@@ -30,7 +30,8 @@ EventListener::EventListener(std::function<void(const Event&)> listener, Kinds k
   for (const auto kind : kinds) bits |= bit_of(kind);
   const bool observes_operators = (bits & bit_of(Event::Kind::op)) != 0;
   auto on_event = std::make_shared<const std::function<void(const Event&)>>(std::move(listener));
-  state_ = std::make_unique<State>(Listener{std::move(on_event), bits}, Recompute::unchanged, observes_operators);
+  state_ = std::make_unique<State>(Listener{std::move(on_event), bits}, Recompute::unchanged,
+                                   OperatorScope{observes_operators});
 }
 
 EventListener::~EventListener() = default;

@@ -1,4 +1,4 @@
-// ContextParallelScope: kernels of ATen's attention operators at the key that watched scopes include. There every
+// ContextParallelScope: kernels of ATen's attention operators at the key that operator scopes include. There every
 // caller is seen, whatever name it called and whether it is Python or C++. Layouts are decided per call, from the local
 // lengths of its queries, keys and mask.
 #include <ATen/ops/empty.h>
@@ -35,7 +35,7 @@ struct Scope {
 };
 
 struct NotObservedGuard {
-  c10::impl::ExcludeDispatchKeyGuard exclude{kObservingScopesKey};
+  c10::impl::ExcludeDispatchKeyGuard exclude{kOperatorScopesKey};
 };
 
 std::int64_t rank_count(const Scope& scope) { return scope.mesh.size(); }
@@ -221,14 +221,14 @@ void refusing_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   TORCH_CHECK(ScopedValue<Scope>::current() == nullptr || distributed, "context_parallel: ", op.schema().name(),
               " would attend to this rank's shard of the sequence only; call ",
               "torch.nn.functional.scaled_dot_product_attention, which attends to the full sequence");
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kObservingScopesKey), stack);
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kOperatorScopesKey), stack);
 }
 
 void register_kernels() {
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // never destroyed
   const auto add = [&](const c10::OperatorName& name, c10::KernelFunction kernel) {
-    handles.push_back(dispatcher.registerImpl(name, kObservingScopesKey, std::move(kernel), std::nullopt, nullptr,
+    handles.push_back(dispatcher.registerImpl(name, kOperatorScopesKey, std::move(kernel), std::nullopt, nullptr,
                                               "dtensor context_parallel"));
   };
   add({"aten::scaled_dot_product_attention", ""},
@@ -252,7 +252,7 @@ ContextParallelScope::ContextParallelScope(const DeviceMesh& mesh, std::vector<s
     const auto parts = shard_lengths(length, mesh.size());
     return parts == Lengths(parts.size(), parts[0]);
   });
-  scope_ = open_scope(Scope{mesh, std::move(lengths), even}, Recompute::restored, /*watched=*/true);
+  scope_ = open_scope(Scope{mesh, std::move(lengths), even}, Recompute::restored, OperatorScope::yes);
 }
 
 bool ContextParallelScope::current() { return ScopedValue<Scope>::current() != nullptr; }

@@ -274,11 +274,11 @@ TEST(RecentCall, ListenerToCollectivesKeepsTheFastPath) {
     const auto x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
     int collectives = 0;
     const EventListener listener([&](const Event&) { ++collectives; }, {Event::Kind::collective});
-    EXPECT_FALSE(any_observing_scope());
+    EXPECT_FALSE(any_operator_scope());
     x.redistribute({Replicate()});
     EXPECT_EQ(collectives, 1);
     const EventListener all([](const Event&) {});
-    EXPECT_TRUE(any_observing_scope());
+    EXPECT_TRUE(any_operator_scope());
   });
 }
 

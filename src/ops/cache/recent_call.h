@@ -43,7 +43,7 @@ class RecentCall {
                                const at::Tensor& first)
       : key_holds_floats(entry.rule().reads_scalars), thread_cache_(thread.cache) {
     const auto* tensor = dtensor_or_null(first);
-    if (tensor == nullptr || guard.any_observing_scope()) return;
+    if (tensor == nullptr || guard.any_operator_scope()) return;
     if (thread_cache_ == nullptr || entry.index >= thread_cache_->ops.size() || !thread_cache_->is_current()) return;
     op_cache_ = &thread_cache_->ops[entry.index];
     first_ = CallKey::spec_word(tensor->spec().get());

@@ -188,7 +188,7 @@ void throw_wrong_thread(const OpEntry& entry, const MeshInfo& mesh) {
   throw_wrong_rank(as_mesh_impl(mesh).record(), c10::str(entry.text(), ": a DTensor on ", as_mesh_impl(mesh).str()));
 }
 
-bool any_operator_observer() {
+bool any_scope_needs_boxed_kernel() {
   return is_listening(Event::Kind::op) || recording_explanations() || is_caching_results() || checked_calls() ||
          is_simulating() || is_bit_identical();
 }
@@ -208,7 +208,7 @@ void run_cached_or_compile(const OpEntry& entry, torch::jit::Stack& stack) {
   note_default_type(operands);
   note_block(operands);
   begin_call(entry, operands);
-  if (C10_UNLIKELY(any_observing_scope())) {
+  if (C10_UNLIKELY(any_operator_scope())) {
     if (run_visible_call(entry.op, stack) || (is_caching_results() && replay_cached_result(entry, stack))) return;
   }
   bool fresh = false;

@@ -17,8 +17,8 @@ void run_operator(const OpEntry& entry, torch::jit::Stack& stack);
 // one compiled from the operator's sharding rule. The caller holds an EngineGuard.
 void run_cached_or_compile(const OpEntry& entry, torch::jit::Stack& stack);
 
-// Whether a current scope observes every operator call (listeners, explanations, cached results, checks).
-bool any_operator_observer();
+// Whether a current scope has to be served in every operator call (listeners, explanations, cached results, checks).
+bool any_scope_needs_boxed_kernel();
 
 // Rethrows the current exception with the operator and the specs of its operands (tensor/impl/call_error.h).
 [[noreturn]] void rethrow_with_cached_call(const OpEntry& entry, const CachedCall& call);

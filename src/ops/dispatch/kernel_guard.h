@@ -21,7 +21,7 @@ class EngineGuard {
   EngineGuard(const EngineGuard&) = delete;
   EngineGuard& operator=(const EngineGuard&) = delete;
 
-  bool any_observing_scope() const { return keys_->included().has(kObservingScopesKey); }
+  bool any_operator_scope() const { return keys_->included().has(kOperatorScopesKey); }
 
  private:
   c10::impl::PODLocalDispatchKeySet* keys_;

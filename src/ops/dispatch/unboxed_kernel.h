@@ -198,7 +198,7 @@ Tuple wrap_all(const Hit& hit, Tuple&& locals, std::index_sequence<I...>) {
 
 // The cached call if the unboxed kernel can run it, otherwise null.
 inline const CachedCall* find_simple(const OpEntry& entry, const CallOperands& operands) {
-  if (any_observing_scope() && any_operator_observer()) return nullptr;
+  if (any_operator_scope() && any_scope_needs_boxed_kernel()) return nullptr;
   if (operands.has_materialized_view) return nullptr;  // the boxed kernel updates its data
   return find_unboxable_call(entry.index, operands.key);
 }
