@@ -13,13 +13,14 @@
 #include <set>
 
 #include "autograd/conversion_nodes.h"
+#include "internal/aten_scopes.h"
 #include "internal/autograd_node.h"
 #include "internal/context_parallel_scope.h"
 #include "internal/dispatch_modes.h"
 #include "internal/scoped_value.h"
 #include "mesh/content_hash.h"
 #include "ops/checks/regular_operand.h"
-#include "ops/dispatch/boxed_kernel.h"
+#include "ops/dispatch/registration.h"
 #include "placement/shard_map.h"
 #include "scope/scope_frames.h"
 

@@ -15,7 +15,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/scoped_value.h"
 #include "mesh/mesh_impl.h"
-#include "ops/dispatch/boxed_kernel.h"
+#include "ops/dispatch/registration.h"
 #include "ops/local_kernels/special/special_kernel.h"
 #include "placement/shard_map.h"
 #include "random/fill.h"

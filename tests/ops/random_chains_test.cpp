@@ -238,7 +238,7 @@ class CacheOfARank {
  private:
   static void warm(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
     if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return;
-    const EngineGuard guard;
+    const KernelGuard guard;
     const auto& entry = entry_of(op);
     const CallOperands operands(entry, stack);
     if (entry.special != nullptr || operands.mesh == nullptr || find_call(entry.index, operands.key)) return;

@@ -124,7 +124,7 @@ TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
     set_gather_hook(parameter, [](const DTensor&, const Placements&, at::ScalarType) { return at::Tensor(); });
     const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::neg", ""));
     const auto is_found = [&](const at::Tensor& t) {
-      const EngineGuard guard;
+      const KernelGuard guard;
       RecentCall recent(entry, guard, thread_state(), t);
       while (recent.next()) {
         recent.add(t.unsafeGetTensorImpl());
@@ -163,7 +163,7 @@ TEST(RecentCall, AlternatingCallsWithTheSameFirstOperand) {
     EXPECT_TRUE(DTensor(at::gelu(x, "tanh")).full_tensor().equal(at::gelu(at::ones({4, 2, 3, 2}), "tanh")));
     const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::gelu", ""));
     for (const std::string_view how : {"tanh", "none", "nane"}) {
-      const EngineGuard guard;
+      const KernelGuard guard;
       RecentCall recent(entry, guard, thread_state(), x);
       bool found = false;
       while (!found && recent.next()) {

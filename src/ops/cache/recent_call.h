@@ -39,7 +39,7 @@ class KeyMatch : public KeyBuilder<KeyMatch> {
 // counts as a mismatch, so that the general path runs.
 class RecentCall {
  public:
-  C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const EngineGuard& guard, const ThreadState& thread,
+  C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const KernelGuard& guard, const ThreadState& thread,
                                const at::Tensor& first)
       : key_holds_floats(entry.rule().reads_scalars), thread_cache_(thread.cache) {
     const auto* tensor = dtensor_or_null(first);

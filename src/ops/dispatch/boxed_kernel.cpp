@@ -194,7 +194,7 @@ bool any_scope_needs_boxed_kernel() {
 }
 
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
-  const EngineGuard guard;
+  const KernelGuard guard;
   if (C10_UNLIKELY(entry.special != nullptr)) return run_special(entry, stack);
   run_cached_or_compile(entry, stack);
 }

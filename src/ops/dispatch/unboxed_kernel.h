@@ -286,7 +286,7 @@ struct Kernel<Op, Ret(Args...)> {
   static inline const OpEntry* entry = nullptr;
 
   static Ret run(Args... args) {
-    const EngineGuard guard;
+    const KernelGuard guard;
     if constexpr (begins_with_tensor<Args...>) {
       ThreadState& thread = thread_state();
       RecentCall recent(*entry, guard, thread, first_of(args...));
