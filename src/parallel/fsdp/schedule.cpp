@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "dtensor/hooks.h"
-#include "parallel/fsdp/call/local_data_call.h"
+#include "internal/fsdp_call.h"
 
 namespace dtensor::fsdp {
 namespace {

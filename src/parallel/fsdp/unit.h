@@ -192,7 +192,7 @@ struct FsdpUnit::Impl {
   bool on_other_mesh = false;            // its parameters have a mesh of their own (experts)
   bool has_module = false;               // made of a module, whose calls have a hook
   bool pinned = false;                   // by unshard(): reshard_if_unused() does not free the copy
-  // Active calls with local semantics (local_data_call.h) in forward or backward; those in backward.
+  // Active calls with local semantics (local_module_call.h) in forward or backward; those in backward.
   int active_calls = 0;
   std::vector<std::shared_ptr<fsdp::LocalModuleCall>> calls_in_backward;
   bool unsharded_in_module = false;  // graphs of calls refer to the memory, so its storage is emptied and refilled

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "internal/gradient_hooks.h"
-#include "parallel/fsdp/call/local_data_call.h"
+#include "parallel/fsdp/call/local_module_call.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor::fsdp {

@@ -4,7 +4,7 @@
 
 #include "internal/gradient_hooks.h"
 #include "internal/wrapper_subclass.h"
-#include "parallel/fsdp/call/local_data_call.h"
+#include "parallel/fsdp/call/local_module_call.h"
 #include "parallel/fsdp/extended_gather.h"
 #include "parallel/mesh_slice.h"
 

@@ -1,7 +1,7 @@
 // Calls with local semantics. Forward: a unit is gathered when its module is entered and resharded when it is left.
 // Backward: a hook on the module's outputs gathers it again. The node whose outputs are the unsharded parameters runs
 // when autograd has all their gradients, and reshards the unit. See docs/design/fsdp.md, "Local semantics".
-#include "parallel/fsdp/call/local_data_call.h"
+#include "parallel/fsdp/call/local_module_call.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
