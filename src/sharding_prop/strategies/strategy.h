@@ -6,21 +6,9 @@
 #include <string>
 
 #include "redistribute/plan/plan.h"
-#include "sharding_prop/strategies/problem.h"
+#include "sharding_prop/strategies/axis_choices.h"
 
 namespace dtensor {
-
-struct AxisChoice {
-  enum class Kind : std::uint8_t { replicate, factor, group };
-  Kind kind = Kind::replicate;
-  int index = -1;               // of the factor or group
-  Placement split = Shard(0);   // for factors: the split (chunks, strided, ragged), with the factor as dimension 0
-  ReduceOp op = ReduceOp::sum;  // for groups
-  friend bool operator==(const AxisChoice&, const AxisChoice&) = default;
-};
-
-// One entry per mesh axis, from the left; shorter while axes are undecided.
-using Assignment = std::vector<AxisChoice>;
 
 // Placements of the tensor: decided axes from `chosen`, others from `rest`. Nothing if no placement expresses the
 // assignment.
