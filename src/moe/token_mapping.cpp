@@ -11,7 +11,7 @@
 #include "dtensor/hooks.h"
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
-#include "internal/gradient_hooks.h"
+#include "internal/gather_hook.h"
 #include "internal/region.h"
 #include "internal/shard_segments.h"
 #include "moe/local_function.h"

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "dtensor/dtensor.h"
-#include "internal/gradient_hooks.h"
+#include "internal/nested_backward.h"
 #include "support/ranks.h"
 
 namespace {

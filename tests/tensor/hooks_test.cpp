@@ -2,6 +2,7 @@
 // a leaf.
 #include <torch/csrc/autograd/autograd.h>
 
+#include "internal/gather_hook.h"
 #include "internal/gradient_hooks.h"
 #include "support/ranks.h"
 

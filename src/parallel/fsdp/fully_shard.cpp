@@ -8,6 +8,7 @@
 
 #include "dtensor/hooks.h"
 #include "internal/aten_scopes.h"
+#include "internal/gather_hook.h"
 #include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
 #include "internal/shard_segments.h"

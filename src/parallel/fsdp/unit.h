@@ -15,7 +15,7 @@
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "internal/gather_extension.h"
-#include "internal/gradient_hooks.h"
+#include "internal/gradient_reduction.h"
 #include "internal/ranks/named_calls.h"
 #include "parallel/fsdp/parameter_shards.h"
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "internal/gradient_hooks.h"
+#include "internal/nested_backward.h"
 #include "parallel/fsdp/call/local_module_call.h"
 #include "parallel/fsdp/schedule.h"
 

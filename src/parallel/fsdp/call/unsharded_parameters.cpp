@@ -2,7 +2,7 @@
 // gradient.
 #include <ATen/ATen.h>
 
-#include "internal/gradient_hooks.h"
+#include "internal/gather_hook.h"
 #include "internal/wrapper_subclass.h"
 #include "parallel/fsdp/call/local_module_call.h"
 #include "parallel/fsdp/extended_gather.h"
