@@ -1,7 +1,7 @@
 // The choices of one mesh axis: all Replicate, one sharded factor, or one group of Partial operands.
 #pragma once
 
-#include "sharding_prop/strategies/problem.h"
+#include "sharding_prop/strategies/bound_rule.h"
 
 namespace dtensor {
 
@@ -18,12 +18,12 @@ struct AxisChoice {
 using Assignment = std::vector<AxisChoice>;
 
 // All choices in order of preference among equal costs, including those that no placement can express.
-std::vector<AxisChoice> choices_on(const Problem& p, std::size_t axis);
+std::vector<AxisChoice> choices_on(const BoundRule& p, std::size_t axis);
 
 // Whether the last choice of `chosen`, a factor, may be sharded given the choices before it.
-bool may_shard(const Problem& p, const Assignment& chosen);
+bool may_shard(const BoundRule& p, const Assignment& chosen);
 
 // The preferred shard of result 0 on the axis; null if there is none.
-const Placement* preferred_output(const Problem& p, std::size_t axis);
+const Placement* preferred_output(const BoundRule& p, std::size_t axis);
 
 }  // namespace dtensor

@@ -12,9 +12,9 @@ namespace dtensor {
 
 // Placements of the tensor: decided axes from `chosen`, others from `rest`. Nothing if no placement expresses the
 // assignment.
-std::optional<Placements> operand_placements(const Problem& p, const OperandState& operand, const Assignment& chosen,
+std::optional<Placements> operand_placements(const BoundRule& p, const OperandState& operand, const Assignment& chosen,
                                              const Placements& rest);
-std::optional<Placements> result_placements(const Problem& p, std::size_t result, const Assignment& chosen,
+std::optional<Placements> result_placements(const BoundRule& p, std::size_t result, const Assignment& chosen,
                                             const Placements& rest);
 
 struct Candidate {
@@ -26,13 +26,13 @@ struct Candidate {
 };
 
 // The candidates for the axis after `chosen`, in order of preference among equal costs.
-std::vector<Candidate> candidates(const Problem& p, const Assignment& chosen);
+std::vector<Candidate> candidates(const BoundRule& p, const Assignment& chosen);
 // Index of the best candidate; -1 if there is none.
 int cheapest(const std::vector<Candidate>& list);
 
 // Decides all axes. `log`, if given, receives the candidates as text.
-Assignment choose(const Problem& p, std::string* log = nullptr);
+Assignment choose(const BoundRule& p, std::string* log = nullptr);
 
-std::string describe(const Problem& p, const AxisChoice& choice);
+std::string describe(const BoundRule& p, const AxisChoice& choice);
 
 }  // namespace dtensor
