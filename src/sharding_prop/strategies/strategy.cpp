@@ -112,7 +112,7 @@ void note_written(const BoundRule& p, const std::vector<std::optional<Placements
   }
 }
 
-bool price_operands(const BoundRule& p, const Assignment& chosen, Candidate& candidate) {
+bool add_operand_costs(const BoundRule& p, const Assignment& chosen, Candidate& candidate) {
   const std::size_t axis = chosen.size() - 1;
   const Placements regular(p.mesh_shape().size());
   for (const OperandState& o : p.operands) {
@@ -125,7 +125,7 @@ bool price_operands(const BoundRule& p, const Assignment& chosen, Candidate& can
       continue;
     }
     if ((*needed)[axis] != own(o)[axis] && p.mesh_shape()[axis] > 1) ++candidate.changes;
-    if (*needed != own(o)) candidate.price += redistribute_cost(*o.spec, *needed);
+    if (*needed != own(o)) candidate.cost += redistribute_cost(*o.spec, *needed);
     candidate.operands.back() = std::move(*needed);
   }
   return true;
@@ -135,7 +135,7 @@ bool price_operands(const BoundRule& p, const Assignment& chosen, Candidate& can
 // A small gradient is reduced before it becomes a large Partial result (an embedding's); a large operand is reduced
 // after it was summed up. With equal sizes the reduction is deferred, since the next operator may make the tensor
 // smaller.
-double price_of_deferred_reduction(const BoundRule& p, const AxisChoice& choice, std::size_t axis) {
+double cost_of_deferred_reduction(const BoundRule& p, const AxisChoice& choice, std::size_t axis) {
   constexpr double kWaiting = 0.99;
   if (choice.kind != Kind::group) return 0;
   double reduce_now = 0;
@@ -159,7 +159,7 @@ double price_of_deferred_reduction(const BoundRule& p, const AxisChoice& choice,
 
 // The cost of redistributing result 0 to the preferred placement. Sharding a replicated result moves nothing, but
 // computing it in full has a cost.
-double preference_price(const BoundRule& p, const std::vector<std::optional<Placements>>& results, std::size_t axis) {
+double preference_cost(const BoundRule& p, const std::vector<std::optional<Placements>>& results, std::size_t axis) {
   const Placement* wanted = preferred_output(p, axis);
   if (wanted == nullptr || !results[0] || (*results[0])[axis] == *wanted) return 0;
   const OutputMeta& meta = *p.results[0].meta;
@@ -190,19 +190,19 @@ bool evaluate(const BoundRule& p, const Assignment& chosen, Candidate& candidate
   std::vector<std::optional<Placements>> results;
   if (!results_valid(p, chosen, Placements(p.mesh_shape().size()), results)) return false;
   const std::size_t axis = chosen.size() - 1;
-  if (!price_operands(p, chosen, candidate) || !returns_nothing(p, results, axis, candidate)) return false;
-  candidate.price += preferred_output(p, axis) != nullptr ? preference_price(p, results, axis)
-                                                          : price_of_deferred_reduction(p, chosen.back(), axis);
+  if (!add_operand_costs(p, chosen, candidate) || !returns_nothing(p, results, axis, candidate)) return false;
+  candidate.cost += preferred_output(p, axis) != nullptr ? preference_cost(p, results, axis)
+                                                         : cost_of_deferred_reduction(p, chosen.back(), axis);
   if (p.pinned) note_written(p, results, axis, candidate);
   return true;
 }
 
 bool better(const Candidate& a, const Candidate& b) {
   if (a.unpinned != b.unpinned) return a.unpinned < b.unpinned;
-  const double tolerance = 1e-9 * std::max(a.price, b.price);
-  if (std::abs(a.price - b.price) > tolerance) return a.price < b.price;
+  const double tolerance = 1e-9 * std::max(a.cost, b.cost);
+  if (std::abs(a.cost - b.cost) > tolerance) return a.cost < b.cost;
   // Tensors without elements move at no cost. They keep their placements, or detach() would return a materialized view.
-  const bool nothing_moves = a.price == 0 && b.price == 0;
+  const bool nothing_moves = a.cost == 0 && b.cost == 0;
   if (nothing_moves && a.changes != b.changes) return a.changes < b.changes;
   const bool a_all = a.choice.kind == Kind::replicate;
   const bool b_all = b.choice.kind == Kind::replicate;
@@ -214,7 +214,7 @@ void log_axis(const BoundRule& p, std::size_t axis, const std::vector<Candidate>
   log += fmt::format("  axis {} (size {})\n", axis, p.mesh_shape()[axis]);
   for (std::size_t i = 0; i < list.size(); ++i) {
     log += fmt::format("    {} {:<14} {:>10.3f} us", static_cast<int>(i) == best ? '*' : ' ',
-                       describe(p, list[i].choice), list[i].price * 1e6);
+                       describe(p, list[i].choice), list[i].cost * 1e6);
     if (list[i].unpinned != 0) log += "  (changes a written operand)";
     log += '\n';
   }

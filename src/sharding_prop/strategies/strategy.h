@@ -19,7 +19,7 @@ std::optional<Placements> result_placements(const BoundRule& p, std::size_t resu
 
 struct Candidate {
   AxisChoice choice;
-  double price = 0;
+  double cost = 0;
   int changes = 0;                   // number of operands whose placement on this axis changes
   int unpinned = 0;                  // a bit for each written operand that changes; the first is the most significant
   std::vector<Placements> operands;  // placements, with later axes unchanged
