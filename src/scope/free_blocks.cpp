@@ -1,3 +1,4 @@
+// Decides when blocks are kept: not under sanitizers, and no longer when the thread ends.
 #include "scope/free_blocks.h"
 
 #include <utility>

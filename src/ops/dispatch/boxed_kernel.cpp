@@ -153,7 +153,7 @@ void note_default_type(CallOperands& operands) {
   }
 }
 
-// Decisions of a BitIdentical scope are other ones, for each block size.
+// Adds the block size of a BitIdentical scope to the key, since the decision depends on it.
 void note_block(CallOperands& operands) {
   const auto block = bit_identical_block();
   if (C10_UNLIKELY(block != 0)) operands.key.integer(-block);
