@@ -24,7 +24,7 @@ at::Tensor empty_like_spec(const TensorSpec& spec) {
 }
 
 // The parameter as gathered ahead of time by a schedule, or undefined.
-at::Tensor provided(const DTensorImpl& impl, const InputAction& action) {
+at::Tensor find_prefetched(const DTensorImpl& impl, const InputAction& action) {
   return has_source(impl) ? find_gathered_by_schedule(impl, *action.to) : at::Tensor();
 }
 
@@ -34,7 +34,7 @@ at::Tensor moved_input(const ExecutionFrame& frame, std::size_t index, const at:
   if (!frame.moved.empty() && frame.moved[index].defined()) return frame.moved[index];
   const auto* tensor = has_dtensor_key(impl) ? as_dtensor(impl) : nullptr;
   if (tensor != nullptr) {
-    if (auto ready = provided(*tensor, action); ready.defined()) return ready;
+    if (auto ready = find_prefetched(*tensor, action); ready.defined()) return ready;
   }
   const CollectiveTag tag([&local] { return std::vector<at::Tensor>{local}; });
   auto moved = execute_plan(action.plan, local, *action.from);
@@ -44,7 +44,7 @@ at::Tensor moved_input(const ExecutionFrame& frame, std::size_t index, const at:
 
 // The local tensor of a device copy: prefetched to the device by a schedule, or copied for this call.
 at::Tensor fetched_input(const DTensorImpl& device_copy, const InputAction& action) {
-  if (auto ready = provided(device_copy, action); ready.defined()) return ready;
+  if (auto ready = find_prefetched(device_copy, action); ready.defined()) return ready;
   auto local = device_copy.extras()->stored->local().to(device_copy.device());
   return action.plan.empty() ? local : to_stride_order(execute_plan(action.plan, local, *action.from), *action.to);
 }
@@ -71,7 +71,7 @@ at::Tensor input_for(const ExecutionFrame& frame, std::size_t index) {
 }
 
 // Whether this rank redistributes an entry of a list.
-bool travels(const InputAction& action, c10::TensorImpl* impl) {
+bool is_redistributed(const InputAction& action, c10::TensorImpl* impl) {
   return impl != nullptr && action.from && action.from->mesh->is_member && !action.plan.empty() &&
          !(action.out && action.write_back) && has_dtensor_key(impl) && !is_device_copy(*as_dtensor(impl));
 }
@@ -83,8 +83,8 @@ void move_lists(ExecutionFrame& frame) {
   frame.moved.resize(frame.operands.tensors.size());
   for (std::size_t i = 0; i < frame.operands.tensors.size(); ++i) {
     const auto& action = frame.call.inputs[i];
-    if (!travels(action, frame.operands.tensors[i])) continue;
-    frame.moved[i] = provided(*as_dtensor(frame.operands.tensors[i]), action);
+    if (!is_redistributed(action, frame.operands.tensors[i])) continue;
+    frame.moved[i] = find_prefetched(*as_dtensor(frame.operands.tensors[i]), action);
     if (frame.moved[i].defined()) continue;
     operands.push_back(i);
   }
