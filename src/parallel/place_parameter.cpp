@@ -53,10 +53,10 @@ bool is_on_other_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
 }
 
 // A tensor on a slice of the mesh as a tensor on the mesh.
-DTensor lifted(const DTensor& tensor, const DeviceMesh& mesh, const std::string& name) {
+DTensor on_full_mesh(const DTensor& tensor, const DeviceMesh& mesh, const std::string& name) {
   TORCH_CHECK(is_slice(tensor.mesh(), mesh), "parallelize: parameter '", name, "' is on ", tensor.mesh().str(),
               ", which is no slice of ", mesh.str());
-  return DTensor::from_local(tensor.to_local(), mesh, lifted_placements(tensor, mesh), tensor.sizes(),
+  return DTensor::from_local(tensor.to_local(), mesh, placements_on_full_mesh(tensor, mesh), tensor.sizes(),
                              tensor.strides());
 }
 
@@ -69,7 +69,7 @@ at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t
   }
   if (!is_dtensor(tensor)) return distribute_tensor(tensor, mesh, combined(full, mesh, axis, placement));
   const bool there = DTensor(tensor).mesh() == mesh;
-  DTensor result = there ? DTensor(tensor) : lifted(DTensor(tensor), mesh, name);
+  DTensor result = there ? DTensor(tensor) : on_full_mesh(DTensor(tensor), mesh, name);
   const Placements others = without_axis(result.placements(), mesh, axis);
   result.redistribute_(combined(others, mesh, axis, placement));
   return result;

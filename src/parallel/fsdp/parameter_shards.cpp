@@ -67,12 +67,12 @@ std::int64_t shard_ranks(const DeviceMesh& mesh, const Axes& axes) {
   return c10::multiply_integers(shard_shape(mesh, axes));
 }
 
-Placements lift_placements(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh) {
+Placements placements_on_mesh(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh) {
   const auto own = tensor.mesh();
   if (own == mesh) return tensor.placements();
   TORCH_CHECK(is_slice(own, mesh), "fully_shard: parameter '", name, "' is on ", own.str(), ", which is no slice of ",
               mesh.str(), ". First create a unit for parameters of another mesh, with their mesh");
-  return lifted_placements(tensor, mesh);
+  return placements_on_full_mesh(tensor, mesh);
 }
 
 Placements add_shard(Placements placements, const DeviceMesh& mesh, const Axes& axes, std::int64_t dim) {

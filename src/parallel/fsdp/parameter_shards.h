@@ -25,7 +25,7 @@ Axes find_axes(const DeviceMesh& mesh, const FsdpOptions& options);
 bool has_own_mesh(const DeviceMesh& own, const DeviceMesh& mesh);
 
 // A parameter's placements as placements on `mesh`. Throws with its name if its mesh is not a slice of `mesh`.
-Placements lift_placements(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh);
+Placements placements_on_mesh(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh);
 
 // Adds the shard axes, which split what the other axes leave of dimension `dim`. -1: Replicate.
 Placements add_shard(Placements placements, const DeviceMesh& mesh, const Axes& axes, std::int64_t dim);

@@ -53,7 +53,7 @@ at::Tensor gradient_from_unsharded(const UnitParameter& member, const at::Tensor
   Placements placements = p.unsharded_placements;
   at::Tensor local = gradient;
   if (is_dtensor(gradient) && is_slice(DTensor(gradient).mesh(), unit.mesh)) {
-    placements = lifted_placements(DTensor(gradient), unit.mesh);
+    placements = placements_on_full_mesh(DTensor(gradient), unit.mesh);
     local = DTensor(gradient).to_local();
   } else if (is_dtensor(gradient)) {  // of activations on other axes, beside which the parameter counted as replicated
     local = DTensor(gradient).full_tensor();
