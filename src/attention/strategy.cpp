@@ -151,10 +151,10 @@ Cost cost_of(const Operands& o, const Pattern& pattern, const AttentionLayout& l
   cost.computing = 2 * features * most_pairs(o, pattern, layout) / kOperationsPerSecond;
   cost.moving =
       redistribute_cost(*o.q, layout.q) + redistribute_cost(*o.k, layout.kv) + redistribute_cost(*o.v, layout.kv);
-  Placements shares = layout.q;
-  for (std::size_t a = 0; a < shares.size(); ++a)
-    shares[a] = has_axis(layout.merge, a) ? dtensor::Partial() : shares[a];
-  cost.moving += redistribute_cost(*with_placements(*o.q, shares), layout.result);
+  Placements summands = layout.q;
+  for (std::size_t a = 0; a < summands.size(); ++a)
+    summands[a] = has_axis(layout.merge, a) ? dtensor::Partial() : summands[a];
+  cost.moving += redistribute_cost(*with_placements(*o.q, summands), layout.result);
   if (layout.gather != 0) {
     cost.moving += redistribute_cost(*with_placements(*o.k, layout.kv), layout.used) +
                    redistribute_cost(*with_placements(*o.v, layout.kv), layout.used);

@@ -65,10 +65,10 @@ void FsdpUnit::Impl::start_gather() {
   const at::AutoDispatchBelowADInplaceOrView below;
   const CollectiveTag tag([this] { return local_parts(); });
   const NamedCallScope named(gather_);
-  const bool from_shares = post_forward_shard.defined() && all_fresh();
+  const bool from_post_forward = post_forward_shard.defined() && all_fresh();
   allocate_flat_buffer();
   uses = 0;
-  from_shares ? gather_post_forward_shards() : gather_shards();
+  from_post_forward ? gather_post_forward_shards() : gather_shards();
   post_forward_shard.reset();
 }
 
@@ -116,12 +116,12 @@ void FsdpUnit::Impl::gather_shards() {
 
 std::vector<at::Tensor> FsdpUnit::Impl::post_forward_shards_of(const at::Tensor& bytes) const {
   const auto count = static_cast<std::int64_t>(post_forward_ranks.size()), each = post_forward_shard_bytes();
-  std::vector<at::Tensor> shares;
+  std::vector<at::Tensor> shards;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto begin = std::min(i * each, flat_bytes);
-    shares.push_back(fsdp::view_of(bytes, at::kByte, {std::min(each, flat_bytes - begin)}, {1}, begin));
+    shards.push_back(fsdp::view_of(bytes, at::kByte, {std::min(each, flat_bytes - begin)}, {1}, begin));
   }
-  return shares;
+  return shards;
 }
 
 void FsdpUnit::Impl::gather_post_forward_shards() {
