@@ -3,7 +3,6 @@
 // any rank into a CommError on every rank.
 #pragma once
 
-#include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>

@@ -137,9 +137,9 @@ DTENSOR_API void run_module_call(const NamedTensors& parameters, at::TensorList 
 }  // namespace detail
 
 // A call of a module without a call operator. Runs module.forward(inputs...) with local semantics; with global
-// semantics if an input is a DTensor. With local semantics the module's parameters are regular tensors during the call
-// . The outermost call decides for nested calls, so call the module of each unit. Inputs and results are
-// tensors or vectors of tensors; other inputs are forwarded unchanged. The module must live until backward ends.
+// semantics if an input is a DTensor. With local semantics the module's parameters are regular tensors during the call.
+// The outermost call decides for nested calls, so call the module of each unit. Inputs and results are tensors or
+// vectors of tensors; other inputs are forwarded unchanged. The module must live until backward ends.
 template <class Module, class... Inputs>
 requires requires(Module& m) { m.named_parameters(); }
 auto call(Module& module, const Inputs&... inputs) {

@@ -1,4 +1,4 @@
-// Inspection of the engine: explanations, strictness, the decision cache.
+// Inspection of operator calls: explanations, strictness, the decision cache.
 #pragma once
 
 #include <ATen/core/Tensor.h>

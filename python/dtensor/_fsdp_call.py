@@ -1,6 +1,6 @@
 """Calls of modules under ``fully_shard``.
 
-A call with DTensors computes with global semantics: parameters stay DTensors, and the engine gathers them. A call with
+A call with DTensors computes with global semantics: parameters stay DTensors, and operators gather them. A call with
 regular tensors, or without tensors, computes with local semantics: regular tensors replace the parameters while
 ``forward`` runs. They replace them again while backward is in the module, since backward may recompute a part of it.
 The outermost call determines the semantics of the calls inside it. See docs/design/fsdp.md.

@@ -1,6 +1,6 @@
 """Adapts Python code of ``torch.distributed`` to DTensors: DistributedDataParallel and PyTorch's checkpoints.
 
-The engine refuses its collectives. The state dictionary helpers of ``torch.distributed.checkpoint`` support only PyTorch's
+Operators on DTensors refuse its collectives. The state dictionary helpers of ``torch.distributed.checkpoint`` support only PyTorch's
 DTensor: functions of this module convert DTensors before these gather, broadcast or distribute. Importing the helpers is
 slower than importing this package, so an import hook adapts them when the program imports them.
 """

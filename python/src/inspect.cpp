@@ -1,4 +1,4 @@
-// Inspection of the engine: explanations, counts of collectives, events, strictness, diagrams.
+// Inspection of operator calls: explanations, counts of collectives, events, strictness, diagrams.
 #include "bind.h"
 #include "dtensor/bit_identical.h"
 #include "dtensor/debug.h"

@@ -49,7 +49,7 @@ SpecPtr sums_spec(const Setup& s) {
 
 at::Tensor describe_sums(const Forward& result) {
   if (!result.lse.defined()) return {};
-  return at::stack({result.lse, result.top.defined() ? result.top : at::zeros_like(result.lse)}, 3);
+  return at::stack({result.lse, result.row_max.defined() ? result.row_max : at::zeros_like(result.lse)}, 3);
 }
 
 struct AttentionBackward final : Node {
@@ -65,7 +65,7 @@ struct AttentionBackward final : Node {
         local_mask(mask.values, false),
         out(result.out, false),
         lse(result.lse, false),
-        top(result.top, false),
+        row_max(result.row_max, false),
         has_local_rows(mask.has_local_rows) {
     setup.options.row_cu_seqlens = at::Tensor();
   }
@@ -74,7 +74,7 @@ struct AttentionBackward final : Node {
     if (!grads[0].defined()) return variable_list(4);
     // Unpacking may run the forward pass again (recomputation), which must be visible to modes as before.
     const variable_list in{q.unpack(), k.unpack(), v.unpack(), sinks.unpack()};
-    const Forward forward{out.unpack(), lse.unpack(), top.unpack()};
+    const Forward forward{out.unpack(), lse.unpack(), row_max.unpack()};
     const CallerScope caller(attention_call_name());
     const bool shown = is_dispatch_mode_active();
     const DisableDispatchModesGuard hidden;
@@ -104,7 +104,7 @@ struct AttentionBackward final : Node {
       scores.mask = local_mask.unpack();
       scores.has_local_rows = has_local_rows;
       found = backward_per_row(scores, setup.documents, setup.blocks, local_inputs(setup, in[0], in[1], in[2]),
-                               {last_dense(forward.out), forward.lse, forward.top}, last_dense(local_of(grad)),
+                               {last_dense(forward.out), forward.lse, forward.row_max}, last_dense(local_of(grad)),
                                in[3].defined() ? local_of(in[3]) : in[3]);
     }
     variable_list result(4);
@@ -136,12 +136,13 @@ struct AttentionBackward final : Node {
   }
 
   void release_variables() override {
-    for (auto* saved : {&q, &k, &v, &sinks, &full_mask, &documents, &local_mask, &out, &lse, &top}) saved->reset_data();
+    for (auto* saved : {&q, &k, &v, &sinks, &full_mask, &documents, &local_mask, &out, &lse, &row_max})
+      saved->reset_data();
   }
   std::string name() const override { return "AttentionBackward"; }
 
   Setup setup;
-  SavedVariable q, k, v, sinks, full_mask, documents, local_mask, out, lse, top;
+  SavedVariable q, k, v, sinks, full_mask, documents, local_mask, out, lse, row_max;
   bool has_local_rows;
 };
 
@@ -190,7 +191,7 @@ at::Tensor forward_as_shown(const Setup& setup, const variable_list& in, const a
 
 // The statistics of the rows as one tensor, for CachedForward.
 at::Tensor packed(const Forward& result) {
-  return result.top.defined() ? at::stack({result.lse, result.top}, 3) : result.lse;
+  return result.row_max.defined() ? at::stack({result.lse, result.row_max}, 3) : result.lse;
 }
 Forward unpacked(const at::Tensor& out, const at::Tensor& kept) {
   if (!kept.defined() || kept.dim() == 3) return {out, kept};

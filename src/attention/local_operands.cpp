@@ -32,10 +32,10 @@ std::vector<std::int64_t> heads_of(const TensorSpec& q, const TensorSpec& k, con
     for (std::int64_t g = s.offset; g < s.offset + s.length; ++g) held.push_back(g);
   }
   if (held.empty()) return {};
-  const auto share = q.sizes[1] / k.sizes[1];
+  const auto heads_per_group = q.sizes[1] / k.sizes[1];
   for (const Segment& s : own_segments(*q.mesh, q.sizes[1], 1, layout.q)) {
     for (std::int64_t h = s.offset; h < s.offset + s.length; ++h) {
-      heads.push_back(std::find(held.begin(), held.end(), h / share) - held.begin());
+      heads.push_back(std::find(held.begin(), held.end(), h / heads_per_group) - held.begin());
     }
   }
   const auto count = heads.size() / held.size();
@@ -169,14 +169,14 @@ at::Tensor wrapped(const at::Tensor& local, const SpecPtr& spec) {
 }
 
 at::Tensor key_gradient(const Setup& s, const at::Tensor& local, const SpecPtr& spec) {
-  Placements shares = s.layout.used, given = s.layout.kv;
-  for (std::size_t a = 0; a < shares.size(); ++a) {
-    if (has_axis(s.layout.gather | s.summed, a) && s.layout.q[a].is_shard()) shares[a] = dtensor::Partial();
+  Placements summands = s.layout.used, given = s.layout.kv;
+  for (std::size_t a = 0; a < summands.size(); ++a) {
+    if (has_axis(s.layout.gather | s.summed, a) && s.layout.q[a].is_shard()) summands[a] = dtensor::Partial();
     if (has_axis(s.summed, a)) given[a] = dtensor::Partial();
   }
   const auto target = with_placements(*spec, given);
   if (!local.defined() || s.layout.gather == 0) return wrapped(local, target);
-  return wrapped(redistribute_local(local, *with_placements(*spec, shares), given), target);
+  return wrapped(redistribute_local(local, *with_placements(*spec, summands), given), target);
 }
 
 at::Tensor query_gradient(const Setup& s, const at::Tensor& local) {

@@ -46,15 +46,15 @@ const Placement* split_of(const Operands& o, std::size_t axis, std::int64_t dim)
   return nullptr;
 }
 
-// A placement for both queries and keys: ragged shards apply only to their own dimension size.
+// A placement for both queries and keys: listed sizes fit only one dimension size.
 Placement fitting(const Placement& p, const Operands& o, std::int64_t dim) {
-  return p.is_ragged() && o.q->sizes[dim] != o.k->sizes[dim] ? Shard(dim) : p;
+  return fits_size(p, o.q->sizes[dim]) && fits_size(p, o.k->sizes[dim]) ? p : Shard(dim);
 }
 
-// A tensor can have only one ragged shard per dimension, so a second one is replaced by Shard.
+// A tensor can have only one shard that lists sizes per dimension, so a second one is replaced by Shard.
 Placement beside(const Placements& others, const Placement& p) {
-  const auto same = [&](const Placement& other) { return other.is_ragged() && other.is_shard(p.dim()); };
-  return p.is_ragged() && std::any_of(others.begin(), others.end(), same) ? Shard(p.dim()) : p;
+  const auto same = [&](const Placement& other) { return lists_sizes(other) && other.is_shard(p.dim()); };
+  return lists_sizes(p) && std::any_of(others.begin(), others.end(), same) ? Shard(p.dim()) : p;
 }
 
 void split_heads(const Operands& o, std::size_t axis, AttentionLayout& layout) {
@@ -140,34 +140,34 @@ double most_pairs(const Operands& o, const Pattern& pattern, const AttentionLayo
   return most;
 }
 
-struct Price {
+struct Cost {
   double moving = 0, computing = 0, total = 0;  // seconds
 };
 
 // Includes the redistribution of the result to the placements of the queries.
-Price price_of(const Operands& o, const Pattern& pattern, const AttentionLayout& layout) {
-  Price price;
+Cost cost_of(const Operands& o, const Pattern& pattern, const AttentionLayout& layout) {
+  Cost cost;
   const auto features = static_cast<double>(o.q->sizes[3] + o.v->sizes[3]);
-  price.computing = 2 * features * most_pairs(o, pattern, layout) / kOperationsPerSecond;
-  price.moving =
+  cost.computing = 2 * features * most_pairs(o, pattern, layout) / kOperationsPerSecond;
+  cost.moving =
       redistribute_cost(*o.q, layout.q) + redistribute_cost(*o.k, layout.kv) + redistribute_cost(*o.v, layout.kv);
-  Placements shares = layout.q;
-  for (std::size_t a = 0; a < shares.size(); ++a)
-    shares[a] = has_axis(layout.merge, a) ? dtensor::Partial() : shares[a];
-  price.moving += redistribute_cost(*with_placements(*o.q, shares), layout.result);
+  Placements summands = layout.q;
+  for (std::size_t a = 0; a < summands.size(); ++a)
+    summands[a] = has_axis(layout.merge, a) ? dtensor::Partial() : summands[a];
+  cost.moving += redistribute_cost(*with_placements(*o.q, summands), layout.result);
   if (layout.gather != 0) {
-    price.moving += redistribute_cost(*with_placements(*o.k, layout.kv), layout.used) +
-                    redistribute_cost(*with_placements(*o.v, layout.kv), layout.used);
+    cost.moving += redistribute_cost(*with_placements(*o.k, layout.kv), layout.used) +
+                   redistribute_cost(*with_placements(*o.v, layout.kv), layout.used);
   }
-  price.total = price.moving + price.computing;
+  cost.total = cost.moving + cost.computing;
   const auto ranks = static_cast<double>(ranks_along(o.q->mesh->layout.shape, layout.ring));
-  if (ranks == 1) return price;
+  if (ranks == 1) return cost;
   const double block = bytes_of(*o.k, layout.used) + bytes_of(*o.v, layout.used);
   const double turns = (ranks - 1) * (2 * kLatencySeconds + block / kBytesPerSecond);
   // The first block is computed while the next one is received, and so on.
-  price.total += std::max(turns - price.computing * (ranks - 1) / ranks, 2 * kLatencySeconds * (ranks - 1));
-  price.moving += turns;
-  return price;
+  cost.total += std::max(turns - cost.computing * (ranks - 1) / ranks, 2 * kLatencySeconds * (ranks - 1));
+  cost.moving += turns;
+  return cost;
 }
 
 std::string names_of(const Operands& o, const AttentionLayout& layout, AxisMask sequence) {
@@ -187,7 +187,7 @@ std::string names_of(const Operands& o, const AttentionLayout& layout, AxisMask 
 
 struct Candidate {
   AttentionLayout layout;
-  Price price;
+  Cost cost;
 };
 
 // What one axis does. AttentionStrategy contains the values that users can request for all axes; merge is selected by
@@ -228,8 +228,8 @@ std::vector<Candidate> candidates_of(const Operands& o, const Pattern& pattern, 
   for (std::size_t number = 0; number < count; ++number) {
     auto layout = layout_by_number(number, o, strategy, sequence);
     if (!layout) continue;
-    const Price price = price_of(o, pattern, *layout);
-    list.push_back({*std::move(layout), price});
+    const Cost cost = cost_of(o, pattern, *layout);
+    list.push_back({*std::move(layout), cost});
   }
   return list;
 }
@@ -250,13 +250,13 @@ AttentionLayout search_layout(const Operands& operands, const Pattern& pattern, 
   auto list = candidates_of(operands, pattern, strategy, sequence);
   std::size_t best = 0;
   for (std::size_t i = 1; i < list.size(); ++i) {
-    if (list[i].price.total < list[best].price.total * (1 - 1e-9)) best = i;
+    if (list[i].cost.total < list[best].cost.total * (1 - 1e-9)) best = i;
   }
   if (text != nullptr) {
     for (std::size_t i = 0; i < list.size(); ++i) {
       *text += c10::str("  ", i == best ? "* " : "  ", names_of(operands, list[i].layout, sequence), ": ",
-                        list[i].price.total * 1e6, " us (moving ", list[i].price.moving * 1e6, ", computing ",
-                        list[i].price.computing * 1e6, ")\n");
+                        list[i].cost.total * 1e6, " us (moving ", list[i].cost.moving * 1e6, ", computing ",
+                        list[i].cost.computing * 1e6, ")\n");
     }
   }
   return std::move(list[best].layout);

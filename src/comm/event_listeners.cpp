@@ -30,19 +30,20 @@ EventListener::EventListener(std::function<void(const Event&)> listener, Kinds k
   for (const auto kind : kinds) bits |= bit_of(kind);
   const bool observes_operators = (bits & bit_of(Event::Kind::op)) != 0;
   auto on_event = std::make_shared<const std::function<void(const Event&)>>(std::move(listener));
-  state_ = std::make_unique<State>(Listener{std::move(on_event), bits}, Recompute::unchanged, observes_operators);
+  state_ = std::make_unique<State>(Listener{std::move(on_event), bits}, Recompute::unchanged,
+                                   OperatorScope{observes_operators});
 }
 
 EventListener::~EventListener() = default;
 
 CollectiveTag::CollectiveTag(LocalTensorsFn parts)
-    : parts_(std::move(parts)), outer_(std::exchange(thread_state().call.tensors, this)) {}
+    : parts_(std::move(parts)), outer_(std::exchange(thread_state().call.tag, this)) {}
 
-CollectiveTag::~CollectiveTag() { thread_state().call.tensors = outer_; }
+CollectiveTag::~CollectiveTag() { thread_state().call.tag = outer_; }
 
 std::vector<const void*> CollectiveTag::storages() {
   std::vector<const void*> all;
-  for (const auto* tag = thread_state().call.tensors; tag != nullptr; tag = tag->outer_) {
+  for (const auto* tag = thread_state().call.tag; tag != nullptr; tag = tag->outer_) {
     for (const at::Tensor& part : tag->parts_()) {
       if (part.defined() && part.has_storage()) all.push_back(part.storage().unsafeGetStorageImpl());
     }

@@ -15,7 +15,7 @@ namespace dtensor {
 
 namespace {
 
-// Names of parameters by the storages of their local tensors. Views, saved copies and the engine's operands share these
+// Names of parameters by the storages of their local tensors. Views, saved copies and operands of calls share these
 // storages.
 class ParameterNames {
  public:

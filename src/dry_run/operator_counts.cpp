@@ -1,3 +1,4 @@
+// Decides the kind and the FLOPs of an operator by its name, as FlopCounterMode does.
 #include "dry_run/operator_counts.h"
 
 #include <ATen/core/Tensor.h>

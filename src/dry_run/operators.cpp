@@ -306,7 +306,7 @@ c10::DispatchKeySet registered_key() {
 }  // namespace
 
 SimulationScope::SimulationScope(StatePtr state)
-    : scope_(std::move(state), Recompute::unchanged, /*watched=*/true), key_(registered_key()) {}
+    : scope_(std::move(state), Recompute::unchanged, OperatorScope::yes), key_(registered_key()) {}
 
 State* current_state() {
   const auto* state = ScopedValue<StatePtr>::current();

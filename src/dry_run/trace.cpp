@@ -1,3 +1,4 @@
+// Joins each wait to the collective that it completes, and stores names and groups once.
 #include "dry_run/trace.h"
 
 namespace dtensor::dry {

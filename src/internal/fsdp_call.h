@@ -1,4 +1,4 @@
-// One call of a module with local semantics.
+// Calls of modules that fully_shard() was given.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,10 @@ namespace dtensor {
 
 namespace fsdp {
 class LocalModuleCall;
-}
+
+// Whether the outermost call began with grad mode. Operators of a torch::autograd::Function inside it run without.
+bool in_training_call();
+}  // namespace fsdp
 
 // One call of a module with local semantics: regular tensors replace its parameters and the module computes with
 // regular ATen calls. Gradients of the parameters are averages over the shard and replicate axes. Gathers the units of

@@ -9,6 +9,25 @@
 
 namespace dtensor {
 
+// Takes the gradient that NoGradientSync or NoReplicaSync accumulated out of a leaf's .grad, to reduce it with a new
+// gradient. The destructor restores it, unless done() was called.
+class DTENSOR_API UnsynchronizedGradient {
+ public:
+  UnsynchronizedGradient() = default;
+  explicit UnsynchronizedGradient(const DTensor& leaf);
+  ~UnsynchronizedGradient();
+  UnsynchronizedGradient(UnsynchronizedGradient&&) noexcept = default;
+  UnsynchronizedGradient& operator=(UnsynchronizedGradient&&) noexcept = default;  // does not restore the gradient
+
+  const at::Tensor& sum() const { return sum_; }  // undefined if there was none
+  // Call it once the sum is part of the next accumulated gradient.
+  void done() { sum_.reset(); }
+
+ private:
+  DTensor leaf_;
+  at::Tensor sum_;
+};
+
 struct UnreducedGradient {
   DTensor leaf;
   at::Tensor local;                     // this rank's; sums are in place

@@ -1,4 +1,4 @@
-// Marks a call with local semantics (FsdpCall) for the engine.
+// Marks a call with local semantics (FsdpCall) for the operator kernel.
 #pragma once
 
 #include <memory>

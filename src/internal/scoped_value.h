@@ -20,6 +20,9 @@ enum class Recompute : std::uint8_t {
   unchanged,  // that of the backward pass: the value observes the thread, or belongs to the pass
 };
 
+// Whether operators look for the value at every call, which costs them their fast path.
+enum class OperatorScope : bool { no, yes };
+
 namespace detail {
 
 // A value of some type that is current on this thread while the frame lives.
@@ -31,7 +34,7 @@ class DTENSOR_API ScopeFrame {
   struct Kind {
     const std::type_info& type;
     Recompute recompute;
-    bool watched;   // operators look for such values at every call, which costs them their fast path
+    OperatorScope operators;
     Reopen reopen;  // null: a frame with the value is all
   };
   ScopeFrame(const Kind& kind, std::shared_ptr<const void> value);
@@ -54,8 +57,9 @@ class DTENSOR_API ScopeFrame {
 template <class T>
 class ScopedValue {
  public:
-  ScopedValue(T value, Recompute recompute, bool watched = false, detail::ScopeFrame::Reopen reopen = nullptr)
-      : frame_({typeid(T), recompute, watched, reopen}, std::make_shared<const T>(std::move(value))) {}
+  ScopedValue(T value, Recompute recompute, OperatorScope operators = OperatorScope::no,
+              detail::ScopeFrame::Reopen reopen = nullptr)
+      : frame_({typeid(T), recompute, operators, reopen}, std::make_shared<const T>(std::move(value))) {}
 
   // Null if no scope is open.
   static const T* current() { return static_cast<const T*>(detail::ScopeFrame::innermost(typeid(T))); }
@@ -71,8 +75,8 @@ class ScopedValue {
 // For classes of public headers, which do not include ScopedValue. The scope is open while the pointer or a copy of it
 // exists.
 template <class T>
-std::shared_ptr<const void> open_scope(T value, Recompute recompute, bool watched = false) {
-  return std::make_shared<const ScopedValue<T>>(std::move(value), recompute, watched);
+std::shared_ptr<const void> open_scope(T value, Recompute recompute, OperatorScope operators = OperatorScope::no) {
+  return std::make_shared<const ScopedValue<T>>(std::move(value), recompute, operators);
 }
 
 }  // namespace dtensor

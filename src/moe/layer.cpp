@@ -7,7 +7,7 @@
 #include "dtensor/nn/float8.h"
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
-#include "internal/gradient_hooks.h"
+#include "internal/nested_backward.h"
 #include "internal/selective_checkpoint_cache.h"
 #include "moe/bit_identical_form.h"
 #include "moe/counting.h"

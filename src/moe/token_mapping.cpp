@@ -11,8 +11,9 @@
 #include "dtensor/hooks.h"
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
-#include "internal/gradient_hooks.h"
+#include "internal/gather_hook.h"
 #include "internal/region.h"
+#include "internal/shard_segments.h"
 #include "moe/local_function.h"
 
 namespace dtensor::moe {
@@ -139,8 +140,8 @@ bool cut_tokens(TokenMapping& mapping, const DTensor& x, at::IntArrayRef etp) {
       }
     }
     if (mapping.mesh.size(a) == 1 || p.is_replicate()) continue;
-    // A ragged shard splits before other axes, independent of its axis.
-    in_order = in_order && p.dim() == 0 && p.split_factor() == 1 && !p.is_zigzag() && !(p.is_ragged() && cut_before);
+    // A shard that lists sizes splits before other axes, independent of its axis.
+    in_order = in_order && p.dim() == 0 && is_contiguous_split(p) && !(lists_sizes(p) && cut_before);
     cut_before = true;
   }
   return in_order;

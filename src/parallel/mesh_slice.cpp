@@ -14,13 +14,13 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& mesh) {
   return mesh[part.names()] == part;
 }
 
-Placements lifted_placements(const DTensor& tensor, const DeviceMesh& mesh) {
+Placements placements_on_full_mesh(const DTensor& tensor, const DeviceMesh& mesh) {
   const DeviceMesh slice = tensor.mesh();
-  Placements lifted(static_cast<std::size_t>(mesh.ndim()));
+  Placements placements(static_cast<std::size_t>(mesh.ndim()));
   for (std::size_t axis = 0; axis < slice.names().size(); ++axis) {
-    lifted[static_cast<std::size_t>(mesh.dim(slice.names()[axis]))] = tensor.placements()[axis];
+    placements[static_cast<std::size_t>(mesh.dim(slice.names()[axis]))] = tensor.placements()[axis];
   }
-  return lifted;
+  return placements;
 }
 
 }  // namespace dtensor

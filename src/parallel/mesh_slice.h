@@ -10,6 +10,6 @@ namespace dtensor {
 bool is_slice(const DeviceMesh& part, const DeviceMesh& mesh);
 
 // Placements on a slice of `mesh` as placements on `mesh`: Replicate on the axes that the slice lacks.
-Placements lifted_placements(const DTensor& tensor, const DeviceMesh& mesh);
+Placements placements_on_full_mesh(const DTensor& tensor, const DeviceMesh& mesh);
 
 }  // namespace dtensor

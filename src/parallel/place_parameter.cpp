@@ -12,6 +12,7 @@
 #include "dtensor/tensor.h"
 #include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
+#include "internal/shard_segments.h"
 #include "parallel/mesh_slice.h"
 
 namespace dtensor {
@@ -22,11 +23,10 @@ std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 // Placements on `mesh` with `placement` on `axis`.
 Placements combined(Placements placements, const DeviceMesh& mesh, std::int64_t axis, Placement placement) {
   placements[at(axis)] = placement;
-  if (!placement.is_shard() || placement.is_ragged() || mesh.size(axis) == 1) return placements;  // ragged: outermost
+  if (!placement.is_shard() || lists_sizes(placement) || mesh.size(axis) == 1) return placements;  // splits first
   for (std::int64_t a = 0; a < axis; ++a) {
     Placement& other = placements[at(a)];
-    if (!other.is_shard(placement.dim()) || other.is_zigzag()) continue;  // not split by this axis first
-    other = StridedShard(other.dim(), other.split_factor() * mesh.size(axis)).as_storage(other.is_storage());
+    if (other.is_shard(placement.dim())) other = after_split(other, mesh.size(axis));
   }
   return placements;
 }
@@ -37,9 +37,7 @@ Placements without_axis(Placements placements, const DeviceMesh& mesh, std::int6
   if (!old.is_shard()) return placements;
   for (std::int64_t a = 0; a < axis; ++a) {
     Placement& other = placements[at(a)];
-    if (!other.is_strided() || !other.is_shard(old.dim())) continue;
-    const std::int64_t factor = other.split_factor() / mesh.size(axis);
-    other = (factor > 1 ? StridedShard(other.dim(), factor) : Shard(other.dim())).as_storage(other.is_storage());
+    if (other.is_shard(old.dim())) other = without_split(other, mesh.size(axis));
   }
   return placements;
 }
@@ -55,10 +53,10 @@ bool is_on_other_mesh(const at::Tensor& tensor, const DeviceMesh& mesh) {
 }
 
 // A tensor on a slice of the mesh as a tensor on the mesh.
-DTensor lifted(const DTensor& tensor, const DeviceMesh& mesh, const std::string& name) {
+DTensor on_full_mesh(const DTensor& tensor, const DeviceMesh& mesh, const std::string& name) {
   TORCH_CHECK(is_slice(tensor.mesh(), mesh), "parallelize: parameter '", name, "' is on ", tensor.mesh().str(),
               ", which is no slice of ", mesh.str());
-  return DTensor::from_local(tensor.to_local(), mesh, lifted_placements(tensor, mesh), tensor.sizes(),
+  return DTensor::from_local(tensor.to_local(), mesh, placements_on_full_mesh(tensor, mesh), tensor.sizes(),
                              tensor.strides());
 }
 
@@ -71,7 +69,7 @@ at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t
   }
   if (!is_dtensor(tensor)) return distribute_tensor(tensor, mesh, combined(full, mesh, axis, placement));
   const bool there = DTensor(tensor).mesh() == mesh;
-  DTensor result = there ? DTensor(tensor) : lifted(DTensor(tensor), mesh, name);
+  DTensor result = there ? DTensor(tensor) : on_full_mesh(DTensor(tensor), mesh, name);
   const Placements others = without_axis(result.placements(), mesh, axis);
   result.redistribute_(combined(others, mesh, axis, placement));
   return result;

@@ -1,11 +1,15 @@
-// Placement values: construction with checks, hashing and the text form. The parser is in parse.cpp.
+// Placement values: construction with checks, hashing, the text form and its parser, which allows any whitespace
+// between tokens.
 #include "dtensor/placement.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
 
 #include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <limits>
+#include <optional>
 #include <ostream>
 
 namespace dtensor {
@@ -17,22 +21,17 @@ std::int32_t checked_dim(std::int64_t dim) {
   return static_cast<std::int32_t>(dim);
 }
 
+std::int32_t checked_factor(const char* name, std::int64_t dim, std::int64_t factor) {
+  TORCH_CHECK(factor >= 1 && factor <= std::numeric_limits<std::int32_t>::max(), name, "(", dim, ", ", factor,
+              "): expected a split factor in [1, 2^31)");
+  return static_cast<std::int32_t>(factor);
+}
+
 }  // namespace
 
 const char* to_string(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return "sum";
-    case ReduceOp::avg:
-      return "avg";
-    case ReduceOp::max:
-      return "max";
-    case ReduceOp::min:
-      return "min";
-    case ReduceOp::product:
-      return "product";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"sum", "avg", "max", "min", "product"};
+  return kNames[static_cast<std::size_t>(op)];
 }
 
 Placement Placement::shard(std::int64_t dim) {
@@ -43,11 +42,9 @@ Placement Placement::shard(std::int64_t dim) {
 }
 
 Placement Placement::strided_shard(std::int64_t dim, std::int64_t split_factor) {
-  TORCH_CHECK(split_factor >= 1 && split_factor <= std::numeric_limits<std::int32_t>::max(), "StridedShard(", dim, ", ",
-              split_factor, "): expected a split factor in [1, 2^31)");
   Placement p = shard(dim);
   p.kind_ = Kind::strided_shard;
-  p.split_factor_ = static_cast<std::int32_t>(split_factor);
+  p.split_factor_ = checked_factor("StridedShard", dim, split_factor);
   return p;
 }
 
@@ -61,11 +58,9 @@ Placement Placement::ragged_shard(std::int64_t dim, c10::IntArrayRef sizes) {
 }
 
 Placement Placement::zigzag_shard(std::int64_t dim, std::int64_t split_factor) {
-  TORCH_CHECK(split_factor >= 1 && split_factor <= std::numeric_limits<std::int32_t>::max(), "ZigzagShard(", dim, ", ",
-              split_factor, "): expected a split factor in [1, 2^31)");
   Placement p = shard(dim);
   p.kind_ = Kind::zigzag_shard;
-  p.split_factor_ = static_cast<std::int32_t>(split_factor);
+  p.split_factor_ = checked_factor("ZigzagShard", dim, split_factor);
   return p;
 }
 
@@ -127,6 +122,143 @@ std::string to_string(const Placements& placements) {
     text += (text.size() > 1 ? ", " : "") + p.str();
   }
   return text + "]";
+}
+
+namespace {
+
+constexpr const char* kGrammar =
+    "the format is R, S(dim), SS(dim, split factor), RS(dim, size of each rank's part), Z(dim), Z(dim, pieces) or "
+    "P(sum|avg|max|min|product), shards with an optional *; a list as [R, S(0)]";
+
+class Reader {
+ public:
+  explicit Reader(std::string_view text) : text_(text) {}
+
+  bool accept(char c) {
+    skip_whitespace();
+    const bool found = at_ < text_.size() && text_[at_] == c;
+    at_ += found;
+    return found;
+  }
+  void expect(char c) {
+    if (!accept(c)) fail(std::string("'") + c + "'");
+  }
+  void expect_end() {
+    skip_whitespace();
+    if (at_ != text_.size()) fail("the end");
+  }
+  std::string_view word() {
+    skip_whitespace();
+    const std::size_t begin = at_;
+    while (at_ < text_.size() && std::isalpha(static_cast<unsigned char>(text_[at_]))) ++at_;
+    return text_.substr(begin, at_ - begin);
+  }
+  template <class Integer>
+  Integer number() {
+    skip_whitespace();
+    Integer value = 0;
+    const char* end = text_.data() + text_.size();
+    const auto [rest, error] = std::from_chars(text_.data() + at_, end, value);
+    if (error != std::errc()) fail("a number");
+    at_ = static_cast<std::size_t>(rest - text_.data());
+    return value;
+  }
+  [[noreturn]] void fail(const std::string& wanted) const {
+    TORCH_CHECK(false, "not a placement: \"", text_, "\": expected ", wanted, " before \"", text_.substr(at_), "\" (",
+                kGrammar, ")");
+  }
+
+ private:
+  void skip_whitespace() {
+    while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
+  }
+
+  std::string_view text_;
+  std::size_t at_ = 0;
+};
+
+std::optional<ReduceOp> reduce_op_named(std::string_view name) {
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min, ReduceOp::product}) {
+    if (name == to_string(op)) return op;
+  }
+  return std::nullopt;
+}
+
+Placement read_partial(Reader& in) {
+  in.expect('(');
+  const auto op = reduce_op_named(in.word());
+  if (!op) in.fail("the name of a reduction");
+  in.expect(')');
+  return Placement::partial(*op);
+}
+
+Placement read_strided(Reader& in, std::int64_t dim) {
+  in.expect(',');
+  const auto split_factor = in.number<std::int32_t>();
+  if (split_factor < 1) in.fail("a split factor of at least 1");
+  in.expect(')');
+  return Placement::strided_shard(dim, split_factor);
+}
+
+Placement read_ragged(Reader& in, std::int64_t dim) {
+  in.expect(',');
+  std::vector<std::int64_t> sizes;
+  do {
+    sizes.push_back(in.number<std::int64_t>());
+    if (sizes.back() < 0) in.fail("a non-negative size");
+  } while (!in.accept(')'));
+  return Placement::ragged_shard(dim, sizes);
+}
+
+Placement read_zigzag(Reader& in, std::int64_t dim) {
+  if (in.accept(')')) return Placement::zigzag_shard(dim);
+  return Placement::zigzag_shard(dim, read_strided(in, dim).split_factor());
+}
+
+Placement read_regular(Reader& in, std::int64_t dim) {
+  in.expect(')');
+  return Placement::shard(dim);
+}
+
+Placement read_shard(Reader& in, std::string_view name) {
+  in.expect('(');
+  const auto dim = in.number<std::int32_t>();
+  const Placement shard = name == "S"    ? read_regular(in, dim)
+                          : name == "SS" ? read_strided(in, dim)
+                          : name == "Z"  ? read_zigzag(in, dim)
+                                         : read_ragged(in, dim);
+  return shard.as_storage(in.accept('*'));
+}
+
+Placement read_placement(Reader& in) {
+  const std::string_view name = in.word();
+  if (name == "R") return Placement::replicate();
+  if (name == "P") return read_partial(in);
+  if (name == "S" || name == "SS" || name == "RS" || name == "Z") return read_shard(in, name);
+  in.fail("a placement");
+}
+
+}  // namespace
+
+Placement parse_placement(std::string_view text) {
+  Reader in(text);
+  const Placement p = read_placement(in);
+  in.expect_end();
+  return p;
+}
+
+Placements parse_placements(std::string_view text) {
+  Reader in(text);
+  Placements placements;
+  in.expect('[');
+  if (!in.accept(']')) {
+    do {
+      placements.push_back(read_placement(in));
+    } while (in.accept(','));
+    in.expect(']');
+  }
+  in.expect_end();
+  return placements;
 }
 
 }  // namespace dtensor

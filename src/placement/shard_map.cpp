@@ -145,6 +145,28 @@ Segments shard_segments(std::int64_t n, std::int64_t dim, const Placements& plac
   return shard_segments(n, split_order(dim, placements, mesh_shape), mesh_shape, coordinate);
 }
 
+bool lists_sizes(const Placement& shard) { return shard.is_ragged(); }
+
+bool fits_size(const Placement& shard, std::int64_t n) {
+  const auto sizes = shard.ragged_sizes();
+  return sizes.empty() || std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}) == n;
+}
+
+bool is_contiguous_split(const Placement& shard) { return shard.split_factor() == 1 && !shard.is_zigzag(); }
+
+std::int64_t chunk_count(const Placement& shard, std::int64_t ranks) { return shard.is_zigzag() ? 2 * ranks : ranks; }
+
+Placement after_split(const Placement& shard, std::int64_t parts) {
+  if (parts == 1 || shard.is_zigzag()) return shard;  // a zigzag shard takes its turn from left to right
+  return StridedShard(shard.dim(), shard.split_factor() * parts).as_storage(shard.is_storage());
+}
+
+Placement without_split(const Placement& shard, std::int64_t parts) {
+  if (!shard.is_strided()) return shard;
+  const std::int64_t factor = shard.split_factor() / parts;
+  return (factor > 1 ? StridedShard(shard.dim(), factor) : Shard(shard.dim())).as_storage(shard.is_storage());
+}
+
 Segments own_segments(const MeshInfo& mesh, std::int64_t n, std::int64_t dim, const Placements& placements) {
   return shard_segments(n, dim, placements, mesh.layout.shape, mesh.coordinate);
 }

@@ -6,7 +6,7 @@
 #include <torch/library.h>
 
 #include "internal/library_operator.h"
-#include "row_norm/arithmetic.h"
+#include "row_norm/layer_norm_arithmetic.h"
 
 namespace dtensor::row_norm {
 namespace {

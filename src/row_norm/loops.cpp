@@ -4,8 +4,8 @@
 #include <ATen/Parallel.h>
 
 #include "internal/kernels/lanes.h"
-#include "row_norm/arithmetic.h"
 #include "row_norm/kernels.h"
+#include "row_norm/layer_norm_arithmetic.h"
 
 namespace dtensor::row_norm {
 namespace {

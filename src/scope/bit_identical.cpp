@@ -1,4 +1,4 @@
-// BitIdentical is a watched scope, so operators leave their fast path only while one is open.
+// BitIdentical is an operator scope, so operators leave their fast path only while one is open.
 
 #include "dtensor/bit_identical.h"
 
@@ -22,10 +22,11 @@ Blocks checked(std::int64_t block) {
 
 }  // namespace
 
-BitIdentical::BitIdentical(std::int64_t block) : scope_(open_scope(checked(block), Recompute::restored, true)) {}
+BitIdentical::BitIdentical(std::int64_t block)
+    : scope_(open_scope(checked(block), Recompute::restored, OperatorScope::yes)) {}
 
 std::int64_t bit_identical_block() {
-  if (!any_observing_scope()) return 0;
+  if (!any_operator_scope()) return 0;
   const auto* blocks = ScopedValue<Blocks>::current();
   return blocks == nullptr ? 0 : blocks->size;
 }

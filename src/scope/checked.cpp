@@ -12,11 +12,11 @@
 
 namespace dtensor {
 
-Checked::Checked(Checks checks) : scope_(open_scope(Mode{checks}, Recompute::unchanged, true)) {}
+Checked::Checked(Checks checks) : scope_(open_scope(Mode{checks}, Recompute::unchanged, OperatorScope::yes)) {}
 
-bool checked_calls() { return any_observing_scope() && ScopedValue<Checked::Mode>::current() != nullptr; }
+bool checked_calls() { return any_operator_scope() && ScopedValue<Checked::Mode>::current() != nullptr; }
 bool checked_values() {
-  if (!any_observing_scope()) return false;
+  if (!any_operator_scope()) return false;
   bool found = false;
   ScopedValue<Checked::Mode>::for_each([&](const auto& mode) { found = found || mode.checks == Checks::values; });
   return found;

@@ -1,3 +1,4 @@
+// Decides when blocks are kept: not under sanitizers, and no longer when the thread ends.
 #include "scope/free_blocks.h"
 
 #include <utility>
@@ -13,7 +14,7 @@ bool FreeListAllocator::begin() {
 #endif
   if (std::exchange(begun_, true)) return false;
   struct ThreadExitGuard {
-    ~ThreadExitGuard() { thread_state().tensors.end(); }
+    ~ThreadExitGuard() { thread_state().tensor_memory.end(); }
   };
   static thread_local const ThreadExitGuard at_end;
   static_cast<void>(&at_end);

@@ -1,3 +1,4 @@
+// Reports the kind of a tensor's memory to the listener that observes this thread's allocations, if there is one.
 #include "internal/memory_kind.h"
 
 #include <c10/core/Allocator.h>

@@ -34,7 +34,7 @@ Kind own_kind() {
 void register_fallthrough() {
   static c10::RegistrationHandleRAII* volatile handle =
       new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerFallback(
-          kObservingScopesKey, c10::KernelFunction::makeFallthrough(), "dtensor: scopes that operators look for"));
+          kOperatorScopesKey, c10::KernelFunction::makeFallthrough(), "dtensor: scopes that operators look for"));
   (void)handle;
 }
 
@@ -52,8 +52,9 @@ struct ScopeFrame::State final : c10::DebugInfoBase {
   }
   static void mark_thread() {
     bool any = false;
-    for (const auto* s = top(); s != nullptr && !any; s = s->outer) any = s->kind.watched && s->open;
-    c10::impl::tls_set_dispatch_key_included(kObservingScopesKey, any);
+    for (const auto* s = top(); s != nullptr && !any; s = s->outer)
+      any = s->kind.operators == OperatorScope::yes && s->open;
+    c10::impl::tls_set_dispatch_key_included(kOperatorScopesKey, any);
   }
   static void drop_closed() {
     for (auto* s = top(); s != nullptr && !s->open && s->entry.lock() == DebugInfo::current(); s = top()) {
@@ -71,7 +72,7 @@ struct ScopeFrame::State final : c10::DebugInfoBase {
 
 ScopeFrame::ScopeFrame(const Kind& kind, std::shared_ptr<const void> value)
     : state_(std::make_shared<State>(kind, std::move(value))) {
-  if (kind.watched) register_fallthrough();
+  if (kind.operators == OperatorScope::yes) register_fallthrough();
   DebugInfo::_push(own_kind<c10::DebugInfoKind>(), state_);
   state_->entry = DebugInfo::current();
   State::mark_thread();

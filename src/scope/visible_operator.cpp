@@ -1,4 +1,5 @@
-// Stores the computation in a scoped value, because modes are Python functions that cannot pass it back to the engine.
+// Stores the computation in a scoped value, because modes are Python functions that cannot pass it back to the operator
+// kernel.
 #include "scope/visible_operator.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -27,13 +28,13 @@ c10::impl::LocalDispatchKeySet keys_of_program() {
 void run_visible_as_op(const c10::OperatorHandle& op, torch::jit::Stack& stack, bool shown,
                        const Computation& compute) {
   if (!shown) return compute(stack);
-  const ScopedValue<VisibleOpCall> scope({&op, &compute}, Recompute::unchanged, /*watched=*/true);
+  const ScopedValue<VisibleOpCall> scope({&op, &compute}, Recompute::unchanged, OperatorScope::yes);
   const c10::impl::ForceDispatchKeyGuard visible(keys_of_program());
   op.callBoxed(stack);
 }
 
 bool run_visible_call(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  if (!any_observing_scope()) return false;
+  if (!any_operator_scope()) return false;
   const auto* found = ScopedValue<VisibleOpCall>::current();
   if (found == nullptr || found->op == nullptr || found->op->operator_name() != op.operator_name()) return false;
   const auto& compute = *found->compute;

@@ -16,7 +16,8 @@ using Computation = std::function<void(torch::jit::Stack&)>;
 // and return them again. If not `shown`, this is compute(stack).
 void run_visible_as_op(const c10::OperatorHandle& op, torch::jit::Stack& stack, bool shown, const Computation& compute);
 
-// For the engine: runs the computation of the current visible call, if this is its operator; otherwise returns false.
+// For the operator kernel: runs the computation of the current visible call, if this is its operator; otherwise returns
+// false.
 bool run_visible_call(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 }  // namespace dtensor

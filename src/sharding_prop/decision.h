@@ -34,7 +34,7 @@ struct Decision {
   std::vector<OutputDecision> outputs;
   std::vector<ArgPatch> patches;
   // Operands that the operator writes (in-place, out=). If inputs[i] or the output's placements differ from the
-  // operand's placements, the engine computes into a temporary and writes it back in the operand's placements.
+  // operand's placements, the operator kernel computes into a temporary and writes it back in the operand's placements.
   std::vector<int> mutated;
   // Name of the local kernel that replaces the operator, or empty. It communicates on the mesh axes that shard a factor
   // marked with sharded_by_kernel.

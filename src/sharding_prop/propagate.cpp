@@ -8,7 +8,7 @@
 
 #include "placement/shard_map.h"
 #include "sharding_prop/bit_identical/forms.h"
-#include "sharding_prop/strategies/build_problems.h"
+#include "sharding_prop/strategies/split_call.h"
 
 namespace dtensor {
 namespace {
@@ -26,10 +26,10 @@ void check_allowed(const OpCall& call) {
 }
 
 // Whether the operator writes an operand that its schema does not mark as written.
-bool hidden_write(const Problem& p, std::size_t index) { return index < 32 && (p.data->written >> index & 1u) != 0; }
+bool hidden_write(const BoundRule& p, std::size_t index) { return index < 32 && (p.data->written >> index & 1u) != 0; }
 
 void decide_operands(const CallPart& part, const Assignment& chosen, Decision& decision) {
-  const Problem& p = part.problem;
+  const BoundRule& p = part.bound_rule;
   const Placements regular(p.mesh_shape().size());
   for (std::size_t i = 0; i < part.operands.size(); ++i) {
     const OperandState& state = p.operands[i];
@@ -46,7 +46,7 @@ void decide_operands(const CallPart& part, const Assignment& chosen, Decision& d
   }
 }
 
-void keep_storage_flags(const Problem& p, const Placements& input, Placements& result) {
+void keep_storage_flags(const BoundRule& p, const Placements& input, Placements& result) {
   const Operand& operand = *p.operands[0].operand;
   if (p.storage != StorageView::keep || !operand.spec) return;
   for (std::size_t a = 0; a < result.size(); ++a) {
@@ -55,7 +55,7 @@ void keep_storage_flags(const Problem& p, const Placements& input, Placements& r
 }
 
 void decide_results(const CallPart& part, const Assignment& chosen, Decision& decision) {
-  const Problem& p = part.problem;
+  const BoundRule& p = part.bound_rule;
   for (std::size_t r = 0; r < part.results.size(); ++r) {
     if (part.results[r] < 0 || !p.results[r].used) continue;
     OutputDecision& output = decision.outputs[static_cast<std::size_t>(part.results[r])];
@@ -69,7 +69,7 @@ void decide_results(const CallPart& part, const Assignment& chosen, Decision& de
   }
 }
 
-AxisMask local_kernel_axes(const Problem& p, const Assignment& chosen) {
+AxisMask local_kernel_axes(const BoundRule& p, const Assignment& chosen) {
   AxisMask mask = 0;
   for (std::size_t a = 0; a < chosen.size(); ++a) {
     if (chosen[a].kind != AxisChoice::Kind::factor) continue;
@@ -80,11 +80,11 @@ AxisMask local_kernel_axes(const Problem& p, const Assignment& chosen) {
   return mask;
 }
 
-at::DimVector local_sizes_of(const Problem& p, const OutputDecision& output) {
+at::DimVector local_sizes_of(const BoundRule& p, const OutputDecision& output) {
   return local_sizes(output.meta.sizes, output.placements, p.mesh_shape(), p.mesh->coordinate);
 }
 
-void add_size_patch(const Problem& p, const std::string& name, int result, bool strides, Decision& decision) {
+void add_size_patch(const BoundRule& p, const std::string& name, int result, bool strides, Decision& decision) {
   const auto index = p.call->info->schema().argumentIndexWithName(name);
   TORCH_CHECK(index, p.call->info->name(), ": the rule patches '", name, "', which is not an argument of the schema");
   if (p.call->args[static_cast<std::size_t>(*index)].isNone()) return;
@@ -96,14 +96,14 @@ void add_size_patch(const Problem& p, const std::string& name, int result, bool 
   decision.patches.push_back({*index, c10::IValue(value)});
 }
 
-void add_patches(const Problem& p, Decision& decision) {
+void add_patches(const BoundRule& p, Decision& decision) {
   if (!p.mesh->is_member) return;
   for (const auto& [name, result] : p.data->size_patches) add_size_patch(p, name, result, false, decision);
   for (const auto& [name, result] : p.data->stride_patches) add_size_patch(p, name, result, true, decision);
 }
 
 void decide_part(const CallPart& part, const Chooser& chooser, Decision& decision) {
-  const Problem& p = part.problem;
+  const BoundRule& p = part.bound_rule;
   const Assignment chosen = chooser(p);
   decide_operands(part, chosen, decision);
   decide_results(part, chosen, decision);
@@ -158,13 +158,13 @@ std::string why_text(const OpCall& call, const CallPart* part) {
   if (call.has_sparse_operand) return kOtherLayout;
   if (entry.source == RuleSource::none) return kNoRule;
   if (entry.source == RuleSource::replicate) return "replicated: " + entry.why;
-  return part == nullptr || !part->problem.data ? "" : part->problem.rule.notation();
+  return part == nullptr || !part->bound_rule.data ? "" : part->bound_rule.rule.notation();
 }
 
 }  // namespace
 
 Decision propagate(const OpCall& call) {
-  return decide(call, [](const Problem& p) { return choose(p); });
+  return decide(call, [](const BoundRule& p) { return choose(p); });
 }
 
 Decision decide(const OpCall& call, const Chooser& chooser) {
@@ -191,7 +191,7 @@ std::string explain_decision(const OpCall& call) {
     if (part.like >= 0) continue;
     text +=
         fmt::format("  rule {}{}\n", why_text(call, &part), derived_from.empty() ? "" : " (of " + derived_from + ")");
-    if (part.call.mesh) choose(part.problem, &text);
+    if (part.call.mesh) choose(part.bound_rule, &text);
   }
   const Decision decision = propagate(call);
   for (std::size_t i = 0; i < call.operands.size(); ++i) {

@@ -17,7 +17,7 @@ void infer_outputs(OpCall& call);
 Decision propagate(const OpCall& call);
 
 // Like propagate(), with the strategies that `chooser` selects for each part of the call (used to verify rules).
-using Chooser = std::function<Assignment(const Problem&)>;
+using Chooser = std::function<Assignment(const BoundRule&)>;
 Decision decide(const OpCall& call, const Chooser& chooser);
 
 // The candidates, their costs and the choice, as text.

@@ -1,4 +1,4 @@
-// ContextParallelScope: kernels of ATen's attention operators at the key that watched scopes include. There every
+// ContextParallelScope: kernels of ATen's attention operators at the key that operator scopes include. There every
 // caller is seen, whatever name it called and whether it is Python or C++. Layouts are decided per call, from the local
 // lengths of its queries, keys and mask.
 #include <ATen/ops/empty.h>
@@ -13,13 +13,14 @@
 #include <set>
 
 #include "autograd/conversion_nodes.h"
+#include "internal/aten_scopes.h"
 #include "internal/autograd_node.h"
 #include "internal/context_parallel_scope.h"
 #include "internal/dispatch_modes.h"
 #include "internal/scoped_value.h"
 #include "mesh/content_hash.h"
 #include "ops/checks/regular_operand.h"
-#include "ops/dispatch/boxed_kernel.h"
+#include "ops/dispatch/registration.h"
 #include "placement/shard_map.h"
 #include "scope/scope_frames.h"
 
@@ -35,7 +36,7 @@ struct Scope {
 };
 
 struct NotObservedGuard {
-  c10::impl::ExcludeDispatchKeyGuard exclude{kObservingScopesKey};
+  c10::impl::ExcludeDispatchKeyGuard exclude{kOperatorScopesKey};
 };
 
 std::int64_t rank_count(const Scope& scope) { return scope.mesh.size(); }
@@ -153,15 +154,15 @@ void check_replicated(const Scope& scope, const at::Tensor& q, const at::Tensor&
   static const OpEntry& entry =
       entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", ""));
   const std::vector<c10::IValue> args{q, k, v, c10::IValue(), 0.0, false, c10::IValue(), false};
-  const CallView view(entry, args);
-  if (!should_sample_call(entry, view)) return;
+  const CallOperands operands(entry, args);
+  if (!should_sample_call(entry, operands)) return;
   const auto complaint = [&](std::size_t) {
     return c10::str(
         "context_parallel: expected keys of ", q.size(-2),
         " tokens or of the length of a buffer, each rank with its shard, or the same keys on every rank; got ",
         k.size(-2), " tokens on this rank, whose values differ between ranks");
   };
-  check_all_equal_across_ranks(as_mesh_impl(*view.mesh), 1, {k, v}, complaint);
+  check_all_equal_across_ranks(as_mesh_impl(*operands.mesh), 1, {k, v}, complaint);
 }
 
 at::Tensor attend_full_sequence(const Scope& scope, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -221,14 +222,14 @@ void refusing_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   TORCH_CHECK(ScopedValue<Scope>::current() == nullptr || distributed, "context_parallel: ", op.schema().name(),
               " would attend to this rank's shard of the sequence only; call ",
               "torch.nn.functional.scaled_dot_product_attention, which attends to the full sequence");
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kObservingScopesKey), stack);
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kOperatorScopesKey), stack);
 }
 
 void register_kernels() {
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();  // never destroyed
   const auto add = [&](const c10::OperatorName& name, c10::KernelFunction kernel) {
-    handles.push_back(dispatcher.registerImpl(name, kObservingScopesKey, std::move(kernel), std::nullopt, nullptr,
+    handles.push_back(dispatcher.registerImpl(name, kOperatorScopesKey, std::move(kernel), std::nullopt, nullptr,
                                               "dtensor context_parallel"));
   };
   add({"aten::scaled_dot_product_attention", ""},
@@ -252,7 +253,7 @@ ContextParallelScope::ContextParallelScope(const DeviceMesh& mesh, std::vector<s
     const auto parts = shard_lengths(length, mesh.size());
     return parts == Lengths(parts.size(), parts[0]);
   });
-  scope_ = open_scope(Scope{mesh, std::move(lengths), even}, Recompute::restored, /*watched=*/true);
+  scope_ = open_scope(Scope{mesh, std::move(lengths), even}, Recompute::restored, OperatorScope::yes);
 }
 
 bool ContextParallelScope::current() { return ScopedValue<Scope>::current() != nullptr; }

@@ -10,7 +10,7 @@
 #include "internal/simulated.h"
 #include "internal/wrapper_subclass.h"
 #include "mesh/mesh_impl.h"
-#include "ops/dispatch/boxed_kernel.h"
+#include "ops/dispatch/registration.h"
 #include "placement/shard_map.h"
 #include "tensor/impl/call_error.h"
 #include "tensor/impl/dtensor_impl.h"

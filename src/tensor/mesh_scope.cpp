@@ -15,7 +15,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/scoped_value.h"
 #include "mesh/mesh_impl.h"
-#include "ops/dispatch/boxed_kernel.h"
+#include "ops/dispatch/registration.h"
 #include "ops/local_kernels/special/special_kernel.h"
 #include "placement/shard_map.h"
 #include "random/fill.h"
@@ -193,7 +193,7 @@ void mark_thread() {
 
 // Calls on this thread pass through the key of the factories while a scope is current.
 std::shared_ptr<const void> open_mesh_scope(const std::shared_ptr<const void>& scope) {
-  static constexpr detail::ScopeFrame::Kind kKind{typeid(Scope), Recompute::restored, /*watched=*/false,
+  static constexpr detail::ScopeFrame::Kind kKind{typeid(Scope), Recompute::restored, OperatorScope::no,
                                                   open_mesh_scope};
   const auto close = [](const detail::ScopeFrame* frame) {
     delete frame;

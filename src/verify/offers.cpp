@@ -31,7 +31,7 @@ struct PartialGroup {
   std::set<int> args;
 };
 
-PartialGroup partial_group_of(const Problem& p, std::size_t group, ReduceOp op) {
+PartialGroup partial_group_of(const BoundRule& p, std::size_t group, ReduceOp op) {
   PartialGroup sharing{static_cast<int>(group), op, {}};
   for (const int i : p.data->groups[group].operands) {
     if (i < static_cast<int>(p.operands.size())) {
@@ -73,7 +73,7 @@ class StrategyTrial {
     MeshCall mc = mesh_call(sample_, {ranks_}, 0, shards_);
     for (const Operand& operand : mc.call.operands) args_.push_back(operand.arg);
     infer_outputs(mc.call);
-    decide(mc.call, [&](const Problem& p) {
+    decide(mc.call, [&](const BoundRule& p) {
       count_ = std::max(count_, candidates(p, {}).size());
       for (std::size_t g = 0; first_ && g < p.data->groups.size(); ++g) {
         for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min, ReduceOp::product}) {
@@ -104,7 +104,7 @@ class StrategyTrial {
       if (is_placed(operands_[i])) placements.back() = {in(sharing, i) ? Partial(sharing.op) : Placement(Replicate())};
     }
     bool offered = false;
-    const auto chooser = [&](const Problem& p) {
+    const auto chooser = [&](const BoundRule& p) {
       for (const Candidate& candidate : candidates(p, {})) {
         const AxisChoice& c = candidate.choice;
         if (c.kind != AxisChoice::Kind::group || c.index != sharing.group || c.op != sharing.op) continue;
@@ -132,7 +132,7 @@ class StrategyTrial {
 }  // namespace
 
 Chooser nth_candidate(std::size_t k, std::size_t& count) {
-  return [k, &count](const Problem& p) {
+  return [k, &count](const BoundRule& p) {
     const std::vector<Candidate> list = candidates(p, {});
     count = std::max(count, list.size());
     return Assignment{list[std::min(k, list.size() - 1)].choice};

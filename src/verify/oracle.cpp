@@ -7,7 +7,7 @@
 #include "ops/dispatch/operator_entry.h"
 #include "placement/stride_order.h"
 #include "sharding_prop/propagate.h"
-#include "sharding_prop/strategies/build_problems.h"
+#include "sharding_prop/strategies/split_call.h"
 
 namespace dtensor {
 namespace {
@@ -285,7 +285,7 @@ Verdict verify_strategy(const Sample& sample, at::IntArrayRef mesh_shape, const 
 }
 
 Verdict verify_decision(const Sample& sample, at::IntArrayRef mesh_shape, const std::vector<Placements>& placements) {
-  return verify_strategy(sample, mesh_shape, placements, [](const Problem& p) { return choose(p); });
+  return verify_strategy(sample, mesh_shape, placements, [](const BoundRule& p) { return choose(p); });
 }
 
 }  // namespace dtensor

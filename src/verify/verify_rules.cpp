@@ -1,8 +1,8 @@
 // The public functions. They accept an operator of any library.
 #include "dtensor/rule.h"
 
-#include "ops/dispatch/boxed_kernel.h"
 #include "ops/dispatch/operator_entry.h"
+#include "ops/dispatch/registration.h"
 #include "verify/search.h"
 
 namespace dtensor {

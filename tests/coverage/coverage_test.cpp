@@ -51,7 +51,8 @@ TEST(Coverage, NothingIsUnknownAndFewAreReplicated) {
 at::Tensor scale_rows(const at::Tensor& x, const at::Tensor& s) { return x * s.unsqueeze(1); }
 
 TEST(Coverage, OperatorsOfAnotherLibraryRunReplicatedUntilTheyHaveARule) {
-  on_mesh({2}, [](const DeviceMesh& mesh) { distribute_tensor(at::ones({2}), mesh, {Shard(0)}); });  // loads the engine
+  on_mesh({2},
+          [](const DeviceMesh& mesh) { distribute_tensor(at::ones({2}), mesh, {Shard(0)}); });  // loads the library
   torch::Library library(torch::Library::DEF, "cover_test", std::nullopt, __FILE__, __LINE__);
   library.def("scale_rows(Tensor x, Tensor s) -> Tensor");
   library.impl("scale_rows", c10::DispatchKey::CPU, scale_rows);

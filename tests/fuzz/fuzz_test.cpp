@@ -1,4 +1,4 @@
-// Invalid calls end with the same result on every rank, without a crash or a hang, and leave the engine usable.
+// Invalid calls end with the same result on every rank, without a crash or a hang, and leave the library usable.
 // `build/release/tools/fuzz --draws 20000` runs more calls and repeats one by its number.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Runs a local kernel without the engine: slices full arguments by placement, calls the kernel on every thread rank
-// with explicit specs, and combines the local results. Tests compare the result with the ATen operator.
+// Runs a local kernel without the operator kernel: slices full arguments by placement, calls the kernel on every thread
+// rank with explicit specs, and combines the local results. Tests compare the result with the ATen operator.
 #pragma once
 
 #include <ATen/ATen.h>

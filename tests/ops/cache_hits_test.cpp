@@ -82,18 +82,18 @@ TEST(CachedCalls, DecisionFromOutdatedRuleBookIsNotCached) {
     const at::Tensor x = shards(mesh);
     const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("known_calls::between", ""));
     const std::vector<c10::IValue> args{x};
-    const CallView view(entry, args);
-    ASSERT_EQ(cache_find(entry.index, view.key), nullptr);
+    const CallOperands operands(entry, args);
+    ASSERT_EQ(find_call(entry.index, operands.key), nullptr);
     const auto insert = [&](const std::function<void()>& overlapped) {
       const std::uint64_t book = book_version;
-      auto decided = compile_call(entry, args, view);
+      auto decided = compile_call(entry, args, operands);
       overlapped();
-      return cache_insert(entry.index, std::move(decided), book);
+      return insert_call(entry.index, std::move(decided), book);
     };
     EXPECT_NE(insert([] { RuleBook::get().rule("known_calls::between", "X -> X").no_meta(); }), nullptr);
-    EXPECT_EQ(cache_find(entry.index, view.key), nullptr);
+    EXPECT_EQ(find_call(entry.index, operands.key), nullptr);
     const auto kept = insert([] {});
-    EXPECT_EQ(cache_find(entry.index, view.key), kept);
+    EXPECT_EQ(find_call(entry.index, operands.key), kept);
   });
 }
 

@@ -238,11 +238,11 @@ class CacheOfARank {
  private:
   static void warm(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
     if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return;
-    const EngineGuard guard;
+    const KernelGuard guard;
     const auto& entry = entry_of(op);
-    const CallView view(entry, stack);
-    if (entry.special != nullptr || view.mesh == nullptr || cache_find(entry.index, view.key)) return;
-    cache_insert(entry.index, compile_call(entry, stack, view), book_version);
+    const CallOperands operands(entry, stack);
+    if (entry.special != nullptr || operands.mesh == nullptr || find_call(entry.index, operands.key)) return;
+    insert_call(entry.index, compile_call(entry, stack, operands), book_version);
   }
 
   Draw draw_;

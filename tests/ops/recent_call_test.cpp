@@ -124,7 +124,7 @@ TEST(RecentCall, ARepeatedCallIsFoundAndRecordedOnce) {
     set_gather_hook(parameter, [](const DTensor&, const Placements&, at::ScalarType) { return at::Tensor(); });
     const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::neg", ""));
     const auto is_found = [&](const at::Tensor& t) {
-      const EngineGuard guard;
+      const KernelGuard guard;
       RecentCall recent(entry, guard, thread_state(), t);
       while (recent.next()) {
         recent.add(t.unsafeGetTensorImpl());
@@ -163,7 +163,7 @@ TEST(RecentCall, AlternatingCallsWithTheSameFirstOperand) {
     EXPECT_TRUE(DTensor(at::gelu(x, "tanh")).full_tensor().equal(at::gelu(at::ones({4, 2, 3, 2}), "tanh")));
     const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::gelu", ""));
     for (const std::string_view how : {"tanh", "none", "nane"}) {
-      const EngineGuard guard;
+      const KernelGuard guard;
       RecentCall recent(entry, guard, thread_state(), x);
       bool found = false;
       while (!found && recent.next()) {
@@ -274,11 +274,11 @@ TEST(RecentCall, ListenerToCollectivesKeepsTheFastPath) {
     const auto x = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
     int collectives = 0;
     const EventListener listener([&](const Event&) { ++collectives; }, {Event::Kind::collective});
-    EXPECT_FALSE(any_observing_scope());
+    EXPECT_FALSE(any_operator_scope());
     x.redistribute({Replicate()});
     EXPECT_EQ(collectives, 1);
     const EventListener all([](const Event&) {});
-    EXPECT_TRUE(any_observing_scope());
+    EXPECT_TRUE(any_operator_scope());
   });
 }
 
@@ -297,7 +297,8 @@ TEST(RecentCall, WriteOverAxisOfOneRankNeedsNoCopy) {
       const auto& entry = entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_adamw_", ""));
       const std::vector<c10::IValue> args{parameter, gradient, first, second, none,  step, 0.1, 0.9,
                                           0.99,      0.0,      1e-8,  false,  false, {},   {}};
-      EXPECT_TRUE(compile_call(entry, args, CallView(entry, args))->executor == Executor::simple) << c10::str(on_two);
+      EXPECT_TRUE(compile_call(entry, args, CallOperands(entry, args))->executor == Executor::simple)
+          << c10::str(on_two);
       const std::vector<at::Tensor> same{unsharded.clone()}, regular{unsharded.clone()}, m{unsharded.clone()},
           v{unsharded.clone()};
       at::_fused_adamw_(parameter, gradient, first, second, {}, step, 0.1, 0.9, 0.99, 0.0, 1e-8, false, false);
@@ -315,13 +316,13 @@ TEST(RecentCall, MemoryKeptForResultsIsBounded) {
     const auto x = distribute_tensor(at::ones({4}), mesh, {Replicate()});
     std::vector<at::Tensor> results;
     for (std::size_t i = 0; i < 3 * FreeListAllocator::kMaxFreeBlocks; ++i) results.push_back(at::neg(x));
-    const auto few = thread_state().tensors.count();
+    const auto few = thread_state().tensor_memory.count();
     results.clear();
 #if C10_ASAN_ENABLED || defined(__SANITIZE_THREAD__)
-    EXPECT_EQ(thread_state().tensors.count(), few);
+    EXPECT_EQ(thread_state().tensor_memory.count(), few);
 #else
     EXPECT_LT(few, FreeListAllocator::kMaxFreeBlocks);
-    EXPECT_EQ(thread_state().tensors.count(), FreeListAllocator::kMaxFreeBlocks);
+    EXPECT_EQ(thread_state().tensor_memory.count(), FreeListAllocator::kMaxFreeBlocks);
 #endif
     std::thread([results = std::vector<at::Tensor>(100, at::neg(x))]() mutable { results.clear(); }).join();
   });

@@ -51,7 +51,8 @@ TEST(ScopedValue, ScopesMayEndInAnyOrder) {
     std::optional<at::AutoDispatchBelowADInplaceOrView> below;
     if (draw() % 2 == 0) below.emplace();
     if (open.empty() || draw() % 2 == 0) {
-      open.emplace_back(step, std::make_unique<ScopedValue<Level>>(Level{step}, Recompute::unchanged, step % 3 == 0));
+      open.emplace_back(
+          step, std::make_unique<ScopedValue<Level>>(Level{step}, Recompute::unchanged, OperatorScope{step % 3 == 0}));
     } else {
       open.erase(open.begin() + static_cast<std::ptrdiff_t>(draw() % open.size()));
     }
@@ -62,7 +63,7 @@ TEST(ScopedValue, ScopesMayEndInAnyOrder) {
     std::vector<int> expected;
     for (const auto& entry : open) expected.push_back(entry.first);
     EXPECT_EQ(seen, expected);
-    EXPECT_EQ(any_observing_scope(), std::any_of(expected.begin(), expected.end(), [](int i) { return i % 3 == 0; }));
+    EXPECT_EQ(any_operator_scope(), std::any_of(expected.begin(), expected.end(), [](int i) { return i % 3 == 0; }));
   }
 }
 

@@ -32,12 +32,12 @@ TEST(ScopesInCalls, ListenerOpenedInsideAnOperatorReceivesTheNextOperator) {
           {Event::Kind::collective});
       at::mm(x, w);
       ASSERT_TRUE(operators.has_value()) << "nothing moved";
-      EXPECT_TRUE(any_observing_scope());
+      EXPECT_TRUE(any_operator_scope());
       heard = 0;
       at::add(w, w);
       EXPECT_EQ(heard, 1);
       operators.reset();
-      EXPECT_FALSE(any_observing_scope());
+      EXPECT_FALSE(any_operator_scope());
     }
   });
 }
@@ -52,7 +52,7 @@ TEST(ScopesInCalls, ListenerThatClosesItselfRestoresTheFastPath) {
       at::add(x, w);
       at::add(x, w);
       EXPECT_EQ(heard, 1);
-      EXPECT_FALSE(any_observing_scope());
+      EXPECT_FALSE(any_operator_scope());
     }
   });
 }

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "dtensor/dtensor.h"
-#include "internal/gradient_hooks.h"
+#include "internal/nested_backward.h"
 #include "support/ranks.h"
 
 namespace {
@@ -32,7 +32,7 @@ TEST(Checkpoint, SegmentsShareOneBackwardIdAndKeepNamedResults) {
   });
 }
 
-// linear is one operator of the engine but a product on one device; its result is kept under the product's name.
+// linear is one operator of the library but a product on one device; its result is kept under the product's name.
 TEST(Checkpoint, KeepsLinearUnderTheNameOfItsProduct) {
   test::on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor w = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)}).requires_grad_();

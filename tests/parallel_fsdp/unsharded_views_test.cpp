@@ -83,7 +83,7 @@ TEST(FsdpViews, AreCreatedAgainAfterAGatherWithoutMemory) {
     tower.loss(x);
     units[0].reshard();
     std::size_t k = 0;
-    fsdp::unit_of(tower.w[0], k)->abandon_gather();  // As the schedule does after a failed allocation.
+    fsdp::unit_of(tower.w[0], k)->reshard_after_failed_gather();  // As the schedule does after a failed allocation.
     expect_close(tower.loss(x), regular.loss(input()), "loss");
   });
 }

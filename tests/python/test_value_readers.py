@@ -258,7 +258,7 @@ class ValueReaders(unittest.TestCase):
             torch.testing.assert_close(grad, regular.grad.to_dense())
 
     def test_sparse_meta_tensors_behave_as_in_pytorch(self):
-        dtensor.run(2, lambda: mesh_of((2,)))  # initializes the engine
+        dtensor.run(2, lambda: mesh_of((2,)))  # initializes the library
         sparse = ADJACENCY.to_sparse().to("meta")
         self.assertEqual((sparse + sparse).shape, sparse.shape)
         with self.assertRaisesRegex(NotImplementedError, "'aten::mm' with arguments from the 'SparseMeta' backend"):

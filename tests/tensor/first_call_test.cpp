@@ -1,5 +1,5 @@
 // Every public function that creates a DTensor, as the first call of a process: the following operators need the
-// registered engine. Each runs in a child process, which is this program with one test.
+// registered kernels. Each runs in a child process, which is this program with one test.
 #include <spawn.h>
 #include <sys/wait.h>
 

@@ -2,6 +2,7 @@
 // a leaf.
 #include <torch/csrc/autograd/autograd.h>
 
+#include "internal/gather_hook.h"
 #include "internal/gradient_hooks.h"
 #include "support/ranks.h"
 
@@ -95,7 +96,7 @@ TEST(Hooks, GradientOfResultThatBecomesALeafIsReduced) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto step = make_step(mesh);
     at::Tensor w = at::mul(step.w, 1);
-    (void)at::abs(w);  // The engine sees it before it is a leaf.
+    (void)at::abs(w);  // The operator kernel sees it before it is a leaf.
     w.detach_().requires_grad_();
     at::mm(step.x, w).sum().backward();
     EXPECT_EQ(DTensor(w.grad()).placements(), gradient_placements(DTensor(w)));

@@ -1,6 +1,7 @@
 // Invalid arguments at the local/global boundary raise the same error on every rank and change nothing.
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
+#include "internal/gather_hook.h"
 #include "internal/gradient_hooks.h"
 #include "support/errors.h"
 #include "support/ranks.h"

@@ -1,4 +1,4 @@
-// ZigzagShard in the engine: exact, kept where Shard would be kept, and right by global index.
+// ZigzagShard in operators: exact, kept where Shard would be kept, and right by global index.
 #include <gtest/gtest.h>
 
 #include <rapidcheck/gtest.h>

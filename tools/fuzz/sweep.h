@@ -1,4 +1,4 @@
-// Calls every overload that the engine supports with tensors of 0 to 6 dimensions; other arguments follow the schema.
+// Calls every overload that the library supports with tensors of 0 to 6 dimensions; other arguments follow the schema.
 #pragma once
 
 #include "fuzz/check.h"

@@ -12,15 +12,15 @@ namespace {
 
 constexpr double kUnseenRow = -std::numeric_limits<double>::infinity();
 constexpr std::int64_t kBytesAtOnce = std::int64_t{1} << 20;  // bytes of a block's keys; smaller blocks are not split
-constexpr std::int64_t kCuts = 8;                             // more splits would leave too little work per thread
+constexpr std::int64_t kMaxHeadSplits = 8;                    // more splits would leave too little work per thread
 
 // A range of key heads.
 struct HeadRange {
   std::int64_t first, count;
 };
 
-at::Tensor heads_of(const at::Tensor& t, const HeadRange& heads, std::int64_t share = 1) {
-  return t.narrow(1, heads.first * share, heads.count * share);
+at::Tensor heads_of(const at::Tensor& t, const HeadRange& heads, std::int64_t per_group = 1) {
+  return t.narrow(1, heads.first * per_group, heads.count * per_group);
 }
 
 // Splits the heads; the same on all ranks of the exchange, regardless of their parts of the sequence.
@@ -30,7 +30,7 @@ std::vector<HeadRange> cut_heads(const Scores& scores, const SequenceParts& bloc
   for (const Segments& held : blocks.kv) rows = std::max(rows, total_length(held));
   const auto bytes = in.k.size(0) * heads * rows * (in.k.size(3) + in.v.size(3)) * 4;
   const bool full = bytes <= kBytesAtOnce || scores.dropout > 0 || !blocks.heads.empty();
-  const auto at_once = full ? heads : std::max<std::int64_t>(1, (heads + kCuts - 1) / kCuts);
+  const auto at_once = full ? heads : std::max<std::int64_t>(1, (heads + kMaxHeadSplits - 1) / kMaxHeadSplits);
   std::vector<HeadRange> all;
   for (std::int64_t g = 0; g < heads; g += at_once) all.push_back({g, std::min(at_once, heads - g)});
   return all;
@@ -45,13 +45,13 @@ class BackwardPass {
         in_(in),
         plan_(scores, blocks),
         heads_(blocks, in.q),
-        share_(blocks.heads.empty() && in.k.size(1) > 0 ? in.q.size(1) / in.k.size(1) : 0),
+        heads_per_group_(blocks.heads.empty() && in.k.size(1) > 0 ? in.q.size(1) / in.k.size(1) : 0),
         cuts_(cut_heads(scores, blocks, in)) {
     const auto type = accumulate_type(in.q.scalar_type());
     rows_.grad = grad;
     rows_.out = result.out;
     rows_.lse = result.lse.masked_fill(result.lse.eq(kUnseenRow), -kUnseenRow);
-    rows_.top = result.top;
+    rows_.row_max = result.row_max;
     rows_.delta = (grad.to(type) * result.out.to(type)).sum(3);
     sum_ = {zeros(in.q), zeros(in.k), zeros(in.v)};
   }
@@ -91,7 +91,7 @@ class BackwardPass {
 
   // The query heads of these key heads; all if they are not equal groups.
   at::Tensor query_heads(const at::Tensor& t, const HeadRange& some) const {
-    return share_ == 0 ? t : heads_of(t, some, share_);
+    return heads_per_group_ == 0 ? t : heads_of(t, some, heads_per_group_);
   }
 
   void compute(const std::vector<Tile>& tiles, const HeadRange& some, const at::Tensor& k, const at::Tensor& v,
@@ -104,7 +104,7 @@ class BackwardPass {
     for (const Tile& tile : tiles) {
       const auto of_rows = [&](const at::Tensor& t) { return rows_of(query_heads(t, some), tile.q); };
       const RowState rows{of_rows(rows_.grad), of_rows(rows_.out), of_rows(rows_.lse),
-                          rows_.top.defined() ? of_rows(rows_.top) : at::Tensor(), of_rows(rows_.delta)};
+                          rows_.row_max.defined() ? of_rows(rows_.row_max) : at::Tensor(), of_rows(rows_.delta)};
       const auto found = tile_gradients(scores, tile, of_tile(tile, queries, keys, values), rows);
       rows_of(dq, tile.q).add_(found.q);
       heads_.add(rows_of(dk, tile.kv), found.k);
@@ -149,7 +149,7 @@ class BackwardPass {
   at::Tensor sinks_gradient(const at::Tensor& sinks) const {
     if (!sinks.defined()) return {};
     auto score = sinks.to(rows_.lse.scalar_type()).view({1, -1, 1});
-    if (rows_.top.defined()) score = score - rows_.top;
+    if (rows_.row_max.defined()) score = score - rows_.row_max;
     const auto weight = (score - rows_.lse).exp_();
     return weight.mul_(rows_.delta).sum(at::IntArrayRef{0, 2}).neg_().to(sinks.scalar_type());
   }
@@ -159,7 +159,7 @@ class BackwardPass {
   const Inputs& in_;
   ExchangePlan plan_;
   GroupedHeads heads_;
-  std::int64_t share_;  // query heads per key head; 0: not equal for all
+  std::int64_t heads_per_group_;  // query heads per key head; 0: not equal for all
   std::vector<HeadRange> cuts_;
   RowState rows_;
   Inputs sum_;

@@ -41,88 +41,88 @@ class Merger {
   // one: a 0-dim bool.
   at::Tensor loses_sums(const Tile& tile, std::int64_t head, const TileResult& part) const {
     const auto rows = [&](const at::Tensor& t) { return rows_of(t.narrow(1, head, part.out.size(1)), tile.q); };
-    const auto have = top_.defined() ? rows(lse_) + rows(top_) : rows(lse_);
+    const auto have = row_max_.defined() ? rows(lse_) + rows(row_max_) : rows(lse_);
     return exceeds_log_precision(part.lse).logical_and_(part.lse.ge(have - kNegligible)).any();
   }
 
   void add(const Tile& tile, std::int64_t head, const TileResult& part, bool first) {
     const auto rows = [&](const at::Tensor& t) { return rows_of(t.narrow(1, head, part.out.size(1)), tile.q); };
     const auto lse = rows(lse_), out = rows(out_);
-    if (part.top.defined() && !top_.defined()) top_ = at::zeros_like(lse_);
-    if (first && !part.top.defined()) {
+    if (part.row_max.defined() && !row_max_.defined()) row_max_ = at::zeros_like(lse_);
+    if (first && !part.row_max.defined()) {
       out.copy_(part.out);
       lse.copy_(part.lse);
       return;
     }
     auto more = part.lse;
-    if (top_.defined()) more = rescale_to_common_max(lse, rows(top_), part);
+    if (row_max_.defined()) more = rescale_to_common_max(lse, rows(row_max_), part);
     const auto sum = at::logaddexp(lse, more);
-    const auto share = [&](const at::Tensor& of) {
+    const auto weight = [&](const at::Tensor& of) {
       return (of - sum).exp_().masked_fill_(sum.eq(kUnmerged), 0).unsqueeze_(3);
     };
-    out.mul_(share(lse)).addcmul_(part.out.to(out.scalar_type()), share(more));
+    out.mul_(weight(lse)).addcmul_(part.out.to(out.scalar_type()), weight(more));
     lse.copy_(sum);
   }
 
   // Combines with the results of other ranks for the same queries and other keys.
   void combine(const Communicator& comm) {
-    const auto top = rescale_over_ranks(comm);
-    const auto nothing = top.eq(kUnmerged);
-    const auto share = (lse_ - top).exp_().masked_fill_(nothing, 0);
-    out_.mul_(share.unsqueeze(3));
-    comm.all_reduce_list({out_, share}, ReduceOp::sum).wait();
-    out_.div_(share.masked_fill(nothing, 1).unsqueeze_(3));
-    lse_ = top + share.log();
-    if (top_.is_cpu() && !item_or(top_.ne(0).any(), false)) top_ = at::Tensor();
+    const auto max_lse = rescale_over_ranks(comm);
+    const auto nothing = max_lse.eq(kUnmerged);
+    const auto weight = (lse_ - max_lse).exp_().masked_fill_(nothing, 0);
+    out_.mul_(weight.unsqueeze(3));
+    comm.all_reduce_list({out_, weight}, ReduceOp::sum).wait();
+    out_.div_(weight.masked_fill(nothing, 1).unsqueeze_(3));
+    lse_ = max_lse + weight.log();
+    if (row_max_.is_cpu() && !item_or(row_max_.ne(0).any(), false)) row_max_ = at::Tensor();
   }
 
   Forward finish(const at::Tensor& sinks, at::ScalarType type) {
     if (sinks.defined()) {
       auto score = sinks.to(lse_.scalar_type()).view({1, -1, 1});
-      if (top_.defined()) {
-        const auto top = at::where((lse_ + top_).ge(score), top_, 0);
-        lse_ = lse_ + (top_ - top);
-        score = score - top;
-        top_ = top;
+      if (row_max_.defined()) {
+        const auto row_max = at::where((lse_ + row_max_).ge(score), row_max_, 0);
+        lse_ = lse_ + (row_max_ - row_max);
+        score = score - row_max;
+        row_max_ = row_max;
       }
       const auto sum = at::logaddexp(lse_, score);
       out_.mul_((lse_ - sum).exp_().masked_fill_(sum.eq(kUnmerged), 0).unsqueeze_(3));
       lse_ = sum;
     }
-    return {out_.to(type), lse_, top_};
+    return {out_.to(type), lse_, row_max_};
   }
 
  private:
   // Rescales the accumulated and the new log-sum-exp to the maximum of the greater one; returns the new log-sum-exp.
-  static at::Tensor rescale_to_common_max(const at::Tensor& lse, const at::Tensor& top, const TileResult& part) {
-    const auto other = part.top.defined() ? part.top : at::zeros_like(top);
-    const auto one = at::where((part.lse + other).gt(lse + top), other, top);
-    lse.add_(top - one);
-    top.copy_(one);
+  static at::Tensor rescale_to_common_max(const at::Tensor& lse, const at::Tensor& row_max, const TileResult& part) {
+    const auto other = part.row_max.defined() ? part.row_max : at::zeros_like(row_max);
+    const auto one = at::where((part.lse + other).gt(lse + row_max), other, row_max);
+    lse.add_(row_max - one);
+    row_max.copy_(one);
     return part.lse + (other - one);
   }
 
   // Rescales to a common maximum on all ranks; returns the greatest log-sum-exp where no maximum is stored separately,
   // else 0.
   at::Tensor rescale_over_ranks(const Communicator& comm) {
-    const auto own = top_.defined() ? top_ : at::zeros_like(lse_);
+    const auto own = row_max_.defined() ? row_max_ : at::zeros_like(lse_);
     const auto both = at::stack({own.masked_fill(lse_.eq(kUnmerged), kUnmerged), lse_ + own});
     comm.all_reduce(both, ReduceOp::max).wait();
-    top_ = both[0].masked_fill(both[0].eq(kUnmerged), 0);
-    lse_ = lse_ + (own - top_);
-    return both[1].masked_fill(top_.ne(0), 0);
+    row_max_ = both[0].masked_fill(both[0].eq(kUnmerged), 0);
+    lse_ = lse_ + (own - row_max_);
+    return both[1].masked_fill(row_max_.ne(0), 0);
   }
 
   at::Tensor out_, lse_;
-  at::Tensor top_;  // as in TileResult: lse_ is relative to it; the maximum score of rows far from zero, else 0
+  at::Tensor row_max_;  // as in TileResult: lse_ is relative to it; the maximum score of rows far from zero, else 0
   std::vector<char> touched_;
 };
 
 // Processes some heads at a time, so that a tile's result before merging is small.
 void attend(const Scores& scores, const Tile& tile, const Inputs& in, Merger& merger) {
-  const auto groups = in.k.size(1), share = in.q.size(1) / groups;
+  const auto groups = in.k.size(1), heads_per_group = in.q.size(1) / groups;
   const auto bytes =
-      in.q.size(0) * tile.q.length * in.v.size(3) * share * static_cast<std::int64_t>(in.q.element_size());
+      in.q.size(0) * tile.q.length * in.v.size(3) * heads_per_group * static_cast<std::int64_t>(in.q.element_size());
   const bool split = scores.dropout == 0 && bytes * groups > kResultAtOnce;
   const auto at_once =
       split ? std::clamp<std::int64_t>(kResultAtOnce / std::max<std::int64_t>(bytes, 1), 1, groups) : groups;
@@ -130,19 +130,21 @@ void attend(const Scores& scores, const Tile& tile, const Inputs& in, Merger& me
   for (std::int64_t g = 0; g < groups; g += at_once) {
     const auto count = std::min(at_once, groups - g);
     Scores some = scores;
-    if (some.mask.defined() && some.mask.size(1) > 1) some.mask = some.mask.narrow(1, g * share, count * share);
-    const Inputs part{in.q.narrow(1, g * share, count * share), in.k.narrow(1, g, count), in.v.narrow(1, g, count)};
+    if (some.mask.defined() && some.mask.size(1) > 1)
+      some.mask = some.mask.narrow(1, g * heads_per_group, count * heads_per_group);
+    const Inputs part{in.q.narrow(1, g * heads_per_group, count * heads_per_group), in.k.narrow(1, g, count),
+                      in.v.narrow(1, g, count)};
     auto found = attend_tile(some, tile, part);
     if (in.q.is_cpu()) {
-      const bool loses = item_or(merger.loses_sums(tile, g * share, found), false);
+      const bool loses = item_or(merger.loses_sums(tile, g * heads_per_group, found), false);
       if (loses) found = attend_tile_with_row_max(some, tile, part);
-    } else if (!first && !found.top.defined()) {
+    } else if (!first && !found.row_max.defined()) {
       at::_assert_async(
-          merger.loses_sums(tile, g * share, found).logical_not(),
+          merger.loses_sums(tile, g * heads_per_group, found).logical_not(),
           "attention: a row's scores exceed 1000, so blocks of keys cannot be merged in float32; scale the "
           "queries, or use AttentionStrategyScope(ulysses)");
     }
-    merger.add(tile, g * share, found, first);
+    merger.add(tile, g * heads_per_group, found, first);
   }
 }
 

@@ -21,9 +21,9 @@ struct SequenceParts {
 };
 
 struct Forward {
-  at::Tensor out;       // like q, with the features of v
-  at::Tensor lse;       // [b, h, l], including sinks
-  at::Tensor top = {};  // see TileResult
+  at::Tensor out;           // like q, with the features of v
+  at::Tensor lse;           // [b, h, l], including sinks
+  at::Tensor row_max = {};  // see TileResult
 };
 
 // `sinks`: [h] or undefined.

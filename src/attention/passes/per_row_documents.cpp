@@ -40,17 +40,17 @@ Forward forward_per_row(const Scores& scores, const Documents& documents, const 
                         const at::Tensor& sinks) {
   if (documents.empty()) return forward_pass(scores, blocks, in, sinks);
   const at::Tensor out = empty_result(in);
-  std::vector<at::Tensor> lse, tops;
+  std::vector<at::Tensor> lse, row_maxima;
   bool any_row_max = false;
   for (std::int64_t b = 0; b < std::ssize(documents); ++b) {
     const Scores own = scores_of(scores, documents[static_cast<std::size_t>(b)], b);
     const Forward result = forward_pass(own, blocks, row(in, b), sinks);
     row(out, b).copy_(result.out);
     lse.push_back(result.lse);
-    any_row_max = any_row_max || result.top.defined();
-    tops.push_back(result.top.defined() ? result.top : at::zeros_like(result.lse));
+    any_row_max = any_row_max || result.row_max.defined();
+    row_maxima.push_back(result.row_max.defined() ? result.row_max : at::zeros_like(result.lse));
   }
-  return {out, at::cat(lse), any_row_max ? at::cat(tops) : at::Tensor()};
+  return {out, at::cat(lse), any_row_max ? at::cat(row_maxima) : at::Tensor()};
 }
 
 Backward backward_per_row(const Scores& scores, const Documents& documents, const SequenceParts& blocks,
@@ -60,7 +60,7 @@ Backward backward_per_row(const Scores& scores, const Documents& documents, cons
   for (std::int64_t b = 0; b < std::ssize(documents); ++b) {
     const Scores own = scores_of(scores, documents[static_cast<std::size_t>(b)], b);
     const Forward of_row{row(result.out, b), row(result.lse, b),
-                         result.top.defined() ? row(result.top, b) : at::Tensor()};
+                         result.row_max.defined() ? row(result.row_max, b) : at::Tensor()};
     const auto found = backward_pass(own, blocks, row(in, b), of_row, row(grad, b), sinks);
     row(all.in.q, b).copy_(found.in.q);
     row(all.in.k, b).copy_(found.in.k);

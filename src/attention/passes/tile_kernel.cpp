@@ -179,14 +179,14 @@ std::int64_t rows_at_once(const Tile& tile, const Inputs& in) {
 
 TileResult math_forward(const Scores& scores, const Tile& tile, const Inputs& in, bool with_row_max) {
   const auto rows = rows_at_once(tile, in);
-  std::vector<at::Tensor> outs, sums, tops;
+  std::vector<at::Tensor> outs, sums, row_maxima;
   for (std::int64_t first = 0; first < tile.q.length; first += rows) {
     const Slice slice(scores, tile, in, first, std::min(rows, tile.q.length - first));
     auto weights = slice.scores();
     if (with_row_max) {
-      const auto top = weights.amax({3}, true);
-      tops.push_back(top.masked_fill(exceeds_log_precision(top).logical_not(), 0));
-      weights.sub_(tops.back());
+      const auto row_max = weights.amax({3}, true);
+      row_maxima.push_back(row_max.masked_fill(exceeds_log_precision(row_max).logical_not(), 0));
+      weights.sub_(row_maxima.back());
     }
     auto lse = at::logsumexp(weights, {3}, true);
     lse.masked_fill_(lse.eq(-kNothing), std::numeric_limits<double>::quiet_NaN());  // +inf - inf; +inf is no key
@@ -195,7 +195,7 @@ TileResult math_forward(const Scores& scores, const Tile& tile, const Inputs& in
     outs.push_back(slice.times(weights, slice.v));
     sums.push_back(lse.squeeze(3));
   }
-  return {at::cat(outs, 2), at::cat(sums, 2), with_row_max ? at::cat(tops, 2).squeeze(3) : at::Tensor()};
+  return {at::cat(outs, 2), at::cat(sums, 2), with_row_max ? at::cat(row_maxima, 2).squeeze(3) : at::Tensor()};
 }
 
 Inputs math_backward(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
@@ -208,7 +208,7 @@ Inputs math_backward(const Scores& scores, const Tile& tile, const Inputs& in, c
     const auto part = [&](const at::Tensor& t) { return t.narrow(2, first, count).to(slice.q.scalar_type()); };
     const auto grad = part(rows.grad);
     auto weights = slice.scores();
-    if (rows.top.defined()) weights.sub_(part(rows.top).unsqueeze(3));
+    if (rows.row_max.defined()) weights.sub_(part(rows.row_max).unsqueeze(3));
     weights.sub_(part(rows.lse).unsqueeze(3)).exp_();
     auto dweights = slice.times(grad, slice.v.transpose(2, 3));
     const auto kept = slice.kept();
@@ -251,7 +251,7 @@ at::Tensor exceeds_log_precision(const at::Tensor& numbers) {
 }
 
 Inputs tile_gradients(const Scores& scores, const Tile& tile, const Inputs& in, const RowState& rows) {
-  const bool with_row_max = rows.top.defined() && (!in.q.is_cpu() || item_or(rows.top.ne(0).any(), false));
+  const bool with_row_max = rows.row_max.defined() && (!in.q.is_cpu() || item_or(rows.row_max.ne(0).any(), false));
   const bool has_nan = in.q.is_cpu() && item_or(rows.lse.isnan().any(), false);  // see may_lose_nan()
   return by_flash(scores, tile, in) && !with_row_max && !has_nan ? flash_backward(scores, tile, in, rows)
                                                                  : math_backward(scores, tile, in, rows);

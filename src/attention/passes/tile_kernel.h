@@ -32,9 +32,9 @@ struct Inputs {
 // Large queries, or a mask with large negative numbers, move the maximum score of a row far from zero. Float then
 // cannot represent the log-sum-exp precisely (-1e9 + log 2 is -1e9), so the maximum is stored separately.
 struct TileResult {
-  at::Tensor out;       // [b, h, l, f]
-  at::Tensor lse;       // [b, h, l], -inf for rows without visible keys
-  at::Tensor top = {};  // [b, h, l], added to lse; undefined: zeros
+  at::Tensor out;           // [b, h, l, f]
+  at::Tensor lse;           // [b, h, l], -inf for rows without visible keys
+  at::Tensor row_max = {};  // [b, h, l], added to lse; undefined: zeros
 };
 
 // `in` contains the rows of the tile only.
@@ -47,11 +47,11 @@ at::Tensor exceeds_log_precision(const at::Tensor& numbers);
 
 // Statistics of query rows over all keys, for the backward pass.
 struct RowState {
-  at::Tensor grad;   // gradient of the result, [b, h, l, f]
-  at::Tensor out;    // [b, h, l, f]
-  at::Tensor lse;    // [b, h, l], including sinks; +inf for rows without visible keys, which makes weights 0
-  at::Tensor top;    // [b, h, l], added to lse; undefined: zeros
-  at::Tensor delta;  // [b, h, l]: sum of grad * out
+  at::Tensor grad;     // gradient of the result, [b, h, l, f]
+  at::Tensor out;      // [b, h, l, f]
+  at::Tensor lse;      // [b, h, l], including sinks; +inf for rows without visible keys, which makes weights 0
+  at::Tensor row_max;  // [b, h, l], added to lse; undefined: zeros
+  at::Tensor delta;    // [b, h, l]: sum of grad * out
 };
 
 // Gradients of q, k and v of this tile.

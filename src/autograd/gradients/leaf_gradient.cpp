@@ -33,10 +33,6 @@ DTensor handle_of(DTensorImpl& impl) {
   return DTensor(at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(&impl)));
 }
 
-const TensorHooks* hooks_on(const DTensorImpl& impl) {
-  return impl.extras() == nullptr ? nullptr : impl.extras()->hooks.get();
-}
-
 // Whether autograd::grad captures the leaf's gradient, which must then be reduced when the hook returns.
 bool is_captured(const at::Tensor& leaf) {
   const auto* info = torch::autograd::get_current_graph_task_exec_info();
@@ -138,7 +134,7 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
     const auto gradient = as_dtensor_of(collected.leaf, given);
     if (is_bit_identical()) microbatches_.add(collected.leaf.grad().defined());
     if (is_captured(collected.leaf)) return {reduce_immediately(collected, gradient)};
-    const auto* hooks = hooks_on(leaf_);
+    const auto* hooks = find_hooks(leaf_);
     if (NoGradientSync::current() || (hooks != nullptr && !hooks->syncs)) {
       accumulate_without_sync(collected, gradient);
     } else if (hooks == nullptr || !hooks->reduce || !hooks->reduce(collected.leaf, gradient)) {
@@ -156,7 +152,7 @@ class LeafGradientPipeline final : public torch::autograd::FunctionPreHook {
   };
 
   NamedCallScope::Name name_of_reduction() const {
-    const auto* hooks = hooks_on(leaf_);
+    const auto* hooks = find_hooks(leaf_);
     return hooks == nullptr || hooks->reduction.empty() ? nullptr : NamedCallScope::name(hooks->reduction);
   }
 
@@ -198,14 +194,6 @@ SpecPtr gradient_spec(const TensorSpec& leaf, const Placements& placements) {
   return intern_spec(leaf.mesh, placements, leaf.sizes, at::infer_dense_strides(leaf.sizes, leaf.strides), leaf.dtype);
 }
 
-TensorHooks& hooks_of(const DTensor& tensor) {
-  auto* impl = dtensor_or_null(tensor);
-  TORCH_CHECK(impl != nullptr, "expected a DTensor to install a hook on, got an undefined tensor");
-  auto& extras = impl->make_extras();
-  if (!extras.hooks) extras.hooks = extras.source.hooks = std::make_shared<TensorHooks>(tensor.getIntrusivePtr());
-  return *extras.hooks;
-}
-
 }  // namespace
 
 // Installs the pipeline after the user's hooks. The first register_hook in C++ drops all other hooks, so it is called
@@ -223,6 +211,14 @@ void install_gradient_pipeline_slow(DTensorImpl& impl) {
   set_memory_kind(impl.local(), MemoryKind::parameter);
 }
 
+TensorHooks& make_hooks(const DTensor& tensor) {
+  auto* impl = dtensor_or_null(tensor);
+  TORCH_CHECK(impl != nullptr, "expected a DTensor to install a hook on, got an undefined tensor");
+  auto& extras = impl->make_extras();
+  if (!extras.hooks) extras.hooks = extras.source.hooks = std::make_shared<TensorHooks>(tensor.getIntrusivePtr());
+  return *extras.hooks;
+}
+
 const ParameterSpecs& TensorHooks::specs(const DTensorImpl& parameter) {
   const auto& stored = parameter.spec();
   if (specs_.stored != stored) {
@@ -232,32 +228,25 @@ const ParameterSpecs& TensorHooks::specs(const DTensorImpl& parameter) {
   return specs_;
 }
 
-void set_gather_hook(const DTensor& parameter, GatherHook hook) { hooks_of(parameter).use = std::move(hook); }
 void set_gradient_ready_hook(const DTensor& parameter, std::function<void(const DTensor& parameter)> hook) {
-  hooks_of(parameter).gradient = std::move(hook);
+  make_hooks(parameter).gradient = std::move(hook);
 }
 void set_reduce_stage(const DTensor& parameter, ReduceStage hook, std::string name) {
-  auto& hooks = hooks_of(parameter);
+  auto& hooks = make_hooks(parameter);
   hooks.reduce = std::move(hook);
   hooks.reduction = std::move(name);
 }
 void leave_gradient_to_accumulator(const DTensor& leaf) { dtensor_or_null(leaf)->has_gradient_pipeline = true; }
 
 void watch_gradient(const DTensor& leaf) { install_gradient_pipeline(*dtensor_or_null(leaf)); }
-void set_gradient_sync(const DTensor& parameter, bool on) { hooks_of(parameter).syncs = on; }
-
-const GatherHook* gather_hook(const DTensor& parameter) {
-  auto* impl = dtensor_or_null(parameter);
-  const auto* hooks = impl == nullptr ? nullptr : hooks_on(*impl);
-  return hooks != nullptr && hooks->use ? &hooks->use : nullptr;
-}
+void set_gradient_sync(const DTensor& parameter, bool on) { make_hooks(parameter).syncs = on; }
 
 Placements gradient_placements(const DTensor& parameter) {
   return replicate_partials(checked_impl(parameter).spec()->placements);
 }
 
 static void notify(const DTensor& parameter) {
-  const auto* hooks = hooks_on(*dtensor_or_null(parameter));
+  const auto* hooks = find_hooks(*dtensor_or_null(parameter));
   if (hooks != nullptr && hooks->gradient) hooks->gradient(parameter);
   if (auto* after = hook_after_accumulation(parameter)) after->run(parameter);
 }
@@ -300,16 +289,13 @@ void accumulate_gradient(const DTensor& parameter, const DTensor& gradient) {
 
 void accumulate_gradient(const DTensor& parameter, at::Tensor local, const Placements& placements) {
   const auto& impl = checked_impl(parameter);
-  auto spec = hooks_on(impl) == nullptr ? nullptr : impl.extras()->hooks->specs(impl).reduced;
+  auto spec = find_hooks(impl) == nullptr ? nullptr : impl.extras()->hooks->specs(impl).reduced;
   if (spec == nullptr || spec->placements != placements) spec = gradient_spec(*impl.spec(), placements);
   TORCH_CHECK(local.sizes().equals(spec->local_sizes) && local.scalar_type() == spec->dtype,
               "accumulate_gradient: expected a local gradient of sizes [", c10::Join(", ", spec->local_sizes), "] of ",
               spec->str(), ", got sizes ", local.sizes(), " and dtype ", local.scalar_type());
   accumulate_gradient(parameter, DTensor(make_dtensor(spec, to_stride_order(std::move(local), *spec))));
 }
-
-RecomputeGuard::RecomputeGuard() : scope_({}, Recompute::unchanged) {}
-bool RecomputeGuard::current() { return ScopedValue<Flag>::current() != nullptr; }
 
 NoGradientSync::NoGradientSync() : scope_(open_scope(Flag{}, Recompute::unchanged)) {}
 bool NoGradientSync::current() { return ScopedValue<Flag>::current() != nullptr; }

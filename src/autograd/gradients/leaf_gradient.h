@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "dtensor/hooks.h"
+#include "internal/gather_hook.h"
 #include "internal/gradient_hooks.h"
 #include "tensor/impl/dtensor_impl.h"
 
@@ -31,6 +32,13 @@ struct TensorHooks {
  private:
   ParameterSpecs specs_;
 };
+
+// Null if the tensor has none.
+inline const TensorHooks* find_hooks(const DTensorImpl& impl) {
+  return impl.extras() == nullptr ? nullptr : impl.extras()->hooks.get();
+}
+// Creates them if the tensor has none.
+TensorHooks& make_hooks(const DTensor& tensor);
 
 void install_gradient_pipeline_slow(DTensorImpl& impl);
 

@@ -1,8 +1,8 @@
-// Backward passes inside another one, and callbacks for the end of the outer one (internal/gradient_hooks.h).
+// Backward passes inside another one, and callbacks for the end of the outer one (internal/nested_backward.h).
+#include "internal/nested_backward.h"
+
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
-
-#include "internal/gradient_hooks.h"
 
 namespace dtensor {
 
@@ -26,7 +26,7 @@ NestedBackwardGuard::NestedBackwardGuard() {
 
 NestedBackwardGuard::~NestedBackwardGuard() {
   if (--inner_passes > 0) return;
-  // The engine queues a callback for the running pass, which is the outer one again.
+  // The autograd engine queues a callback for the running pass, which is the outer one again.
   for (auto& callback : std::exchange(waiting_for_outer_end(), {})) {
     torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
   }
@@ -39,5 +39,8 @@ void queue_backward_callback(std::function<void()> callback) {
   if (inner_passes > 0) return waiting_for_outer_end().push_back(std::move(callback));
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
+
+RecomputeGuard::RecomputeGuard() : scope_({}, Recompute::unchanged) {}
+bool RecomputeGuard::current() { return ScopedValue<Flag>::current() != nullptr; }
 
 }  // namespace dtensor

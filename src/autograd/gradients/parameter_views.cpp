@@ -114,6 +114,14 @@ at::Tensor find_gathered_by_schedule(const DTensorImpl& operand, const TensorSpe
   return same_data(*from, to) ? local : to_stride_order(redistribute_local(local, *from, to.placements), to);
 }
 
+void set_gather_hook(const DTensor& parameter, GatherHook hook) { make_hooks(parameter).use = std::move(hook); }
+
+const GatherHook* gather_hook(const DTensor& parameter) {
+  auto* impl = dtensor_or_null(parameter);
+  const auto* hooks = impl == nullptr ? nullptr : find_hooks(*impl);
+  return hooks != nullptr && hooks->use ? &hooks->use : nullptr;
+}
+
 at::Tensor gathered_local(const DTensor& operand, const Placements& wanted) {
   const auto& impl = checked_impl(operand);
   if (has_source(impl)) {

@@ -1,3 +1,4 @@
+// Each rank reduces one part of the values; an all_reduce then gathers the parts.
 #include "comm/composite/reduce_by_exchange.h"
 
 #include <ATen/ATen.h>

@@ -1,3 +1,4 @@
+// Decides which tensors are off the host, whose streams the host has to wait for.
 #include "comm/local/device_memory.h"
 
 #include <ATen/ATen.h>

@@ -1,3 +1,4 @@
+// Decides whether this thread may call MPI, and whether calls of several threads must take turns.
 #include "comm/mpi/thread_level.h"
 
 #include "comm/mpi/api.h"

@@ -1,3 +1,4 @@
+// Sends long messages in pieces that MPI can count, and decides when a waiting rank sleeps.
 #include "comm/mpi/transport.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Connects the two ends of a message queue on a thread of its own; messages that are posted before wait for it.
 #include "comm/nccl/messages.h"
 
 #include <ATen/ATen.h>

@@ -1,3 +1,4 @@
+// Connects communicators on a thread of their own, and orders each call after the work of the caller's stream.
 #include "comm/nccl/nccl_comm.h"
 
 #include <ATen/ATen.h>

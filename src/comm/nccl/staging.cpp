@@ -1,3 +1,4 @@
+// Decides which tensors are passed to NCCL as they are, and which are copied or packed first.
 #include "comm/nccl/staging.h"
 
 #include <ATen/ATen.h>

@@ -1,3 +1,4 @@
+// Decides which tensors are packed or copied before they are sent, and when an all_reduce is one exchange.
 #include "comm/p2p/staging.h"
 
 #include "comm/memory/copy.h"

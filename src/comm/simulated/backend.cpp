@@ -1,3 +1,4 @@
+// Decides what a rank without peers receives: what it sends itself, zeros, or no values.
 #include "comm/simulated/backend.h"
 
 #include <ATen/ATen.h>

@@ -1,3 +1,4 @@
+// Queues frames for one peer and writes as many as the stream takes; a failed read or a closed stream ends the link.
 #include "comm/socket/peer_link.h"
 
 #include <sys/socket.h>

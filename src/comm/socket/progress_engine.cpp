@@ -1,3 +1,4 @@
+// Decides whether a message is sent eagerly, by rendezvous over the stream, or read from the memory of its sender.
 #include "comm/socket/progress_engine.h"
 
 #include <sys/epoll.h>

@@ -1,3 +1,4 @@
+// Opens, connects and names stream sockets; a listener uses one port on each address of this host.
 #include "comm/socket/stream.h"
 
 #include <arpa/inet.h>

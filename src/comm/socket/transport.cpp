@@ -1,3 +1,4 @@
+// Maps batches of messages to the progress engine of the process.
 #include "comm/socket/transport.h"
 
 #include <sys/epoll.h>

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "ops/cache/call_view.h"
+#include "ops/cache/call_operands.h"
 #include "ops/local_kernels/local_kernel.h"
 #include "placement/stride_order.h"
 #include "redistribute/plan/plan.h"
@@ -104,7 +104,7 @@ inline void advance_version(c10::TensorImpl& tensor) {
   if (tensor.version_counter().enabled()) tensor.bump_version();
 }
 // Advances the local versions of all operands that the call wrote. Also advances the DTensors' own versions for
-// operators without results (lists); for others ATen's kernels above the engine do.
+// operators without results (lists); for others ATen's kernels at higher dispatch keys do.
 void bump_versions(const CachedCall& call, c10::ArrayRef<c10::TensorImpl*> operands);
 [[noreturn]] void throw_wrong_local_sizes(const OpEntry& entry, const CachedCall& call, const TensorSpec& spec,
                                           const at::Tensor& local);

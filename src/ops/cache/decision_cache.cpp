@@ -57,7 +57,7 @@ const CachedCallPtr* find(ThreadCache& thread, std::uint32_t op_index, const Cal
 
 }  // namespace
 
-const CachedCall* find_unboxable(std::uint32_t op_index, const CallKey& key) {
+const CachedCall* find_unboxable_call(std::uint32_t op_index, const CallKey& key) {
   auto& thread = current_cache();
   const auto* call = find(thread, op_index, key);
   if (call == nullptr || !(*call)->unboxable) return nullptr;
@@ -65,7 +65,7 @@ const CachedCall* find_unboxable(std::uint32_t op_index, const CallKey& key) {
   return call->get();
 }
 
-CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key) {
+CachedCallPtr find_call(std::uint32_t op_index, const CallKey& key) {
   auto& thread = current_cache();
   const auto* call = find(thread, op_index, key);
   if (call == nullptr) return ++thread.stats.misses, nullptr;
@@ -73,7 +73,7 @@ CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key) {
   return *call;
 }
 
-CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call, std::uint64_t book) {
+CachedCallPtr insert_call(std::uint32_t op_index, std::unique_ptr<CachedCall> call, std::uint64_t book) {
   auto& thread = current_cache();
   if (C10_UNLIKELY(thread.book != book)) return CachedCallPtr(std::move(call));
   if (op_index >= thread.ops.size()) thread.ops.resize(op_index + 1);

@@ -43,12 +43,12 @@ struct ThreadCache {
 };
 
 // Returns null on a miss. The pointer keeps the entry alive if hooks run operators that evict it during the call.
-CachedCallPtr cache_find(std::uint32_t op_index, const CallKey& key);
-// cache_find for unboxed kernels, which run no other operator before they finish. It returns null and counts nothing
+CachedCallPtr find_call(std::uint32_t op_index, const CallKey& key);
+// find_call for unboxed kernels, which run no other operator before they finish. It returns null and counts nothing
 // for calls that only the boxed kernel can run.
-const CachedCall* find_unboxable(std::uint32_t op_index, const CallKey& key);
+const CachedCall* find_unboxable_call(std::uint32_t op_index, const CallKey& key);
 // `book`: the version of the rule book before the decision. If it has changed since, the call is returned but not
 // cached.
-CachedCallPtr cache_insert(std::uint32_t op_index, std::unique_ptr<CachedCall> call, std::uint64_t book);
+CachedCallPtr insert_call(std::uint32_t op_index, std::unique_ptr<CachedCall> call, std::uint64_t book);
 
 }  // namespace dtensor

@@ -34,28 +34,28 @@ class KeyMatch : public KeyBuilder<KeyMatch> {
   bool differs_ = true;
 };
 
-// Has the interface of CallView. Each next() selects a recent call with the same spec of the first operand; the
-// arguments are then added. State outside the key (scopes, materialized views, leaves without a gradient pipeline)
+// Receives arguments as CallOperands does. Each next() selects a recent call with the same spec of the first operand;
+// the arguments are then added. State outside the key (scopes, materialized views, leaves without a gradient pipeline)
 // counts as a mismatch, so that the general path runs.
 class RecentCall {
  public:
-  C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const EngineGuard& guard, const ThreadState& thread,
+  C10_ALWAYS_INLINE RecentCall(const OpEntry& entry, const KernelGuard& guard, const ThreadState& thread,
                                const at::Tensor& first)
-      : scalars(entry.rule().reads_scalars), thread_(thread.cache) {
+      : key_holds_floats(entry.rule().reads_scalars), thread_cache_(thread.cache) {
     const auto* tensor = dtensor_or_null(first);
-    if (tensor == nullptr || guard.any_observing_scope()) return;
-    if (thread_ == nullptr || entry.index >= thread_->ops.size() || !thread_->is_current()) return;
-    cache_ = &thread_->ops[entry.index];
+    if (tensor == nullptr || guard.any_operator_scope()) return;
+    if (thread_cache_ == nullptr || entry.index >= thread_cache_->ops.size() || !thread_cache_->is_current()) return;
+    op_cache_ = &thread_cache_->ops[entry.index];
     first_ = CallKey::spec_word(tensor->spec().get());
   }
 
   // Selects the next recent call to compare with; false if there is none.
   bool next() {
-    if (cache_ == nullptr) return false;
+    if (op_cache_ == nullptr) return false;
     while (at_ < OpCache::kRecent) {
       const auto i = at_++;
-      if (cache_->first_words[i] != first_ || !cache_->recent[i]->unboxable) continue;
-      call_ = cache_->recent[i].get();
+      if (op_cache_->first_words[i] != first_ || !op_cache_->recent[i]->unboxable) continue;
+      call_ = op_cache_->recent[i].get();
       key = KeyMatch(call_->key);
       count_ = 0;
       return true;
@@ -64,7 +64,7 @@ class RecentCall {
   }
 
   KeyMatch key;
-  const bool scalars;  // values of floats are part of the key
+  const bool key_holds_floats;  // values of floats are part of the key
 
   void add(c10::TensorImpl* impl) {
     if (impl == nullptr || !has_dtensor_key(impl)) return add_regular(impl);
@@ -78,10 +78,10 @@ class RecentCall {
   // The matching call, or null.
   const CachedCall* found() {
     if (C10_UNLIKELY(!key.is_full())) return nullptr;
-    ++thread_->stats.hits;
+    ++thread_cache_->stats.hits;
     return call_;
   }
-  c10::ArrayRef<c10::TensorImpl*> operands() const { return {operands_.data(), count_}; }
+  c10::ArrayRef<c10::TensorImpl*> tensors() const { return {tensors_.data(), count_}; }
 
  private:
   void add_regular(c10::TensorImpl* impl) {
@@ -90,16 +90,16 @@ class RecentCall {
     key.absent();
   }
   void keep(c10::TensorImpl* impl) {
-    if (count_ == operands_.size()) return key.differ();
-    operands_[count_++] = impl;
+    if (count_ == tensors_.size()) return key.differ();
+    tensors_[count_++] = impl;
   }
 
-  ThreadCache* const thread_;
-  const OpCache* cache_ = nullptr;
+  ThreadCache* const thread_cache_;
+  const OpCache* op_cache_ = nullptr;
   const CachedCall* call_ = nullptr;
   std::uint64_t first_ = 0;
   std::size_t at_ = 0, count_ = 0;
-  std::array<c10::TensorImpl*, 10> operands_;
+  std::array<c10::TensorImpl*, 10> tensors_;
 };
 
 }  // namespace dtensor

@@ -206,9 +206,9 @@ void count_call_results(const OpEntry& entry, const torch::jit::Stack& stack) {
   for (auto r = stack.size() - entry.returns.size(); r < stack.size(); ++r) for_each_tensor(stack[r], count_result);
 }
 
-void record_call_fingerprint(const OpEntry& entry, Args args, const CallView& view, const CachedCall& call) {
-  if (call.fingerprint.text == nullptr) call.fingerprint = Words(entry, args, view.operands).result();
-  note(entry, args, view.operands, as_mesh_impl(*view.mesh), call.fingerprint);
+void record_call_fingerprint(const OpEntry& entry, Args args, const CallOperands& operands, const CachedCall& call) {
+  if (call.fingerprint.text == nullptr) call.fingerprint = Words(entry, args, operands.tensors).result();
+  note(entry, args, operands.tensors, as_mesh_impl(*operands.mesh), call.fingerprint);
 }
 
 void record_special_call_fingerprint(const OpEntry& entry, Args args) {

@@ -95,7 +95,7 @@ std::string MoveLog::str() const {
 
 std::string explain_moves(const std::function<void()>& fn) {
   MoveLog log;
-  const ScopedValue<MoveLog*> scope(&log, Recompute::unchanged, true);
+  const ScopedValue<MoveLog*> scope(&log, Recompute::unchanged, OperatorScope::yes);
   const NodeRecorder modules_of_backward;
   const EventListener listener([&](const Event& event) { log.add(event); }, {Event::Kind::collective});
   fn();

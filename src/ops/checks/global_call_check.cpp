@@ -4,6 +4,8 @@
 
 #include <ATen/ops/full.h>
 
+#include "internal/shard_segments.h"
+
 namespace dtensor {
 namespace {
 
@@ -14,9 +16,8 @@ bool parts_differ(const TensorSpec& spec) {
   at::DimVector parts(spec.sizes.size(), 1);
   for (std::size_t a = 0; a < spec.placements.size(); ++a) {
     const auto& p = spec.placements[a];
-    if (p.is_ragged()) return true;
-    const std::int64_t chunks = spec.mesh->layout.shape[a] * (p.is_zigzag() ? 2 : 1);
-    if (p.is_shard()) parts[static_cast<std::size_t>(p.dim())] *= chunks;
+    if (lists_sizes(p)) return true;
+    if (p.is_shard()) parts[static_cast<std::size_t>(p.dim())] *= chunk_count(p, spec.mesh->layout.shape[a]);
   }
   for (std::size_t d = 0; d < parts.size(); ++d) {
     if (spec.sizes[d] % parts[d] != 0) return true;

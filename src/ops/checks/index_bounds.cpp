@@ -136,7 +136,7 @@ std::vector<IndexBound> index_bounds(const OpEntry& entry, const OpCall& describ
 void check_index_bounds(const ExecutionFrame& frame, bool before) {
   for (const auto& bound : frame.call.bounds) {
     if (bound.before != before) continue;
-    auto* impl = frame.view.operands[bound.operand];
+    auto* impl = frame.operands.tensors[bound.operand];
     if (!before) {
       check_bound(bound, frame.locals[bound.operand]);
     } else if (has_dtensor_key(impl)) {

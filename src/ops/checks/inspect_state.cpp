@@ -60,7 +60,7 @@ ImplicitRedistributionScope::ImplicitRedistributionScope(ImplicitRedistribution 
     : scope_(open_scope(moves, Recompute::restored)) {}
 
 bool strict_mode() { return holds(Strictness::strict); }
-bool recording_explanations() { return any_observing_scope() && ScopedValue<Explanation*>::current() != nullptr; }
+bool recording_explanations() { return any_operator_scope() && ScopedValue<Explanation*>::current() != nullptr; }
 
 void record_explanation(const OpCall& call) {
   if (recording_explanations()) record_explanation(explain_decision(call));
@@ -100,7 +100,7 @@ void report_implicit_redistributions(const OpEntry& entry, const CachedCall& cal
 
 std::string explain_calls(const std::function<void()>& fn) {
   Explanation reports;
-  const ScopedValue<Explanation*> scope(&reports, Recompute::unchanged, true);
+  const ScopedValue<Explanation*> scope(&reports, Recompute::unchanged, OperatorScope::yes);
   fn();
   return reports.text();
 }

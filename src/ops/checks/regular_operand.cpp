@@ -19,10 +19,10 @@ const char* argument_name(const OpEntry& entry, std::size_t arg) {
 
 // A hash of what ranks share of a call: the operator, the global part of the DTensors' specs, and the sizes and dtypes
 // of regular operands. Strides of regular operands are excluded, because they may differ between ranks.
-std::uint64_t kind_of_call(const OpEntry& entry, const CallView& view) {
+std::uint64_t kind_of_call(const OpEntry& entry, const CallOperands& operands) {
   std::uint64_t hash = entry.index + 1;
   const auto add = [&](std::uint64_t word) { hash = hash_combine(hash, word); };
-  for (const auto* impl : view.operands) {
+  for (const auto* impl : operands.tensors) {
     add(impl == nullptr ? 0 : 1);
     if (impl == nullptr) continue;
     add(static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl->dtype())));
@@ -64,11 +64,11 @@ bool is_of_unit(const c10::TensorImpl* operand) {
 
 // Whether the current module call has local semantics, so that regular operands may differ between ranks. The decision
 // does not depend on values.
-bool is_local_data_call(const CallView& view) {
+bool is_local_data_call(const CallOperands& operands) {
   const auto* own = ScopedValue<LocalDataCall>::current();
   if (own == nullptr) return false;
-  if (std::any_of(view.operands.begin(), view.operands.end(), is_of_unit)) return true;
-  const auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&as_mesh_impl(*view.mesh)));
+  if (std::any_of(operands.tensors.begin(), operands.tensors.end(), is_of_unit)) return true;
+  const auto mesh = c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&as_mesh_impl(*operands.mesh)));
   return own->mesh && own->mesh == DeviceMesh(mesh);
 }
 
@@ -76,21 +76,21 @@ AxisMask all_axes(const MeshInfo& mesh) { return static_cast<AxisMask>((1u << me
 
 }  // namespace
 
-bool should_sample_call(const OpEntry& entry, const CallView& view) {
-  return is_sampled(as_mesh_impl(*view.mesh).count(~kind_of_call(entry, view)));
+bool should_sample_call(const OpEntry& entry, const CallOperands& operands) {
+  return is_sampled(as_mesh_impl(*operands.mesh).count(~kind_of_call(entry, operands)));
 }
 
-void check_regular_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
-  const auto kind = hash_combine(kind_of_call(entry, view), entry.is_unread(0, args) ? 1 : 0);
-  const bool picked = is_sampled(as_mesh_impl(*view.mesh).count(kind));
-  const bool on_local_data = is_local_data_call(view);
+void check_regular_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallOperands& operands) {
+  const auto kind = hash_combine(kind_of_call(entry, operands), entry.is_unread(0, args) ? 1 : 0);
+  const bool picked = is_sampled(as_mesh_impl(*operands.mesh).count(kind));
+  const bool on_local_data = is_local_data_call(operands);
   if (!picked && !on_local_data && !checked_values() && !strict_mode()) return;
-  const auto operands = regular_operands(entry, args);
+  const auto compared = regular_operands(entry, args);
   const auto what = [&](std::size_t i) {
-    return c10::str(entry.name(), ": operand `", argument_name(entry, operands[i].first), "` of sizes ",
-                    operands[i].second.sizes());
+    return c10::str(entry.name(), ": operand `", argument_name(entry, compared[i].first), "` of sizes ",
+                    compared[i].second.sizes());
   };
-  if (operands.empty()) return;
+  if (compared.empty()) return;
   TORCH_CHECK(!strict_mode(), what(0),
               " is a regular tensor among DTensors, which Strict refuses. Distribute it with distribute_tensor.");
   TORCH_CHECK(
@@ -98,10 +98,10 @@ void check_regular_operands(const OpEntry& entry, c10::ArrayRef<c10::IValue> arg
       " is data of this rank and meets a DTensor on the mesh of an FSDP unit whose module was called with regular ",
       "tensors. A parameter is gathered only during the call of its unit's module: call that module (in C++ by ",
       "call()), do not make the parameter a unit of its own, or use full_tensor()");
-  if (!view.mesh->is_member) return;
+  if (!operands.mesh->is_member) return;
   std::vector<at::Tensor> tensors;
-  for (const auto& operand : operands) tensors.push_back(operand.second);
-  check_all_equal_across_ranks(as_mesh_impl(*view.mesh), all_axes(*view.mesh), tensors, [&](std::size_t i) {
+  for (const auto& operand : compared) tensors.push_back(operand.second);
+  check_all_equal_across_ranks(as_mesh_impl(*operands.mesh), all_axes(*operands.mesh), tensors, [&](std::size_t i) {
     return what(i) +
            " is a regular tensor whose values differ between ranks; a regular tensor among DTensors counts as "
            "Replicate. "

@@ -1,4 +1,4 @@
-// Compares replicas across ranks, and full results with ATen's. It gathers tensors by the engine's own redistribution.
+// Compares replicas across ranks, and full results with ATen's. It gathers tensors by redistribution.
 #include "ops/checks/result_check.h"
 
 #include <ATen/ATen.h>
@@ -56,13 +56,14 @@ bool are_close(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // Whether the operator can run again on full operands: one mesh, and a deterministic operator.
-bool is_comparable(const OpEntry& entry, const CallView& view) {
-  return !view.mixed && !view.has_host_operand() && !entry.foreach_op() && !entry.is_random && !entry.inplace_view;
+bool is_comparable(const OpEntry& entry, const CallOperands& operands) {
+  return !operands.mixed && !operands.has_host_operand() && !entry.foreach_op() && !entry.is_random &&
+         !entry.inplace_view;
 }
 
 }  // namespace
 
-ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const CallView& view, const Stack& stack)
+ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const CallOperands& operands, const Stack& stack)
     : entry_(entry), call_(call), content_counts_(!entry.rule().data().uninitialized_results) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto first = stack.size() - entry.args.size();
@@ -73,7 +74,7 @@ ResultCheck::ResultCheck(const OpEntry& entry, const CachedCall& call, const Cal
     const auto what = c10::str(entry.name(), ": operand `", entry.schema().arguments()[i].name(), "`");
     for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) { check_replicas(what, tensor); });
   }
-  if (!is_comparable(entry, view) || !should_sample_call(entry, view)) return;
+  if (!is_comparable(entry, operands) || !should_sample_call(entry, operands)) return;
   for (std::size_t i = 0; i < entry.args.size(); ++i) {
     full_arguments_.push_back(full_argument(stack[first + i], entry.args[i].mutated));
   }

@@ -16,7 +16,8 @@ void check_parts(const std::string& what, const at::Tensor& actual, const at::Te
 class ResultCheck {
  public:
   // Checks the operands before the call. The arguments are on top of the stack. Collective.
-  ResultCheck(const OpEntry& entry, const CachedCall& call, const CallView& view, const torch::jit::Stack& stack);
+  ResultCheck(const OpEntry& entry, const CachedCall& call, const CallOperands& operands,
+              const torch::jit::Stack& stack);
   // Checks the results, on top of the stack, after the call. Throws on every rank of the mesh, with operator and
   // result. Collective.
   void compare(const torch::jit::Stack& stack) const;

@@ -29,14 +29,15 @@ c10::ArrayRef<c10::IValue> arguments(const OpEntry& entry, const torch::jit::Sta
 }
 
 // Sets `fresh` if the cache did not hold the call.
-CachedCallPtr find_or_compile(const OpEntry& entry, const torch::jit::Stack& stack, const CallView& view, bool& fresh) {
-  auto call = cache_find(entry.index, view.key);
+CachedCallPtr find_or_compile(const OpEntry& entry, const torch::jit::Stack& stack, const CallOperands& operands,
+                              bool& fresh) {
+  auto call = find_call(entry.index, operands.key);
   fresh = call == nullptr;
   if (fresh) {
     const auto book = book_version.load(std::memory_order_acquire);
-    call = cache_insert(entry.index, compile_call(entry, arguments(entry, stack), view), book);
+    call = insert_call(entry.index, compile_call(entry, arguments(entry, stack), operands), book);
   } else if (C10_UNLIKELY(recording_explanations())) {
-    record_explanation(describe_call(entry, arguments(entry, stack), view));
+    record_explanation(describe_call(entry, arguments(entry, stack), operands));
   }
   report_replicated(entry, *call, fresh);
   return call;
@@ -59,33 +60,34 @@ std::vector<const TensorSpec*> specs_of(const CachedCall& call) {
   return specs;
 }
 
-void run_with_event(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
+void run_with_event(const OpEntry& entry, const CachedCall& call, const CallOperands& operands,
+                    torch::jit::Stack& stack) {
   Event event;
   event.kind = Event::Kind::op;
   event.name = c10::toString(entry.name());
   event.bytes = call.implicit_bytes;
   event.operands = describe_operands(specs_of(call));
   event.begin = std::chrono::steady_clock::now();
-  execute_call(entry, call, view, stack);
+  execute_call(entry, call, operands, stack);
   const auto results = tensors_of(torch::jit::last(stack, entry.returns.size()));
   if (!entry.rule().data().uninitialized_results) event.tensors = results;
   emit_event(std::move(event));
 }
 
-void run_call(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
-  C10_UNLIKELY(is_listening(Event::Kind::op)) ? run_with_event(entry, call, view, stack)
-                                              : execute_call(entry, call, view, stack);
+void run_call(const OpEntry& entry, const CachedCall& call, const CallOperands& operands, torch::jit::Stack& stack) {
+  C10_UNLIKELY(is_listening(Event::Kind::op)) ? run_with_event(entry, call, operands, stack)
+                                              : execute_call(entry, call, operands, stack);
   if (C10_UNLIKELY(is_caching_results())) cache_result(entry, stack);
 }
 
-void run_checked(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack) {
-  record_call_fingerprint(entry, arguments(entry, stack), view, call);
+void run_checked(const OpEntry& entry, const CachedCall& call, const CallOperands& operands, torch::jit::Stack& stack) {
+  record_call_fingerprint(entry, arguments(entry, stack), operands, call);
   if (checked_values()) {
-    const ResultCheck check(entry, call, view, stack);
-    run_call(entry, call, view, stack);
+    const ResultCheck check(entry, call, operands, stack);
+    run_call(entry, call, operands, stack);
     check.compare(stack);
   } else {
-    run_call(entry, call, view, stack);
+    run_call(entry, call, operands, stack);
   }
   count_call_results(entry, stack);
 }
@@ -134,45 +136,45 @@ void set_storage_error_message(const at::Tensor& result) {
   if (auto* impl = dtensor_or_null(result); impl != nullptr && !impl->has_storage()) set_storage_error_message(*impl);
 }
 
-void begin_call(const OpEntry& entry, const CallView& view) {
+void begin_call(const OpEntry& entry, const CallOperands& operands) {
   try {
-    enter_call(entry, *view.mesh);
-    note_numbers(entry, *view.mesh, view.key.numbers);
+    enter_call(entry, *operands.mesh);
+    note_numbers(entry, *operands.mesh, operands.key.numbers);
   } catch (...) {
-    rethrow_with_call(entry.text(), view.operands);
+    rethrow_with_call(entry.text(), operands.tensors);
   }
 }
 
 // Adds the default dtype to the key if it decides the dtype of a floating-point result of integer operands.
-void note_default_type(CallView& view) {
+void note_default_type(CallOperands& operands) {
   const auto type = c10::get_default_dtype_as_scalartype();
-  if (C10_UNLIKELY(type != c10::ScalarType::Float) && view.has_no_floating_operand()) {
-    view.key.integer(static_cast<std::int64_t>(type));
+  if (C10_UNLIKELY(type != c10::ScalarType::Float) && operands.has_no_floating_operand()) {
+    operands.key.integer(static_cast<std::int64_t>(type));
   }
 }
 
-// Decisions of a BitIdentical scope are other ones, for each block size.
-void note_block(CallView& view) {
+// Adds the block size of a BitIdentical scope to the key, since the decision depends on it.
+void note_block(CallOperands& operands) {
   const auto block = bit_identical_block();
-  if (C10_UNLIKELY(block != 0)) view.key.integer(-block);
+  if (C10_UNLIKELY(block != 0)) operands.key.integer(-block);
 }
 
 // Sets `fresh` if the cache did not hold the call.
-void find_and_run(const OpEntry& entry, torch::jit::Stack& stack, const CallView& view, bool& fresh) {
+void find_and_run(const OpEntry& entry, torch::jit::Stack& stack, const CallOperands& operands, bool& fresh) {
   const CallerScope caller(entry.text());
   CachedCallPtr call;
   try {
-    if (C10_UNLIKELY(view.has_regular)) check_regular_operands(entry, arguments(entry, stack), view);
-    call = find_or_compile(entry, stack, view, fresh);
-    if (C10_UNLIKELY(positions_depend_on_each_other(entry, *call, view, arguments(entry, stack)))) {
+    if (C10_UNLIKELY(operands.has_regular)) check_regular_operands(entry, arguments(entry, stack), operands);
+    call = find_or_compile(entry, stack, operands, fresh);
+    if (C10_UNLIKELY(positions_depend_on_each_other(entry, *call, operands, arguments(entry, stack)))) {
       fresh = false;  // each position is a call of its own
       return run_positions_sequentially(entry, stack);
     }
     if (C10_UNLIKELY(call->implicit_bytes != 0)) report_implicit_redistributions(entry, *call);
-    checked_calls() ? run_checked(entry, *call, view, stack) : run_call(entry, *call, view, stack);
+    checked_calls() ? run_checked(entry, *call, operands, stack) : run_call(entry, *call, operands, stack);
   } catch (...) {
     if (call != nullptr) rethrow_with_cached_call(entry, *call);
-    rethrow_with_call(entry.text(), view.operands);
+    rethrow_with_call(entry.text(), operands.tensors);
   }
 }
 
@@ -186,31 +188,31 @@ void throw_wrong_thread(const OpEntry& entry, const MeshInfo& mesh) {
   throw_wrong_rank(as_mesh_impl(mesh).record(), c10::str(entry.text(), ": a DTensor on ", as_mesh_impl(mesh).str()));
 }
 
-bool any_operator_observer() {
+bool any_scope_needs_boxed_kernel() {
   return is_listening(Event::Kind::op) || recording_explanations() || is_caching_results() || checked_calls() ||
          is_simulating() || is_bit_identical();
 }
 
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack) {
-  const EngineGuard guard;
+  const KernelGuard guard;
   if (C10_UNLIKELY(entry.special != nullptr)) return run_special(entry, stack);
   run_cached_or_compile(entry, stack);
 }
 
 void run_cached_or_compile(const OpEntry& entry, torch::jit::Stack& stack) {
-  CallView view(entry, arguments(entry, stack));
+  CallOperands operands(entry, arguments(entry, stack));
   if (C10_UNLIKELY(entry.rule().data().follows_parameter_placement)) {
-    for (const auto& leaf : gradient_leaf_specs()) view.key.spec(leaf.get());
+    for (const auto& leaf : gradient_leaf_specs()) operands.key.spec(leaf.get());
   }
-  if (C10_UNLIKELY(view.mesh == nullptr)) return entry.op.callBoxed(stack);  // an argument list without DTensors
-  note_default_type(view);
-  note_block(view);
-  begin_call(entry, view);
-  if (C10_UNLIKELY(any_observing_scope())) {
+  if (C10_UNLIKELY(operands.mesh == nullptr)) return entry.op.callBoxed(stack);  // an argument list without DTensors
+  note_default_type(operands);
+  note_block(operands);
+  begin_call(entry, operands);
+  if (C10_UNLIKELY(any_operator_scope())) {
     if (run_visible_call(entry.op, stack) || (is_caching_results() && replay_cached_result(entry, stack))) return;
   }
   bool fresh = false;
-  find_and_run(entry, stack, view, fresh);
+  find_and_run(entry, stack, operands, fresh);
   if (C10_LIKELY(!fresh)) return;
   for (auto r = stack.size() - entry.returns.size(); r < stack.size(); ++r) {
     for_each_tensor(stack[r], [](const at::Tensor& result) { set_storage_error_message(result); });

@@ -1,4 +1,4 @@
-// The boxed kernel that ATen's dispatcher calls for operators without an unboxed one, and the registration of both.
+// The boxed kernel that ATen's dispatcher calls for operators without an unboxed one.
 #pragma once
 
 #include "comm/record/call_history.h"
@@ -14,11 +14,11 @@ namespace dtensor {
 void run_operator(const OpEntry& entry, torch::jit::Stack& stack);
 
 // Runs a call without the operator's special kernel: by the CachedCall that the decision cache holds for its key, or by
-// one compiled from the operator's sharding rule. The caller holds an EngineGuard.
+// one compiled from the operator's sharding rule. The caller holds an KernelGuard.
 void run_cached_or_compile(const OpEntry& entry, torch::jit::Stack& stack);
 
-// Whether a current scope observes every operator call (listeners, explanations, cached results, checks).
-bool any_operator_observer();
+// Whether a current scope has to be served in every operator call (listeners, explanations, cached results, checks).
+bool any_scope_needs_boxed_kernel();
 
 // Rethrows the current exception with the operator and the specs of its operands (tensor/impl/call_error.h).
 [[noreturn]] void rethrow_with_cached_call(const OpEntry& entry, const CachedCall& call);
@@ -37,9 +37,5 @@ inline void enter_call(const OpEntry& entry, const MeshInfo& mesh, const ThreadS
 inline void note_numbers(const OpEntry& entry, const MeshInfo& mesh, const CallNumbers& numbers) {
   if (numbers.hash != 0) as_mesh_impl(mesh).history().numbers().add(entry.text(), numbers);
 }
-
-// Registers the kernels. Idempotent and thread-safe. Every public function that creates a DTensor calls it, since a
-// static library has no load-time registration.
-void ensure_registered();
 
 }  // namespace dtensor

@@ -18,7 +18,7 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   }
 }
 
-// Calls `visit(argument, position, value)` for each tensor operand of a call, in the order of a CallView's operands.
+// Calls `visit(argument, position, value)` for each tensor operand of a call, in the order of CallOperands::tensors.
 // The position is that in a list argument, else -1. The value may be no tensor, or an undefined one.
 template <class Visit>
 void for_each_operand(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const Visit& visit) {

@@ -1,3 +1,4 @@
+// Finds the overload whose arguments are those of the out= overload before the first out.
 #include "ops/dispatch/functional_overload.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Handles of the kernels that the engine registers and never deregisters.
+// The kernels that the library registers and never deregisters.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -6,6 +6,10 @@
 #include <vector>
 
 namespace dtensor {
+
+// Registers the kernels. Idempotent and thread-safe. Every public function that creates a DTensor calls it, since a
+// static library has no load-time registration.
+void ensure_registered();
 
 using Handles = std::vector<c10::RegistrationHandleRAII>;
 

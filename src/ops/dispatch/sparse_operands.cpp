@@ -1,6 +1,6 @@
 // A call with a sparse tensor and a DTensor dispatches to SparseMeta or SparseCsrMeta: the sparse functionality
 // precedes the dense one, and the DTensor contributes MetaBit. Kernels at these keys run calls with a DTensor by the
-// engine, and others by ATen's kernel.
+// operator kernel, and others by ATen's kernel.
 #include <c10/util/Exception.h>
 
 #include "ops/dispatch/boxed_kernel.h"

@@ -19,80 +19,80 @@
 
 namespace dtensor::unboxed {
 
-// --- key: one overload per argument type; View: CallView or RecentCall ---
-template <class View>
-void add_argument(View& view, const at::Tensor& value) {
-  view.add(value.unsafeGetTensorImpl());
+// --- key: one overload per argument type; Receiver: CallOperands or RecentCall ---
+template <class Receiver>
+void add_argument(Receiver& to, const at::Tensor& value) {
+  to.add(value.unsafeGetTensorImpl());
 }
-template <class View>
-void add_argument(View& view, const std::optional<at::Tensor>& value) {
-  view.add(value.has_value() ? value->unsafeGetTensorImpl() : nullptr);
+template <class Receiver>
+void add_argument(Receiver& to, const std::optional<at::Tensor>& value) {
+  to.add(value.has_value() ? value->unsafeGetTensorImpl() : nullptr);
 }
-template <class View>
-void add_argument(View& view, at::TensorList values) {
-  view.add(values);
+template <class Receiver>
+void add_argument(Receiver& to, at::TensorList values) {
+  to.add(values);
 }
-template <class View>
-void add_argument(View& view, std::int64_t value) {
-  view.key.integer(value);
+template <class Receiver>
+void add_argument(Receiver& to, std::int64_t value) {
+  to.key.integer(value);
 }
-template <class View>
-void add_argument(View& view, const c10::SymInt& value) {
-  view.key.integer(value.expect_int());
+template <class Receiver>
+void add_argument(Receiver& to, const c10::SymInt& value) {
+  to.key.integer(value.expect_int());
 }
-template <class View>
-void add_argument(View& view, bool value) {
-  view.key.boolean(value);
+template <class Receiver>
+void add_argument(Receiver& to, bool value) {
+  to.key.boolean(value);
 }
-template <class View>
-void add_argument(View& view, double value) {
-  view.key.scalar(value, view.scalars);
+template <class Receiver>
+void add_argument(Receiver& to, double value) {
+  to.key.scalar(value, to.key_holds_floats);
 }
-template <class View>
-void add_argument(View& view, const at::Scalar& value) {
-  if (value.isFloatingPoint()) return view.key.scalar(value.toDouble(), view.scalars);
-  if (value.isIntegral(false)) return view.key.scalar(value.toLong(), view.scalars);
-  view.key.scalar(c10::IValue(value), view.scalars);
+template <class Receiver>
+void add_argument(Receiver& to, const at::Scalar& value) {
+  if (value.isFloatingPoint()) return to.key.scalar(value.toDouble(), to.key_holds_floats);
+  if (value.isIntegral(false)) return to.key.scalar(value.toLong(), to.key_holds_floats);
+  to.key.scalar(c10::IValue(value), to.key_holds_floats);
 }
-template <class View>
-void add_argument(View& view, c10::SymIntArrayRef values) {
-  view.key.list(values.size());
-  for (const auto& value : values) view.key.integer(value.expect_int());
+template <class Receiver>
+void add_argument(Receiver& to, c10::SymIntArrayRef values) {
+  to.key.list(values.size());
+  for (const auto& value : values) to.key.integer(value.expect_int());
 }
-template <class View>
-void add_argument(View& view, at::IntArrayRef values) {
-  view.key.list(values.size());
-  for (auto value : values) view.key.integer(value);
+template <class Receiver>
+void add_argument(Receiver& to, at::IntArrayRef values) {
+  to.key.list(values.size());
+  for (auto value : values) to.key.integer(value);
 }
-template <class View>
-void add_argument(View& view, at::OptionalIntArrayRef values) {
-  values.has_value() ? add_argument(view, *values) : view.key.none();
+template <class Receiver>
+void add_argument(Receiver& to, at::OptionalIntArrayRef values) {
+  values.has_value() ? add_argument(to, *values) : to.key.none();
 }
-template <class View>
-void add_argument(View& view, at::ScalarType value) {
-  view.key.integer(static_cast<std::int64_t>(value));
+template <class Receiver>
+void add_argument(Receiver& to, at::ScalarType value) {
+  to.key.integer(static_cast<std::int64_t>(value));
 }
-template <class View, std::size_t N>
-void add_argument(View& view, const std::array<bool, N>& values) {
-  view.key.list(N);
-  for (bool value : values) view.key.boolean(value);
+template <class Receiver, std::size_t N>
+void add_argument(Receiver& to, const std::array<bool, N>& values) {
+  to.key.list(N);
+  for (bool value : values) to.key.boolean(value);
 }
-template <class View, class T>
-void add_argument(View& view, const std::optional<T>& value) {
-  if (!value.has_value()) return view.key.none();
+template <class Receiver, class T>
+void add_argument(Receiver& to, const std::optional<T>& value) {
+  if (!value.has_value()) return to.key.none();
   if constexpr (std::is_enum_v<T>) {
-    view.key.integer(static_cast<std::int64_t>(*value));
+    to.key.integer(static_cast<std::int64_t>(*value));
   } else if constexpr (std::is_same_v<T, c10::Device>) {
-    view.key.device(*value);
+    to.key.device(*value);
   } else if constexpr (std::is_same_v<T, c10::SymInt> || std::is_arithmetic_v<T> || std::is_same_v<T, at::Scalar>) {
-    add_argument(view, *value);
+    add_argument(to, *value);
   } else {
-    view.key.value(c10::IValue(*value));
+    to.key.value(c10::IValue(*value));
   }
 }
-template <class View>
-void add_argument(View& view, std::string_view value) {
-  view.key.text(value);
+template <class Receiver>
+void add_argument(Receiver& to, std::string_view value) {
+  to.key.text(value);
 }
 
 // --- local arguments ---
@@ -197,10 +197,10 @@ Tuple wrap_all(const Hit& hit, Tuple&& locals, std::index_sequence<I...>) {
 }
 
 // The cached call if the unboxed kernel can run it, otherwise null.
-inline const CachedCall* find_simple(const OpEntry& entry, const CallView& view) {
-  if (any_observing_scope() && any_operator_observer()) return nullptr;
-  if (view.has_materialized_view) return nullptr;  // the boxed kernel updates its data
-  return find_unboxable(entry.index, view.key);
+inline const CachedCall* find_simple(const OpEntry& entry, const CallOperands& operands) {
+  if (any_operator_scope() && any_scope_needs_boxed_kernel()) return nullptr;
+  if (operands.has_materialized_view) return nullptr;  // the boxed kernel updates its data
+  return find_unboxable_call(entry.index, operands.key);
 }
 
 template <class... Args>
@@ -286,14 +286,14 @@ struct Kernel<Op, Ret(Args...)> {
   static inline const OpEntry* entry = nullptr;
 
   static Ret run(Args... args) {
-    const EngineGuard guard;
+    const KernelGuard guard;
     if constexpr (begins_with_tensor<Args...>) {
       ThreadState& thread = thread_state();
       RecentCall recent(*entry, guard, thread, first_of(args...));
       while (recent.next()) {
         (add_argument(recent, args), ...);
         if (const auto* call = recent.found()) {
-          return run_found({*entry, *call, recent.operands(), thread, recent.key.numbers}, args...);
+          return run_found({*entry, *call, recent.tensors(), thread, recent.key.numbers}, args...);
         }
       }
     }
@@ -301,11 +301,11 @@ struct Kernel<Op, Ret(Args...)> {
   }
 
   C10_NOINLINE static Ret run_by_key(Args... args) {
-    CallView view(*entry);
-    ((add_argument(view, args), ++view.argument), ...);
-    const auto* call = view.has_substituted_operand ? nullptr : find_simple(*entry, view);
+    CallOperands operands(*entry);
+    ((add_argument(operands, args), ++operands.argument), ...);
+    const auto* call = operands.has_substituted_operand ? nullptr : find_simple(*entry, operands);
     if (C10_UNLIKELY(call == nullptr)) return run_boxed<Ret, Args...>(*entry, args...);
-    return run_found({*entry, *call, view.operands, thread_state(), view.key.numbers}, args...);
+    return run_found({*entry, *call, operands.tensors, thread_state(), operands.key.numbers}, args...);
   }
 
   C10_ALWAYS_INLINE static Ret run_found(const Hit& hit, Args... args) {

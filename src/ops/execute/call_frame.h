@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ops/cache/cached_call.h"
-#include "ops/cache/call_view.h"
+#include "ops/cache/call_operands.h"
 
 namespace dtensor {
 
@@ -16,9 +16,9 @@ namespace dtensor {
 struct ExecutionFrame {
   const OpEntry& entry;
   const CachedCall& call;
-  const CallView& view;
+  const CallOperands& operands;
   // Keep the operands alive while the stack holds their local tensors.
-  c10::SmallVector<at::Tensor, 8> operands;
+  c10::SmallVector<at::Tensor, 8> owned;
   c10::SmallVector<at::Tensor, 8> locals;  // per operand, as passed to the local call
   std::vector<at::Tensor> moved;           // list operators: operands redistributed in one bucket; others are undefined
 };

@@ -89,7 +89,7 @@ void run_local_call(const ExecutionFrame& frame, Stack& stack, std::size_t first
 }
 
 // Whether the operator resized the operand: known from the decision, or from the local result of a replicated call.
-bool took_other_sizes(const InputAction& action, const at::Tensor& local) {
+bool was_resized(const InputAction& action, const at::Tensor& local) {
   return action.resized || (action.out && !local.sizes().equals(action.result->local_sizes));
 }
 
@@ -101,11 +101,11 @@ void overwrite(c10::TensorImpl& operand, SpecPtr spec, const at::Tensor& local) 
 }
 
 // Resizes an out= operand on a rank outside its mesh, as on its members. There is no data to write.
-void take_sizes_outside(c10::TensorImpl* operand, const InputAction& action) {
+void resize_operand_outside(c10::TensorImpl* operand, const InputAction& action) {
   if (action.resized && has_dtensor_key(operand)) as_dtensor(operand)->reset(action.resized, at::Tensor());
 }
 
-void take_sizes(c10::TensorImpl& operand, const InputAction& action, const at::Tensor& local) {
+void resize_operand(c10::TensorImpl& operand, const InputAction& action, const at::Tensor& local) {
   const TensorSpec& spec = *action.result;
   if (action.resized) {
     return overwrite(operand, action.resized, execute_plan(action.write_back_plan, local, spec));
@@ -119,37 +119,37 @@ void write_back_operands(const ExecutionFrame& frame) {
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
     if (!action.write_back) continue;
-    auto* impl = frame.view.operands[i];
+    auto* impl = frame.operands.tensors[i];
     if (!action.from->mesh->is_member) {
-      take_sizes_outside(impl, action);
+      resize_operand_outside(impl, action);
       continue;
     }
-    if (took_other_sizes(action, frame.locals[i])) {
-      take_sizes(*impl, action, frame.locals[i]);
+    if (was_resized(action, frame.locals[i])) {
+      resize_operand(*impl, action, frame.locals[i]);
       continue;
     }
     const auto from = with_placements(*action.from, action.result->placements);
     const auto result = execute_plan(action.write_back_plan, frame.locals[i], *from);
-    (has_dtensor_key(impl) ? as_dtensor(impl)->local() : frame.operands[i]).copy_(result);
+    (has_dtensor_key(impl) ? as_dtensor(impl)->local() : frame.owned[i]).copy_(result);
   }
 }
 
 void write_materialized_views(const ExecutionFrame& frame) {
   for (const auto i : frame.call.written) {
-    auto* impl = frame.view.operands[i];
+    auto* impl = frame.operands.tensors[i];
     if (!has_dtensor_key(impl)) continue;
     if (C10_UNLIKELY(as_dtensor(impl)->is_materialized_view())) write_to_base(*as_dtensor(impl));
   }
 }
 
 void after_writes(const ExecutionFrame& frame) {
-  bump_versions(frame.call, frame.view.operands);
+  bump_versions(frame.call, frame.operands.tensors);
   write_materialized_views(frame);
 }
 
 // Wraps a result whose sizes only the replicated local result shows. A result that no placement describes (a sparse
 // layout, host memory on a device mesh) stays a regular tensor, equal on all ranks.
-at::Tensor described(const ExecutionFrame& frame, const OutputAction& action, const at::Tensor& local) {
+at::Tensor wrap_with_local_sizes(const ExecutionFrame& frame, const OutputAction& action, const at::Tensor& local) {
   const TensorSpec& spec = *action.spec;
   TORCH_CHECK(local.defined(), frame.entry.name(),
               ": the sizes of the result depend on data, which are not available on world rank ", spec.mesh->world_rank,
@@ -160,21 +160,21 @@ at::Tensor described(const ExecutionFrame& frame, const OutputAction& action, co
 }
 
 at::Tensor wrap(const ExecutionFrame& frame, const OutputAction& action, const at::Tensor& local) {
-  if (action.alias >= 0) return frame.operands[action.alias];
+  if (action.alias >= 0) return frame.owned[action.alias];
   if (action.undefined) return {};
   if (!action.spec || (!local.defined() && action.spec->mesh->is_member)) return local;
-  if (action.dynamic) return described(frame, action, local);
+  if (action.dynamic) return wrap_with_local_sizes(frame, action, local);
   std::int64_t offset = 0;
   if (local.defined()) check_local_sizes(frame.entry, frame.call, *action.spec, local);
-  if (action.base >= 0) offset = frame.operands[action.base].storage_offset() + action.offset_delta;
+  if (action.base >= 0) offset = frame.owned[action.base].storage_offset() + action.offset_delta;
   auto ordered =
       local.defined() && has_wrong_stride_order(action, local) ? to_stride_order(local, *action.spec) : local;
   auto impl = c10::make_intrusive<DTensorImpl>(*action.prototype, std::move(ordered), offset);
-  auto* base = action.base < 0 ? nullptr : frame.view.operands[action.base];
+  auto* base = action.base < 0 ? nullptr : frame.operands.tensors[action.base];
   if (base != nullptr && has_dtensor_key(base)) {
     action.materialized ? impl->materialize_view_of(*as_dtensor(base)) : impl->set_view_base(*as_dtensor(base));
   }
-  if (action.source >= 0) inherit_source(*impl, *as_dtensor(frame.view.operands[action.source]));
+  if (action.source >= 0) inherit_source(*impl, *as_dtensor(frame.operands.tensors[action.source]));
   return at::Tensor(std::move(impl));
 }
 
@@ -211,10 +211,10 @@ bool is_result(const Stack& stack, std::size_t first, const at::Tensor& local) {
 void cache_reduced(const ExecutionFrame& frame, const Stack& stack, std::size_t first) {
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
     const auto& action = frame.call.inputs[i];
-    if (!action.reduces || !has_dtensor_key(frame.view.operands[i])) continue;
-    if (is_device_copy(*as_dtensor(frame.view.operands[i])) || !action.from->mesh->is_member) continue;
+    if (!action.reduces || !has_dtensor_key(frame.operands.tensors[i])) continue;
+    if (is_device_copy(*as_dtensor(frame.operands.tensors[i])) || !action.from->mesh->is_member) continue;
     if (is_result(stack, first, frame.locals[i])) continue;
-    as_dtensor(frame.view.operands[i])->cache_reduced(action.to, frame.locals[i]);
+    as_dtensor(frame.operands.tensors[i])->cache_reduced(action.to, frame.locals[i]);
   }
 }
 
@@ -236,10 +236,11 @@ void push_results_outside(const ExecutionFrame& frame, Stack& stack) {
 
 // The new local tensor of an in-place view. The operator runs on an alias, since to_local() may have returned the local
 // tensor. Undefined outside the mesh.
-at::Tensor view_in_place(const ExecutionFrame& frame, Stack& stack, std::size_t first, const at::Tensor& left) {
+at::Tensor view_in_place(const ExecutionFrame& frame, Stack& stack, std::size_t first, const at::Tensor& previous) {
   const auto& input = frame.call.inputs[0];
-  if (!left.defined()) return left;
-  auto local = input.plan.empty() ? left : to_stride_order(execute_plan(input.plan, left, *input.from), *input.to);
+  if (!previous.defined()) return previous;
+  auto local =
+      input.plan.empty() ? previous : to_stride_order(execute_plan(input.plan, previous, *input.from), *input.to);
   local = local.alias();
   stack[first] = local;
   for (const auto& patch : frame.call.decision.patches) stack[first + patch.arg] = patch.value;
@@ -248,7 +249,7 @@ at::Tensor view_in_place(const ExecutionFrame& frame, Stack& stack, std::size_t 
 }
 
 // A tensor that keeps the current local memory of `self`, which an in-place redistribution replaces.
-c10::intrusive_ptr<DTensorImpl> former(const DTensorImpl& self) {
+c10::intrusive_ptr<DTensorImpl> keep_current_data(const DTensorImpl& self) {
   return c10::make_intrusive<DTensorImpl>(self.spec(), self.local(), self.storage_offset());
 }
 
@@ -256,38 +257,38 @@ c10::intrusive_ptr<DTensorImpl> former(const DTensorImpl& self) {
 // redistributed becomes a view of its former self, so that other aliases of the former memory see later writes. It does
 // so on all ranks, since ranks may differ in whether such aliases exist.
 void execute_inplace_view(ExecutionFrame& frame, Stack& stack, std::size_t first) {
-  auto* self = as_dtensor(frame.view.operands[0]);
+  auto* self = as_dtensor(frame.operands.tensors[0]);
   up_to_date_local(*self);
-  frame.operands.push_back(stack[first].toTensor());
+  frame.owned.push_back(stack[first].toTensor());
   const bool moves = !frame.call.inputs[0].plan.empty(), was_materialized = self->is_materialized_view();
-  const at::Tensor left = self->local();
-  auto local = view_in_place(frame, stack, first, left);
+  const at::Tensor previous = self->local();
+  auto local = view_in_place(frame, stack, first, previous);
   auto base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(self->base());
-  if (moves && !was_materialized) base = former(*self);
+  if (moves && !was_materialized) base = keep_current_data(*self);
   const auto& output = frame.call.decision.outputs[0];
   self->reset(intern_spec(output.mesh, output.placements, output.meta.sizes, output.meta.strides, output.meta.dtype),
               std::move(local));
-  if (!moves) share_version_counter(self->local(), left);
+  if (!moves) share_version_counter(self->local(), previous);
   if (base) {
     self->materialize_view_of(*base);
   } else if (was_materialized) {
-    self->keep_former_data(left);
+    self->keep_former_data(previous);
   }
   stack.resize(first);
-  stack.emplace_back(frame.operands[0]);
+  stack.emplace_back(frame.owned[0]);
 }
 
 // On ranks outside the mesh.
 void execute_outside(ExecutionFrame& frame, Stack& stack, std::size_t first) {
-  for (auto* impl : frame.view.operands) {
-    frame.operands.push_back(impl == nullptr ? at::Tensor()
-                                             : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
+  for (auto* impl : frame.operands.tensors) {
+    frame.owned.push_back(impl == nullptr ? at::Tensor()
+                                          : at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl)));
   }
   if (frame.call.reshards) register_gradient_resharding(frame);
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
-    take_sizes_outside(frame.view.operands[i], frame.call.inputs[i]);
+    resize_operand_outside(frame.operands.tensors[i], frame.call.inputs[i]);
   }
-  if (frame.entry.mutates) bump_versions(frame.call, frame.view.operands);
+  if (frame.entry.mutates) bump_versions(frame.call, frame.operands.tensors);
   stack.resize(first);
   // Advances the world's count of random operators, as the local kernel does on members of the mesh.
   if (frame.entry.is_random && frame.call.local_kernel != nullptr)
@@ -304,8 +305,8 @@ void execute_simple(ExecutionFrame& frame, Stack& stack, std::size_t first) {
 
 }  // namespace
 
-void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& view, Stack& stack) {
-  ExecutionFrame frame{entry, call, view, {}, {}, {}};
+void execute_call(const OpEntry& entry, const CachedCall& call, const CallOperands& operands, Stack& stack) {
+  ExecutionFrame frame{entry, call, operands, {}, {}, {}};
   const auto first = stack.size() - entry.args.size();
   if (call.executor == Executor::simple) return execute_simple(frame, stack, first);
   if (call.executor == Executor::inplace_view) return execute_inplace_view(frame, stack, first);

@@ -6,6 +6,6 @@
 namespace dtensor {
 
 // Replaces the arguments, the last entry.args.size() values of `stack`, by the results.
-void execute_call(const OpEntry& entry, const CachedCall& call, const CallView& view, torch::jit::Stack& stack);
+void execute_call(const OpEntry& entry, const CachedCall& call, const CallOperands& operands, torch::jit::Stack& stack);
 
 }  // namespace dtensor

@@ -1,3 +1,4 @@
+// Takes each operand that the call gathers from its schedule; incomplete if a schedule has none.
 #include "ops/execute/gathered_parameters.h"
 
 #include "autograd/gradients/parameter_views.h"

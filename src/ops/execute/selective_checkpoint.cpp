@@ -70,12 +70,12 @@ SelectiveCheckpointCache::SelectiveCheckpointCache(std::set<std::string> operato
 
 // Clears the results of an earlier run, which may have thrown.
 SelectiveCheckpointCache::Record::Record(const SelectiveCheckpointCache& results)
-    : scope_({results.state_}, Recompute::unchanged, /*watched=*/results.state_ != nullptr) {
+    : scope_({results.state_}, Recompute::unchanged, OperatorScope{results.state_ != nullptr}) {
   if (results.state_) results.state_->results.clear();
 }
 
 SelectiveCheckpointCache::Replay::Replay(const SelectiveCheckpointCache& results)
-    : scope_({results.state_}, Recompute::unchanged, /*watched=*/results.state_ != nullptr),
+    : scope_({results.state_}, Recompute::unchanged, OperatorScope{results.state_ != nullptr}),
       no_record_({nullptr}, Recompute::unchanged) {
   if (results.state_) results.state_->next = 0;
 }
@@ -87,7 +87,7 @@ void SelectiveCheckpointCache::check_all_replayed() const {
               state_->results.size(), " calls with kept results, the recomputation ", state_->next);
 }
 
-bool is_caching_results() { return any_observing_scope() && (recording() != nullptr || replaying() != nullptr); }
+bool is_caching_results() { return any_operator_scope() && (recording() != nullptr || replaying() != nullptr); }
 
 bool replay_cached_result(const OpEntry& entry, torch::jit::Stack& stack) {
   auto* state = replaying();

@@ -24,17 +24,17 @@ at::Tensor empty_like_spec(const TensorSpec& spec) {
 }
 
 // The parameter as gathered ahead of time by a schedule, or undefined.
-at::Tensor provided(const DTensorImpl& impl, const InputAction& action) {
+at::Tensor find_prefetched(const DTensorImpl& impl, const InputAction& action) {
   return has_source(impl) ? find_gathered_by_schedule(impl, *action.to) : at::Tensor();
 }
 
 at::Tensor moved_input(const ExecutionFrame& frame, std::size_t index, const at::Tensor& local) {
   const auto& action = frame.call.inputs[index];
-  auto* impl = frame.view.operands[index];
+  auto* impl = frame.operands.tensors[index];
   if (!frame.moved.empty() && frame.moved[index].defined()) return frame.moved[index];
   const auto* tensor = has_dtensor_key(impl) ? as_dtensor(impl) : nullptr;
   if (tensor != nullptr) {
-    if (auto ready = provided(*tensor, action); ready.defined()) return ready;
+    if (auto ready = find_prefetched(*tensor, action); ready.defined()) return ready;
   }
   const CollectiveTag tag([&local] { return std::vector<at::Tensor>{local}; });
   auto moved = execute_plan(action.plan, local, *action.from);
@@ -44,21 +44,21 @@ at::Tensor moved_input(const ExecutionFrame& frame, std::size_t index, const at:
 
 // The local tensor of a device copy: prefetched to the device by a schedule, or copied for this call.
 at::Tensor fetched_input(const DTensorImpl& device_copy, const InputAction& action) {
-  if (auto ready = provided(device_copy, action); ready.defined()) return ready;
+  if (auto ready = find_prefetched(device_copy, action); ready.defined()) return ready;
   auto local = device_copy.extras()->stored->local().to(device_copy.device());
   return action.plan.empty() ? local : to_stride_order(execute_plan(action.plan, local, *action.from), *action.to);
 }
 
 at::Tensor input_for(const ExecutionFrame& frame, std::size_t index) {
   const auto& action = frame.call.inputs[index];
-  auto* impl = frame.view.operands[index];
-  if (!action.from) return frame.operands[index];
+  auto* impl = frame.operands.tensors[index];
+  if (!action.from) return frame.owned[index];
   if (!action.from->mesh->is_member) return {};
   if (C10_UNLIKELY(has_dtensor_key(impl) && is_device_copy(*as_dtensor(impl))))
     return fetched_input(*as_dtensor(impl), action);
   if (action.out && action.write_back) return empty_like_spec(*action.result);
   const bool regular = !has_dtensor_key(impl);
-  const auto& local = regular ? frame.operands[index] : local_of(impl);
+  const auto& local = regular ? frame.owned[index] : local_of(impl);
   TORCH_CHECK(
       !action.mutated || regular || !as_dtensor(impl)->is_materialized_view() || is_base_writable(*as_dtensor(impl)),
       frame.entry.name(), ": writes to a view whose base was redistributed, so the write would be lost (",
@@ -71,7 +71,7 @@ at::Tensor input_for(const ExecutionFrame& frame, std::size_t index) {
 }
 
 // Whether this rank redistributes an entry of a list.
-bool travels(const InputAction& action, c10::TensorImpl* impl) {
+bool is_redistributed(const InputAction& action, c10::TensorImpl* impl) {
   return impl != nullptr && action.from && action.from->mesh->is_member && !action.plan.empty() &&
          !(action.out && action.write_back) && has_dtensor_key(impl) && !is_device_copy(*as_dtensor(impl));
 }
@@ -80,22 +80,22 @@ bool travels(const InputAction& action, c10::TensorImpl* impl) {
 void move_lists(ExecutionFrame& frame) {
   RedistributeBucket bucket;
   std::vector<std::size_t> operands;
-  frame.moved.resize(frame.view.operands.size());
-  for (std::size_t i = 0; i < frame.view.operands.size(); ++i) {
+  frame.moved.resize(frame.operands.tensors.size());
+  for (std::size_t i = 0; i < frame.operands.tensors.size(); ++i) {
     const auto& action = frame.call.inputs[i];
-    if (!travels(action, frame.view.operands[i])) continue;
-    frame.moved[i] = provided(*as_dtensor(frame.view.operands[i]), action);
+    if (!is_redistributed(action, frame.operands.tensors[i])) continue;
+    frame.moved[i] = find_prefetched(*as_dtensor(frame.operands.tensors[i]), action);
     if (frame.moved[i].defined()) continue;
     operands.push_back(i);
   }
   if (operands.size() < 2) return;
   for (const auto i : operands) {
     const auto& action = frame.call.inputs[i];
-    bucket.add(action.plan, *action.from, local_of(frame.view.operands[i]));
+    bucket.add(action.plan, *action.from, local_of(frame.operands.tensors[i]));
   }
   const CollectiveTag tag([&] {
     std::vector<at::Tensor> locals;
-    for (const auto i : operands) locals.push_back(local_of(frame.view.operands[i]));
+    for (const auto i : operands) locals.push_back(local_of(frame.operands.tensors[i]));
     return locals;
   });
   bucket.run();
@@ -109,8 +109,8 @@ c10::IValue list_input(const c10::IValue& value, ExecutionFrame& frame, std::siz
   auto add_all = [&](auto list) {
     list.reserve(items.size());
     for (std::size_t i = 0; i < items.size(); ++i, ++next) {
-      frame.operands.push_back(items[i].isTensor() ? items[i].toTensor() : at::Tensor());
-      frame.locals.push_back(frame.view.operands[next] == nullptr ? at::Tensor() : input_for(frame, next));
+      frame.owned.push_back(items[i].isTensor() ? items[i].toTensor() : at::Tensor());
+      frame.locals.push_back(frame.operands.tensors[next] == nullptr ? at::Tensor() : input_for(frame, next));
       list.push_back(frame.locals.back());
     }
     return c10::IValue(std::move(list));
@@ -129,8 +129,8 @@ void unwrap_arguments(ExecutionFrame& frame, Stack& stack, std::size_t first) {
     if (frame.entry.args[i].kind == ArgKind::tensor_list && value.isList()) {
       value = list_input(value, frame, next);  // a new list, since the caller shares the old one
     } else if (frame.entry.args[i].kind == ArgKind::tensor) {
-      frame.operands.push_back(value.isTensor() ? value.toTensor() : at::Tensor());
-      frame.locals.push_back(frame.view.operands[next] == nullptr ? at::Tensor() : input_for(frame, next));
+      frame.owned.push_back(value.isTensor() ? value.toTensor() : at::Tensor());
+      frame.locals.push_back(frame.operands.tensors[next] == nullptr ? at::Tensor() : input_for(frame, next));
       if (frame.locals.back().defined()) value = frame.locals.back();
       ++next;
     }
@@ -141,7 +141,7 @@ void unwrap_arguments(ExecutionFrame& frame, Stack& stack, std::size_t first) {
 
 void register_gradient_resharding(const ExecutionFrame& frame) {
   for (std::size_t i = 0; i < frame.call.inputs.size(); ++i) {
-    if (frame.call.inputs[i].reshards) reshard_gradient_to_operand(frame.operands[i]);
+    if (frame.call.inputs[i].reshards) reshard_gradient_to_operand(frame.owned[i]);
   }
 }
 

@@ -1,7 +1,7 @@
 // Random operators. Values are functions of the global index, so they do not depend on the layout (random/fill.h). Each
-// call advances the world's count of random operators by one; the engine does so on ranks outside the mesh. Operators
-// without such a form (multinomial, rrelu) run on replicated operands with a generator that has the same seed on every
-// rank.
+// call advances the world's count of random operators by one; the operator kernel does so on ranks outside the mesh.
+// Operators without such a form (multinomial, rrelu) run on replicated operands with a generator that has the same seed
+// on every rank.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "internal/wrapper_subclass.h"

@@ -1,9 +1,8 @@
 // The miss path: runs sharding propagation, and compiles the decision into plans, specs and prototypes.
 #include "ops/plan/compile_call.h"
 
-#include <numeric>
-
 #include "autograd/gradients/gradient_resharding.h"
+#include "internal/shard_segments.h"
 #include "mesh/mesh_impl.h"
 #include "ops/checks/global_call_check.h"
 #include "ops/checks/index_bounds.h"
@@ -31,13 +30,10 @@ bool only_reduces(const TensorSpec& from, const TensorSpec& to) {
 }
 
 // Whether placements fit sizes. The placements of an out= result may name dimensions that the out= tensor lacks, or
-// ragged sizes that do not sum to its size.
+// list other sizes than its own.
 bool fits(const Placements& placements, at::IntArrayRef sizes) {
   return std::all_of(placements.begin(), placements.end(), [&](const Placement& p) {
-    if (!p.is_shard()) return true;
-    if (p.dim() >= static_cast<std::int64_t>(sizes.size())) return false;
-    const auto parts = p.ragged_sizes();
-    return parts.empty() || std::accumulate(parts.begin(), parts.end(), std::int64_t{0}) == sizes[p.dim()];
+    return !p.is_shard() || (p.dim() < static_cast<std::int64_t>(sizes.size()) && fits_size(p, sizes[p.dim()]));
   });
 }
 
@@ -200,11 +196,12 @@ bool returns_floating(const CachedCall& call) {
 
 // Only the boxed kernel counts and compares regular operands, copies host operands to the device and reads the default
 // dtype. Calls that need this are not unboxable.
-void compile_unboxed(const OpEntry& entry, CachedCall& call, const CallView& view) {
+void compile_unboxed(const OpEntry& entry, CachedCall& call, const CallOperands& operands) {
   const auto& patches = call.decision.patches;
   call.gathers = only_gathers(entry, call);
-  call.unboxable = (call.executor == Executor::simple || call.gathers) && patches.size() <= 1 && !view.has_regular &&
-                   !view.has_host_operand() && !(view.has_no_floating_operand() && returns_floating(call));
+  call.unboxable = (call.executor == Executor::simple || call.gathers) && patches.size() <= 1 &&
+                   !operands.has_regular && !operands.has_host_operand() &&
+                   !(operands.has_no_floating_operand() && returns_floating(call));
   if (!call.unboxable || patches.empty()) return;
   call.unboxable = patches[0].value.isIntList();
   if (!call.unboxable) return;
@@ -238,11 +235,11 @@ std::vector<bool> absent_positions(const OpCall& call) {
 }
 
 // Throws if an operand that all list positions share is a DTensor on a mesh that excludes this rank.
-void check_shared_are_here(const OpEntry& entry, const OpCall& call, const CallView& view) {
+void check_shared_are_here(const OpEntry& entry, const OpCall& call, const CallOperands& operands) {
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const auto& operand = call.operands[i];
     if (operand.list_index >= 0 || !operand.spec || operand.spec->mesh->is_member) continue;
-    if (!has_dtensor_key(view.operands[i])) continue;
+    if (!has_dtensor_key(operands.tensors[i])) continue;
     TORCH_CHECK(false, entry.name(), ": `", entry.schema().arguments()[static_cast<std::size_t>(operand.arg)].name(),
                 "` is needed on world rank ", call.mesh->world_rank,
                 ", which is outside its mesh. Pass a regular tensor that is equal on all ranks.");
@@ -250,12 +247,12 @@ void check_shared_are_here(const OpEntry& entry, const OpCall& call, const CallV
 }
 
 // Whether this rank participates in the call; for a list operator, in any position.
-bool takes_part(const OpEntry& entry, const OpCall& described, const CallView& view, CachedCall& call) {
+bool takes_part(const OpEntry& entry, const OpCall& described, const CallOperands& operands, CachedCall& call) {
   if (!entry.foreach_op()) return on_any_member_mesh(described);
   auto absent = absent_positions(described);
   const auto missing = static_cast<std::size_t>(std::count(absent.begin(), absent.end(), true));
   if (missing == 0 || missing == absent.size()) return missing < absent.size();
-  check_shared_are_here(entry, described, view);
+  check_shared_are_here(entry, described, operands);
   call.absent_positions = std::move(absent);
   return true;
 }
@@ -284,14 +281,14 @@ void resolve_device_argument(const OpEntry& entry, c10::ArrayRef<c10::IValue> ar
   }
 }
 
-void compile_inputs(const OpEntry& entry, const OpCall& described, const CallView& view, CachedCall& call) {
+void compile_inputs(const OpEntry& entry, const OpCall& described, const CallOperands& operands, CachedCall& call) {
   const auto& mutated = call.decision.mutated;
   for (std::size_t i = 0; i < described.operands.size(); ++i) {
     const auto& operand = described.operands[i];
     if (operand.spec) call.key_specs.push_back(operand.spec);
     const bool written = std::find(mutated.begin(), mutated.end(), static_cast<int>(i)) != mutated.end();
     if (written && operand.defined) {
-      check_writable_regular_tensor(entry, operand, view.operands[i]);
+      check_writable_regular_tensor(entry, operand, operands.tensors[i]);
       call.written.push_back(static_cast<std::uint32_t>(i));
     }
     call.inputs.push_back(make_input(entry, operand, call.decision.inputs[i], written));
@@ -312,12 +309,13 @@ void compile_outputs(const OpEntry& entry, CachedCall& call) {
 
 }  // namespace
 
-std::unique_ptr<CachedCall> compile_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
+std::unique_ptr<CachedCall> compile_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args,
+                                         const CallOperands& operands) {
   check_no_generator(entry, args);
-  const auto described = describe_call(entry, args, view);
+  const auto described = describe_call(entry, args, operands);
   auto call = std::make_unique<CachedCall>();
-  call->key = view.key;
-  call->hash = view.key.hash();
+  call->key = operands.key;
+  call->hash = operands.key.hash();
   call->mesh = described.mesh;
   if (entry.rule().data().follows_parameter_placement) {
     for (auto& leaf : gradient_leaf_specs()) call->key_specs.push_back(std::move(leaf));
@@ -325,17 +323,17 @@ std::unique_ptr<CachedCall> compile_call(const OpEntry& entry, c10::ArrayRef<c10
   call->decision = propagate(described);
   resolve_device_argument(entry, args, *call);
   record_explanation(described);
-  compile_inputs(entry, described, view, *call);
+  compile_inputs(entry, described, operands, *call);
   compile_outputs(entry, *call);
   const auto local_kernel = local_kernel_name(entry, call->decision);
   if (!local_kernel.empty()) call->local_kernel = find_local_kernel(local_kernel);
   validate_full_call(entry, args, *call);
-  const bool member = takes_part(entry, described, view, *call);
+  const bool member = takes_part(entry, described, operands, *call);
   call->moves_list = moves_list(described, *call);
   call->implicit_bytes = count_implicit_bytes(entry, *call);
   if (member) call->bounds = index_bounds(entry, described, *call);
   call->executor = executor_of(entry, *call, member);
-  compile_unboxed(entry, *call, view);
+  compile_unboxed(entry, *call, operands);
   return call;
 }
 

@@ -38,8 +38,8 @@ Operand describe_operand(c10::TensorImpl* impl, int arg, int list_index, const M
   return operand;
 }
 
-MeshRef mesh_ref(const CallView& view) {
-  for (auto* impl : view.operands) {
+MeshRef mesh_ref(const CallOperands& operands) {
+  for (auto* impl : operands.tensors) {
     if (impl != nullptr && has_dtensor_key(impl)) return as_dtensor(impl)->spec()->mesh;
   }
   return {};
@@ -82,14 +82,14 @@ void set_preferred_result(OpCall& call) {
 
 }  // namespace
 
-OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallView& view) {
+OpCall describe_call(const OpEntry& entry, c10::ArrayRef<c10::IValue> args, const CallOperands& operands) {
   OpCall call;
   call.info = &entry;
   call.args = args;
-  call.mesh = mesh_ref(view);
+  call.mesh = mesh_ref(operands);
   std::size_t next = 0;
   for_each_operand(entry, args, [&](std::size_t i, int position, const c10::IValue&) {
-    call.operands.push_back(describe_operand(view.operands[next++], static_cast<int>(i), position,
+    call.operands.push_back(describe_operand(operands.tensors[next++], static_cast<int>(i), position,
                                              mesh_at(entry, args, position, call.mesh), entry.args[i].mutated));
   });
   call.block = bit_identical_block();

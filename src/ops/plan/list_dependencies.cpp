@@ -49,18 +49,18 @@ bool has_value_per_position(const OpEntry& entry, std::size_t arg, const c10::IV
   return numbers && value.toTensor().dim() == 1 && value.toTensor().size(0) == static_cast<std::int64_t>(length);
 }
 
-bool positions_depend_on_each_other(const OpEntry& entry, const CachedCall& call, const CallView& view,
+bool positions_depend_on_each_other(const OpEntry& entry, const CachedCall& call, const CallOperands& operands,
                                     c10::ArrayRef<c10::IValue> args) {
   const bool in_lists = entry.mutates && entry.foreach_op() && entry.returns.empty();
   if (!in_lists || call.executor == Executor::simple || !moves_any(call)) return false;
   const auto positions = positions_of_operands(entry, args);
   std::unordered_map<const c10::TensorImpl*, std::int64_t> written;
   for (const auto i : call.written) {
-    const auto [first, fresh] = written.emplace(view.operands[i], positions[i]);
+    const auto [first, fresh] = written.emplace(operands.tensors[i], positions[i]);
     if (!fresh && first->second != positions[i]) return true;
   }
   for (std::size_t i = 0; i < positions.size(); ++i) {
-    const auto found = positions[i] < 0 ? written.end() : written.find(view.operands[i]);
+    const auto found = positions[i] < 0 ? written.end() : written.find(operands.tensors[i]);
     if (found != written.end() && found->second != positions[i]) return true;
   }
   return false;

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "ops/cache/cached_call.h"
-#include "ops/cache/call_view.h"
+#include "ops/cache/call_operands.h"
 
 namespace dtensor {
 
 // Whether a call that redistributes operands writes a tensor that also occurs in another position. That position would
 // use a copy made before the write. The result is equal on all ranks, in the mesh or not.
-bool positions_depend_on_each_other(const OpEntry& entry, const CachedCall& call, const CallView& view,
+bool positions_depend_on_each_other(const OpEntry& entry, const CachedCall& call, const CallOperands& operands,
                                     c10::ArrayRef<c10::IValue> args);
 // Calls the operator once for each position.
 void run_positions_sequentially(const OpEntry& entry, torch::jit::Stack& stack);

@@ -199,8 +199,8 @@ std::vector<std::vector<std::int64_t>> positions_by_mesh(at::TensorList tensors)
   return positions;
 }
 
-// In a BitIdentical scope the engine sums the squares of each tensor by the tree. Ranks outside a tensor's mesh receive
-// its sum as the maximum of the group, since their own is 0.
+// In a BitIdentical scope the operator sums the squares of each tensor by the tree. Ranks outside a tensor's mesh
+// receive its sum as the maximum of the group, since their own is 0.
 at::Tensor tree_powers(at::TensorList tensors, const NormGroup& group, double p) {
   TORCH_CHECK_NOT_IMPLEMENTED(p == 2, "get_total_norm in a BitIdentical scope: expected norm_type 2, got ", p);
   const at::Tensor sums = at::zeros({std::ssize(tensors)}, at::kDouble);

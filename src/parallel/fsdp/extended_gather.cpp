@@ -17,7 +17,7 @@
 namespace dtensor::fsdp {
 namespace {
 
-// An extension runs as a program's function without gradients, also where the engine gathers.
+// An extension runs as a program's function without gradients, also where the operator kernel gathers.
 struct ExtensionScope : LocalNoGradGuard {
   EnableSubclassesGuard subclasses;
 };
@@ -188,7 +188,7 @@ void FsdpUnit::Impl::set_extension(std::size_t k, GatherExtension extension) {
   TORCH_CHECK_NOT_IMPLEMENTED(!p.sizes.empty() && p.layout.dim == 0, "fully_shard: parameter '", p.name,
                               "' has fsdp_pre_all_gather; expected a tensor that is sharded along dimension 0, got ",
                               p.sizes.size(), " dimensions, sharded along ", p.layout.dim);
-  schedule->discard(*this);
+  schedule->force_reshard(*this);
   freed_buffer.reset();
   for (auto& other : parameters) other.forget_gathered();
   if (!p.extended) p.extended = std::make_shared<fsdp::ExtendedGather>();

@@ -26,7 +26,7 @@ class ExtendedGather {
   at::Tensor unsharded(at::IntArrayRef sizes) const;
   // Bytes of the gathered contributions.
   std::int64_t bytes(std::size_t ranks) const;
-  // Whether a tensor shares memory that drop() frees.
+  // Whether a tensor shares memory that reshard() frees.
   bool shares_memory(const at::Tensor& tensor) const;
   // Frees the memory: it stays with the tensors of graphs, which the next gather fills again, or it is left to them.
   void empty();

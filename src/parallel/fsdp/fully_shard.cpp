@@ -8,8 +8,10 @@
 
 #include "dtensor/hooks.h"
 #include "internal/aten_scopes.h"
+#include "internal/gather_hook.h"
 #include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
+#include "internal/shard_segments.h"
 #include "internal/wrapper_subclass.h"
 #include "parallel/fsdp/extended_gather.h"
 #include "parallel/fsdp/other_meshes.h"
@@ -88,10 +90,10 @@ at::Tensor local_outside_mesh(const DTensor& tensor, at::DeviceType device) {
 }
 
 // A copy in pinned host memory, for asynchronous copies to the device.
-at::Tensor kept_at(const DeviceMesh& home, const DTensor& placed) {
-  const at::Tensor local =
-      home.is_member() ? placed.to_local().to(at::kCPU).pin_memory() : local_outside_mesh(placed, home.device_type());
-  return DTensor::from_local(local, home, placed.placements(), placed.sizes(), placed.strides());
+at::Tensor move_to_storage_mesh(const DeviceMesh& storage_mesh, const DTensor& placed) {
+  const at::Tensor local = storage_mesh.is_member() ? placed.to_local().to(at::kCPU).pin_memory()
+                                                    : local_outside_mesh(placed, storage_mesh.device_type());
+  return DTensor::from_local(local, storage_mesh, placed.placements(), placed.sizes(), placed.strides());
 }
 
 // This rank's slice of a parameter that is a wrapper of other tensors. Values are not compared between ranks. Operators
@@ -104,7 +106,7 @@ at::Tensor place_wrapper(const std::string& name, const at::Tensor& wrapper, con
                               "' is a wrapper of other tensors; expected a contiguous one that is sharded along ",
                               "dimension 0 over a mesh with this rank, got strides ", wrapper.strides(),
                               " and dimension ", dim);
-  const auto layout = make_parameter_layout(wrapper.sizes(), wrapper.strides(), dim, shard_shape(mesh, axes));
+  const auto layout = make_parameter_layout(wrapper.sizes(), wrapper.strides(), Shard(dim), shard_shape(mesh, axes));
   const auto& piece = layout.pieces[static_cast<std::size_t>(mesh.communicator(axes.shard).rank())];
   auto local = wrapper.detach().narrow(dim, piece.offset, piece.length);
   if (wrapper.is_meta()) {
@@ -117,32 +119,32 @@ at::Tensor place_wrapper(const std::string& name, const at::Tensor& wrapper, con
 }
 
 at::Tensor place_regular(const std::string& name, const at::Tensor& regular, const DeviceMesh& mesh,
-                         const DeviceMesh& home, const Axes& axes, const Placements& placements) {
+                         const DeviceMesh& storage_mesh, const Axes& axes, const Placements& placements) {
   const at::NoGradGuard no_grad;
   TORCH_CHECK(regular.is_leaf() && !regular.grad().defined(),
               "fully_shard: expected a leaf without a gradient for parameter '", name, "', got ",
               regular.is_leaf() ? "one with a gradient" : "the result of an operator",
               "; shard a model before it is used");
-  if (is_wrapper_subclass(regular)) return place_wrapper(name, regular, home, axes, placements);
-  auto placed = regular.is_meta() ? materialize(regular, home, placements)
-                                  : at::Tensor(distribute_tensor(regular.detach(), home, placements));
-  if (home != mesh) placed = kept_at(home, DTensor(placed));
+  if (is_wrapper_subclass(regular)) return place_wrapper(name, regular, storage_mesh, axes, placements);
+  auto placed = regular.is_meta() ? materialize(regular, storage_mesh, placements)
+                                  : at::Tensor(distribute_tensor(regular.detach(), storage_mesh, placements));
+  if (storage_mesh != mesh) placed = move_to_storage_mesh(storage_mesh, DTensor(placed));
   return placed;
 }
 
-// Changes the tensor in place, so every handle sees it: redistributes it on its mesh, then moves it to `home`.
-void place_dtensor(const std::string& name, DTensor tensor, const DeviceMesh& mesh, const DeviceMesh& home,
-                   const Placements& lifted, const Placements& placements) {
+// Changes the tensor in place, so every handle sees it: redistributes it on its mesh, then moves it to `storage_mesh`.
+void place_dtensor(const std::string& name, DTensor tensor, const DeviceMesh& mesh, const DeviceMesh& storage_mesh,
+                   const Placements& on_mesh, const Placements& placements) {
   const at::NoGradGuard no_grad;
-  if (tensor.mesh() == home) {
+  if (tensor.mesh() == storage_mesh) {
     if (tensor.placements() != placements) tensor.redistribute_(placements);
     return;
   }
   TORCH_CHECK(!tensor.grad().defined(), "fully_shard: parameter '", name, "' has a gradient on ", tensor.mesh().str(),
-              ", but its storage moves to ", home.str(), "; shard a model before it is used");
+              ", but its storage moves to ", storage_mesh.str(), "; shard a model before it is used");
   const auto local = mesh.is_member() ? tensor.to_local() : local_outside_mesh(tensor, mesh.device_type());
-  auto placed = DTensor::from_local(local, mesh, lifted, tensor.sizes(), tensor.strides()).redistribute(placements);
-  tensor.set_data(home == mesh ? placed : kept_at(home, placed));
+  auto placed = DTensor::from_local(local, mesh, on_mesh, tensor.sizes(), tensor.strides()).redistribute(placements);
+  tensor.set_data(storage_mesh == mesh ? placed : move_to_storage_mesh(storage_mesh, placed));
 }
 
 Placements without_shards(Placements placements, const Axes& axes) {
@@ -153,27 +155,27 @@ Placements without_shards(Placements placements, const Axes& axes) {
 at::Tensor place(const std::string& name, const at::Tensor& tensor, const DeviceMesh& mesh, const Axes& axes,
                  const FsdpOptions& options) {
   const MemoryKindScope kind(MemoryKind::parameter);
-  const auto home = options.cpu_offload ? mesh.offloaded() : mesh;
+  const auto storage_mesh = options.cpu_offload ? mesh.offloaded() : mesh;
   TORCH_CHECK(tensor.defined(), "fully_shard: expected a defined parameter '", name, "'");
   auto dim = dim_to_shard(name, tensor, options);
   if (!is_dtensor(tensor)) {
     const Placements full_tensor(static_cast<std::size_t>(mesh.ndim()));
     const auto own = keep_last_blocks(add_shard(full_tensor, mesh, axes, dim), name, tensor, mesh, axes, options);
-    return place_regular(name, tensor, mesh, home, axes, own).requires_grad_(tensor.requires_grad());
+    return place_regular(name, tensor, mesh, storage_mesh, axes, own).requires_grad_(tensor.requires_grad());
   }
-  auto lifted = lift_placements(name, DTensor(tensor), mesh);
+  auto on_mesh = placements_on_mesh(name, DTensor(tensor), mesh);
   bool stays = false;
   for (const auto axis : axes.shard) {
-    const auto& given = lifted[static_cast<std::size_t>(axis)];
+    const auto& given = on_mesh[static_cast<std::size_t>(axis)];
     TORCH_CHECK(given.is_replicate() || given.is_storage(), "fully_shard: parameter '", name, "' is ", given.str(),
                 " on the axis to shard over, because its computation is split there; give it a unit of its own on "
                 "another axis");
     if (given.is_storage() && !options.shard_dim) dim = given.dim();
-    stays |= given.is_ragged() && axes.shard.size() == 1 && !options.shard_dim && !options.shard_block;
+    stays |= lists_sizes(given) && axes.shard.size() == 1 && !options.shard_dim && !options.shard_block;
   }
   const auto own =
-      stays ? lifted : keep_last_blocks(add_shard(lifted, mesh, axes, dim), name, tensor, mesh, axes, options);
-  place_dtensor(name, DTensor(tensor), mesh, home, lifted, own);
+      stays ? on_mesh : keep_last_blocks(add_shard(on_mesh, mesh, axes, dim), name, tensor, mesh, axes, options);
+  place_dtensor(name, DTensor(tensor), mesh, storage_mesh, on_mesh, own);
   return tensor;
 }
 
@@ -202,8 +204,7 @@ Parameter describe(const std::string& name, const at::Tensor& tensor, const Devi
   if (!p.is_gathered()) return p;
   const auto full_tensor =
       empty(p.sizes, placed.mesh(), p.unsharded_placements, at::TensorOptions(p.dtype)).to_local().sizes().vec();
-  p.layout = p.sharded ? make_parameter_layout(full_tensor, p.strides, shard.dim(), shard_shape(mesh, axes),
-                                               shard.ragged_sizes())
+  p.layout = p.sharded ? make_parameter_layout(full_tensor, p.strides, shard, shard_shape(mesh, axes))
                        : make_parameter_layout(full_tensor, p.strides);
   return p;
 }

@@ -73,7 +73,8 @@ void ComputeScope::open(StatePtr state) {
   std::vector<const State*> chain;  // innermost first
   for (const auto* s = state.get(); s != nullptr; s = s->outer.get()) chain.push_back(s);
   std::for_each(chain.rbegin(), chain.rend(), [&](const State* s) { enter(*s); });
-  scope_ = std::make_shared<const ScopedValue<StatePtr>>(std::move(state), Recompute::restored, false, reopen);
+  scope_ =
+      std::make_shared<const ScopedValue<StatePtr>>(std::move(state), Recompute::restored, OperatorScope::no, reopen);
 }
 
 std::shared_ptr<const void> ComputeScope::reopen(const std::shared_ptr<const void>& state) {

@@ -67,12 +67,12 @@ std::int64_t shard_ranks(const DeviceMesh& mesh, const Axes& axes) {
   return c10::multiply_integers(shard_shape(mesh, axes));
 }
 
-Placements lift_placements(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh) {
+Placements placements_on_mesh(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh) {
   const auto own = tensor.mesh();
   if (own == mesh) return tensor.placements();
   TORCH_CHECK(is_slice(own, mesh), "fully_shard: parameter '", name, "' is on ", own.str(), ", which is no slice of ",
               mesh.str(), ". First create a unit for parameters of another mesh, with their mesh");
-  return lifted_placements(tensor, mesh);
+  return placements_on_full_mesh(tensor, mesh);
 }
 
 Placements add_shard(Placements placements, const DeviceMesh& mesh, const Axes& axes, std::int64_t dim) {
@@ -85,7 +85,7 @@ Placements add_shard(Placements placements, const DeviceMesh& mesh, const Axes& 
     for (std::int64_t i = axis + 1; i < mesh.ndim(); ++i) {
       if (!axes.splits(i) && placements[static_cast<std::size_t>(i)].is_shard(dim)) before *= mesh.size(i);
     }
-    shard = (before > 1 ? StridedShard(dim, before) : Shard(dim)).as_storage();
+    shard = after_split(Shard(dim), before).as_storage();
   }
   return placements;
 }
@@ -131,11 +131,11 @@ ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef orde
   return layout;
 }
 
-ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order, std::int64_t dim,
-                                      at::IntArrayRef ranks, at::IntArrayRef shard_sizes) {
+ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order, const Placement& shard,
+                                      at::IntArrayRef ranks) {
   auto layout = make_parameter_layout(full, order);
-  layout.dim = dim;
-  const Placements shards(ranks.size(), shard_sizes.empty() ? Shard(dim) : RaggedShard(dim, shard_sizes));
+  const auto dim = layout.dim = shard.dim();
+  const Placements shards(ranks.size(), lists_sizes(shard) ? shard : Shard(dim));
   Shape at(ranks.size(), 0);
   for (std::int64_t r = 0; r < c10::multiply_integers(ranks); ++r) {
     std::int64_t rest = r;

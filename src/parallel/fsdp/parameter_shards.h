@@ -25,7 +25,7 @@ Axes find_axes(const DeviceMesh& mesh, const FsdpOptions& options);
 bool has_own_mesh(const DeviceMesh& own, const DeviceMesh& mesh);
 
 // A parameter's placements as placements on `mesh`. Throws with its name if its mesh is not a slice of `mesh`.
-Placements lift_placements(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh);
+Placements placements_on_mesh(const std::string& name, const DTensor& tensor, const DeviceMesh& mesh);
 
 // Adds the shard axes, which split what the other axes leave of dimension `dim`. -1: Replicate.
 Placements add_shard(Placements placements, const DeviceMesh& mesh, const Axes& axes, std::int64_t dim);
@@ -54,10 +54,9 @@ at::Tensor view_of(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef
                    std::int64_t offset);
 
 // `full`: sizes of the local tensor before the shard axes split it. `order`: global strides. `ranks`: sizes of the
-// shard axes, which split one after the other. `shard_sizes`: sizes of the pieces if there is one axis; chunks if
-// empty.
-ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order, std::int64_t dim,
-                                      at::IntArrayRef ranks, at::IntArrayRef shard_sizes = {});
+// shard axes, which split one after the other into chunks, or into the sizes that `shard` lists.
+ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order, const Placement& shard,
+                                      at::IntArrayRef ranks);
 // An unsharded layout.
 ParameterLayout make_parameter_layout(at::IntArrayRef full, at::IntArrayRef order);
 

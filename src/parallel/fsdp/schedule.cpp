@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "dtensor/hooks.h"
-#include "parallel/fsdp/call/local_data_call.h"
+#include "internal/fsdp_call.h"
 
 namespace dtensor::fsdp {
 namespace {
@@ -29,7 +29,7 @@ void Schedule::join(const std::shared_ptr<Schedule>& schedule, Unit& unit) {
   schedule->units_.push_back(&unit);
   if (!former) return;
   schedule->count_gathered(unit.held_bytes());
-  former->leave(unit);
+  former->remove_unit(unit);
   schedule->add_counts(*former);
   while (!former->units_.empty()) join(schedule, *former->units_.front());
 }
@@ -44,7 +44,7 @@ void Schedule::add_counts(Schedule& former) {
   count_unreduced(std::exchange(former.stats.unreduced_bytes, 0));
 }
 
-void Schedule::leave(Unit& unit) {
+void Schedule::remove_unit(Unit& unit) {
   count_gathered(-unit.held_bytes());
   std::erase(units_, &unit);
   for (auto& order : order_) std::erase(order, &unit);
@@ -80,7 +80,7 @@ void Schedule::begin_use(Unit& unit) {
   }
   const bool trains = at::GradMode::is_enabled() || RecomputeGuard::current() || in_training_call();
   switch_pass_kind(pass >= 0 ? kBackward : trains ? kForward : kInference);
-  if (current_ != &unit) release_finished(unit);
+  if (current_ != &unit) reshard_finished(unit);
   current_ = &unit;
 }
 
@@ -98,10 +98,10 @@ void Schedule::gather(Unit& unit) {
   if (!unit.is_gathered()) count_gathered(unit.gathered_bytes());
   const auto before = unit.kept_shard_bytes();
   try {
-    unit.drop();
+    unit.reshard();
     unit.start_gather();
   } catch (...) {
-    unit.abandon_gather();
+    unit.reshard_after_failed_gather();
     count_gathered(-unit.gathered_bytes());
     throw;
   }
@@ -124,13 +124,13 @@ bool Schedule::ends_implicitly(const Unit& unit) const {
   return pass_kind_ == kBackward && unit.recorded[kBackward].none() && NoGradientSync::current();
 }
 
-void Schedule::discard(Unit& unit) {
+void Schedule::force_reshard(Unit& unit) {
   if (!unit.is_gathered()) return;
   count_gathered(-unit.gathered_bytes());
-  unit.drop();
+  unit.reshard();
 }
 
-void Schedule::release(Unit& unit) {
+void Schedule::reshard_if_unused(Unit& unit) {
   if (kept_after_forward_ == &unit) kept_after_forward_ = nullptr;
   if (!unit.is_gathered()) return;
   if (unit.uses > 0 && ends_implicitly(unit)) {
@@ -142,9 +142,9 @@ void Schedule::release(Unit& unit) {
   if (unit.pinned || unit.active_calls > 0 || unit.kept_for_graph) return;
   if (pass_kind_ == kBackward && !unit.reshards_after_backward) return;
   count_gathered(-unit.gathered_bytes());  // also if an active gather fails
-  if (pass_kind_ != kForward || !unit.has_post_forward_mesh()) return unit.drop();
+  if (pass_kind_ != kForward || !unit.has_post_forward_mesh()) return unit.reshard();
   const auto before = unit.kept_shard_bytes();
-  unit.reshard_after_forward_to_mesh();
+  unit.reshard_to_post_forward_mesh();
   count_gathered(unit.kept_shard_bytes() - before);
 }
 
@@ -156,7 +156,7 @@ void Schedule::pin(Unit& unit) {
 
 void Schedule::unpin(Unit& unit) {
   unit.pinned = false;
-  release(unit);
+  reshard_if_unused(unit);
 }
 
 // A unit is finished when it has been used as often as in a recent pass. In the first pass: in forward, when each of
@@ -187,18 +187,19 @@ void Schedule::keep_for_backward(Unit& unit, const Unit& next) {
 }
 
 // If forward continues or starts again, frees the kept unit, so that at most two units are gathered.
-void Schedule::drop_kept_after_forward(const Unit& next) {
+void Schedule::reshard_kept_after_forward(const Unit& next) {
   if (kept_after_forward_ == nullptr || pass_kind_ == kBackward ||
       (pass_kind_ == kForward && &next == first_used_after_kept_))
     return;
-  kept_after_forward_ == &next ? static_cast<void>(kept_after_forward_ = nullptr) : release(*kept_after_forward_);
+  kept_after_forward_ == &next ? static_cast<void>(kept_after_forward_ = nullptr)
+                               : reshard_if_unused(*kept_after_forward_);
 }
 
-void Schedule::release_finished(const Unit& next) {
-  drop_kept_after_forward(next);
+void Schedule::reshard_finished(const Unit& next) {
+  reshard_kept_after_forward(next);
   for (auto* unit : units_) {
     if (unit == &next || !unit->is_gathered() || !is_finished(*unit)) continue;
-    begins_backward(*unit, next) ? keep_for_backward(*unit, next) : release(*unit);
+    begins_backward(*unit, next) ? keep_for_backward(*unit, next) : reshard_if_unused(*unit);
   }
   if (pass_kind_ == kInference) limit_inference();
 }
@@ -211,7 +212,7 @@ void Schedule::limit_inference() {
   for (auto* unit : units_) {
     if (others <= 2) return;
     if (!unit->is_gathered() || !unit->reshards || unit == current_) continue;
-    release(*unit);
+    reshard_if_unused(*unit);
     --others;
   }
 }

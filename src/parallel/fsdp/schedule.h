@@ -16,24 +16,26 @@ class Schedule {
  public:
   // Makes this the schedule of `unit` and of every unit of its previous schedule.
   static void join(const std::shared_ptr<Schedule>& schedule, Unit& unit);
-  void leave(Unit& unit);
+  void remove_unit(Unit& unit);
 
   // Called when an operator uses parameter k of `unit`. Returns its gathered local tensor, or an undefined tensor if
   // that does not apply.
   at::Tensor use(Unit& unit, std::size_t k, const DTensor& parameter, const Placements& gathered, at::ScalarType dtype);
-  // A call with local semantics begins, or backward reaches it: gathers the unit, which stays gathered until the call
+  // The forward pass of a call with local semantics begins: gathers the unit, which stays gathered until the call
   // leaves.
-  void enter(Unit& unit);
-  // The forward pass of the call has ended. `keep`: backward begins with this unit.
-  void leave(Unit& unit, bool keep);
+  void enter_forward(Unit& unit);
+  // That pass has ended. `keep`: backward begins with this unit.
+  void leave_forward(Unit& unit, bool keep);
   // Backward has reached the call's module; backward has all gradients of its parameters, or has ended.
   void enter_backward(Unit& unit);
   void leave_backward(Unit& unit);
   // The gradient of parameter k has arrived in this backward pass. Returns whether the unit reduces it.
   bool gradient(Unit& unit, std::size_t k, const DTensor& parameter, const at::Tensor& gradient);
-  void release(Unit& unit);
+  // Ends the uses of the unit in this phase, and frees the gathered copy unless a call, unshard() or an option keeps
+  // it.
+  void reshard_if_unused(Unit& unit);
   // Frees the gathered copy, although a call or unshard() keeps it.
-  void discard(Unit& unit);
+  void force_reshard(Unit& unit);
   // Gathers the unit, which stays gathered until unpin().
   void pin(Unit& unit);
   void unpin(Unit& unit);
@@ -54,17 +56,17 @@ class Schedule {
   void end_pass(int pass);
   void forget_failed_passes();
   void abandon_passes();
-  void abandon(Unit& unit);
+  void discard_pending_gradients(Unit& unit);
   static void forget_expected(Unit& unit);
   static void learn_segments(Unit& unit);
   static void learn_implicit_reshards(Unit& unit);
   void switch_pass_kind(PassKind pass_kind);
-  void release_finished(const Unit& next);
+  void reshard_finished(const Unit& next);
   void limit_inference();
   bool begins_backward(const Unit& unit, const Unit& next) const;
   bool is_first_in_backward(const Unit& unit) const;
   void keep_for_backward(Unit& unit, const Unit& next);
-  void drop_kept_after_forward(const Unit& next);
+  void reshard_kept_after_forward(const Unit& next);
   bool is_finished(const Unit& unit) const;
   bool ends_implicitly(const Unit& unit) const;
   void gather(Unit& unit);

@@ -58,7 +58,7 @@ void Schedule::end_pass(int pass) {
   }
   finish_reductions();
   for (auto* unit : units_) {
-    release(*unit);
+    reshard_if_unused(*unit);
     learn_implicit_reshards(*unit);
     count_gathered(-unit->kept_shard_bytes());
     unit->post_forward_shard.reset();
@@ -78,11 +78,11 @@ void Schedule::forget_failed_passes() {
   if (passes_.empty()) return abandon_passes();
   for (auto* unit : units_) {  // an inner pass failed, the outer one continues
     const auto its = [&](const Pass& open) { return open.id == unit->pending_pass; };
-    if (std::none_of(passes_.begin(), passes_.end(), its)) abandon(*unit);
+    if (std::none_of(passes_.begin(), passes_.end(), its)) discard_pending_gradients(*unit);
   }
 }
 
-void Schedule::abandon(Unit& unit) {
+void Schedule::discard_pending_gradients(Unit& unit) {
   unit.kept_for_graph = false;
   unit.pending_pass = -1;
   unit.arrivals = unit.reductions = 0;
@@ -102,8 +102,8 @@ void Schedule::abandon_passes() {
     if (const auto reduction = std::move(*under_way)) reduction->discard();
   }
   for (auto* unit : units_) {
-    release(*unit);
-    abandon(*unit);
+    reshard_if_unused(*unit);
+    discard_pending_gradients(*unit);
   }
   stats.unreduced_bytes = 0;
   switch_pass_kind(kForward);

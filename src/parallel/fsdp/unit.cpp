@@ -53,14 +53,14 @@ FsdpUnit::Impl::Impl(std::vector<Parameter> list, const DeviceMesh& on, const Fs
       options(how),
       axes(where),
       parameters(std::move(list)) {
-  const auto* keep_or_drop = std::get_if<bool>(&options.reshard_after_forward);
-  reshards = keep_or_drop == nullptr || *keep_or_drop;
+  const auto* enabled = std::get_if<bool>(&options.reshard_after_forward);
+  reshards = enabled == nullptr || *enabled;
   place_in_flat();
   if (mesh.is_member()) make_communicators();
 }
 
 FsdpUnit::Impl::~Impl() {
-  if (schedule) schedule->leave(*this);
+  if (schedule) schedule->remove_unit(*this);
 }
 
 void FsdpUnit::Impl::place_in_flat() {

@@ -15,7 +15,7 @@
 #include "dtensor/fully_shard.h"
 #include "dtensor/hooks.h"
 #include "internal/gather_extension.h"
-#include "internal/gradient_hooks.h"
+#include "internal/gradient_reduction.h"
 #include "internal/ranks/named_calls.h"
 #include "parallel/fsdp/parameter_shards.h"
 
@@ -135,11 +135,12 @@ struct FsdpUnit::Impl {
   void prepare_gather();
   void start_gather();
   void finish_gather();
-  // Discards an incomplete gathered copy.
-  void abandon_gather();
-  void drop();
+  // Frees an incomplete gathered copy and its views.
+  void reshard_after_failed_gather();
+  // Frees the gathered copy. Its views are reused by the next gather if no other tensor shares its memory.
+  void reshard();
   // Frees all but this rank's share among its neighbors (reshard_after_forward = a number).
-  void reshard_after_forward_to_mesh();
+  void reshard_to_post_forward_mesh();
   void set_extension(std::size_t k, GatherExtension extension);
   bool shares_gathered_memory(const at::Tensor& tensor) const;
   bool has_post_forward_mesh() const { return post_forward_ranks.size() > 1; }
@@ -190,8 +191,8 @@ struct FsdpUnit::Impl {
   std::vector<const at::Tensor*> slots;  // addresses of all entries of its list; never dereferenced
   bool on_other_mesh = false;            // its parameters have a mesh of their own (experts)
   bool has_module = false;               // made of a module, whose calls have a hook
-  bool pinned = false;                   // by unshard(): release() does not free the copy
-  // Active calls with local semantics (local_data_call.h) in forward or backward; those in backward.
+  bool pinned = false;                   // by unshard(): reshard_if_unused() does not free the copy
+  // Active calls with local semantics (local_module_call.h) in forward or backward; those in backward.
   int active_calls = 0;
   std::vector<std::shared_ptr<fsdp::LocalModuleCall>> calls_in_backward;
   bool unsharded_in_module = false;  // graphs of calls refer to the memory, so its storage is emptied and refilled

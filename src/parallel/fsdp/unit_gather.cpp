@@ -65,10 +65,10 @@ void FsdpUnit::Impl::start_gather() {
   const at::AutoDispatchBelowADInplaceOrView below;
   const CollectiveTag tag([this] { return local_parts(); });
   const NamedCallScope named(gather_);
-  const bool from_shares = post_forward_shard.defined() && all_fresh();
+  const bool from_post_forward = post_forward_shard.defined() && all_fresh();
   allocate_flat_buffer();
   uses = 0;
-  from_shares ? gather_post_forward_shards() : gather_shards();
+  from_post_forward ? gather_post_forward_shards() : gather_shards();
   post_forward_shard.reset();
 }
 
@@ -116,12 +116,12 @@ void FsdpUnit::Impl::gather_shards() {
 
 std::vector<at::Tensor> FsdpUnit::Impl::post_forward_shards_of(const at::Tensor& bytes) const {
   const auto count = static_cast<std::int64_t>(post_forward_ranks.size()), each = post_forward_shard_bytes();
-  std::vector<at::Tensor> shares;
+  std::vector<at::Tensor> shards;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto begin = std::min(i * each, flat_bytes);
-    shares.push_back(fsdp::view_of(bytes, at::kByte, {std::min(each, flat_bytes - begin)}, {1}, begin));
+    shards.push_back(fsdp::view_of(bytes, at::kByte, {std::min(each, flat_bytes - begin)}, {1}, begin));
   }
-  return shares;
+  return shards;
 }
 
 void FsdpUnit::Impl::gather_post_forward_shards() {
@@ -137,7 +137,7 @@ void FsdpUnit::Impl::finish_gather() {
       if (p.extended) p.extended->finish(p.gather_dtype());
     }
   } catch (...) {
-    abandon_gather();
+    reshard_after_failed_gather();
     throw;
   }
   work = Work();
@@ -146,7 +146,7 @@ void FsdpUnit::Impl::finish_gather() {
   for (auto& p : parameters) p.pieces.clear();
 }
 
-void FsdpUnit::Impl::abandon_gather() {
+void FsdpUnit::Impl::reshard_after_failed_gather() {
   work = Work();
   inputs.clear();
   for (auto& p : parameters) p.forget_gathered();
@@ -155,7 +155,7 @@ void FsdpUnit::Impl::abandon_gather() {
   prefetched = false;
 }
 
-void FsdpUnit::Impl::drop() {
+void FsdpUnit::Impl::reshard() {
   finish_gather();
   if (flat.defined() && !aliased_by_output && (unsharded_in_module || holds_views_alone())) {
     empty_storage(*flat.storage().unsafeGetStorageImpl(), unsharded_in_module);
@@ -170,7 +170,7 @@ void FsdpUnit::Impl::drop() {
   prefetched = aliased_by_output = false;
 }
 
-void FsdpUnit::Impl::reshard_after_forward_to_mesh() {
+void FsdpUnit::Impl::reshard_to_post_forward_mesh() {
   const at::AutoDispatchBelowADInplaceOrView below;
   finish_gather();  // unshard() may have started it
   {
@@ -179,7 +179,7 @@ void FsdpUnit::Impl::reshard_after_forward_to_mesh() {
     post_forward_shard = post_forward_comm.empty(mine.sizes(), mine.options());
     post_forward_shard.copy_(mine);
   }
-  drop();
+  reshard();
 }
 
 }  // namespace dtensor

@@ -41,7 +41,7 @@ bool same_op(const Placements& placements, AxisMask axes) {
 Placement innermost_shard(const Placements& placements, std::size_t axis, std::int64_t dim, at::IntArrayRef mesh) {
   std::int64_t right = 1;
   for (std::size_t j = axis + 1; j < mesh.size(); ++j) right *= placements[j].is_shard(dim) ? mesh[j] : 1;
-  return right == 1 ? Shard(dim) : StridedShard(dim, right);
+  return after_split(Shard(dim), right);
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ CandidateEdge exchange_edge(const Placements& from, const SplitLayout& from_layo
   }
   const AxisMask axes = exchange_axes(from_layout, to_layout, geometry);
   const EdgeKind kind = refines(from_layout, to_layout) ? EdgeKind::all_gather : EdgeKind::all_to_all;
-  return {kind, axes, to, exchange_price(traffic.received, axes, geometry)};
+  return {kind, axes, to, exchange_cost(traffic.received, axes, geometry)};
 }
 
 EdgeGenerator::EdgeGenerator(const Placements& start, const Placements& goal, const TensorGeometry& geometry)
@@ -158,7 +158,7 @@ void EdgeGenerator::add_reductions(const State& state) const {
     Placements to = state.at;
     for (std::size_t i = 0; i < to.size(); ++i) to[i] = has_axis(some, i) ? Replicate() : to[i];
     const std::int64_t elements = largest_part(state.layout, geometry_);
-    state.moves.push_back({EdgeKind::all_reduce, some, std::move(to), all_reduce_price(elements, some, geometry_)});
+    state.moves.push_back({EdgeKind::all_reduce, some, std::move(to), all_reduce_cost(elements, some, geometry_)});
     add_reduce_scatters(state, some);
   }
 }
@@ -188,8 +188,8 @@ void EdgeGenerator::add_reduce_scatter(const State& state, AxisMask axes, const 
   if (!at_most_one_ragged(to)) return;
   const SplitLayout layout(to, geometry_);
   if (!refines(layout, state.layout)) return;
-  const EdgePrice price = reduce_scatter_price(largest_part(layout, geometry_), axes, geometry_);
-  state.moves.push_back({EdgeKind::reduce_scatter, axes, to, price});
+  const EdgeCost cost = reduce_scatter_cost(largest_part(layout, geometry_), axes, geometry_);
+  state.moves.push_back({EdgeKind::reduce_scatter, axes, to, cost});
 }
 
 // A shard becomes a Partial by padding with the identity of the reduction; an average has no identity.

@@ -9,7 +9,7 @@ struct CandidateEdge {
   EdgeKind kind;
   AxisMask axes;
   Placements to;
-  EdgePrice price;
+  EdgeCost cost;
 };
 
 // Converts any shards and replicas to any others with the same partial axes, as one edge.

@@ -16,24 +16,24 @@ double start(std::int64_t group) {
   return kLatencySeconds + kLatencySecondsPerDoubling * std::bit_width(static_cast<std::uint64_t>(group - 1));
 }
 
-EdgePrice price(double starts, std::int64_t group, std::int64_t bytes) {
+EdgeCost cost(double starts, std::int64_t group, std::int64_t bytes) {
   return {starts * start(group) + static_cast<double>(bytes) / kBytesPerSecond, bytes};
 }
 
 }  // namespace
 
-EdgePrice exchange_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry) {
-  return price(1, geometry.group_size(axes), elements * geometry.itemsize);
+EdgeCost exchange_cost(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry) {
+  return cost(1, geometry.group_size(axes), elements * geometry.itemsize);
 }
 
-EdgePrice all_reduce_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry) {
+EdgeCost all_reduce_cost(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry) {
   const std::int64_t group = geometry.group_size(axes);
-  return price(kAllReduceLatencyFactor, group, 2 * elements * geometry.itemsize * (group - 1) / group);
+  return cost(kAllReduceLatencyFactor, group, 2 * elements * geometry.itemsize * (group - 1) / group);
 }
 
-EdgePrice reduce_scatter_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry) {
+EdgeCost reduce_scatter_cost(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry) {
   const std::int64_t group = geometry.group_size(axes);
-  return price(1, group, (group - 1) * elements * geometry.itemsize);
+  return cost(1, group, (group - 1) * elements * geometry.itemsize);
 }
 
 }  // namespace dtensor

@@ -1,4 +1,4 @@
-// The price of an edge: a latency that grows with the logarithm of the group size, and the bytes that the busiest rank
+// The cost of an edge: a latency that grows with the logarithm of the group size, and the bytes that the busiest rank
 // receives. Local edges are free. The constants only set the latency in terms of bytes. They ensure that a detour
 // never costs less than the direct edge, whatever the sizes (docs/design/redistribute.md).
 #pragma once
@@ -10,16 +10,16 @@ namespace dtensor {
 constexpr double kLatencySeconds = 5e-6;  // of a message, or of a collective without the part for its group size
 constexpr double kBytesPerSecond = 1e10;  // into one rank
 
-struct EdgePrice {
+struct EdgeCost {
   double seconds = 0;
   std::int64_t bytes = 0;
 };
 
 // Exchange of shards (slice, all_gather, all_to_all). `elements`: received by the busiest rank.
-EdgePrice exchange_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);
+EdgeCost exchange_cost(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);
 // `elements`: of the full local contribution.
-EdgePrice all_reduce_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);
+EdgeCost all_reduce_cost(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);
 // `elements`: of the largest part that a rank keeps.
-EdgePrice reduce_scatter_price(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);
+EdgeCost reduce_scatter_cost(std::int64_t elements, AxisMask axes, const TensorGeometry& geometry);
 
 }  // namespace dtensor

@@ -69,7 +69,7 @@ class Search {
 
   void expand(std::size_t index) {
     for (CandidateEdge& move : moves_.edges_from(nodes_[index].move.to)) {
-      const double cost = nodes_[index].cost + move.price.seconds;
+      const double cost = nodes_[index].cost + move.cost.seconds;
       const int total = nodes_[index].effort + effort(move.kind);
       const Placements to = move.to;
       reach(to, Node{cost, total, static_cast<std::int64_t>(index), std::move(move), false});
@@ -94,7 +94,7 @@ class Search {
     for (const Node* node = &nodes_[index]; node->parent >= 0; node = &nodes_[node->parent]) {
       const CandidateEdge& move = node->move;
       plan.edges.push_back({move.kind, move.axes, nodes_[node->parent].move.to, move.to});
-      plan.bytes_moved += move.price.bytes;
+      plan.bytes_moved += move.cost.bytes;
     }
     std::reverse(plan.edges.begin(), plan.edges.end());
     return plan;
@@ -109,8 +109,8 @@ class Search {
 
 void append(RedistributePlan& plan, const Placements& from, CandidateEdge move) {
   plan.edges.push_back({move.kind, move.axes, from, std::move(move.to)});
-  plan.cost += move.price.seconds;
-  plan.bytes_moved += move.price.bytes;
+  plan.cost += move.cost.seconds;
+  plan.bytes_moved += move.cost.bytes;
 }
 
 // Partial axes do not change: one exchange gives every rank exactly what it lacks, so no detour is cheaper. If it is
@@ -125,7 +125,7 @@ RedistributePlan plan_exchange(const Placements& from, const Placements& to, con
                         refines(SplitLayout(sliced, geometry), SplitLayout(from, geometry));
     if (slices) {
       CandidateEdge rest = exchange_edge(sliced, SplitLayout(sliced, geometry), to, geometry);
-      if (rest.kind == EdgeKind::all_gather && rest.price.seconds <= direct.price.seconds) {
+      if (rest.kind == EdgeKind::all_gather && rest.cost.seconds <= direct.cost.seconds) {
         append(plan, from, exchange_edge(from, SplitLayout(from, geometry), sliced, geometry));
         append(plan, sliced, std::move(rest));
         return plan;

@@ -9,7 +9,7 @@
 namespace dtensor {
 namespace {
 
-// The number of ranks whose parts are examined. Larger meshes are sampled evenly, so that prices become estimates.
+// The number of ranks whose parts are examined. Larger meshes are sampled evenly, so that costs become estimates.
 constexpr std::int64_t kMaxSampledRanks = 64;
 
 std::size_t common_prefix(const SplitOrder& a, const SplitOrder& b) {

@@ -1,8 +1,8 @@
 // CUDA kernels of layer norm and RMS norm. A block computes a row, and a thread a column of the sums over rows. Sums
 // have the order of the loops on the CPU, so results are deterministic and equal those of the CPU.
 #include "internal/kernels/lanes.cuh"
-#include "row_norm/arithmetic.h"
 #include "row_norm/cuda/layer_norm.h"
+#include "row_norm/layer_norm_arithmetic.h"
 
 namespace dtensor::row_norm::cuda {
 namespace {

@@ -7,7 +7,7 @@
 #include "sharding_prop/operators/output_fallback.h"
 #include "sharding_prop/propagate.h"
 #include "sharding_prop/rule_book/resolve.h"
-#include "sharding_prop/strategies/build_problems.h"
+#include "sharding_prop/strategies/split_call.h"
 
 namespace dtensor {
 namespace {

@@ -8,7 +8,7 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/strides.h>
 
-#include "sharding_prop/strategies/build_problems.h"
+#include "sharding_prop/strategies/split_call.h"
 
 namespace dtensor {
 namespace {
@@ -104,8 +104,8 @@ bool is_elementwise(const RuleData& data) {
 }
 
 // Binds factor sizes from the operands only.
-Problem bind_operands(const OpCall& call, const Rule& rule) {
-  Problem p;
+BoundRule bind_operands(const OpCall& call, const Rule& rule) {
+  BoundRule p;
   p.call = &call;
   p.rule = rule;
   for (const Operand& operand : call.operands) {
@@ -118,7 +118,7 @@ Problem bind_operands(const OpCall& call, const Rule& rule) {
   return p;
 }
 
-bool add_term_sizes(const Problem& p, const Term& term, OutputMeta& meta) {
+bool add_term_sizes(const BoundRule& p, const Term& term, OutputMeta& meta) {
   const std::size_t letters = p.data->factors.size();
   for (std::size_t i = 0; i <= term.dims.size(); ++i) {
     if (term.ellipsis == static_cast<int>(i)) {
@@ -137,7 +137,7 @@ bool factor_outputs(OpCall& call, const Rule& rule) {
   if (rule.data().storage == StorageView::keep) return false;  // the sizes of a view follow from its arguments
   const std::string name = base_of(call);
   const auto& returns = call.info->schema().returns();
-  const Problem p = bind_operands(call, rule);
+  const BoundRule p = bind_operands(call, rule);
   if (rule.data().results.size() != returns.size() || call.operands.empty()) return false;
   std::vector<OutputMeta> outputs;
   for (std::size_t r = 0; r < returns.size(); ++r) {

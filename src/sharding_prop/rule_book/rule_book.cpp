@@ -42,11 +42,11 @@ RuleBook::RuleBook() = default;
 RuleBook& RuleBook::get() {
   static RuleBook* book = [] {
     static RuleBook instance;
-    add_refused(instance);  // first, so that rules of the families replace these entries
-    for (auto* add : {add_pointwise_rules, add_product_rules, add_reduction_rules, add_view_rules, add_assembly_rules,
-                      add_indexing_rules, add_like_rules, add_list_rules, add_loss_rules, add_norm_rules,
-                      add_attention_rules, add_random_rules, add_linalg_rules, add_spatial_rules, add_convolution_rules,
-                      add_transform_rules, add_fused_rules}) {
+    add_unsupported_rules(instance);  // first, so that rules of the families replace these entries
+    for (auto* add : {add_pointwise_rules, add_matmul_rules, add_reductions_rules, add_views_rules, add_cat_pad_rules,
+                      add_indexing_rules, add_like_factories_rules, add_foreach_rules, add_losses_rules,
+                      add_norms_rules, add_attention_rules, add_random_rules, add_linalg_rules, add_pooling_rules,
+                      add_convolution_rules, add_transforms_rules, add_fused_rules}) {
       add(instance);
     }
     return &instance;

@@ -5,7 +5,7 @@
 
 #include <charconv>
 
-#include "sharding_prop/strategies/problem.h"
+#include "sharding_prop/strategies/bound_rule.h"
 
 namespace dtensor {
 namespace {

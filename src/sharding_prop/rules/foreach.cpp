@@ -47,7 +47,7 @@ void add_linear(RuleBook& book) {
 
 }  // namespace
 
-void add_list_rules(RuleBook& book) {
+void add_foreach_rules(RuleBook& book) {
   book.rule("aten::_foreach_*", elementwise());
   add_linear(book);
   for (const char* op : {"aten::_foreach_zero", "aten::_foreach_zero_"}) book.rule(op, elementwise().structural({0}));

@@ -50,7 +50,7 @@ bool fits(std::string_view pattern, std::string_view name) {
 
 }  // namespace
 
-void add_refused(RuleBook& book) {
+void add_unsupported_rules(RuleBook& book) {
   constexpr std::string_view kNamespace = "aten::";
   std::set<std::string> names;
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {

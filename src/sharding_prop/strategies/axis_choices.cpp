@@ -3,6 +3,7 @@
 // that is added once.
 #include "sharding_prop/strategies/axis_choices.h"
 
+#include "internal/shard_segments.h"
 #include "sharding_prop/strategies/factor_placements.h"
 
 namespace dtensor {
@@ -12,51 +13,39 @@ using Kind = AxisChoice::Kind;
 
 const Placements& own(const OperandState& operand) { return operand.spec->placements; }
 
-bool is_sharded_on(const Problem& p, std::size_t axis) {
+bool is_sharded_on(const BoundRule& p, std::size_t axis) {
   return std::any_of(p.operands.begin(), p.operands.end(),
                      [&](const OperandState& o) { return o.spec && own(o)[axis].is_shard(); });
 }
 
 // Whether an operand is in storage shards on the axis. Its parts are taken of the parameter that its unit gathers.
-bool is_stored_on(const Problem& p, std::size_t axis) {
+bool is_stored_on(const BoundRule& p, std::size_t axis) {
   return p.storage == StorageView::keep &&
          std::any_of(p.operands.begin(), p.operands.end(),
                      [&](const OperandState& o) { return o.spec && o.operand->spec->placements[axis].is_storage(); });
 }
 
-bool occurs_in_operands(const Problem& p, int factor) {
+bool occurs_in_operands(const BoundRule& p, int factor) {
   return std::any_of(p.operands.begin(), p.operands.end(),
                      [&](const OperandState& o) { return o.used && o.has(factor); });
 }
 
 // Whether the preferred shard of result 0 contains the factor. Splitting a factor that only the result has costs
 // nothing, but pays off only in this case.
-bool is_preferred(const Problem& p, int factor, std::size_t axis) {
+bool is_preferred(const BoundRule& p, int factor, std::size_t axis) {
   const Placement* wanted = preferred_output(p, axis);
   if (wanted == nullptr) return false;
   const Rule::DimFactors& dim = p.results[0].dims[static_cast<std::size_t>(wanted->dim())];
   return std::find(dim.begin(), dim.end(), factor) != dim.end();
 }
 
-// Expresses a placement of a dimension as a split of one of its factors. Strided and ragged shards split the most major
-// factor. A more minor factor can only have a zigzag split, whose pieces are the more major factors.
-std::optional<Placement> split_of(const Problem& p, const Rule::DimFactors& dim, int factor,
-                                  const Placement& placement) {
-  if (std::find(dim.begin(), dim.end(), factor) == dim.end()) return std::nullopt;
-  const bool major = dim[0] == factor;
-  if (placement.is_zigzag()) return ZigzagShard(0, major ? placement.split_factor() : 1);
-  if (!major) return std::nullopt;
-  return placement.is_ragged() ? ragged_split(p, dim, placement)
-                               : std::optional(StridedShard(0, placement.split_factor()));
-}
-
 // The splits of this factor that the axis offers: chunks, and the splits of the operands.
-c10::SmallVector<Placement, 4> split_kinds(const Problem& p, int factor, std::size_t axis) {
+c10::SmallVector<Placement, 4> split_kinds(const BoundRule& p, int factor, std::size_t axis) {
   c10::SmallVector<Placement, 4> found{Shard(0)};
   for (const OperandState& o : p.operands) {
-    if (!o.spec || !o.used || !own(o)[axis].is_shard() || own(o)[axis].kind() == Placement::Kind::shard) continue;
+    if (!o.spec || !o.used || !own(o)[axis].is_shard()) continue;
     const Placement& placement = own(o)[axis];
-    const auto split = split_of(p, o.dims[static_cast<std::size_t>(placement.dim())], factor, placement);
+    const auto split = split_of_factor(p, o.dims[static_cast<std::size_t>(placement.dim())], factor, placement);
     if (split && std::find(found.begin(), found.end(), *split) == found.end()) found.push_back(*split);
   }
   return found;
@@ -71,7 +60,7 @@ bool continues(c10::ScalarType from, c10::ScalarType to) {
 // Whether converting each summand and reducing equals reducing and converting. Sums of bools, or of floating-point
 // numbers converted to integers, do not commute with the conversion. In 8-bit types, summands may exceed the range of
 // their sum.
-bool survives_types(const Problem& p, const Operand& operand, ReduceOp op) {
+bool survives_types(const BoundRule& p, const Operand& operand, ReduceOp op) {
   const bool additive = op == ReduceOp::sum || op == ReduceOp::avg;
   const auto fractional = [](c10::ScalarType type) { return c10::isFloatingType(type) || c10::isComplexType(type); };
   const c10::ScalarType from = operand.dtype;
@@ -86,7 +75,7 @@ bool survives_types(const Problem& p, const Operand& operand, ReduceOp op) {
   return true;
 }
 
-bool group_fits(const Problem& p, const Group& group, ReduceOp op, std::size_t axis) {
+bool group_fits(const BoundRule& p, const Group& group, ReduceOp op, std::size_t axis) {
   if ((group.ops & bit(op)) == 0) return false;
   bool any = false;
   for (const int i : group.operands) {
@@ -101,7 +90,7 @@ bool group_fits(const Problem& p, const Group& group, ReduceOp op, std::size_t a
   return any;
 }
 
-void add_group_choices(const Problem& p, std::size_t axis, std::vector<AxisChoice>& choices) {
+void add_group_choices(const BoundRule& p, std::size_t axis, std::vector<AxisChoice>& choices) {
   for (std::size_t g = 0; g < p.data->groups.size(); ++g) {
     for (unsigned op = 0; op < 5; ++op) {
       if (!group_fits(p, p.data->groups[g], static_cast<ReduceOp>(op), axis)) continue;
@@ -112,13 +101,13 @@ void add_group_choices(const Problem& p, std::size_t axis, std::vector<AxisChoic
 
 }  // namespace
 
-const Placement* preferred_output(const Problem& p, std::size_t axis) {
+const Placement* preferred_output(const BoundRule& p, std::size_t axis) {
   if (p.call->preferred_result.empty() || !p.call->preferred_result[axis].is_shard() || p.results.empty())
     return nullptr;
   return &p.call->preferred_result[axis];
 }
 
-bool may_shard(const Problem& p, const Assignment& with_choice) {
+bool may_shard(const BoundRule& p, const Assignment& with_choice) {
   const AxisChoice& c = with_choice.back();
   const FactorState& factor = p.factors[static_cast<std::size_t>(c.index)];
   if (factor.unsharded || factor.size < 0) return false;
@@ -127,14 +116,14 @@ bool may_shard(const Problem& p, const Assignment& with_choice) {
   if (factor.elastic && is_stored_on(p, with_choice.size() - 1)) return false;
   if (!occurs_in_operands(p, c.index) && !is_preferred(p, c.index, with_choice.size() - 1)) return false;
   const std::int64_t parts = parts_of_factor(p, c.index, with_choice, with_choice.size());
-  // Ragged parts of a compound dimension are scaled, so they need not be equal.
-  const std::int64_t equal_parts = parts * c.split.split_factor() * (c.split.is_zigzag() ? 2 : 1);
-  if (factor.even && !c.split.is_ragged() && factor.size % equal_parts != 0) return false;
+  // Listed sizes of a compound dimension are scaled, so they need not be equal.
+  const std::int64_t equal_parts = chunk_count(c.split, parts) * c.split.split_factor();
+  if (factor.even && !lists_sizes(c.split) && factor.size % equal_parts != 0) return false;
   if (parts == 1) return true;
   return !factor.nonempty || smallest_part(p, c.index, with_choice) > 0;
 }
 
-std::vector<AxisChoice> choices_on(const Problem& p, std::size_t axis) {
+std::vector<AxisChoice> choices_on(const BoundRule& p, std::size_t axis) {
   std::vector<AxisChoice> choices(1);
   if (is_sharded_on(p, axis) || preferred_output(p, axis) != nullptr) {
     for (int f = 0; f < static_cast<int>(p.factors.size()); ++f) {

@@ -30,8 +30,8 @@ Place find_factor(const TensorState& tensor, int factor) {
 }
 
 // Number of elements of the factors more major than `position` that one rank has after the axes before `axis`.
-std::int64_t major_length(const Problem& p, const Rule::DimFactors& dim, std::size_t position, const Assignment& chosen,
-                          std::size_t axis) {
+std::int64_t major_length(const BoundRule& p, const Rule::DimFactors& dim, std::size_t position,
+                          const Assignment& chosen, std::size_t axis) {
   std::int64_t length = 1;
   for (std::size_t k = 0; k < position; ++k) {
     length *= p.factors[static_cast<std::size_t>(dim[k])].size / parts_of_factor(p, dim[k], chosen, axis);
@@ -62,7 +62,7 @@ Placements factor_placements(const Assignment& chosen, int factor) {
 }
 
 // The segments of a compound dimension at a coordinate, computed from its factors; nothing if there are too many.
-std::optional<Segments> factor_segments(const Problem& p, const Rule::DimFactors& dim, const Assignment& chosen,
+std::optional<Segments> factor_segments(const BoundRule& p, const Rule::DimFactors& dim, const Assignment& chosen,
                                         at::IntArrayRef shape, at::IntArrayRef coordinate) {
   Segments held{{0, 1}};
   for (const int f : dim) {
@@ -85,7 +85,7 @@ std::optional<Segments> factor_segments(const Problem& p, const Rule::DimFactors
   return held;
 }
 
-bool same_segments(const Problem& p, const TensorState& tensor, std::size_t d, std::int64_t size,
+bool same_segments(const BoundRule& p, const TensorState& tensor, std::size_t d, std::int64_t size,
                    const Assignment& chosen, const Placements& placements, at::IntArrayRef shape,
                    at::IntArrayRef coordinate) {
   const auto wanted = factor_segments(p, tensor.dims[d], chosen, shape, coordinate);
@@ -117,27 +117,38 @@ bool splits_along_ragged(const Rule::DimFactors& dim, const Assignment& chosen) 
 }
 
 // Number of elements of a compound dimension per element of its most major factor.
-std::int64_t minor_length(const Problem& p, const Rule::DimFactors& dim) {
+std::int64_t minor_length(const BoundRule& p, const Rule::DimFactors& dim) {
   std::int64_t length = 1;
   for (std::size_t k = 1; k < dim.size(); ++k) length *= p.factors[static_cast<std::size_t>(dim[k])].size;
   return length;
 }
 
-Placement ragged_shard_of(const Problem& p, const Rule::DimFactors& dim, std::int64_t at, const Placement& split) {
+Placement ragged_shard_of(const BoundRule& p, const Rule::DimFactors& dim, std::int64_t at, const Placement& split) {
   at::DimVector sizes(split.ragged_sizes());
   for (auto& n : sizes) n *= minor_length(p, dim);
   return RaggedShard(at, sizes);
 }
 
-bool ragged_sizes_fit(const Placements& placements, at::IntArrayRef sizes) {
+// Nothing if a boundary lies within an element of the factor.
+std::optional<Placement> ragged_split(const BoundRule& p, const Rule::DimFactors& dim, const Placement& ragged) {
+  const std::int64_t minor = minor_length(p, dim);
+  at::DimVector sizes(ragged.ragged_sizes());
+  for (auto& n : sizes) {
+    if (minor < 1 || n % minor != 0) return std::nullopt;
+    n /= minor;
+  }
+  const bool fits = c10::sum_integers(sizes) == p.factors[static_cast<std::size_t>(dim[0])].size;
+  return fits ? std::optional(RaggedShard(0, sizes)) : std::nullopt;
+}
+
+bool listed_sizes_fit(const Placements& placements, at::IntArrayRef sizes) {
   return std::all_of(placements.begin(), placements.end(), [&](const Placement& p) {
-    const auto parts = p.ragged_sizes();
-    return !p.is_ragged() || c10::sum_integers(parts) == sizes[static_cast<std::size_t>(p.dim())];
+    return !p.is_shard() || fits_size(p, sizes[static_cast<std::size_t>(p.dim())]);
   });
 }
 
 // Compares the first and the last rank of every axis, where a wrong order or split shows.
-bool fits_at_corners(const Problem& p, const TensorState& tensor, std::size_t d, std::int64_t size,
+bool fits_at_corners(const BoundRule& p, const TensorState& tensor, std::size_t d, std::int64_t size,
                      const Assignment& chosen, const Placements& placements) {
   const std::size_t axes = chosen.size();
   const at::IntArrayRef shape = p.mesh_shape().slice(0, axes);
@@ -151,7 +162,7 @@ bool fits_at_corners(const Problem& p, const TensorState& tensor, std::size_t d,
 
 }  // namespace
 
-std::int64_t parts_of_factor(const Problem& p, int factor, const Assignment& chosen, std::size_t axes) {
+std::int64_t parts_of_factor(const BoundRule& p, int factor, const Assignment& chosen, std::size_t axes) {
   std::int64_t parts = 1;
   for (std::size_t a = 0; a < std::min(axes, chosen.size()); ++a) {
     const AxisChoice& c = chosen[a];
@@ -160,7 +171,7 @@ std::int64_t parts_of_factor(const Problem& p, int factor, const Assignment& cho
   return parts;
 }
 
-std::int64_t smallest_part(const Problem& p, int factor, const Assignment& chosen) {
+std::int64_t smallest_part(const BoundRule& p, int factor, const Assignment& chosen) {
   std::int64_t n = p.factors[static_cast<std::size_t>(factor)].size;
   const auto here = [&](const AxisChoice& c) { return c.kind == AxisChoice::Kind::factor && c.index == factor; };
   for (const AxisChoice& c : chosen) {
@@ -181,7 +192,7 @@ std::int64_t smallest_part(const Problem& p, int factor, const Assignment& chose
   return n;
 }
 
-bool is_cut_at_blocks(const Problem& p, int factor, const Assignment& chosen) {
+bool is_cut_at_blocks(const BoundRule& p, int factor, const Assignment& chosen) {
   const FactorState& state = p.factors[static_cast<std::size_t>(factor)];
   const at::IntArrayRef shape = p.mesh_shape().slice(0, chosen.size());
   const Placements placements = factor_placements(chosen, factor);
@@ -198,7 +209,7 @@ bool is_cut_at_blocks(const Problem& p, int factor, const Assignment& chosen) {
   return true;
 }
 
-std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& tensor, const Assignment& chosen,
+std::optional<Placement> shard_of_factor(const BoundRule& p, const TensorState& tensor, const Assignment& chosen,
                                          std::size_t axis, bool& valid) {
   const AxisChoice& choice = chosen[axis];
   const Place place = find_factor(tensor, choice.index);
@@ -216,20 +227,24 @@ std::optional<Placement> shard_of_factor(const Problem& p, const TensorState& te
   return split > 1 ? StridedShard(place.dim, split) : Shard(place.dim);
 }
 
-std::optional<Placement> ragged_split(const Problem& p, const Rule::DimFactors& dim, const Placement& ragged) {
-  const std::int64_t minor = minor_length(p, dim);
-  at::DimVector sizes(ragged.ragged_sizes());
-  for (auto& n : sizes) {
-    if (minor < 1 || n % minor != 0) return std::nullopt;
-    n /= minor;
-  }
-  const bool fits = c10::sum_integers(sizes) == p.factors[static_cast<std::size_t>(dim[0])].size;
-  return fits ? std::optional(RaggedShard(0, sizes)) : std::nullopt;
+std::optional<Placement> split_of_factor(const BoundRule& p, const Rule::DimFactors& dim, int factor,
+                                         const Placement& shard) {
+  if (std::find(dim.begin(), dim.end(), factor) == dim.end()) return std::nullopt;
+  const bool major = dim[0] == factor;
+  if (shard.is_zigzag()) return ZigzagShard(0, major ? shard.split_factor() : 1);
+  if (!major) return std::nullopt;
+  if (shard.is_ragged()) return ragged_split(p, dim, shard);
+  return shard.is_strided() ? StridedShard(0, shard.split_factor()) : Shard(0);
 }
 
-bool placements_fit_factors(const Problem& p, const TensorState& tensor, at::IntArrayRef sizes,
+std::string describe_split(const Placement& split) {
+  if (split.is_strided()) return " in " + std::to_string(split.split_factor()) + " pieces";
+  return split.is_ragged() || split.is_zigzag() ? " as " + split.str() : "";
+}
+
+bool placements_fit_factors(const BoundRule& p, const TensorState& tensor, at::IntArrayRef sizes,
                             const Assignment& chosen, const Placements& placements) {
-  if (!at_most_one_ragged(placements) || !ragged_sizes_fit(placements, sizes)) return false;
+  if (!at_most_one_ragged(placements) || !listed_sizes_fit(placements, sizes)) return false;
   Placements decided(placements.begin(), placements.begin() + static_cast<std::ptrdiff_t>(chosen.size()));
   for (std::size_t d = 0; d < tensor.dims.size(); ++d) {
     if (tensor.dims[d].size() < 2 || axes_on_dim(d, chosen.size(), placements) < 2) continue;

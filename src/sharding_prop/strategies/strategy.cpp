@@ -17,18 +17,18 @@ namespace {
 
 using Kind = AxisChoice::Kind;
 
-bool in_group(const Problem& p, int group, std::size_t operand) {
+bool in_group(const BoundRule& p, int group, std::size_t operand) {
   const Rule::Operands& members = p.data->groups[static_cast<std::size_t>(group)].operands;
   return std::find(members.begin(), members.end(), static_cast<int>(operand)) != members.end();
 }
 
-std::size_t index_of(const Problem& p, const OperandState& operand) {
+std::size_t index_of(const BoundRule& p, const OperandState& operand) {
   return static_cast<std::size_t>(&operand - p.operands.data());
 }
 
-bool is_contracted(const Problem& p, int factor) { return p.factors[static_cast<std::size_t>(factor)].contracted; }
+bool is_contracted(const BoundRule& p, int factor) { return p.factors[static_cast<std::size_t>(factor)].contracted; }
 
-std::optional<Placement> operand_placement(const Problem& p, const OperandState& operand, const Assignment& chosen,
+std::optional<Placement> operand_placement(const BoundRule& p, const OperandState& operand, const Assignment& chosen,
                                            std::size_t axis, bool& valid) {
   const AxisChoice& c = chosen[axis];
   if (c.kind == Kind::group && in_group(p, c.index, index_of(p, operand))) return Partial(c.op);
@@ -44,7 +44,7 @@ bool reads(const ResultState& result, std::size_t operand) {
 }
 
 // Whether a sharded operand contributes to the result along the factor. Otherwise the result is equal on all ranks.
-bool depends_on(const Problem& p, const ResultState& result, int factor) {
+bool depends_on(const BoundRule& p, const ResultState& result, int factor) {
   if (result.reads == ~0u) return true;
   for (std::size_t i = 0; i < p.operands.size(); ++i) {
     if (reads(result, i) && p.operands[i].used && p.operands[i].has(factor)) return true;
@@ -52,13 +52,13 @@ bool depends_on(const Problem& p, const ResultState& result, int factor) {
   return false;
 }
 
-bool depends_on_group(const Problem& p, const ResultState& result, int group) {
+bool depends_on_group(const BoundRule& p, const ResultState& result, int group) {
   const Rule::Operands& members = p.data->groups[static_cast<std::size_t>(group)].operands;
   return std::any_of(members.begin(), members.end(),
                      [&](int i) { return i < 0 || reads(result, static_cast<std::size_t>(i)); });
 }
 
-Placement contracted_placement(const Problem& p, std::size_t result, int factor, bool& valid) {
+Placement contracted_placement(const BoundRule& p, std::size_t result, int factor, bool& valid) {
   if (!depends_on(p, p.results[result], factor)) return Replicate();
   if (!p.factors[static_cast<std::size_t>(factor)].sharded_by_kernel) {
     if (p.results[result].absent) valid = false;
@@ -70,7 +70,7 @@ Placement contracted_placement(const Problem& p, std::size_t result, int factor,
   return replicate ? Replicate() : Partial(p.data->kernel_reduce_op);
 }
 
-Placement result_placement(const Problem& p, std::size_t result, const Assignment& chosen, std::size_t axis,
+Placement result_placement(const BoundRule& p, std::size_t result, const Assignment& chosen, std::size_t axis,
                            bool& valid) {
   const AxisChoice& c = chosen[axis];
   if (c.kind == Kind::replicate || p.results[result].always_replicated) return Replicate();
@@ -86,7 +86,7 @@ bool all_replicate(const Placements& placements) {
   return std::all_of(placements.begin(), placements.end(), [](const Placement& x) { return x.is_replicate(); });
 }
 
-bool results_valid(const Problem& p, const Assignment& chosen, const Placements& rest,
+bool results_valid(const BoundRule& p, const Assignment& chosen, const Placements& rest,
                    std::vector<std::optional<Placements>>& results) {
   for (std::size_t r = 0; r < p.results.size(); ++r) {
     results.emplace_back();
@@ -97,7 +97,7 @@ bool results_valid(const Problem& p, const Assignment& chosen, const Placements&
   return true;
 }
 
-void note_written(const Problem& p, const std::vector<std::optional<Placements>>& results, std::size_t axis,
+void note_written(const BoundRule& p, const std::vector<std::optional<Placements>>& results, std::size_t axis,
                   Candidate& candidate) {
   int bit_index = 30;
   for (std::size_t i = 0; i < p.operands.size(); ++i) {
@@ -112,7 +112,7 @@ void note_written(const Problem& p, const std::vector<std::optional<Placements>>
   }
 }
 
-bool price_operands(const Problem& p, const Assignment& chosen, Candidate& candidate) {
+bool add_operand_costs(const BoundRule& p, const Assignment& chosen, Candidate& candidate) {
   const std::size_t axis = chosen.size() - 1;
   const Placements regular(p.mesh_shape().size());
   for (const OperandState& o : p.operands) {
@@ -125,7 +125,7 @@ bool price_operands(const Problem& p, const Assignment& chosen, Candidate& candi
       continue;
     }
     if ((*needed)[axis] != own(o)[axis] && p.mesh_shape()[axis] > 1) ++candidate.changes;
-    if (*needed != own(o)) candidate.price += redistribute_cost(*o.spec, *needed);
+    if (*needed != own(o)) candidate.cost += redistribute_cost(*o.spec, *needed);
     candidate.operands.back() = std::move(*needed);
   }
   return true;
@@ -135,7 +135,7 @@ bool price_operands(const Problem& p, const Assignment& chosen, Candidate& candi
 // A small gradient is reduced before it becomes a large Partial result (an embedding's); a large operand is reduced
 // after it was summed up. With equal sizes the reduction is deferred, since the next operator may make the tensor
 // smaller.
-double price_of_deferred_reduction(const Problem& p, const AxisChoice& choice, std::size_t axis) {
+double cost_of_deferred_reduction(const BoundRule& p, const AxisChoice& choice, std::size_t axis) {
   constexpr double kWaiting = 0.99;
   if (choice.kind != Kind::group) return 0;
   double reduce_now = 0;
@@ -159,7 +159,7 @@ double price_of_deferred_reduction(const Problem& p, const AxisChoice& choice, s
 
 // The cost of redistributing result 0 to the preferred placement. Sharding a replicated result moves nothing, but
 // computing it in full has a cost.
-double preference_price(const Problem& p, const std::vector<std::optional<Placements>>& results, std::size_t axis) {
+double preference_cost(const BoundRule& p, const std::vector<std::optional<Placements>>& results, std::size_t axis) {
   const Placement* wanted = preferred_output(p, axis);
   if (wanted == nullptr || !results[0] || (*results[0])[axis] == *wanted) return 0;
   const OutputMeta& meta = *p.results[0].meta;
@@ -173,7 +173,7 @@ double preference_price(const Problem& p, const std::vector<std::optional<Placem
 }
 
 // Whether written operands that are not returned have the placements after the call that they have in the candidate.
-bool returns_nothing(const Problem& p, const std::vector<std::optional<Placements>>& results, std::size_t axis,
+bool returns_nothing(const BoundRule& p, const std::vector<std::optional<Placements>>& results, std::size_t axis,
                      const Candidate& candidate) {
   if (!p.call->info->returns.empty()) return true;
   for (std::size_t r = 0; r < results.size(); ++r) {
@@ -185,24 +185,24 @@ bool returns_nothing(const Problem& p, const std::vector<std::optional<Placement
   return true;
 }
 
-bool evaluate(const Problem& p, const Assignment& chosen, Candidate& candidate) {
+bool evaluate(const BoundRule& p, const Assignment& chosen, Candidate& candidate) {
   if (chosen.back().kind == Kind::factor && !may_shard(p, chosen)) return false;
   std::vector<std::optional<Placements>> results;
   if (!results_valid(p, chosen, Placements(p.mesh_shape().size()), results)) return false;
   const std::size_t axis = chosen.size() - 1;
-  if (!price_operands(p, chosen, candidate) || !returns_nothing(p, results, axis, candidate)) return false;
-  candidate.price += preferred_output(p, axis) != nullptr ? preference_price(p, results, axis)
-                                                          : price_of_deferred_reduction(p, chosen.back(), axis);
+  if (!add_operand_costs(p, chosen, candidate) || !returns_nothing(p, results, axis, candidate)) return false;
+  candidate.cost += preferred_output(p, axis) != nullptr ? preference_cost(p, results, axis)
+                                                         : cost_of_deferred_reduction(p, chosen.back(), axis);
   if (p.pinned) note_written(p, results, axis, candidate);
   return true;
 }
 
 bool better(const Candidate& a, const Candidate& b) {
   if (a.unpinned != b.unpinned) return a.unpinned < b.unpinned;
-  const double tolerance = 1e-9 * std::max(a.price, b.price);
-  if (std::abs(a.price - b.price) > tolerance) return a.price < b.price;
+  const double tolerance = 1e-9 * std::max(a.cost, b.cost);
+  if (std::abs(a.cost - b.cost) > tolerance) return a.cost < b.cost;
   // Tensors without elements move at no cost. They keep their placements, or detach() would return a materialized view.
-  const bool nothing_moves = a.price == 0 && b.price == 0;
+  const bool nothing_moves = a.cost == 0 && b.cost == 0;
   if (nothing_moves && a.changes != b.changes) return a.changes < b.changes;
   const bool a_all = a.choice.kind == Kind::replicate;
   const bool b_all = b.choice.kind == Kind::replicate;
@@ -210,17 +210,17 @@ bool better(const Candidate& a, const Candidate& b) {
   return a.changes < b.changes;
 }
 
-void log_axis(const Problem& p, std::size_t axis, const std::vector<Candidate>& list, int best, std::string& log) {
+void log_axis(const BoundRule& p, std::size_t axis, const std::vector<Candidate>& list, int best, std::string& log) {
   log += fmt::format("  axis {} (size {})\n", axis, p.mesh_shape()[axis]);
   for (std::size_t i = 0; i < list.size(); ++i) {
     log += fmt::format("    {} {:<14} {:>10.3f} us", static_cast<int>(i) == best ? '*' : ' ',
-                       describe(p, list[i].choice), list[i].price * 1e6);
+                       describe(p, list[i].choice), list[i].cost * 1e6);
     if (list[i].unpinned != 0) log += "  (changes a written operand)";
     log += '\n';
   }
 }
 
-std::string no_strategy(const Problem& p, const Assignment& chosen) {
+std::string no_strategy(const BoundRule& p, const Assignment& chosen) {
   std::string text = c10::str(p.call->info->name()) + ": no strategy fits on mesh axis " +
                      std::to_string(chosen.size()) + ". Operands:";
   for (const OperandState& o : p.operands) text += " " + (o.spec ? o.spec->str() : std::string("regular")) + ";";
@@ -231,7 +231,7 @@ std::string no_strategy(const Problem& p, const Assignment& chosen) {
 
 }  // namespace
 
-std::optional<Placements> operand_placements(const Problem& p, const OperandState& operand, const Assignment& chosen,
+std::optional<Placements> operand_placements(const BoundRule& p, const OperandState& operand, const Assignment& chosen,
                                              const Placements& rest) {
   Placements placements = rest;
   bool valid = true;
@@ -240,7 +240,7 @@ std::optional<Placements> operand_placements(const Problem& p, const OperandStat
   return placements;
 }
 
-std::optional<Placements> result_placements(const Problem& p, std::size_t result, const Assignment& chosen,
+std::optional<Placements> result_placements(const BoundRule& p, std::size_t result, const Assignment& chosen,
                                             const Placements& rest) {
   Placements placements = rest;
   bool valid = true;
@@ -250,7 +250,7 @@ std::optional<Placements> result_placements(const Problem& p, std::size_t result
   return placements;
 }
 
-std::vector<Candidate> candidates(const Problem& p, const Assignment& chosen) {
+std::vector<Candidate> candidates(const BoundRule& p, const Assignment& chosen) {
   std::vector<Candidate> list;
   Assignment with_choice = chosen;
   with_choice.emplace_back();
@@ -271,7 +271,7 @@ int cheapest(const std::vector<Candidate>& list) {
   return best;
 }
 
-Assignment choose(const Problem& p, std::string* log) {
+Assignment choose(const BoundRule& p, std::string* log) {
   Assignment chosen;
   for (std::size_t axis = 0; axis < p.mesh_shape().size(); ++axis) {
     const std::vector<Candidate> list = candidates(p, chosen);
@@ -283,7 +283,7 @@ Assignment choose(const Problem& p, std::string* log) {
   return chosen;
 }
 
-std::string describe(const Problem& p, const AxisChoice& choice) {
+std::string describe(const BoundRule& p, const AxisChoice& choice) {
   if (choice.kind == Kind::replicate) return "replicate";
   if (choice.kind == Kind::group) {
     return fmt::format("P({}) of {}", to_string(choice.op),
@@ -293,9 +293,7 @@ std::string describe(const Problem& p, const AxisChoice& choice) {
   std::string text = "shard ";
   text += named < p.data->factors.size() ? p.data->factors[named].name
                                          : "batch " + std::to_string(named - p.data->factors.size());
-  if (choice.split.is_strided()) text += fmt::format(" in {} pieces", choice.split.split_factor());
-  if (choice.split.is_ragged() || choice.split.is_zigzag()) text += " as " + choice.split.str();
-  return text;
+  return text + describe_split(choice.split);
 }
 
 }  // namespace dtensor

@@ -6,45 +6,33 @@
 #include <string>
 
 #include "redistribute/plan/plan.h"
-#include "sharding_prop/strategies/problem.h"
+#include "sharding_prop/strategies/axis_choices.h"
 
 namespace dtensor {
 
-struct AxisChoice {
-  enum class Kind : std::uint8_t { replicate, factor, group };
-  Kind kind = Kind::replicate;
-  int index = -1;               // of the factor or group
-  Placement split = Shard(0);   // for factors: the split (chunks, strided, ragged), with the factor as dimension 0
-  ReduceOp op = ReduceOp::sum;  // for groups
-  friend bool operator==(const AxisChoice&, const AxisChoice&) = default;
-};
-
-// One entry per mesh axis, from the left; shorter while axes are undecided.
-using Assignment = std::vector<AxisChoice>;
-
 // Placements of the tensor: decided axes from `chosen`, others from `rest`. Nothing if no placement expresses the
 // assignment.
-std::optional<Placements> operand_placements(const Problem& p, const OperandState& operand, const Assignment& chosen,
+std::optional<Placements> operand_placements(const BoundRule& p, const OperandState& operand, const Assignment& chosen,
                                              const Placements& rest);
-std::optional<Placements> result_placements(const Problem& p, std::size_t result, const Assignment& chosen,
+std::optional<Placements> result_placements(const BoundRule& p, std::size_t result, const Assignment& chosen,
                                             const Placements& rest);
 
 struct Candidate {
   AxisChoice choice;
-  double price = 0;
+  double cost = 0;
   int changes = 0;                   // number of operands whose placement on this axis changes
   int unpinned = 0;                  // a bit for each written operand that changes; the first is the most significant
   std::vector<Placements> operands;  // placements, with later axes unchanged
 };
 
 // The candidates for the axis after `chosen`, in order of preference among equal costs.
-std::vector<Candidate> candidates(const Problem& p, const Assignment& chosen);
+std::vector<Candidate> candidates(const BoundRule& p, const Assignment& chosen);
 // Index of the best candidate; -1 if there is none.
 int cheapest(const std::vector<Candidate>& list);
 
 // Decides all axes. `log`, if given, receives the candidates as text.
-Assignment choose(const Problem& p, std::string* log = nullptr);
+Assignment choose(const BoundRule& p, std::string* log = nullptr);
 
-std::string describe(const Problem& p, const AxisChoice& choice);
+std::string describe(const BoundRule& p, const AxisChoice& choice);
 
 }  // namespace dtensor

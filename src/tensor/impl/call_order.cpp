@@ -1,3 +1,4 @@
+// Calls of a backward pass are in order on the thread that made its first call only.
 #include "tensor/impl/call_order.h"
 
 #include <torch/csrc/autograd/graph_task.h>

@@ -152,15 +152,15 @@ void DTensorImpl::materialize_view_of(DTensorImpl& base) {
   match_inference_mode(base);
   auto& view = make_extras().materialized.emplace();
   view.base = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&base);
-  view.left = base.local_.unsafeGetTensorImpl()->version_counter();
+  view.writes = base.local_.unsafeGetTensorImpl()->version_counter();
   view.generation = base.generation();
   view.data_changes = base.make_extras().data_changes;
 }
 
-void DTensorImpl::keep_former_data(const at::Tensor& left) {
+void DTensorImpl::keep_former_data(const at::Tensor& previous) {
   auto& view = make_extras().materialized.emplace();
-  view.left = left.unsafeGetTensorImpl()->version_counter();
-  view.generation = writes_to(view.left, *spec_->mesh);
+  view.writes = previous.unsafeGetTensorImpl()->version_counter();
+  view.generation = writes_to(view.writes, *spec_->mesh);
 }
 
 bool DTensorImpl::base_data_was_replaced() const {
@@ -174,7 +174,7 @@ namespace {
 bool was_fresh_then(const MaterializedView& view, const DTensorImpl& base) {
   const auto replaced = base.replacements() - static_cast<std::uint32_t>(view.generation >> 32);
   return replaced == base.extras()->data_changes - view.data_changes &&
-         writes_to(view.left, *base.spec()->mesh) == static_cast<std::uint32_t>(view.generation);
+         writes_to(view.writes, *base.spec()->mesh) == static_cast<std::uint32_t>(view.generation);
 }
 
 }  // namespace
@@ -184,14 +184,14 @@ bool DTensorImpl::base_has_changed() const {
   const auto& view = *extras_->materialized;
   if (base_data_was_replaced()) return !was_fresh_then(view, *view.base);
   if (view.base && view.base->is_stale()) return true;  // the base is a materialized view itself
-  return view.generation != (view.base ? view.base->generation() : writes_to(view.left, *spec_->mesh));
+  return view.generation != (view.base ? view.base->generation() : writes_to(view.writes, *spec_->mesh));
 }
 
 void DTensorImpl::refresh_local(at::Tensor local) {
   local_ = std::move(local);
   ++replacements_;
   auto& view = *extras_->materialized;
-  view.left = view.base->local_.unsafeGetTensorImpl()->version_counter();
+  view.writes = view.base->local_.unsafeGetTensorImpl()->version_counter();
   view.generation = view.base->generation();
 }
 

@@ -1,5 +1,5 @@
 // The TensorImpl of a DTensor. It has no storage; it stores the global sizes and strides, the local tensor and the
-// interned spec. Its key set dispatches to the engine's kernels (kDTensorKey) below autograd; see docs/design.md.
+// interned spec. Its key set dispatches to the operator kernel (kDTensorKey) below autograd; see docs/design.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,10 +26,10 @@ class DTensorImpl final : public c10::TensorImpl {
   // For cache hits: copies the metadata from a prototype with the same spec.
   DTensorImpl(const DTensorImpl& prototype, at::Tensor local, std::int64_t offset);
   ~DTensorImpl() override;
-  static void* operator new(std::size_t size) { return thread_state().tensors.allocate(size); }
-  static void* operator new(std::size_t size, ThreadState& thread) { return thread.tensors.allocate(size); }
-  static void operator delete(void* memory) { thread_state().tensors.deallocate(memory); }
-  static void operator delete(void* memory, ThreadState& thread) { thread.tensors.deallocate(memory); }
+  static void* operator new(std::size_t size) { return thread_state().tensor_memory.allocate(size); }
+  static void* operator new(std::size_t size, ThreadState& thread) { return thread.tensor_memory.allocate(size); }
+  static void operator delete(void* memory) { thread_state().tensor_memory.deallocate(memory); }
+  static void operator delete(void* memory, ThreadState& thread) { thread.tensor_memory.deallocate(memory); }
 
   const SpecPtr& spec() const { return spec_; }
   const at::Tensor& local() const { return local_; }
@@ -67,9 +67,9 @@ class DTensorImpl final : public c10::TensorImpl {
   // A materialized view: redistribution copied its data, so it shares no memory with its base
   // (autograd/materialized_view.h). It is stale after the base changes.
   void materialize_view_of(DTensorImpl& base);
-  // Makes this tensor, which an in-place view operator redistributed, a materialized view without a base. `left` is the
-  // local tensor that it had: writes to it through other aliases make this tensor stale.
-  void keep_former_data(const at::Tensor& left);
+  // Makes this tensor, which an in-place view operator redistributed, a materialized view without a base. `previous` is
+  // the local tensor that it had: writes to it through other aliases make this tensor stale.
+  void keep_former_data(const at::Tensor& previous);
   bool is_materialized_view() const { return C10_UNLIKELY(extras_ != nullptr) && is_materialized(); }
   bool is_stale() const { return C10_UNLIKELY(extras_ != nullptr) && base_has_changed(); }
   // Null if this is not a materialized view, or if the data of its base was replaced.
@@ -128,7 +128,7 @@ struct DerivedCopy {
 struct MaterializedView {
   c10::intrusive_ptr<DTensorImpl> base = {};  // null: cannot be refreshed
   // Counts the writes to the base's memory, or to the former memory of the base.
-  c10::VariableVersion left{c10::VariableVersion::DISABLED};
+  c10::VariableVersion writes{c10::VariableVersion::DISABLED};
   std::uint64_t generation = 0;    // of the base, or of its former memory
   std::uint32_t data_changes = 0;  // set_data calls of the base
 };

@@ -1,3 +1,4 @@
+// Decides which failure is reported: the first one, unless a peer's failure only reported an earlier one of a rank.
 #include "comm/local/threads/first_failure.h"
 
 #include <stdexcept>

@@ -1,3 +1,4 @@
+// Reduces in the type in which ATen accumulates, in the order of the sources, and rounds once.
 #include "comm/memory/reduce/reduce_tensors.h"
 
 #include <ATen/ATen.h>

@@ -1,3 +1,4 @@
+// Decides when a process ends whose peers have failed, and waits for all ranks at the end of the program.
 #include "comm/p2p/job/process.h"
 
 #include <ATen/Parallel.h>

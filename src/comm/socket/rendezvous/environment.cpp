@@ -1,3 +1,4 @@
+// Decides which of the variables give the address and the secret.
 #include "comm/socket/rendezvous/environment.h"
 
 #include <algorithm>

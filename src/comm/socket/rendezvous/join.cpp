@@ -1,3 +1,4 @@
+// Tries the ports of rank 0 until one admits this rank, both prove that they know the secret, or time runs out.
 #include "comm/socket/rendezvous/join.h"
 
 #include <c10/util/StringUtil.h>

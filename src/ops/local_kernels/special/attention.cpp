@@ -62,8 +62,8 @@ std::vector<c10::IValue> call_of(const at::Tensor& q, const at::Tensor& k, const
 
 void check_regular_tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask) {
   const auto args = call_of(q, k, v, mask);
-  const CallView view(entry_of_attention(), args);
-  if (view.has_regular) check_regular_operands(entry_of_attention(), args, view);
+  const CallOperands operands(entry_of_attention(), args);
+  if (operands.has_regular) check_regular_operands(entry_of_attention(), args, operands);
 }
 
 // The checks of checked mode, on members of the mesh.
@@ -71,9 +71,9 @@ std::optional<AttentionCheck> check_before(const at::Tensor& q, const at::Tensor
                                            const AttentionOptions& options) {
   if (C10_LIKELY(!checked_values())) return std::nullopt;
   const auto args = call_of(q, k, v, options.mask);
-  const CallView view(entry_of_attention(), args);
-  if (!view.mesh->is_member) return std::nullopt;
-  return AttentionCheck(q, k, v, options, should_sample_call(entry_of_attention(), view));
+  const CallOperands operands(entry_of_attention(), args);
+  if (!operands.mesh->is_member) return std::nullopt;
+  return AttentionCheck(q, k, v, options, should_sample_call(entry_of_attention(), operands));
 }
 
 // Reports implicit redistributions of operands with different placements, and returns their bytes.

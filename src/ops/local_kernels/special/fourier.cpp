@@ -1,6 +1,6 @@
 // Fourier transforms of several dimensions, of which some are sharded: the unsharded ones first, then each sharded one.
-// Before each of these the engine moves the shard to another dimension, by an all-to-all. One call for all dimensions
-// would gather a tensor without another dimension to shard.
+// Before each of these the operator kernel moves the shard to another dimension, by an all-to-all. One call for all
+// dimensions would gather a tensor without another dimension to shard.
 #include <ATen/ATen.h>
 #include <c10/core/WrapDimMinimal.h>
 

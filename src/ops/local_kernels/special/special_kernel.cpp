@@ -29,7 +29,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// Runs LibTorch's decomposition. Its operators have rules and dispatch to the engine.
+// Runs LibTorch's decomposition. Its operators have rules and dispatch to the operator kernel.
 void decompose(const OpEntry& entry, Stack& stack) {
   entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
 }

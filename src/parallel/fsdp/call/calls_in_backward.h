@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include "parallel/fsdp/call/local_data_call.h"
+#include "parallel/fsdp/call/local_module_call.h"
 #include "scope/thread_state.h"
 
 namespace dtensor::fsdp {

@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "internal/fsdp_call.h"
 #include "internal/scoped_value.h"
-#include "parallel/fsdp/call/local_data_call.h"
+#include "parallel/fsdp/call/local_module_call.h"
 
 namespace dtensor {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "internal/simulated.h"
-#include "parallel/fsdp/call/local_data_call.h"
+#include "parallel/fsdp/call/local_module_call.h"
 
 namespace dtensor::fsdp {
 namespace {

@@ -3,17 +3,17 @@
 
 #include <algorithm>
 
-#include "internal/gradient_hooks.h"
-#include "parallel/fsdp/call/local_data_call.h"
+#include "internal/nested_backward.h"
+#include "parallel/fsdp/call/local_module_call.h"
 #include "parallel/fsdp/schedule.h"
 
 namespace dtensor::fsdp {
 
-void Schedule::enter(Unit& unit) {
+void Schedule::enter_forward(Unit& unit) {
   TORCH_CHECK(unit.mesh.is_member(), "fully_shard: expected a call of the module on a rank of ", unit.mesh.str(),
               " only");
   begin_use(unit);
-  if (recomputed_ != nullptr && recomputed_ != &unit) release(*std::exchange(recomputed_, nullptr));
+  if (recomputed_ != nullptr && recomputed_ != &unit) reshard_if_unused(*std::exchange(recomputed_, nullptr));
   if (unit.gathers()) {
     if (!unit.is_gathered() || !unit.all_fresh()) gather(unit);
     finish_gather(unit);
@@ -35,26 +35,26 @@ bool Schedule::is_first_in_backward(const Unit& unit) const {
 }
 
 // Keeps the unit with which backward begins; in backward, the unit that was recomputed last.
-void Schedule::leave(Unit& unit, bool keep) {
+void Schedule::leave_forward(Unit& unit, bool keep) {
   if (--unit.active_calls > 0 || !unit.reshards) return;
-  if (!at::GradMode::is_enabled() && !RecomputeGuard::current()) return release(unit);
+  if (!at::GradMode::is_enabled() && !RecomputeGuard::current()) return reshard_if_unused(unit);
   if (current_backward_id() >= 0) {
     recomputed_ = &unit;
   } else if (!keep && is_first_in_backward(unit)) {
     kept_after_forward_ = &unit;
     first_used_after_kept_ = nullptr;
   } else if (!keep) {
-    release(unit);
+    reshard_if_unused(unit);
   }
 }
 
 void Schedule::enter_backward(Unit& unit) {
-  enter(unit);
+  enter_forward(unit);
   for (auto& pass : passes_) pass.makes_graph |= pass.id == current_backward_id() && at::GradMode::is_enabled();
 }
 
 void Schedule::leave_backward(Unit& unit) {
-  if (--unit.active_calls == 0) release(unit);
+  if (--unit.active_calls == 0) reshard_if_unused(unit);
 }
 
 void Schedule::leave_calls(int pass) {

@@ -2,9 +2,9 @@
 // gradient.
 #include <ATen/ATen.h>
 
-#include "internal/gradient_hooks.h"
+#include "internal/gather_hook.h"
 #include "internal/wrapper_subclass.h"
-#include "parallel/fsdp/call/local_data_call.h"
+#include "parallel/fsdp/call/local_module_call.h"
 #include "parallel/fsdp/extended_gather.h"
 #include "parallel/mesh_slice.h"
 
@@ -53,7 +53,7 @@ at::Tensor gradient_from_unsharded(const UnitParameter& member, const at::Tensor
   Placements placements = p.unsharded_placements;
   at::Tensor local = gradient;
   if (is_dtensor(gradient) && is_slice(DTensor(gradient).mesh(), unit.mesh)) {
-    placements = lifted_placements(DTensor(gradient), unit.mesh);
+    placements = placements_on_full_mesh(DTensor(gradient), unit.mesh);
     local = DTensor(gradient).to_local();
   } else if (is_dtensor(gradient)) {  // of activations on other axes, beside which the parameter counted as replicated
     local = DTensor(gradient).full_tensor();

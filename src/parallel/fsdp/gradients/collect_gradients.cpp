@@ -57,7 +57,7 @@ bool Schedule::gradient(Unit& unit, std::size_t k, const DTensor& parameter, con
   if (++unit.arrivals < unit.expected_arrivals || waits || !unit.complete()) return true;
   ++unit.reductions;
   reduce(unit, gradient);
-  release(unit);
+  reshard_if_unused(unit);
   return true;
 }
 
@@ -148,7 +148,7 @@ void Schedule::reduce_leftovers(Unit& unit) {
   try {
     if (unit.requires_gradient_sync && add_missing(unit)) reduce(unit);
   } catch (...) {  // an earlier reduction may have failed before the unit's own began
-    abandon(unit);
+    discard_pending_gradients(unit);
     throw;
   }
 }

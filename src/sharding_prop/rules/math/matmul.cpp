@@ -80,7 +80,7 @@ Rule linear(const OpArgs& op) {
 
 }  // namespace
 
-void add_product_rules(RuleBook& book) {
+void add_matmul_rules(RuleBook& book) {
   // beta * self + alpha * a * b. Without products, the kernel multiplies self by beta, which integer tensors reject for
   // a fractional beta. So every rank needs products.
   const auto biased = [&](const char* op, const Rule& rule, const char* contracted) -> Rule& {

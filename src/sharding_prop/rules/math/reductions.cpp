@@ -76,7 +76,7 @@ void add_along(RuleBook& book) {
 
 }  // namespace
 
-void add_reduction_rules(RuleBook& book) {
+void add_reductions_rules(RuleBook& book) {
   add_simple(book);
   add_by_kernel(book);
   add_along(book);

@@ -158,7 +158,7 @@ void add_fused_inference(RuleBook& book) {
 
 }  // namespace
 
-void add_transform_rules(RuleBook& book) {
+void add_transforms_rules(RuleBook& book) {
   for (const char* op : {"aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"}) {
     book.rule(op, "X[dim!] -> X[dim]").sharded_by_kernel("X", kSkipEmpty).linear({0}).outputs(fourier_outputs);
   }

@@ -128,7 +128,7 @@ void add_ctc(RuleBook& book) {
 
 }  // namespace
 
-void add_loss_rules(RuleBook& book) {
+void add_losses_rules(RuleBook& book) {
   add_softmax(book);
   add_elementwise(book);
   add_nll(book);

@@ -205,7 +205,7 @@ std::vector<OutputMeta> group_norm_gradients(const OpArgs& op) {
 
 }  // namespace
 
-void add_norm_rules(RuleBook& book) {
+void add_norms_rules(RuleBook& book) {
   // Batch, groups, channels of a group. A local kernel passes the counts of the part, and reduces the moments where
   // spatial dimensions are sharded.
   book.rule("aten::native_group_norm", "n(gc!)S, (gc), (gc) -> n(gc)S, ng, ng")

@@ -292,7 +292,7 @@ void add_grids(RuleBook& book) {
 
 }  // namespace
 
-void add_spatial_rules(RuleBook& book) {
+void add_pooling_rules(RuleBook& book) {
   add_pooling(book);
   add_padding(book);
   add_resampling(book);

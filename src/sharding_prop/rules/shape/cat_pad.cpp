@@ -64,7 +64,7 @@ void add_backward(RuleBook& book) {
 
 }  // namespace
 
-void add_assembly_rules(RuleBook& book) {
+void add_cat_pad_rules(RuleBook& book) {
   add_moves(book);
   add_backward(book);
   const auto scatter = [](const OpArgs& op) {

@@ -16,7 +16,7 @@ Rule new_strided(const OpArgs& op) { return new_sized(op).local_strides("stride"
 
 }  // namespace
 
-void add_like_rules(RuleBook& book) {
+void add_like_factories_rules(RuleBook& book) {
   constexpr const char* kAbout = "X -> X where the rank is the operand's";
   for (const char* op : {"aten::zeros_like", "aten::ones_like", "aten::full_like"}) book.rule(op, like());
   for (const char* op : {"aten::new_zeros", "aten::new_ones", "aten::new_full"}) book.rule(op, new_sized, kAbout);

@@ -89,7 +89,7 @@ void add_texts(RuleBook& book) {
 
 }  // namespace
 
-void add_view_rules(RuleBook& book) {
+void add_views_rules(RuleBook& book) {
   add_texts(book);
   for (const char* op :
        {"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::reshape", "aten::_reshape_copy"}) {

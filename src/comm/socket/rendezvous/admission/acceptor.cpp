@@ -1,3 +1,5 @@
+// Decides which connections are closed: those that send too much, too late or no request, and the oldest if there are
+// too many.
 #include "comm/socket/rendezvous/admission/acceptor.h"
 
 #include <poll.h>

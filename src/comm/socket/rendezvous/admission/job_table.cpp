@@ -1,3 +1,4 @@
+// Decides whether a process enters the job: it must be of this job and prove that it knows the secret, if there is one.
 #include "comm/socket/rendezvous/admission/job_table.h"
 
 #include <c10/util/StringUtil.h>

@@ -1,3 +1,4 @@
+// Tells requests to join from greetings of higher ranks, by their first number, and answers each.
 #include "comm/socket/rendezvous/admission/peer_acceptor.h"
 
 #include <sys/socket.h>

@@ -75,8 +75,4 @@ at::Tensor gradient_from_unsharded(const UnitParameter& member, const at::Tensor
 // there, so replicas would drift apart.
 void check_equal_gradients(const std::vector<UnitParameter>& members, at::TensorList gradients, const DeviceMesh& mesh);
 
-// Whether the outermost call of a module that fully_shard() was given began with grad mode. Operators of a
-// torch::autograd::Function inside it run without.
-bool in_training_call();
-
 }  // namespace dtensor::fsdp

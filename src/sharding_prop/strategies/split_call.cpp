@@ -1,5 +1,5 @@
-// Splits a call into parts and builds their problems.
-#include "sharding_prop/strategies/build_problems.h"
+// Splits a call into parts and binds the rule to each.
+#include "sharding_prop/strategies/split_call.h"
 
 #include "sharding_prop/bit_identical/forms.h"
 
@@ -30,14 +30,14 @@ std::vector<int> return_lengths(const OpCall& call) {
   return lengths;
 }
 
-StorageView storage_view(const Problem& p) {
+StorageView storage_view(const BoundRule& p) {
   const StorageView rule = p.rule.data().storage;
   if (rule != StorageView::replicate) return rule;
   return p.call->info->inplace || p.call->info->rule().data().foreach_op ? StorageView::shard : rule;
 }
 
 // The operand's spec as the rule reads it.
-SpecPtr spec_seen_by_rule(const Problem& p, const SpecPtr& spec, std::size_t index) {
+SpecPtr spec_seen_by_rule(const BoundRule& p, const SpecPtr& spec, std::size_t index) {
   if (!spec || spec->mesh != p.mesh) return nullptr;
   const bool values_unused = index < 32 && (p.rule.data().values_unused >> index & 1u) != 0;
   if (!spec->has_storage && !(values_unused && spec->has_partial)) return spec;
@@ -53,7 +53,7 @@ SpecPtr spec_seen_by_rule(const Problem& p, const SpecPtr& spec, std::size_t ind
 
 void add_operands(CallPart& part) {
   const OpInfo& info = *part.call.info;
-  Problem& p = part.problem;
+  BoundRule& p = part.bound_rule;
   for (const Operand& operand : part.call.operands) {
     OperandState& state = p.operands.emplace_back();
     state.operand = &operand;
@@ -68,7 +68,7 @@ void add_operands(CallPart& part) {
 }
 
 void add_results(CallPart& part, const std::vector<ResultAlias>& aliases) {
-  Problem& p = part.problem;
+  BoundRule& p = part.bound_rule;
   for (std::size_t r = 0; r < part.results.size(); ++r) {
     ResultState& state = p.results.emplace_back();
     state.meta = &part.call.outputs[r];
@@ -82,7 +82,7 @@ void add_results(CallPart& part, const std::vector<ResultAlias>& aliases) {
 }
 
 // Tensors that list operators share between positions are numbers or conditions and are never sharded.
-void mark_shared(Problem& p) {
+void mark_shared(BoundRule& p) {
   if (!p.call->info->rule().data().foreach_op) return;
   for (OperandState& operand : p.operands) {
     if (operand.operand->list_index < 0) operand.used = false;
@@ -90,7 +90,7 @@ void mark_shared(Problem& p) {
 }
 
 void build_problem(CallPart& part, const std::vector<ResultAlias>& aliases) {
-  Problem& p = part.problem;
+  BoundRule& p = part.bound_rule;
   p.call = &part.call;
   p.mesh = part.call.mesh;
   p.rule = rule_for(part.call);
@@ -249,7 +249,7 @@ std::deque<CallPart> split_call(const OpCall& call) {
   return parts;
 }
 
-void restore_operand_placements(const Problem& p, std::size_t index, Placements& placements) {
+void restore_operand_placements(const BoundRule& p, std::size_t index, Placements& placements) {
   const OperandState& state = p.operands[index];
   const SpecPtr& spec = state.operand->spec;
   if (!spec || spec == state.spec) return;

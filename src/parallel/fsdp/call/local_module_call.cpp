@@ -1,7 +1,7 @@
 // Calls with local semantics. Forward: a unit is gathered when its module is entered and resharded when it is left.
 // Backward: a hook on the module's outputs gathers it again. The node whose outputs are the unsharded parameters runs
 // when autograd has all their gradients, and reshards the unit. See docs/design/fsdp.md, "Local semantics".
-#include "parallel/fsdp/call/local_data_call.h"
+#include "parallel/fsdp/call/local_module_call.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -152,7 +152,7 @@ LocalModuleCall::LocalModuleCall(at::TensorList parameters, at::TensorList input
 }
 
 void LocalModuleCall::enter_forward() {
-  for (const auto& unit : units_) unit->schedule->enter(*unit);
+  for (const auto& unit : units_) unit->schedule->enter_forward(*unit);
   const LocalDataCall call{units_.empty() ? DeviceMesh() : units_.front()->mesh};
   sharded_meshes_ = call.sharded;
   local_data_call_ = open_scope(call, Recompute::restored);
@@ -228,7 +228,7 @@ void LocalModuleCall::watch(at::TensorList outputs) {
 void LocalModuleCall::leave_forward(at::TensorList outputs, bool keep) {
   watch(outputs);
   local_data_call_.reset();
-  for (const auto& unit : units_) unit->schedule->leave(*unit, keep);
+  for (const auto& unit : units_) unit->schedule->leave_forward(*unit, keep);
 }
 
 void LocalModuleCall::enter_backward() {

@@ -46,7 +46,7 @@ struct ResultState : TensorState {
   std::uint32_t reads = ~0u;       // bit i: it depends on operand i
 };
 
-struct Problem {
+struct BoundRule {
   const OpCall* call = nullptr;
   Rule rule;
   const RuleData* data = nullptr;
@@ -60,8 +60,8 @@ struct Problem {
   at::IntArrayRef mesh_shape() const { return mesh->layout.shape; }
 };
 
-// Fills factors and dims from the terms of `problem.rule`; operands and results must be set. Factors whose sizes differ
+// Fills factors and dims from the terms of `bound.rule`; operands and results must be set. Factors whose sizes differ
 // between tensors become unsharded. Dimensions of size 1 that broadcast to a larger factor are not sharded.
-void bind_rule(Problem& problem);
+void bind_rule(BoundRule& bound);
 
 }  // namespace dtensor

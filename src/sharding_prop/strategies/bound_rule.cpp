@@ -1,5 +1,5 @@
 // Binds the terms of a rule to the tensors of a call.
-#include "sharding_prop/strategies/problem.h"
+#include "sharding_prop/strategies/bound_rule.h"
 
 namespace dtensor {
 
@@ -15,7 +15,7 @@ at::IntArrayRef sizes_of(const ResultState& tensor) { return tensor.meta->sizes;
 
 class Binder {
  public:
-  explicit Binder(Problem& problem) : p_(problem), data_(*problem.data) {}
+  explicit Binder(BoundRule& bound) : p_(bound), data_(*bound.data) {}
 
   void bind() {
     for (const Factor& factor : data_.factors) p_.factors.push_back({factor});
@@ -225,7 +225,7 @@ class Binder {
     }
   }
 
-  Problem& p_;
+  BoundRule& p_;
   const RuleData& data_;
   std::int64_t batch_rank_ = 0;
   int first_batch_ = 0;
@@ -233,9 +233,9 @@ class Binder {
 
 }  // namespace
 
-void bind_rule(Problem& problem) {
-  problem.data = &problem.rule.data();
-  Binder(problem).bind();
+void bind_rule(BoundRule& bound) {
+  bound.data = &bound.rule.data();
+  Binder(bound).bind();
 }
 
 }  // namespace dtensor

@@ -1,5 +1,5 @@
 // Builds cache keys and collects operands.
-#include "ops/cache/call_view.h"
+#include "ops/cache/call_operands.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/UndefinedTensorImpl.h>
@@ -69,21 +69,21 @@ std::uint64_t CallKey::hash() const {
   return hash;
 }
 
-CallView::CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) : CallView(entry) {
+CallOperands::CallOperands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) : CallOperands(entry) {
   walk(entry, args);
   if (C10_UNLIKELY(has_host_operand())) move_operands_to_device(entry, args);
 }
 
-// The DTensors at the beginning of a long list of which nothing has to be asked but their specs: how many there are.
-// Written without a look at capacities, since a fused step has five hundred.
-std::size_t CallView::add_common_prefix(at::TensorList values) {
+// Adds the DTensors at the beginning of a long list that need neither another operand nor a gradient pipeline. Returns
+// their number. Allocates once, since the list of a fused step has hundreds.
+std::size_t CallOperands::add_common_prefix(at::TensorList values) {
   constexpr std::size_t kLists = 6;
-  const std::size_t count = values.size(), first = operands.size(), first_word = key.size();
+  const std::size_t count = values.size(), first = tensors.size(), first_word = key.size();
   if (count < kLongList || !device_copies_.empty()) return 0;
   if (key.capacity() < first_word + count) key.reserve(first_word + kLists * count);
-  if (operands.capacity() < first + count) operands.reserve(first + kLists * count);
+  if (tensors.capacity() < first + count) tensors.reserve(first + kLists * count);
   key.resize_for_overwrite(first_word + count);
-  operands.resize_for_overwrite(first + count);
+  tensors.resize_for_overwrite(first + count);
   const TensorSpec* known = nullptr;  // spec whose mesh was already compared
   std::size_t i = 0;
   for (; i < count; ++i) {
@@ -97,17 +97,17 @@ std::size_t CallView::add_common_prefix(at::TensorList values) {
       mixed = mixed || spec->mesh.get() != mesh;
       known = spec;
     }
-    operands[first + i] = tensor;
+    tensors[first + i] = tensor;
     key[first_word + i] = reinterpret_cast<std::uint64_t>(spec);
   }
   key.resize(first_word + i);
-  operands.resize(first + i);
+  tensors.resize(first + i);
   return i;
 }
 
-void CallView::add_regular(c10::TensorImpl* impl) {
+void CallOperands::add_regular(c10::TensorImpl* impl) {
   const bool absent = impl == nullptr || impl == c10::UndefinedTensorImpl::singleton();
-  operands.push_back(absent ? nullptr : impl);
+  tensors.push_back(absent ? nullptr : impl);
   if (absent) return key.absent();
   has_regular = has_regular || impl->dim() > 0;
   key.regular(*impl);
@@ -115,7 +115,7 @@ void CallView::add_regular(c10::TensorImpl* impl) {
 }
 
 // The value of a 0-dimensional tensor in host memory.
-void CallView::add_number(const c10::TensorImpl& impl) {
+void CallOperands::add_number(const c10::TensorImpl& impl) {
   const auto size = impl.dtype().itemsize();
   if (!impl.is_cpu() || !impl.has_storage() || size > sizeof(std::uint64_t) || is_simulating()) return;
   const auto type = c10::typeMetaToScalarType(impl.dtype());
@@ -125,14 +125,14 @@ void CallView::add_number(const c10::TensorImpl& impl) {
 }
 
 // Replaces an operand by its reduced form or its device copy, if it has one.
-DTensorImpl* CallView::substitute_operand(DTensorImpl& operand) {
+DTensorImpl* CallOperands::substitute_operand(DTensorImpl& operand) {
   has_materialized_view = has_materialized_view || operand.is_materialized_view();
   auto* found = device_copy_of(reads_only ? operand.read_source() : &operand);
   has_substituted_operand = has_substituted_operand || found != &operand;
   return found;
 }
 
-void CallView::walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
+void CallOperands::walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
   const auto tensor = [](const c10::IValue& value) { return value.isTensor() ? value.unsafeToTensorImpl() : nullptr; };
   for (std::size_t i = 0; i < args.size(); ++i) {
     const auto& value = args[i];
@@ -152,7 +152,7 @@ void CallView::walk(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
         compares_numbers_ = true;
         break;
       case ArgKind::scalar:
-        key.scalar(value, scalars);
+        key.scalar(value, key_holds_floats);
         break;
       default:
         key.value(value);
@@ -169,9 +169,9 @@ bool is_stored(const c10::TensorImpl* impl) {
 
 // Whether a call belongs to the model, which runs on the device: autograd records it. Optimizer steps and casts of
 // shards stay on the host.
-bool belongs_to_model(const OpEntry& entry, const CallView& view) {
+bool belongs_to_model(const OpEntry& entry, const CallOperands& operands) {
   if (!at::GradMode::is_enabled() || entry.is_cast()) return false;
-  return std::any_of(view.operands.begin(), view.operands.end(),
+  return std::any_of(operands.tensors.begin(), operands.tensors.end(),
                      [](auto* impl) { return impl != nullptr && impl->requires_grad(); });
 }
 
@@ -190,15 +190,15 @@ c10::intrusive_ptr<DTensorImpl> device_copy(DTensorImpl& stored) {
 
 }  // namespace
 
-bool CallView::has_no_floating_operand() const {
-  return std::none_of(operands.begin(), operands.end(), [](const auto* impl) {
+bool CallOperands::has_no_floating_operand() const {
+  return std::none_of(tensors.begin(), tensors.end(), [](const auto* impl) {
     if (impl == nullptr || impl->is_wrapped_number()) return false;
     const auto type = c10::typeMetaToScalarType(impl->dtype());
     return c10::isFloatingType(type) || c10::isComplexType(type);
   });
 }
 
-DTensorImpl* CallView::device_copy_of(DTensorImpl* operand) const {
+DTensorImpl* CallOperands::device_copy_of(DTensorImpl* operand) const {
   for (const auto& impl : device_copies_) {
     if (impl->extras()->stored.get() == operand) return impl.get();
   }
@@ -206,14 +206,14 @@ DTensorImpl* CallView::device_copy_of(DTensorImpl* operand) const {
 }
 
 // Replaces host operands by device copies and rebuilds the key from the new operands.
-void CallView::move_operands_to_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
+void CallOperands::move_operands_to_device(const OpEntry& entry, c10::ArrayRef<c10::IValue> args) {
   if (!reads_only || entry.foreach_op()) return;
   if (!mixed && !belongs_to_model(entry, *this)) return;
-  const auto former = std::exchange(operands, {});
+  const auto former = std::exchange(tensors, {});
   for (auto* impl : former) {
     if (is_stored(impl)) device_copies_.push_back(device_copy(*as_dtensor(impl)));
   }
-  if (device_copies_.empty()) return static_cast<void>(operands = former);
+  if (device_copies_.empty()) return static_cast<void>(tensors = former);
   key.clear();
   key.numbers = {};
   mesh = nullptr;

@@ -1,9 +1,8 @@
-// CallView: what the engine reads of a call's arguments, collected in one pass: the key of the decision cache, and the
-// tensor operands. The key (CallKey) holds, per argument, the interned spec of a DTensor, the metadata of a regular
-// tensor, or the value of any other argument (floats only if the rule reads them). KeyBuilder encodes them; a
-// RecentCall compares the same words without storing them. Boxed and unboxed kernels build the same key for the same
-// call. The pass also replaces operands that have newer data elsewhere (substitute_operand) and installs gradient
-// pipelines.
+// CallOperands: the tensor operands of a call, and the key of the decision cache, collected in one pass. The pass
+// replaces operands that have newer data elsewhere (substitute_operand) and installs gradient pipelines. The key
+// (CallKey) holds, per argument, the interned spec of a DTensor, the metadata of a regular tensor, or the value of any
+// other argument (floats only if the rule reads them). KeyBuilder encodes them; a RecentCall compares the same words
+// without storing them. Boxed and unboxed kernels build the same key for the same call.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -87,22 +86,22 @@ class CallKey : public c10::SmallVector<std::uint64_t, 40>, public KeyBuilder<Ca
   std::uint64_t hash() const;
 };
 
-struct CallView {
+struct CallOperands {
   CallKey key;
-  c10::SmallVector<c10::TensorImpl*, 8> operands;  // flattened; null: absent
-  const MeshInfo* mesh = nullptr;                  // of the first DTensor
-  bool has_regular = false;                        // a regular tensor of dimension >= 1
-  bool reads_only;                                 // operands may be replaced by their reduced forms
-  bool scalars;                                    // values of floats are part of the key
-  bool has_substituted_operand = false;            // `operands` differs from the arguments: one was replaced
-  bool mixed = false;                              // DTensors of more than one mesh
-  bool has_materialized_view = false;              // an operand may be stale (autograd/materialized_view.h)
-  std::size_t argument = 0;                        // the next one to add
+  c10::SmallVector<c10::TensorImpl*, 8> tensors;  // flattened; null: absent
+  const MeshInfo* mesh = nullptr;                 // of the first DTensor
+  bool has_regular = false;                       // a regular tensor of dimension >= 1
+  bool reads_only;                                // operands may be replaced by their reduced forms
+  bool key_holds_floats;                          // values of floats are part of the key
+  bool has_substituted_operand = false;           // `tensors` differs from the arguments: one was replaced
+  bool mixed = false;                             // DTensors of more than one mesh
+  bool has_materialized_view = false;             // an operand may be stale (autograd/materialized_view.h)
+  std::size_t argument = 0;                       // the next one to add
 
-  explicit CallView(const OpEntry& entry) : CallView(entry, entry.rule()) {}
-  CallView(const OpEntry& entry, const OpRule& rule)
-      : reads_only(entry.special == nullptr && rule.reads_only), scalars(rule.reads_scalars), entry_(entry) {}
-  CallView(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
+  explicit CallOperands(const OpEntry& entry) : CallOperands(entry, entry.rule()) {}
+  CallOperands(const OpEntry& entry, const OpRule& rule)
+      : reads_only(entry.special == nullptr && rule.reads_only), key_holds_floats(rule.reads_scalars), entry_(entry) {}
+  CallOperands(const OpEntry& entry, c10::ArrayRef<c10::IValue> args);
 
   // Adds a list, which may hold hundreds of tensors.
   void add(at::TensorList values) {
@@ -119,7 +118,7 @@ struct CallView {
     auto* tensor = as_dtensor(impl);
     install_gradient_pipeline(*tensor);
     if (C10_UNLIKELY(tensor->has_alternate_data() || !device_copies_.empty())) tensor = substitute_operand(*tensor);
-    operands.push_back(tensor);
+    tensors.push_back(tensor);
     const auto* spec = tensor->spec().get();
     if (mesh == nullptr) mesh = spec->mesh.get();
     mixed = mixed || spec->mesh.get() != mesh;
