@@ -94,7 +94,7 @@ namespace {
 
 struct ExpertResultsBackward final : Node {
   variable_list apply(variable_list&& grads) override {
-    note_indivisible_sum();
+    note_indivisible_sum("sums over rows of experts");
     return std::move(grads);
   }
   std::string name() const override { return "ExpertResultsBackward"; }
