@@ -14,6 +14,14 @@ void note_batch_sum(std::int64_t leaves, std::int64_t size, std::int64_t block);
 // the error of the next microbatch.
 void note_indivisible_sum(const char* what);
 
+// What this thread's last backward pass noted as indivisible, or null.
+const char* indivisible_sum_of_last_pass();
+
+// A scope (ScopedValue) around the second half of a backward pass: what its first half noted.
+struct FirstHalfOfPass {
+  const char* indivisible_sum;
+};
+
 inline constexpr const char* kRoundedGradients = "gradients that are rounded to a half type";
 
 // The microbatches whose gradients are in one leaf's .grad. The sum of the first k of them is a subtree of the full

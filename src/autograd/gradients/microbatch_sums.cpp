@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include "internal/gradient_hooks.h"
+#include "internal/scoped_value.h"
 
 namespace dtensor {
 namespace {
@@ -16,11 +17,13 @@ struct BatchSums {
   const char* obstacle = nullptr;  // null: each of them has a power of two of leaves, and none is indivisible
 };
 
-// Of the current pass. A pass runs on one thread, since the scope supports CPUs only.
+// Of the last pass. A pass runs on one thread, since the scope supports CPUs only.
+thread_local BatchSums last_sums;
+
 BatchSums& batch_sums() {
-  static thread_local BatchSums sums;
-  if (sums.pass != current_backward_id()) sums = {current_backward_id()};
-  return sums;
+  if (last_sums.pass == current_backward_id()) return last_sums;
+  const auto* first_half = ScopedValue<FirstHalfOfPass>::current();
+  return last_sums = {current_backward_id(), 0, first_half == nullptr ? nullptr : first_half->indivisible_sum};
 }
 
 }  // namespace
@@ -41,6 +44,8 @@ void note_indivisible_sum(const char* what) {
   auto& sums = batch_sums();
   if (sums.obstacle == nullptr) sums.obstacle = what;
 }
+
+const char* indivisible_sum_of_last_pass() { return last_sums.obstacle; }
 
 void MicrobatchSums::add(bool continues) {
   const BatchSums& sums = batch_sums();
