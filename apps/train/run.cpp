@@ -41,7 +41,7 @@ at::ScalarType scalar_type(Dtype dtype) {
 
 namespace {
 
-ExpertConfig expert_config(const ExpertFlags& flags, std::int64_t hidden) {
+ExpertConfig expert_config(const ExpertFlags& flags, std::int64_t hidden, std::int64_t tokens) {
   static const std::map<std::string, dtensor::DispatchKind> kinds = {{"all-to-all", dtensor::DispatchKind::all_to_all},
                                                                      {"all-gather", dtensor::DispatchKind::all_gather},
                                                                      {"capacity", dtensor::DispatchKind::capacity},
@@ -59,6 +59,7 @@ ExpertConfig expert_config(const ExpertFlags& flags, std::int64_t hidden) {
   if (flags.router == "experts") r.choice = dtensor::RouterChoice::experts;
   r.groups = flags.groups, r.top_groups = flags.top_groups;
   r.z_loss = flags.z_loss, r.jitter = flags.jitter;
+  r.batch_tokens = tokens;
   c.moe.score_before_experts = flags.score_before;
   c.moe.experts.block = flags.block;
   if (flags.backend == "loop") c.moe.experts.backend = dtensor::ExpertBackend::loop;
@@ -86,7 +87,9 @@ GptConfig gpt_config(const Options& options) {
   config.predict_tokens = options.predict_tokens;
   config.fused_loss = options.fused_loss;
   if (options.vocabulary > 0 && options.model == "tiny") config.vocabulary = options.vocabulary;
-  if (options.experts) config.experts = expert_config(*options.experts, config.hidden);
+  if (options.experts) {
+    config.experts = expert_config(*options.experts, config.hidden, options.batch * options.seq);
+  }
   return config;
 }
 
