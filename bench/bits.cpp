@@ -80,9 +80,31 @@ std::vector<Layout> layouts_of_experts() {
   add("tp 2, sequence parallel, ep 2", {.tp = 2}, 2, 1, [](Options& o) { o.sequence_parallel = true; });
   add("cp 2, ep 2", {.cp = 2}, 2, 1);
   add("fsdp 2, ep 2, recomputation", {.shard = 2}, 2, 1, [](Options& o) { o.checkpoint_activations = true; });
-  add("fsdp 2, ep 2, 2 microbatches", {.shard = 2}, 2, 1, [](Options& o) { o.grad_accum = 2; });
   add("fsdp 2, ep 2, then tp 2", {.shard = 2}, 2, 1);
   all.back().second = MeshShape{.tp = 2};
+  return all;
+}
+
+// Parts of two rows.
+std::vector<Layout> layouts_of_experts_in(int parts) {
+  std::vector<Layout> all{{.name = "one device"}};
+  const auto add = [&](const char* name, MeshShape mesh, std::int64_t ep, std::int64_t etp, const Change& in_parts) {
+    all.push_back({c10::str(name, ", ", parts, " microbatches"), mesh, [=](Options& o) {
+                     o.experts->ep = ep, o.experts->etp = etp;
+                     in_parts(o);
+                   }});
+  };
+  const auto accumulates = [=](Options& o) { o.grad_accum = parts; };
+  add("one device", {}, 1, 1, accumulates);
+  add("fsdp 2, ep 2", {.shard = 2}, 2, 1, accumulates);
+  add("fsdp 4, ep 4", {.shard = 4}, 4, 1, accumulates);
+  add("fsdp 2, ep 1", {.shard = 2}, 1, 1, accumulates);
+  add("fsdp 2 x tp 2, ep 2 x etp 2", {.shard = 2, .tp = 2}, 2, 2, accumulates);
+  add("fsdp 2, ep 2, recomputation", {.shard = 2}, 2, 1,
+      [=](Options& o) { o.grad_accum = parts, o.checkpoint_activations = true; });
+  for (const std::string& s : dtensor::pipeline::schedule_names()) {
+    add(("pp 2, " + s).c_str(), {.pp = 2}, 1, 1, [=](Options& o) { o.schedule = s, o.microbatches = parts; });
+  }
   return all;
 }
 
@@ -211,14 +233,18 @@ std::vector<Model> models_of(const Options& options) {
                             {"gpt, experts", options, split},
                             {"gpt, experts, Muon, documents", options, {split[0], split[2], split[7]}},
                             {"gpt, 6 rows", options, layouts_of_three_parts()},
-                            {"gpt, 6 rows, documents", options, layouts_of_three_parts()}};
-  models[1].options.optimizer = models[5].options.optimizer = "muon";
+                            {"gpt, 6 rows, documents", options, layouts_of_three_parts()},
+                            {"gpt, experts with a bias", options, layouts_of_experts_in(2)},
+                            {"gpt, experts with a bias, 6 rows", options, layouts_of_experts_in(3)},
+                            {"gpt, experts with a bias, Muon, documents", options, layouts_of_experts_in(2)}};
+  for (const int i : {1, 5, 10}) models[static_cast<std::size_t>(i)].options.optimizer = "muon";
   models[2].options.bf16 = true;
-  models[3].options.documents = models[5].options.documents = models[7].options.documents = true;
-  models[6].options.batch = models[7].options.batch = 6;
-  for (const int i : {4, 5}) {
+  for (const int i : {3, 5, 7, 10}) models[static_cast<std::size_t>(i)].options.documents = true;
+  for (const int i : {6, 7, 9}) models[static_cast<std::size_t>(i)].options.batch = 6;
+  for (const int i : {4, 5, 8, 9, 10}) {
     auto& experts = models[static_cast<std::size_t>(i)].options.experts.emplace();
     experts.experts = 4, experts.z_loss = 0.01, experts.show_load = false;
+    if (i >= 8) experts.balance = "bias";  // the loss of balance is no sum over microbatches
   }
   return models;
 }

@@ -50,7 +50,7 @@ dtensor::DispatchKind dispatch_kind(const std::string& name) {
   return kinds.at(name);
 }
 
-dtensor::MoeOptions expert_options(const ExpertFlags& flags, std::int64_t hidden) {
+dtensor::MoeOptions expert_options(const ExpertFlags& flags, std::int64_t hidden, std::int64_t tokens) {
   dtensor::MoeOptions c;
   c.ffn = flags.ffn > 0 ? flags.ffn : hidden;
   c.shared_ffn = flags.shared;
@@ -63,6 +63,7 @@ dtensor::MoeOptions expert_options(const ExpertFlags& flags, std::int64_t hidden
   if (flags.router == "experts") r.choice = dtensor::RouterChoice::experts;
   r.groups = flags.groups, r.top_groups = flags.top_groups;
   r.z_loss = flags.z_loss, r.jitter = flags.jitter;
+  r.batch_tokens = tokens;
   c.score_before_experts = flags.score_before;
   c.experts.block = flags.block;
   if (flags.backend == "loop") c.experts.backend = dtensor::ExpertBackend::loop;
@@ -91,7 +92,7 @@ GptConfig gpt_config(const Options& options) {
   config.fused_loss = options.fused_loss;
   if (options.vocabulary > 0 && options.model == "tiny") config.vocabulary = options.vocabulary;
   if (!options.experts) return config;
-  config.experts = expert_options(*options.experts, config.hidden);
+  config.experts = expert_options(*options.experts, config.hidden, options.batch * options.seq);
   config.dispatch = dispatch_kind(options.experts->dispatcher);
   config.capacity.factor = options.experts->capacity;
   return config;

@@ -34,7 +34,8 @@ class MixtureOfExperts(nn.Module):
     ``hidden``: features of a token; ``ffn``: hidden features of an expert. Each token uses ``top_k`` of ``experts``
     experts. ``choice``: "tokens", "experts" or "round_robin"; ``strategy``: a custom choice. ``score``: "softmax" or
     "sigmoid". ``aux_loss``, ``sequence_aux_loss``, ``z_loss``: coefficients of losses whose sum is :attr:`loss` after each
-    pass; add it to the mean loss. ``shared_ffn``: hidden features of an additional expert for all tokens;
+    pass; add it to the mean loss. ``batch_tokens``: tokens of a batch that is computed in parts (microbatches), so that the
+    losses of all parts add up to the batch's; 0: each call has a batch of its own. ``shared_ffn``: hidden features of an additional expert for all tokens;
     ``shared_gate``: its result is multiplied by sigmoid(gate x), as in Qwen2-MoE.
     ``balance_rate``: update rate of a bias that balances the load (:func:`update_load_balancers`), the buffer ``balance``.
     ``activation``: "swiglu", "geglu", "glu", "gelu", "silu" or "relu".
@@ -58,6 +59,7 @@ class MixtureOfExperts(nn.Module):
         aux_loss: float = 0,
         sequence_aux_loss: float = 0,
         z_loss: float = 0,
+        batch_tokens: int = 0,
         expert_capacity_factor: float = 1,
         activation: str = "swiglu",
         backend: str = "automatic",

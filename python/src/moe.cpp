@@ -126,6 +126,7 @@ RouterOptions router_options(const py::dict& given) {
   router.aux_loss = given["aux_loss"].cast<double>();
   router.sequence_aux_loss = given["sequence_aux_loss"].cast<double>();
   router.z_loss = given["z_loss"].cast<double>();
+  router.batch_tokens = given["batch_tokens"].cast<std::int64_t>();
   router.expert_capacity_factor = given["expert_capacity_factor"].cast<double>();
   return router;
 }

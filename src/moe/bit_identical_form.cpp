@@ -5,6 +5,7 @@
 #include "internal/bit_identical.h"
 #include "moe/dispatch/dispatch_details.h"
 #include "moe/experts/expert_parallel.h"
+#include "moe/routing/router_parts.h"
 
 namespace dtensor::moe {
 namespace {
@@ -48,9 +49,24 @@ void check_tokens_in_order(const MixtureOfExperts::Parallel& parallel, const Tok
   check_row_order("MixtureOfExperts", parallel.mesh, parallel.sources, mapping.layout, tokens);
 }
 
-at::Tensor gate_beside(const at::Tensor& weight, const DeviceMesh& mesh) {
-  if (is_dtensor(weight)) return weight;
-  return DTensor::from_local(weight, mesh, Placements(mesh.ndim()), weight.sizes());
+const char* obstacle_to_microbatches(const MixtureOfExperts& layer, const Dispatcher& dispatcher, std::int64_t tokens) {
+  const auto& router = layer.options().router;
+  if (router.aux_loss != 0) return "aux_loss of MixtureOfExperts, which is no sum over tokens";
+  if (router.z_loss != 0 && router.batch_tokens == 0) return "z_loss of MixtureOfExperts without batch_tokens";
+  if (layer.options().scale_expert_gradients) return "scale_expert_gradients of MixtureOfExperts";
+  if (dynamic_cast<const DropsEntries*>(&dispatcher) != nullptr) return "the capacity of MixtureOfExperts";
+  // The experts of the next part begin anew.
+  const bool begins_anew = router.choice == RouterChoice::round_robin && tokens * router.top_k % router.experts != 0;
+  return begins_anew ? "RouterChoice::round_robin of MixtureOfExperts" : nullptr;
+}
+
+Routing route_tokens(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& options,
+                     const TokenMapping& mapping, const at::Tensor& bias) {
+  const auto& mesh = mapping.mesh;
+  const at::Tensor weight =
+      is_dtensor(gate) ? gate : DTensor::from_local(gate, mesh, Placements(mesh.ndim()), gate.sizes());
+  const auto logits = gate_logits(x, weight).reshape({-1, options.experts});
+  return route_logits(DTensor(logits).redistribute(mapping.tokens), options, mapping.layout, bias);
 }
 
 }  // namespace dtensor::moe

@@ -14,7 +14,13 @@ void check_bit_identical_form(const MixtureOfExperts& layer, const at::Tensor& x
 void check_tokens_in_order(const MixtureOfExperts::Parallel& parallel, const TokenMapping& mapping,
                            std::int64_t tokens);
 
-// The gate's weight for tokens that are a DTensor: a regular one counts as Replicate.
-at::Tensor gate_beside(const at::Tensor& weight, const DeviceMesh& mesh);
+// Why gradients of microbatches are not those of a batch: a literal for refuse_microbatches(), or null. `tokens`: of
+// the call.
+const char* obstacle_to_microbatches(const MixtureOfExperts& layer, const Dispatcher& dispatcher, std::int64_t tokens);
+
+// The routing of this rank's tokens. The gate multiplies x [..., D] as it is, whose sequences end the blocks of its
+// gradient. A regular weight counts as Replicate.
+Routing route_tokens(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& options,
+                     const TokenMapping& mapping, const at::Tensor& bias);
 
 }  // namespace dtensor::moe

@@ -16,6 +16,7 @@
 #include "moe/experts/expert_parallel.h"
 #include "moe/experts/experts.h"
 #include "moe/experts/float8_experts.h"
+#include "moe/experts/linear_over_blocks.h"
 #include "moe/local_function.h"
 #include "moe/routing/router_parts.h"
 #include "moe/row_kernels.h"
@@ -65,6 +66,7 @@ struct MixtureOfExperts::Seen {
 struct MixtureOfExperts::Pass {
   const moe::TokenMapping& mapping;
   const Routing& routing;
+  std::int64_t sequence;  // tokens of each
 };
 
 MixtureOfExperts::MixtureOfExperts(const MoeOptions& options)
@@ -193,17 +195,19 @@ MixtureOfExperts::Output MixtureOfExperts::compute_with_loss(const at::Tensor& x
   TORCH_CHECK_NOT_IMPLEMENTED(!seen_->has_own_strategy,
                               "MixtureOfExperts with a user-defined RoutingStrategy has no bit-identical form");
   moe::check_bit_identical_form(*this, x, *dispatcher_, parallel_.get());
-  auto made = run_tokens(x.reshape({-1, options_.hidden}), {});
+  auto made = run_tokens(x, {});
   made.y = DTensor(made.y.view(x.sizes())).redistribute(DTensor(x).placements());
   return made;
 }
 
 MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::vector<at::Tensor> keep) {
-  const auto& mapping = seen_->mappings.of(x, parallel_ ? parallel_->mesh : DeviceMesh(),
+  const auto as_tokens = [&](const at::Tensor& t) { return is_bit_identical() ? t.reshape({-1, t.size(-1)}) : t; };
+  const auto given = as_tokens(x);
+  const auto& mapping = seen_->mappings.of(given, parallel_ ? parallel_->mesh : DeviceMesh(),
                                            parallel_ ? parallel_->etp_ranks : std::vector<std::int64_t>());
   const NoMeshScopeGuard regular;  // user-defined strategies and dispatchers receive local tensors
   check_equal_tokens(*dispatcher_, mapping);
-  const auto tokens = moe::to_tokens(x, mapping);
+  const auto tokens = moe::to_tokens(given, mapping);
   const auto part = moe::local_part(tokens, mapping);
   const auto rows = part.reshape({-1, options_.hidden});
   if (mapping.bit_identical && parallel_) moe::check_tokens_in_order(*parallel_, mapping, rows.size(0));
@@ -213,19 +217,19 @@ MixtureOfExperts::Output MixtureOfExperts::run_tokens(const at::Tensor& x, std::
         rows * moe::local_view(with_jitter(tokens, options_.router.jitter)).reshape(rows.sizes()).to(rows.dtype());
   }
   const auto bias = balancer_ ? moe::local_view(balancer_->bias) : at::Tensor();
-  const auto routing =
-      mapping.bit_identical
-          ? route(tokens, moe::gate_beside(gate.weight, mapping.mesh), options_.router, mapping.layout, bias)
-          : route(gate_input, moe::replicated_parameter(gate.weight, mapping), options_.router, mapping.layout, bias);
+  const auto routing = mapping.bit_identical ? moe::route_tokens(x, gate.weight, options_.router, mapping, bias)
+                                             : route(gate_input, moe::replicated_parameter(gate.weight, mapping),
+                                                     options_.router, mapping.layout, bias);
   if (balancer_ && is_training()) balancer_->count(routing);
   auto plan = dispatcher_->prepare(routing, mapping.layout);
   plan.apply_probs_before_experts = options_.score_before_experts;
   at::Tensor from_shared;  // computed while rows are in transit
   const auto sent = dispatcher_->dispatch(rows, plan, [&] { from_shared = run_shared(x, mapping); });
   if (!from_shared.defined()) from_shared = run_shared(x, mapping);  // for dispatchers that do not call it
-  const auto& load = routing.counts->local();                        // cached together with the order
+  if (from_shared.defined()) from_shared = as_tokens(from_shared);
+  const auto& load = routing.counts->local();  // cached together with the order
   stats_ = {routing.order ? load.clone() : load, plan.dropped};
-  const auto made = run_experts_here(sent, plan, {mapping, routing});
+  const auto made = run_experts_here(sent, plan, {mapping, routing, x.size(-2)});
   const auto base = shared_rows(from_shared, mapping, rows.sizes());
   keep.push_back(rows);
   auto y = moe::from_local_tokens(dispatcher_->combine(made, plan, base, keep).view(part.sizes()), mapping);
@@ -245,6 +249,15 @@ at::Tensor MixtureOfExperts::run_shared(const at::Tensor& x, const moe::TokenMap
   return shared->gate.defined() ? at::sigmoid(at::linear(x, used(shared->gate))) * y : y;
 }
 
+namespace {
+
+// The first of the `here` experts of this rank.
+std::int64_t first_expert(std::int64_t here, const MixtureOfExperts::Parallel* parallel) {
+  return parallel != nullptr && parallel->ep ? parallel->ep.rank() * here : 0;
+}
+
+}  // namespace
+
 ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
   const auto split = parallel_ ? parallel_->split : std::vector<std::string>();
   const auto local = [&](const at::Tensor& w) { return moe::expert_parameter(w, split, pass.mapping); };
@@ -259,7 +272,7 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
   }
   if (!options_.scale_expert_gradients) return w;
   const auto load = pass.routing.counts->on_device(pass.mapping.layout.ranks).sum(0);
-  const auto here = w.w1.size(0), first = parallel_ && parallel_->ep ? parallel_->ep.rank() * here : 0;
+  const auto here = w.w1.size(0), first = first_expert(here, parallel_.get());
   const auto mean = load.to(at::kDouble).mean();
   for (auto* each : {&w.w1, &w.w2, &w.w3}) {
     if (each->defined()) *each = scale_expert_gradients(*each, load.narrow(0, first, here), mean);
@@ -270,8 +283,16 @@ ExpertWeights MixtureOfExperts::local_experts(const Pass& pass) const {
 at::Tensor MixtureOfExperts::run_experts_here(const at::Tensor& rows, DispatchPlan& plan, const Pass& pass) {
   const auto weights = local_experts(pass);
   if (pass.mapping.bit_identical) {
-    return moe::run_packed_on_holders(rows, plan.host_rows(), weights, options_.experts.activation,
-                                      parallel_ ? parallel_->holders : pass.mapping.mesh);
+    const auto here = weights.w1.size(0);
+    at::Tensor blocks;
+    if (at::GradMode::is_enabled()) {
+      const auto all = moe::rows_of_blocks(pass.routing, plan, pass.sequence, pass.mapping.layout);
+      blocks = all.narrow(0, first_expert(here, parallel_.get()), here);
+    }
+    const auto made = moe::run_packed_on_holders(rows, plan.host_rows(), weights, options_.experts.activation,
+                                                 parallel_ ? parallel_->holders : pass.mapping.mesh, blocks);
+    return moe::refuse_microbatches(made,
+                                    moe::obstacle_to_microbatches(*this, *dispatcher_, pass.mapping.layout.total));
   }
   // DTensors count all writes. Regular tensors do not count writes through data(), so they are not cached. Training, of
   // which the forward pass of a recomputed segment has no gradients, keeps no second copy.

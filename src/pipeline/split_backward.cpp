@@ -15,6 +15,8 @@
 #include <unordered_set>
 
 #include "dtensor/hooks.h"
+#include "internal/microbatch_sums.h"
+#include "internal/scoped_value.h"
 
 namespace dtensor::pipeline {
 namespace {
@@ -133,6 +135,7 @@ Tensors SplitBackward::backward_input(const Tensors& outputs, const Tensors& gra
     Keepers keepers(graph.path_to_inputs());
     results = torch::autograd::grad(outputs, inputs, gradients, /*retain_graph=*/true, false, /*allow_unused=*/true);
     arrived = keepers.take();
+    indivisible_sum_ = indivisible_sum_of_last_pass();
   }
   for (std::size_t i = 0; i < roots.size(); ++i) {  // outputs from which no input is reachable
     if (graph.reaches_inputs(roots[i].function.get())) continue;
@@ -164,6 +167,7 @@ void SplitBackward::backward_weight() {
   roots_.clear();
   arrived_.clear();
   if (roots.empty()) return;
+  const ScopedValue<FirstHalfOfPass> first_half({indivisible_sum_}, Recompute::unchanged);
   torch::autograd::Engine::get_default_engine().execute(roots, arrived, /*keep_graph=*/false, /*create_graph=*/false,
                                                         /*accumulate_grad=*/true);
 }

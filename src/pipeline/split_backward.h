@@ -22,6 +22,7 @@ class SplitBackward {
  private:
   torch::autograd::edge_list roots_;
   Tensors arrived_;
+  const char* indivisible_sum_ = nullptr;  // that the first half noted (internal/microbatch_sums.h)
 };
 
 }  // namespace dtensor::pipeline

@@ -88,10 +88,19 @@ inline std::vector<TrainLayout> expert_layouts_of(const train::Options& base, in
   add("recomputation, ep", {.shard = ranks}, ranks, 1, [](auto& o) { o.checkpoint_activations = true; });
   if (ranks == 2) {
     add("placements, ep", {.shard = 2}, 2, 1, [](auto& o) { o.parallel = "plain"; });
+    // The auxiliary loss is no sum over tokens.
+    const int parts = base.batch == 6 ? 3 : 2;
+    const bool refused = base.experts->balance == "aux";
+    const auto in_parts = [=](auto& o) { o.grad_accum = parts; };
+    add("microbatches, ep", {.shard = 2}, 2, 1, in_parts, refused);
+    add("microbatches, tp, etp", {.tp = 2}, 1, 2, in_parts, refused);
     add(
-        "two microbatches, ep", {.shard = 2}, 2, 1, [](auto& o) { o.grad_accum = 2; }, /*refused=*/true);
-    add(
-        "pp", {.pp = 2}, 1, 1, [](auto& o) { o.microbatches = 2; }, /*refused=*/true);
+        "microbatches, recomputation", {.shard = 2}, 1, 1,
+        [=](auto& o) { o.grad_accum = parts, o.checkpoint_activations = true; }, refused);
+    for (const std::string& schedule : pipeline::schedule_names()) {
+      add(
+          "pp " + schedule, {.pp = 2}, 1, 1, [=](auto& o) { o.schedule = schedule, o.microbatches = parts; }, refused);
+    }
   }
   if (ranks == 4) {
     add("fsdp and tp, ep 2 x etp 2", {.shard = 2, .tp = 2}, 2, 2);

@@ -48,6 +48,8 @@ TEST(BitIdenticalLayouts, ExpertsHaveTheCurveOfOneDevice) {
   expect_layouts(options, {2, 4});
   experts.balance = "bias", options.optimizer = "muon";
   expect_layouts(options, {2});
+  options.batch = 6, options.documents = true, options.end_of_document = 'e';
+  expect_layouts(options, {2});
 }
 
 // A run on one mesh is resumed on another.

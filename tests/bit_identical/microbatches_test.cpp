@@ -40,6 +40,21 @@ Tensors gradients_in_parts(const DeviceMesh& mesh, const std::vector<std::int64_
   return results;
 }
 
+// The gradient of a weight whose rows are not in sequences.
+at::Tensor flat_gradient_in_parts(const DeviceMesh& mesh, std::int64_t rows, bool linear, int parts = 2) {
+  Draw draw(9);
+  const auto place = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
+  const at::Tensor weight = place(draw.normal({kFeatures, kFeatures}, at::kFloat)).requires_grad_();
+  const auto x = draw.normal({parts * rows, kFeatures}, at::kFloat), grad = draw.normal(x.sizes().vec(), at::kFloat);
+  const BitIdentical scope(kBlock);
+  for (int i = 0; i < parts; ++i) {
+    const auto own = place(x.narrow(0, i * rows, rows).contiguous());
+    const auto made = linear ? at::linear(own, weight) : at::mm(own, weight);
+    made.backward(place(grad.narrow(0, i * rows, rows).contiguous()));
+  }
+  return full_of(weight.grad());
+}
+
 void expect_refused(const DeviceMesh& mesh, const std::vector<std::int64_t>& parts, at::ScalarType dtype) {
   const auto error = error_of([&] { gradients_in_parts(mesh, parts, dtype); });
   EXPECT_NE(error.find("has no bit-identical form"), std::string::npos) << parts << " " << dtype << ": " << error;
@@ -58,6 +73,13 @@ TEST(BitIdenticalMicrobatches, HaveTheBitsOfTheBatchOrAreRefused) {
           continue;
         }
         expect_refused(mesh, parts, at::kFloat);
+      }
+      // The next part would begin inside of a block.
+      for (const bool linear : {true, false}) {
+        EXPECT_NE(error_of([&] { flat_gradient_in_parts(mesh, kBlock + 4, linear); }).find("that is not full"),
+                  std::string::npos);
+        require_same_bits({flat_gradient_in_parts(mesh, 2 * kBlock, linear)},
+                          {flat_gradient_in_parts(mesh, 4 * kBlock, linear, /*parts=*/1)}, "flat rows");
       }
       // The gradient of a part is rounded before the next one is added.
       for (const auto dtype : {at::kBFloat16, at::kHalf}) expect_refused(mesh, {2, 2}, dtype);

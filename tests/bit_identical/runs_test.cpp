@@ -80,14 +80,19 @@ std::string layout_text(const Options& o) {
                   o.experts ? c10::str(" ep ", o.experts->ep, " etp ", o.experts->etp) : "");
 }
 
-// Gradients of parts have a form for up to three, if all but the last are equal powers of two, and neither for half
-// types nor for experts.
+// Whether each part of a batch has the function of the batch.
+bool sums_over_tokens(const train::ExpertFlags& experts) {
+  return experts.balance != "aux" && experts.dispatcher != "capacity";
+}
+
+// Gradients of parts have a form for up to three, if all but the last are equal powers of two, and not for half types.
 bool has_form(const Options& o) {
   const auto parts = train::pieces_of_batch(o);
   if (parts.size() == 1) return true;
   const auto rows = parts[0];
   const bool equal = std::all_of(parts.begin(), parts.end() - 1, [&](auto part) { return part == rows; });
-  return parts.size() <= 3 && equal && parts.back() <= rows && (rows & (rows - 1)) == 0 && !o.bf16 && !o.experts;
+  return parts.size() <= 3 && equal && parts.back() <= rows && (rows & (rows - 1)) == 0 && !o.bf16 &&
+         (!o.experts || sums_over_tokens(*o.experts));
 }
 
 // The hash after the last step.

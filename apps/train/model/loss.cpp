@@ -55,8 +55,7 @@ at::Tensor fused_token_losses(const std::vector<at::Tensor>& operands, const at:
   return mean_over_heads(head_losses(operands, targets, /*fused=*/true, /*mean=*/true));
 }
 
-BatchLoss::BatchLoss(const at::Tensor& targets, std::size_t parts, std::int64_t heads, bool fused)
-    : fused_(fused), rows_(targets.size(0)) {
+BatchLoss::BatchLoss(const at::Tensor& targets, std::size_t parts, std::int64_t heads, bool fused) : fused_(fused) {
   for (std::int64_t d = 0; parts > 1 && d < heads; ++d) {
     counts_.push_back(targets_of_head(targets, d).ne(kIgnored).sum().item<double>());
   }
@@ -66,10 +65,7 @@ at::Tensor BatchLoss::add(const std::vector<at::Tensor>& operands, const std::ve
                           const at::Tensor& targets) {
   const auto heads = head_losses(operands, targets, fused_, counts_.empty());
   at::Tensor routers;
-  if (!router_losses.empty()) routers = at::stack(router_losses).sum();
-  if (routers.defined() && !counts_.empty()) {
-    routers = routers * (static_cast<double>(targets.size(0)) / static_cast<double>(rows_));
-  }
+  if (!router_losses.empty()) routers = at::stack(router_losses);
   const auto add_to = [&](at::Tensor& sum, const at::Tensor& part) {
     const at::Tensor own = counts_.empty() ? part : part.detach();
     sum = sum.defined() ? sum + own : own;
@@ -86,7 +82,7 @@ at::Tensor BatchLoss::mean_of(const std::vector<at::Tensor>& heads, const at::Te
   std::vector<at::Tensor> means = heads;
   for (std::size_t d = 0; d < counts_.size(); ++d) means[d] = means[d] / counts_[d];
   const at::Tensor loss = mean_over_heads(means);
-  return routers.defined() ? loss + routers : loss;
+  return routers.defined() ? loss + routers.sum() : loss;
 }
 
 }  // namespace train

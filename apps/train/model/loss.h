@@ -25,7 +25,7 @@ class BatchLoss {
   BatchLoss(const at::Tensor& targets, std::size_t parts, std::int64_t heads, bool fused);
 
   // Adds a part and returns its contribution to the mean. `operands` are those of token_losses() or
-  // fused_token_losses(); router losses are means over the part.
+  // fused_token_losses(); router losses of all parts add up to those of the batch.
   at::Tensor add(const std::vector<at::Tensor>& operands, const std::vector<at::Tensor>& router_losses,
                  const at::Tensor& targets);
   // Of the parts so far, by the operators of a single part; undefined without a part. Has a graph if there is one part.
@@ -35,10 +35,9 @@ class BatchLoss {
   at::Tensor mean_of(const std::vector<at::Tensor>& heads, const at::Tensor& routers) const;
 
   bool fused_;
-  std::int64_t rows_;
   std::vector<double> counts_;    // Targets of each head; empty: one part.
   std::vector<at::Tensor> sums_;  // By head; of one part, means.
-  at::Tensor routers_;
+  at::Tensor routers_;            // By layer.
 };
 
 }  // namespace train

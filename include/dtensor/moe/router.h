@@ -48,6 +48,9 @@ struct RouterOptions {
   // Loss coefficients. aux_loss: E * sum_e f_e P_e over the batch (Switch, 2101.03961); sequence_aux_loss: the same for
   // each sequence, then the mean (DeepSeek-V3); z_loss: mean of logsumexp(logits)^2 (ST-MoE, 2202.08906).
   double aux_loss = 0, sequence_aux_loss = 0, z_loss = 0;
+  // Tokens of a batch that is computed in parts (microbatches): losses of a part are its share, so that those of all
+  // parts add up to the batch's. 0: each call has a batch of its own.
+  std::int64_t batch_tokens = 0;
   double expert_capacity_factor = 1;  // expert choice: an expert takes int(factor * top_k * tokens / experts) tokens
 };
 

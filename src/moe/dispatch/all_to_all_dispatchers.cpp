@@ -158,7 +158,7 @@ class RowExchange : public Dispatcher, public moe::MovesRows {
   const char* name_;
 };
 
-class CapacityExchange final : public RowExchange {
+class CapacityExchange final : public RowExchange, public moe::DropsEntries {
  public:
   CapacityExchange(Communicator ranks, CapacityOptions options)
       : RowExchange(std::move(ranks), "CapacityAllToAll"), options_(options) {}

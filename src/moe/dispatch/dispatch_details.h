@@ -21,6 +21,12 @@ struct MovesRows {
   virtual ~MovesRows() = default;
 };
 
+// Base of dispatchers that drop entries. Which ones depends on the other tokens of the call, so microbatches are
+// another function than their batch.
+struct DropsEntries {
+  virtual ~DropsEntries() = default;
+};
+
 std::shared_ptr<const Dispatcher> all_gather_dispatcher(const Communicator& ranks);
 
 // Throws if the plan was not prepared by this kind of dispatcher.

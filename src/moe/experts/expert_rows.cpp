@@ -6,6 +6,7 @@
 #include "dtensor/tensor.h"
 #include "internal/bit_identical.h"
 #include "internal/microbatch_sums.h"
+#include "moe/experts/linear_over_blocks.h"
 #include "moe/local_function.h"
 #include "moe/routing/router_parts.h"
 
@@ -67,49 +68,101 @@ at::Tensor weight_on(const at::Tensor& local, const DeviceMesh& holders, std::in
   return DTensor::from_local(local, holders, where, sizes);
 }
 
+// The experts' parts of a packed weight that is gathered for a pass. Backward gathers it again for the first expert and
+// frees it after the last.
+class PackedAgain {
+ public:
+  PackedAgain(RegatherWeight gather, std::int64_t experts) : gather_(std::move(gather)), experts_(experts) {}
+
+  at::Tensor of(std::int64_t expert) {
+    const LocalBelowAutogradGuard guard;
+    if (left_ == 0) packed_ = gather_(), left_ = experts_;
+    const auto own = packed_[expert];
+    if (--left_ == 0) packed_.reset();
+    return own;
+  }
+
+ private:
+  RegatherWeight gather_;
+  std::int64_t experts_, left_ = 0;
+  at::Tensor packed_;
+};
+
+// A packed weight as one of each expert.
+class PackedWeight {
+ public:
+  PackedWeight(const at::Tensor& packed, const RegatherWeight& again, const DeviceMesh& holders, std::int64_t ffn)
+      : holders_(holders), ffn_(ffn) {
+    if (packed.defined()) each_ = packed.unbind();  // its gradient moves those of the experts; select() would add zeros
+    if (again) again_ = std::make_shared<PackedAgain>(again, packed.size(0));
+  }
+
+  // Undefined if the packed one is.
+  at::Tensor of(std::int64_t expert) const {
+    return each_.empty() ? at::Tensor() : weight_on(each_[static_cast<std::size_t>(expert)], holders_, ffn_);
+  }
+  RegatherWeight again(std::int64_t expert) const {
+    if (!again_) return {};
+    return [=, kept = again_, holders = holders_, ffn = ffn_] { return weight_on(kept->of(expert), holders, ffn); };
+  }
+
+ private:
+  DeviceMesh holders_;
+  std::int64_t ffn_;
+  std::vector<at::Tensor> each_;
+  std::shared_ptr<PackedAgain> again_;
+};
+
 }  // namespace
 
 at::Tensor run_packed_on_holders(const at::Tensor& rows, at::IntArrayRef counts, const ExpertWeights& weights,
-                                 ExpertActivation activation, const DeviceMesh& holders) {
+                                 ExpertActivation activation, const DeviceMesh& holders, const at::Tensor& blocks) {
   SharedCounts shared(at::tensor(counts, at::kLong));
   const auto of_holders = shared.of_ranks(holders.size(0) > 1 ? holders.communicator(0) : Communicator());
   const auto pieces = rows.split_with_sizes(counts, 0);
-  // The gradient of unbind() moves those of the experts; that of select() would add zeros to them.
-  const auto w1 = weights.w1.unbind(), w2 = weights.w2.unbind();
-  const auto w3 = weights.w3.defined() ? weights.w3.unbind() : std::vector<at::Tensor>(w1.size());
+  const PackedWeight w1(weights.w1, weights.regather1, holders, 0), w2(weights.w2, weights.regather2, holders, 1),
+      w3(weights.w3, weights.regather3, holders, 0);
   std::vector<at::Tensor> made;
   for (std::size_t e = 0; e < counts.size(); ++e) {
-    ExpertWeights own{weight_on(w1[e], holders, 0), weight_on(w2[e], holders, 1)};
-    if (w3[e].defined()) own.w3 = weight_on(w3[e], holders, 0);
-    const auto sizes = of_holders.select(1, static_cast<std::int64_t>(e)).contiguous();
-    const auto* first = sizes.const_data_ptr<std::int64_t>();
+    const auto expert = static_cast<std::int64_t>(e);
+    const ExpertWeights own{w1.of(expert),    w2.of(expert),    w3.of(expert),
+                            w1.again(expert), w2.again(expert), w3.again(expert)};
+    const auto column = of_holders.select(1, expert).contiguous();
+    const auto* first = column.const_data_ptr<std::int64_t>();
+    const std::vector<std::int64_t> sizes(first, first + column.numel());
+    const auto of_blocks = blocks.defined() ? row_blocks(blocks[expert], sizes) : RowBlocks();
+    const auto linear = [&](const at::Tensor& x, const at::Tensor& w, const RegatherWeight& again) {
+      return linear_over_blocks(x, w, of_blocks, again);
+    };
     made.push_back(run_on_holders(
-        pieces[e], holders, {first, first + sizes.numel()},
-        [&](const at::Tensor& x) { return run_expert(x, own, activation); }, "MixtureOfExperts: an expert"));
+        pieces[e], holders, sizes, [&](const at::Tensor& x) { return run_expert(x, own, activation, linear); },
+        "MixtureOfExperts: an expert"));
   }
-  return refuse_microbatches(at::cat(made));
+  return at::cat(made);
 }
 
 namespace {
 
 struct ExpertResultsBackward final : Node {
+  explicit ExpertResultsBackward(const char* w) : what(w) {}
   variable_list apply(variable_list&& grads) override {
-    note_indivisible_sum();
+    note_indivisible_sum(what);
     return std::move(grads);
   }
   std::string name() const override { return "ExpertResultsBackward"; }
+  const char* what;
 };
 
 }  // namespace
 
-at::Tensor refuse_microbatches(const at::Tensor& results) {
-  if (!is_bit_identical() || !needs_graph(results)) return results;
+at::Tensor refuse_microbatches(const at::Tensor& results, const char* what) {
+  if (what == nullptr || !is_bit_identical() || !needs_graph(results)) return results;
   at::Tensor same;
   {
     const LocalBelowAutogradGuard guard;
     same = results.view(results.sizes());
   }
-  return with_node(same, make_node<ExpertResultsBackward>(), results);
+  return with_node(same, make_node<ExpertResultsBackward>(what), results);
 }
 
 }  // namespace dtensor::moe

@@ -26,12 +26,13 @@ void check_row_order(const char* layer, const DeviceMesh& mesh, const RowSources
 at::Tensor run_on_holders(const at::Tensor& rows, const DeviceMesh& holders, const std::vector<std::int64_t>& sizes,
                           const std::function<at::Tensor(const at::Tensor&)>& expert, const std::string& name);
 
-// Packed experts in the engine: counts[e] of the rows are for local expert e, whose weights these are.
+// Packed experts in the engine: counts[e] of the rows are for local expert e, whose weights these are. `blocks`: the
+// rows of rows_of_blocks() of these experts; undefined without gradients.
 at::Tensor run_packed_on_holders(const at::Tensor& rows, at::IntArrayRef counts, const ExpertWeights& weights,
-                                 ExpertActivation activation, const DeviceMesh& holders);
+                                 ExpertActivation activation, const DeviceMesh& holders, const at::Tensor& blocks);
 
-// Results of experts. In a BitIdentical scope their backward notes that gradients of microbatches cannot be added: an
-// expert's rows are cut into leaves at each multiple of the block, in any token.
-at::Tensor refuse_microbatches(const at::Tensor& results);
+// Results of experts. In a BitIdentical scope their backward notes that gradients of microbatches cannot be added,
+// because of `what`, a literal; null: they can.
+at::Tensor refuse_microbatches(const at::Tensor& results, const char* what);
 
 }  // namespace dtensor::moe

@@ -55,15 +55,19 @@ at::Tensor moe::activate_expert(const at::Tensor& gate, const at::Tensor& up, Ex
 }
 
 at::Tensor run_expert(const at::Tensor& x, const ExpertWeights& w, ExpertActivation activation) {
-  check_gate(w, activation);
-  const auto linear = [&](const at::Tensor& rows, const at::Tensor& weight) {
+  return run_expert(x, w, activation, [&](const at::Tensor& rows, const at::Tensor& weight, const RegatherWeight&) {
     // Scales of regular tensors would differ between ranks.
     const bool float8 = nn::Float8Scope::current() && is_dtensor(rows) && moe::fits_float8(rows, w);
     return float8 ? nn::float8_linear(rows, weight) : at::linear(rows, weight);
-  };
-  auto h = activate(linear(x, w.w1), activation);
-  if (w.w3.defined()) h = h * linear(x, w.w3);
-  return linear(h, w.w2);
+  });
+}
+
+at::Tensor run_expert(const at::Tensor& x, const ExpertWeights& w, ExpertActivation activation,
+                      const LinearFunction& linear) {
+  check_gate(w, activation);
+  auto h = activate(linear(x, w.w1, w.regather1), activation);
+  if (w.w3.defined()) h = h * linear(x, w.w3, w.regather3);
+  return linear(h, w.w2, w.regather2);
 }
 
 at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const ExpertWeights& w, const ExpertOptions& options,

@@ -40,7 +40,7 @@ at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& weight, const Align
 struct ExpertWeights {
   // Weights, and functions that gather them again in backward, as in grouped_mm().
   at::Tensor w1, w2, w3 = {};
-  RegatherWeight regather1 = {}, regather2 = {}, regather3 = {};  // packed experts only
+  RegatherWeight regather1 = {}, regather2 = {}, regather3 = {};  // not for separate experts
   std::vector<at::Tensor> parameters = {};  // DTensors whose local parts these are, if gathered for the pass
 };
 
@@ -79,9 +79,19 @@ at::Tensor run_experts(const at::Tensor& x, at::IntArrayRef rows, const std::vec
                        const ExpertOptions& options = {});
 // One expert for all rows of x [..., D] with regular ATen operators (also for DTensors): a shared expert.
 at::Tensor run_expert(const at::Tensor& x, const ExpertWeights& weights, ExpertActivation activation);
+// The same with another function for x weight^T. `again`: as in ExpertWeights.
+using LinearFunction =
+    std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const RegatherWeight& again)>;
+at::Tensor run_expert(const at::Tensor& x, const ExpertWeights& weights, ExpertActivation activation,
+                      const LinearFunction& linear);
 
 // Returns `weight`; the gradient for expert e is multiplied by mean / load[e] (by 1 if load[e] is 0). load: [E], mean:
 // [].
 at::Tensor scale_expert_gradients(const at::Tensor& weight, const at::Tensor& load, const at::Tensor& mean);
+
+// An operand of a product in the dtype that autocast gives those of a linear layer.
+namespace moe {
+at::Tensor cast_as_autocast(const at::Tensor& operand);
+}
 
 }  // namespace dtensor

@@ -21,13 +21,9 @@ struct Operands {
   RegatherWeight again;
 };
 
-// Casts the operands as autocast does for a linear layer.
 Operands as_autocast(const at::Tensor& x, const at::Tensor& weight, RegatherWeight again) {
-  const auto device = x.device().type();
-  if (!at::autocast::is_autocast_enabled(device)) return {x, weight, std::move(again)};
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const auto type = at::autocast::get_autocast_dtype(device);
-  Operands cast{at::autocast::cached_cast(type, x, device), at::autocast::cached_cast(type, weight, device), {}};
+  if (!at::autocast::is_autocast_enabled(x.device().type())) return {x, weight, std::move(again)};
+  Operands cast{moe::cast_as_autocast(x), moe::cast_as_autocast(weight), {}};
   if (again) cast.again = [again, to = cast.weight.scalar_type()] { return again().to(to); };
   return cast;
 }
@@ -143,6 +139,13 @@ bool has_aligned_rows(const at::Tensor& weight) {
 }
 
 }  // namespace
+
+at::Tensor moe::cast_as_autocast(const at::Tensor& operand) {
+  const auto device = operand.device().type();
+  if (!at::autocast::is_autocast_enabled(device)) return operand;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), operand, device);
+}
 
 bool moe::prefers_grouped(const at::Tensor& x, const ExpertWeights& w, const ExpertOptions& options) {
   const auto device = x.device().type();

@@ -173,7 +173,7 @@ at::Tensor RoutedExperts::compute(const at::Tensor& x, const at::Tensor& ids, co
   std::vector<at::Tensor> made;
   for (std::size_t e = 0; e < pieces.size(); ++e)
     made.push_back(p.run(p.first + static_cast<std::int64_t>(e), pieces[e], counts));
-  const auto results = moe::refuse_microbatches(at::cat(made));
+  const auto results = moe::refuse_microbatches(at::cat(made), "RoutedExperts");
   return moe::from_local_tokens(p.dispatcher->combine(results, plan).view(part.sizes()), mapping);
 }
 

@@ -67,9 +67,7 @@ at::Tensor log_sum_exp(const at::Tensor& logits) {
   return (logits - most).exp().sum(1).log() + most.squeeze(1);
 }
 
-void add(at::Tensor& sum, const at::Tensor& loss, double factor) {
-  sum = sum.defined() ? sum + loss * factor : loss * factor;
-}
+void add(at::Tensor& sum, const at::Tensor& loss) { sum = sum.defined() ? sum + loss : loss; }
 
 }  // namespace
 
@@ -80,11 +78,14 @@ at::Tensor router_loss(const at::Tensor& logits, const Routing& routing, const R
       !routing.by_experts || (o.aux_loss == 0 && o.sequence_aux_loss == 0),
       "route: aux_loss and sequence_aux_loss do not apply to RouterChoice::experts, which is balanced; set them to 0");
   const auto tokens = static_cast<double>(layout.total >= 0 ? layout.total : token_range(routing, layout).total);
+  const auto batch = o.batch_tokens > 0 ? static_cast<double>(o.batch_tokens) : tokens;
+  const auto share = layout.share * tokens / batch;
   const auto p = probabilities(routing, o);
   at::Tensor sum;
-  if (o.aux_loss != 0) add(sum, switch_loss(p, routing, layout, tokens), o.aux_loss * layout.share);
-  if (o.sequence_aux_loss != 0) add(sum, sequence_loss(p, routing, layout, tokens), o.sequence_aux_loss * layout.share);
-  if (o.z_loss != 0) add(sum, log_sum_exp(logits).square().sum(), o.z_loss * layout.share / tokens);
+  if (o.aux_loss != 0) add(sum, switch_loss(p, routing, layout, tokens) * (o.aux_loss * share));
+  if (o.sequence_aux_loss != 0) add(sum, sequence_loss(p, routing, layout, tokens) * (o.sequence_aux_loss * share));
+  // Terms are scaled before the sum, so that those of microbatches have the bits of the batch's.
+  if (o.z_loss != 0) add(sum, (log_sum_exp(logits).square() * (o.z_loss * layout.share / batch)).sum());
   return sum;
 }
 

@@ -101,11 +101,7 @@ at::Tensor SharedCounts::on_device(const Communicator& ranks) {
   return rows_of(result.counts, result, ranks);
 }
 
-namespace {
-
-using namespace moe;
-
-at::Tensor gate_logits(const at::Tensor& x, const at::Tensor& gate) {
+at::Tensor moe::gate_logits(const at::Tensor& x, const at::Tensor& gate) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);  // which would reduce the precision
   if (at::isReducedFloatingType(x.scalar_type()) || at::isReducedFloatingType(gate.scalar_type())) {
@@ -114,6 +110,10 @@ at::Tensor gate_logits(const at::Tensor& x, const at::Tensor& gate) {
   const auto type = at::toOpMathType(at::promote_types(x.scalar_type(), gate.scalar_type()));
   return at::linear(x.to(type), gate.to(type));
 }
+
+namespace {
+
+using namespace moe;
 
 at::Tensor scores_of(const at::Tensor& scores, const at::Tensor& experts, bool complete, const RouterOptions& o) {
   if (complete) return scores.gather(1, experts);
@@ -137,11 +137,14 @@ at::Tensor weights_of(const at::Tensor& scores, const at::Tensor& experts, bool 
   return DTensor(apply_options(weights, o)).redistribute(rows).to_local(rows);
 }
 
-void check_options(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& o) {
+void check_gate(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& o) {
   TORCH_CHECK(x.dim() == 2 && gate.dim() == 2 && x.size(1) == gate.size(1), "route: tokens ", x.sizes(), " and gate ",
               gate.sizes(), " do not match");
   TORCH_CHECK(gate.size(0) == o.experts, "route: the gate has ", gate.size(0), " rows, expected ", o.experts,
               " (the number of experts)");
+}
+
+void check_options(const RouterOptions& o) {
   TORCH_CHECK(o.top_k >= 1 && o.top_k <= o.experts, "route: expected 1 <= top_k <= experts, got top_k ", o.top_k,
               " for ", o.experts, " experts");
   TORCH_CHECK(o.groups >= 1 && o.experts % o.groups == 0 && o.top_groups >= 1 && o.top_groups <= o.groups,
@@ -171,13 +174,19 @@ RoutingStrategy::Choice choose(const at::Tensor& scores, const RouterOptions& o,
 
 Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& options, const TokenLayout& layout,
               const at::Tensor& bias) {
-  check_options(x, gate, options);
+  check_gate(x, gate, options);
+  const NoMeshScopeGuard regular;
+  return route_logits(gate_logits(x, gate), options, layout, bias);
+}
+
+Routing route_logits(const at::Tensor& logits, const RouterOptions& options, const TokenLayout& layout,
+                     const at::Tensor& bias) {
+  check_options(options);
   const NoMeshScopeGuard regular;
   Routing routing;
   routing.expert_count = options.experts;
-  const auto logits = gate_logits(x, gate);
   routing.scores = options.score == RouterScore::softmax ? at::softmax(logits, 1) : at::sigmoid(logits);
-  if (is_dtensor(x)) routing.scores = DTensor(routing.scores).redistribute(DTensor(x).placements());
+  if (is_dtensor(logits)) routing.scores = DTensor(routing.scores).redistribute(DTensor(logits).placements());
   const auto choice = choose(moe::local_view(routing.scores), options, layout, bias);
   routing.experts = choice.experts;
   routing.weights = weights_of(routing.scores, routing.experts, choice.complete, options);

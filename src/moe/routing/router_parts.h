@@ -37,11 +37,13 @@ class SharedCounts {
 std::shared_ptr<const RoutingStrategy> make_strategy(RouterChoice choice);
 
 // x [tokens, D], gate [experts, D]; computed in float or wider. `bias` [experts] is added to the scores for the choice
-// only. Collective over layout.ranks if the options need it, independent of the data. In a BitIdentical scope x,
-// sharded by tokens, and gate are DTensors, as are scores and loss; experts and weights are those of this rank's
-// tokens.
+// only. Collective over layout.ranks if the options need it, independent of the data.
 Routing route(const at::Tensor& x, const at::Tensor& gate, const RouterOptions& options, const TokenLayout& layout = {},
               const at::Tensor& bias = {});
+// The same from the products of the gate, x gate^T. In a BitIdentical scope they are a DTensor sharded by tokens, as
+// are scores and loss; experts and weights are those of this rank's tokens.
+Routing route_logits(const at::Tensor& logits, const RouterOptions& options, const TokenLayout& layout,
+                     const at::Tensor& bias);
 
 // Range of this rank's tokens in the batch.
 struct TokenRange {
@@ -59,6 +61,9 @@ std::vector<std::int64_t> exchange_splits(at::IntArrayRef input_splits, const Co
 std::int64_t drop_over_capacity(Routing& routing, const TokenLayout& layout, const CapacityOptions& options);
 
 namespace moe {
+
+// The products of the gate for x [..., D], in float or wider.
+at::Tensor gate_logits(const at::Tensor& x, const at::Tensor& gate);
 
 // Indices in `all` of the ranks of `some`, without ranks that `all` lacks.
 std::vector<std::int64_t> indices_among(const Communicator& some, const Communicator& all);

@@ -144,7 +144,9 @@ void set_results(LocalCall& call, std::vector<at::Tensor> results) {
                 target.sizes());
     result = target.copy_(result);
   }
-  if (is_bit_identical() && std::any_of(results.begin(), results.end(), is_rounded)) note_indivisible_sum();
+  if (is_bit_identical() && std::any_of(results.begin(), results.end(), is_rounded)) {
+    note_indivisible_sum(kRoundedGradients);
+  }
   torch::jit::drop(call.stack, args.size());
   for (auto& result : results) call.stack.emplace_back(std::move(result));
 }

@@ -42,7 +42,8 @@ void product(LocalCall& call) {
   const auto a = args.tensor(left), b = args.tensor(name_of(args, {"mat2", "batch2", "vec", "tensor"}));
   check_values(call, a);
   const auto k = contracted_of(call.mesh, args.spec(left), args.global_sizes(left), {a.dim() - 1});
-  if (a.dim() == 2) note_batch_sum(k.leaves.count);  // may be the gradient of a matrix
+  // May be the gradient of a matrix.
+  if (a.dim() == 2) note_batch_sum(k.leaves.count, args.global_sizes(left).back(), k.block);
   const auto result = multiply_stacks(a, b, k);
   set_results(call, {(adds ? biased(args, result) : result).to(call.outputs[0]->dtype)});
 }
@@ -80,7 +81,9 @@ at::Tensor gradient_of_weight(const LocalCall& call, const LocalArgs& args) {
   const auto grad = args.tensor("grad_output"), x = args.tensor("self");
   const auto k = contracted_of(call.mesh, args.spec("grad_output"), args.global_sizes("grad_output"),
                                bit_identical::first_dims(grad.dim() - 1));
-  note_batch_sum(k.leaves.count);
+  // Blocks end with each row of several dimensions, so also with a part of the first one.
+  const auto last = grad.dim() == 2 ? args.global_sizes("grad_output")[0] : k.block;
+  note_batch_sum(k.leaves.count, last, k.block);
   return multiply(as_rows_of(grad, grad.size(-1)).t(), as_rows_of(x, x.size(-1)), k);
 }
 

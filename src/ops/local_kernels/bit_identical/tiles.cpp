@@ -100,8 +100,11 @@ class Product {
     for (const auto& range : k_.ranges) {
       const auto [a, distance] = rows_of(row, range, panel);
       T* tile = sum.next();
-      multiply_block(kTile, kTile, range.length, a, distance, packed(column) + range.begin * kTile, tile,
-                     /*adds=*/false);
+      if (range.length == 0) std::fill_n(tile, kTile * kTile, T(0));
+      if (range.length > 0) {
+        multiply_block(kTile, kTile, range.length, a, distance, packed(column) + range.begin * kTile, tile,
+                       /*adds=*/false);
+      }
       sum.add({0, range.leaf}, tile);
     }
     for (std::size_t node = 0; node < sum.size(); ++node) {
