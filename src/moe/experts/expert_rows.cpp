@@ -1,4 +1,4 @@
-// Experts that run in the engine, on the rows of all ranks that hold them.
+// Experts as operators on DTensors: the rows of all ranks that hold them.
 #include "moe/experts/expert_rows.h"
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// Experts that run in the engine: the rows of all ranks that hold an expert are one DTensor, and in a BitIdentical
+// Experts as operators on DTensors: the rows of all ranks that hold an expert are one DTensor, and in a BitIdentical
 // scope they are in the order of one device.
 #pragma once
 
@@ -26,8 +26,8 @@ void check_row_order(const char* layer, const DeviceMesh& mesh, const RowSources
 at::Tensor run_on_holders(const at::Tensor& rows, const DeviceMesh& holders, const std::vector<std::int64_t>& sizes,
                           const std::function<at::Tensor(const at::Tensor&)>& expert, const std::string& name);
 
-// Packed experts in the engine: counts[e] of the rows are for local expert e, whose weights these are. `blocks`: the
-// rows of rows_of_blocks() of these experts; undefined without gradients.
+// Packed experts as operators on DTensors: counts[e] of the rows are for local expert e, whose weights these are.
+// `blocks`: the rows of rows_of_blocks() of these experts; undefined without gradients.
 at::Tensor run_packed_on_holders(const at::Tensor& rows, at::IntArrayRef counts, const ExpertWeights& weights,
                                  ExpertActivation activation, const DeviceMesh& holders, const at::Tensor& blocks);
 
