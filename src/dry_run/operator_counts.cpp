@@ -50,7 +50,7 @@ using EventKind = StepTrace::Kind;
 
 // The kind of an operator that is not elementwise, and its FLOPs (null: none), as FlopCounterMode counts them. Except:
 // attention under a causal mask has half; the gradient of the weight of a grouped convolution has no products between
-// groups.
+// groups; oneDNN's LSTM has its products.
 struct Formula {
   EventKind kind;
   std::int64_t (*flops)(Args args, const Tensor& result);
@@ -72,6 +72,13 @@ std::int64_t flops_of_convolution_backward(Args a, const Tensor&) {
   return 2 * gradients * a[2].toTensor().numel() * positions(a[a[7].toBool() ? 1 : 0].toTensor());
 }
 
+// A product of each row of each step with the weights of the input and of the state.
+std::int64_t flops_of_lstm(Args a, const Tensor&) {
+  const at::Tensor x = a[0].toTensor();
+  return 2 * x.size(0) * x.size(1) * (a[1].toTensor().numel() + a[2].toTensor().numel());
+}
+std::int64_t flops_of_lstm_backward(Args a, const Tensor& result) { return 2 * flops_of_lstm(a, result); }
+
 const std::unordered_map<std::string, Formula>& formulas() {
   static const Formula product{EventKind::product, flops_of_product}, added{EventKind::product, flops_of_added_product};
   static const Formula norm{EventKind::norm, nullptr};
@@ -89,6 +96,8 @@ const std::unordered_map<std::string, Formula>& formulas() {
        {EventKind::attention, flops_of_attention_backward}},
       {"aten::convolution", {EventKind::product, flops_of_convolution}},
       {"aten::convolution_backward", {EventKind::product, flops_of_convolution_backward}},
+      {"aten::mkldnn_rnn_layer", {EventKind::product, flops_of_lstm}},
+      {"aten::mkldnn_rnn_layer_backward", {EventKind::product, flops_of_lstm_backward}},
       {"aten::native_layer_norm", norm},
       {"aten::native_layer_norm_backward", norm},
       {"aten::_fused_rms_norm", norm},

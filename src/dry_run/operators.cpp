@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "dry_run/operator_counts.h"
+#include "dry_run/recurrent.h"
 #include "dry_run/state.h"
 #include "dtensor/debug.h"
 #include "internal/simulated.h"
@@ -186,6 +187,7 @@ bool select_by_known_mask(const OpInfo& info, Stack& stack) {
 // operands: it makes the second one contiguous, converts each and multiplies it by its scale, then computes the product
 // in float and converts that.
 std::int64_t temporary_bytes(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const c10::IValue& result) {
+  if (is_recurrent(info)) return recurrent_temporaries(info, args);
   if (!is_named(info.op, {"aten::_scaled_mm"})) return 0;
   constexpr std::int64_t kFloatBytes = sizeof(float);
   const std::int64_t a = kFloatBytes * args[0].toTensor().numel(), b = kFloatBytes * args[1].toTensor().numel();
@@ -204,7 +206,7 @@ void compute(const OpInfo& info, Stack& stack) {
   {
     OpCall call = describe(info, args);
     const c10::impl::ExcludeDispatchKeyGuard as_usual(kSimulatedKey);
-    infer_outputs(call);
+    is_recurrent(info) ? void(call.outputs = recurrent_outputs(call)) : infer_outputs(call);
     for (std::size_t r = 0; r < info.returns.size(); ++r) results.push_back(result_of_return(call, r, args));
     forget_written(info, args);
     const std::int64_t inside = results.empty() ? 0 : temporary_bytes(info, args, results[0]);

@@ -1,4 +1,6 @@
 // How much of a model is gathered at a time, and how often.
+#include "dtensor/events.h"
+#include "dtensor/loss.h"
 #include "parallel_fsdp/tower.h"
 
 namespace dtensor::test {
@@ -170,6 +172,48 @@ TEST(FsdpSchedule, ReadingParametersOutsideTrainingKeepsFewUnits) {
     for (int i = 0; i < 8; i += 2) (void)tower.w[static_cast<std::size_t>(i)].abs().sum();
     EXPECT_LE(units[0].stats().peak_gathered_bytes, 3 * units[0].gathered_bytes());
   });
+}
+
+// linear_cross_entropy(), like linear(), takes the head from the gathered copy of its unit: of five units, one has both
+// ends of the tower, and backward gathers three again. A rank receives half of the bytes.
+TEST(FsdpSchedule, TheFusedLossUsesTheHeadOfItsUnit) {
+  constexpr std::int64_t kWidth = 6, kMatrices = 6 + 3, kClasses = kWidth;
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const std::int64_t chunk : {0, 3}) {
+      on_mesh({2}, [&](const DeviceMesh& mesh) {
+        Tower regular(6, kWidth, at::kFloat), tower(6, kWidth, at::kFloat);
+        const FsdpOptions options{.precision = {.param_dtype = dtype}};
+        fully_shard({tower.layer(0)[0], tower.layer(5)[0]}, mesh, options);
+        for (int i = 1; i < 5; ++i) fully_shard(tower.layer(i), mesh, options);
+        fully_shard(tower.list(), mesh, options);  // Joins the units.
+        const auto x = input(8, kWidth).to(at::kFloat), targets = Draw(3).integers({8}, kClasses);
+        const auto own_x = sharded(x.to(dtype), mesh), own_targets = sharded(targets, mesh);
+        const auto loss_of = [&](const Tower& t, at::Tensor h, const at::Tensor& classes) {
+          for (std::size_t i = 0; i < 5; ++i) h = at::gelu(at::linear(h, t.w[i]));
+          return linear_cross_entropy(h, t.w[5], classes, {}, chunk);
+        };
+        loss_of(regular, x, targets).backward();
+        for (int step = 0; step < 3; ++step) {
+          std::int64_t gathers = 0, bytes = 0;
+          const EventListener listener(
+              [&](const Event& e) {
+                if (e.name == "all_gather") ++gathers, bytes += e.bytes;
+              },
+              {Event::Kind::collective});
+          at::Tensor loss;
+          {
+            const ComputeScope scope(tower.list());
+            loss = loss_of(tower, own_x, own_targets);
+          }
+          loss.backward();
+          EXPECT_EQ(gathers, 5 + 3) << "step " << step;
+          EXPECT_EQ(bytes, kMatrices * kWidth * kWidth * static_cast<std::int64_t>(c10::elementSize(dtype)) / 2);
+          if (dtype == at::kFloat) expect_same_gradients(tower.w, regular.w);
+          for (auto& w : tower.w) w.mutable_grad().reset();
+        }
+      });
+    }
+  }
 }
 
 }  // namespace

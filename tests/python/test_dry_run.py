@@ -45,6 +45,16 @@ def train(steps=2):
     return dtensor.is_dry_run()
 
 
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(64, 128, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(256, 16)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0])
+
+
 class DryRun(unittest.TestCase):
     def test_a_module_on_64_ranks(self):
         report = dtensor.simulate(FSDP * TP, train, rank=13)
@@ -115,6 +125,35 @@ class Loops(unittest.TestCase):
             self.assertEqual(model[1].weight.grad.placements, model[1].weight.placements)
 
         dtensor.simulate(4, on_rank, rank=1, number=1.0)
+
+    def test_an_lstm(self):
+        """oneDNN's layers have the results, the workspace and the peak of a real step."""
+        ranks = 4
+
+        def train(begin_step=dtensor.begin_step):
+            model = Tagger()
+            fully_shard(model, mesh=dtensor.init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",)))
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+            for step in range(2):
+                logits = model(torch.ones(8, 20, 64))
+                self.assertEqual(logits.shape, (8, 20, 16))
+                logits.square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if step == 0:
+                    begin_step()
+
+        def measured():
+            with dtensor.MemoryTimeline() as memory:
+                train(memory.reset_peak)
+                return memory.peak()[0]
+
+        report = dtensor.simulate(ranks, train)
+        own = sum(p.numel() for p in Tagger().parameters()) * FLOAT // ranks
+        self.assertEqual(report.collectives["all_gather", "dp"], (1, (ranks - 1) * own))
+        self.assertEqual(report.collectives["reduce_scatter", "dp"], (1, (ranks - 1) * own))
+        self.assertEqual(report.operators["aten::mkldnn_rnn_layer"][0], 4)  # layers and directions
+        self.assertAlmostEqual(report.peak_bytes / dtensor.run(ranks, measured)[0], 1, delta=0.02)
 
     def test_kinds_of_memory_of_modules_and_optimizers_of_pytorch(self):
         def train(sharded, steps=2):

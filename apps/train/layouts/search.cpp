@@ -63,17 +63,25 @@ LayoutCost estimate_layout(const Options& options, const Corpus& corpus, const d
 
 namespace {
 
-std::string reject(const Options& o, const ParallelLayout& l) {
+// Why the model cannot be split so; empty: it can.
+std::string reject_model(const Options& o, const ParallelLayout& l) {
   const GptConfig config = gpt_config(o);
   const auto heads = config.kv_heads > 0 ? config.kv_heads : config.heads;
   if (heads % l.tp != 0) return fmt::format("the {} heads of keys are not a multiple of tp", heads);
-  if (o.seq % (l.cp * l.tp) != 0) return fmt::format("the sequence {} is not a multiple of cp x tp", o.seq);
-  if (o.batch % (l.replicate * l.shard * l.microbatches) != 0) {
-    return fmt::format("the batch {} is not a multiple of replicate x shard x microbatches", o.batch);
-  }
+  if (!o.experts && l.ep > 1) return "the model has no experts for ep";
   if (o.experts && (o.experts->experts % l.ep != 0 || l.ranks() / l.pp / o.experts->etp % l.ep != 0)) {
     return fmt::format("the {} experts, or the ranks of a stage beside etp, are not a multiple of ep",
                        o.experts->experts);
+  }
+  return "";
+}
+
+std::string reject(const Options& o, const ParallelLayout& l) {
+  const GptConfig config = gpt_config(o);
+  if (auto reason = reject_model(o, l); !reason.empty()) return reason;
+  if (o.seq % (l.cp * l.tp) != 0) return fmt::format("the sequence {} is not a multiple of cp x tp", o.seq);
+  if (o.batch % (l.replicate * l.shard * l.microbatches) != 0) {
+    return fmt::format("the batch {} is not a multiple of replicate x shard x microbatches", o.batch);
   }
   const auto stages = l.pp * (l.schedule == "interleaved" ? 2 : 1);
   if (l.pp > 1 && o.parallel != "fsdp") return "stages (pp) need --parallel fsdp";
@@ -151,6 +159,9 @@ Options with_plan(Options options) {
   }
   if (layout.bf16_parameters) {
     throw UsageError("--plan: `train` has parameters of --dtype; `llm train` supports \"parameters\": \"bfloat16\"");
+  }
+  if (const auto reason = reject_model(options, layout); !reason.empty()) {
+    throw UsageError(fmt::format("--plan: the layout {} does not fit the model: {}", layout.str(), reason));
   }
   if (!layout.reshard) options.reshard = "false";
   if (!layout.accumulate_sharded) options.accumulate_sharded = false;

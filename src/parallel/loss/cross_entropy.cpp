@@ -4,6 +4,7 @@
 #include "dtensor/loss.h"
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
+#include "internal/gradient_hooks.h"
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
@@ -31,9 +32,16 @@ at::Tensor rows_of(const at::Tensor& tensor) {
   return local.reshape({c10::multiply_integers(local.sizes().slice(0, local.dim() - 1)), local.size(-1)});
 }
 
+// The local rows of this rank's classes; undefined without a head. A parameter comes from the gathered copy of its FSDP
+// unit, as for an operator.
+at::Tensor local_head(const Call& call, const at::Tensor& head) {
+  if (!call.linear || call.shard.is_outside_mesh()) return {};
+  return call.shard.mesh ? gathered_local(DTensor(head), call.shard.classes) : local_part(head);
+}
+
 // The head with rows for fast products, or nothing.
-at::Tensor aligned_head(const Call& call, const at::Tensor& head) {
-  return call.linear ? with_aligned_rows(local_part(head)) : at::Tensor();
+at::Tensor aligned_head(const Call& call, const at::Tensor& local) {
+  return call.linear ? with_aligned_rows(local) : at::Tensor();
 }
 
 // The reduced loss, on every rank; sets the divisors.
@@ -94,7 +102,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     call->values = rows_source;
     if (call->shard.is_outside_mesh()) return absent_loss(*call, at::toOpMathType(values.scalar_type()));
     const at::Tensor rows = rows_of(values);
-    const TokenLoss parts = forward_chunks(*call, rows, aligned_head(*call, head));
+    const TokenLoss parts = forward_chunks(*call, rows, aligned_head(*call, std::exchange(call->head, {})));
     call->state = parts.state;
     if (call->options.reduction == LossReduction::none) {
       return unreduced(*call, parts, local_part(values).sizes().slice(0, values.dim() - 1));
@@ -118,21 +126,23 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const LocalNoGradGuard guard;
     LossGradients local;
     if (!call.shard.is_outside_mesh()) {
-      local = backward_chunks(call, rows_of(saved[0]), aligned_head(call, saved[1]), scales_of(call, grads[0]));
+      const at::Tensor head = aligned_head(call, local_head(call, saved[1]));
+      local = backward_chunks(call, rows_of(saved[0]), head, scales_of(call, grads[0]));
       local.rows = local.rows.view(local_part(saved[0]).sizes());
     }
     variable_list result(3);
-    result[0] =
-        as_gradient(call, local.rows, saved[0], call.linear ? call.shard.class_axes : std::vector<std::int64_t>());
-    if (call.linear) result[1] = as_gradient(call, local.head, saved[1], call.shard.token_axes);
+    if (!call.shard.mesh) return {local.rows, local.head, {}};
+    result[0] = as_gradient(call, local.rows, saved[0], DTensor(saved[0]).placements(),
+                            call.linear ? call.shard.class_axes : std::vector<std::int64_t>());
+    if (call.linear) result[1] = as_gradient(call, local.head, saved[1], call.shard.classes, call.shard.token_axes);
     return result;
   }
 
-  // Partial over the axes that replicate the operand and split the tensor that it was multiplied with.
+  // Partial over the axes that replicate the operand and split the tensor that it was multiplied with. `used`: the
+  // placements of the operand in the product.
   static at::Tensor as_gradient(const Call& call, const at::Tensor& local, const at::Tensor& operand,
-                                const std::vector<std::int64_t>& sums) {
-    if (!call.shard.mesh) return local;
-    const Placements placements = partial_on(DTensor(operand).placements(), sums);
+                                const Placements& used, const std::vector<std::int64_t>& sums) {
+    const Placements placements = partial_on(used, sums);
     if (call.shard.is_outside_mesh()) return absent(call, placements, operand.sizes(), operand.scalar_type());
     return wrapped(call, local, placements, operand.sizes());
   }
@@ -201,6 +211,7 @@ at::Tensor on_one_device(const at::Tensor& values, const std::optional<at::Tenso
   set_weight(call, values.scalar_type());
   call.given = targets.detach().clone();
   call.targets = call.given.reshape({-1}).to(at::kLong);
+  if (head) call.head = local_part(*head);
   return CrossEntropy::apply(values, head, std::make_shared<Call>(std::move(call)));
 }
 
@@ -211,6 +222,16 @@ at::Tensor as_autocast(const at::Tensor& operand) {
   if (!at::autocast::is_autocast_enabled(device)) return operand;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), operand, device);
+}
+
+// The head's weight as autograd saves it. A storage shard stays one: each pass gathers it, as an operator does.
+at::Tensor stored_head(const at::Tensor& weight, const DeviceMesh& mesh, const Placements& classes) {
+  if (!is_dtensor(weight) || DTensor(weight).mesh() != mesh) return to_placements(weight, mesh, classes);
+  Placements gathered = DTensor(weight).placements();
+  for (Placement& p : gathered) p = p.is_storage() ? Placement(Replicate()) : p;
+  if (gathered != classes) return to_placements(weight, mesh, classes);
+  watch_gradient(DTensor(weight));
+  return weight;
 }
 
 void set_targets(Call& call, const at::Tensor& targets) {
@@ -263,15 +284,16 @@ at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor
   Placements tokens = token_placements(hidden, mesh), classes(tokens.size());
   for (std::size_t a = 0; a < tokens.size(); ++a) {
     const Placement p = is_dtensor(weight) ? DTensor(weight).placements()[a] : Replicate();
-    // A storage shard is gathered once for all chunks. An axis that splits the classes cannot also split the tokens.
+    // A storage shard is gathered once in a pass. An axis that splits the classes cannot also split the tokens.
     if (!p.is_shard(0) || p.is_storage() || p.is_strided() || p.is_zigzag()) continue;
     classes[a] = p;
     tokens[a] = Replicate();
   }
   const bool moves = is_dtensor(hidden) && DTensor(hidden).mesh() == mesh && DTensor(hidden).placements() != tokens;
   const at::Tensor rows = moves ? gather_activation(hidden, tokens) : to_placements(hidden, mesh, tokens);
-  const at::Tensor head = to_placements(weight, mesh, classes);
+  const at::Tensor head = stored_head(weight, mesh, classes);
   call.shard = class_shard(mesh, weight.size(0), tokens, classes);
+  call.head = local_head(call, head);
   set_weight(call, hidden.scalar_type());
   set_targets(call, targets);
   return CrossEntropy::apply(rows, std::optional(head), std::make_shared<Call>(std::move(call)));

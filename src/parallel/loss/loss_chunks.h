@@ -19,6 +19,7 @@ struct LossCall {
   at::Tensor weight = {};     // local [own classes]
   at::Tensor targets = {};    // local [t]
   at::Tensor given = {};      // unflattened, maybe a DTensor; for double backward
+  at::Tensor head = {};       // local [own classes, features], until forward ends
   double weight_sum = 0;
   std::vector<std::int64_t> token_sizes = {};  // global
   // After forward:
