@@ -4,7 +4,7 @@
 #include "dtensor/loss.h"
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
-#include "internal/gradient_hooks.h"
+#include "internal/gather_hook.h"
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
