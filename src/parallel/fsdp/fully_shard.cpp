@@ -8,6 +8,7 @@
 
 #include "dtensor/hooks.h"
 #include "internal/aten_scopes.h"
+#include "internal/host_work.h"
 #include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
 #include "internal/wrapper_subclass.h"
@@ -87,10 +88,14 @@ at::Tensor local_outside_mesh(const DTensor& tensor, at::DeviceType device) {
   return at::empty(at::DimVector(tensor.dim(), 0), at::TensorOptions(tensor.scalar_type()).device(device));
 }
 
-// A copy in pinned host memory, for asynchronous copies to the device.
-at::Tensor kept_at(const DeviceMesh& home, const DTensor& placed) {
+// A copy in host memory, pinned for asynchronous copies to the device of `mesh`.
+at::Tensor host_copy(const DeviceMesh& mesh, const at::Tensor& local) {
+  return mesh.device_type() == c10::kCPU ? copy_to_host(local) : local.to(at::kCPU).pin_memory();
+}
+
+at::Tensor kept_at(const DeviceMesh& home, const DeviceMesh& mesh, const DTensor& placed) {
   const at::Tensor local =
-      home.is_member() ? placed.to_local().to(at::kCPU).pin_memory() : local_outside_mesh(placed, home.device_type());
+      home.is_member() ? host_copy(mesh, placed.to_local()) : local_outside_mesh(placed, home.device_type());
   return DTensor::from_local(local, home, placed.placements(), placed.sizes(), placed.strides());
 }
 
@@ -126,7 +131,7 @@ at::Tensor place_regular(const std::string& name, const at::Tensor& regular, con
   if (is_wrapper_subclass(regular)) return place_wrapper(name, regular, home, axes, placements);
   auto placed = regular.is_meta() ? materialize(regular, home, placements)
                                   : at::Tensor(distribute_tensor(regular.detach(), home, placements));
-  if (home != mesh) placed = kept_at(home, DTensor(placed));
+  if (home != mesh) placed = kept_at(home, mesh, DTensor(placed));
   return placed;
 }
 
@@ -142,7 +147,7 @@ void place_dtensor(const std::string& name, DTensor tensor, const DeviceMesh& me
               ", but its storage moves to ", home.str(), "; shard a model before it is used");
   const auto local = mesh.is_member() ? tensor.to_local() : local_outside_mesh(tensor, mesh.device_type());
   auto placed = DTensor::from_local(local, mesh, lifted, tensor.sizes(), tensor.strides()).redistribute(placements);
-  tensor.set_data(home == mesh ? placed : kept_at(home, placed));
+  tensor.set_data(home == mesh ? placed : kept_at(home, mesh, placed));
 }
 
 Placements without_shards(Placements placements, const Axes& axes) {
@@ -154,6 +159,7 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
                  const FsdpOptions& options) {
   const MemoryKindScope kind(MemoryKind::parameter);
   const auto home = options.cpu_offload ? mesh.offloaded() : mesh;
+  const HostWorkScope host(home == mesh ? HostWorkScope::current() : HostWork::compute);
   TORCH_CHECK(tensor.defined(), "fully_shard: expected a defined parameter '", name, "'");
   auto dim = dim_to_shard(name, tensor, options);
   if (!is_dtensor(tensor)) {
