@@ -38,6 +38,11 @@ void check_layout(const dtensor::ParallelLayout& l, const dtensor::nn::DecoderCo
         fmt::format("the layout {} has ep={}, which does not divide the {} experts", l.str(), l.ep, experts));
   check(of_stage % l.ep == 0,
         fmt::format("the layout {} has ep={}, which does not divide the {} ranks of a stage", l.str(), l.ep, of_stage));
+  if (!l.offload) return;
+  const bool supported = l.pp == 1 && l.accumulate_sharded && l.optimizer == "adamw" && experts == 0;
+  check(supported, fmt::format("\"offload\" needs pp=1, \"accumulate\": \"sharded\", \"optimizer\": \"adamw\" and a "
+                               "model without experts, got the layout {}{}",
+                               l.str(), experts > 0 ? fmt::format(" and {} experts", experts) : ""));
 }
 
 MeshSizes fit_mesh(const std::optional<MeshSizes>& asked, int ranks, const Family& family) {

@@ -58,6 +58,7 @@ void Stage::distribute(const DeviceMesh& mesh, const ParallelLayout& layout) {
   FsdpOptions options;
   options.shard_axes = {"shard", "cp"};
   options.reshard_after_forward = layout.reshard;
+  options.cpu_offload = layout.offload;
   if (layout.bf16) {
     options.precision.param_dtype = at::kBFloat16;
     options.precision.param_dtype_of = {{"*gate*.router*", at::kFloat}};

@@ -41,7 +41,7 @@ struct Options {
   bool exact = false, exhaustive = false;
   std::string runs;
   dtensor::LayoutSpace space{.max_pp = 16, .microbatches = {1, 2, 4, 8, 16, 32, 64}};
-  std::string recompute = "any", precision = "bf16", reshard = "any", accumulate = "any";
+  std::string recompute = "any", precision = "bf16", reshard = "any", accumulate = "any", offload = "false";
   std::string float8 = "false", parameters = "float32", optimizer = "adamw";
   int calibrated_ranks = 2;
 };
@@ -105,6 +105,12 @@ void add_layout_flags(CLI::App& app, Options& o) {
                  "gradients of microbatches are reduced into shards, or once a step (unsharded; with "
                  "--reshard-after-forward false: ZeRO-1). A pipeline reduces once")
       ->check(CLI::IsMember({"sharded", "unsharded", "any"}));
+  app.add_option(
+         "--offload", o.offload,
+         "whether parameters, gradients and optimizer states are in host memory, where AdamW updates them: true, "
+         "false or any; not with stages, experts or Muon")
+      ->check(CLI::IsMember({"true", "false", "any"}))
+      ->capture_default_str();
   app.add_option("--recompute", o.recompute, "none, selective (keeps products and attention), full or any")
       ->check(CLI::IsMember({"none", "selective", "full", "any"}));
   app.add_option("--mesh", o.mesh, "only this mesh, e.g. pp=8,shard=8,tp=8");
@@ -167,7 +173,7 @@ std::vector<dtensor::ParallelLayout> candidates(Options o, bool experts) {
     return choice == "any" ? std::vector<bool>{true, false} : std::vector<bool>{choice == yes};
   };
   o.space.reshard = choices(o.reshard, "true"), o.space.accumulate_sharded = choices(o.accumulate, "sharded");
-  o.space.bf16 = choices(o.precision, "bf16");
+  o.space.bf16 = choices(o.precision, "bf16"), o.space.offload = choices(o.offload, "true");
   o.space.float8 = choices(o.float8, "true"), o.space.bf16_parameters = choices(o.parameters, "bf16");
   if (o.optimizer == "any") o.space.optimizers = {"adamw", "muon"};
   if (o.optimizer == "muon") o.space.optimizers = {"muon"};
@@ -250,11 +256,21 @@ void check_float8(const Options& o, const dtensor::HardwareModel& hardware) {
       fmt::format("--float8 {}: the hardware table '{}' has no rates of '{}'", o.float8, hardware.name, name));
 }
 
+void check_offload(const Options& o, const dtensor::HardwareModel& hardware) {
+  for (const char* kind : {"host", "transfer"}) {
+    if (o.offload == "false" || hardware.rates.contains(kind)) continue;
+    throw UsageError(fmt::format(
+        "--offload {}: expected rates of 'host' and 'transfer' in the hardware table '{}', got none of '{}'", o.offload,
+        hardware.name, kind));
+  }
+}
+
 int search(const Options& o) {
   at::set_num_threads(1);  // dry runs compute nothing
   if (o.preset.empty() == o.model.empty()) throw UsageError("expected --preset or --model");
   const auto hardware = read_hardware(o.hardware);
   check_float8(o, hardware);
+  check_offload(o, hardware);
   const auto family = llm::read_family(o.preset.empty() ? o.model : data_folder("presets") + "/" + o.preset);
   const Workload work{family.config, o.batch, o.sequence};
   const dtensor::SearchLimits limits{

@@ -50,6 +50,8 @@ struct DTENSOR_API StepTrace {
     attention,    // scaled dot product attention
     norm,         // normalizations and softmax: several passes over a row
     elementwise,  // all other operators
+    host,         // operators on tensors in host memory (DeviceMesh::offloaded)
+    transfer,     // copies between host and device
     collective,   // the start of a collective
     wait,         // the first wait for its results
     mark,         // StepRecorder::mark()

@@ -114,6 +114,9 @@ struct DTENSOR_API ParallelLayout {
   // gathered until the last backward pass of the step. Gradients of each microbatch are reduced into shards, or those
   // of the step once (with `reshard` false: ZeRO-1). A pipeline reduces once.
   bool reshard = true, accumulate_sharded = true;
+  // Parameters, gradients and states of the optimizer are in host memory, which also updates them
+  // (FsdpOptions::cpu_offload). Needs accumulate_sharded.
+  bool offload = false;
   // What else changes the numbers. float8: products of blocks, as in nn::Float8Scope. bf16_parameters: parameters,
   // gradients and states of the optimizer are bfloat16, too; needs bf16. optimizer: "adamw", or "muon" for the matrices
   // of blocks and AdamW for all else.
@@ -137,21 +140,23 @@ struct LayoutSpace {
   // What data parallelism keeps, as in ParallelLayout.
   std::vector<bool> reshard = {true};
   std::vector<bool> accumulate_sharded = {true};
+  std::vector<bool> offload = {false};
   // As in ParallelLayout.
   std::vector<bool> float8 = {false};
   std::vector<bool> bf16_parameters = {false};
   std::vector<std::string> optimizers = {"adamw"};
 };
-// Values that change nothing are left out: schedules and chunks without a pipeline, accumulation of one microbatch; and
-// parameters in bfloat16 without bf16.
+// Values that change nothing are left out: schedules and chunks without a pipeline, accumulation of one microbatch. So
+// are parameters in bfloat16 without bf16, and offloading with unsharded sums of gradients.
 DTENSOR_API std::vector<ParallelLayout> enumerate_layouts(const LayoutSpace& space);
 
 // What a program needs in a layout.
 struct LayoutCost {
   double seconds = 0;            // of a step; 0: not computed
-  std::int64_t peak_bytes = 0;   // of memory of one rank
+  std::int64_t peak_bytes = 0;   // of memory of one rank's device
   std::string largest = {};      // what of the memory is largest, for people
   std::string explanation = {};  // where the time goes, for people
+  std::int64_t host_bytes = 0;   // of what a rank keeps in host memory (ParallelLayout::offload)
 };
 // The program to plan.
 struct PlannedProgram {

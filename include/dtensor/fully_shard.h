@@ -55,8 +55,8 @@ struct FsdpOptions {
   // preconditioner block; default 1. The parameter is then a RaggedShard.
   std::function<std::int64_t(const std::string& name, const at::Tensor& parameter)> shard_block = {};
   // Keeps parameters, gradients and therefore optimizer states in host memory (DeviceMesh::offloaded). Shards are
-  // copied to the device before they are gathered, reduced gradients are copied back. Excludes double backward. No
-  // effect on a mesh of CPUs.
+  // copied to the device before they are gathered, reduced gradients are copied back. Excludes double backward. On a
+  // mesh of CPUs it only costs copies.
   bool cpu_offload = false;
 };
 

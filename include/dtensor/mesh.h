@@ -45,7 +45,7 @@ class DTENSOR_API DeviceMesh {
   // The same ranks, for tensors that are kept in host memory. They report the mesh's device although their storage is
   // on the CPU, since autograd requires a gradient on the device of its tensor. An operator that combines one with
   // tensors of this mesh, or that records a graph, copies it to the device. List, in-place and factory operators on
-  // such tensors alone run on the host. For a CPU mesh, returns the mesh itself.
+  // such tensors alone run on the host. A mesh of CPUs has one, too, whose tensors are copied as from another device.
   DeviceMesh offloaded() const;
 
   bool is_member() const;  // whether this rank is in the mesh

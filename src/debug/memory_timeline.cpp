@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "internal/host_work.h"
 #include "internal/memory_kind.h"
 #include "scope/module_scope.h"
 
@@ -34,7 +35,7 @@ struct MemoryTimeline::State : c10::MemoryReportingInfoBase, MemoryKindListener 
   void reportMemoryUsage(void* ptr, std::int64_t change, std::size_t /*allocated*/, std::size_t /*reserved*/,
                          c10::Device /*device*/) override {
     if (outer != nullptr) outer->reportMemoryUsage(ptr, change, 0, 0, c10::Device(c10::kCPU));
-    if (closed) return;
+    if (closed || (change > 0 && HostWorkScope::allocates_on_host())) return;
     const ModuleAndPhase place = current_module_and_phase();
     const std::lock_guard lock(mutex);
     if (change < 0) record_peak_holders();

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "dry_run/state.h"
+#include "internal/host_work.h"
 #include "internal/ranks/named_calls.h"
 
 namespace dtensor::dry {
@@ -124,6 +125,18 @@ OperatorCounter::OperatorCounter(const c10::OperatorHandle& op, Args args) : op_
   for (const c10::IValue& value : args) event_.bytes += bytes_of(value);
 }
 
+namespace {
+
+// Copies between host and device take time for what they move, others on the host for what they read and write.
+void count_host_work(StepTrace::Event& event, Args results) {
+  const auto work = HostWorkScope::current();
+  if (work == HostWork::none) return;
+  event.kind = work == HostWork::compute ? EventKind::host : EventKind::transfer;
+  if (event.kind == EventKind::transfer) event.bytes = bytes_of(results[0]);
+}
+
+}  // namespace
+
 void OperatorCounter::count(const torch::jit::Stack& stack) const {
   State* state = current_state();
   if (state == nullptr) return;
@@ -137,6 +150,7 @@ void OperatorCounter::count(const torch::jit::Stack& stack) const {
   sum.flops += event.flops;
   sum.bytes += event.bytes;
   event.of_unit = NamedCallScope::current() != nullptr;
+  count_host_work(event, results);
   if (state->trace) state->trace->add(event, name);
 }
 

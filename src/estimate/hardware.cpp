@@ -65,16 +65,17 @@ void check_rate_name(const std::string& name) {
   const auto end = name.find(' ');
   const std::string op = name.substr(0, end), dtype = end == std::string::npos ? "other" : name.substr(end + 1);
   bool is_known = op.find("::") != std::string::npos, is_dtype = dtype == "other";
-  for (const auto kind :
-       {StepTrace::Kind::product, StepTrace::Kind::attention, StepTrace::Kind::norm, StepTrace::Kind::elementwise}) {
+  for (const auto kind : {StepTrace::Kind::product, StepTrace::Kind::attention, StepTrace::Kind::norm,
+                          StepTrace::Kind::elementwise, StepTrace::Kind::host, StepTrace::Kind::transfer}) {
     is_known = is_known || op == kind_name(kind);
   }
   for (const auto type : {at::kBFloat16, at::kHalf, at::kDouble, at::kFloat, at::kFloat8_e4m3fn}) {
     is_dtype = is_dtype || dtype == dtype_name(type);
   }
   TORCH_CHECK(is_known && is_dtype,
-              "hardware table: expected rates of product, attention, norm, elementwise or an operator such as ",
-              "aten::mm, alone or with bfloat16, float16, float32, float64, float8 or other; got '", name, "'");
+              "hardware table: expected rates of product, attention, norm, elementwise, host, transfer or an ",
+              "operator such as aten::mm, alone or with bfloat16, float16, float32, float64, float8 or other; got '",
+              name, "'");
 }
 
 void check_curve(const std::string& name, const Curve& curve) {
@@ -208,11 +209,12 @@ std::string HardwareModel::rate_name(const std::string& op, at::ScalarType dtype
 
 double HardwareModel::seconds(const StepTrace::Event& op, const std::string& name) const {
   const auto bytes = static_cast<double>(op.bytes), flops = static_cast<double>(op.flops);
-  const auto* own = find_curve(*this, name, op.dtype);
+  const bool of_host = op.kind == StepTrace::Kind::host || op.kind == StepTrace::Kind::transfer;
+  const auto* own = of_host ? nullptr : find_curve(*this, name, op.dtype);  // an operator's rates are the device's
   const auto time = [&](double size, StepTrace::Kind kind, const Curve* curve) {
     return size > 0 ? size / rate_at(curve != nullptr ? *curve : curve_of(*this, kind, op.dtype), size) : 0;
   };
-  if (op.flops == 0) return operator_seconds + time(bytes, op.kind, own);
+  if (op.flops == 0 || of_host) return operator_seconds + time(bytes, op.kind, own);
   return operator_seconds + std::max(time(flops, op.kind, own), time(bytes, StepTrace::Kind::elementwise, nullptr));
 }
 

@@ -13,6 +13,10 @@ inline const char* kind_name(StepTrace::Kind kind) {
       return "attention";
     case StepTrace::Kind::norm:
       return "norm";
+    case StepTrace::Kind::host:
+      return "host";
+    case StepTrace::Kind::transfer:
+      return "transfer";
     default:
       return "elementwise";
   }

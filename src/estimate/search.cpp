@@ -28,6 +28,7 @@ std::string ParallelLayout::str() const {
   if (pp > 1 && chunks > 0) text += fmt::format(" chunks={}", chunks);
   if (!reshard) text += " reshard=false";
   if (!accumulate_sharded) text += " accumulate=unsharded";
+  if (offload) text += " offload";
   if (recompute != Recomputation::none) text += fmt::format(" recompute={}", to_string(recompute));
   if (bf16) text += " bf16";
   if (float8) text += " float8";
@@ -83,8 +84,11 @@ void for_each_storage(const LayoutSpace& space, ParallelLayout layout, const Fn&
   const bool accumulates = layout.pp == 1 && layout.microbatches > 1;
   for (const bool reshard : space.reshard) {
     for (const bool sharded : accumulates ? space.accumulate_sharded : std::vector<bool>{true}) {
-      layout.reshard = reshard, layout.accumulate_sharded = sharded;
-      fn(layout);
+      for (const bool offload : space.offload) {
+        if (offload && !sharded) continue;
+        layout.reshard = reshard, layout.accumulate_sharded = sharded, layout.offload = offload;
+        fn(layout);
+      }
     }
   }
 }

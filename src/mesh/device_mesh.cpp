@@ -111,7 +111,8 @@ Communicator DeviceMesh::world() const { return checked(impl_).world(); }
 
 bool operator==(const DeviceMesh& a, const DeviceMesh& b) {
   if (a.impl_ == b.impl_ || !a.impl_ || !b.impl_) return a.impl_ == b.impl_;
-  return a.impl_->device == b.impl_->device && a.impl_->reported_device() == b.impl_->reported_device() &&
+  const bool both_store = (a.impl_->compute_mesh() == nullptr) == (b.impl_->compute_mesh() == nullptr);
+  return a.impl_->device == b.impl_->device && a.impl_->reported_device() == b.impl_->reported_device() && both_store &&
          a.impl_->layout == b.impl_->layout;
 }
 

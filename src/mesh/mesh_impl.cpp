@@ -73,7 +73,7 @@ c10::intrusive_ptr<MeshImpl> intern_mesh(MeshLayout layout, const Communicator& 
 }
 
 c10::intrusive_ptr<MeshImpl> intern_host_mesh(const c10::intrusive_ptr<MeshImpl>& mesh) {
-  if (mesh->device == c10::DeviceType::CPU) return mesh;
+  if (mesh->compute_mesh() != nullptr) return mesh;
   return mesh->state().intern(mesh->layout, mesh->world(), c10::DeviceType::CPU, mesh);
 }
 

@@ -56,8 +56,8 @@ std::shared_ptr<WorldState> WorldState::of(const Communicator& world) {
 
 c10::intrusive_ptr<MeshImpl> WorldState::intern(MeshLayout layout, const Communicator& world, c10::DeviceType device,
                                                 MeshRef compute_mesh) {
-  const auto seen = compute_mesh ? compute_mesh->device : device;
-  const Key key{layout.shape, layout.ranks, layout.names, static_cast<int>(device), static_cast<int>(seen)};
+  const int seen = compute_mesh ? static_cast<int>(compute_mesh->device) : -1;
+  const Key key{layout.shape, layout.ranks, layout.names, static_cast<int>(device), seen};
   const std::lock_guard lock(mesh_mutex_);
   const auto it = meshes_.find(key);
   if (it != meshes_.end()) {

@@ -9,6 +9,7 @@
 
 #include "dtensor/tensor.h"
 #include "internal/aten_scopes.h"
+#include "internal/host_work.h"
 #include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
 #include "internal/wrapper_subclass.h"
@@ -126,6 +127,7 @@ void detail::SlotOptimizer::add_parameters(std::size_t group, const std::vector<
 void detail::SlotOptimizer::step() {
   const LocalNoGradGuard scope;
   const MemoryKindScope states(MemoryKind::optimizer_state);
+  const HostWorkScope host(parameters());
   std::vector<Entry*> active;
   for (Entry& entry : entries_) {
     if (entry.parameter.grad().defined()) active.push_back(&entry);

@@ -41,12 +41,15 @@ struct Change {
 
 TEST(HardwareTable, EachInvalidFieldIsAnError) {
   EXPECT_EQ(error_of(kTable), "none");
+  EXPECT_EQ(error_of(changed("\"attention\"", "\"host\": [[1, 1e9]], \"transfer\": [[1, 1e9]], \"attention\"")),
+            "none");
   for (const auto& [from, to, error] : {
            Change{"\"operator_seconds\"", "\"operator_second\"", "got 'operator_second'"},
            Change{"\"memory_bytes\"", "\"memory\"", "got 'memory'"},
            Change{"\"latency\"", "\"latncy\"", "got 'latncy'"},
            Change{"product bfloat16", "prodct bfloat16", "got 'prodct bfloat16'"},
            Change{"product bfloat16", "product bf16", "got 'product bf16'"},
+           Change{"product bfloat16", "transfers", "elementwise, host, transfer or an operator such as aten::mm"},
            Change{"[1e9, 1e12]", "[1e5, 1e12]",
                   "positive rates of increasing sizes, got [100000, 1e+12] after size 1e+06"},
            Change{"[1e9, 1e12]", "[1e6, 1e12]", "positive rates of increasing sizes"},

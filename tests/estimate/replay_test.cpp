@@ -47,6 +47,17 @@ TEST(Hardware, TheRateOfAnOperatorGoesBeforeThatOfItsKind) {
   EXPECT_NEAR(estimate_step(trace, h).seconds, 1e-6 + 1e-4, 1e-9);
 }
 
+// The rates of an operator are those of the device.
+TEST(Hardware, WorkOfTheHostHasItsOwnRates) {
+  auto h = hardware(false);
+  h.rates["aten::add"] = {{1, 1e9}};
+  EXPECT_ANY_THROW(h.seconds({.kind = Kind::transfer, .bytes = 1000}, "aten::add"));
+  h.rates["host"] = {{1, 1e6}}, h.rates["transfer"] = {{1, 1e5}};
+  EXPECT_NEAR(h.seconds({.kind = Kind::host, .bytes = 1000}, "aten::add"), 1e-6 + 1e-3, 1e-12);
+  EXPECT_NEAR(h.seconds({.kind = Kind::host, .flops = 1000, .bytes = 1000}, "aten::mm"), 1e-6 + 1e-3, 1e-12);
+  EXPECT_NEAR(h.seconds({.kind = Kind::transfer, .bytes = 1000}, "aten::add"), 1e-6 + 1e-2, 1e-12);
+}
+
 TEST(Hardware, CollectivesUseTheLevelsThatTheyCross) {
   const auto h = hardware(false);
   EXPECT_EQ(h.seconds("all_gather", {3}, 100), 0);

@@ -89,11 +89,13 @@ TEST(Layouts, DifferInWhatTheyRun) {
                                       .schedules = {"1f1b", "interleaved", "zb-h1"},
                                       .chunks = {2, 4},
                                       .reshard = {true, false},
-                                      .accumulate_sharded = {true, false}});
+                                      .accumulate_sharded = {true, false},
+                                      .offload = {false, true}});
   std::set<std::string> seen;
   for (const auto& l : all) {
     EXPECT_TRUE(seen.insert(l.str()).second) << l.str();
     EXPECT_TRUE(l.accumulate_sharded || (l.pp == 1 && l.microbatches > 1)) << l.str();
+    EXPECT_TRUE(l.accumulate_sharded || !l.offload) << l.str();
     EXPECT_EQ(l.chunks > 0, l.pp > 1 && l.schedule == "interleaved") << l.str();
   }
   const auto computed = enumerate_layouts({.ranks = 1,
@@ -107,6 +109,7 @@ TEST(Layouts, DifferInWhatTheyRun) {
   EXPECT_TRUE(seen.contains("one rank bf16 float8 parameters=bf16 optimizer=muon"));
   EXPECT_TRUE(seen.contains("pp=2,shard=4 microbatches=4 interleaved chunks=4 reshard=false bf16"));
   EXPECT_TRUE(seen.contains("shard=8 microbatches=4 reshard=false accumulate=unsharded bf16"));
+  EXPECT_TRUE(seen.contains("shard=8 microbatches=4 offload bf16"));
 }
 
 // A mesh whose variants with the least memory do not fit takes two runs: with one microbatch, and with the most.

@@ -303,5 +303,21 @@ TEST(CpuOffload, AccumulatesOnTheDeviceUntilSynchronization) {
   }
 }
 
+// Where device and host have the same memory, offloading only copies.
+TEST(CpuOffload, OnAMeshOfCpusEqualsOneDevice) {
+  for (const Shape& shape : {Shape{1, 1}, Shape{1, 2}, Shape{2, 2}}) {
+    for (const bool reshard : {true, false}) {
+      run_local(count(shape), [&](Communicator world) {
+        const auto mesh = init_device_mesh(world, at::kCPU, shape, {"replicate", "shard"});
+        const FsdpOptions options{.reshard_after_forward = reshard, .cpu_offload = true};
+        EXPECT_NE(mesh, mesh.offloaded());
+        expect_trains(mesh, {.options = options, .accumulate = 2}, [&](const Net& net) {
+          for (const auto& [name, t] : net.p) EXPECT_EQ(DTensor(t.detach()).mesh(), mesh.offloaded()) << name;
+        });
+      });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::test

@@ -13,11 +13,9 @@ inline dtensor::HardwareModel any_hardware() {
   dtensor::HardwareModel h;
   h.name = "test";
   const double rate = one_of({1e9, 1e11, 1e13});
-  h.rates = {{"product", {{1, rate}}},
-             {"product float8", {{1, 2 * rate}}},
-             {"attention", {{1, rate}}},
-             {"norm", {{1, 1e10}}},
-             {"elementwise", {{1, 1e10}}}};
+  h.rates = {{"product", {{1, rate}}}, {"product float8", {{1, 2 * rate}}}, {"attention", {{1, rate}}},
+             {"norm", {{1, 1e10}}},    {"elementwise", {{1, 1e10}}},        {"host", {{1, 1e9}}},
+             {"transfer", {{1, 3e9}}}};
   h.operator_seconds = one_of({0.0, 1e-6, 1e-5});
   h.asynchronous = one_of({false, true});
   const double latency = one_of({0.0, 1e-6, 1e-4}), bandwidth = one_of({1e7, 1e9, 1e11});

@@ -154,7 +154,7 @@ void said_peak_is_measured() {
   hardware.asynchronous = false;  // as thread ranks
   LayoutSpace space{.ranks = 4, .max_cp = 2, .microbatches = {1, 2, 4}, .bf16 = {false}};
   space.recompute = {Recomputation::none, Recomputation::full};
-  space.reshard = space.accumulate_sharded = {true, false};
+  space.reshard = space.accumulate_sharded = space.offload = {true, false};
   if (work.model.experts) space.max_ep = 4;
   const auto layout = *rc::gen::elementOf(enumerate_layouts(space));
   const auto program = planned_decoder(work, hardware, /*exact=*/true);
@@ -201,6 +201,21 @@ TEST(DecoderRuns, SaidPeakOfEachArithmeticIsMeasured) {
       l.bf16_parameters = false, l.float8 = true;
       said_peak_of_arithmetic_is_measured(l, experts);
     }
+  }
+}
+
+// The memory of the device; thread ranks have the host's in the same place.
+TEST(DecoderRuns, SaidPeakOfOffloadingIsMeasured) {
+  for (ParallelLayout l : {ParallelLayout{.shard = 4}, ParallelLayout{.replicate = 2, .shard = 2, .microbatches = 2},
+                           ParallelLayout{.shard = 2, .tp = 2}, ParallelLayout{}}) {
+    l.offload = true;
+    said_peak_of_arithmetic_is_measured(l, false);
+    l.recompute = Recomputation::full, l.reshard = false;
+    said_peak_of_arithmetic_is_measured(l, false);
+    l.bf16 = true;
+    said_peak_of_arithmetic_is_measured(l, false);
+    l.bf16_parameters = true;
+    said_peak_of_arithmetic_is_measured(l, false);
   }
 }
 

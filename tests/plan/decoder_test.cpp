@@ -29,7 +29,8 @@ Workload small_model(std::int64_t layers) {
 
 HardwareModel hardware() {
   HardwareModel h;
-  h.rates = {{"product", {{1, 1e14}}}, {"attention", {{1, 1e14}}}, {"norm", {{1, 1e12}}}, {"elementwise", {{1, 1e12}}}};
+  h.rates = {{"product", {{1, 1e14}}},     {"attention", {{1, 1e14}}}, {"norm", {{1, 1e12}}},
+             {"elementwise", {{1, 1e12}}}, {"host", {{1, 3e10}}},      {"transfer", {{1, 5e10}}}};
   h.operator_seconds = 1e-6;
   h.asynchronous = true;
   h.peak_flops = {{"bfloat16", 1e14}};
@@ -43,7 +44,8 @@ const std::vector<ParallelLayout>& some_layouts() {
       {.shard = 4, .tp = 2, .recompute = Recomputation::full, .bf16 = true},
       {.replicate = 2, .shard = 2, .cp = 2, .microbatches = 4, .bf16 = true},
       {.pp = 2, .shard = 2, .tp = 2, .microbatches = 4, .recompute = Recomputation::full, .bf16 = true},
-      {.pp = 2, .shard = 4, .microbatches = 4}};
+      {.pp = 2, .shard = 4, .microbatches = 4},
+      {.shard = 8, .microbatches = 2, .bf16 = true, .reshard = false, .offload = true}};
   return all;
 }
 
@@ -68,6 +70,7 @@ ParallelLayout any_layout() {
                    .schedule = one_of<std::string>({"1f1b", "gpipe"}),
                    .reshard = one_of({true, false}),
                    .accumulate_sharded = one_of({true, false}),
+                   .offload = one_of({true, false, false}),
                    .float8 = one_of({true, false, false})};
   l.bf16_parameters = l.bf16 && one_of({true, false});
   l.microbatches = std::max(l.microbatches, l.pp);
@@ -148,6 +151,7 @@ void bounds_are_below_the_costs() {
                                 .bf16 = {one_of({true, false})},
                                 .reshard = {true, false},
                                 .accumulate_sharded = {true, false},
+                                .offload = {true, false},
                                 .float8 = {one_of({true, false, false})},
                                 .bf16_parameters = {true, false},
                                 .optimizers = {one_of<std::string>({"adamw", "adamw", "muon"})}});
@@ -304,6 +308,49 @@ TEST(DecoderCost, KeepsBetweenMicrobatchesWhatTheLayoutSays) {
   EXPECT_LT(zero3.peak.bytes, zero2.peak.bytes);
 }
 
+// With offloading, a step copies the shard of each unit to the device for each gather, and its gradient to the host for
+// each microbatch. The host updates parameters from gradients and two states.
+TEST(DecoderCost, OffloadingMovesShardsAndGradients) {
+  constexpr double kFloat = 4;
+  const auto work = small_model(4);
+  const double all = size_of(work).parameters / 8, block = size_of_block(work).parameters / 8;  // of a rank
+  for (const bool reshard : {true, false}) {
+    for (const int microbatches : {1, 4}) {
+      const ParallelLayout l{.shard = 8, .microbatches = microbatches, .reshard = reshard, .offload = true};
+      const auto report = run_stage(work, l, {.part = {4}, .microbatches = microbatches, .every_backward = true}, {});
+      std::map<StepTrace::Kind, double> bytes;
+      for (const auto& event : report.trace.events) bytes[event.kind] += static_cast<double>(event.bytes);
+      // Backward begins with the last block, which stays gathered, and with the head.
+      const double to_device = reshard ? microbatches * (all + 3 * block) : all, to_host = microbatches * all;
+      EXPECT_NEAR(bytes[StepTrace::Kind::transfer] / (kFloat * (to_device + to_host)), 1, 1e-6) << l.str();
+      EXPECT_GT(bytes[StepTrace::Kind::host], 4 * kFloat * all) << l.str();
+      for (const auto kind : {MemoryKind::parameter, MemoryKind::gradient, MemoryKind::optimizer_state}) {
+        const auto kept = static_cast<double>(report.peak_by_kind[static_cast<std::size_t>(kind)]);
+        EXPECT_LT(kept, 0.01 * kFloat * all) << to_string(kind);
+      }
+    }
+  }
+}
+
+// The cost of a layout, with offloading and without, on hardware with these rates of the host.
+TEST(DecoderCost, OffloadingTakesTheTimeOfTheHost) {
+  const auto work = small_model(4);
+  auto fast = hardware(), slow = hardware();
+  slow.rates["transfer"][0].rate /= 2;
+  const ParallelLayout kept{.shard = 8, .bf16 = true};
+  auto offloaded = kept;
+  offloaded.offload = true;
+  const auto on_device = planned_decoder(work, fast).cost(kept), on_host = planned_decoder(work, fast).cost(offloaded);
+  const double rank = size_of(work).parameters / 8;
+  EXPECT_EQ(on_device.host_bytes, 0);
+  EXPECT_NEAR(static_cast<double>(on_host.host_bytes) / (16 * rank), 1, 1e-6);
+  EXPECT_LT(static_cast<double>(on_host.peak_bytes), static_cast<double>(on_device.peak_bytes) - 11 * rank);
+  EXPECT_GT(on_host.seconds, on_device.seconds + 2 * 4 * rank / 5e10 + 16 * rank / 3e10);
+  EXPECT_GT(planned_decoder(work, slow).cost(offloaded).seconds, on_host.seconds + 2 * 4 * rank / 5e10);
+  EXPECT_EQ(planned_decoder(work, slow).cost(kept).seconds, on_device.seconds);
+  EXPECT_NE(on_host.explanation.find("in host memory"), std::string::npos) << on_host.explanation;
+}
+
 // Several stages of a rank fill the pipeline sooner and keep more microbatches; a split backward pass fills its end.
 TEST(DecoderCost, SchedulesTradeIdleTimeForMemory) {
   auto hardware_of_test = hardware();
@@ -348,6 +395,15 @@ TEST(DecoderCost, ImpossibleLayoutsHaveAReason) {
   EXPECT_NE(program.reject({.shard = 64}).find("batch 32 is not a multiple"), std::string::npos);
   EXPECT_NE(program.reject({.pp = 4, .microbatches = 2}).find("fewer microbatches than stages"), std::string::npos);
   EXPECT_NE(program.reject({.shard = 8, .ep = 2}).find("no experts"), std::string::npos);
+  EXPECT_EQ(program.reject({.shard = 8, .offload = true}), "");
+  EXPECT_EQ(program.reject({.pp = 2, .shard = 4, .microbatches = 2, .offload = true}), "offloading of stages (pp)");
+  EXPECT_EQ(program.reject({.shard = 8, .microbatches = 2, .accumulate_sharded = false, .offload = true}),
+            "offloading of unsharded sums of gradients");
+  EXPECT_EQ(program.reject({.shard = 8, .offload = true, .optimizer = "muon"}), "offloading with muon");
+  auto experts = small_model(4);
+  experts.model.experts.emplace().router = {.experts = 8};
+  experts.model.layer.assign(4, {.experts = true});
+  EXPECT_EQ(planned_decoder(experts, hardware()).reject({.shard = 8, .offload = true}), "offloading of experts");
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/estimate.h"
 #include "plan/program.h"
+#include "program_data.h"
 #include "support/captured.h"
 #include "support/folder.h"
 
@@ -20,8 +22,11 @@ using Words = std::vector<std::string>;
 dtensor::test::ProgramOutput search(const dtensor::test::Folder& folder, const Words& more) {
   std::ofstream(folder / "config.json") << R"({"model_type": "llama", "vocab_size": 64, "hidden_size": 32,
       "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2})";
-  Words words = {"plan",  "search", "--model",    folder.str(), "--ranks",     "2",    "--batch",        "64",
-                 "--seq", "4096",   "--hardware", "h100",       "--recompute", "none", "--microbatches", "2"};
+  Words words = {"plan",  "search", "--model",     folder.str(), "--ranks",        "2", "--batch", "64",
+                 "--seq", "4096",   "--recompute", "none",       "--microbatches", "2"};
+  if (std::find(more.begin(), more.end(), "--hardware") == more.end()) {
+    words.insert(words.end(), {"--hardware", "h100"});
+  }
   words.insert(words.end(), more.begin(), more.end());
   return dtensor::test::run_captured(words, run_program);
 }
@@ -34,6 +39,8 @@ TEST(PlanFlags, ChooseTheLayoutsThatAreTried) {
            {{"--mesh", "shard=2", "--accumulate", "unsharded", "--reshard-after-forward", "true"}, 1},
            {{"--mesh", "pp=2", "--accumulate", "any"}, 2},  // a pipeline reduces once
            {{"--mesh", "shard=2", "--float8", "any"}, 8},
+           {{"--mesh", "shard=2", "--offload", "any"}, 6},
+           {{"--mesh", "shard=2", "--offload", "true"}, 2},
            {{"--mesh", "shard=2", "--optimizer", "any"}, 8},
            {{"--mesh", "shard=2", "--parameters", "any"}, 8},
            {{"--mesh", "shard=2", "--parameters", "any", "--precision", "any"}, 12},
@@ -45,6 +52,16 @@ TEST(PlanFlags, ChooseTheLayoutsThatAreTried) {
     const auto [status, out, error] = search(folder, more);
     EXPECT_NE(out.find(": " + std::to_string(layouts) + " layouts\n"), std::string::npos) << out << error;
   }
+}
+
+TEST(PlanFlags, OffloadingNeedsRatesOfTheHost) {
+  const dtensor::test::Folder folder;
+  auto hardware = dtensor::HardwareModel::read(program_data("plan/hardware/h100.json"));
+  hardware.rates.erase("transfer");
+  std::ofstream(folder / "h.json") << hardware.json();
+  EXPECT_EQ(search(folder, {"--hardware", folder / "h.json", "--offload", "any"}).error,
+            "plan: --offload any: expected rates of 'host' and 'transfer' in the hardware table 'h100', got none of "
+            "'transfer'\n");
 }
 
 // No layout of the small model fits into the rest of the memory.

@@ -124,6 +124,8 @@ void plan_runs() {
   const std::int64_t sequence = float8 ? 16 : 64;
   const std::string precision = one_of<std::string>({"float32", "bf16"});
   const std::string optimizer = one_of<std::string>({"adamw", "adamw", "muon"});
+  const bool may_offload = preset == "llama3-8b" && optimizer == "adamw";
+  const std::string offload = may_offload ? one_of<std::string>({"any", "true"}) : "false";
   Words search = {"plan",           "search",
                   "--model",        folder.str(),
                   "--ranks",        "4",
@@ -134,6 +136,7 @@ void plan_runs() {
                   "--parameters",   precision == "bf16" ? one_of<std::string>({"float32", "bf16"}) : "float32",
                   "--float8",       float8 ? "true" : "false",
                   "--optimizer",    optimizer,
+                  "--offload",      offload,
                   "--max-pp",       "2",
                   "--max-cp",       "2",
                   "--ep",           "1,2,4",
@@ -225,16 +228,26 @@ TEST(LlmPlan, UsageErrorsSayWhatToDo) {
            {R"({"tp": 4})", "", 4, 8, 64,
             "the layout tp=4 microbatches=2 has tp=4, which does not divide the 2 heads of keys"},
            {R"({"shard": 2, "ep": 2})", "", 2, 8, 64,
-            "the layout shard=2,ep=2 microbatches=2 has ep=2, but the model has no experts"}}) {
+            "the layout shard=2,ep=2 microbatches=2 has ep=2, but the model has no experts"},
+           {R"({"shard": 2})", R"(, "offload": true)", 2, 8, 64, ""},
+           {R"({"pp": 2})", R"(, "offload": true)", 2, 8, 64,
+            R"("offload" needs pp=1, "accumulate": "sharded", "optimizer": "adamw" and a model without experts, got )"
+            "the layout pp=2 microbatches=2 1f1b offload"},
+           {R"({"shard": 2})", R"(, "offload": true, "optimizer": "muon")", 2, 8, 64,
+            R"("offload" needs pp=1, "accumulate": "sharded", "optimizer": "adamw" and a model without experts, got )"
+            "the layout shard=2 microbatches=2 offload optimizer=muon"}}) {
     EXPECT_EQ(error_of(plan, dense), *plan.error == '\0' ? "" : std::string("--plan: ") + plan.error);
   }
-  for (const auto& plan :
-       std::vector<Misfit>{{R"({"shard": 4, "ep": 2})", "", 4, 8, 64, ""},
-                           {R"({"shard": 4, "ep": 4})", "", 4, 8, 64,
-                            "the layout shard=4,ep=4 microbatches=2 has ep=4, which does not divide the 6 experts"},
-                           {R"({"pp": 2, "shard": 4, "ep": 3})", "", 8, 8, 64,
-                            "the layout pp=2,shard=4,ep=3 microbatches=2 1f1b has ep=3, which does not divide the 4 "
-                            "ranks of a stage"}}) {
+  for (const auto& plan : std::vector<Misfit>{
+           {R"({"shard": 4, "ep": 2})", "", 4, 8, 64, ""},
+           {R"({"shard": 4})", R"(, "offload": true)", 4, 8, 64,
+            R"("offload" needs pp=1, "accumulate": "sharded", "optimizer": "adamw" and a model without )"
+            "experts, got the layout shard=4 microbatches=2 offload and 6 experts"},
+           {R"({"shard": 4, "ep": 4})", "", 4, 8, 64,
+            "the layout shard=4,ep=4 microbatches=2 has ep=4, which does not divide the 6 experts"},
+           {R"({"pp": 2, "shard": 4, "ep": 3})", "", 8, 8, 64,
+            "the layout pp=2,shard=4,ep=3 microbatches=2 1f1b has ep=3, which does not divide the 4 "
+            "ranks of a stage"}}) {
     EXPECT_EQ(error_of(plan, sparse), *plan.error == '\0' ? "" : std::string("--plan: ") + plan.error);
   }
 }

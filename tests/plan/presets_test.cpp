@@ -122,7 +122,7 @@ TEST(Presets, HardwareTablesAreComplete) {
   for (const auto& entry : std::filesystem::directory_iterator(kData + "/hardware")) {
     const auto hardware = dtensor::HardwareModel::read(entry.path().string());
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-      for (int kind = 0; kind < 4; ++kind) {
+      for (int kind = 0; kind < static_cast<int>(dtensor::StepTrace::Kind::collective); ++kind) {
         EXPECT_GT(hardware.seconds({.kind = static_cast<dtensor::StepTrace::Kind>(kind),
                                     .dtype = dtype,
                                     .flops = kind < 2 ? 1'000'000 : 0,

@@ -1,11 +1,9 @@
 #include "plan/cost/decoder_cost.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "dtensor/moe.h"
 #include "plan/cost/block_cost.h"
@@ -17,41 +15,6 @@
 namespace plan {
 
 using namespace dtensor;
-
-ModelSize size_of(const Workload& work) {
-  const auto& c = work.model;
-  ModelSize size;
-  auto config = c;
-  config.tensor = at::TensorOptions(at::kFloat).device(at::kMeta);
-  nn::Decoder model(config);
-  std::set<const void*> seen;
-  for (const auto& [name, tensor] : model.named_parameters()) {
-    if (!seen.insert(tensor->unsafeGetTensorImpl()).second) {  // an embedding that is also the head
-      size.active_weights += static_cast<double>(tensor->numel());
-      continue;
-    }
-    const auto count = static_cast<double>(tensor->numel());
-    size.parameters += count;
-    const bool packed = tensor->dim() == 3;
-    if (packed) size.expert_parameters += count;
-    if (tensor->dim() < 2 || name == "embed.weight") continue;
-    const auto& router = c.experts ? c.experts->router : RouterOptions();
-    size.active_weights +=
-        packed ? count * static_cast<double>(router.top_k) / static_cast<double>(router.experts) : count;
-  }
-  const auto pairs = static_cast<double>(c.layers * c.heads * c.checked().head_size * work.sequence);
-  size.flops_per_token = 6 * size.active_weights + 12 * pairs;
-  size.causal_flops_per_token = 6 * size.active_weights + 6 * pairs;
-  return size;
-}
-
-double utilization(double flops_per_token, const Workload& work, const ParallelLayout& layout,
-                   const HardwareModel& hardware, double seconds) {
-  const auto peak = hardware.peak_flops.find(layout.bf16 ? "bfloat16" : "float32");
-  if (peak == hardware.peak_flops.end() || seconds <= 0) return 0;
-  const auto tokens = static_cast<double>(work.batch * work.sequence);
-  return flops_per_token * tokens / seconds / static_cast<double>(layout.ranks()) / peak->second;
-}
 
 namespace {
 
@@ -66,21 +29,6 @@ double product_seconds(const StepTrace& trace, const HardwareModel& hardware) {
     }
   }
   return seconds;
-}
-
-// Stages have blocks as the last one.
-ModelSize size_of_block(Workload work) {
-  const auto sized = [&](std::int64_t layers) {
-    auto& c = work.model;
-    if (!c.layer.empty()) c.layer.assign(static_cast<std::size_t>(layers), c.layer.back());
-    c.layers = layers;
-    return size_of(work);
-  };
-  const auto two = sized(2), one = sized(1);
-  ModelSize block;
-  block.parameters = two.parameters - one.parameters;
-  block.expert_parameters = two.expert_parameters - one.expert_parameters;
-  return block;
 }
 
 class DecoderCost {
@@ -111,7 +59,7 @@ class DecoderCost {
     if (l.pp > 1 && l.microbatches < l.pp) return "fewer microbatches than stages";
     if (l.pp > 1 && stages_of(l).schedule().stages() > c.layers) return "more stages than layers";
     if (!c.experts && l.ep > 1) return "no experts for ep";
-    return "";
+    return l.offload ? reject_offload(l) : "";
   }
 
   // What computes, or what moves parameters and gradients of blocks, if that takes longer. Without temporaries.
@@ -143,6 +91,7 @@ class DecoderCost {
     LayoutCost result;
     result.seconds = step.seconds;
     result.peak_bytes = static_cast<std::int64_t>(most.peak());
+    result.host_bytes = static_cast<std::int64_t>(parameters_.host(l));
     const auto largest = std::max_element(most.memory.begin(), most.memory.end());
     result.largest = fmt::format("{} {}", to_string(static_cast<MemoryKind>(largest - most.memory.begin())),
                                  train::bytes_text(static_cast<double>(*largest)));
@@ -152,6 +101,14 @@ class DecoderCost {
   }
 
  private:
+  // Gradients of stages wait on the device, experts are no operands of operators, and Muon communicates matrices.
+  std::string reject_offload(const ParallelLayout& l) const {
+    if (l.pp > 1) return "offloading of stages (pp)";
+    if (!l.accumulate_sharded && l.microbatches > 1) return "offloading of unsharded sums of gradients";
+    if (work_.model.experts) return "offloading of experts";
+    return l.optimizer == "adamw" ? "" : "offloading with " + l.optimizer;
+  }
+
   static constexpr std::int64_t kFew = 4;  // blocks of the smaller run: reductions of three are active at once
 
   const Stages& stages_of(const ParallelLayout& l) {
@@ -262,8 +219,9 @@ class DecoderCost {
       // Gradients of shards, and what this layout keeps unsharded, may be a part of the peak.
       const double unsharded = time == &StageResult::compute ? parameters_.unsharded(l) : 0;
       const double stored = parameters_.updated(l) + unsharded;
-      // Muon's update needs memory that depends on the shards.
-      const Least mine{least.seconds, l.optimizer == "muon" ? 0 : std::max(0.0, peak - stored)};
+      // Muon's update, and copies of shards from the host, need memory that depends on the shards.
+      const bool by_shards = l.optimizer == "muon" || l.offload;
+      const Least mine{least.seconds, by_shards ? 0 : std::max(0.0, peak - stored)};
       const auto [entry, added] = least_.try_emplace({key.str(), time != &StageResult::compute}, mine);
       auto& known = entry->second;
       known = {std::min(known.seconds, mine.seconds), std::min(known.bytes, mine.bytes)};
@@ -342,6 +300,7 @@ class DecoderCost {
   std::string explain(const ParallelLayout& l, const StepEstimate& stage, const PipelineEstimate& step) const {
     std::string text = stage.shares();
     if (l.pp > 1) text += fmt::format("; bubble {:.0f}%", 100 * step.bubble);
+    if (l.offload) text += "; in host memory " + train::bytes_text(parameters_.host(l));
     return text + fmt::format("; MFU {:.1f}% (12LdS), {:.1f}% (6LdS)",
                               100 * utilization(size_.flops_per_token, work_, l, hardware_, step.seconds),
                               100 * utilization(size_.causal_flops_per_token, work_, l, hardware_, step.seconds));

@@ -23,9 +23,17 @@ double ParameterBytes::count(const ParallelLayout& l) const {
   return dense(l) / static_cast<double>(l.shard * l.cp) + size_.expert_parameters / static_cast<double>(l.ranks());
 }
 
-double ParameterBytes::stored(const ParallelLayout& l) const { return (element_bytes(l) + state_bytes(l)) * count(l); }
+double ParameterBytes::stored(const ParallelLayout& l) const {
+  return l.offload ? 0 : (element_bytes(l) + state_bytes(l)) * count(l);
+}
 
-double ParameterBytes::updated(const ParallelLayout& l) const { return stored(l) + element_bytes(l) * count(l); }
+double ParameterBytes::updated(const ParallelLayout& l) const {
+  return l.offload ? 0 : stored(l) + element_bytes(l) * count(l);
+}
+
+double ParameterBytes::host(const ParallelLayout& l) const {
+  return l.offload ? (2 * element_bytes(l) + state_bytes(l)) * count(l) : 0;
+}
 
 double ParameterBytes::unsharded(const ParallelLayout& l) const {
   const double experts = size_.expert_parameters / static_cast<double>(l.pp * l.ep);

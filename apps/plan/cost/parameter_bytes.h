@@ -1,7 +1,7 @@
 // Memory of a rank's parameters in a layout, at least: for bounds.
 #pragma once
 
-#include "plan/cost/decoder_cost.h"
+#include "plan/cost/model_size.h"
 
 namespace plan {
 
@@ -11,9 +11,11 @@ class ParameterBytes {
 
   // Parameters of a rank.
   double count(const dtensor::ParallelLayout& layout) const;
-  // Those with the states of the optimizer, and with the gradients, too.
+  // Those with the states of the optimizer, and with the gradients, too: in device memory.
   double stored(const dtensor::ParallelLayout& layout) const;
   double updated(const dtensor::ParallelLayout& layout) const;
+  // All of these that are in host memory.
+  double host(const dtensor::ParallelLayout& layout) const;
   // Gathered parameters and gradients that stay for the step.
   double unsharded(const dtensor::ParallelLayout& layout) const;
 

@@ -36,10 +36,10 @@ Recomputation recomputation_of(const std::string& word) {
 
 void check_fields(const Json& json, const std::string& path) {
   static const std::vector<std::string> known = {
-      "model",        "ranks",      "batch",      "seq",        "mesh",
-      "microbatches", "schedule",   "chunks",     "accumulate", "reshard_after_forward",
-      "recompute",    "bf16",       "float8",     "parameters", "optimizer",
-      "seconds",      "peak_bytes", "explanation"};
+      "model",        "ranks",     "batch",      "seq",        "mesh",
+      "microbatches", "schedule",  "chunks",     "accumulate", "reshard_after_forward",
+      "offload",      "recompute", "bf16",       "float8",     "parameters",
+      "optimizer",    "seconds",   "peak_bytes", "host_bytes", "explanation"};
   for (const auto& [field, value] : json.items()) {
     if (std::find(known.begin(), known.end(), field) != known.end()) continue;
     throw UsageError(fmt::format("--plan: {} is not a plan: expected the fields {}; got \"{}\"", path,
@@ -71,6 +71,7 @@ ParallelLayout layout_of(const Json& json) {
   l.chunks = json.value("chunks", l.chunks);
   l.reshard = json.value("reshard_after_forward", l.reshard);
   l.accumulate_sharded = word_of(json, "accumulate", "sharded", {"sharded", "unsharded"}) == "sharded";
+  l.offload = json.value("offload", false);
   l.recompute = recomputation_of(word_of(json, "recompute", "", {"none", "selective", "full"}));
   l.bf16 = json.at("bf16");
   l.float8 = json.value("float8", false);
@@ -108,6 +109,7 @@ void write_plan(const std::string& path, const Plan& plan, const dtensor::Layout
        {"chunks", l.chunks},
        {"reshard_after_forward", l.reshard},
        {"accumulate", l.accumulate_sharded ? "sharded" : "unsharded"},
+       {"offload", l.offload},
        {"recompute", to_string(l.recompute)},
        {"bf16", l.bf16},
        {"float8", l.float8},
@@ -115,6 +117,7 @@ void write_plan(const std::string& path, const Plan& plan, const dtensor::Layout
        {"optimizer", l.optimizer},
        {"seconds", cost.seconds},
        {"peak_bytes", cost.peak_bytes},
+       {"host_bytes", cost.host_bytes},
        {"explanation", cost.explanation}});
   write_file(path, json.dump(1) + "\n");
 }

@@ -160,6 +160,9 @@ Options with_plan(Options options) {
   if (layout.bf16_parameters) {
     throw UsageError("--plan: `train` has parameters of --dtype; `llm train` supports \"parameters\": \"bfloat16\"");
   }
+  if (layout.offload) {
+    throw UsageError("--plan: `train` keeps parameters on the device; `llm train` supports \"offload\"");
+  }
   if (const auto reason = reject_model(options, layout); !reason.empty()) {
     throw UsageError(fmt::format("--plan: the layout {} does not fit the model: {}", layout.str(), reason));
   }

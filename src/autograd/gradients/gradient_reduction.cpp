@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "internal/aten_scopes.h"
+#include "internal/host_work.h"
 
 namespace dtensor {
 
@@ -66,8 +67,7 @@ void GradientReduction::finish() {
   for (auto& gradient : gradients) {
     gradient.earlier.done();
     auto local = in_dtype(std::exchange(gradient.local, at::Tensor()), gradient.leaf.scalar_type());
-    const auto home = gradient.leaf.mesh().device_type();
-    if (local.device().type() != home) local = local.to(home);
+    if (is_offloaded(gradient.leaf.mesh())) local = copy_to_host(local);
     accumulate_gradient(gradient.leaf, std::move(local), gradient.placements);
   }
 }

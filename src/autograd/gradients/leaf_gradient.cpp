@@ -20,6 +20,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
 #include "internal/dispatch_modes.h"
+#include "internal/host_work.h"
 #include "internal/memory_kind.h"
 #include "internal/microbatch_sums.h"
 #include "internal/ranks/named_calls.h"
@@ -55,7 +56,7 @@ DTensor move_to_leaf(const DTensor& gradient, const DTensor& leaf) {
   TORCH_CHECK(!at::GradMode::is_enabled(), "create_graph is not supported for a parameter in host memory (",
               leaf.spec_str(), "), because the copy of its gradient to the host is not part of the graph");
   const auto& spec = *dtensor_or_null(gradient)->spec();
-  const auto local = dtensor_or_null(gradient)->local().to(at::Device(leaf.mesh().device_type()));
+  const auto local = copy_to_host(dtensor_or_null(gradient)->local());
   return DTensor(make_dtensor(intern_spec(home, spec.placements, spec.sizes, spec.strides, spec.dtype), local));
 }
 

@@ -8,6 +8,7 @@
 #include "autograd/gradients/leaf_gradient.h"
 #include "autograd/gradients/parameter_views.h"
 #include "autograd/materialized_view.h"
+#include "internal/host_work.h"
 #include "internal/simulated.h"
 #include "internal/wrapper_subclass.h"
 #include "ops/checks/index_bounds.h"
@@ -308,6 +309,8 @@ void execute_simple(ExecutionFrame& frame, Stack& stack, std::size_t first) {
 void execute_call(const OpEntry& entry, const CachedCall& call, const CallOperands& operands, Stack& stack) {
   ExecutionFrame frame{entry, call, operands, {}, {}, {}};
   const auto first = stack.size() - entry.args.size();
+  std::optional<HostWorkScope> host;
+  if (C10_UNLIKELY(call.mesh && call.mesh->compute_mesh() != nullptr)) host.emplace(HostWork::compute);
   if (call.executor == Executor::simple) return execute_simple(frame, stack, first);
   if (call.executor == Executor::inplace_view) return execute_inplace_view(frame, stack, first);
   if (call.executor == Executor::outside) return execute_outside(frame, stack, first);

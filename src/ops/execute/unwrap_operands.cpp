@@ -7,6 +7,7 @@
 #include "autograd/gradients/parameter_views.h"
 #include "autograd/materialized_view.h"
 #include "dtensor/events.h"
+#include "internal/host_work.h"
 #include "internal/simulated.h"
 #include "ops/execute/call_frame.h"
 #include "redistribute/batched.h"
@@ -45,7 +46,7 @@ at::Tensor moved_input(const ExecutionFrame& frame, std::size_t index, const at:
 // The local tensor of a device copy: prefetched to the device by a schedule, or copied for this call.
 at::Tensor fetched_input(const DTensorImpl& device_copy, const InputAction& action) {
   if (auto ready = find_prefetched(device_copy, action); ready.defined()) return ready;
-  auto local = device_copy.extras()->stored->local().to(device_copy.device());
+  auto local = copy_to_device(device_copy.extras()->stored->local(), device_copy.device());
   return action.plan.empty() ? local : to_stride_order(execute_plan(action.plan, local, *action.from), *action.to);
 }
 

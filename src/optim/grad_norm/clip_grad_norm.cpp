@@ -12,6 +12,7 @@
 #include "internal/bit_identical.h"
 #include "internal/device_copy.h"
 #include "internal/gradient_norms.h"
+#include "internal/host_work.h"
 #include "internal/parameter_swap.h"
 #include "internal/simulated.h"
 #include "optim/grad_norm/norm_group.h"
@@ -321,6 +322,7 @@ at::Tensor clip_divisor(double max_norm, const at::Tensor& total_norm) {
 
 void clip_grads_with_norm_(at::TensorList parameters, double max_norm, const at::Tensor& total_norm) {
   const LocalNoGradGuard scope;
+  const HostWorkScope host(parameters);
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& p : unique_tensors(parameters)) {
     if (p.grad().defined()) gradients.push_back(p.grad());
@@ -339,6 +341,7 @@ at::Tensor get_total_norm(at::TensorList tensors, NormOptions options) {
 
 at::Tensor clip_grad_norm_(at::TensorList listed, double max_norm, NormOptions options) {
   const LocalNoGradGuard scope;
+  const HostWorkScope host(listed);
   const std::vector<at::Tensor> parameters = unique_tensors(listed);
   const Gradients gradients(parameters, options.norm_type);
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -9,6 +9,7 @@
 #include "dtensor/hooks.h"
 #include "internal/aten_scopes.h"
 #include "internal/gather_hook.h"
+#include "internal/host_work.h"
 #include "internal/memory_kind.h"
 #include "internal/parameter_swap.h"
 #include "internal/shard_segments.h"
@@ -89,9 +90,13 @@ at::Tensor local_outside_mesh(const DTensor& tensor, at::DeviceType device) {
   return at::empty(at::DimVector(tensor.dim(), 0), at::TensorOptions(tensor.scalar_type()).device(device));
 }
 
-// A copy in pinned host memory, for asynchronous copies to the device.
-at::Tensor move_to_storage_mesh(const DeviceMesh& storage_mesh, const DTensor& placed) {
-  const at::Tensor local = storage_mesh.is_member() ? placed.to_local().to(at::kCPU).pin_memory()
+// A copy in host memory, pinned for asynchronous copies to the device of `mesh`.
+at::Tensor host_copy(const DeviceMesh& mesh, const at::Tensor& local) {
+  return mesh.device_type() == c10::kCPU ? copy_to_host(local) : local.to(at::kCPU).pin_memory();
+}
+
+at::Tensor move_to_storage_mesh(const DeviceMesh& storage_mesh, const DeviceMesh& mesh, const DTensor& placed) {
+  const at::Tensor local = storage_mesh.is_member() ? host_copy(mesh, placed.to_local())
                                                     : local_outside_mesh(placed, storage_mesh.device_type());
   return DTensor::from_local(local, storage_mesh, placed.placements(), placed.sizes(), placed.strides());
 }
@@ -128,7 +133,7 @@ at::Tensor place_regular(const std::string& name, const at::Tensor& regular, con
   if (is_wrapper_subclass(regular)) return place_wrapper(name, regular, storage_mesh, axes, placements);
   auto placed = regular.is_meta() ? materialize(regular, storage_mesh, placements)
                                   : at::Tensor(distribute_tensor(regular.detach(), storage_mesh, placements));
-  if (storage_mesh != mesh) placed = move_to_storage_mesh(storage_mesh, DTensor(placed));
+  if (storage_mesh != mesh) placed = move_to_storage_mesh(storage_mesh, mesh, DTensor(placed));
   return placed;
 }
 
@@ -144,7 +149,7 @@ void place_dtensor(const std::string& name, DTensor tensor, const DeviceMesh& me
               ", but its storage moves to ", storage_mesh.str(), "; shard a model before it is used");
   const auto local = mesh.is_member() ? tensor.to_local() : local_outside_mesh(tensor, mesh.device_type());
   auto placed = DTensor::from_local(local, mesh, on_mesh, tensor.sizes(), tensor.strides()).redistribute(placements);
-  tensor.set_data(storage_mesh == mesh ? placed : move_to_storage_mesh(storage_mesh, placed));
+  tensor.set_data(storage_mesh == mesh ? placed : move_to_storage_mesh(storage_mesh, mesh, placed));
 }
 
 Placements without_shards(Placements placements, const Axes& axes) {
@@ -156,6 +161,7 @@ at::Tensor place(const std::string& name, const at::Tensor& tensor, const Device
                  const FsdpOptions& options) {
   const MemoryKindScope kind(MemoryKind::parameter);
   const auto storage_mesh = options.cpu_offload ? mesh.offloaded() : mesh;
+  const HostWorkScope host(storage_mesh == mesh ? HostWorkScope::current() : HostWork::compute);
   TORCH_CHECK(tensor.defined(), "fully_shard: expected a defined parameter '", name, "'");
   auto dim = dim_to_shard(name, tensor, options);
   if (!is_dtensor(tensor)) {

@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "dtensor/events.h"
+#include "internal/host_work.h"
 #include "internal/memory_kind.h"
 #include "parallel/fsdp/emptied_storage.h"
 #include "parallel/fsdp/extended_gather.h"
@@ -75,7 +76,7 @@ void FsdpUnit::Impl::start_gather() {
 // From host memory, only this rank's shard is copied.
 at::Tensor FsdpUnit::Impl::shard_on_device(const Parameter& p, const at::Tensor& tensor) const {
   auto local = local_of(tensor);
-  if (is_offloaded()) local = local.to(flat.device(), /*non_blocking=*/true);
+  if (is_offloaded()) local = copy_to_device(local, flat.device());
   return local.scalar_type() == p.gather_dtype() ? local : local.to(p.gather_dtype());
 }
 

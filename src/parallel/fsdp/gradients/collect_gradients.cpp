@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "dtensor/hooks.h"
+#include "internal/host_work.h"
 #include "internal/simulated.h"
 #include "parallel/fsdp/gradients/reduction.h"
 #include "parallel/fsdp/schedule.h"
@@ -21,7 +22,8 @@ namespace {
 // Copies a sum that NoReplicaSync left in host memory back to the device, to be reduced.
 at::Tensor on_mesh(const DeviceMesh& mesh, const DTensor& sum) {
   if (sum.mesh() == mesh) return sum;
-  return DTensor::from_local(sum.to_local().to(mesh.device_type()), mesh, sum.placements(), sum.sizes(), sum.strides());
+  const auto local = copy_to_device(sum.to_local(), at::Device(mesh.device_type()));
+  return DTensor::from_local(local, mesh, sum.placements(), sum.sizes(), sum.strides());
 }
 
 bool requires_all_reduce(const Unit& unit) { return unit.requires_all_reduce && !NoReplicaSync::current(); }

@@ -9,6 +9,7 @@
 
 #include "dtensor/events.h"
 #include "dtensor/hooks.h"
+#include "internal/host_work.h"
 #include "internal/simulated.h"
 
 namespace dtensor::fsdp {
@@ -119,7 +120,8 @@ void join_accumulated(const Unit& unit, const Parameter& p, UnreducedGradient& g
   const auto weight = weight_in(as_sum[axis], gradient.placements[axis], unit.all_reduce_comm);
   gradient.earlier = UnsynchronizedGradient(gradient.leaf);
   gradient.placements = as_sum;
-  const auto sum = DTensor(gradient.earlier.sum()).to_local().to(gradient.local.device());
+  auto sum = DTensor(gradient.earlier.sum()).to_local();
+  if (unit.is_offloaded()) sum = copy_to_device(sum, gradient.local.device());
   gradient.local = sum.add(in_dtype(gradient.local, p.dtype), weight);
 }
 
