@@ -5,6 +5,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
 #include "internal/gather_hook.h"
+#include "internal/gradient_hooks.h"
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
