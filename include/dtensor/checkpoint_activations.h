@@ -19,8 +19,6 @@ struct RecomputeOptions {
   // second time. All other results are recomputed.
   std::set<std::string> keep = {};
 };
-// The old name of RecomputeOptions, which reads like options of checkpoint files.
-using CheckpointOptions = RecomputeOptions;
 
 // Returns fn(inputs) and keeps only the inputs, and the results of options.keep, until backward, which runs fn again.
 // fn may draw random numbers of DTensors on any mesh (recomputation draws the same ones) and use captured parameters.
