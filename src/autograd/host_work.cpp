@@ -1,3 +1,4 @@
+// Work in host memory, and copies between host and device, which memory timelines and dry runs tell apart.
 #include "internal/host_work.h"
 
 #include <algorithm>
