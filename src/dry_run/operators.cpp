@@ -3,6 +3,7 @@
 // is not run if an operand has no values: its results get their sizes from the meta kernel or from the sharding rule.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <unordered_map>
@@ -183,11 +184,30 @@ bool select_by_known_mask(const OpInfo& info, Stack& stack) {
   return true;
 }
 
+// What the CPU's kernel of attention allocates inside, of operands [batch, heads, sequence, features]: scores of a
+// block of queries and keys on each thread, in backward with their gradients, and a copy of a gradient whose heads come
+// first.
+std::int64_t attention_temporaries(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  constexpr std::int64_t kKeys = 512, kFloatBytes = sizeof(float);
+  const bool backward = is_named(info.op, {"aten::_scaled_dot_product_flash_attention_for_cpu_backward"});
+  const at::Tensor q = args[backward ? 1 : 0].toTensor(), k = args[backward ? 2 : 1].toTensor();
+  const auto queries = std::min<std::int64_t>(q.size(2), q.size(2) >= 768 ? 256 : q.size(2) >= 192 ? 64 : 32);
+  const auto scores = queries * std::min(k.size(2), kKeys);
+  const auto block = backward ? 2 * scores + queries : scores + 2 * queries + queries * q.size(3);
+  const bool copies = backward && !args[0].toTensor().transpose(1, 2).is_contiguous();
+  return kFloatBytes * at::get_num_threads() * block +
+         (copies ? static_cast<std::int64_t>(args[0].toTensor().nbytes()) : 0);
+}
+
 // The most memory that the CPU's kernel allocates inside. It computes products in float8 from float copies of the
 // operands: it makes the second one contiguous, converts each and multiplies it by its scale, then computes the product
 // in float and converts that.
 std::int64_t temporary_bytes(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const c10::IValue& result) {
   if (is_recurrent(info)) return recurrent_temporaries(info, args);
+  if (is_named(info.op, {"aten::_scaled_dot_product_flash_attention_for_cpu",
+                         "aten::_scaled_dot_product_flash_attention_for_cpu_backward"})) {
+    return attention_temporaries(info, args);
+  }
   if (!is_named(info.op, {"aten::_scaled_mm"})) return 0;
   constexpr std::int64_t kFloatBytes = sizeof(float);
   const std::int64_t a = kFloatBytes * args[0].toTensor().numel(), b = kFloatBytes * args[1].toTensor().numel();

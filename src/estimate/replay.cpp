@@ -140,8 +140,8 @@ std::vector<int> stages_of(const std::vector<pipeline::Action>& actions) {
   return {stages.begin(), stages.end()};
 }
 
-// The first forward pass may gather parameters and the last backward pass reduce gradients: once in a step. The stages
-// of the marks are those of the schedule in the same order.
+// The first forward pass may gather parameters, the first backward pass has no gradients to add to, and the last one
+// may reduce them: once in a step. The stages of the marks are those of the schedule in the same order.
 RankCost cost_of(const StepEstimate& rank, const std::vector<int>& stages) {
   std::vector<pipeline::Action> marked;
   std::map<std::pair<int, Action::Kind>, std::vector<double>> times;
@@ -159,6 +159,7 @@ RankCost cost_of(const StepEstimate& rank, const std::vector<int>& stages) {
     const auto [name, kind] = key;
     const auto count = static_cast<double>(all.size());
     if (all.size() > 1) all.erase(kind == Action::Kind::forward ? all.begin() : all.end() - 1);
+    if (all.size() > 1 && kind != Action::Kind::forward) all.erase(all.begin());
     const auto place = std::find(names.begin(), names.end(), name) - names.begin();
     cost.actions[{stages[static_cast<std::size_t>(place)], kind}] = mean(all);
     cost.outside -= count * mean(all);
