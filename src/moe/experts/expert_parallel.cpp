@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "dtensor/tensor.h"
+#include "internal/shard_segments.h"
 #include "moe/dispatch/permute.h"
 #include "moe/experts/experts.h"
 #include "moe/routing/router_parts.h"
@@ -72,7 +73,7 @@ Placements expert_placements(const DeviceMesh& mesh, const Axes& axes, std::int6
   std::int64_t inner = 1;  // number of parts from axes further right, which split first
   if (dim == 0 && axes.ep > axes.edp) inner *= ep;
   if (dim == ffn_dim && axes.etp > axes.edp) inner *= etp;
-  placements[axes.edp] = (inner > 1 ? StridedShard(dim, inner) : Shard(dim)).as_storage();
+  placements[axes.edp] = after_split(Shard(dim), inner).as_storage();
   return placements;
 }
 

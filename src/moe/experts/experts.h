@@ -89,9 +89,4 @@ at::Tensor run_expert(const at::Tensor& x, const ExpertWeights& weights, ExpertA
 // [].
 at::Tensor scale_expert_gradients(const at::Tensor& weight, const at::Tensor& load, const at::Tensor& mean);
 
-// An operand of a product in the dtype that autocast gives those of a linear layer.
-namespace moe {
-at::Tensor cast_as_autocast(const at::Tensor& operand);
-}
-
 }  // namespace dtensor

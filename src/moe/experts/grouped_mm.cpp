@@ -1,7 +1,7 @@
 // One matrix product per expert for rows sorted by expert: three backends with the same gradient.
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
 
+#include "internal/autocast.h"
 #include "internal/kernels/gpu_kernels.h"
 #include "moe/dispatch/permute.h"
 #include "moe/experts/experts.h"
@@ -23,7 +23,7 @@ struct Operands {
 
 Operands as_autocast(const at::Tensor& x, const at::Tensor& weight, RegatherWeight again) {
   if (!at::autocast::is_autocast_enabled(x.device().type())) return {x, weight, std::move(again)};
-  Operands cast{moe::cast_as_autocast(x), moe::cast_as_autocast(weight), {}};
+  Operands cast{cast_as_autocast(x), cast_as_autocast(weight), {}};
   if (again) cast.again = [again, to = cast.weight.scalar_type()] { return again().to(to); };
   return cast;
 }
@@ -139,13 +139,6 @@ bool has_aligned_rows(const at::Tensor& weight) {
 }
 
 }  // namespace
-
-at::Tensor moe::cast_as_autocast(const at::Tensor& operand) {
-  const auto device = operand.device().type();
-  if (!at::autocast::is_autocast_enabled(device)) return operand;
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), operand, device);
-}
 
 bool moe::prefers_grouped(const at::Tensor& x, const ExpertWeights& w, const ExpertOptions& options) {
   const auto device = x.device().type();

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "dtensor/tensor.h"
+#include "internal/autocast.h"
 #include "internal/bit_identical.h"
 #include "internal/microbatch_sums.h"
 #include "internal/multiply_over_blocks.h"

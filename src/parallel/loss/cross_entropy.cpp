@@ -3,16 +3,17 @@
 // split).
 #include "dtensor/loss.h"
 #include "internal/aten_scopes.h"
+#include "internal/autocast.h"
 #include "internal/bit_identical.h"
 #include "internal/gather_hook.h"
 #include "internal/gradient_hooks.h"
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
-#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "internal/kernels/aligned_rows.h"
+#include "internal/shard_segments.h"
 #include "parallel/loss/class_shard.h"
 #include "parallel/loss/decomposed_loss.h"
 #include "parallel/loss/loss_chunks.h"
@@ -216,15 +217,6 @@ at::Tensor on_one_device(const at::Tensor& values, const std::optional<at::Tenso
   return CrossEntropy::apply(values, head, std::make_shared<Call>(std::move(call)));
 }
 
-// Casts an operand as autocast casts those of a linear layer. Done here because backward recomputes the logits and may
-// run outside autocast: both passes must compute the same logits.
-at::Tensor as_autocast(const at::Tensor& operand) {
-  const auto device = operand.device().type();
-  if (!at::autocast::is_autocast_enabled(device)) return operand;
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), operand, device);
-}
-
 // The head's weight as autograd saves it. A storage shard stays one: each pass gathers it, as an operator does.
 at::Tensor stored_head(const at::Tensor& weight, const DeviceMesh& mesh, const Placements& classes) {
   if (!is_dtensor(weight) || DTensor(weight).mesh() != mesh) return to_placements(weight, mesh, classes);
@@ -269,7 +261,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor
   TORCH_CHECK(given_weight.dim() == 2 && given_hidden.dim() >= 1 && given_hidden.size(-1) == given_weight.size(1),
               "linear_cross_entropy: expected hidden [..., features] and weight [classes, features], got ",
               given_hidden.sizes(), " and ", given_weight.sizes());
-  const at::Tensor hidden = as_autocast(given_hidden), weight = as_autocast(given_weight);
+  // Backward recomputes the logits and may run outside autocast: both passes must compute the same logits.
+  const at::Tensor hidden = cast_as_autocast(given_hidden), weight = cast_as_autocast(given_weight);
   TORCH_CHECK(chunk >= 0, "linear_cross_entropy: expected chunk >= 0, got ", chunk);
   TORCH_CHECK(hidden.scalar_type() == weight.scalar_type(), "linear_cross_entropy: expected equal dtypes, got hidden ",
               hidden.scalar_type(), " and weight ", weight.scalar_type());
@@ -286,7 +279,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& given_hidden, const at::Tensor
   for (std::size_t a = 0; a < tokens.size(); ++a) {
     const Placement p = is_dtensor(weight) ? DTensor(weight).placements()[a] : Replicate();
     // A storage shard is gathered once in a pass. An axis that splits the classes cannot also split the tokens.
-    if (!p.is_shard(0) || p.is_storage() || p.is_strided() || p.is_zigzag()) continue;
+    if (!p.is_shard(0) || p.is_storage() || !is_contiguous_split(p)) continue;
     classes[a] = p;
     tokens[a] = Replicate();
   }
