@@ -1,44 +1,29 @@
-// Which parameters of which stage count in the norm over all stages, and at which index: every rank adds up the same
-// list, in the model's order.
+// The norm over all stages: every rank adds up the same list of sums of squares, in the model's order.
 #pragma once
 
 #include <map>
-#include <unordered_set>
+#include <vector>
 
 #include "dtensor/comm.h"
+#include "dtensor/mesh.h"
 #include "pipeline/step.h"
 #include "pipeline/tied_parameters.h"
 
 namespace dtensor::pipeline {
 
-// The list of norms of all parameters.
-struct NormList {
-  at::Tensor ends;          // of each stage's norms, for stages 0 to the last
-  bool has_double = false;  // a parameter of any stage
+// The stages of a model, of which this rank has `own`.
+struct ModelStages {
+  const std::vector<int>& own;
+  const std::map<int, Stage>& stages;  // those that were set
+  const std::vector<TiedParameter>& tied;
+  int last;                  // number of the last stage
+  const Communicator& line;  // the ranks that share the model
+  c10::DeviceType device;    // of the parameters
+  const DeviceMesh& slice;   // of a stage of this rank; undefined if it has one rank
 };
 
-// Collective over `line`. Throws on every rank if set_stage got no parameters for a stage, or regular tensors in a
-// BitIdentical scope. `own`: this rank's stages, `stages`: those that were set.
-NormList norm_list(const std::vector<int>& own, const std::map<int, Stage>& stages, int last, const Communicator& line,
-                   c10::DeviceType device);
-
-// Counts a parameter with several copies (shared by stages, or tied) once: the first in the model's order, on whichever
-// rank.
-class UniqueParameterCounter {
- public:
-  // Collective over `line`.
-  UniqueParameterCounter(const std::vector<TiedParameter>& tied, const std::map<int, Stage>& stages, int last,
-                         const Communicator& line, c10::DeviceType device);
-  // Called for each parameter of this rank's stages in the model's order.
-  bool counts(const at::Tensor& parameter, int stage);
-  // The parameters that counts() was called with, each once.
-  const std::vector<at::Tensor>& parameters() const { return parameters_; }
-
- private:
-  const std::vector<TiedParameter>& tied_;
-  std::vector<std::int64_t> first_;  // by tied parameter: the stage that counts it; -1: counted
-  std::unordered_set<const c10::TensorImpl*> seen_;
-  std::vector<at::Tensor> parameters_;
-};
+// Pipeline::clip_grad_norm_() on a member of the mesh. Throws on every rank if set_stage got no parameters for a stage,
+// or regular tensors in a BitIdentical scope.
+at::Tensor clip_grad_norm_(const ModelStages& model, double max_norm);
 
 }  // namespace dtensor::pipeline

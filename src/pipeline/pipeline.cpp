@@ -7,12 +7,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dtensor/optim/clip.h"
 #include "dtensor/tensor.h"
 #include "internal/action_kinds.h"
 #include "internal/aten_scopes.h"
-#include "internal/bit_identical.h"
-#include "internal/gradient_norms.h"
 #include "internal/ranks/simulated_rank.h"
 #include "internal/simulated.h"
 #include "object_collectives/object_collectives.h"
@@ -292,31 +289,10 @@ at::Tensor Pipeline::evaluate(const std::vector<Tensors>& inputs, const std::vec
   return p.run(p.evaluation, inputs, targets, part, 1).loss;
 }
 
-// Each parameter's sum of squares has an index in one list, in the model's order, which every rank adds up in the same
-// way. One rank has a number's bits and the others zeros, which are exchanged as integers, since their sum has no
-// order.
 at::Tensor Pipeline::clip_grad_norm_(double max_norm) {
   const Impl& p = impl();
   if (!p.mesh.is_member()) return {};
-  const LocalNoGradGuard scope;
-  const auto device = p.mesh.device_type();
-  const auto [ends, has_double] = norm_list(p.own, p.stages, p.last, p.line, device);
-  UniqueParameterCounter once(p.tied, p.stages, p.last, p.line, device);
-  const at::Tensor squares = at::zeros({ends[-1].item<std::int64_t>()}, at::TensorOptions(at::kDouble).device(device));
-  for (const auto& [index, stage] : p.stages) {
-    if (stage.list().empty()) continue;
-    std::vector<at::Tensor> counted;
-    for (const at::Tensor& parameter : stage.list()) {
-      counted.push_back(once.counts(parameter, index) ? parameter : at::Tensor());
-    }
-    const auto count = static_cast<std::int64_t>(counted.size());
-    squares.narrow(0, ends[index].item<std::int64_t>() - count, count).copy_(get_grad_squares(counted, p.slice));
-  }
-  p.line.all_reduce(squares.view(at::kLong), ReduceOp::sum).wait();
-  const bool rounds = is_bit_identical() && !has_double;  // as clip_grad_norm_() does
-  const at::Tensor total = norm_of_squares(squares).to(rounds ? at::kFloat : at::kDouble);
-  clip_grads_with_norm_(once.parameters(), max_norm, total);
-  return total.to(at::kDouble);
+  return pipeline::clip_grad_norm_({p.own, p.stages, p.tied, p.last, p.line, p.mesh.device_type(), p.slice}, max_norm);
 }
 
 void Pipeline::set_placeholder_gradients(const std::vector<at::Tensor>& parameters) const {
