@@ -192,7 +192,9 @@ struct DecoderPass {
   KVCache* cache = nullptr;            // null: there are no previous tokens
   std::int64_t first = 0;              // position of the first token
   std::vector<Rope::Angles> angles{};  // one for each of the configuration's ropes
-  at::Tensor documents{};  // undefined, or the begins of each row's documents, which attention does not cross
+  // Undefined, or int64 [batch, D] with the begins of each row's documents, which attention does not cross; as
+  // AttentionOptions::row_cu_seqlens. Not with a cache or attention_softcap.
+  at::Tensor documents{};
 };
 
 // Attention, and MLP or experts, with their norms and residual connections.
