@@ -161,8 +161,7 @@ void said_peak_is_measured() {
   RC_PRE(program.reject(layout).empty());
   const auto said = static_cast<double>(program.cost(layout).peak_bytes);
   const auto measured = static_cast<double>(measure_peak(work, layout));
-  // Three tensors of 4096 bytes, which stay real in a dry run, may be missing (docs/design/dry_run.md).
-  RC_ASSERT(std::abs(said - measured) < std::max(0.01 * measured, 4.0 * 4096) ||
+  RC_ASSERT(std::abs(said - measured) < 0.01 * measured ||
             (RC_LOG() << preset << " " << layout.str() << ": " << said << " said, " << measured << " measured", false));
 }
 
