@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include "dtensor/tensor.h"
+#include "train/model/loss.h"
 #include "train/model/model.h"
 #include "usage_error.h"
 
@@ -79,7 +79,7 @@ at::Tensor PlannedDecoder::loss(const train::Batch& batch) {
   return with_router_losses(train::token_loss(out.y, place(batch.targets)), out.loss);
 }
 
-double PlannedDecoder::step_of_stages(const train::Batch& batch) {
+at::Tensor PlannedDecoder::step_of_stages(const train::Batch& batch) {
   const auto placed = [&](const at::Tensor& full) {
     std::vector<pipeline::Tensors> all;
     for (const auto& part : pipeline::microbatches(full, static_cast<int>(layout_.microbatches))) {
@@ -89,17 +89,18 @@ double PlannedDecoder::step_of_stages(const train::Batch& batch) {
   };
   const auto result = pipeline_->step(placed(batch.ids), placed(batch.targets));
   pipeline_->set_placeholder_gradients(decoder_.parameters());
-  return result.loss.item<double>();
+  return train::value_of(result.loss);
 }
 
-double PlannedDecoder::step(const train::Batch& batch) {
+at::Tensor PlannedDecoder::step(const train::Batch& batch) {
   if (pipeline_) return step_of_stages(batch);
   const auto count = layout_.microbatches, rows = batch.ids.size(0) / count;
-  double sum = 0;
+  at::Tensor sum;
   for (std::int64_t m = 0; m < count; ++m) {
     const at::Tensor mean = loss(batch.narrow(m * rows, rows)) / static_cast<double>(count);
     stages_[0]->backward(mean, {}, m + 1 == count);
-    sum += DTensor(mean.detach()).full_tensor().item<double>();
+    const at::Tensor value = train::value_of(mean);
+    sum = sum.defined() ? sum + value : value;
   }
   return sum;
 }

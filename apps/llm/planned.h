@@ -18,13 +18,13 @@ class PlannedDecoder {
 
   // The mesh of all ranks.
   const dtensor::DeviceMesh& mesh() const { return mesh_; }
-  // Forward and backward of all microbatches. Returns the mean loss. Collective.
-  double step(const train::Batch& batch);
+  // Forward and backward of all microbatches. Returns the mean loss, a regular scalar. Collective.
+  at::Tensor step(const train::Batch& batch);
   // The mean loss of a batch without a step; only without a pipeline. Collective.
   at::Tensor loss(const train::Batch& batch);
 
  private:
-  double step_of_stages(const train::Batch& batch);
+  at::Tensor step_of_stages(const train::Batch& batch);
 
   dtensor::nn::Decoder& decoder_;
   dtensor::ParallelLayout layout_;

@@ -17,6 +17,7 @@
 #include "dtensor/tensor.h"
 #include "job.h"
 #include "state.h"
+#include "step.h"
 #include "train/bits/hashes.h"
 #include "train/bits/rank_check.h"
 #include "train/model/loss.h"
@@ -142,46 +143,48 @@ void check_before_update(const Job& job, RankCheck& check, StepRecord& record) {
   if (world_of(job).rank() == 0) std::fputs((text + "\n").c_str(), stderr);
 }
 
-// Counts events during the step, except those of counting the load.
-void train_step(const Job& job, Optimizer& optimizer, Observers& observers, StepRecord& record) {
+StepCalls calls_of(const Job& job, Observers& observers, std::int64_t step) {
+  const Options& o = job.options;
+  const auto draws = mesh_of_draws(job);
+  const auto random = draws ? get_rng_state(draws) : dtensor::RngState();
+  const Batch batch = job.corpus.batch(o.seed, step, {o.batch, o.seq, o.documents, o.end_of_document});
+  StepCalls calls;
+  calls.run = [&job, &observers, batch](StepRecord& record) {
+    const bool checked = observers.ranks && (record.step + 1) % job.options.check_ranks == 0;
+    const at::Tensor loss = checked ? observers.ranks->run(batch) : run_batch(job, batch);
+    if (job.stages != nullptr) std::tie(record.began, record.actions) = job.stages->take_actions();
+    if (job.memory != nullptr) job.memory->measure_parameters();
+    if (observers.ranks) check_before_update(job, *observers.ranks, record);
+    return loss;
+  };
+  calls.repeat = [&job, batch, draws, random] {
+    if (draws) set_rng_state(draws, random);
+    run_batch(job, batch);
+  };
+  if (observers.hashes) calls.before_update = [&job, &observers] { add_gradients(*observers.hashes, job); };
+  if (job.stages != nullptr)
+    calls.read_norm = [&job](const at::Tensor& norm) { return job.stages->on_every_rank(norm); };
+  calls.after_update = [&job, &observers] {
+    if (observers.ranks) observers.ranks->after_update();
+    if (job.stages != nullptr) return job.stages->update_load_balancers();
+    if (job.options.experts) dtensor::update_load_balancers(job.model, world_of(job));
+  };
+  return calls;
+}
+
+StepRecord train_step(const Job& job, Optimizer& optimizer, Observers& observers) {
   const Options& o = job.options;
   std::optional<dtensor::BitIdentical> same_bits;
   if (o.bit_identical) same_bits.emplace();
   std::optional<dtensor::CommDebugMode> modules;  // Finds the modules of operators in backward.
   if (observers.hashes) modules.emplace();
-  const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
-                                        {dtensor::Event::Kind::collective});
-  const auto draws = mesh_of_draws(job);
-  const auto random = draws ? get_rng_state(draws) : dtensor::RngState();
-  const Batch batch = job.corpus.batch(o.seed, record.step, {o.batch, o.seq, o.documents, o.end_of_document});
-  const bool checked = observers.ranks && (record.step + 1) % o.check_ranks == 0;
-  const at::Tensor loss = checked ? observers.ranks->run(batch) : run_batch(job, batch);
-  if (job.stages != nullptr) std::tie(record.began, record.actions) = job.stages->take_actions();
-  if (job.memory != nullptr) job.memory->measure_parameters();
-  const auto again = [&] {
-    if (draws) set_rng_state(draws, random);
-    run_batch(job, batch);
-  };
-  if (observers.ranks) check_before_update(job, *observers.ranks, record);
-  optimizer.step([&](const at::Tensor& norm) {
-    if (observers.hashes) add_gradients(*observers.hashes, job);
-    record.loss = loss.item<double>();
-    record.grad_norm = job.stages != nullptr ? job.stages->on_every_rank(norm) : value_of(norm).item<double>();
-    check_step_finite({record.step + 1, record.loss, record.grad_norm}, again, world_of(job));
-  });
-  if (observers.ranks) observers.ranks->after_update();
-  if (job.stages != nullptr) return job.stages->update_load_balancers();
-  if (o.experts)
-    dtensor::update_load_balancers(job.model, job.mesh ? job.mesh.communicator() : dtensor::Communicator());
+  const StepCalls calls = calls_of(job, observers, optimizer.steps_done());
+  return run_step(optimizer, o.batch * o.seq, calls, world_of(job));
 }
 
-StepRecord run_step(const Job& job, Optimizer& optimizer, Observers& observers, std::int64_t step) {
-  const Options& o = job.options;
-  StepRecord record{.step = step, .tokens = o.batch * o.seq, .lr = optimizer.next_lr()};
-  record.start = std::chrono::steady_clock::now();
-  train_step(job, optimizer, observers, record);
-  record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - record.start).count();
-  if (job.load != nullptr) job.load->finish(world_of(job), o.experts->etp, record);
+StepRecord observe_step(const Job& job, Optimizer& optimizer, Observers& observers) {
+  StepRecord record = train_step(job, optimizer, observers);
+  if (job.load != nullptr) job.load->finish(world_of(job), job.options.experts->etp, record);
   if (observers.hashes) finish_hashes(*observers.hashes, job, optimizer, record);
   return record;
 }
@@ -194,31 +197,39 @@ RunText text_of(const Job& job) {
           .documents = job.options.documents};
 }
 
+// Grows linearly to --lr in --warmup steps.
+dtensor::LearningRate learning_rate(const Options& o) {
+  return dtensor::LearningRate([lr = o.lr, warmup = static_cast<double>(o.warmup)](std::int64_t step) {
+    return warmup == 0 ? lr : lr * std::min(1.0, static_cast<double>(step + 1) / warmup);
+  });
+}
+
 std::vector<StepRecord> run_steps(const Job& job, const OnStep& on_step) {
   const Options& o = job.options;
   if (o.bit_identical) dtensor::BitIdentical::content_hash(at::zeros({1}));  // throws early without libcrypto
   Optimizer optimizer(job.model.named_parameters(),
-                      {.name = o.optimizer, .lr = o.lr, .clip = o.clip, .warmup = o.warmup, .shampoo = o.shampoo});
+                      {.name = o.optimizer, .rate = learning_rate(o), .clip = o.clip, .shampoo = o.shampoo});
   RunState state(o, text_of(job), model_flags(o), world_of(job));
   state.parts().add("model", job.model);
   optimizer.add_to(state.parts());
   if (job.mesh) state.parts().add_random("random", job.mesh);
   if (job.stages != nullptr) state.before_save([&job] { job.stages->share_buffers(); });
   std::vector<StepRecord> records;
-  const std::int64_t first = state.begin();
+  state.begin();
   Observers observers;
   if (!o.hashes.empty() && job.mesh) observers.hashes.emplace(o, world_of(job));  // Not of the run of --compare.
   if (o.check_ranks > 0 && job.mesh) observers.ranks.emplace(job, optimizer);
-  for (std::int64_t step = first; step < o.steps; ++step) {
+  while (optimizer.steps_done() < o.steps) {
+    const bool last = optimizer.steps_done() + 1 == o.steps;
     std::optional<MemoryRecord> memory;
-    if (step + 1 == o.steps && job.memory != nullptr && job.memory->sampled) {
+    if (last && job.memory != nullptr && job.memory->sampled) {
       memory.emplace(job.model.named_parameters(), job.counts, optimizer.state_bytes());
     }
-    records.push_back(run_step(job, optimizer, observers, step));
+    records.push_back(observe_step(job, optimizer, observers));
     if (memory) job.memory->samples = memory->samples();
     memory.reset();
     if (on_step) on_step(records.back());
-    records.back().stop_signal = state.after(step);
+    records.back().stop_signal = state.after(records.back().step);
     if (records.back().stop_signal != 0) break;
   }
   if (o.bit_identical) records.back().content_hash = optimizer.content_hash(world_of(job));

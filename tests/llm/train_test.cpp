@@ -52,7 +52,7 @@ llm::TrainOptions options_of(const nlohmann::json& expected) {
 void expect_losses(llm::Trainer& trainer, const train::Batch& batch, const nlohmann::json& losses) {
   for (const auto& loss : losses) {
     EXPECT_NEAR(trainer.step(batch).loss, loss.get<double>(), 1e-5 * std::max(1.0, loss.get<double>()))
-        << "step " << trainer.steps_done();
+        << "step " << trainer.optimizer().steps_done();
   }
 }
 
@@ -116,7 +116,7 @@ TEST(TrainingOverflow, StopsBeforeNonFiniteUpdates) {
     };
     EXPECT_THROW(train(), dtensor::NonFiniteError);
     EXPECT_TRUE(at::allclose(full(), before, 0, 0, true));
-    EXPECT_GE(trainer.steps_done(), 1);
+    EXPECT_GE(trainer.optimizer().steps_done(), 1);
   });
 }
 
@@ -250,7 +250,7 @@ TEST(Run, ResumesOnAnotherMesh) {
     train::RunState state(options, {}, "", world);
     trainer.add_to(state.parts());
     EXPECT_EQ(state.begin(), 3);
-    trainer.set_steps_done(3);
+    trainer.optimizer().set_steps_done(3);
     expect_losses(trainer, batch, {losses[3], losses[4]});
     options.seed = 1;  // other seed, other batches
     train::RunState refuses(options, {}, "", world);

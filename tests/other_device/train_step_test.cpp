@@ -35,7 +35,8 @@ std::pair<int, int> waits_of_a_step(const train::Options& options) {
     train::distribute(model, mesh, options);
     manual_seed(mesh, 3);
     model.reset();
-    train::Optimizer optimizer(model.named_parameters(), {.clip = 0.5, .warmup = 10});
+    train::Optimizer optimizer(model.named_parameters(),
+                               {.rate = LearningRate::constant(1e-3).after_warmup(10), .clip = 0.5});
     const auto tokens = [&](std::uint64_t seed) {
       return train::place_batch(Draw(seed).integers({4, 16}, 50), mesh, train::batch_placements(options));
     };

@@ -24,13 +24,14 @@ void check_tokens_of(const std::vector<std::int32_t>& tokens, const char* flag, 
 // Trains up to --steps. Returns the signal that stopped the run, or 0.
 int train_steps(Trainer& trainer, train::RunState& state, train::RunOutput& output, const train::Corpus& corpus,
                 const std::vector<std::int32_t>& held_out, const TrainOptions& o) {
+  const auto steps_done = [&] { return trainer.optimizer().steps_done(); };
   const auto judge = [&] {
-    if (!held_out.empty()) output.add_evaluation(trainer.steps_done(), evaluate(trainer, held_out, o));
+    if (!held_out.empty()) output.add_evaluation(steps_done(), evaluate(trainer, held_out, o));
   };
-  while (trainer.steps_done() < o.steps) {
-    const auto record = trainer.step(corpus.batch(o.seed, trainer.steps_done(), {o.batch, o.seq}));
+  while (steps_done() < o.steps) {
+    const auto record = trainer.step(corpus.batch(o.seed, steps_done(), {o.batch, o.seq}));
     output.add(record);
-    const std::int64_t done = trainer.steps_done();
+    const std::int64_t done = steps_done();
     if (done == 1) dtensor::StepRecorder::begin_step();
     if (o.eval_every > 0 && done % o.eval_every == 0 && done < o.steps) judge();
     if (const int signal = state.after(record.step); signal != 0) return signal;
@@ -46,8 +47,8 @@ std::string model_flags(const Model& model, const dtensor::nn::LoraOptions& lora
   return fmt::format("--lora-alpha {} over a --model of fingerprint {:016x}", lora.alpha, base_fingerprint(model));
 }
 
-void print_content_hash(const Trainer& trainer, const dtensor::Communicator& world) {
-  const std::string hash = trainer.content_hash(world);
+void print_content_hash(Trainer& trainer, const dtensor::Communicator& world) {
+  const std::string hash = trainer.optimizer().content_hash(world);
   if (world.rank() == 0) fmt::print("SHA-256 of parameters and optimizer states: {}\n", hash);
 }
 
@@ -100,7 +101,7 @@ int run_train(const Options& options, const Family& family, const TrainTexts& te
                             .fingerprint = static_cast<std::int64_t>(corpus.fingerprint())};
   train::RunState state(o, text, model_flags(model, how.lora), world);
   trainer.add_to(state.parts());
-  trainer.set_steps_done(state.begin());
+  trainer.optimizer().set_steps_done(state.begin());
   train::RunOutput output(o, world.rank() == 0 && !dtensor::is_dry_run());  // a dry run has no losses
   const int left = train_steps(trainer, state, output, corpus, held_out, o);
   output.close();

@@ -6,10 +6,10 @@
 
 #include "dtensor/checkpoint.h"
 #include "dtensor/optim.h"
-#include "dtensor/optim/optimizer.h"
 #include "llm/args.h"
 #include "llm/model.h"
 #include "train/data/data.h"
+#include "train/model/optimizer.h"
 #include "train/output/step_record.h"
 
 namespace llm {
@@ -33,12 +33,8 @@ class Trainer {
   train::StepRecord step(const train::Batch& batch);
   // The mean loss, without a step. Collective.
   double loss(const train::Batch& batch) const;
-  std::int64_t steps_done() const { return steps_done_; }
-  // train::content_hash() of the trained parameters. Collective.
-  std::string content_hash(const dtensor::Communicator& world) const;
+  train::Optimizer& optimizer() { return optimizer_; }
 
-  // Sets the number of steps that a resumed run has done.
-  void set_steps_done(std::int64_t steps) { steps_done_ = steps; }
   // Adds the trained parameters and the optimizer, which must outlive the checkpoint. Any mesh can load them.
   void add_to(dtensor::Checkpoint& checkpoint);
 
@@ -46,12 +42,8 @@ class Trainer {
   at::Tensor mean_loss(const train::Batch& batch) const;
 
   const Model& model_;
-  TrainOptions options_;
-  dtensor::LearningRate rate_;
   dtensor::NamedTensors trained_;
-  std::vector<at::Tensor> parameters_;
-  std::unique_ptr<dtensor::Optimizer> optimizer_;
-  std::int64_t steps_done_ = 0;
+  train::Optimizer optimizer_;
 };
 
 // The mean loss over a corpus, in batches of consecutive sequences. Collective.

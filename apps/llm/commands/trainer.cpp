@@ -6,22 +6,14 @@
 #include <algorithm>
 #include <set>
 
-#include "dtensor/debug.h"
-#include "dtensor/events.h"
-#include "dtensor/tensor.h"
-#include "llm/commands/optimizer.h"
 #include "llm/commands/train.h"
 #include "llm/usage_error.h"
+#include "train/model/loss.h"
 #include "train/model/model.h"
-#include "train/model/optimizer.h"
+#include "train/step.h"
 
 namespace llm {
 namespace {
-
-double to_number(const at::Tensor& scalar) {
-  return dtensor::is_dtensor(scalar) ? dtensor::DTensor(scalar.detach()).full_tensor().item<double>()
-                                     : scalar.item<double>();
-}
 
 dtensor::NamedTensors trained_parameters(dtensor::nn::Decoder& decoder) {
   auto trained = distinct(decoder.named_parameters());
@@ -72,11 +64,14 @@ void check_lora_targets(const TrainOptions& o, const dtensor::nn::DecoderConfig&
 }
 
 Trainer::Trainer(const Model& model, const TrainOptions& options)
-    : model_(model), options_(options), rate_(learning_rate(options)), trained_(trained_parameters(*model.decoder)) {
-  for (const auto& [name, tensor] : trained_) parameters_.push_back(*tensor);
-  const dtensor::AdamWOptions adamw{.lr = options.lr, .weight_decay = options.weight_decay};
-  optimizer_ = make_optimizer(options.optimizer, trained_, adamw);
-}
+    : model_(model),
+      trained_(trained_parameters(*model.decoder)),
+      optimizer_(trained_, {.name = options.optimizer,
+                            .rate = learning_rate(options),
+                            .weight_decay = options.weight_decay,
+                            .beta2 = 0.999,
+                            .clip = options.clip,
+                            .muon_experts = true}) {}
 
 at::Tensor Trainer::mean_loss(const train::Batch& batch) const {
   if (model_.planned) return model_.planned->loss(batch);
@@ -90,41 +85,25 @@ at::Tensor Trainer::mean_loss(const train::Batch& batch) const {
 
 train::StepRecord Trainer::step(const train::Batch& batch) {
   const auto same_bits = model_.bit_identical_scope();
-  train::StepRecord record{.step = steps_done_, .tokens = batch.ids.numel(), .lr = rate_(steps_done_)};
-  record.start = std::chrono::steady_clock::now();
-  const dtensor::EventListener listener([&](const dtensor::Event& event) { record.moved[event.axis] += event.bytes; },
-                                        {dtensor::Event::Kind::collective});
   const auto pass = [&] {
-    if (model_.planned) return void(record.loss = model_.planned->step(batch));
+    if (model_.planned) return model_.planned->step(batch);
     const at::Tensor loss = mean_loss(batch);
     loss.backward();
-    record.loss = to_number(loss);
+    return train::value_of(loss);
   };
-  pass();
-  const double most = options_.clip > 0 ? options_.clip : std::numeric_limits<double>::infinity();
-  record.grad_norm = to_number(dtensor::clip_grad_norm_(parameters_, most));
-  const auto ranks = model_.mesh ? model_.mesh.world() : dtensor::Communicator();
-  check_step_finite({record.step + 1, record.loss, record.grad_norm}, pass, ranks);
-  optimizer_->set_lr(record.lr);
-  optimizer_->step();
-  optimizer_->zero_grad();
-  ++steps_done_;
-  record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - record.start).count();
-  return record;
+  return train::run_step(optimizer_, batch.ids.numel(),
+                         {.run = [&](auto&) { return pass(); }, .repeat = [&] { pass(); }},
+                         model_.mesh ? model_.mesh.world() : dtensor::Communicator());
 }
 
 double Trainer::loss(const train::Batch& batch) const {
   const at::NoGradGuard no_grad;
   const auto same_bits = model_.bit_identical_scope();
-  return to_number(mean_loss(batch));
-}
-
-std::string Trainer::content_hash(const dtensor::Communicator& world) const {
-  return train::content_hash(*optimizer_, parameters_, world);
+  return train::value_of(mean_loss(batch)).item<double>();
 }
 
 void Trainer::add_to(dtensor::Checkpoint& checkpoint) {
-  checkpoint.add("model", trained_).add("optimizer", *optimizer_);
+  checkpoint.add("model", trained_).add("optimizer", optimizer_.rule());
 }
 
 double evaluate(const Trainer& trainer, const std::vector<std::int32_t>& tokens, const TrainOptions& o) {

@@ -7,11 +7,10 @@
 #include <chrono>
 
 #include "dtensor/launch.h"
-#include "dtensor/optim.h"
 #include "dtensor/tensor.h"
-#include "llm/commands/optimizer.h"
 #include "llm/stage.h"
 #include "train/model/model.h"
+#include "train/model/optimizer.h"
 
 namespace plan {
 
@@ -43,9 +42,8 @@ class StageStep {
         stage_(decoder_, {0, part.blocks, part.first, part.last}) {
     stage_.distribute(mesh_, layout);
     stage_.reset();
-    const auto parameters = llm::distinct(stage_.named_parameters());
-    for (const auto& [name, tensor] : parameters) parameters_.push_back(*tensor);
-    optimizer_ = llm::make_optimizer(layout.optimizer, parameters, {});
+    optimizer_.emplace(llm::distinct(stage_.named_parameters()),
+                       train::OptimizerOptions{.name = layout.optimizer, .muon_experts = true});
   }
 
   void run(const std::vector<pipeline::Action>& actions) {
@@ -55,9 +53,7 @@ class StageStep {
       is_backward(action) ? backward(action.microbatch, --left == 0) : forward(action.microbatch);
     }
     StepRecorder::mark("update");
-    clip_grad_norm_(parameters_, 1.0);
     optimizer_->step();
-    optimizer_->zero_grad();
   }
 
  private:
@@ -95,8 +91,7 @@ class StageStep {
   DeviceMesh mesh_;
   nn::Decoder decoder_;
   llm::Stage stage_;
-  std::vector<at::Tensor> parameters_;
-  std::unique_ptr<Optimizer> optimizer_;
+  std::optional<train::Optimizer> optimizer_;
   std::map<int, at::Tensor> outputs_;
 };
 

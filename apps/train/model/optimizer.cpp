@@ -16,9 +16,7 @@ using dtensor::NamedTensors;
 
 namespace {
 
-dtensor::AdamWOptions adamw(const OptimizerOptions& o) {
-  return {.lr = o.lr, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = o.weight_decay};
-}
+dtensor::AdamWOptions adamw(const OptimizerOptions& o) { return {.beta2 = o.beta2, .weight_decay = o.weight_decay}; }
 
 // Names are passed with the parameters, so that a checkpoint names the state of each.
 template <class Rule, class Options>
@@ -31,16 +29,19 @@ std::unique_ptr<dtensor::Optimizer> one_group(const NamedTensors& parameters, co
   return std::make_unique<Rule>(std::vector<typename Rule::Group>{std::move(group)});
 }
 
-// Whether a parameter is a matrix of a block. Embeddings, head and the gate of a router are look-up tables, and experts
-// are packed in tensors with three dimensions.
-bool is_map(const std::string& name, const at::Tensor& parameter) {
-  return parameter.dim() == 2 && name.starts_with("layers.") && !name.ends_with("gate.weight");
+// Whether a parameter is a matrix of a block. Embeddings, head and the gates of routers and of shared experts are
+// look-up tables, and experts are packed in tensors with three dimensions.
+bool is_matrix(const std::string& name, const at::Tensor& parameter, bool experts) {
+  const bool gate = name.ends_with("gate.weight") || name.ends_with(".gate");
+  return (parameter.dim() == 2 || (experts && parameter.dim() > 2)) && name.starts_with("layers.") && !gate;
 }
 
 std::unique_ptr<dtensor::Optimizer> muon(const NamedTensors& parameters, const OptimizerOptions& o) {
   NamedTensors matrices, rest;
-  for (const auto& item : parameters) (is_map(item.first, *item.second) ? matrices : rest).push_back(item);
-  const dtensor::MuonOptions options{.lr = o.lr, .weight_decay = o.weight_decay, .match_adamw_rms = true};
+  for (const auto& item : parameters) {
+    (is_matrix(item.first, *item.second, o.muon_experts) ? matrices : rest).push_back(item);
+  }
+  const dtensor::MuonOptions options{.weight_decay = o.weight_decay, .match_adamw_rms = true};
   std::vector<std::unique_ptr<dtensor::Optimizer>> parts;
   parts.push_back(one_group<dtensor::Muon>(matrices, options));
   parts.push_back(one_group<dtensor::AdamW>(rest, adamw(o)));
@@ -50,11 +51,10 @@ std::unique_ptr<dtensor::Optimizer> muon(const NamedTensors& parameters, const O
 std::unique_ptr<dtensor::Optimizer> make(const NamedTensors& parameters, const OptimizerOptions& o) {
   if (o.name == "adamw") return one_group<dtensor::AdamW>(parameters, adamw(o));
   if (o.name == "sgd") {
-    return one_group<dtensor::SGD>(parameters, dtensor::SGDOptions{.lr = o.lr, .momentum = 0.9});
+    return one_group<dtensor::SGD>(parameters, dtensor::SGDOptions{.momentum = 0.9});
   }
   if (o.name == "shampoo") {
     const dtensor::ShampooOptions options{
-        .lr = o.lr,
         .beta2 = 0.95,
         .eps = o.shampoo.eps,
         .weight_decay = o.weight_decay,
@@ -89,16 +89,6 @@ Optimizer::Optimizer(const NamedTensors& parameters, OptimizerOptions options)
   for (const auto& [name, tensor] : parameters) parameters_.push_back(*tensor);
 }
 
-double Optimizer::next_lr() const {
-  if (options_.warmup == 0) return options_.lr;
-  const double reached = static_cast<double>(steps_done_ + 1) / static_cast<double>(options_.warmup);
-  return options_.lr * std::min(1.0, reached);
-}
-
-void Optimizer::add_to(dtensor::Checkpoint& checkpoint) {
-  checkpoint.add("optimizer", *rule_).add("optimizer_steps", steps_done_);
-}
-
 std::int64_t Optimizer::state_bytes() const {
   const auto* shampoo = dynamic_cast<const dtensor::Shampoo*>(rule_.get());
   std::int64_t bytes = shampoo == nullptr ? 0 : shampoo->owned_bytes();
@@ -108,24 +98,22 @@ std::int64_t Optimizer::state_bytes() const {
   return bytes;
 }
 
-std::vector<std::string> content_hashes(const dtensor::Optimizer& optimizer,
-                                        const std::vector<at::Tensor>& parameters) {
+std::vector<std::string> Optimizer::content_hashes() const {
   std::vector<std::string> all;
-  for (const at::Tensor& p : parameters) {
+  for (const at::Tensor& p : parameters_) {
     std::string own = dtensor::BitIdentical::content_hash(p);
     if (!own.empty()) {
-      for (const auto& [name, tensor] : optimizer.state(p)) own += dtensor::BitIdentical::content_hash(tensor);
+      for (const auto& [name, tensor] : rule_->state(p)) own += dtensor::BitIdentical::content_hash(tensor);
     }
     all.push_back(own.empty() ? own : dtensor::BitIdentical::content_hash(bytes_of(own)));
   }
   return all;
 }
 
-std::string content_hash(const dtensor::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
-                         const dtensor::Communicator& world) {
+std::string Optimizer::content_hash(const dtensor::Communicator& world) const {
   std::string all;
   // Ranks of other stages add zeros, which are less than any digit.
-  for (const std::string& own : content_hashes(optimizer, parameters)) all += own.empty() ? std::string(64, '\0') : own;
+  for (const std::string& own : content_hashes()) all += own.empty() ? std::string(64, '\0') : own;
   const at::Tensor hashes = bytes_of(all);
   if (world) world.all_reduce(hashes, dtensor::ReduceOp::max).wait();
   return dtensor::BitIdentical::content_hash(hashes);

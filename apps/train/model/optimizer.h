@@ -1,5 +1,5 @@
-// One optimizer step as on one device: warm-up, clipping by the global gradient norm, and an optimizer of the library.
-// Regular tensors and DTensors take the same path.
+// The optimizer of every program that trains, as on one device: a learning rate of each step, clipping by the global
+// gradient norm, and an optimizer of the library. Regular tensors and DTensors take the same path.
 #pragma once
 
 #include <functional>
@@ -15,38 +15,41 @@
 namespace train {
 
 struct OptimizerOptions {
-  std::string name = "adamw";  // sgd (with momentum), shampoo, muon (AdamW for embeddings, head, norms and biases).
-  double lr = 1e-3, weight_decay = 0.1;
-  double clip = 1.0;        // Maximum gradient norm; 0: no clipping.
-  std::int64_t warmup = 0;  // Steps of linear warm-up to lr.
+  // sgd (with momentum); shampoo; muon, for the matrices of blocks, and AdamW for embeddings, head, routers, norms and
+  // biases. Muon's steps have the size of AdamW's (MuonOptions::match_adamw_rms), so both have one learning rate.
+  std::string name = "adamw";
+  dtensor::LearningRate rate = dtensor::LearningRate::constant(1e-3);
+  double weight_decay = 0.1, beta2 = 0.95;
+  double clip = 1.0;          // Maximum gradient norm; 0: no clipping.
+  bool muon_experts = false;  // Muon also for the packed matrices of experts.
   ShampooFlags shampoo = {};
 };
 
-// SHA-256 of each parameter with its states by global contents, equal on every mesh; empty for parameters of other
-// ranks. Gathers one tensor at a time. Collective over the parameters' meshes.
-std::vector<std::string> content_hashes(const dtensor::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
-// Of all parameters, equal on every rank. Collective over `world`, which is empty on one device.
-std::string content_hash(const dtensor::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
-                         const dtensor::Communicator& world);
-
 class Optimizer {
  public:
+  // Each parameter once, with the names of nn::Decoder.
   Optimizer(const dtensor::NamedTensors& parameters, OptimizerOptions options);
 
   // Clips, updates and resets the gradients. Returns their global norm before clipping, a scalar tensor. Calls `look`
   // with it before any update; if `look` throws, the parameters are unchanged.
   at::Tensor step(const std::function<void(const at::Tensor& norm)>& look = {});
-  double next_lr() const;  // For the next step().
+  double next_lr() const { return options_.rate(steps_done_); }  // For the next step().
+  std::int64_t steps_done() const { return steps_done_; }
+  void set_steps_done(std::int64_t steps) { steps_done_ = steps; }  // Of a run that is resumed without add_to().
   // State of the parameters on this rank. Collective.
   std::int64_t state_bytes() const;
   dtensor::StateTensors state(const at::Tensor& parameter) const { return rule_->state(parameter); }
-  std::vector<std::string> content_hashes() const { return train::content_hashes(*rule_, parameters_); }
-  std::string content_hash(const dtensor::Communicator& world) const {
-    return train::content_hash(*rule_, parameters_, world);
-  }
+  // SHA-256 of each parameter with its states by global contents, equal on every mesh; empty for parameters of other
+  // ranks. Gathers one tensor at a time. Collective over the parameters' meshes.
+  std::vector<std::string> content_hashes() const;
+  // Of all parameters, equal on every rank. Collective over `world`, which is empty on one device.
+  std::string content_hash(const dtensor::Communicator& world) const;
   // Of this rank's parts of parameters and states.
   std::string local_hash() const;
-  void add_to(dtensor::Checkpoint& checkpoint);
+  void add_to(dtensor::Checkpoint& checkpoint) {
+    checkpoint.add("optimizer", *rule_).add("optimizer_steps", steps_done_);
+  }
+  dtensor::Optimizer& rule() { return *rule_; }
 
  private:
   OptimizerOptions options_;
