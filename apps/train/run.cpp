@@ -20,6 +20,7 @@
 #include "step.h"
 #include "train/bits/hashes.h"
 #include "train/bits/rank_check.h"
+#include "train/model/expert_flags.h"
 #include "train/model/loss.h"
 #include "train/model/optimizer.h"
 #include "train/model/plan.h"
@@ -40,41 +41,6 @@ at::ScalarType scalar_type(Dtype dtype) {
   }
 }
 
-namespace {
-
-dtensor::DispatchKind dispatch_kind(const std::string& name) {
-  static const std::map<std::string, dtensor::DispatchKind> kinds = {{"all-to-all", dtensor::DispatchKind::all_to_all},
-                                                                     {"all-gather", dtensor::DispatchKind::all_gather},
-                                                                     {"capacity", dtensor::DispatchKind::capacity},
-                                                                     {"equal", dtensor::DispatchKind::equal},
-                                                                     {"padded", dtensor::DispatchKind::padded}};
-  return kinds.at(name);
-}
-
-dtensor::MoeOptions expert_options(const ExpertFlags& flags, std::int64_t hidden, std::int64_t tokens) {
-  dtensor::MoeOptions c;
-  c.ffn = flags.ffn > 0 ? flags.ffn : hidden;
-  c.shared_ffn = flags.shared;
-  auto& r = c.router;
-  r.experts = flags.experts;
-  r.top_k = flags.top_k;
-  r.normalize = true;
-  if (flags.balance == "aux") r.aux_loss = 0.01;
-  if (flags.balance == "bias") c.balance_rate = 0.001;
-  if (flags.router == "experts") r.choice = dtensor::RouterChoice::experts;
-  r.groups = flags.groups, r.top_groups = flags.top_groups;
-  r.z_loss = flags.z_loss, r.jitter = flags.jitter;
-  r.batch_tokens = tokens;
-  c.score_before_experts = flags.score_before;
-  c.experts.block = flags.block;
-  if (flags.backend == "loop") c.experts.backend = dtensor::ExpertBackend::loop;
-  if (flags.backend == "grouped") c.experts.backend = dtensor::ExpertBackend::grouped;
-  if (flags.balance == "forced") r.choice = dtensor::RouterChoice::round_robin;
-  return c;
-}
-
-}  // namespace
-
 GptConfig gpt_config(const Options& options) {
   GptConfig config = options.model == "tiny" ? tiny() : gpt_153m();
   config.dropout = options.dropout;
@@ -93,9 +59,7 @@ GptConfig gpt_config(const Options& options) {
   config.fused_loss = options.fused_loss;
   if (options.vocabulary > 0 && options.model == "tiny") config.vocabulary = options.vocabulary;
   if (!options.experts) return config;
-  config.experts = expert_options(*options.experts, config.hidden, options.batch * options.seq);
-  config.dispatch = dispatch_kind(options.experts->dispatcher);
-  config.capacity.factor = options.experts->capacity;
+  set_experts(config, *options.experts, options.batch * options.seq);
   return config;
 }
 
