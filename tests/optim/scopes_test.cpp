@@ -2,7 +2,6 @@
 #include <ATen/autocast_mode.h>
 
 #include "dtensor/tensor.h"
-#include "internal/gradient_norms.h"
 #include "optim/mixture.h"
 
 namespace dtensor::test {
@@ -34,7 +33,7 @@ std::vector<at::Tensor> train(const Make& make, const at::Tensor& start, const s
   std::vector<at::Tensor> seen;
   for (const at::Tensor& gradient : gradients) {
     parameter.mutable_grad() = gradient.clone();
-    seen.push_back(get_norms({parameter.grad()}));
+    seen.push_back(get_total_norm({parameter.grad()}));
     seen.push_back(clip_grad_norm_({parameter}, 1));
     optimizer->step();
     seen.push_back(parameter.detach().clone());

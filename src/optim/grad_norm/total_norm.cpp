@@ -80,13 +80,11 @@ struct Known {
   std::vector<std::int64_t> kinds;  // by tensor: index of the slice copy, or the value after the last for others
 };
 
-at::Tensor root(const at::Tensor& powers, double p) { return std::isinf(p) ? powers : powers.pow(1 / p); }
-
 // Sums sequentially, so that the result has the same bits for any assignment of tensors to groups of ranks (pipeline
 // stages).
 at::Tensor total_of(const at::Tensor& powers, double p) {
   if (powers.numel() == 0) return at::zeros({}, powers.options());
-  return std::isinf(p) ? powers.amax() : root(powers.cumsum(0).select(0, -1), p);
+  return std::isinf(p) ? powers.amax() : powers.cumsum(0).select(0, -1).pow(1 / p);
 }
 
 Known::Known(at::TensorList tensors, const NormGroup& group, double p, c10::Device device) {
@@ -254,15 +252,6 @@ at::Tensor optim::total_norm(at::TensorList tensors, at::TensorList described, c
   TORCH_CHECK(!options.error_if_nonfinite || std::isfinite(item_or(total, 0.0)), "get_total_norm: the norm of order ",
               p, " of ", tensors.size(), " tensors is not finite: ", total.item<double>());
   return total;
-}
-
-at::Tensor get_norms(at::TensorList tensors, NormOptions options) {
-  const LocalNoGradGuard scope;
-  check_norm(tensors, options.norm_type);
-  const auto reduced = without_partials(tensors.vec());
-  const NormGroup group(reduced, options.mesh);
-  if (group.is_outside_all_meshes()) return {};
-  return root(powers_of(reduced, reduced, group, options.norm_type), options.norm_type);
 }
 
 at::Tensor get_grad_squares(at::TensorList parameters, const DeviceMesh& mesh) {
