@@ -1,6 +1,7 @@
 // Edge cases of the decoder: no tokens, mismatched sizes, autocast.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "dtensor/nn/decoder.h"
@@ -84,6 +85,30 @@ TEST(DecoderEdges, MismatchedSizesAreNamed) {
   EXPECT_NE(latent(l).find("kv_rank 4, value_size 0"), std::string::npos) << latent(l);
   l = fits, l.nope_size = -2;
   EXPECT_NE(latent(l).find("nope_size -2"), std::string::npos) << latent(l);
+}
+
+TEST(DecoderEdges, WrongHeadsAndDocumentsAreNamed) {
+  auto c = config();
+  c.predict_tokens = 2;
+  nn::Decoder decoder(c);
+  const at::Tensor x = at::ones({1, 3, 8});
+  EXPECT_EQ(decoder.head(x, 1).sizes(), at::IntArrayRef({1, 3, 11}));
+  for (const std::int64_t ahead : {-1, 2}) {
+    const auto error = error_of([&] { decoder.head(x, ahead); });
+    EXPECT_NE(error.find(fmt::format("expected a head in [0, 2), got {}", ahead)), std::string::npos) << error;
+  }
+  const at::NoGradGuard no_grad;
+  nn::KVCache cache(2, 8);
+  c.attention_softcap = 5;
+  const nn::Decoder capped(c);
+  const at::Tensor documents = at::zeros({1, 1}, at::kLong);
+  for (const auto& [model, kv] : {std::pair<const nn::Decoder*, nn::KVCache*>(&decoder, &cache), {&capped, nullptr}}) {
+    auto pass = model->pass(3, x.options(), kv);
+    pass.documents = documents;
+    const auto error = error_of([&] { (void)(*model->blocks()[0])(x, pass); });
+    EXPECT_NE(error.find("documents are not supported with a cache or with attention_softcap"), std::string::npos)
+        << error;
+  }
 }
 
 // Under autocast, rotated queries and keys are float, but values are not.
