@@ -27,6 +27,12 @@ HostWork HostWorkScope::current() { return current_work; }
 
 bool is_offloaded(const DeviceMesh& mesh) { return impl_of(mesh)->compute_mesh() != nullptr; }
 
+DeviceMesh compute_mesh_of(const DeviceMesh& mesh) {
+  const auto* compute = impl_of(mesh)->compute_mesh();
+  if (compute == nullptr) return mesh;
+  return DeviceMesh(c10::intrusive_ptr<MeshImpl>::reclaim_copy(const_cast<MeshImpl*>(&as_mesh_impl(*compute))));
+}
+
 at::Tensor copy_to_host(const at::Tensor& local) {
   const HostWorkScope copies(HostWork::copy_to_host);
   return local.to(local.options().device(at::kCPU), /*non_blocking=*/false, /*copy=*/true);

@@ -23,8 +23,8 @@ DTENSOR_API void set_gather_hook(const DTensor& parameter, GatherHook hook);
 DTENSOR_API const GatherHook* gather_hook(const DTensor& parameter);
 
 // For code that computes on local tensors: the local tensor that an operator would get for `operand` in these
-// placements. `operand` is a parameter, or a view or cast of one. It comes from the gather hook if possible, otherwise
-// from redistribution. Records no graph.
+// placements, on the device also if `operand` is in host memory. `operand` is a parameter, or a view or cast of one.
+// The result comes from the gather hook if possible, otherwise from redistribution. Records no graph.
 DTENSOR_API at::Tensor gathered_local(const DTensor& operand, const Placements& wanted);
 
 }  // namespace dtensor

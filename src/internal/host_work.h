@@ -30,6 +30,8 @@ class DTENSOR_API HostWorkScope {
 
 // Whether local tensors of the mesh are in host memory and it computes on a device.
 DTENSOR_API bool is_offloaded(const DeviceMesh& mesh);
+// The mesh that computes with tensors of an offloaded one; `mesh` itself if it is not offloaded.
+DTENSOR_API DeviceMesh compute_mesh_of(const DeviceMesh& mesh);
 
 // Copies, also if the device is the CPU.
 DTENSOR_API at::Tensor copy_to_host(const at::Tensor& local);

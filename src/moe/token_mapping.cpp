@@ -12,6 +12,7 @@
 #include "internal/aten_scopes.h"
 #include "internal/bit_identical.h"
 #include "internal/gather_hook.h"
+#include "internal/host_work.h"
 #include "internal/region.h"
 #include "internal/shard_segments.h"
 #include "moe/local_function.h"
@@ -235,13 +236,14 @@ namespace {
 struct GatherPlan {
   DTensor stored;
   Placements used, gradient;
-  bool moves = false;  // whether other ranks hold parts
+  bool moves = false;  // whether other ranks or the host hold parts
 };
 
 GatherPlan plan_gather(const at::Tensor& parameter, const std::vector<std::string>& split) {
   GatherPlan g{DTensor(parameter), {}, {}};
   const auto mesh = g.stored.mesh();
   g.used = g.gradient = g.stored.placements();
+  g.moves = is_offloaded(mesh);
   for (std::int64_t a = 0; a < mesh.ndim(); ++a) {
     const bool keeps = std::find(split.begin(), split.end(), axis_name(mesh, a)) != split.end();
     g.moves = g.moves || (!keeps && !g.used[a].is_replicate() && mesh.size(a) > 1);
@@ -331,7 +333,8 @@ at::Tensor expert_parameter(const at::Tensor& parameter, const std::vector<std::
   if (!needs_graph(parameter)) return local;
   g.stored.to_local(g.gradient);  // the first to_local() or operator call installs the hooks of the leaf
   local = local.view(local.sizes());
-  local = with_node(local, make_node<GatherBackward>(g.stored.mesh(), g.gradient, g.stored.sizes()), parameter);
+  local = with_node(local, make_node<GatherBackward>(compute_mesh_of(g.stored.mesh()), g.gradient, g.stored.sizes()),
+                    parameter);
   return sum_replicas(local, g.stored.mesh(), mapping);
 }
 

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "dtensor/hooks.h"
+#include "dtensor/loss.h"
 #include "internal/gradient_norms.h"
 #include "other_device/register.h"
 #include "other_device/step.h"
@@ -300,6 +301,27 @@ TEST(CpuOffload, AccumulatesOnTheDeviceUntilSynchronization) {
         expect_trains(mesh, {.options = {.cpu_offload = true}, .accumulate = 3, .replicas_only = replicas_only});
       });
     }
+  }
+}
+
+// A head that the loss multiplies by itself.
+TEST(CpuOffload, HeadOfALossEqualsOneDevice) {
+  const at::Tensor rows = Draw(3).normal({6, 4}), head = Draw(4).normal({7, 4}).requires_grad_();
+  const at::Tensor targets = at::arange(6, at::kLong);
+  const at::Tensor expected = linear_cross_entropy(rows, head, targets);
+  expected.backward();
+  for (const Shape& shape : {Shape{1, 1}, Shape{1, 2}, Shape{2, 2}}) {
+    on_device_mesh(shape, [&](const DeviceMesh& mesh) {
+      at::Tensor w = head.detach().clone().requires_grad_();
+      const auto unit = fully_shard({{"w", &w}}, mesh, {.cpu_offload = true});
+      const auto place = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate(), Shard(0)}); };
+      const auto loss = linear_cross_entropy(place(rows), w, place(targets));
+      loss.backward();
+      EXPECT_NEAR(host_value(loss).item<double>(), expected.item<double>(), 1e-6);
+      EXPECT_TRUE(DTensor(w.grad()).to_local().is_cpu());
+      expect_close(host_value(w.grad()), head.grad(), "gradient");
+      EXPECT_GT(unit.stats().all_gathers, 0);
+    });
   }
 }
 

@@ -63,6 +63,40 @@ void expect_one_device(const Passes& got, const MoeOptions& options) {
   expect_close(got.grad, x.grad(), "gradient of x");
 }
 
+// Experts are gathered on the device, and their gradients return to the host.
+TEST(OtherDevice, OffloadedExpertsEqualOneDevice) {
+  const auto options = options_with(RouterChoice::tokens, false);
+  MixtureOfExperts regular(options);
+  fill(regular, 3);
+  const auto full = Draw(7).normal({8, 8});
+  regular.forward(full).square().sum().backward();
+  for (const bool parallel : {false, true}) {
+    for (const bool reshard : {true, false}) {
+      on_device_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+        MixtureOfExperts layer(options);
+        fill(layer, 3);
+        const FsdpOptions how{.reshard_after_forward = reshard, .cpu_offload = true};
+        const auto sparse = mesh.view({2, 2}, {"edp", "ep"});
+        if (parallel) apply_expert_parallel(layer, sparse);
+        auto how_experts = how;
+        how_experts.shard_axes = {"edp"};
+        if (parallel) fully_shard(expert_parameters(layer), sparse, how_experts);
+        fully_shard(layer, mesh, how);
+        const auto x = distribute_tensor(full, mesh, {Shard(0), Shard(0)});
+        for (int pass = 0; pass < 2; ++pass) {
+          for (const auto& [name, p] : layer.named_parameters()) p->mutable_grad().reset();
+          layer(x).square().sum().backward();
+          for (std::size_t i = 0; i < layer.parameters().size(); ++i) {
+            const auto p = layer.parameters()[i];
+            EXPECT_TRUE(DTensor(p.grad()).to_local().is_cpu());
+            expect_close(host_value(p.grad()), regular.parameters()[i].grad(), "gradient");
+          }
+        }
+      });
+    }
+  }
+}
+
 TEST(OtherDevice, EqualTokenExchangeDoesNotReadDeviceMemory) {
   const auto options = options_with(RouterChoice::round_robin, false);
   const auto passes = run(options, DispatchKind::equal);

@@ -9,6 +9,7 @@
 #include "autograd/conversion_nodes.h"
 #include "autograd/gradients/leaf_gradient.h"
 #include "dtensor/hooks.h"
+#include "internal/host_work.h"
 #include "internal/simulated.h"
 #include "placement/stride_order.h"
 #include "redistribute/execute.h"
@@ -114,6 +115,19 @@ at::Tensor find_gathered_by_schedule(const DTensorImpl& operand, const TensorSpe
   return same_data(*from, to) ? local : to_stride_order(redistribute_local(local, *from, to.placements), to);
 }
 
+c10::intrusive_ptr<DTensorImpl> make_device_copy(DTensorImpl& stored) {
+  install_gradient_pipeline(stored);
+  const auto& spec = *stored.spec();
+  const auto mesh = MeshRef::reclaim_copy(const_cast<MeshInfo*>(spec.mesh->compute_mesh()));
+  auto on_device = intern_spec(mesh, spec.placements, spec.sizes, spec.strides, spec.dtype);
+  auto impl = c10::make_intrusive<DTensorImpl>(std::move(on_device), at::Tensor(), stored.storage_offset());
+  if (!impl->is_inference() && !stored.is_inference()) impl->set_version_counter(stored.version_counter());
+  auto& extras = impl->make_extras();
+  if (stored.extras() != nullptr) extras.source = stored.extras()->source;
+  extras.stored = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&stored);
+  return impl;
+}
+
 void set_gather_hook(const DTensor& parameter, GatherHook hook) { make_hooks(parameter).use = std::move(hook); }
 
 const GatherHook* gather_hook(const DTensor& parameter) {
@@ -123,14 +137,18 @@ const GatherHook* gather_hook(const DTensor& parameter) {
 }
 
 at::Tensor gathered_local(const DTensor& operand, const Placements& wanted) {
-  const auto& impl = checked_impl(operand);
-  if (has_source(impl)) {
+  const DTensorImpl* impl = &checked_impl(operand);
+  c10::intrusive_ptr<DTensorImpl> copy;
+  if (is_offloaded(operand.mesh())) impl = (copy = make_device_copy(*dtensor_or_null(operand))).get();
+  if (has_source(*impl)) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    if (auto ready = find_gathered_by_schedule(impl, *with_placements(*impl.spec(), wanted)); ready.defined())
+    if (auto ready = find_gathered_by_schedule(*impl, *with_placements(*impl->spec(), wanted)); ready.defined())
       return ready;
   }
   const at::NoGradGuard no_grad;
-  return DTensor(operand.detach()).redistribute(wanted).to_local();
+  const DTensor stored(operand.detach());
+  if (!copy) return stored.redistribute(wanted).to_local();
+  return redistribute_local(copy_to_device(stored.to_local(), impl->device()), *impl->spec(), wanted);
 }
 
 }  // namespace dtensor

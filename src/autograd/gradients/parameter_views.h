@@ -18,6 +18,10 @@ inline void inherit_source(DTensorImpl& result, const DTensorImpl& operand) {
   if (C10_UNLIKELY(has_source(operand))) inherit_source_slow(result, operand);
 }
 
+// A tensor on the device for one in host memory (DeviceMesh::offloaded), of which it is the operand. Its data is copied
+// when an operator runs, or by the schedule that gathers it.
+c10::intrusive_ptr<DTensorImpl> make_device_copy(DTensorImpl& stored);
+
 // The local tensor of `operand` in the placements of `to`, taken from the parameter that its schedule has gathered;
 // undefined if there is none, or if it cannot be used.
 at::Tensor find_gathered_by_schedule(const DTensorImpl& operand, const TensorSpec& to);

@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "autograd/gradients/parameter_views.h"
 #include "comm/record/hash.h"
 #include "internal/simulated.h"
 
@@ -175,19 +176,6 @@ bool belongs_to_model(const OpEntry& entry, const CallOperands& operands) {
                      [](auto* impl) { return impl != nullptr && impl->requires_grad(); });
 }
 
-c10::intrusive_ptr<DTensorImpl> device_copy(DTensorImpl& stored) {
-  install_gradient_pipeline(stored);
-  const auto& spec = *stored.spec();
-  const auto mesh = MeshRef::reclaim_copy(const_cast<MeshInfo*>(spec.mesh->compute_mesh()));
-  auto on_device = intern_spec(mesh, spec.placements, spec.sizes, spec.strides, spec.dtype);
-  auto impl = c10::make_intrusive<DTensorImpl>(std::move(on_device), at::Tensor(), stored.storage_offset());
-  if (!impl->is_inference() && !stored.is_inference()) impl->set_version_counter(stored.version_counter());
-  auto& extras = impl->make_extras();
-  if (stored.extras() != nullptr) extras.source = stored.extras()->source;
-  extras.stored = c10::intrusive_ptr<DTensorImpl>::reclaim_copy(&stored);
-  return impl;
-}
-
 }  // namespace
 
 bool CallOperands::has_no_floating_operand() const {
@@ -211,7 +199,7 @@ void CallOperands::move_operands_to_device(const OpEntry& entry, c10::ArrayRef<c
   if (!mixed && !belongs_to_model(entry, *this)) return;
   const auto former = std::exchange(tensors, {});
   for (auto* impl : former) {
-    if (is_stored(impl)) device_copies_.push_back(device_copy(*as_dtensor(impl)));
+    if (is_stored(impl)) device_copies_.push_back(make_device_copy(*as_dtensor(impl)));
   }
   if (device_copies_.empty()) return static_cast<void>(tensors = former);
   key.clear();

@@ -7,6 +7,7 @@
 #include "internal/bit_identical.h"
 #include "internal/gather_hook.h"
 #include "internal/gradient_hooks.h"
+#include "internal/host_work.h"
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
@@ -191,7 +192,7 @@ void set_weight(Call& call, at::ScalarType type) {
 
 DeviceMesh mesh_of(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
   for (const at::Tensor& t : {a, b, c}) {
-    if (is_dtensor(t)) return DTensor(t).mesh();
+    if (is_dtensor(t)) return compute_mesh_of(DTensor(t).mesh());
   }
   return {};
 }
@@ -219,7 +220,9 @@ at::Tensor on_one_device(const at::Tensor& values, const std::optional<at::Tenso
 
 // The head's weight as autograd saves it. A storage shard stays one: each pass gathers it, as an operator does.
 at::Tensor stored_head(const at::Tensor& weight, const DeviceMesh& mesh, const Placements& classes) {
-  if (!is_dtensor(weight) || DTensor(weight).mesh() != mesh) return to_placements(weight, mesh, classes);
+  if (!is_dtensor(weight) || compute_mesh_of(DTensor(weight).mesh()) != mesh) {
+    return to_placements(weight, mesh, classes);
+  }
   Placements gathered = DTensor(weight).placements();
   for (Placement& p : gathered) p = p.is_storage() ? Placement(Replicate()) : p;
   if (gathered != classes) return to_placements(weight, mesh, classes);
