@@ -119,7 +119,9 @@ void plan_runs() {
   const bool float8 = one_of({false, false, false, true});
   const dtensor::test::Folder folder, planned_folder, alone_folder;
   std::ofstream(folder / "config.json") << shrunk(preset, float8).dump();
-  std::ofstream(folder / "hardware.json") << any_hardware().json();
+  auto hardware = any_hardware();
+  hardware.asynchronous = false;  // as thread ranks
+  std::ofstream(folder / "hardware.json") << hardware.json();
   const std::string limit = one_of<std::string>({"1000", "0.004", "0.002"});
   const std::int64_t sequence = float8 ? 16 : 64;
   const std::string precision = one_of<std::string>({"float32", "bf16"});
@@ -181,7 +183,7 @@ void plan_runs() {
   // knows (docs/design/dry_run.md).
   const auto said = plan.at("peak_bytes").get<double>(), measured = static_cast<double>(planned.peak_bytes);
   const double share = preset == "llama3-8b" ? 0.01 : 0.1;
-  RC_ASSERT((measured > (1 - std::max(share, 0.05)) * said && measured - said < std::max(share * said, 4.0 * 4096)) ||
+  RC_ASSERT((std::abs(measured - said) < std::max(share * said, 4.0 * 4096)) ||
             (RC_LOG() << "peak: " << measured << " bytes, the plan says " << said, false));
 }
 
