@@ -12,7 +12,7 @@
 #
 # With a GPU for 30 minutes: PARTS="kernels probes" first (3 minutes: are kernels right, is the head as slow as
 # estimated?), then PARTS="speed_train speed_fused speed_without speed_float8 speed_padded speed_peer speed_again" (10 minutes),
-# PARTS="speed_moe speed_moe_without nccl nccl_ranks" (8 minutes), PARTS="threads trains moes examples operators python dispatch" (10 minutes).
+# PARTS="speed_moe speed_moe_without nccl nccl_ranks" (8 minutes), PARTS="threads trains bits moes examples operators python dispatch" (11 minutes).
 # Each part speed_without_KERNEL trains without a kernel of docs/design/gpu_speed.md, between speed_fused and speed_again.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -96,6 +96,12 @@ trains() {
     train --mesh shard=2,tp=2 --mixed-precision bf16 --fused-loss && train --mesh pp=2,shard=2 --schedule 1f1b --fused-loss &&
     train --mesh cp=2,shard=2 && train --backend nccl --ranks 1
 }
+# Losses equal those of one GPU to the last bit.
+bits() {
+  local mesh
+  for mesh in shard=2 tp=2 cp=2 shard=2,tp=2; do train --mesh $mesh --bit-identical || return 1; done
+  train --mesh shard=2 --bit-identical --mixed-precision bf16 && train --mesh shard=2 --bit-identical --rope
+}
 # Two and four ranks on one GPU.
 nccl_ranks() {
   export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=1 LD_LIBRARY_PATH=${NCCL_LIBRARY:?needs NCCL 2.30}:${LD_LIBRARY_PATH:-}
@@ -130,12 +136,12 @@ speed() {  # PROGRAM flags...
 python_tests() { PYTHONPATH="$build/python:tests/python" python3 -m unittest tests/python/test_cuda.py; }
 
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader || exit 77
-export -f train moe trains moes examples nccl_ranks python_tests speed operators slice
+export -f train moe trains bits moes examples nccl_ranks python_tests speed operators slice
 export build logs limit peak text_words="${text[*]}"
-part kernels "$build/tests/test_gpu" --gtest_filter='GpuLoss.*:GpuNorm*:GpuRows.*'
+part kernels "$build/tests/test_gpu" --gtest_filter='GpuBits.*:GpuLoss.*:GpuNorm*:GpuRows.*'
 part threads "$build/tests/test_gpu" &
 part nccl env DTENSOR_TEST_BACKEND=nccl "$build/tests/test_gpu" --gtest_filter=-Ranks/Lists.LongTensorsAreNotPacked* & # packs
-for name in trains moes examples operators; do part $name bash -c "text=(\$text_words); $name" & done
+for name in trains bits moes examples operators; do part $name bash -c "text=(\$text_words); $name" & done
 part python bash -c python_tests &
 wait
 if [ -n "${NCCL_LIBRARY:-}" ]; then

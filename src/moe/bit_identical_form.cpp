@@ -23,6 +23,7 @@ const char* refused_option(const MixtureOfExperts& layer) {
 
 const char* refused_tokens(const MixtureOfExperts& layer, const at::Tensor& x, bool parallel) {
   if (!is_dtensor(x)) return "MixtureOfExperts of regular tensors";
+  if (!x.is_cpu()) return "MixtureOfExperts on another device than the CPU";
   const auto& gate = layer.gate.weight;
   if (is_dtensor(gate) && !(DTensor(gate).mesh() == DTensor(x).mesh())) {
     return "MixtureOfExperts with a gate on another mesh than the tokens";

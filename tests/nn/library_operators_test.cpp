@@ -51,6 +51,7 @@ std::map<std::string, Args> samples() {
        {"dtensor::norm_rows", {half, row, row, 1e-3, true}},
        {"dtensor::norm_rows_input_gradient", {half, half, stats, stats, row}},
        {"dtensor::norm_rows_parameter_gradients", {half, half, stats, stats}},
+       {"dtensor::multiply_leaves", {floats({2, 3, 8}), floats({2, 8, 4}), Shape{4, 1, 3}, Shape{0, 1, 0}}},
        {"dtensor::cross_entropy_largest", {x, 8}},
        {"dtensor::cross_entropy_sums", {x, targets, row, stats, 0, 8, 8, kIgnored, true}},
        {"dtensor::cross_entropy_gradient", {x, targets, row, floats({4, 6}), 0, 8, 8, kIgnored, at::zeros_like(x)}}});

@@ -8,6 +8,7 @@
 
 #include "dtensor/moe/dispatch.h"
 #include "dtensor/tensor.h"
+#include "internal/bit_identical.h"
 #include "internal/parameter_swap.h"
 #include "moe/dispatch/permute.h"
 #include "moe/experts/expert_rows.h"
@@ -153,6 +154,7 @@ at::Tensor RoutedExperts::compute(const at::Tensor& x, const at::Tensor& ids, co
   const auto& mapping = p.mappings.of(x, p.mesh, {});
   const auto part = moe::local_part(moe::to_tokens(x, mapping), mapping);
   const auto rows = part.reshape({-1, x.size(-1)});
+  if (!x.is_cpu()) refuse_if_bit_identical("RoutedExperts on another device than the CPU");
   if (mapping.bit_identical && p.mesh) {
     moe::check_row_order("RoutedExperts", p.mesh, p.sources, mapping.layout, rows.size(0));
   }

@@ -6,6 +6,7 @@ namespace dtensor {
 void add_aligned_row_kernels(LocalKernels& kernels);
 void add_batch_norm_kernels(LocalKernels& kernels);
 void add_convolution_kernels(LocalKernels& kernels);
+void add_device_softmax_kernels(LocalKernels& kernels);
 void add_embedding_kernels(LocalKernels& kernels);
 void add_adaptive_pooling_kernels(LocalKernels& kernels);
 void add_full_vector_kernels(LocalKernels& kernels);
@@ -40,6 +41,7 @@ static constexpr void (*kAdders[])(LocalKernels&) = {add_adaptive_pooling_kernel
                                                      add_aligned_row_kernels,
                                                      add_batch_norm_kernels,
                                                      add_convolution_kernels,
+                                                     add_device_softmax_kernels,
                                                      add_embedding_kernels,
                                                      add_full_vector_kernels,
                                                      add_group_norm_kernels,

@@ -3,11 +3,16 @@
 #include "sharding_prop/bit_identical/forms.h"
 
 #include <ATen/core/Reduction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DispatchKey.h>
 
 #include "sharding_prop/bit_identical/form_table.h"
 
 namespace dtensor {
 namespace {
+
+// On other devices each element is computed by the same code, wherever it is.
+bool on_cpu(const OpCall& call) { return call.mesh->device == c10::kCPU; }
 
 bool is_half(c10::ScalarType type) { return type == c10::kHalf || type == c10::kBFloat16; }
 
@@ -20,15 +25,23 @@ Rule rows(const OpCall&, const Rule& ordinary) {
   return Rule(std::move(data));
 }
 
-// ATen's kernels along another dimension than the last depend on the threads.
-Rule last_dimension(const OpCall& call, const Rule& ordinary) { return rows(call, ordinary).kernel("last_dimension"); }
+// ATen's kernels of the CPU depend on the threads along another dimension than the last.
+Rule softmax(const OpCall& call, const Rule& ordinary, const char* of_device) {
+  return rows(call, ordinary).kernel(on_cpu(call) ? "last_dimension" : of_device);
+}
+
+Rule layer_norm(const OpCall& call, const Rule& ordinary) {
+  return on_cpu(call) ? rows(call, ordinary) : rows(call, ordinary).kernel("tree_layer_norm");
+}
 
 Rule softmax_backward(const OpCall& call, const Rule& ordinary) {
   return rows(call, ordinary).kernel("tree_softmax_backward");
 }
 
 // Elements of a partial vector are computed by other code than those of a full one.
-Rule vectors(const OpCall&, const Rule& ordinary) { return Rule(ordinary).kernel("full_vectors"); }
+Rule vectors(const OpCall& call, const Rule& ordinary) {
+  return on_cpu(call) ? Rule(ordinary).kernel("full_vectors") : ordinary;
+}
 
 // ATen multiplies by alpha before or after rounding to a half type, depending on the position.
 Rule sum_of_two(const OpCall& call, const Rule& ordinary) {
@@ -113,7 +126,9 @@ Rule wide_list(const OpCall& call, const Rule& ordinary) {
   return ordinary;
 }
 
-Rule fused_optimizer(const OpCall&, const Rule& ordinary) { return Rule(ordinary).kernel("fused_optimizer"); }
+Rule fused_optimizer(const OpCall& call, const Rule& ordinary) {
+  return on_cpu(call) ? Rule(ordinary).kernel("fused_optimizer") : ordinary;
+}
 
 Rule list_norm(const OpCall&, const Rule&) { return tree(Rule("X -> ").foreach_op(), "X", "tree_list_norm"); }
 
@@ -168,12 +183,28 @@ void add_exact_elementwise(FormTable& table) {
 
 void add_rows(FormTable& table) {
   add_form(table, rows,
-           {"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::nll_loss_backward", "aten::nll_loss2d_backward",
-            "aten::embedding", "aten::amax", "aten::amin", "aten::max", "aten::min", "aten::argmax", "aten::argmin",
-            "aten::any", "aten::all", "aten::topk", "aten::scatter"});
-  add_form(table, last_dimension,
-           {"aten::_softmax", "aten::_safe_softmax", "aten::_log_softmax", "aten::_log_softmax_backward_data"});
+           {"aten::nll_loss_backward", "aten::nll_loss2d_backward", "aten::embedding", "aten::amax", "aten::amin",
+            "aten::max", "aten::min", "aten::argmax", "aten::argmin", "aten::any", "aten::all"});
+  table.emplace("aten::native_layer_norm", layer_norm);
+  table.emplace("aten::_softmax",
+                [](const auto& call, const auto& rule) { return softmax(call, rule, "tree_softmax"); });
+  table.emplace("aten::_safe_softmax",
+                [](const auto& call, const auto& rule) { return softmax(call, rule, "tree_safe_softmax"); });
+  table.emplace("aten::_log_softmax",
+                [](const auto& call, const auto& rule) { return softmax(call, rule, "tree_log_softmax"); });
+  table.emplace("aten::_log_softmax_backward_data",
+                [](const auto& call, const auto& rule) { return softmax(call, rule, "tree_log_softmax_backward"); });
   table.emplace("aten::_softmax_backward_data", softmax_backward);
+}
+
+// ATen's kernels of a GPU select among equal elements (topk) and write equal indices (scatter) in any order. Their sums
+// of windows are atomic, and rows depend on addresses.
+void add_cpu_only(FormTable& table) {
+  add_form(table, rows, {"aten::_fused_rms_norm", "aten::topk", "aten::scatter"});
+  table.emplace("aten::_fused_rms_norm_backward", rms_norm_backward);
+  table.emplace("aten::_scaled_dot_product_flash_attention_for_cpu", attention);
+  table.emplace("aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward);
+  add_image_forms(table);
 }
 
 void add_sums(FormTable& table) {
@@ -185,31 +216,30 @@ void add_sums(FormTable& table) {
   table.emplace("aten::baddbmm", [](const OpCall& call, const Rule&) { return product(call, "bmn, bmk, bkn -> bmn"); });
   table.emplace("aten::linear", linear);
   table.emplace("aten::linear_backward", linear_backward);
-  table.emplace("aten::_scaled_dot_product_flash_attention_for_cpu", attention);
-  table.emplace("aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward);
   table.emplace("aten::sum", sum);
   table.emplace("aten::mean", mean);
   table.emplace("aten::_foreach_norm", list_norm);
   table.emplace("aten::native_layer_norm_backward", layer_norm_backward);
-  table.emplace("aten::_fused_rms_norm_backward", rms_norm_backward);
   add_form(table, nll_loss, {"aten::nll_loss_forward", "aten::nll_loss2d_forward"});
   table.emplace("aten::mse_loss", mse_loss);
   table.emplace("aten::mse_loss_backward", mse_loss_backward);
 }
 
-const FormTable& table() {
-  static const FormTable forms = [] {
-    FormTable all;
-    add_views(all);
-    add_copies(all);
-    add_exact_elementwise(all);
-    add_rows(all);
-    add_sums(all);
-    add_image_forms(all);
-    add_index_sum_forms(all);
-    return all;
-  }();
-  return forms;
+FormTable table_of(bool cpu) {
+  FormTable all;
+  add_views(all);
+  add_copies(all);
+  add_exact_elementwise(all);
+  add_rows(all);
+  add_sums(all);
+  add_index_sum_forms(all);
+  if (cpu) add_cpu_only(all);
+  return all;
+}
+
+const FormTable& table_of(const OpCall& call) {
+  static const FormTable cpu = table_of(true), others = table_of(false);
+  return on_cpu(call) ? cpu : others;
 }
 
 bool returns_floating(const OpCall& call) {
@@ -222,11 +252,16 @@ bool returns_floating(const OpCall& call) {
 Form find_form(const OpCall& call) {
   const OpInfo& info = *call.info;
   for (const std::string& name : {c10::toString(info.name()), info.name().name, base_name(info)}) {
-    const auto found = table().find(name);
-    if (found != table().end()) return found->second;
+    const auto found = table_of(call).find(name);
+    if (found != table_of(call).end()) return found->second;
   }
   if (!info.op.hasTag(at::Tag::pointwise)) return nullptr;
   return returns_floating(call) ? vectors : exact_form;
+}
+
+bool multiplies_leaves(c10::DeviceType device) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("dtensor::multiply_leaves", "");
+  return op.hasKernelForDispatchKey(c10::computeDispatchKey(std::nullopt, std::nullopt, c10::Device(device)));
 }
 
 }  // namespace
@@ -241,10 +276,13 @@ void check_bit_identical_operands(const OpCall& call) {
 }
 
 Rule bit_identical_rule(const OpCall& call, const Rule& ordinary) {
+  const auto device = call.mesh->device;
+  TORCH_CHECK_NOT_IMPLEMENTED(multiplies_leaves(device), call.info->name(), " has no bit-identical form on ", device,
+                              ": expected the CPU, or CUDA with the library dtensor_cuda and its kernels");
   const Form form = find_form(call);
-  TORCH_CHECK_NOT_IMPLEMENTED(form != nullptr, call.info->name(),
-                              " has no bit-identical form (docs/design/bit_identical.md). Run it outside the ",
-                              "BitIdentical scope, where its bits depend on the mesh.");
+  TORCH_CHECK_NOT_IMPLEMENTED(form != nullptr, call.info->name(), " has no bit-identical form on ", device,
+                              " (docs/design/bit_identical.md). Run it outside the BitIdentical scope, where its bits ",
+                              "depend on the mesh.");
   RuleData data = expand_packs(form(call, ordinary), call).data();
   data.groups.clear();
   return Rule(std::move(data));

@@ -33,6 +33,11 @@ TORCH_LIBRARY(dtensor, m) {
   m.def(
       "cross_entropy_gradient(Tensor values, Tensor targets, Tensor? weight, Tensor factors, int first, int classes, "
       "int count, int ignore_index, Tensor(a!) out) -> ()");
+
+  // a [batch, m, k] b [batch, k, n], for the BitIdentical scope: the contracted indices are summed in leaves of
+  // `lengths`. After leaf i, the merges[i] sums before it are added to it, from right to left. Returns the sums that
+  // remain: [sums, batch, m, n]. (ops/local_kernels/bit_identical/tiles.cpp)
+  m.def("multiply_leaves(Tensor a, Tensor b, int[] lengths, int[] merges) -> Tensor");
 }
 
 void add_fused_rules(RuleBook& book) {
@@ -52,6 +57,7 @@ void add_fused_rules(RuleBook& book) {
   book.rule("dtensor::cross_entropy_largest", "tc! -> t");
   book.rule("dtensor::cross_entropy_sums", "tc!, t, c, t -> t, s!t");
   book.rule("dtensor::cross_entropy_gradient", "tc!, t, c, f!t, tc -> tc");
+  book.rule("dtensor::multiply_leaves", "bmk!, bkn -> s!bmn");
 }
 
 }  // namespace dtensor

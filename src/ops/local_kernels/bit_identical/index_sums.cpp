@@ -56,8 +56,10 @@ void sum_equal_indices(const From* values, const std::int64_t* index, std::int64
   }
 }
 
-// The sums [problems, rows, width] of values [problems, count, width] with equal indices [problems, count].
+// The sums [problems, rows, width] of values [problems, count, width] with equal indices [problems, count], computed
+// on the host.
 at::Tensor sums_of_equal_indices(const at::Tensor& values, const at::Tensor& index, std::int64_t rows) {
+  if (!values.is_cpu()) return sums_of_equal_indices(values.cpu(), index.cpu(), rows).to(values.device());
   const std::int64_t count = values.size(1), width = values.size(2);
   const auto type = bit_identical::sum_type(values.scalar_type());
   const auto out = at::zeros({values.size(0), rows, width}, values.options().dtype(type));

@@ -14,11 +14,8 @@ using bit_identical::multiply;
 // a times b, for matrices or stacks of them, or a vector b.
 at::Tensor multiply_stacks(const at::Tensor& a, const at::Tensor& b, const Contracted& k) {
   if (b.dim() == 1) return multiply(at::atleast_2d(a), b.unsqueeze(1), k).view(a.sizes().slice(0, a.dim() - 1));
-  if (a.dim() == 2) return multiply(a, b, k);
-  if (a.size(0) == 0) return at::zeros({0, a.size(1), b.size(2)}, a.options());
-  std::vector<at::Tensor> products;
-  for (std::int64_t i = 0; i < a.size(0); ++i) products.push_back(multiply(a[i], b[i], k));
-  return at::stack(products);
+  if (a.dim() == 3 && a.size(0) == 0) return at::zeros({0, a.size(1), b.size(2)}, a.options());
+  return multiply(a, b, k);
 }
 
 // One tensor of a call by its names in the schemas of the operators.

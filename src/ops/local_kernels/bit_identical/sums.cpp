@@ -73,7 +73,7 @@ at::Tensor sum_over_rows(const LocalCall& call, const LocalArgs& args, const at:
   return sum_over(call.mesh, args.spec("grad_out"), args.global_sizes("grad_out"), products, first_dims(rows));
 }
 
-// ATen's operator for the gradient of the input only.
+// ATen's operator of the CPU for the gradient of the input only.
 at::Tensor gradient_of_input(LocalCall& call) {
   const auto arguments = torch::jit::last(call.stack, call.info.args.size());
   torch::jit::Stack stack(arguments.begin(), arguments.end());
@@ -84,6 +84,49 @@ at::Tensor gradient_of_input(LocalCall& call) {
   return stack[0].toTensor();
 }
 
+// Means over the normalized dimensions, which stay with size 1, of a tensor with the sizes of the input.
+at::Tensor mean_of(const LocalCall& call, const LocalArgs& args, const at::Tensor& t) {
+  const auto sizes = args.global_sizes("input");
+  const auto rows = sizes.size() - static_cast<std::size_t>(args.value("normalized_shape").toIntList().size());
+  std::vector<std::int64_t> dims, kept = t.sizes().vec();
+  for (auto d = rows; d < sizes.size(); ++d) {
+    dims.push_back(static_cast<std::int64_t>(d));
+    kept[d] = 1;
+  }
+  const auto sum = sum_over(call.mesh, args.spec("input"), sizes, t, dims).view(kept);
+  return at::div(sum, static_cast<double>(c10::multiply_integers(sizes.slice(rows))));
+}
+
+at::Tensor in_type(const LocalArgs& args, const char* name, at::ScalarType type) {
+  const auto t = args.tensor(name);
+  return t.defined() ? t.to(type) : t;
+}
+
+// On devices other than the CPU.
+void layer_norm(LocalCall& call) {
+  const LocalArgs args(call);
+  const auto type = sum_type(args.tensor("input").scalar_type());
+  const auto x = in_type(args, "input", type), mean = mean_of(call, args, x), centered = at::sub(x, mean);
+  const auto variance = mean_of(call, args, at::mul(centered, centered));
+  const auto rstd = at::rsqrt(at::add(variance, args.value("eps").toDouble()));
+  auto y = at::mul(centered, rstd);
+  if (const auto weight = in_type(args, "weight", type); weight.defined()) y = at::mul(y, weight);
+  if (const auto bias = in_type(args, "bias", type); bias.defined()) y = at::add(y, bias);
+  set_results(call, {y.to(call.outputs[0]->dtype), mean.to(call.outputs[1]->dtype), rstd.to(call.outputs[2]->dtype)});
+}
+
+// The same on other devices. With x^ = (x - mean) rstd: rstd (g - mean(g) - x^ mean(g x^)), where g is the gradient
+// times the weight.
+at::Tensor composed_gradient_of_input(const LocalCall& call, const LocalArgs& args) {
+  const auto type = sum_type(args.tensor("input").scalar_type());
+  const auto rstd = in_type(args, "rstd", type), weight = in_type(args, "weight", type);
+  const auto normal = at::mul(at::sub(in_type(args, "input", type), in_type(args, "mean", type)), rstd);
+  auto grad = in_type(args, "grad_out", type);
+  if (weight.defined()) grad = at::mul(grad, weight);
+  const auto along = at::mul(normal, mean_of(call, args, at::mul(grad, normal)));
+  return at::mul(rstd, at::sub(at::sub(grad, mean_of(call, args, grad)), along)).to(call.outputs[0]->dtype);
+}
+
 // The gradients of weight and bias are sums over rows of grad x^ and grad, each product rounded in the dtype of sums.
 void layer_norm_backward(LocalCall& call) {
   const LocalArgs args(call);
@@ -91,7 +134,9 @@ void layer_norm_backward(LocalCall& call) {
   std::vector<at::Tensor> results(3);
   const auto grad = args.tensor("grad_out");
   const auto type = sum_type(grad.scalar_type());
-  if (mask[0]) results[0] = gradient_of_input(call);
+  if (mask[0]) {
+    results[0] = grad.is_cpu() ? gradient_of_input(call) : composed_gradient_of_input(call, args);
+  }
   if (mask[1]) {
     const auto centered = at::sub(args.tensor("input").to(type), args.tensor("mean").to(type));
     const auto normal = at::mul(centered, args.tensor("rstd").to(type));
@@ -193,6 +238,7 @@ void mse_loss(LocalCall& call) {
 void add_tree_sum_kernels(LocalKernels& kernels) {
   kernels.emplace("tree_nll_loss", nll_loss);
   kernels.emplace("tree_mse_loss", mse_loss);
+  kernels.emplace("tree_layer_norm", layer_norm);
   kernels.emplace("tree_layer_norm_backward", layer_norm_backward);
   kernels.emplace("tree_rms_norm_backward", rms_norm_backward);
   kernels.emplace("tree_softmax_backward", softmax_backward);

@@ -5,13 +5,18 @@
 #include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>
 
+#include <torch/library.h>
+
 #include "internal/bit_identical.h"
+#include "internal/library_operator.h"
 #include "internal/simulated.h"
+#include "ops/local_kernels/bit_identical/devices/leaf_products.h"
 #include "ops/local_kernels/local_args.h"
 
 namespace dtensor::bit_identical {
 namespace {
 
+using leaf_products::Leaf;
 constexpr std::int64_t kTile = 64;
 
 std::int64_t tiles_of(std::int64_t n) { return (n + kTile - 1) / kTile; }
@@ -42,30 +47,33 @@ struct Matrix {
   std::int64_t rows, columns, row, column;
 };
 
+// The product of two matrices: a tile of each partial sum that remains, at a distance of `out_node` elements.
 template <class T, class From>
 class Product {
  public:
-  Product(const at::Tensor& a, const at::Tensor& b, const Contracted& k, const at::Tensor& nodes)
-      : a_(a), b_(b), k_(k), out_(nodes.mutable_data_ptr<T>()) {}
+  Product(const at::Tensor& a, const at::Tensor& b, const std::vector<Leaf>& leaves, T* out, std::int64_t out_node)
+      : a_(a), b_(b), leaves_(leaves), out_(out), out_node_(out_node) {}
 
   void run() {
     const std::int64_t rows = tiles_of(a_.rows), columns = tiles_of(b_.columns);
     packed_ = memory_of(columns);
-    at::parallel_for(0, columns * std::ssize(k_.ranges), 1, [&](std::int64_t begin, std::int64_t end) {
+    at::parallel_for(0, columns * std::ssize(leaves_), 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i)
-        pack_columns(i % columns, k_.ranges[static_cast<std::size_t>(i / columns)]);
+        pack_columns(i % columns, leaves_[static_cast<std::size_t>(i / columns)]);
     });
     at::parallel_for(0, rows * columns, 1, [&](std::int64_t begin, std::int64_t end) {
       const auto panel = memory_of(1);
-      TreeSum<T> sum(k_.leaves.count, kTile * kTile);
+      Sums sums;
       for (std::int64_t i = begin; i < end; ++i) {
         if ((i == begin || i % columns == 0) && !has_rows(i / columns)) pack_rows(i / columns, panel.get());
-        run_tile(panel.get(), i / columns, i % columns, sum);
+        run_tile(panel.get(), i / columns, i % columns, sums);
       }
     });
   }
 
  private:
+  using Sums = std::vector<std::vector<T>>;  // tiles
+
   // Whether the rows of a tile can be read where they are.
   bool has_rows(std::int64_t tile) const {
     return std::is_same_v<T, From> && a_.column == 1 && (tile + 1) * kTile <= a_.rows;
@@ -77,39 +85,44 @@ class Product {
   }
   T* packed(std::int64_t column) const { return packed_.get() + column * kTile * a_.columns; }
 
-  void pack_columns(std::int64_t tile, const Contracted::Range& range) const {
-    b_.copy(range.begin, tile * kTile, range.length, kTile, packed(tile) + range.begin * kTile);
+  void pack_columns(std::int64_t tile, const Leaf& leaf) const {
+    b_.copy(leaf.begin, tile * kTile, leaf.length, kTile, packed(tile) + leaf.begin * kTile);
   }
 
   void pack_rows(std::int64_t tile, T* panel) const {
-    for (const auto& range : k_.ranges) {
-      a_.copy(tile * kTile, range.begin, kTile, range.length, panel + range.begin * kTile);
+    for (const Leaf& leaf : leaves_) {
+      a_.copy(tile * kTile, leaf.begin, kTile, leaf.length, panel + leaf.begin * kTile);
     }
   }
 
   // A leaf's rows of a tile: where they are, or in the packed panel. Then the distance of rows.
-  std::pair<const T*, std::int64_t> rows_of(std::int64_t tile, const Contracted::Range& range, const T* panel) const {
+  std::pair<const T*, std::int64_t> rows_of(std::int64_t tile, const Leaf& leaf, const T* panel) const {
     if constexpr (std::is_same_v<T, From>) {
-      if (has_rows(tile)) return {a_.data + tile * kTile * a_.row + range.begin, a_.row};
+      if (has_rows(tile)) return {a_.data + tile * kTile * a_.row + leaf.begin, a_.row};
     }
-    return {panel + range.begin * kTile, range.length};
+    return {panel + leaf.begin * kTile, leaf.length};
   }
 
-  void run_tile(const T* panel, std::int64_t row, std::int64_t column, TreeSum<T>& sum) {
-    sum.clear();
-    for (const auto& range : k_.ranges) {
-      const auto [a, distance] = rows_of(row, range, panel);
-      T* tile = sum.next();
-      if (range.length == 0) std::fill_n(tile, kTile * kTile, T(0));
-      if (range.length > 0) {
-        multiply_block(kTile, kTile, range.length, a, distance, packed(column) + range.begin * kTile, tile,
+  void run_tile(const T* panel, std::int64_t row, std::int64_t column, Sums& sums) {
+    std::size_t count = 0;
+    for (const Leaf& leaf : leaves_) {
+      const auto [a, distance] = rows_of(row, leaf, panel);
+      if (sums.size() == count) sums.emplace_back(static_cast<std::size_t>(kTile * kTile));
+      T* tile = sums[count].data();
+      if (leaf.length == 0) std::fill_n(tile, kTile * kTile, T(0));
+      if (leaf.length > 0) {
+        multiply_block(kTile, kTile, leaf.length, a, distance, packed(column) + leaf.begin * kTile, tile,
                        /*adds=*/false);
       }
-      sum.add({0, range.leaf}, tile);
+      for (std::int64_t m = 0; m < leaf.merges; ++m, --count) {
+        T* left = sums[count - 1].data();
+        const T* right = sums[count].data();
+        for (std::int64_t i = 0; i < kTile * kTile; ++i) left[i] += right[i];
+      }
+      ++count;
     }
-    for (std::size_t node = 0; node < sum.size(); ++node) {
-      store(sum.values(node), row * kTile, column * kTile,
-            out_ + static_cast<std::int64_t>(node) * a_.rows * b_.columns);
+    for (std::size_t node = 0; node < count; ++node) {
+      store(sums[node].data(), row * kTile, column * kTile, out_ + static_cast<std::int64_t>(node) * out_node_);
     }
   }
 
@@ -121,8 +134,9 @@ class Product {
   }
 
   Matrix<T, From> a_, b_;
-  const Contracted& k_;
+  const std::vector<Leaf>& leaves_;
   T* out_;
+  std::int64_t out_node_;
   std::unique_ptr<T[]> packed_;
 };
 
@@ -137,6 +151,29 @@ void add_ranges(Contracted& k, std::int64_t local_last) {
       in_row = (in_row + length) % local_last;
     }
   }
+}
+
+// The kernel of the CPU.
+at::Tensor multiply_leaves(const at::Tensor& a, const at::Tensor& b, at::IntArrayRef lengths, at::IntArrayRef merges) {
+  const auto leaves = leaf_products::leaves_of(lengths.data(), merges.data(), lengths.size());
+  const auto nodes = empty_nodes(a, b, merges);
+  if (nodes.numel() == 0) return nodes;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, a.scalar_type(), "a product in a BitIdentical scope", [&] {
+    using Sum = at::opmath_type<scalar_t>;
+    for (std::int64_t i = 0; i < a.size(0); ++i) {
+      auto* out = nodes.mutable_data_ptr<Sum>() + i * nodes.stride(1);
+      Product<Sum, scalar_t>(a[i], b[i], leaves, out, nodes.stride(0)).run();
+    }
+  });
+  return nodes;
+}
+
+TORCH_LIBRARY_IMPL(dtensor, CPU, m) { m.impl("multiply_leaves", multiply_leaves); }
+
+TORCH_LIBRARY_IMPL(dtensor, Meta, m) {
+  m.impl("multiply_leaves", [](const at::Tensor& a, const at::Tensor& b, at::IntArrayRef, at::IntArrayRef merges) {
+    return empty_nodes(a, b, merges);
+  });
 }
 
 }  // namespace
@@ -170,14 +207,22 @@ Contracted contracted_of(const MeshImpl& mesh, const TensorSpec* spec, at::IntAr
   return k;
 }
 
+at::Tensor empty_nodes(const at::Tensor& a, const at::Tensor& b, at::IntArrayRef merges) {
+  return at::empty({std::ssize(merges) - c10::sum_integers(merges), a.size(0), a.size(1), b.size(2)},
+                   a.options().dtype(sum_type(a.scalar_type())));
+}
+
 at::Tensor multiply_nodes(const at::Tensor& a, const at::Tensor& b, const Contracted& k) {
-  const auto nodes = at::empty({std::ssize(nodes_of(k.leaves.own, k.leaves.count)), a.size(0), b.size(1)},
-                               a.options().dtype(sum_type(a.scalar_type())));
-  if (nodes.numel() > 0) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, a.scalar_type(), "a product in a BitIdentical scope",
-                                    [&] { Product<at::opmath_type<scalar_t>, scalar_t>(a, b, k, nodes).run(); });
+  static const auto op = library_operator<decltype(multiply_leaves)>("dtensor::multiply_leaves");
+  std::vector<std::int64_t> lengths, merges;
+  NodeStack nodes(k.leaves.count);
+  for (const auto& range : k.ranges) {
+    nodes.push({0, range.leaf});
+    lengths.push_back(range.length), merges.push_back(0);
+    while (nodes.merge()) ++merges.back();
   }
-  return nodes;
+  if (a.dim() == 3) return op.call(a, b, lengths, merges);
+  return op.call(a.unsqueeze(0), b.unsqueeze(0), lengths, merges).squeeze(1);
 }
 
 at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const Contracted& k) {

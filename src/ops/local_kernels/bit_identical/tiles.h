@@ -50,9 +50,13 @@ void check_values(const LocalCall& call, const at::Tensor& t);
 // Dimensions `dims` of a tensor as contracted indices, row-major.
 Contracted contracted_of(const MeshImpl& mesh, const TensorSpec* spec, at::IntArrayRef sizes, at::IntArrayRef dims);
 
-// The product of a [m, k] and b [k, n] for each of this rank's nodes: [nodes, m, n].
+// The result of dtensor::multiply_leaves for these operands, without values.
+at::Tensor empty_nodes(const at::Tensor& a, const at::Tensor& b, at::IntArrayRef merges);
+
+// The product of a [m, k] and b [k, n] for each of this rank's nodes: [nodes, m, n]. The operands may be stacks of
+// matrices, whose number is then a second dimension of the result.
 at::Tensor multiply_nodes(const at::Tensor& a, const at::Tensor& b, const Contracted& k);
-// a [m, k] times b [k, n], completed over ranks: float for half types, else the operands' type.
+// The same, completed over ranks: float for half types, else the operands' type.
 at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, const Contracted& k);
 
 }  // namespace dtensor::bit_identical

@@ -17,9 +17,6 @@ constexpr std::int64_t kColumns = 512;       // columns that are summed together
 constexpr std::int64_t kElements = 1 << 14;  // elements of a subtree that one thread sums, if it has 8 leaves or more
 constexpr int kLeastLevel = 3, kMostLevel = 10;
 
-// Number of nodes on a level.
-std::int64_t width_of(std::int64_t leaves, int level) { return ((leaves - 1) >> level) + 1; }
-
 // Appends the leaves of `inner` in each index of `outer`.
 Segments nested(const Segments& outer, const Segments& inner, std::int64_t inner_leaves) {
   Segments all;
@@ -101,6 +98,11 @@ void sum_nodes(const NodeRows& all, std::int64_t leaves, const at::Tensor& out) 
 }
 
 at::Tensor summed(const NodeRows& all, std::int64_t leaves, std::int64_t remaining) {
+  if (!all.rows.is_cpu()) {
+    TensorSum sum(leaves);
+    for (const auto& [node, row] : all.nodes) sum.add(node, all.rows[row]);
+    return sum.nodes({all.rows.size(1)}, all.rows.options());
+  }
   const auto out = at::empty({remaining, all.rows.size(1)}, all.rows.options());
   AT_DISPATCH_FLOATING_TYPES(out.scalar_type(), "a sum in a BitIdentical scope",
                              [&] { sum_nodes<scalar_t>(all, leaves, out); });
@@ -270,6 +272,7 @@ at::Tensor complete(const at::Tensor& nodes, const Leaves& leaves) {
 }
 
 at::Tensor sum_rows(const at::Tensor& rows, const Leaves& leaves) {
+  if (!rows.is_cpu()) return sum_levels(rows.to(sum_type(rows.scalar_type())), leaves);
   at::Tensor sum;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "a sum in a BitIdentical scope", [&] {
     using Sum = at::opmath_type<scalar_t>;
@@ -304,6 +307,10 @@ at::Tensor sum_of_channels(const MeshImpl& mesh, const TensorSpec* spec, at::Int
 
 at::Tensor sum_squares(const at::Tensor& values, const Leaves& leaves) {
   const auto rows = values.reshape({-1, 1});
+  if (!rows.is_cpu()) {
+    const auto wide = rows.to(at::kDouble);
+    return sum_levels(at::mul(wide, wide), leaves).select(0, 0);
+  }
   at::Tensor sum;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, rows.scalar_type(), "a norm in a BitIdentical scope", [&] {
     sum = sum_leaves<double, scalar_t>(rows, leaves, [](scalar_t x) {

@@ -28,6 +28,9 @@ struct Node {
   std::int64_t first_leaf() const { return index << level; }
 };
 
+// Number of nodes on a level.
+inline std::int64_t width_of(std::int64_t leaves, int level) { return ((leaves - 1) >> level) + 1; }
+
 // The nodes of a tree in order, while leaves or subtrees are added from the left.
 class NodeStack {
  public:
@@ -131,6 +134,9 @@ at::Tensor complete(const at::Tensor& nodes, const Leaves& leaves);
 
 // The sum of the rows [leaves, columns] of this rank, completed over ranks. Half types are summed in float.
 at::Tensor sum_rows(const at::Tensor& rows, const Leaves& leaves);
+
+// The same for rows in the dtype of sums, by ATen's operators: for devices other than the CPU.
+at::Tensor sum_levels(const at::Tensor& rows, const Leaves& leaves);
 
 // The sum of a local tensor over `dims` of the global tensor of `sizes`, which the result lacks. A null spec is
 // Replicate.

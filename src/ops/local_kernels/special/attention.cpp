@@ -157,6 +157,12 @@ bool takes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
   return attention_impl::sequence_axes(q, k, v) != 0;
 }
 
+// In a BitIdentical scope products and a softmax compute attention on devices other than the CPU.
+bool is_composed(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const auto* mesh = is_bit_identical() && q.dim() == 4 ? one_mesh({&q, &k, &v}) : nullptr;
+  return mesh != nullptr && mesh->device != c10::kCPU;
+}
+
 // Makes ATen initialize its priority order of GPU attention kernels. ATen does this at the first call without a lock,
 // so ranks that are threads could get different orders.
 void force_kernel_order(const at::Tensor& q) {
@@ -179,7 +185,8 @@ at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at:
                                             scale, gqa)
         .squeeze(0);
   }
-  if (!takes(q, k, v, mask, dropout, causal, gqa)) {
+  const bool composed = is_composed(q, k, v);
+  if (!composed && !takes(q, k, v, mask, dropout, causal, gqa)) {
     force_kernel_order(q);
     return at::native::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, gqa);
   }
@@ -189,7 +196,7 @@ at::Tensor attention_special(const at::Tensor& q, const at::Tensor& k, const at:
   options.causal = causal;
   options.scale = scale;
   attention_impl::check_call(q, k, v, options);
-  return attend_checked(q, k, v, options);
+  return composed ? attention_impl::reference_attention(q, k, v, options) : attend_checked(q, k, v, options);
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {

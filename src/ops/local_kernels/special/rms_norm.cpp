@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include "internal/autograd_node.h"
+#include "internal/bit_identical.h"
 #include "internal/dispatch_modes.h"
 #include "internal/kernels/gpu_kernels.h"
 #include "ops/dispatch/boxed_kernel.h"
@@ -79,7 +80,8 @@ bool takes(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& weight)
 }
 
 bool takes_kernel(const at::Tensor& x) {
-  return is_half(x) && takes_gpu_kernel(GpuKernel::layer_norm, x.device().type()) && row_norm::has_kernels(x);
+  return !is_bit_identical() && is_half(x) && takes_gpu_kernel(GpuKernel::layer_norm, x.device().type()) &&
+         row_norm::has_kernels(x);
 }
 
 at::Tensor composed(const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& weight, std::optional<double> eps) {
