@@ -1,5 +1,6 @@
 // Attention with ATen operators: the reference for dtensor::attention().
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cmath>

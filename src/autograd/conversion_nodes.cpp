@@ -1,6 +1,7 @@
 // Autograd nodes of conversions between local tensors and DTensors, and of redistribution.
 #include "autograd/conversion_nodes.h"
 
+#include <c10/util/strides.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include "autograd/gradients/leaf_gradient.h"

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/Contiguity.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <numeric>

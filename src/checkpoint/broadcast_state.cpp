@@ -1,6 +1,7 @@
 // broadcast_state(): broadcasts the source's full tensors in pieces; each rank copies the elements of its shard.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>

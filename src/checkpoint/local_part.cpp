@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <limits>

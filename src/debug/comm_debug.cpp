@@ -2,6 +2,8 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <set>
 #include <unordered_map>

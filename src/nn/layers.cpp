@@ -1,5 +1,6 @@
 // Linear, embedding and norms: ATen operators, and the initial values of torch.nn.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "dtensor/nn.h"
 #include "dtensor/nn/float8.h"

@@ -1,5 +1,6 @@
 // The registry of a module: tensors and children by name, in the order of registration.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cmath>

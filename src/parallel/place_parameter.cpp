@@ -4,6 +4,7 @@
 #include "parallel/place_parameter.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <map>

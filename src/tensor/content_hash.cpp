@@ -1,5 +1,6 @@
 // The hash of a tensor's global contents.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "dtensor/bit_identical.h"
 #include "dtensor/tensor.h"

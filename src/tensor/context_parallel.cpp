@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/tensor.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
@@ -150,7 +151,7 @@ std::optional<at::Tensor> placed_mask(const Scope& scope, const std::optional<at
 }
 
 // Compares keys and values that are no shards between ranks, at calls that all ranks sample.
-void check_replicated(const Scope& scope, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+void check_replicated(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   static const OpEntry& entry =
       entry_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", ""));
   const std::vector<c10::IValue> args{q, k, v, c10::IValue(), 0.0, false, c10::IValue(), false};
@@ -170,7 +171,7 @@ at::Tensor attend_full_sequence(const Scope& scope, const at::Tensor& q, const a
                                 std::optional<double> scale, bool gqa) {
   const auto at = layout_of(scope, q, k, mask);
   const auto query = sharded(scope, q, -2, at.queries);
-  if (!at.keys_are_sharded) check_replicated(scope, query, k, v);
+  if (!at.keys_are_sharded) check_replicated(query, k, v);
   const auto placed = [&](const at::Tensor& t) {
     return at.keys_are_sharded ? sharded(scope, t, -2, at.keys) : replicated(scope, t);
   };
@@ -251,7 +252,7 @@ ContextParallelScope::ContextParallelScope(const DeviceMesh& mesh, std::vector<s
               mesh ? mesh.str() : "an empty DeviceMesh");
   const bool even = std::all_of(lengths.begin(), lengths.end(), [&](std::int64_t length) {
     const auto parts = shard_lengths(length, mesh.size());
-    return parts == Lengths(parts.size(), parts[0]);
+    return std::all_of(parts.begin(), parts.end(), [&](std::int64_t part) { return part == parts[0]; });
   });
   scope_ = open_scope(Scope{mesh, std::move(lengths), even}, Recompute::restored, OperatorScope::yes);
 }

@@ -3,6 +3,7 @@
 #include "autograd/gradients/deferred_reduction.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <memory>
 

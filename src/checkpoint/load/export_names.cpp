@@ -1,5 +1,6 @@
 // map_state_dict_keys(): a model's tensors under another program's names.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <map>

@@ -2,6 +2,7 @@
 #include "checkpoint/load/load_target.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/collective_errors.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/load/read_ranges.h"
 

@@ -42,7 +42,7 @@ struct MeshTable {
     std::vector<std::int64_t> ranks;
     for (const std::int64_t rank : mesh.ranks()) ranks.push_back(world.ranks()[static_cast<std::size_t>(rank)]);
     const bool of_part = at::IntArrayRef(ranks) != mesh.ranks();
-    const Json entry = {of_part ? c10::str(mesh.str(), " of world ranks ", ranks) : mesh.str(), ranks};
+    const Json entry = {of_part ? c10::str(mesh.str(), " of world ranks ", at::IntArrayRef(ranks)) : mesh.str(), ranks};
     const auto position = std::find(json.begin(), json.end(), entry) - json.begin();
     if (position == std::ssize(json)) json.push_back(entry);
     return position;

@@ -1,6 +1,8 @@
 // Loads libdtensor_mpi.so; the build defines its name (DTENSOR_MPI_LIBRARY).
 #include <dlfcn.h>
 
+#include <c10/util/Exception.h>
+
 #include "comm/launch/open_library.h"
 #include "comm/mpi/api.h"
 

@@ -1,5 +1,7 @@
 // Describes a call for sharding propagation.
 #include "internal/bit_identical.h"
+
+#include <c10/util/strides.h>
 #include "mesh/mesh_impl.h"
 #include "ops/dispatch/for_each_tensor.h"
 #include "ops/execute/gradient_target.h"

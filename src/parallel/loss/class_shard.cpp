@@ -2,6 +2,7 @@
 #include "parallel/loss/class_shard.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "internal/shard_segments.h"
 

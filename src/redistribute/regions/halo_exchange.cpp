@@ -1,6 +1,9 @@
 // Computes the rows that windows read, and exchanges them.
 #include "redistribute/regions/halo_exchange.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 
 #include "internal/contiguous_ranges.h"

@@ -1,6 +1,8 @@
 // Views of the parts of a plan, or buffers where a part is no view.
 #include "internal/region_exchange.h"
 
+#include <ATen/TensorOperators.h>
+
 #include "redistribute/regions/part_views.h"
 #include "redistribute/result_buffers.h"
 

@@ -1,5 +1,6 @@
 // Infers sizes, strides and dtypes of a call's results by running the operator on meta tensors of global sizes.
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "internal/aten_scopes.h"
