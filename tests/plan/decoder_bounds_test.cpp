@@ -123,6 +123,27 @@ TEST(DecoderCost, BoundsKnowWhatDoesNotGrowWithTheRows) {
   }
 }
 
+// With few tokens, gathers and reductions of experts take longer than what computes beside them.
+TEST(DecoderCost, BoundsKnowExposedCommunicationOfExperts) {
+  auto work = small_model(12);
+  work.batch = 64, work.sequence = 512;
+  work.model.experts.emplace().router = {.experts = 16, .top_k = 2};
+  work.model.experts->ffn = 1024;
+  work.model.layer.assign(12, {.experts = true});
+  const auto program = planned_decoder(work, hardware());
+  for (const auto& layout :
+       std::vector<ParallelLayout>{{.shard = 32, .bf16 = true},
+                                   {.shard = 32, .ep = 4, .recompute = Recomputation::full, .bf16 = true},
+                                   {.shard = 32, .ep = 2, .microbatches = 2, .bf16 = true, .reshard = false},
+                                   {.shard = 32, .ep = 2, .microbatches = 2, .bf16 = true, .accumulate_sharded = false},
+                                   {.replicate = 32, .ep = 2, .bf16 = true}}) {
+    ASSERT_EQ(program.reject(layout), "") << layout.str();
+    const auto bound = program.bound(layout), cost = program.cost(layout);
+    EXPECT_LE(bound.seconds, cost.seconds) << layout.str();
+    EXPECT_GT(bound.seconds, 0.85 * cost.seconds) << layout.str();
+  }
+}
+
 // One layer with experts behind a dense one, which keeps more.
 TEST(DecoderCost, BoundsKnowDenseFirstLayers) {
   auto work = small_model(2);

@@ -10,6 +10,7 @@
 #include "plan/cost/parameter_bytes.h"
 #include "plan/cost/pipeline_cost.h"
 #include "plan/cost/stage_step.h"
+#include "plan/cost/transfers.h"
 #include "train/output/progress.h"
 
 namespace plan {
@@ -39,7 +40,7 @@ class DecoderCost {
         exact_(exact),
         size_(size_of(work)),
         parameters_(size_),
-        block_size_(size_of_block(work)),
+        transfers_(size_of_block(work), hardware),
         blocks_(work, hardware) {}
 
   std::string reject(const ParallelLayout& l) {
@@ -65,14 +66,15 @@ class DecoderCost {
   // What computes, or what moves parameters and gradients of blocks, if that takes longer. Without temporaries.
   LayoutCost bound(const ParallelLayout& l) {
     const auto& stages = stages_of(l);
-    const auto block = blocks_.of(l);
+    const auto& block = blocks_.of(l);
     const auto blocks = static_cast<double>(equal_blocks(l)), microbatches = static_cast<double>(l.microbatches);
     const double idle = stages.splits_backward() ? 0 : static_cast<double>(l.pp - 1) * blocks / stages.of_rank();
     const double kept = 0.95 * blocks * stages.most_in_flight() * block.kept_bytes + parameters_.unsharded(l);
     const auto known = known_least(l);
     LayoutCost cost;
     const double computes = (idle + microbatches * blocks) * block.seconds + microbatches * block.head_seconds;
-    cost.seconds = std::max(known.seconds, with_transfers(l, computes));
+    cost.seconds =
+        std::max(known.seconds, transfers_.with_compute(l, {equal_blocks(l), stages.of_rank(), computes}, block));
     // with the gradient at the update, with activations before backward
     const double update = parameters_.updated(l), stored = parameters_.stored(l);
     cost.peak_bytes = static_cast<std::int64_t>(std::max(update, stored + std::max(kept, known.bytes)));
@@ -176,33 +178,6 @@ class DecoderCost {
       }
     }
     return least;
-  }
-
-  // Members of a group, of the ranks of a stage.
-  static std::vector<std::int64_t> strided(std::int64_t size, std::int64_t stride) {
-    std::vector<std::int64_t> ranks;
-    for (std::int64_t i = 0; i < size; ++i) ranks.push_back(i * stride);
-    return ranks;
-  }
-  // Gathers and reductions of so many parameters of each block, which run one after another.
-  double transfers(const ParallelLayout& l, double parameters, const std::vector<std::int64_t>& ranks) const {
-    const auto all = static_cast<double>(ranks.size());
-    const auto bytes = static_cast<std::int64_t>((l.bf16 ? 2 : 4) * parameters * (all - 1) / all);
-    const auto blocks = equal_blocks(l), microbatches = l.microbatches;
-    const auto gathers = l.reshard ? microbatches * (2 * blocks - 1) : blocks;
-    const auto reductions = l.pp == 1 && l.accumulate_sharded ? microbatches * blocks : blocks;
-    return static_cast<double>(gathers) * hardware_.seconds("all_gather", ranks, bytes) +
-           static_cast<double>(reductions) * hardware_.seconds("reduce_scatter", ranks, bytes);
-  }
-  // Those of experts and of other parameters run beside each other, and beside what computes, if links allow it.
-  double with_transfers(const ParallelLayout& l, double computes) const {
-    const auto experts = block_size_.expert_parameters, others = block_size_.parameters - experts;
-    const double of_others = transfers(l, others / static_cast<double>(l.tp), strided(l.shard * l.cp, l.tp)),
-                 of_experts = experts == 0 ? 0
-                                           : transfers(l, experts / static_cast<double>(l.ep),
-                                                       strided(l.ranks() / l.pp / l.ep, l.ep));
-    if (!hardware_.asynchronous) return computes + of_others + of_experts;
-    return std::max({computes, of_others, of_experts});
   }
 
   // Costs of a layout bound those of layouts that differ in data parallelism only.
@@ -311,7 +286,7 @@ class DecoderCost {
   bool exact_;
   ModelSize size_;  // of the model
   ParameterBytes parameters_;
-  ModelSize block_size_;  // of one block
+  Transfers transfers_;
   BlockCosts blocks_;
   std::map<std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>, Stages> stages_;
   std::map<std::pair<std::string, bool>, Busy> busy_;    // by the rest of the layout, and whether shards count
