@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <random>
 
-#include "plan/cost/decoder_cost.h"
 #include "plan/cost/stage_step.h"
+#include "plan/decoder_cost.h"
 #include "plan/measure/calibrate.h"
 #include "timing.h"
 

@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "llm/hf/hf_config.h"
-#include "plan/cost/decoder_cost.h"
+#include "plan/decoder_cost.h"
 #include "program_data.h"
 
 namespace {

@@ -267,10 +267,6 @@ struct GatherBackward final : Node {
   at::DimVector sizes;
 };
 
-}  // namespace
-
-namespace {
-
 struct SumReplicasBackward final : Node {
   explicit SumReplicasBackward(Communicator c) : copies(std::move(c)) {}
   variable_list apply(variable_list&& grads) override {

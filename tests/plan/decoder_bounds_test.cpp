@@ -7,7 +7,7 @@
 #include <map>
 
 #include "plan/any_hardware.h"
-#include "plan/cost/decoder_cost.h"
+#include "plan/decoder_cost.h"
 #include "plan/small_model.h"
 #include "support/draws.h"
 

@@ -12,8 +12,8 @@
 #include "llm/hf/hf_config.h"
 #include "llm/stage.h"
 #include "plan/any_hardware.h"
-#include "plan/cost/decoder_cost.h"
 #include "plan/cost/stage_step.h"
+#include "plan/decoder_cost.h"
 #include "program_data.h"
 #include "train/model/model.h"
 

@@ -7,8 +7,8 @@
 #include <map>
 
 #include "llm/hf/hf_config.h"
-#include "plan/cost/decoder_cost.h"
 #include "plan/cost/stage_step.h"
+#include "plan/decoder_cost.h"
 #include "plan/small_model.h"
 #include "program_data.h"
 #include "support/draws.h"

@@ -7,7 +7,7 @@
 #include "llm/hf/hf_config.h"
 #include "llm/program.h"
 #include "llm/usage_error.h"
-#include "plan/cost/decoder_cost.h"
+#include "plan/decoder_cost.h"
 #include "program_data.h"
 #include "support/captured.h"
 #include "support/folder.h"

@@ -1,4 +1,4 @@
-#include "plan/cost/decoder_cost.h"
+#include "plan/decoder_cost.h"
 
 #include <fmt/format.h>
 
@@ -6,11 +6,11 @@
 #include <cmath>
 
 #include "dtensor/moe.h"
-#include "plan/cost/block_cost.h"
-#include "plan/cost/parameter_bytes.h"
+#include "plan/bounds/block_cost.h"
+#include "plan/bounds/parameter_bytes.h"
+#include "plan/bounds/transfers.h"
 #include "plan/cost/pipeline_cost.h"
 #include "plan/cost/stage_step.h"
-#include "plan/cost/transfers.h"
 #include "train/output/progress.h"
 
 namespace plan {

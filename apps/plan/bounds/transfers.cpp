@@ -1,4 +1,4 @@
-#include "plan/cost/transfers.h"
+#include "plan/bounds/transfers.h"
 
 #include <algorithm>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "plan/cost/block_cost.h"
+#include "plan/bounds/block_cost.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan/cost/parameter_bytes.h"
+#include "plan/bounds/parameter_bytes.h"
 #include "plan/cost/stage_step.h"
 
 namespace plan {

@@ -1,4 +1,4 @@
-#include "plan/cost/parameter_bytes.h"
+#include "plan/bounds/parameter_bytes.h"
 
 namespace plan {
 

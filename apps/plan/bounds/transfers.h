@@ -1,7 +1,7 @@
 // Time of the gathers and reductions of blocks, at least: for bounds.
 #pragma once
 
-#include "plan/cost/block_cost.h"
+#include "plan/bounds/block_cost.h"
 #include "plan/cost/model_size.h"
 
 namespace plan {
