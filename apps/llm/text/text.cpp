@@ -93,7 +93,10 @@ class Reader {
 tokenizer::Tokenizer read_tokenizer(const std::string& folder) {
   const auto path = fs::path(folder) / "tokenizer.json";
   if (!fs::exists(path))
-    throw UsageError(fmt::format("cannot find {}: use token ids (--tokens, lists in JSONL)", path.string()));
+    throw UsageError(
+        fmt::format("cannot find {}, which text needs: give token ids, in a prompt by --tokens 1,2,3, in a "
+                    "JSONL file as a list in the field {{\"text\": [1, 2, 3]}}",
+                    path.string()));
   try {
     return tokenizer::Tokenizer::read(path.string());
   } catch (const tokenizer::Error& error) {
