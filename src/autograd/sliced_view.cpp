@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "internal/simulated.h"
 #include "mesh/mesh_impl.h"
 #include "redistribute/execute.h"
 #include "redistribute/regions/halo_exchange.h"
@@ -115,9 +116,10 @@ void SlicedView::write(const at::Tensor& view, const at::Tensor& base) const {
   copy_rows(rows, base, 0);
 }
 
-// A rank may have several ranges of rows in each dimension.
+// A rank may have several ranges of rows in each dimension. If the view shares the base's memory, ATen does not copy
+// between other strides, which dimensions of size 1 may have.
 void SlicedView::copy_rows(const at::Tensor& rows, const at::Tensor& base, std::size_t dim) const {
-  if (dim == slices_.size()) return static_cast<void>(base.copy_(rows));
+  if (dim == slices_.size()) return static_cast<void>(base.copy_(shares_storage(rows, base) ? rows.clone() : rows));
   const Slice& slice = slices_[dim];
   std::int64_t first = 0;
   for (const at::Tensor& part :

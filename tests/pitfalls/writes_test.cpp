@@ -108,6 +108,55 @@ TEST(Writes, WritesToMaterializedViewsReachBaseAndOtherViews) {
   });
 }
 
+// All sizes of up to three dimensions with entries 1 and 2.
+std::vector<Shape> shapes_with_ones() {
+  std::vector<Shape> all{{1}, {2}};
+  for (std::size_t i = 0; i < 6; ++i) {
+    for (const std::int64_t size : {1, 2}) {
+      all.push_back(all[i]);
+      all.back().push_back(size);
+    }
+  }
+  return all;
+}
+
+const std::vector<View>& views_of_ones() {
+  static const std::vector<View> all{
+      [](const at::Tensor& t) { return t.transpose(0, -1); }, [](at::Tensor t) { return t.transpose_(0, -1); },
+      [](const at::Tensor& t) { return t.squeeze(-1); },      [](at::Tensor t) { return t.squeeze_(0); },
+      [](const at::Tensor& t) { return t.narrow(0, 0, 1); },  [](const at::Tensor& t) { return t.select(-1, 0); },
+      [](const at::Tensor& t) { return t.reshape(-1); },      [](at::Tensor t) { return t.unsqueeze_(-1); }};
+  return all;
+}
+
+// A rank that has all elements need not copy them for a view with other placements. The view then shares the memory of
+// the base, with other strides in dimensions of size 1.
+TEST(Writes, ViewsThatShareMemoryWithTheirBaseCanBeWritten) {
+  const auto write = [](const at::Tensor& base, const View& first, const View& second) {
+    auto view = first(base);
+    view.add_(1);
+    if (view.dim() > 0) second(view).mul_(2);
+    return view;
+  };
+  for (const Shape& mesh_shape : {Shape{2}, Shape{2, 3}}) {
+    on_mesh(mesh_shape, [&](const DeviceMesh& mesh) {
+      Draw draw(1);
+      for (const Shape& sizes : shapes_with_ones()) {
+        for (const View& first : views_of_ones()) {
+          for (const View& second : views_of_ones()) {
+            const auto placements = any_placements(draw, mesh, static_cast<std::int64_t>(sizes.size()));
+            const auto what = c10::str(at::IntArrayRef(sizes), " ", to_string(placements));
+            const at::Tensor regular = draw.normal(sizes), base = distribute_tensor(regular.clone(), mesh, placements);
+            const auto expected = write(regular, first, second);
+            require_close(write(base, first, second), expected, "view of " + what);
+            require_close(base, regular, "base of " + what);
+          }
+        }
+      }
+    });
+  }
+}
+
 TEST(Writes, IndexPutAndScatterEqualOneDevice) {
   for (const auto& own : {Shard(0), Shard(1), Replicate(), Partial()}) {
     for (const auto& values : {Shard(0), Shard(1), Replicate()}) {
