@@ -69,7 +69,7 @@ class DecoderCost {
     const auto& block = blocks_.of(l);
     const auto blocks = static_cast<double>(equal_blocks(l)), microbatches = static_cast<double>(l.microbatches);
     const double idle = stages.splits_backward() ? 0 : static_cast<double>(l.pp - 1) * blocks / stages.of_rank();
-    const double kept = 0.95 * blocks * stages.most_in_flight() * block.kept_bytes + parameters_.unsharded(l);
+    const double kept = least_kept(l, 0.95 * blocks * stages.most_in_flight() * block.kept_bytes);
     const auto known = known_least(l);
     LayoutCost cost;
     const double computes = (idle + microbatches * blocks) * block.seconds + microbatches * block.head_seconds;
@@ -103,7 +103,16 @@ class DecoderCost {
   }
 
  private:
-  // Gradients of stages wait on the device, experts are no operands of operators, and Muon communicates matrices.
+  // Besides parameters. Activations of all microbatches in flight and sums of gradients exist at the same time if as
+  // many microbatches follow those in flight at first; otherwise (gpipe) no forward pass may follow the first
+  // gradients.
+  double least_kept(const ParallelLayout& l, double activations) {
+    const double sums = parameters_.gradient_sums(l), unsharded = parameters_.unsharded(l);
+    const bool together = 2 * stages_of(l).most_in_flight() <= static_cast<double>(l.microbatches);
+    return unsharded + (together ? activations + sums : std::max(activations, sums));
+  }
+
+  // Gradients of stages wait on the device, no formula says what experts keep there, and Muon communicates matrices.
   std::string reject_offload(const ParallelLayout& l) const {
     if (l.pp > 1) return "offloading of stages (pp)";
     if (!l.accumulate_sharded && l.microbatches > 1) return "offloading of unsharded sums of gradients";

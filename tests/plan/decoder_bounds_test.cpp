@@ -123,6 +123,40 @@ TEST(DecoderCost, BoundsKnowWhatDoesNotGrowWithTheRows) {
   }
 }
 
+// Of schedules whose forward passes all come before the first gradients, and of ranks with several stages.
+TEST(DecoderCost, BoundsKnowWhatStagesKeep) {
+  auto work = small_model(32);
+  work.batch = 8, work.sequence = 1024, work.model.ffn = 2048;
+  auto few_tokens = work;
+  few_tokens.sequence = 64;
+  for (const auto& w : {work, few_tokens}) {
+    const auto program = planned_decoder(w, hardware());
+    for (const auto& layout : std::vector<ParallelLayout>{
+             {.pp = 4, .shard = 2, .microbatches = 4, .bf16 = true},
+             {.pp = 4, .shard = 2, .microbatches = 4, .bf16 = true, .schedule = "gpipe"},
+             {.pp = 2, .shard = 2, .microbatches = 2, .bf16 = true},
+             {.pp = 2, .shard = 2, .microbatches = 4, .bf16 = true, .schedule = "interleaved", .chunks = 4}}) {
+      ASSERT_EQ(program.reject(layout), "") << layout.str();
+      const auto bound = program.bound(layout), cost = program.cost(layout);
+      EXPECT_LE(bound.seconds, cost.seconds) << layout.str();
+      EXPECT_LE(bound.peak_bytes, cost.peak_bytes) << layout.str();
+    }
+  }
+}
+
+// Models without experts have no collectives of experts, whose latencies would add up where nothing overlaps.
+TEST(DecoderCost, BoundsOfDenseModelsHaveNoLatenciesOfExperts) {
+  auto work = small_model(8);
+  work.batch = 8, work.sequence = 64;
+  auto slow = hardware();
+  slow.asynchronous = false;
+  slow.levels = {{"node", 8, 1e-4, 1e11}};
+  const auto program = planned_decoder(work, slow);
+  for (const auto& layout : std::vector<ParallelLayout>{{.shard = 8}, {.replicate = 8}}) {
+    EXPECT_LE(program.bound(layout).seconds, program.cost(layout).seconds) << layout.str();
+  }
+}
+
 // With few tokens, gathers and reductions of experts take longer than what computes beside them.
 TEST(DecoderCost, BoundsKnowExposedCommunicationOfExperts) {
   auto work = small_model(12);

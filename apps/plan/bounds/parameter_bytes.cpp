@@ -14,9 +14,13 @@ double state_bytes(const ParallelLayout& l) { return l.optimizer == "muon" ? 4 :
 
 }  // namespace
 
-// Those of a rank besides experts, before data parallelism shards them.
+// Of a rank, before data parallelism shards them.
 double ParameterBytes::dense(const ParallelLayout& l) const {
   return (size_.parameters - size_.expert_parameters) / static_cast<double>(l.tp * l.pp);
+}
+
+double ParameterBytes::experts(const ParallelLayout& l) const {
+  return size_.expert_parameters / static_cast<double>(l.pp * l.ep);
 }
 
 double ParameterBytes::count(const ParallelLayout& l) const {
@@ -36,10 +40,13 @@ double ParameterBytes::host(const ParallelLayout& l) const {
 }
 
 double ParameterBytes::unsharded(const ParallelLayout& l) const {
-  const double experts = size_.expert_parameters / static_cast<double>(l.pp * l.ep);
+  const double gathered = (gathers(l) ? dense(l) : 0) + (l.ranks() > l.pp * l.ep ? experts(l) : 0);
+  return (l.reshard ? 0 : l.bf16 ? 2 : 4) * gathered;
+}
+
+double ParameterBytes::gradient_sums(const ParallelLayout& l) const {
   const bool sums = l.microbatches > 1 && (l.pp > 1 || !l.accumulate_sharded);
-  const double gathered = (gathers(l) ? dense(l) : 0) + (l.ranks() > l.pp * l.ep ? experts : 0);
-  return (l.reshard ? 0 : l.bf16 ? 2 : 4) * gathered + (sums ? element_bytes(l) : 0) * (dense(l) + experts);
+  return sums ? element_bytes(l) * (dense(l) + experts(l)) : 0;
 }
 
 }  // namespace plan

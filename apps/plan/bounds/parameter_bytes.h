@@ -16,15 +16,18 @@ class ParameterBytes {
   double updated(const dtensor::ParallelLayout& layout) const;
   // All of these that are in host memory.
   double host(const dtensor::ParallelLayout& layout) const;
-  // Gathered parameters and gradients that stay for the step.
+  // Gathered parameters that stay for the step.
   double unsharded(const dtensor::ParallelLayout& layout) const;
+  // Sums of unsharded gradients over microbatches, from the first backward pass on.
+  double gradient_sums(const dtensor::ParallelLayout& layout) const;
 
   // Whether a rank gathers its parameters. One that keeps all casts them where they are used: its cost and those of
   // shards do not bound each other.
   static bool gathers(const dtensor::ParallelLayout& l) { return l.shard * l.cp > 1; }
 
  private:
-  double dense(const dtensor::ParallelLayout& layout) const;
+  double dense(const dtensor::ParallelLayout& layout) const;  // besides experts
+  double experts(const dtensor::ParallelLayout& layout) const;
 
   ModelSize size_;
 };

@@ -14,10 +14,10 @@ double reducing(const ParallelLayout& l) {
   return l.pp == 1 && l.accumulate_sharded ? static_cast<double>(l.microbatches) : 1;
 }
 
-// All of them, one after another.
-double total(const ParallelLayout& l, std::int64_t blocks, double gather, double reduction) {
-  const auto gathers = l.reshard ? l.microbatches * (2 * blocks - 1) : blocks;
-  return static_cast<double>(gathers) * gather + reducing(l) * static_cast<double>(blocks) * reduction;
+// All of them, one after another. A stage keeps its last block for backward.
+double total(const ParallelLayout& l, const RankCompute& rank, double gather, double reduction) {
+  const auto gathers = l.reshard ? l.microbatches * std::max(rank.blocks, 2 * rank.blocks - rank.stages) : rank.blocks;
+  return static_cast<double>(gathers) * gather + reducing(l) * static_cast<double>(rank.blocks) * reduction;
 }
 
 // What of the gathers and reductions of a block's experts no operator hides, in a step.
@@ -35,6 +35,7 @@ double exposed(const ParallelLayout& l, const BlockCost& block, double gather, d
 
 Transfers::OfBlock Transfers::of_block(const ParallelLayout& l, double parameters, std::int64_t ranks,
                                        std::int64_t stride) const {
+  if (parameters == 0) return {0, 0};
   std::vector<std::int64_t> group;
   for (std::int64_t i = 0; i < ranks; ++i) group.push_back(i * stride);
   const double others = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
@@ -48,8 +49,8 @@ double Transfers::with_compute(const ParallelLayout& l, const RankCompute& rank,
   const double parameters = block_.parameters - block_.expert_parameters;
   const auto dense = of_block(l, parameters / static_cast<double>(l.tp), l.shard * l.cp, l.tp),
              experts = of_block(l, block_.expert_parameters / static_cast<double>(l.ep), l.ranks() / l.pp / l.ep, l.ep);
-  const double of_dense = total(l, rank.blocks, dense.gather, dense.reduction),
-               of_experts = total(l, rank.blocks, experts.gather, experts.reduction);
+  const double of_dense = total(l, rank, dense.gather, dense.reduction),
+               of_experts = total(l, rank, experts.gather, experts.reduction);
   if (!hardware_.asynchronous) return rank.seconds + of_dense + of_experts;
   // A stage keeps the experts of its last block for backward.
   const auto repeated = static_cast<double>(std::max<std::int64_t>(0, rank.blocks - rank.stages));
