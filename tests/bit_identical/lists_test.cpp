@@ -138,5 +138,17 @@ void sums_are_trees() {
 
 TEST(BitIdenticalLists, SumsAreTreesOverGlobalIndices) { check_property("sums are trees", sums_are_trees, 30); }
 
+// As outside of the scope: what is summed over no dimension is a copy.
+TEST(BitIdenticalLists, SumsOfOneNumberDoNotShareItsMemory) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const BitIdentical scope;
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      const at::Tensor x = distribute_tensor(at::zeros({}, dtype), mesh, {Replicate()});
+      for (const at::Tensor& sum : {x.sum(), x.sum(at::IntArrayRef{0}, true), x.mean()}) sum.add_(1);
+      EXPECT_EQ(DTensor(x).full_tensor().item<double>(), 0) << dtype;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor::test

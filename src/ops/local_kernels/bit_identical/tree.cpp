@@ -283,7 +283,7 @@ at::Tensor sum_rows(const at::Tensor& rows, const Leaves& leaves) {
 
 at::Tensor sum_over(const MeshImpl& mesh, const TensorSpec* spec, at::IntArrayRef sizes, const at::Tensor& local,
                     std::vector<std::int64_t> dims) {
-  if (dims.empty()) return local.to(sum_type(local.scalar_type()));
+  if (dims.empty()) return local.to(sum_type(local.scalar_type()), /*non_blocking=*/false, /*copy=*/true);
   std::sort(dims.begin(), dims.end());
   std::vector<std::int64_t> order = dims, kept;
   std::int64_t leaves = 1, columns = 1;
