@@ -74,9 +74,9 @@ class Product {
  private:
   using Sums = std::vector<std::vector<T>>;  // tiles
 
-  // Whether the rows of a tile can be read where they are.
+  // Whether the rows of a tile can be read where they are. ATen's brgemm takes another kernel for rows that overlap.
   bool has_rows(std::int64_t tile) const {
-    return std::is_same_v<T, From> && a_.column == 1 && (tile + 1) * kTile <= a_.rows;
+    return std::is_same_v<T, From> && a_.column == 1 && a_.row >= a_.columns && (tile + 1) * kTile <= a_.rows;
   }
 
   // Memory of tiles [kTile, k].
