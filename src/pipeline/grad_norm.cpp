@@ -123,7 +123,9 @@ at::Tensor clip_grad_norm_(const ModelStages& model, double max_norm) {
   }
   model.line.all_reduce(squares.view(at::kLong), ReduceOp::sum).wait();
   const bool rounds = is_bit_identical() && !has_double;  // as clip_grad_norm_() does
-  const at::Tensor total = norm_of_squares(squares).to(rounds ? at::kFloat : at::kDouble);
+  // The host adds in one order, as it does without a pipeline.
+  const at::Tensor added = is_bit_identical() ? squares.cpu() : squares;
+  const at::Tensor total = norm_of_squares(added).to(rounds ? at::kFloat : at::kDouble);
   dtensor::clip_grads_with_norm_(once.parameters(), max_norm, total);
   return total.to(at::kDouble);
 }

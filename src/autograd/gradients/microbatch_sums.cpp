@@ -17,7 +17,7 @@ struct BatchSums {
   const char* obstacle = nullptr;  // null: each of them has a power of two of leaves, and none is indivisible
 };
 
-// Of the last pass. A pass runs on one thread, since the scope supports CPUs only.
+// Of the last pass on this thread: the caller's on CPUs, autograd's thread of the device elsewhere.
 thread_local BatchSums last_sums;
 
 BatchSums& batch_sums() {
